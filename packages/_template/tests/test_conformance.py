@@ -1,4 +1,4 @@
-"""The proof: sparring's own test kit, and what it cannot know about this backend."""
+"""Runs sparring's test kit, and tests what is specific to this backend."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_file_of_another_shape_is_refused(tmp_path: Path, dim: int, dtype: str) 
 
 def test_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StorageIOError, match="name another folder"):
+    with pytest.raises(StorageIOError, match="set another folder"):
         SqliteStorage(TableConfig("films", 4), SqliteOptions(folder=tmp_path / "file"))
 
 

@@ -1,4 +1,4 @@
-"""Rows on disk say what they are, and are not taken for anything else."""
+"""Tests that stored rows are rejected if they do not match the declared table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The proof: sparring's own test kit, and what it cannot know about this collective."""
+"""Runs sparring's test kit, and tests what is specific to this collective."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_process_that_ends_is_named_at_once(tmp_path: Path) -> None:
 
 
 class ClosesAfterOneWrite(socket.socket):
-    """The peer has what it waited for, leaves, and its connection ends."""
+    """A socket whose peer has received its message, leaves, and closes the connection."""
 
     def sendall(self, data: Any, *flags: int) -> None:
         super().sendall(data, *flags)
@@ -92,7 +92,7 @@ def test_the_peer_may_leave_with_the_header_of_a_message_of_no_size() -> None:
 
 def test_a_folder_of_an_earlier_job_is_refused(tmp_path: Path) -> None:
     (tmp_path / "rank-0").write_text("127.0.0.1 1")
-    with pytest.raises(InvalidArgumentError, match=r"rank-0 exists.*folder of its own"):
+    with pytest.raises(InvalidArgumentError, match=r"rank-0 already exists.*set a new folder"):
         join(tmp_path, 0, 2)
 
 
@@ -100,5 +100,5 @@ def test_ranks_that_do_not_come_are_named(tmp_path: Path) -> None:
     options = TcpOptions(folder=tmp_path, start_seconds=0.2)
     for rank in (0, 1):
         folder = tmp_path / str(rank)
-        with pytest.raises(DeadlineError, match=rf"ranks \[{1 - rank}\] did not come to"):
+        with pytest.raises(DeadlineError, match=rf"ranks \[{1 - rank}\] did not connect through"):
             TCP.factory(Membership(rank, 2), options.model_copy(update={"folder": folder}), 1.0)

@@ -1,4 +1,4 @@
-"""The proof of the kind of data: sparring's own test kit, and what it cannot know about this kind."""
+"""Runs sparring's test kit on the kind of data, and tests what is specific to it."""
 
 from __future__ import annotations
 
@@ -68,9 +68,12 @@ def test_strings_are_hashed_and_numbers_are_ids(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ("{", "line 2: is no JSON"),
+        ("{", "line 2: cannot parse as JSON"),
         ("[1]", "line 2: found .1., expected an object"),
-        (line(1, user=None), "line 2, key 'user': found None, expected a string or a whole"),
+        (
+            line(1, user=None),
+            "line 2, key 'user': found None, expected a string or a 64-bit integer",
+        ),
         (line(1, item=2**63), "line 2, key 'item': found 9223372036854775808"),
         (line(1, item=True), "line 2, key 'item': found True"),
         (line(1, price=float("nan")), "line 2, key 'price': found nan, expected a finite number"),

@@ -1,4 +1,4 @@
-"""The proof of both kinds together: sparring's own test kit trains the model on lines of JSON."""
+"""Runs sparring's test kit for models, which trains the model on lines of JSON."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_guard_accepts_a_change_with_a_reason(pytester: pytest.Pytester) -> None
 
 
 def test_guard_itself_cannot_be_overridden() -> None:
-    with pytest.raises(TypeError, match="guards all others"):
+    with pytest.raises(TypeError, match="protects all other tests"):
         type("TestMine", (StorageTests,), {_GUARD: lambda self: None})
 
 
@@ -83,7 +83,7 @@ def test_suite_without_bounded_storages_says_why_it_skips(pytester: pytest.Pytes
     result = _run(pytester, _SUITE, "-rs", "-k", "capacity_is_never_exceeded or lru_lets")
     result.assert_outcomes(skipped=2)
     result.stdout.fnmatch_lines(["*bounded_options is empty: this backend has no bounded storages"])
-    result.stdout.fnmatch_lines(["*bounded_options has no 'lru': this backend does not offer it"])
+    result.stdout.fnmatch_lines(["*bounded_options has no 'lru': this backend does not support it"])
 
 
 def test_failed_test_prints_the_seed_that_repeats_it(pytester: pytest.Pytester) -> None:

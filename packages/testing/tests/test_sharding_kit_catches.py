@@ -149,7 +149,7 @@ def test_a_broken_kind_is_noticed(
 
 
 def test_a_factory_that_other_processes_cannot_call_is_told_so(tmp_path: Path) -> None:
-    with pytest.raises(pytest.fail.Exception, match="must be a function of a module"):
+    with pytest.raises(pytest.fail.Exception, match="must be a module-level function"):
         run(lambda request: layout(request, 0), "test_all_ranks_make_the_same_layout", tmp_path)
 
 

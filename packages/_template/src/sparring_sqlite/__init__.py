@@ -1,4 +1,4 @@
-"""sparring-sqlite: each table in one SQLite file. Small, persistent, easy to look into."""
+"""sparring-sqlite: stores each table in one SQLite file."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ __all__ = ["SqliteOptions"]
 
 
 class SqliteOptions(Options):
-    """Options of a `sqlite` storage."""
+    """Options of the storage backend `sqlite`."""
 
     folder: Path
-    """Where the files are, ``<table>.sqlite`` each. Made if missing."""
+    """Folder of the files ``<table>.sqlite``. It is created if it does not exist."""

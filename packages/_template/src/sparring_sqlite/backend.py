@@ -1,4 +1,4 @@
-"""A storage over one SQLite file: an integer key and a blob for each row."""
+"""A storage in one SQLite file, with an integer key and a blob per row."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from sparring.errors import StorageIOError
 from sparring_sqlite import SqliteOptions
 
 _CACHE_BYTES = 8 << 20
-_KEYS_PER_QUERY = 900  # every SQLite takes 999 parameters
+_KEYS_PER_QUERY = 900  # all versions of SQLite accept 999 parameters
 
 
 class SqliteStorage(Storage):
-    """``<folder>/<table>.sqlite``. Threads take turns, so readers see committed rows only."""
+    """Stores rows in ``<folder>/<table>.sqlite``. A lock makes readers see only committed rows."""
 
     capabilities = Capabilities(persistent=True, concurrent_reads=True)
 
@@ -42,7 +42,7 @@ class SqliteStorage(Storage):
             options.folder.mkdir(parents=True, exist_ok=True)
             self._database = sqlite3.connect(path, check_same_thread=False)
         except (OSError, sqlite3.Error) as error:
-            raise StorageIOError(f"{path}: {error}; name another folder") from error
+            raise StorageIOError(f"{path}: cannot open: {error}; set another folder") from error
         try:
             self._run(f"PRAGMA cache_size = -{_CACHE_BYTES // 1024}")
             self._run("CREATE TABLE IF NOT EXISTS about (label TEXT)")
@@ -58,14 +58,14 @@ class SqliteStorage(Storage):
     @property
     def memory_bytes(self) -> int:
         self._check_open()
-        return _CACHE_BYTES  # the most that SQLite uses; rows are on disk
+        return _CACHE_BYTES  # maximum that SQLite uses; rows are on disk
 
     def _find_impl(
         self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]
     ) -> None:
         position = {key: i for i, key in enumerate(keys.tolist())}
         rows[:], found[:] = 0, False
-        wanted = sorted(position)  # in key order SQLite reads each page once
+        wanted = sorted(position)  # in the order of keys, SQLite reads each page once
         for begin in range(0, len(wanted), _KEYS_PER_QUERY):
             part = wanted[begin : begin + _KEYS_PER_QUERY]
             marks = ",".join("?" * len(part))
@@ -110,11 +110,11 @@ class SqliteStorage(Storage):
         return np.frombuffer(data, self.table.numpy_dtype).reshape(-1, self.table.width)
 
     def _run(self, query: str, values: Any = (), many: Iterable[Any] | None = None) -> list[Any]:
-        """One statement, or one for each of `many`: committed whole, or not at all."""
+        """Runs one statement, or one per item of `many`, in one transaction."""
         try:
             with self._lock, self._database as database:
                 if many is None:
                     return database.execute(query, values).fetchall()
                 return database.executemany(query, many).fetchall()
         except sqlite3.Error as error:
-            raise StorageIOError(f"{self.table.name}.sqlite: {error}; look at the file") from error
+            raise StorageIOError(f"{self.table.name}.sqlite: {error}; check the file") from error

@@ -1,4 +1,4 @@
-"""sparring-tcp: ranks exchange buffers over plain TCP connections."""
+"""sparring-tcp: a collective over plain TCP connections."""
 
 from pathlib import Path
 
@@ -11,8 +11,8 @@ class TcpOptions(Options):
     """Options of the collective `tcp`."""
 
     folder: Path
-    """Where ranks meet: a folder that all of them reach, empty or missing, another for each job."""
+    """Folder in which ranks find each other: accessible to all, empty or missing, unique to each job."""
     host: str = "127.0.0.1"
-    """This machine's name or address, as the other ranks reach it."""
+    """Name or address under which other ranks can connect to this machine."""
     start_seconds: float = 120.0
-    """How long a rank waits for the others to come."""
+    """Maximum time that a rank waits for the others to start."""

@@ -1,10 +1,10 @@
-"""A collective over TCP: a connection to each rank, and a thread that reads from it.
+"""A collective over TCP, with a connection to each rank and a thread that reads from it.
 
 message on the wire:   tag (8 bytes) | size (8 bytes) | bytes
 
-caller's thread   sends messages; waits for those that it receives
-reader, a peer    puts what comes into the mailbox, notes what the peer says of itself
-notifier          sends what this rank says of itself, so that no reader ever waits for a peer
+caller's thread   sends messages and waits for messages
+reader, per peer  puts received messages into the mailbox and records the notices of the peer
+notifier          sends the notices of this rank, so that readers never wait for a peer
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class TcpCollective(Collective):
     """One rank of a group of ranks.
 
     Args:
-        rank: of this process.
-        sockets: connected to each other rank, and this collective's from now on.
-        deadline_seconds: the longest that any wait may take.
+        rank: rank of this process.
+        sockets: a connected socket for each other rank. The collective owns and closes them.
+        deadline_seconds: maximum time of each wait.
     """
 
     def __init__(
@@ -67,21 +67,23 @@ class TcpCollective(Collective):
         self._notifier.join(self.deadline_seconds)
         for link, _ in self._links.values():
             try:
-                link.shutdown(socket.SHUT_WR)  # what was sent arrives; readers go on to the end
+                link.shutdown(
+                    socket.SHUT_WR
+                )  # messages already sent still arrive; readers continue until the end
             except OSError:
-                continue  # the peer was first
+                continue  # the peer closed the connection first
 
     def notify_all_peers(self, notice: Notice) -> None:
-        """Has the notifier tell all ranks."""
+        """Queues a notice for all ranks; the notifier sends it."""
         for peer in self._links:
             self._notices.put((peer, notice))
 
     def ask(self) -> None:
-        """Asks all ranks whom they wait for."""
+        """Requests from all ranks the rank that they are waiting for."""
         self.notify_all_peers(Notice(NoticeKind.QUESTION, round=self.mailboxes.inquiry.round))
 
     def fail(self, peer: int, failure: Failure, context: WorkContext) -> PeerFailure:
-        """The error for a wait for `peer` that was in vain; the others hear of it."""
+        """Notifies all ranks that a wait for `peer` failed, and returns the error to raise."""
         self.notify_all_peers(failure.notice())
         return self.peer_failure(peer, failure.found, context, culprit=failure.culprit)
 
@@ -115,7 +117,7 @@ class TcpCollective(Collective):
         link, lock = self._links[peer]
         with lock:
             link.sendall(_HEADER.pack(tag, buffer.nbytes))
-            # A message of no size is whole with its header: the peer may have left since.
+            # An empty message is complete after its header, and the peer may have left since then.
             if buffer.nbytes:
                 link.sendall(buffer.reshape(-1).view(np.uint8).data)
 
@@ -125,7 +127,7 @@ class TcpCollective(Collective):
             try:
                 self._write(peer, notice.encode(), NOTICE_TAG)
             except OSError:
-                continue  # its reader finds out
+                continue  # the reader of this connection records the failure
 
     def _read(self, peer: int, link: socket.socket) -> None:
         try:
@@ -156,7 +158,7 @@ def _read_exactly(link: socket.socket, size: int) -> bytearray:
     while rest:
         num_read = link.recv_into(rest)
         if not num_read:
-            raise ConnectionError("closed by the other side")
+            raise ConnectionError("the peer closed the connection")
         rest = rest[num_read:]
     return data
 

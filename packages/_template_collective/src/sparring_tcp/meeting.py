@@ -1,4 +1,4 @@
-"""Ranks find each other: each listens, and writes its address into a folder that all of them reach."""
+"""Connects the ranks: each rank listens and writes its address to a shared folder."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _POLL_SECONDS = 0.02
 
 
 def connect(rank: int, world_size: int, options: TcpOptions) -> dict[int, socket.socket]:
-    """Connections to all other ranks: each rank calls those below it, and is called by those above.
+    """Connects to all other ranks: to lower ranks actively, and by accepting those of higher ranks.
 
     Raises:
-        DeadlineError: not all ranks came.
-        InvalidArgumentError: the folder holds addresses of an earlier job.
+        DeadlineError: not all ranks connected in time.
+        InvalidArgumentError: the folder contains addresses of an earlier job.
     """
     limit = time.monotonic() + options.start_seconds
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -41,28 +41,28 @@ def connect(rank: int, world_size: int, options: TcpOptions) -> dict[int, socket
             for each in found.values():
                 each.close()
             raise DeadlineError(
-                f"collective 'tcp': ranks {missing} did not come to {options.folder} within "
-                f"{options.start_seconds:g} s; look at what they printed, and give all ranks one folder"
+                f"collective 'tcp': ranks {missing} did not connect through {options.folder} within "
+                f"{options.start_seconds:g} s; see their output, and set the same folder on all ranks"
             ) from error
     return found
 
 
 def _announce(path: Path, text: str) -> None:
-    """Writes an address, whole or not at all, where there is none yet."""
+    """Writes an address atomically; fails if there already is one."""
     own = path.with_name(f"{path.name}.{os.getpid()}")
     own.write_text(text)
     try:
         os.link(own, path)
     except FileExistsError as error:
         raise InvalidArgumentError(
-            f"collective 'tcp': {path} exists, of an earlier job; give each a folder of its own"
+            f"collective 'tcp': {path} already exists, from an earlier job; set a new folder for each job"
         ) from error
     finally:
         own.unlink()
 
 
 def _connect(path: Path, limit: float) -> socket.socket:
-    """Connects to the rank that wrote its address there, as soon as it has."""
+    """Waits until a rank has written its address, and connects to it."""
     while True:
         try:
             host, port = path.read_text().split()

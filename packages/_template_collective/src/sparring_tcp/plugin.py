@@ -1,4 +1,4 @@
-"""Plugin of this package for sparring. Importing it opens no socket."""
+"""The sparring plugin of this package. Importing it opens no socket."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sparring.contracts import CollectiveDescriptor, hookimpl
 from sparring_tcp import TcpOptions
 
 if TYPE_CHECKING:
-    # At run time they would load native code, in every program that lists plugins.
+    # Not imported at run time, because that would load native code in every program that lists plugins.
     from sparring.contracts import Collective, Membership
 
 
@@ -25,8 +25,8 @@ def sparring_register_collective() -> list[CollectiveDescriptor]:
     return [
         CollectiveDescriptor(
             name="tcp",
-            api_version=(1, 0),  # of the contract that this was written against, not of a package
-            summary="Plain TCP connections between all ranks, which meet in a folder.",
+            api_version=(1, 0),  # version of the collective contract, not of a package
+            summary="Plain TCP connections between all ranks, which find each other in a folder.",
             options=TcpOptions,
             factory=_join,
         )

@@ -1,4 +1,4 @@
-"""Messages that came, and those that are waited for: what readers and the caller's thread share."""
+"""Received messages and pending receives, which readers and the caller's thread share."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ __all__ = ["Mailboxes", "PendingReceive", "CompletedSend"]
 
 @dataclass(slots=True)
 class _Mailbox:
-    """Of one sender and tag; at most one side is not empty."""
+    """Messages and pending receives of one sender and tag; at most one of the two is not empty."""
 
     messages: deque[Array] = field(default_factory=deque)
     receiving: deque[PendingReceive] = field(default_factory=deque)
 
 
 class Mailboxes:
-    """Messages and notices of this rank. Every method takes the lock."""
+    """Messages and notices that this rank received. Every method takes the lock."""
 
     def __init__(self, rank: int, deadline_seconds: float) -> None:
         self.deadline_seconds = deadline_seconds
         self.changed = threading.Condition()
         self.gone: dict[int, Failure] = {}
-        """Rank → why waits for it are in vain."""
+        """Rank → why waits for it fail."""
         self.inquiry = Inquiry(rank, deadline_seconds)
         self.asked = NO_RANK, 0.0
-        """Rank that this one waits for, and when it last looked."""
+        """Rank that this one waits for, and the time of its last poll."""
         self._boxes: dict[tuple[int, int], _Mailbox] = defaultdict(_Mailbox)
 
     def put(self, source: int, tag: int, message: Array) -> None:
-        """A message came."""
+        """Stores a received message, or passes it to a pending receive."""
         with self.changed:
             box = self._boxes[source, tag]
             if box.receiving:
@@ -46,7 +46,7 @@ class Mailboxes:
             self.changed.notify_all()
 
     def post(self, source: int, tag: int, receiving: PendingReceive) -> None:
-        """A receive was started: it gets the first message that no other got."""
+        """Adds a receive, which gets the first message that no earlier receive got."""
         with self.changed:
             box = self._boxes[source, tag]
             if box.messages:
@@ -55,24 +55,24 @@ class Mailboxes:
                 box.receiving.append(receiving)
 
     def record_failure(self, peer: int, failure: Failure) -> Failure:
-        """Notes why waits for `peer` are in vain; returns the first reason."""
+        """Records why waits for `peer` fail; returns the first recorded reason."""
         with self.changed:
             self.changed.notify_all()
             return self.gone.setdefault(peer, failure)
 
     def record_answer(self, peer: int, notice: Notice) -> None:
-        """Notes whom `peer` waits for."""
+        """Records which rank `peer` is waiting for."""
         with self.changed:
             self.inquiry.note(peer, notice)
 
     def awaited_rank(self) -> int:
-        """The rank that this one waits for now, for others that ask."""
+        """Returns the rank that this rank is waiting for, to reply to requests of others."""
         rank, when = self.asked
         return rank if time.monotonic() - when < 0.1 * self.deadline_seconds else NO_RANK
 
 
 class PendingReceive(Work):
-    """A receive under way."""
+    """A receive in progress."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class PendingReceive(Work):
             raise self._error
 
     def take(self, message: Array) -> None:
-        """Fills the buffer. Call it under the lock."""
+        """Fills the buffer. The caller must hold the lock."""
         if message.nbytes != self._buffer.nbytes:
             self._error = InvalidArgumentError(
                 f"receive from rank {self._source}: the buffer has {self._buffer.nbytes} bytes, the "
@@ -113,7 +113,7 @@ class PendingReceive(Work):
         self._is_done = True
 
     def _poll(self) -> bool:
-        """Whether `wait` has an end now. Call it under the lock."""
+        """Returns whether the receive is done or failed. The caller must hold the lock."""
         if self._is_done or self._error is not None:
             return True
         boxes, now = self._mailboxes, time.monotonic()
@@ -132,7 +132,7 @@ class PendingReceive(Work):
 
 
 class CompletedSend(Work):
-    """A message that the system has taken, so its buffer is free."""
+    """A send whose data the system has copied, so its buffer can be reused."""
 
     def done(self) -> bool:
         return True

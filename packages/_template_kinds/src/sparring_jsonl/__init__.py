@@ -1,4 +1,4 @@
-"""sparring-jsonl: data from lines of JSON, and a factorisation machine, for `sparring train`."""
+"""sparring-jsonl: a data set of JSON lines and a factorization machine for `sparring train`."""
 
 from sparring_jsonl.sections import FactorizationMachineModel, JsonLinesData
 

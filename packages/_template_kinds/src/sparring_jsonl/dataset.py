@@ -1,4 +1,4 @@
-"""Examples from lines of JSON."""
+"""Reads examples from lines of JSON."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from sparring_train import Column, ColumnBatch, OpenRequest, Schema
 __all__ = ["JsonLinesDataset", "read_examples"]
 
 _BLOCK = 8192
-"""Lines that are made into arrays at once."""
+"""Number of lines that are converted to arrays at a time."""
 _LABELS = (0, 1)
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 class JsonLinesDataset:
-    """All examples of one file, in memory; each epoch has an order of its own.
+    """A data set that keeps all examples of one file in memory. Each epoch has a different order.
 
-    Batches are whole: every rank has all of them, and trains on its part of each.
+    Every rank reads all batches in full and trains on its part of each.
 
     Raises:
-        DataError: the file cannot be read, a line is wrong, or there are too few to split.
+        DataError: the file cannot be read, a line is invalid, or there are too few lines to split.
     """
 
     label_range = None
@@ -52,34 +52,34 @@ class JsonLinesDataset:
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Batches of an epoch, the last of them smaller."""
+        """Number of batches per epoch. The last batch may be smaller."""
         return -(-len(self._train) // self._batch_size)
 
     def batches(self, epoch: int) -> Iterator[ColumnBatch]:
-        """All training examples once."""
+        """Yields all training examples once."""
         order = np.random.default_rng([self._seed, epoch]).permutation(len(self._train))
         for begin in range(0, len(order), self._batch_size):
             yield self._train.take(order[begin : begin + self._batch_size])
 
     def test_batches(self) -> Iterator[ColumnBatch]:
-        """All test examples once."""
+        """Yields all test examples once."""
         for begin in range(0, len(self._test), _BLOCK):
             yield self._test.take(slice(begin, begin + _BLOCK))
 
     def validation_batches(self) -> Iterator[ColumnBatch]:
-        """Returns nothing: this kind keeps no examples for validation."""
+        """Yields nothing, because this kind of data has no validation examples."""
         return iter(())
 
     def extra(self) -> Mapping[str, Any]:
-        """No further results."""
+        """Returns no additional results."""
         return {}
 
 
 def read_examples(section: JsonLinesData, path: str) -> Iterator[ColumnBatch]:
-    """Examples of another file in its order, for predictions: labels are not read.
+    """Yields the examples of a file in order and without labels, for predictions.
 
     Raises:
-        DataError: the file cannot be read, or a line is wrong.
+        DataError: the file cannot be read, or a line is invalid.
     """
     return _read(section, path, has_labels=False)
 
@@ -102,25 +102,25 @@ def _read(section: JsonLinesData, path: str, *, has_labels: bool) -> Iterator[Co
 
 
 def _values(section: JsonLinesData, line: str, keys: tuple[str, ...], where: str) -> list[Any]:
-    """Values of one line, in the order of `keys`, each as its column has it."""
+    """Returns the values of one line in the order of `keys`."""
     try:
         found = json.loads(line)
     except ValueError as error:
-        raise DataError(f"{where}: is no JSON: {error}; mend or remove the line") from None
+        raise DataError(f"{where}: cannot parse as JSON: {error}; fix or remove the line") from None
     if not isinstance(found, dict):
-        raise DataError(f"{where}: found {found!r:.60}, expected an object; mend the line")
+        raise DataError(f"{where}: found {found!r:.60}, expected an object; fix or remove the line")
     values = []
     for key in keys:
         value = found.get(key)
         if key in section.ids:
-            expected, is_good = "a string or a whole number of 64 bits", _is_id(value)
+            expected, is_good = "a string or a 64-bit integer", _is_id(value)
         elif key in section.numbers:
             expected, is_good = "a finite number", _is_number(value)
         else:
             expected, is_good = "0 or 1, false or true", _is_number(value) and value in _LABELS
         if not is_good:
             raise DataError(
-                f"{where}, key {key!r}: found {value!r:.60}, expected {expected}; mend or remove the "
+                f"{where}, key {key!r}: found {value!r:.60}, expected {expected}; fix or remove the "
                 "line",
                 column=key,
                 found=value,
@@ -154,7 +154,7 @@ def _columns(section: JsonLinesData, rows: list[list[Any]]) -> ColumnBatch:
 
 
 def _ids(values: tuple[Any, ...]) -> npt.NDArray[np.int64]:
-    """Whole numbers as they are, strings by sparring's hash."""
+    """Converts ids to int64: integers are kept, strings are hashed by `sparring.hash_strings`."""
     texts = [place for place, value in enumerate(values) if isinstance(value, str)]
     ids = np.array([0 if isinstance(each, str) else each for each in values], np.int64)
     ids[texts] = hash_strings([values[place] for place in texts])

@@ -1,4 +1,4 @@
-"""Plugin of this package for sparring. Importing it imports no framework and reads no file."""
+"""The sparring plugin of this package. Importing it imports no framework and reads no file."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def _build(request: ModelRequest) -> Any:
     return FactorizationMachine(request)
 
 
-# optionalhook: these hooks are sparring-train's, and the plugin also loads where only core is.
+# optionalhook: sparring-train defines these hooks, and the plugin must load without sparring-train.
 @hookimpl(optionalhook=True)
 def sparring_register_data() -> list[DataDescriptor]:
     return [
         DataDescriptor(
             name="json_lines",
             api_version=(1, 0),  # of the contract that this was written against, not of a package
-            summary="Objects of JSON, one a line.",
+            summary="JSON objects, one per line.",
             section=JsonLinesData,
             open=_open,
             read=_read,
@@ -52,7 +52,7 @@ def sparring_register_models() -> list[ModelDescriptor]:
         ModelDescriptor(
             name="factorization_machine",
             api_version=(1, 0),
-            summary="Factorisation machine, for clicks.",
+            summary="Factorization machine for clicks.",
             section=FactorizationMachineModel,
             build={"torch": _build},
         )

@@ -1,4 +1,4 @@
-"""Sections of the configuration: the keys that a user writes, and what follows from them alone."""
+"""Sections of the configuration."""
 
 from __future__ import annotations
 
@@ -11,42 +11,46 @@ from sparring_train import DataSection, Feature, ModelSection, Schema
 
 __all__ = ["FactorizationMachineModel", "JsonLinesData"]
 
-# strict=False: YAML has lists where Python has tuples.
+# strict=False, because YAML has lists and no tuples.
 _Keys = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)]
 
 
 class JsonLinesData(DataSection):
-    """Objects of JSON, one a line."""
+    """JSON objects, one per line."""
 
     kind: Literal["json_lines"]
-    path: LocalPath = Field(min_length=1, description="The file, in UTF-8.")
-    label: str = Field(min_length=1, description="The key of the label: 0 or 1, false or true.")
-    ids: _Keys = Field(min_length=1, description="Keys of ids: strings or whole numbers.")
+    path: LocalPath = Field(min_length=1, description="Path of the file, which is UTF-8.")
+    label: str = Field(
+        min_length=1, description="Key of the label, which is 0 or 1, false or true."
+    )
+    ids: _Keys = Field(min_length=1, description="Keys of ids, which are strings or integers.")
     numbers: _Keys = Field((), description="Keys of numbers.")
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.1, description="The part of the lines, drawn by `seed`, that is kept for the test."
+        0.1, description="Fraction of the lines, drawn with `seed`, that is used for the test."
     )
     batch_size: Annotated[int, Field(ge=1)] = Field(
-        1024, description="Examples in a step, over all ranks and micro-batches."
+        1024, description="Number of examples per step, over all ranks and micro-batches."
     )
 
     @property
     def columns(self) -> Schema:
-        """Columns of the examples; the file is not read for it."""
+        """Returns the columns of the examples, without reading the file."""
         return Schema(tuple(map(Feature, self.ids)), numbers=self.numbers, label="binary")
 
 
 class FactorizationMachineModel(ModelSection):
-    """A click by weights of ids and numbers, and by the products of each two embeddings."""
+    """Predicts clicks from weights of ids and numbers, and from products of pairs of embeddings."""
 
     kind: Literal["factorization_machine"]
-    dim: Annotated[int, Field(ge=1, le=4096)] = Field(8, description="Elements of an embedding.")
+    dim: Annotated[int, Field(ge=1, le=4096)] = Field(
+        8, description="Number of elements per embedding."
+    )
 
     def tables(self, schema: Schema) -> tuple[TableConfig, ...]:
-        """One for each feature, or group of features that share one; a row ends with the weight."""
+        """Returns one table per feature or shared group. A row ends with the weight of the id."""
         return tuple(TableConfig(name, self.dim + 1) for name in schema.table_names)
 
     @property
     def read_embedding_parts(self) -> dict[str, Any]:
-        """Part → where it is in a row."""
+        """Returns the slice of each part of an embedding."""
         return {"embedding": [0, self.dim], "weight": [self.dim, self.dim + 1]}

@@ -1,4 +1,4 @@
-"""The factorisation machine as a module of PyTorch."""
+"""The factorization machine as a PyTorch module."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["FactorizationMachine"]
 
 
 class FactorizationMachine(nn.Module):
-    """Logits of clicks.
+    """Computes the logits of clicks.
 
     ::
 
@@ -40,10 +40,10 @@ class FactorizationMachine(nn.Module):
         self.numbers = nn.Linear(count, 1) if count else None
 
     def forward(self, numbers: Tensor, features: KeyedJaggedTensor) -> Tensor:
-        """Of numbers ``(b, k)`` and the ids of all features: ``(b,)``."""
+        """Returns logits ``(b,)`` for numbers ``(b, k)`` and the ids of all features."""
         rows = self.embeddings(features).values().unflatten(1, (-1, self._width))
         vectors, weights = rows[..., :-1], rows[..., -1]
-        # The sum over pairs, by the square of the sum.
+        # The sum over pairs equals half the square of the sum minus the sum of squares.
         products = (vectors.sum(1).square() - vectors.square().sum(1)).sum(1) / 2
         logits: Tensor = weights.sum(1) + products
         return logits if self.numbers is None else logits + self.numbers(numbers).squeeze(1)

@@ -1,7 +1,7 @@
-"""Redis, standalone, Sentinel and Cluster, as a storage backend and rendezvous of sparring.
+"""A storage backend and a rendezvous of sparring in Redis (standalone, Sentinel or Cluster).
 
-``sparring.open_storage("redis", table, url="redis://10.0.0.7:6379")`` opens a table there;
-``url="redis+cluster://10.0.0.7:7000,10.0.0.8:7000"`` one that is stored in a cluster.
+``sparring.open_storage("redis", table, url="redis://10.0.0.7:6379")`` opens a table on a single server,
+``url="redis+cluster://10.0.0.7:7000,10.0.0.8:7000"`` opens one in a cluster.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> object:
-    # On demand, so that importing the plugin module loads no client library.
+    # Imported on demand, so that importing the plugin module does not import redis-py.
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

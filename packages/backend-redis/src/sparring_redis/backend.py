@@ -1,4 +1,4 @@
-"""The ``redis`` storage: rows of a table in hashes of a Redis, shared by all ranks of a job."""
+"""The ``redis`` storage: stores the rows of a table in Redis hashes that all ranks of a job share."""
 
 from __future__ import annotations
 
@@ -37,38 +37,39 @@ __all__ = ["RedisStorage", "found_table"]
 _MAX_ROWS_AT_ONCE = 65_536
 _MAX_BYTES_AT_ONCE = 32 << 20
 
-# What a walk over rows must be able to read within the deadline of a call.
+# Number of rows that a scan must be able to read within the deadline of one call.
 _ROWS_PER_DEADLINE = 1 << 18
 _BYTES_PER_DEADLINE = 64 << 20
 
 
 class RedisStorage(Storage):
-    """The part of a table that one rank keeps, in a Redis that all ranks share.
+    """One rank's part of a table in a Redis that all ranks share.
 
-    All ranks' rows lie in one set of buckets, by their keys alone: a job of another size finds them
-    where they are. `size`, `scan` and `clear` see the partitions of this rank only. `find`,
-    `upsert` and `erase` take any key, as the engine asks only the owner of a key.
+    The rows of all ranks are stored in one set of buckets, which depends only on the keys, so a job with
+    a different world size finds them. `size`, `scan` and `clear` affect only the partitions of this rank.
+    `find`, `upsert` and `erase` accept any key, because the engine sends a key only to its owner.
 
-    What a retry may do
-        `find` reads. `upsert` assigns whole rows: a second time it assigns the same bytes, and an
-        older assignment cannot come after a newer one (`sparring_redis.connections.server`). Therefore
-        both are sent again, within the deadline, when a reply is lost. `erase` returns the number of keys
-        that existed, which would be smaller the second time; it raises instead, and may be called again.
+    Retries
+        `find` only reads. `upsert` writes whole rows: repeating it writes the same bytes, and an older
+        write cannot arrive after a newer one (see `sparring_redis.connections.server`). Therefore both
+        are sent again, within the deadline, if a reply is lost. `erase` returns the number of keys that
+        existed, which would be smaller the second time. It raises an error instead; the caller may
+        call it again.
 
-    What holds when a call fails
-        A call is one Redis command for each bucket, and Redis runs each whole or not at all. An
-        upsert that raised `StorageIOError` or `DeadlineError` may have written some buckets and not
-        others: each key has its old or its new row. The same call again makes all of them new.
+    Failed calls
+        A call sends one Redis command per bucket, and Redis executes each command atomically. If an
+        upsert raised `StorageIOError` or `DeadlineError`, it may have written some of the buckets: each
+        key has either its old or its new row. Repeating the call writes all new rows.
 
     Args:
-        table: what the rows are.
-        options: where Redis is.
-        shard: the part that this rank keeps; None: all.
+        table: configuration of the table.
+        options: location of Redis and layout of the table.
+        shard: part of the table that this rank owns; None for the whole table.
         validate: see `sparring.contracts.storage.storage.Storage`.
 
     Raises:
-        InvalidArgumentError: the table is stored there with other rows; a password cannot be read; the
-            server removes rows when its memory is full.
+        InvalidArgumentError: Redis contains the table with different rows, a password cannot be read, or
+            the server evicts rows when its memory is full.
         DeadlineError, StorageIOError: Redis failed.
     """
 
@@ -106,7 +107,7 @@ class RedisStorage(Storage):
 
     @property
     def memory_bytes(self) -> int:
-        """Memory that Redis holds for the buckets with rows of this rank, by its own estimate."""
+        """Memory in bytes that Redis uses for the buckets with rows of this rank, as Redis estimates it."""
         self._check_open()
         commands = [
             self._layout.memory_command(bucket)
@@ -139,7 +140,7 @@ class RedisStorage(Storage):
         return size + sum(len(keys) for keys in self._keys_in_shared_buckets("size", deadline))
 
     def _count_in(self, buckets: Sequence[int], operation: str, deadline: Deadline) -> int:
-        """The rows in some buckets, whosever they are."""
+        """Counts the rows in the given buckets, including those of other ranks."""
         commands = [self._layout.command(each, "HLEN") for each in buckets]
         return sum(self._client.run(commands, operation, is_write=False, deadline=deadline))
 
@@ -166,7 +167,7 @@ class RedisStorage(Storage):
         return int(sum(replies))
 
     def _clear_for(self, source: str | None) -> None:
-        # Rows and note are one call: it ends within one deadline.
+        # One deadline covers the removal of rows and the note.
         with self._one_deadline():
             super()._clear_for(source)
 
@@ -179,7 +180,7 @@ class RedisStorage(Storage):
             self._client.run(commands, "clear", is_write=True, deadline=deadline)
 
     def _write_note_impl(self, name: str, text: str | None) -> None:
-        # One note for the whole table: ranks load together, and a job of another size must see it.
+        # One note for the whole table: ranks load together, and a job of another size must find it.
         note = partial(self._layout.note_command, name)
         command = note("UNLINK") if text is None else note("SET", text.encode())
         deadline = self._deadline()
@@ -198,7 +199,7 @@ class RedisStorage(Storage):
 
     @contextmanager
     def _one_deadline(self) -> Iterator[None]:
-        """One deadline for all that this thread asks in the block."""
+        """Uses one deadline for all requests of this thread in the block."""
         self._call.deadline = Deadline(self._client.deadline_seconds)
         try:
             yield
@@ -206,22 +207,22 @@ class RedisStorage(Storage):
             del self._call.deadline
 
     def _deadline(self) -> Deadline:
-        """That of the call under way, or a new one."""
+        """Returns the deadline of the current call, or a new one."""
         found: Deadline | None = getattr(self._call, "deadline", None)
         return found or Deadline(self._client.deadline_seconds)
 
     # -- parts ----------------------------------------------------------------
 
     def _parts(self, count: int) -> Iterator[slice]:
-        """Slices of a call, so that neither side holds more than some megabytes of it at once."""
+        """Yields slices of a call, so that neither side buffers more than some megabytes at once."""
         for begin in range(0, count, self._rows_at_once):
             yield slice(begin, min(begin + self._rows_at_once, count))
 
     def _keys_in_shared_buckets(self, operation: str, deadline: Deadline) -> Iterator[Keys]:
-        """This rank's keys in buckets where other ranks have some, chunk by chunk.
+        """Yields, in chunks, this rank's keys in the buckets that it shares with other ranks.
 
-        Redis can count them only by reading them, so `deadline` is extended by the number of rows to
-        read, known before: a server that answers slowly cannot make it longer.
+        Redis can count them only by reading them, so `deadline` is extended in proportion to the number
+        of rows to read. That number is known in advance, so a slow server does not extend it further.
         """
         buckets = self._owned.shared_buckets
         num_rows = self._count_in(buckets, operation, deadline)
@@ -239,7 +240,7 @@ class RedisStorage(Storage):
 
 
 def found_table(table: TableConfig, options: RedisOptions) -> TableConfig | None:
-    """Of which table the rows in Redis are; None where there are none. Writes nothing.
+    """Returns the configuration of the stored table, or None if there are no rows. Writes nothing.
 
     Raises:
         DeadlineError, StorageIOError: Redis failed.

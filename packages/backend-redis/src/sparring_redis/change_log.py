@@ -1,9 +1,9 @@
-"""Change notes of a table, with its rows in Redis.
+"""Changelog of a table, stored in Redis next to its rows.
 
     sparring:{item:changes}   hash     17 → note 17, 18 → note 18, kept → 17,18; base → the base
 
-One HSET writes a note and adds it to those that are kept, so it is there whole or not at all, and sent
-again it changes nothing. The command that removes old notes comes after it.
+One HSET writes a note and adds it to the list of kept notes, so the write is atomic and can be repeated.
+A separate command removes old notes afterwards.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ __all__ = ["RedisChangeLog"]
 
 
 class RedisChangeLog(ChangeLog):
-    """Notes of one table.
+    """Changelog of one table.
 
     Args:
-        table: its name.
-        options: of the storage that has its rows.
+        table: name of the table.
+        options: options of the storage that contains the rows.
 
     Raises:
         InvalidArgumentError: a password, or a file for TLS, cannot be read.

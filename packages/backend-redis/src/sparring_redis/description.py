@@ -1,4 +1,4 @@
-"""Description of a table in Redis, written once by the first rank that opens it."""
+"""Description of a table in Redis. The first rank that opens the table writes it."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from sparring_redis.options import RedisOptions
 __all__ = ["FORMAT", "agree_on_buckets", "description_slot", "find_row_label"]
 
 FORMAT = 1
-"""The version of `sparring_redis.layout`."""
+"""Version of the format in `sparring_redis.layout`."""
 
 DEFAULT_BUCKETS = 256
 
 _URL_OPTIONS = {
     *("url", "host", "port", "unix_socket", "mode", "service", "database", "tls"),
-    "num_buckets",  # of the new place, which gets the default
+    "num_buckets",  # the converted table gets the default
 }
 
 
 def agree_on_buckets(
     client: Client, table: TableConfig, options: RedisOptions, deadline: Deadline
 ) -> int:
-    """Creates the table if it does not exist, and refuses it if it is another.
+    """Creates the table if it does not exist, and checks that it matches the configuration.
 
-    Ranks may come at the same time: one creates it, all others find it.
+    If several ranks open the table at the same time, one creates it and the others find it.
 
     Args:
-        client: to ask.
-        table: what is asked for.
-        options: `prefix` and `num_buckets`, where None takes what there is.
-        deadline: of all that is asked.
+        client: the client to use.
+        table: requested configuration.
+        options: `prefix` and `num_buckets`; if the latter is None, the stored number is used.
+        deadline: deadline of all requests.
 
     Returns:
-        How many buckets it has.
+        The number of buckets of the table.
 
     Raises:
-        InvalidArgumentError: its rows, or its buckets, are not those asked for.
-        VersionError: another version of this package made it.
-        CorruptDataError: something else is stored there.
+        InvalidArgumentError: the stored rows or the number of buckets differ from the request.
+        VersionError: another version of this package created the table.
+        CorruptDataError: the stored description is invalid.
         DeadlineError, StorageIOError: Redis failed.
     """
     num_buckets = options.num_buckets
@@ -75,7 +75,7 @@ def agree_on_buckets(
         found = error.details.pop("found_table", None)
         if not isinstance(found, TableConfig):
             raise
-        # Here it is known that another prefix is another place.
+        # Only this backend knows that the rows can be converted into another prefix.
         text = str(error).replace(CONVERT_HELP, _conversion_command(found, table, options))
         raise InvalidArgumentError(text, **error.details) from error
 
@@ -83,7 +83,7 @@ def agree_on_buckets(
 def find_row_label(
     client: Client, table: TableConfig, options: RedisOptions, deadline: Deadline
 ) -> str | None:
-    """Label of a table's rows; None if there is no such table, or its description is unreadable.
+    """Returns the label of a table's rows, or None if it does not exist or is unreadable.
 
     Raises:
         DeadlineError, StorageIOError: Redis failed.
@@ -94,13 +94,13 @@ def find_row_label(
     try:
         label = json.loads(found or b"")["rows"]
     except (ValueError, KeyError, TypeError):
-        # `agree_on_buckets` says what is wrong with it, once somebody opens the table.
+        # `agree_on_buckets` raises an error about it when the table is opened.
         return None
     return str(label)
 
 
 def description_slot(table: TableConfig, options: RedisOptions) -> int:
-    """Cluster slot of a table's description."""
+    """Returns the cluster slot of a table's description."""
     return key_slot(_name(table, options).encode())
 
 
@@ -109,8 +109,8 @@ def _name(table: TableConfig, options: RedisOptions) -> str:
 
 
 def _conversion_command(found: TableConfig, asked: TableConfig, options: RedisOptions) -> str:
-    """The command that writes the rows of `found` as those of `asked` below another prefix."""
-    # A command line gives text only, and numbers are strict: the URL has them all.
+    """Returns the command that converts the rows of `found` to `asked` under another prefix."""
+    # The URL contains all numeric options, because command lines pass strings and the options are strict.
     stated = options.model_dump(mode="json", exclude_unset=True, exclude=_URL_OPTIONS)
     given = {"url": options.place().url} | stated | {"prefix": options.prefix}
     command = format_conversion_command("redis", {}, found, asked)
@@ -130,27 +130,27 @@ def _check_description(
         version, rows, buckets = found["format"], found["rows"], found["num_buckets"]
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptDataError(
-            f"{place}: is no description of a table ({error!r}); choose another prefix, or remove "
-            "what is stored there",
+            f"{place}: not a description of a table ({error!r}); choose another prefix, or remove "
+            "the stored data",
             table=table.name,
         ) from None
     if version != FORMAT:
         raise VersionError(
-            f"{place}: the table is stored there in format {version}, this sparring-redis reads format "
-            f"{FORMAT}; install the sparring-redis that made it, or choose another prefix"
+            f"{place}: the table has format {version}, but this sparring-redis requires format "
+            f"{FORMAT}; install the sparring-redis that created it, or choose another prefix"
         )
     table.check_row_label(str(rows), place)
     is_legal = isinstance(buckets, int) and 1 <= buckets <= 4096 and not buckets & (buckets - 1)
     if not is_legal:
         raise CorruptDataError(
             f"{place}: num_buckets must be a power of two up to 4096, found {buckets!r}; load the "
-            "table from a snapshot below another prefix",
+            "table from a snapshot under another prefix",
             table=table.name,
         )
     if num_buckets not in (None, buckets):
         raise InvalidArgumentError(
-            f"{place}: the table was made with num_buckets {buckets}, asked was {num_buckets}; "
-            "leave the option out, or choose another prefix",
+            f"{place}: the table was created with num_buckets {buckets}, requested {num_buckets}; "
+            "remove the option, or choose another prefix",
             table=table.name,
         )
     return int(buckets)

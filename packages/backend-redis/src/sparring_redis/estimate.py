@@ -1,7 +1,7 @@
-"""Estimates of the memory of a table in Redis, before it is there.
+"""Estimates the memory of a table in Redis before it is created.
 
-The figures are those of Redis 7 with jemalloc and its defaults, as MEMORY USAGE reports them: a small
-hash is one listpack, a large one a table of entries.
+The constants are those of Redis 7 with jemalloc and default settings, as reported by MEMORY USAGE: a
+small hash is one listpack, a large one is a hash table.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _KEY_BYTES = 8
 _MOST_LISTPACK_ROWS, _MOST_LISTPACK_VALUE = 512, 64
 """``hash-max-listpack-entries`` and ``hash-max-listpack-value``."""
 _BUCKET_BYTES = 80
-"""Of a bucket: its name, its object and its entry in the database."""
+"""Overhead of a bucket: its name, its object and its entry in the database."""
 _LISTPACK_HEAD, _LISTPACK_KEY = 7, 10
 _ENTRY_BYTES, _SLOT_BYTES = 24, 8
 
 
 def estimate_redis_bytes(table: TableConfig, options: RedisOptions, rows: int) -> Mapping[str, int]:
-    """Memory of the server for so many rows, if this rank has all buckets."""
+    """Estimates the memory of the server for a number of rows, if this rank owns all buckets."""
     buckets = options.num_buckets or DEFAULT_BUCKETS
     each = rows / buckets
     if rows == 0:
@@ -32,7 +32,7 @@ def estimate_redis_bytes(table: TableConfig, options: RedisOptions, rows: int) -
     if each <= _MOST_LISTPACK_ROWS and table.row_bytes <= _MOST_LISTPACK_VALUE:
         value = table.row_bytes + (2 if table.row_bytes < 64 else 3)
         size = _LISTPACK_HEAD + each * (_LISTPACK_KEY + value)
-        # Sizes of buckets differ, so half of the allocator's step is free on average.
+        # The sizes of buckets differ, so on average half of an allocator step is unused.
         return {"remote": int(buckets * (size + _step(size) / 2 + _BUCKET_BYTES))}
     slots = 4
     while slots < each:
@@ -42,12 +42,12 @@ def estimate_redis_bytes(table: TableConfig, options: RedisOptions, rows: int) -
 
 
 def _string(length: int) -> int:
-    """Allocated bytes of a string: a head of 1, 3 or 5 bytes, the text, a zero."""
+    """Returns the bytes of a string: a header of 1, 3 or 5 bytes, the text, and a zero byte."""
     size = length + 1 + (1 if length < 32 else 3 if length < 256 else 5)
     step = _step(size)
     return -(-size // step) * step
 
 
 def _step(size: float) -> int:
-    """The distance of the allocator's sizes: a quarter of a power of two, 16 at least."""
+    """Returns the step between size classes of the allocator: a quarter of a power of two, at least 16."""
     return max(16, 1 << max(0, int(size - 1).bit_length() - 3))

@@ -45,18 +45,17 @@ def check_eviction_policy(client: Client, slot: int, deadline: Deadline) -> None
     for reply in [*replies, *_ask(client, others, deadline)]:
         policy = None if isinstance(reply, ResponseError) else _policy_of(bytes(reply))
         if policy is None:
-            silent = reply if isinstance(reply, ResponseError) else "INFO names no policy"
+            silent = reply if isinstance(reply, ResponseError) else "INFO contains no policy"
         elif not policy.startswith(_KEEPING_POLICIES):
             raise InvalidArgumentError(
-                f"{client.topology.place}: its maxmemory-policy {policy!r} removes whole buckets of "
-                "rows when its memory is full, without a word; set noeviction (CONFIG SET "
-                "maxmemory-policy noeviction, and in redis.conf), or give allow_eviction: true if "
-                "rows may be lost",
+                f"{client.topology.place}: maxmemory-policy {policy!r} silently evicts whole buckets of "
+                "rows when memory is full; set noeviction (CONFIG SET maxmemory-policy noeviction, and "
+                "in redis.conf), or set allow_eviction: true if rows may be lost",
                 policy=policy,
             )
     if silent is not None:
         _log.warning(
-            "%s: cannot see whether it removes rows when its memory is full (%s); see that its "
+            "%s: cannot determine whether it evicts rows when memory is full (%s); check that its "
             "maxmemory-policy is noeviction, and permit +info",
             client.topology.place,
             silent,

@@ -1,24 +1,24 @@
-"""How rows lie in Redis, and what is sent to read and write them.
+"""Layout of rows in Redis, and the commands that read and write them.
 
-    sparring:{item:about}      string   what the table is: JSON, see `sparring_redis.description`
-    sparring:{item:note-load}  string   a note; this one says what is being loaded, until that is done
+    sparring:{item:about}      string   description of the table in JSON, see `sparring_redis.description`
+    sparring:{item:note-load}  string   a note; this one exists during a load
     sparring:{item:0}          hash     bucket 0: field → row
     …
     sparring:{item:255}        hash     bucket 255
 
     field   the key, 8 bytes, little-endian int64
-    value   the row, row_bytes bytes: embedding and state as the table draws them, little-endian
+    value   the row, row_bytes bytes: embedding and state in the layout of the table, little-endian
 
 1.  A key is in the bucket ``partition(key) * num_buckets // 4096``: a bucket is a contiguous range
     of the 4,096 partitions, so it does not depend on the world size.
 2.  `num_buckets` is a power of two and never changes.
-3.  A bucket's name is its hash tag, so in a cluster each bucket is whole on one node, and commands
-    for it cross no slots.
+3.  The name of a bucket is its hash tag, so in a cluster each bucket is stored on one node, and each
+    command affects one slot.
 4.  Every value of a bucket has exactly row_bytes bytes; anything else is `CorruptDataError`.
 
-Commands are packed here by NumPy, all fields of a call at once, and not by the client library one by
-one. A command of a bucket is a header and a slice of one buffer in which each field has the same
-number of bytes: that is why keys are 8 bytes and not decimal digits.
+NumPy encodes the fields of a call all at once, instead of the client library one by one. The command
+for a bucket is a header and a slice of one buffer in which each field has the same number of bytes.
+Therefore keys have 8 bytes instead of decimal digits.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ _FIELD = np.dtype([("head", "S4"), ("key", "<i8"), ("tail", "S2")])
 
 @dataclass(frozen=True, slots=True)
 class BucketGroups:
-    """The keys of a call, dealt to buckets."""
+    """The keys of a call, grouped by bucket."""
 
     order: npt.NDArray[np.int64]
-    """``(n,)`` places in the call, bucket by bucket."""
+    """``(n,)`` positions in the call, sorted by bucket."""
     buckets: list[int]
-    """The buckets that any key falls into, ascending."""
+    """The buckets with at least one key, ascending."""
     bounds: list[int]
-    """``(len(buckets) + 1,)`` where each bucket's slice of `order` begins."""
+    """``(len(buckets) + 1,)`` start of each bucket's slice of `order`."""
 
 
 class Layout:
     """The names of one table in Redis, and the commands for its rows.
 
     Args:
-        table: what the rows are.
-        prefix: what all names begin with.
-        num_buckets: a power of two, up to 4,096.
+        table: configuration of the table.
+        prefix: prefix of all names.
+        num_buckets: a power of two, at most 4,096.
     """
 
     def __init__(self, table: TableConfig, prefix: str, num_buckets: int) -> None:
@@ -92,7 +92,7 @@ class Layout:
             keys: ``(n,)`` int64, n >= 1.
         """
         buckets = self.bucket_of(keys)
-        # 16-bit numbers are sorted by counting.
+        # NumPy sorts 16-bit integers with a radix sort.
         order = np.argsort(buckets, kind="stable")
         counts = np.bincount(buckets, minlength=self.num_buckets)
         used = np.flatnonzero(counts)
@@ -100,28 +100,28 @@ class Layout:
         return BucketGroups(order, used.tolist(), bounds.tolist())
 
     def bucket_of(self, keys: Keys) -> npt.NDArray[np.uint16]:
-        """``(n,)`` the bucket of each key."""
+        """Returns ``(n,)`` the bucket of each key."""
         shift = (NUM_PARTITIONS // self.num_buckets).bit_length() - 1
         buckets: npt.NDArray[np.uint16] = np.right_shift(partition(keys), np.uint16(shift))
         return buckets
 
-    # -- what is sent -------------------------------------------------------------
+    # -- requests -----------------------------------------------------------------
 
     def find_commands(self, keys: Keys, groups: BucketGroups) -> list[Command]:
-        """One HMGET for each bucket."""
+        """Returns one HMGET per bucket."""
         return self._commands(b"HMGET", _fields(keys[groups.order]), groups, words_per_key=1)
 
     def erase_commands(self, keys: Keys, groups: BucketGroups) -> list[Command]:
-        """One HDEL for each bucket."""
+        """Returns one HDEL per bucket."""
         return self._commands(b"HDEL", _fields(keys[groups.order]), groups, words_per_key=1)
 
     def upsert_commands(self, keys: Keys, rows: Rows, groups: BucketGroups) -> list[Command]:
-        """One HSET for each bucket.
+        """Returns one HSET per bucket.
 
         Args:
-            keys: ``(n,)``
-            rows: ``(n, width)`` C-contiguous.
-            deal: of `keys`.
+            keys: ``(n,)``.
+            rows: ``(n, width)``, C-contiguous.
+            deal: the keys grouped by bucket.
         """
         pairs = np.empty(len(keys), self._pair)
         pairs["field"] = _fields(keys[groups.order])
@@ -131,16 +131,16 @@ class Layout:
         return self._commands(b"HSET", pairs, groups, words_per_key=2)
 
     def command(self, bucket: int, word: str, *rest: bytes | str | int) -> Command:
-        """One command about a bucket: its name follows the first word."""
+        """Returns a command about a bucket. The name of the bucket follows the first word."""
         return Command(self._slots[bucket], encode_command([word, self._names[bucket], *rest]))
 
     def note_command(self, note: str, word: str, *rest: bytes) -> Command:
-        """One command about a note of the table."""
+        """Returns a command about a note of the table."""
         name = f"{self._note_prefix}{note}}}".encode()
         return Command(key_slot(name), encode_command([word, name, *rest]))
 
     def memory_command(self, bucket: int) -> Command:
-        """Asks Redis for its estimate of a bucket's memory."""
+        """Returns the command for Redis' estimate of a bucket's memory."""
         return Command(
             self._slots[bucket], encode_command(["MEMORY", "USAGE", self._names[bucket]])
         )
@@ -159,7 +159,7 @@ class Layout:
             commands.append(Command(self._slots[bucket], b"".join(body)))
         return commands
 
-    # -- what comes back ------------------------------------------------------------
+    # -- replies ----------------------------------------------------------------------
 
     def take_rows(
         self,
@@ -172,14 +172,14 @@ class Layout:
         """Fills `rows` and `found` from the replies to `find_commands`.
 
         Args:
-            replies: for each bucket a list, a row or None for each key.
-            deal: of the keys.
-            columns: the part of each row that is wanted.
-            rows: ``(n, width of columns)``
-            found: ``(n,)``
+            replies: per bucket, a list with a row or None for each key.
+            deal: the keys grouped by bucket.
+            columns: columns of the rows to read.
+            rows: ``(n, width of columns)`` output.
+            found: ``(n,)`` output.
 
         Raises:
-            CorruptDataError: a value is no row of this table.
+            CorruptDataError: a value is not a row of this table.
         """
         values: list[bytes | None] = []
         for reply in replies:
@@ -193,40 +193,40 @@ class Layout:
             found[:] = True
         whole = self.decode(present)
         if columns.end - columns.begin == self.table.width and rows.flags.c_contiguous:
-            # As bytes: one copy each, whatever the dtype.
+            # As bytes, so that every dtype needs only one copy.
             void = f"V{self.table.row_bytes}"
             rows.view(void)[:, 0][groups.order] = whole.view(void)[:, 0]
         else:
             rows[groups.order] = whole[:, columns.begin : columns.end]
 
     def decode(self, values: Sequence[bytes]) -> Rows:
-        """``(n, width)`` read-only rows.
+        """Returns ``(n, width)`` read-only rows.
 
         Raises:
-            CorruptDataError: a value is no row of this table.
+            CorruptDataError: a value is not a row of this table.
         """
         if not set(map(len, values)) <= {self.table.row_bytes}:
             wrong = next(len(each) for each in values if len(each) != self.table.row_bytes)
             raise CorruptDataError(
-                f"table {self.table.name!r} in Redis: a value has {wrong} bytes, a row has "
-                f"{self.table.row_bytes}; something else writes below {self._names[0].decode()} "
-                "and its like: give it another prefix, and load the table from a snapshot",
+                f"table {self.table.name!r} in Redis: rows have {self.table.row_bytes} bytes, found a "
+                f"value of {wrong}; another program writes to names such as "
+                f"{self._names[0].decode()}: give it another prefix, and load the table from a snapshot",
                 table=self.table.name,
             )
         joined = np.frombuffer(b"".join(values), self.table.numpy_dtype)
         return joined.reshape(-1, self.table.width)
 
     def decode_keys(self, fields: Sequence[bytes]) -> Keys:
-        """``(n,)`` int64.
+        """Returns ``(n,)`` int64 keys.
 
         Raises:
-            CorruptDataError: a field is no key.
+            CorruptDataError: a field is not a key.
         """
         if not set(map(len, fields)) <= {8}:
             raise CorruptDataError(
-                f"table {self.table.name!r} in Redis: a field has not the 8 bytes of a key; "
-                f"something else writes below {self._names[0].decode()} and its like: give it "
-                "another prefix, and load the table from a snapshot",
+                f"table {self.table.name!r} in Redis: a field must have the 8 bytes of a key; another "
+                f"program writes to names such as {self._names[0].decode()}: give it another prefix, "
+                "and load the table from a snapshot",
                 table=self.table.name,
             )
         return np.frombuffer(b"".join(fields), "<i8").astype(np.int64)

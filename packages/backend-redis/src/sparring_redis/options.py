@@ -1,4 +1,4 @@
-"""The options of the ``redis`` storage and of the ``redis`` rendezvous."""
+"""Options of the ``redis`` storage and of the ``redis`` rendezvous."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ _NAME = r"^[A-Za-z0-9_.:\-]{1,100}$"
 
 
 def _without_password(text: Any) -> Any:
-    """Refuses a place with a password in it, and never repeats it: configurations are printed."""
+    """Rejects a location with a password. The error omits the value, because configurations are printed."""
     if isinstance(text, bytes):
         text = text.decode(errors="replace")
     if isinstance(text, str) and "@" in text:
         raise PydanticCustomError(
             SECRET_IN_CONFIG,
-            "must hold no user and no password, because configurations are printed; give the user "
-            "as username, and the password by password_environment or password_file",
+            "must not contain a user or password, because configurations are printed; set username, and "
+            "password_environment or password_file",
         )
     return text
 
 
 def _is_variable(name: Any) -> Any:
-    """Refuses what cannot be the name of a variable: it may be the password itself."""
+    """Rejects invalid names of environment variables. The error omits the value: it may be a password."""
     if isinstance(name, str) and not _VARIABLE.match(name):
         raise PydanticCustomError(
             SECRET_IN_CONFIG,
-            "must be the name of an environment variable: letters, digits and _, no digit first; "
-            "it is not the place for the password itself",
+            "must be the name of an environment variable (letters, digits and _, not starting with a "
+            "digit), not the password itself",
         )
     return name
 
@@ -52,49 +52,49 @@ Variable = Annotated[str, BeforeValidator(_is_variable)]
 
 
 class RedisServerOptions(Options):
-    """Where Redis is, and how to get in. Passwords are named, never given."""
+    """Location and credentials of Redis. Passwords are given by reference only."""
 
     url: LocationText | None = None
     """``redis://host:port/database``, ``unix:///path?database=3``, ``redis+sentinel://host:port,host:port/service``
-    or ``redis+cluster://host:port,host:port``; ``rediss`` in place of ``redis`` for TLS. Without it
-    `host` and `port`, or `unix_socket`."""
+    or ``redis+cluster://host:port,host:port``; use ``rediss`` instead of ``redis`` for TLS. Without it,
+    `host` and `port` or `unix_socket` are used."""
     host: LocationText | None = None
-    """The host, where there is no `url`; 127.0.0.1 if nothing is said."""
+    """Host, if there is no `url`. The default is 127.0.0.1."""
     port: WholeNumber | None = Field(default=None, ge=1, le=65_535)
-    """The port, where there is no `url`; 6379 if nothing is said."""
+    """Port, if there is no `url`. The default is 6379."""
     unix_socket: Path | None = None
-    """The file of a Unix socket, where there is no `url` and no `host`."""
+    """Path of a Unix socket, if there is neither `url` nor `host`."""
     mode: Mode | None = None
-    """Kind of deployment there; a URL says it by its scheme. ``sentinel`` needs `service`."""
+    """Kind of deployment; a URL specifies it by its scheme. ``sentinel`` requires `service`."""
     service: str | None = None
-    """The name of the master that Sentinel watches."""
+    """Name of the master that Sentinel monitors."""
     database: WholeNumber = Field(default=0, ge=0)
-    """The number of the database, where the URL has none. A cluster has only 0."""
+    """Number of the database, if the URL does not contain one. A cluster supports only 0."""
     username: str | None = None
-    """The ACL user; without it Redis' user ``default``."""
+    """ACL user. The default is Redis' user ``default``."""
     password_environment: Variable | None = None
-    """The environment variable that holds the password."""
+    """Environment variable that contains the password."""
     password_file: Path | None = None
-    """The file that holds the password; line breaks at its end are no part of it."""
+    """File that contains the password. Line breaks at its end are ignored."""
     sentinel_username: str | None = None
-    """The ACL user of the sentinels themselves."""
+    """ACL user of the sentinels."""
     sentinel_password_environment: Variable | None = None
-    """The environment variable that holds the sentinels' password."""
+    """Environment variable that contains the password of the sentinels."""
     sentinel_password_file: Path | None = None
-    """The file that holds the sentinels' password."""
+    """File that contains the password of the sentinels."""
     tls: bool = False
-    """Encrypt, also where the URL does not say so; the server's certificate is checked."""
+    """Whether to use TLS even if the URL does not specify it. The server's certificate is verified."""
     tls_ca_file: Path | None = None
-    """Certificates to trust, PEM; without it those of the system."""
+    """PEM file with the trusted certificates. The default is those of the system."""
     tls_certificate_file: Path | None = None
-    """Our own certificate, PEM, where the server asks for one."""
+    """PEM file with the client certificate, if the server requires one."""
     tls_key_file: Path | None = None
-    """The key of our own certificate, PEM, without a password; left out where the certificate's
-    file holds it."""
+    """PEM file with the key of the client certificate, without a password. Not required if the
+    certificate file contains the key."""
     tls_check_hostname: bool = True
-    """Whether the server's certificate must name the host that we asked for."""
+    """Whether the server's certificate must match the host."""
     deadline_seconds: float = Field(default=10.0, gt=0, allow_inf_nan=False)
-    """The longest that one call may take, reconnecting included."""
+    """Maximum time of one call, including reconnects."""
 
     @model_validator(mode="after")
     def _is_one_place(self) -> RedisServerOptions:
@@ -106,19 +106,19 @@ class RedisServerOptions(Options):
         given = [name for name, is_given in ways.items() if is_given]
         if len(given) > 1:
             raise PydanticCustomError(
-                "several_places", "give one of {given}, not both", {"given": " and ".join(given)}
+                "several_places", "set only one of {given}", {"given": " and ".join(given)}
             )
         for name in ("password", "sentinel_password"):
             if getattr(self, f"{name}_environment") and getattr(self, f"{name}_file"):
                 raise PydanticCustomError(
                     "several_passwords",
-                    "give {name}_environment or {name}_file, not both",
+                    "set {name}_environment or {name}_file, not both",
                     {"name": name},
                 )
         if self.tls_key_file is not None and self.tls_certificate_file is None:
             raise PydanticCustomError(
                 "key_without_certificate",
-                "tls_key_file is the key of tls_certificate_file; name that file too",
+                "tls_key_file is set without tls_certificate_file; set that file too",
             )
         try:
             self.place()
@@ -127,7 +127,7 @@ class RedisServerOptions(Options):
         return self
 
     def place(self) -> Location:
-        """Where Redis is.
+        """Returns the location of Redis.
 
         Raises:
             InvalidArgumentError: the options contradict each other.
@@ -144,64 +144,64 @@ class RedisServerOptions(Options):
         )
 
     def password(self) -> str | None:
-        """The password, read now.
+        """Reads the password now, or returns None if none is configured.
 
         Raises:
-            InvalidArgumentError: what was named for it does not exist or is empty.
+            InvalidArgumentError: the variable or file does not exist or is empty.
         """
         return _secret("password", self.password_environment, self.password_file)
 
     def sentinel_password(self) -> str | None:
-        """The sentinels' password, read now; raises as `password` does."""
+        """Reads the password of the sentinels; raises the same errors as `password`."""
         return _secret(
             "sentinel_password", self.sentinel_password_environment, self.sentinel_password_file
         )
 
 
 class RedisOptions(RedisServerOptions):
-    """Options of a table in Redis: the server, and the table's layout there."""
+    """Options of a table in Redis: the server and the layout of the table."""
 
     prefix: str = Field(default="sparring", pattern=_NAME)
-    """Prefix of all names in Redis; jobs that share a Redis choose different ones."""
+    """Prefix of all names in Redis. Jobs that share a Redis need different prefixes."""
     num_buckets: WholeNumber | None = Field(default=None, ge=1, le=4096)
-    """Hashes that a new table is dealt to, a power of two; 256 if nothing is said. More spread a
-    table more evenly over a cluster, fewer make small batches cheaper. Fixed at creation."""
+    """Number of hashes of a new table, a power of two. The default is 256. More hashes distribute a
+    table more evenly over a cluster; fewer make small batches cheaper. It cannot be changed later."""
     allow_eviction: bool = False
-    """Take a server that removes rows when its memory is full, as a cache may: a row that is gone
-    reads as its initial value."""
+    """Whether to accept a server that evicts rows when its memory is full. An evicted row reads as its
+    initial value."""
 
     @field_validator("num_buckets")
     @classmethod
     def _is_power_of_two(cls, num_buckets: int | None) -> int | None:
         if num_buckets is not None and num_buckets & (num_buckets - 1):
-            raise PydanticCustomError("no_power_of_two", "must be a power of two, as 256")
+            raise PydanticCustomError("no_power_of_two", "must be a power of two, for example 256")
         return num_buckets
 
 
 class RedisRendezvousOptions(RedisServerOptions):
-    """Where ranks meet."""
+    """Options of the rendezvous in Redis."""
 
     job: str = Field(default="job", pattern=_NAME)
-    """The name of the meeting. Jobs that run at the same time, and each restart of one, need
-    names of their own."""
+    """Name of the rendezvous. Jobs that run at the same time, and each restart of a job, need
+    different names."""
     prefix: str = Field(default="sparring", pattern=_NAME)
     """Prefix of all names in Redis."""
     world_size: WholeNumber | None = Field(default=None, ge=1, le=4096)
-    """The number of ranks, where they get their numbers in the order of arrival; without it the
-    launcher's variables say rank and world size."""
+    """Number of ranks, if ranks are numbered in the order of arrival. Without it, the environment
+    variables of the launcher specify rank and world size."""
     start_seconds: float = Field(default=120.0, gt=0, allow_inf_nan=False)
-    """How long a rank waits for the others to arrive, where `world_size` is given."""
+    """Maximum time that a rank waits for the others, if `world_size` is set."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where this rank computes; ``cuda`` is the GPU of its local rank."""
+    """Device of this rank; ``cuda`` is the GPU with the number of its local rank."""
     time_to_live_seconds: WholeNumber = Field(default=86_400, ge=1)
-    """After so many seconds Redis forgets what was set."""
+    """Time in seconds after which Redis deletes the values of the rendezvous."""
 
 
 def _secret(name: str, variable: str | None, path: Path | None) -> str | None:
     if variable is not None:
         value = os.environ.get(variable)
         if not value:
-            # A password may well have the form of a name, but not of one that is usual.
+            # An unusual name may be the password itself, so it is not repeated.
             shown = f"the variable {variable!r}" if variable.isupper() else "a variable"
             raise InvalidArgumentError(
                 f"redis: {name}_environment names {shown}, which is "
@@ -215,7 +215,7 @@ def _secret(name: str, variable: str | None, path: Path | None) -> str | None:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or _reason_of(error)
         raise InvalidArgumentError(
-            f"redis: {name}_file {path} cannot be read ({reason}); name a file with the password"
+            f"redis: cannot read {name}_file {path} ({reason}); set it to a file with the password"
         ) from None
     if not value:
         raise InvalidArgumentError(
@@ -225,5 +225,5 @@ def _secret(name: str, variable: str | None, path: Path | None) -> str | None:
 
 
 def _reason_of(error: Exception) -> str:
-    # A path with a NUL character in it is a ValueError too.
-    return "no UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
+    # A path with a NUL character raises ValueError too.
+    return "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)

@@ -1,4 +1,4 @@
-"""Which buckets, and which keys in them, are a rank's own."""
+"""Buckets and keys that one rank owns."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["Ownership"]
 
 
 class Ownership:
-    """The partitions of one rank, seen as buckets.
+    """Buckets that contain the partitions of one rank.
 
-    Where the world size divides `num_buckets`, each bucket is one rank's. Otherwise the few buckets
-    at the borders have rows of several ranks, whose keys tell whose they are.
+    If the world size divides `num_buckets`, each bucket has one owner. Otherwise the few buckets at the
+    borders contain rows of several ranks, and the key determines the owner.
 
     Args:
-        partitions: ``(n,)`` those of this rank.
-        num_buckets: a power of two, up to 4,096.
+        partitions: ``(n,)`` partitions of this rank.
+        num_buckets: a power of two, at most 4,096.
     """
 
     def __init__(self, partitions: npt.NDArray[np.int64], num_buckets: int) -> None:
@@ -27,11 +27,11 @@ class Ownership:
         in_bucket = self._is_owned.reshape(num_buckets, -1)
         whole = in_bucket.all(axis=1)
         self.whole_buckets: list[int] = np.flatnonzero(whole).tolist()
-        """All of whose rows are this rank's."""
+        """Buckets whose rows all belong to this rank."""
         self.shared_buckets: list[int] = np.flatnonzero(in_bucket.any(axis=1) & ~whole).tolist()
-        """Some of whose rows may be another rank's."""
+        """Buckets that may also contain rows of other ranks."""
 
     def owns(self, keys: Keys) -> npt.NDArray[np.bool_]:
-        """``(n,)`` whether each key is this rank's."""
+        """Returns ``(n,)`` whether this rank owns each key."""
         owned: npt.NDArray[np.bool_] = self._is_owned[partition(keys)]
         return owned

@@ -1,4 +1,4 @@
-"""Plugin of sparring-redis. Importing it loads no client library."""
+"""The sparring plugin of this package. Importing it does not import redis-py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def sparring_register_storage() -> Sequence[StorageDescriptor]:
         StorageDescriptor(
             name="redis",
             api_version=(1, 0),
-            summary="Redis, standalone, Sentinel or Cluster: rows that ranks share and that last.",
+            summary="Persistent rows in Redis (standalone, Sentinel or Cluster), shared by all ranks.",
             options=RedisOptions,
             factory=_open,
             shard_factory=_open,
@@ -37,7 +37,7 @@ def sparring_register_rendezvous() -> Sequence[RendezvousDescriptor]:
         RendezvousDescriptor(
             name="redis",
             api_version=(1, 0),
-            summary="Ranks meet in Redis: by the launcher's variables, or in order of arrival.",
+            summary="Ranks find each other in Redis, by the launcher's variables or in order of arrival.",
             options=RedisRendezvousOptions,
             factory=_meet,
             unavailable=_reason,

@@ -1,12 +1,12 @@
-"""Ranks that meet in Redis.
+"""A rendezvous of ranks in Redis.
 
-    sparring:{meeting:job}:seat:3         the rank that sits there: its token and its host
-    sparring:{meeting:job}:value:run      what a rank set as 'run'
+    sparring:{meeting:job}:seat:3         token and host of the rank that has taken seat 3
+    sparring:{meeting:job}:value:run      the value that a rank set for 'run'
 
-Without `world_size` the launcher's variables say which rank this is, and Redis is the store. With it
-ranks take seats in the order of arrival. A seat is taken by ``SET … NX`` with a token of the rank's
-own: a rank that repeats it after a lost reply finds its token and knows that it has the seat, which a
-counter could not tell.
+Without `world_size`, the launcher's variables specify the rank, and Redis is used only as the store.
+With it, ranks take seats in the order of arrival. A rank takes a seat with ``SET … NX`` and its own
+token. If the reply is lost, it repeats the command, finds its token and knows that it has the seat; a
+counter could not provide that.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ _SHORTEST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.002, 0.1
 
 
 class RedisRendezvous(Rendezvous):
-    """A meeting of one job.
+    """The rendezvous of one job.
 
     Raises:
-        InvalidArgumentError: the launcher's variables are missing or make no sense, or all seats of
-            this job are taken.
-        DeadlineError: Redis did not answer, or not all ranks came within `start_seconds`.
+        InvalidArgumentError: the launcher's variables are missing or invalid, or all seats of this job
+            are taken.
+        DeadlineError: Redis did not reply, or not all ranks arrived within `start_seconds`.
         StorageIOError: Redis failed.
     """
 
     def __init__(self, options: RedisRendezvousOptions) -> None:
         self._options = options
-        # A restarted job must not read what the last one set.
+        # A restarted job must not read the values of the previous attempt.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         name = options.job if attempt == "0" else f"{options.job}.{attempt}"
         self._name = f"{options.prefix}:{{meeting:{name}}}"
@@ -73,7 +73,7 @@ class RedisRendezvous(Rendezvous):
         end = time.monotonic() + timeout_seconds
         wait = _SHORTEST_WAIT_SECONDS
         while True:
-            # The first question is asked in any case: what is there needs no waiting.
+            # The first request is always sent, because an existing value requires no waiting.
             left = max(end - time.monotonic(), _LONGEST_WAIT_SECONDS)
             deadline = Deadline(min(left, self._client.deadline_seconds))
             value = self._run("get", "GET", f"{self._name}:value:{key}", deadline=deadline)
@@ -90,7 +90,7 @@ class RedisRendezvous(Rendezvous):
             wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
 
     def close(self) -> None:
-        """Leaves. What was set stays until its time is over: others may still need it."""
+        """Closes the connection. Values stay until they expire, because other ranks may need them."""
         self._client.close()
 
     # -- seats ----------------------------------------------------------------

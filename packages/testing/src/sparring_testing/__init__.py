@@ -1,4 +1,5 @@
-"""The conformance kits for storage backends, collectives, adapters, and kinds of data, models, sharding.
+"""Conformance kits for storage backends, collectives, framework adapters and sharding kinds, and for the
+kinds of data and of models of `sparring train`.
 
     class TestMyStorage(StorageTests):
         @pytest.fixture
@@ -30,8 +31,8 @@
         def kind(self):
             return "my_kind"
 
-See ``docs/how-to/write-a-backend.md`` and ``write-a-framework-adapter.md``; and ``storage.md``,
-``collectives.md`` and ``hooks.md`` of ``docs/reference`` for each promise.
+See ``docs/how-to/write-a-backend.md`` and ``write-a-framework-adapter.md``. The pages ``storage.md``,
+``collectives.md`` and ``hooks.md`` in ``docs/reference`` list every promise that the kits test.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    # On demand, because pytest imports this package wherever sparring is installed, and there
-    # it must cost nothing and must not need hypothesis.
+    # Imported on demand: pytest imports this package in every environment where it is installed,
+    # and that must be cheap and must not require hypothesis.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -1,7 +1,7 @@
-"""Where tests put tables: on the CPU, on the emulator that stands in for a GPU, on a GPU.
+"""Devices on which tests create tables: the CPU, the emulator that replaces a GPU, and a GPU.
 
-A test that takes the fixture `table_device` runs on each of them. ``SPARRING_TEST_DEVICE=cuda`` (or
-``cuda:1``) adds a GPU; what cannot be used here is skipped, with the reason.
+A test that uses the fixture `table_device` runs on each of them. ``SPARRING_TEST_DEVICE=cuda`` (or
+``cuda:1``) adds a GPU. A device that is unavailable is skipped, with the reason.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ import os
 __all__ = ["DEVICE_VARIABLE", "get_test_device", "list_test_devices", "why_unavailable"]
 
 DEVICE_VARIABLE = "SPARRING_TEST_DEVICE"
-"""Names a device on which device tests run, besides the CPU and the emulator."""
+"""Environment variable with the name of an additional device for device tests."""
 
 
 def get_test_device() -> str:
-    """The device that the environment names; the emulator where it names none."""
+    """Returns the device that the environment variable specifies, or the emulator by default."""
     return os.environ.get(DEVICE_VARIABLE, "emulated")
 
 
 def list_test_devices() -> list[str]:
-    """Names of devices: ``cpu``, ``emulated``, and the one that the environment names."""
+    """Lists the devices to test: ``cpu``, ``emulated`` and the one in the environment variable."""
     return list(dict.fromkeys(["cpu", "emulated", get_test_device()]))
 
 
 def why_unavailable(device: str) -> str | None:
-    """The reason why no table can be on a device here; None if one can."""
+    """Returns why tables cannot be created on a device, or None if they can."""
     from sparring import make_plugin_manager
     from sparring.errors import SparringError
 

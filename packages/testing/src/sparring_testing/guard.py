@@ -1,4 +1,4 @@
-"""No standard test disappears unseen."""
+"""Detects test suites that remove or override standard tests."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ _REASON = "_sparring_kit_override_reason"
 
 
 def overrides_kit(*, reason: str) -> Callable[[_Test], _Test]:
-    """Marks a test that replaces one of the kit's, and says why.
+    """Marks a test that overrides a test of the kit, and documents the reason.
 
         @overrides_kit(reason="the server cannot hold a million rows in one call")
         def test_call_of_a_million_rows(self, storage): ...
 
     Args:
-        reason: a sentence for readers of the backend's claim of conformance.
+        reason: a sentence for readers who want to know whether the backend conforms.
 
     Raises:
         ValueError: the reason is empty.
     """
     if not reason.strip():
-        raise ValueError("overrides_kit needs a reason; say why the standard test does not apply")
+        raise ValueError(
+            f"overrides_kit: reason must not be empty, found {reason!r}; say why the standard test "
+            "does not apply"
+        )
 
     def mark(test: _Test) -> _Test:
         setattr(test, _REASON, reason)
@@ -35,7 +38,7 @@ def overrides_kit(*, reason: str) -> Callable[[_Test], _Test]:
 
 
 def find_violations(suite: type, standard: type) -> list[str]:
-    """Changes of `suite` to the tests of `standard` without a reason, one sentence each."""
+    """Lists the tests of `standard` that `suite` removes or overrides without a reason."""
     violations = []
     for name in sorted(dir(standard)):
         if not name.startswith("test_"):

@@ -1,7 +1,7 @@
-"""The plugin that pytest loads where sparring-testing is installed (entry point group ``pytest11``).
+"""The pytest plugin of sparring-testing (entry point group ``pytest11``).
 
-It adds one option and the fixture `table_device`, and lets pytest explain failed assertions inside
-the kit.
+It adds one option and the fixture `table_device`, and enables detailed messages of failed assertions
+in the kit.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 import sparring_testing as testing
 from sparring_testing.devices import list_test_devices, why_unavailable
 
-# By name, because the package itself, this module and what it imports are imported already.
+# Lists the submodules, because the package itself and this module are already imported.
 pytest.register_assert_rewrite(
     *(
         f"{testing.__name__}.{module.name}"
@@ -28,13 +28,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--sparring-seed",
         type=int,
         default=None,
-        help="repeat a run of the storage kit with the seed that a failed test printed",
+        help="seed of the storage kit, to repeat a failed test with the seed that it printed",
     )
 
 
 @pytest.fixture(params=list_test_devices())
 def table_device(request: pytest.FixtureRequest) -> str:
-    """The device of the tables of a test; see `sparring_testing.devices`."""
+    """Device on which the tables of a test are created; see `sparring_testing.devices`."""
     device: str = request.param
     reason = why_unavailable(device)
     if reason is not None:

@@ -1,13 +1,13 @@
-"""Runs many commands at once, on as many servers as they belong to, within one deadline.
+"""Runs many commands at once, on the servers that own their keys, within one deadline.
 
-What is retried
-    A command that the server refused before running it (it moved, it is loading, …) is sent again.
-    A command whose reply did not come may have run. It is sent again only if the caller says that
-    running twice is the same as running once. Retries end with the deadline.
+Retries
+    A command that the server rejected before running it (for example because a slot moved, or the
+    server is loading) is sent again. A command whose reply was lost may have run; it is sent again only
+    if the caller declares that it is repeatable. Retries end with the deadline.
 
-What holds when a call fails
-    Each command ran whole or not at all; some of a call's commands may have run. Writes of an
-    older call cannot come later than those of a newer one: see `sparring_redis.connections.server`.
+Failed calls
+    Each command runs atomically; some of a call's commands may have run. Writes of an older call cannot
+    arrive after those of a newer one: see `sparring_redis.connections.server`.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ _SHORTEST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.005, 0.2
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One packed command and the slot of the key that it names."""
+    """An encoded command and the cluster slot of its key."""
 
     slot: int
     data: bytes
 
 
 class Client:
-    """All that a storage or a rendezvous asks of Redis goes through here. Any thread may.
+    """Sends all requests of a storage or a rendezvous to Redis. It is thread-safe.
 
     Args:
-        topology: who answers for what.
-        deadline_seconds: the longest that one call may take.
-        what: for messages, whose calls these are, as ``table 'item'``.
+        topology: finds the server of each slot.
+        deadline_seconds: maximum time of one call.
+        what: name of the owner for messages, for example ``table 'item'``.
     """
 
     def __init__(self, topology: Topology, deadline_seconds: float, what: str) -> None:
@@ -76,23 +76,23 @@ class Client:
         may_be_refused: bool = False,
         deadline: Deadline | None = None,
     ) -> list[Any]:
-        """Runs all commands; nothing is promised of their order.
+        """Runs all commands, in any order.
 
         Args:
-            commands: what to run.
-            operation: its name, for messages.
-            is_write: they change something.
-            is_repeatable: running any of them twice leaves and returns the same as once.
-            may_be_refused: a refusal is a reply too.
-            deadline: None: a new one.
+            commands: the commands.
+            operation: name of the operation, for messages.
+            is_write: whether the commands change data.
+            is_repeatable: whether running a command twice has the same effect and reply as once.
+            may_be_refused: whether to return errors of the server as replies instead of raising them.
+            deadline: deadline of the call; None for a new one.
 
         Returns:
-            A reply for each command.
+            One reply per command.
 
         Raises:
-            DeadlineError: not all replies came in time.
-            StorageIOError: Redis cannot be reached or refused a command, or a reply was lost of a
-                command that must not be repeated.
+            DeadlineError: not all replies arrived in time.
+            StorageIOError: Redis is unreachable or rejected a command, or the reply to a command that
+                is not repeatable was lost.
         """
         deadline = deadline or Deadline(self.deadline_seconds)
         call = _Call(commands, operation, is_write, is_repeatable, deadline)
@@ -104,7 +104,7 @@ class Client:
             except (RedisError, OSError) as error:
                 call.failure = error
             if deadline.is_over and before is not None and _is_timeout(call.failure):
-                # That the time ran out while trying again says less than why that was needed.
+                # The earlier failure is more informative than the timeout of the retry.
                 call.failure = before
             refusals = [each for each in call.replies if isinstance(each, ResponseError)]
             if refusals and not may_be_refused:
@@ -132,7 +132,7 @@ class Client:
     # -- one attempt ------------------------------------------------------------
 
     def _attempt(self, call: _Call) -> None:
-        """Sends what has no reply yet, then reads; raises the first failure after all servers."""
+        """Sends commands without a reply and reads all replies; raises the first failure at the end."""
         call.failure = None
         under_way: list[_PendingRequest] = []
         try:
@@ -158,7 +158,7 @@ class Client:
                 under_way.pop(0)
                 server.release(connection)
         except BaseException:
-            # Interrupted: replies are still to come, which must not be taken for others.
+            # Interrupted: the next user of these connections must not read the remaining replies.
             for server, connection, _ in under_way:
                 server.discard(connection, has_writes=call.is_write)
             raise
@@ -172,20 +172,22 @@ class Client:
         for place in pending:
             server = self.topology.find_server(call.commands[place].slot)
             if server is None:
-                call.failure = RedisError(f"no server answers for slot {call.commands[place].slot}")
+                call.failure = RedisError(
+                    f"no server is known for slot {call.commands[place].slot}"
+                )
             else:
                 rounds.setdefault(server, []).append(place)
         return rounds
 
     def _fail(self, call: _Call, failed: _PendingRequest, error: Exception) -> None:
         failed.server.discard(failed.connection, has_writes=call.is_write)
-        # A server that is still loading, or rejects the login, has run nothing.
+        # A server that is loading, or rejects the login, has not run any command.
         if not isinstance(error, (AuthenticationError, BusyLoadingError)):
             call.may_have_run = True
         call.failure = error
 
     def _handle_replies(self, call: _Call) -> None:
-        """Takes back replies that say that the command did not run."""
+        """Marks commands as unanswered if their reply shows that they did not run."""
         for place, reply in enumerate(call.replies):
             if has_error_code(reply, RETRYABLE_CODES):
                 call.failure = reply
@@ -194,7 +196,7 @@ class Client:
                     call.replies[place] = self._follow_redirection(call, place, str(reply))
 
     def _follow_redirection(self, call: _Call, place: int, reply: str) -> Any:
-        """Runs a command whose slot is on its way to another server, there."""
+        """Runs a command on the server to which its slot is being moved."""
         target = reply.rsplit(maxsplit=1)[-1]
         host, _, port = target.rpartition(":")
         server = self.topology.server(Address(host, int(port)))
@@ -212,7 +214,7 @@ class Client:
         server.release(connection)
         return _PENDING if has_error_code(found, RETRYABLE_CODES) else found
 
-    # -- what is said when it fails ----------------------------------------------
+    # -- messages of errors -------------------------------------------------------
 
     def _describe_call(self, call: _Call) -> str:
         return f"{call.operation} of {self._what}, {self.topology.place}"
@@ -222,28 +224,27 @@ class Client:
             return ""
         return (
             f" {call.num_answered} of {len(call.commands)} commands are known to have run; the "
-            "others may have. The same call again sets that right."
+            "others may have. Repeating the same call completes it."
         )
 
     def _rejected_error(self, call: _Call, refusals: Sequence[Any]) -> StorageIOError:
         if isinstance(refusals[0], RejectedError):
             return StorageIOError(
-                f"{self._describe_call(call)}: {refusals[0]}; mend that there, or the "
+                f"{self._describe_call(call)}: {refusals[0]}; fix that on the server, or the "
                 f"options.{self._describe_outcome(call)}",
                 operation=call.operation,
             )
         return StorageIOError(
-            f"{self._describe_call(call)}: {len(refusals)} of {len(call.commands)} commands were "
-            f"refused, "
-            f"the first with: {refusals[0]}; mend that on the server, or the user's "
+            f"{self._describe_call(call)}: {len(refusals)} of {len(call.commands)} commands were rejected, "
+            f"the first with: {refusals[0]}; fix that on the server, or the user's "
             f"permissions.{self._describe_outcome(call)}",
             operation=call.operation,
         )
 
     def _connection_error(self, call: _Call) -> StorageIOError:
         return StorageIOError(
-            f"{self._describe_call(call)}: the connection failed before all replies came "
-            f"({call.failure}), and what counts changes is not sent twice; see whether the server "
+            f"{self._describe_call(call)}: the connection failed before all replies arrived "
+            f"({call.failure}), and the command cannot be repeated safely; see whether the server "
             f"runs, then call again.{self._describe_outcome(call)}",
             operation=call.operation,
         )
@@ -253,8 +254,7 @@ class Client:
         details = {"operation": call.operation, "deadline_seconds": call.deadline.seconds}
         if call.may_have_run or _is_timeout(call.failure):
             return DeadlineError(
-                f"{self._describe_call(call)}: no complete answer within {seconds} (last: "
-                f"{call.failure}); "
+                f"{self._describe_call(call)}: no complete reply within {seconds} (last: {call.failure}); "
                 "see whether the server is stopped, overloaded or far away, or raise "
                 f"deadline_seconds.{self._describe_outcome(call)}",
                 **details,
@@ -267,7 +267,7 @@ class Client:
 
 
 class _PendingRequest(NamedTuple):
-    """Commands that were sent, and where their replies will come from."""
+    """Commands that were sent, and the connection that will return their replies."""
 
     server: Server
     connection: RedisConnection

@@ -1,4 +1,4 @@
-"""Options → a client that knows where to go."""
+"""Creates a client from options."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["open_client"]
 
 
 def open_client(options: RedisServerOptions, what: str) -> Client:
-    """A client; nothing is connected yet.
+    """Creates a client without connecting it.
 
     Args:
-        options: where Redis is.
-        what: for messages, whose calls these are.
+        options: location of Redis.
+        what: name of the owner for messages.
 
     Raises:
         InvalidArgumentError: a password, or a file for TLS, cannot be read.

@@ -1,4 +1,4 @@
-"""Connections of redis-py whose every wait is bounded by our own deadline."""
+"""Connections of redis-py in which every wait ends at a deadline of ours."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _READ_BYTES = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How to get in. Its fields stay out of every message."""
+    """Credentials of a server. Secrets are excluded from its representation."""
 
     username: str | None = field(default=None, repr=False)
     password: str | None = field(default=None, repr=False)
     database: int = 0
     context: ssl.SSLContext | None = field(default=None, repr=False)
-    """How to encrypt; None: not at all."""
+    """TLS settings; None for no encryption."""
     what: str = "Redis"
-    """For messages, what answers there."""
+    """Kind of server, for messages."""
 
     @property
     def is_encrypted(self) -> bool:
@@ -42,7 +42,7 @@ class Access:
 
 
 class _Bounded:
-    """Wraps the socket of a connection; mixed in before a connection class of redis-py."""
+    """Wraps the socket of a connection; a mixin in front of a connection class of redis-py."""
 
     deadline: Deadline
     bounded: BoundedSocket
@@ -60,7 +60,7 @@ class _Encrypted(_Bounded, SSLConnection):
     context: ssl.SSLContext
 
     def _wrap_socket_with_ssl(self, sock: socket.socket) -> ssl.SSLSocket:
-        # The client library would read the files again for each connection.
+        # redis-py would read the files again for each connection.
         return self.context.wrap_socket(sock, server_hostname=self.host)
 
 
@@ -69,16 +69,16 @@ class _Unix(_Bounded, UnixDomainSocketConnection):
 
 
 class RedisConnection:
-    """One connection: connected once, used by one call at a time, and thrown away when it fails.
+    """One connection. It is used by one call at a time and closed when it fails.
 
     Args:
-        address: of the server.
-        access: user, password, database, TLS.
-        deadline: of the call that opens it.
+        address: address of the server.
+        access: user, password, database and TLS settings.
+        deadline: deadline of the call that opens it.
 
     Raises:
-        RejectedError: it does not let us in.
-        redis.exceptions.RedisError: it cannot be reached.
+        RejectedError: the server rejected the credentials or the TLS handshake.
+        redis.exceptions.RedisError: the server cannot be reached.
     """
 
     def __init__(self, address: Address, access: Access, deadline: Deadline) -> None:
@@ -92,9 +92,9 @@ class RedisConnection:
             "socket_timeout": seconds,
             "socket_connect_timeout": seconds,
             "socket_read_size": _READ_BYTES,
-            "retry": Retry(NoBackoff(), 0),  # ours is the only one
+            "retry": Retry(NoBackoff(), 0),  # the client retries
         }
-        # Not all of redis-py's classes have types, so none of them is asked for any.
+        # Any, because not all of redis-py's classes have types.
         kind: Any = _Plain
         if address.is_path:
             kind, options = _Unix, {"path": address.host, **options}
@@ -110,7 +110,7 @@ class RedisConnection:
         self.identity: tuple[bytes, ...] | None = None
 
     def use(self, deadline: Deadline) -> None:
-        """From now on waits end at `deadline`."""
+        """Makes all further waits end at `deadline`."""
         self._connection.bounded.deadline = deadline
 
     @property
@@ -121,21 +121,21 @@ class RedisConnection:
         return bool(poll.poll(0))
 
     def send(self, data: bytes) -> None:
-        """Sends commands that are packed already."""
+        """Sends encoded commands."""
         self._connection.send_packed_command([data], check_health=False)
 
     def receive(self) -> Any:
-        """The next reply; an error of the server is returned, not raised."""
+        """Reads the next reply. An error of the server is returned, not raised."""
         try:
             return self._connection.read_response()
         except ResponseError as error:
             return error
 
     def ask(self, *words: Any) -> Any:
-        """One command and its reply.
+        """Sends one command and reads its reply.
 
         Raises:
-            redis.exceptions.ResponseError: the server refused it.
+            redis.exceptions.ResponseError: the server rejected the command.
         """
         self.send(encode_command(words))
         return self._connection.read_response()
@@ -146,7 +146,7 @@ class RedisConnection:
 
 
 def encode_command(words: Sequence[bytes | str | int]) -> bytes:
-    """A command as Redis reads it."""
+    """Encodes a command in the Redis protocol."""
     parts = [b"*%d\r\n" % len(words)]
     for word in words:
         data = word if isinstance(word, bytes) else str(word).encode()

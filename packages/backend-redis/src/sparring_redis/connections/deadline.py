@@ -1,4 +1,4 @@
-"""One deadline for one call, over everything that the call does."""
+"""One deadline for all waits of a call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["BoundedSocket", "Deadline"]
 
 
 class Deadline:
-    """A moment after which a call gives up."""
+    """The time at which a call times out."""
 
     __slots__ = ("_end", "seconds")
 
@@ -18,7 +18,7 @@ class Deadline:
         self._end = time.monotonic() + seconds
 
     def extend(self, seconds: float) -> None:
-        """Moves the end, once it is known that there is more to do."""
+        """Moves the deadline when it turns out that there is more to do."""
         self.seconds += seconds
         self._end += seconds
 
@@ -27,10 +27,10 @@ class Deadline:
         return time.monotonic() >= self._end
 
     def remaining(self) -> float:
-        """Seconds left.
+        """Returns the seconds that remain.
 
         Raises:
-            TimeoutError: there are none.
+            TimeoutError: no time remains.
         """
         left = self._end - time.monotonic()
         if left <= 0:
@@ -41,8 +41,8 @@ class Deadline:
 class BoundedSocket:
     """A socket whose reads and writes end at the deadline of the call that uses it.
 
-    The client library bounds each read by itself, so a server that sends a byte now and then would
-    be waited for without end. Here each read gets what is left of the whole call.
+    The client library limits each read separately, so a server that sends single bytes slowly could
+    block it forever. Here each read is limited to the remaining time of the whole call.
     """
 
     def __init__(self, sock: Any, deadline: Deadline) -> None:
@@ -58,14 +58,14 @@ class BoundedSocket:
         return bytes(self._sock.recv(*arguments))
 
     def sendall(self, data: Any) -> None:
-        # Part by part, because sendall of a TLS socket bounds each part only.
+        # In parts, because sendall of a TLS socket applies the timeout to each part.
         view = memoryview(data)
         while view:
             self._sock.settimeout(self.deadline.remaining())
             view = view[self._sock.send(view[: 1 << 20]) :]
 
     def settimeout(self, seconds: float | None) -> None:
-        """Nothing: the deadline decides."""
+        """Does nothing, because the deadline determines the timeout."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)

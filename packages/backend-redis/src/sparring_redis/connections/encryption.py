@@ -1,4 +1,4 @@
-"""The TLS options → one context for all connections, or what is wrong with which file."""
+"""Creates the TLS context of all connections from options."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["create_tls_context"]
 
 
 def create_tls_context(options: RedisServerOptions) -> ssl.SSLContext:
-    """How to encrypt. The files are read now, and not again.
+    """Creates the TLS context. The files are read once, here.
 
     Raises:
-        InvalidArgumentError: a file cannot be read, or is not what its option says.
+        InvalidArgumentError: a file cannot be read or has the wrong content.
     """
     for name in ("tls_ca_file", "tls_certificate_file", "tls_key_file"):
         path: Path | None = getattr(options, name)
@@ -28,19 +28,19 @@ def create_tls_context(options: RedisServerOptions) -> ssl.SSLContext:
     context.check_hostname = options.tls_check_hostname
     if options.tls_certificate_file is not None:
         try:
-            # The password keeps OpenSSL from asking for one on the terminal.
+            # The empty password keeps OpenSSL from prompting on the terminal.
             context.load_cert_chain(options.tls_certificate_file, options.tls_key_file, "")
         except ssl.SSLError as error:
             if options.tls_key_file is None:
                 raise InvalidArgumentError(
-                    f"redis: tls_certificate_file {options.tls_certificate_file} is no PEM "
-                    f"certificate with its key ({error.reason or error}); name the file of the "
-                    "key as tls_key_file"
+                    f"redis: tls_certificate_file {options.tls_certificate_file} does not contain a "
+                    f"PEM certificate and its key ({error.reason or error}); set tls_key_file to the "
+                    "file of the key"
                 ) from None
             raise InvalidArgumentError(
                 f"redis: tls_certificate_file {options.tls_certificate_file} and tls_key_file "
-                f"{options.tls_key_file} are no PEM certificate and its key without a password "
-                f"({error.reason or error}); name files that belong together"
+                f"{options.tls_key_file} must be a PEM certificate and its key without a password, "
+                f"found {error.reason or error}; set files that belong together"
             ) from None
     return context
 
@@ -52,12 +52,12 @@ def _check_readable(name: str, path: Path) -> None:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InvalidArgumentError(
-            f"redis: {name} {path} cannot be read ({reason}); name a PEM file"
+            f"redis: cannot read {name} {path} ({reason}); set {name} to a PEM file"
         ) from None
 
 
 def _wrong(name: str, path: Path | None, error: ssl.SSLError) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"redis: {name} {path} holds no PEM certificate ({error.reason or error}); name a file of "
-        "certificates to trust"
+        f"redis: {name} {path} does not contain a PEM certificate ({error.reason or error}); set it "
+        "to a file of trusted certificates"
     )

@@ -1,4 +1,4 @@
-"""Where Redis is, as one value: read from a URL and what options add to it."""
+"""Location of a Redis deployment, parsed from a URL and options."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One server: a host and port, or the path of a Unix socket."""
+    """Address of one server: a host and port, or the path of a Unix socket."""
 
     host: str
     port: int = 0
@@ -39,7 +39,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Address of a Redis deployment. It holds no secret and may be printed."""
+    """Location of a Redis deployment. It contains no secret and may be printed."""
 
     mode: str
     addresses: tuple[Address, ...]
@@ -49,10 +49,10 @@ class Location:
 
     @property
     def url(self) -> str:
-        """All of it in one text, which `parse_location` reads back."""
+        """The location as a URL, which `parse_location` parses."""
         names = ",".join(map(str, self.addresses))
         if self.addresses[0].is_path:
-            # A path may end in a number of its own.
+            # Passed as a parameter, because the path may end in a number.
             return f"{names}?database={self.database}" if self.database else names
         scheme = "rediss" if self.is_encrypted else "redis"
         mode = "" if self.mode == "standalone" else f"+{self.mode}"
@@ -76,19 +76,19 @@ def parse_location(
     database: int = 0,
     tls: bool = False,
 ) -> Location:
-    """Reads a URL; the rest says what it leaves out.
+    """Parses a URL. The other arguments add values that are missing in the URL.
 
     Raises:
-        InvalidArgumentError: it is no URL of a known form, or an option contradicts it.
+        InvalidArgumentError: the URL has an unknown form, or contradicts an option.
     """
     matched = _URL.match(url)
     if matched is None:
-        raise InvalidArgumentError(f"redis: must be {_FORMS}")
+        raise InvalidArgumentError(f"redis: the URL must have the form {_FORMS}")
     said, rest = matched["mode"], matched["rest"]
     database = int(matched["database"] or database)
     if said is not None and mode not in (None, said, "standalone"):
         raise InvalidArgumentError(
-            f"redis: the URL says {said} and the option mode {mode}; say one"
+            f"redis: the URL specifies {said} and the option mode {mode}; set only one of them"
         )
     chosen = said or mode or "standalone"
     if matched["scheme"] == "unix":
@@ -97,25 +97,25 @@ def parse_location(
     addresses = tuple(_address(each, _PORTS.get(chosen, 6379)) for each in hosts.split(","))
     if chosen == "standalone" and len(addresses) > 1:
         raise InvalidArgumentError(
-            "redis: several hosts make no standalone Redis; say redis+cluster or redis+sentinel"
+            "redis: a standalone Redis has one host, found several; use redis+cluster or redis+sentinel"
         )
     if chosen == "sentinel":
         name, _, path = path.partition("/")
         service = name or service
         if service is None and mode != "standalone":
             raise InvalidArgumentError(
-                "redis: Sentinel needs the name of the master, option service"
+                "redis: Sentinel requires the name of the master; set the option service"
             )
     if path:
         if not path.isdecimal():
             found = "" if "@" in path else f", found {path!r}"
             raise InvalidArgumentError(
-                f"redis: the database must be a whole number{found}; give {_FORMS}"
+                f"redis: the database must be an integer{found}; use {_FORMS}"
             )
         database = int(path)
     if chosen == "cluster" and database:
         raise InvalidArgumentError(
-            f"redis: a cluster has only database 0, found {database}; leave it out"
+            f"redis: a cluster has only database 0, found {database}; remove the database"
         )
     is_encrypted = tls or matched["scheme"] == "rediss"
     return Location(chosen, addresses, service, database, is_encrypted)
@@ -133,10 +133,10 @@ def _unix_location(path: str, mode: str, database: int) -> Location:
 def _address(text: str, port: int) -> Address:
     matched = _HOST.match(text)
     if matched is None:
-        # It may be user and password that somebody put before the host.
+        # Does not repeat the text: it may contain a user and a password in front of the host.
         shown = "a name with @ in it" if "@" in text else repr(text)
-        raise InvalidArgumentError(f"redis: {shown} is no host:port; give {_FORMS}")
+        raise InvalidArgumentError(f"redis: {shown} must be host:port; use {_FORMS}")
     number = int(matched["port"] or port)
     if not 1 <= number <= 65_535:
-        raise InvalidArgumentError(f"redis: port {number} must be from 1 to 65535")
+        raise InvalidArgumentError(f"redis: the port must be from 1 to 65535, found {number}")
     return Address(matched["six"] or matched["host"], number)

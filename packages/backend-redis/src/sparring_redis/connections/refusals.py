@@ -1,4 +1,4 @@
-"""Refusals of a server: for now, or until its configuration is changed."""
+"""Errors of a server that are temporary, and errors that last until its configuration changes."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ RETRYABLE_CODES = (
     "MASTERDOWN",
     "BUSY",
 )
-"""The server says so before it has run anything, and may answer otherwise the next time."""
+"""Codes of errors that the server returns before it runs a command. A retry may succeed."""
 
 
 class RejectedError(RedisError):
-    """A server was reached, said no, and will say so the next time."""
+    """A server was reached and rejected the request, and will reject it again."""
 
 
 def has_error_code(error: object, words: Sequence[str]) -> bool:
-    """Whether it is a refusal of one of these kinds."""
+    """Returns whether an error of Redis has one of these codes."""
     return isinstance(error, RedisError) and _error_code(error) in words
 
 
 def is_permanent(error: object) -> bool:
-    """Whether trying again is in vain."""
+    """Returns whether retrying cannot succeed."""
     if isinstance(error, (AuthenticationError, RejectedError)):
         return True
     return isinstance(error, ResponseError) and not has_error_code(error, RETRYABLE_CODES)
@@ -47,11 +47,11 @@ def is_permanent(error: object) -> bool:
 
 @contextmanager
 def raise_lasting_errors(who: str, advice: str = "") -> Iterator[None]:
-    """Raises what is lasting as `RejectedError`, naming who said so.
+    """Converts permanent errors to `RejectedError` with the name of the server.
 
     Args:
-        who: the server, as ``sentinel at 10.0.0.7:26379``.
-        advice: what to do about it.
+        who: the server, for example ``sentinel at 10.0.0.7:26379``.
+        advice: how to fix the error.
     """
     try:
         yield
@@ -61,11 +61,11 @@ def raise_lasting_errors(who: str, advice: str = "") -> Iterator[None]:
         reason = str(error) if is_permanent(error) else _tls_reason(error)
         if reason is None:
             raise
-        raise RejectedError(f"{who} said: {reason}{advice and f'; {advice}'}") from error
+        raise RejectedError(f"{who} replied: {reason}{advice and f'; {advice}'}") from error
 
 
 def _tls_reason(error: BaseException) -> str | None:
-    """Why the two ends do not agree to talk; None: it is nothing of TLS, or may pass."""
+    """Returns why the TLS handshake failed; None if TLS is not the cause or a retry may succeed."""
     found: BaseException | None = error
     while found is not None and not isinstance(found, ssl.SSLError):
         found = found.__cause__ or found.__context__
@@ -75,17 +75,17 @@ def _tls_reason(error: BaseException) -> str | None:
         return f"its certificate is not trusted ({found.verify_message}); see tls_ca_file"
     reason = str(found.reason or "")
     if "WRONG_VERSION" in reason:
-        return f"nothing of TLS ({reason}); leave tls and rediss out, or name its TLS port"
+        return f"without TLS ({reason}); remove tls and rediss, or use the port for TLS"
     if "ALERT" in reason:
         return (
-            f"no to the TLS handshake ({reason}); see whether it asks for a certificate of ours, "
-            "tls_certificate_file, and trusts that one"
+            f"with a rejected TLS handshake ({reason}); see whether it requires a client certificate, "
+            "tls_certificate_file, and trusts it"
         )
     return None
 
 
 def _error_code(error: RedisError) -> str:
-    """redis-py takes the first word of some away and says it by the class instead."""
+    """redis-py removes the code of some errors and uses a class instead."""
     status = getattr(error, "status_code", None)
     if isinstance(status, str):
         return status.split()[0]

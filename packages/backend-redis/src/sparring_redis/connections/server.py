@@ -1,10 +1,10 @@
-"""One Redis server: its idle connections, and writes that must not come late.
+"""One Redis server: its idle connections, and protection against late writes.
 
-When the reply to a write does not come, the commands may still wait on the way: a stopped server
-reads them when it goes on, after it has taken a newer write from another connection. The old row
-would replace the newer one. So a connection that failed with writes under way is *condemned*, and
-before the next write the server is told to drop it (``CLIENT KILL``). It runs one command at a time,
-so what it has not run by then it never will. Where the server is gone there is nothing to drop.
+If the reply to a write does not arrive, its commands may still be in transit: a stopped server reads
+them when it resumes, after it has executed a newer write from another connection. The old row would
+replace the newer one. Therefore a connection that failed with writes in flight is *condemned*, and
+before the next write the server is told to close it (``CLIENT KILL``). The server runs one command at a
+time, so commands that it has not run by then will never run. If the server is gone, so are they.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_IDLE = 8
 
 
 class Server:
-    """A place to get connections from. Any thread may."""
+    """Provides connections to one server. It is thread-safe."""
 
     def __init__(self, address: Address, access: Access) -> None:
         self.address = address
@@ -35,10 +35,10 @@ class Server:
         self._process = os.getpid()
 
     def acquire(self, deadline: Deadline, *, is_write: bool) -> RedisConnection:
-        """A connection for one call; one for writes only after no older write can come late.
+        """Returns a connection for one call; for writes, only after no older write can arrive late.
 
         Raises:
-            redis.exceptions.RedisError, OSError: the server cannot be reached, or does not answer.
+            redis.exceptions.RedisError, OSError: the server is unreachable or does not reply.
         """
         connection = self._take() or RedisConnection(self.address, self._access, deadline)
         connection.use(deadline)
@@ -53,7 +53,7 @@ class Server:
         return connection
 
     def release(self, connection: RedisConnection) -> None:
-        """Takes back a connection on which nothing is under way."""
+        """Takes back a connection without pending replies."""
         with self._lock:
             if len(self._idle) < _MAX_IDLE and self._process == os.getpid():
                 self._idle.append(connection)
@@ -77,7 +77,7 @@ class Server:
         while True:
             with self._lock:
                 if self._process != os.getpid():
-                    # After a fork both processes would read each other's replies.
+                    # After a fork, both processes would read each other's replies.
                     self._idle, self._process = [], os.getpid()
                 if not self._idle:
                     return None
@@ -91,7 +91,7 @@ class Server:
             condemned = list(self._condemned)
         for identity in condemned:
             number, address = identity
-            # By number and address: after a restart another client may have the number.
+            # By id and address: after a restart another client may have the same id.
             connection.ask("CLIENT", "KILL", "ID", number, "ADDR", address)
             with self._lock:
                 if identity in self._condemned:
@@ -99,11 +99,11 @@ class Server:
 
 
 def _read_identity(connection: RedisConnection) -> tuple[bytes, ...]:
-    """The number and the address by which the server knows this connection."""
+    """Returns the id and the address by which the server knows this connection."""
     reply = connection.ask("CLIENT", "INFO")
     fields = dict(each.partition(b"=")[::2] for each in bytes(reply).split())
     if b"id" not in fields or b"addr" not in fields:
-        raise ResponseError(f"CLIENT INFO says neither id nor addr: {reply[:200]!r}")
-    # No client has this number. A user without the permission should learn it before it is needed.
+        raise ResponseError(f"CLIENT INFO returned no id or no addr: {reply[:200]!r}")
+    # No client has this id. The command detects a missing permission before it is needed.
     connection.ask("CLIENT", "KILL", "ID", 2**63 - 1, "ADDR", fields[b"addr"])
     return fields[b"id"], fields[b"addr"]

@@ -1,4 +1,4 @@
-"""Which server answers for a name: one, the master that Sentinel knows, or the one of its slot."""
+"""Finds the server for a slot: the only one, the master known to Sentinel, or the owner in a cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 
 class Topology(ABC):
-    """Finds servers, and keeps what it knows of each as long as it lives. Any thread may ask."""
+    """Finds servers and keeps their connections. It is thread-safe."""
 
     def __init__(self, place: Location, access: Access) -> None:
         self.place = place
@@ -40,15 +40,15 @@ class Topology(ABC):
 
     @abstractmethod
     def find_server(self, slot: int) -> Server | None:
-        """Server that answers for `slot`; None: none, as far as is known."""
+        """Returns the server that owns `slot`, or None if it is unknown."""
 
     def slots(self) -> list[int]:
-        """One slot of each server that answers for any, as far as is known."""
+        """Returns one slot of each known server that owns slots."""
         return [0]
 
     @abstractmethod
     def refresh(self, deadline: Deadline) -> None:
-        """Asks again who answers for what.
+        """Queries again which server owns which slots.
 
         Raises:
             redis.exceptions.RedisError, OSError: no server that knows can be reached.
@@ -61,17 +61,17 @@ class Topology(ABC):
 
 
 class StandaloneTopology(Topology):
-    """One server."""
+    """Topology of a single server."""
 
     def find_server(self, slot: int) -> Server | None:
         return self.server(self.place.addresses[0])
 
     def refresh(self, deadline: Deadline) -> None:
-        """It is where it was."""
+        """Does nothing, because the address does not change."""
 
 
 class SentinelTopology(Topology):
-    """The master of a service; the sentinels know which one that is now."""
+    """Topology of a service whose current master the sentinels know."""
 
     def __init__(self, place: Location, access: Access, sentinel_access: Access) -> None:
         super().__init__(place, access)
@@ -90,14 +90,14 @@ class SentinelTopology(Topology):
         found = connection.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.place.service)
         if found is None:
             raise RejectedError(
-                f"sentinel at {connection.address} knows no master {self.place.service!r}; name one "
-                "that it watches, option service"
+                f"sentinel at {connection.address} has no master {self.place.service!r}; set the option "
+                "service to a master that it monitors"
             )
         return Address(found[0].decode(), int(found[1]))
 
 
 class ClusterTopology(Topology):
-    """The master of each slot."""
+    """Topology of a cluster, in which each slot has a master."""
 
     def __init__(self, place: Location, access: Access) -> None:
         super().__init__(place, access)
@@ -123,7 +123,7 @@ class ClusterTopology(Topology):
         owners: list[Server | None] = [None] * NUM_SLOTS
         masters: list[Address] = []
         for first, last, master, *_ in ranges:
-            # A node that does not know its own name is the one that was asked.
+            # A node that does not know its own name is the one that was queried.
             host = master[0].decode() if master[0] else connection.address.host
             address = Address(host, int(master[1]))
             masters.append(address)
@@ -134,7 +134,7 @@ class ClusterTopology(Topology):
 
 
 class _Directory:
-    """Servers any of which can say who answers for what. Any thread may ask."""
+    """Servers that can report the topology. It is thread-safe."""
 
     def __init__(self, addresses: Sequence[Address], access: Access, advice: str) -> None:
         self._advice = advice
@@ -143,16 +143,16 @@ class _Directory:
         self._lock = threading.Lock()
 
     def learn(self, addresses: Sequence[Address]) -> None:
-        """From now on these are asked."""
+        """Replaces the servers to query."""
         with self._lock:
             self._addresses = list(dict.fromkeys(addresses))
 
     def ask(self, question: Callable[[RedisConnection], _T], deadline: Deadline) -> _T:
-        """The first answer; who gave it is asked first the next time.
+        """Returns the first reply. The server that replied is queried first the next time.
 
         Raises:
-            RejectedError: all said no.
-            redis.exceptions.RedisError, OSError: no server answered.
+            RejectedError: all servers rejected the request.
+            redis.exceptions.RedisError, OSError: no server replied.
         """
         failures: list[Exception] = []
         with self._lock:
@@ -180,7 +180,7 @@ class _Directory:
         raise self._worst(failures)
 
     def _worst(self, failures: Sequence[Exception]) -> Exception:
-        """Error for the whole; lasting only if no other server may still answer."""
+        """Returns the error to raise; it is permanent only if all servers rejected the request."""
         refused = [each for each in failures if isinstance(each, RejectedError)]
         others = [each for each in failures if not isinstance(each, RejectedError)]
         if refused and others:
@@ -188,7 +188,7 @@ class _Directory:
         return (refused or others)[-1]
 
     def _part(self, deadline: Deadline, addresses: Sequence[Address]) -> Deadline:
-        """Deadline for one of them: a stopped one must not take the time of those that would answer."""
+        """Returns the deadline for one server, so that a stopped one leaves time to query the others."""
         left = deadline.remaining()
         return Deadline(left if len(addresses) == 1 else max(left / 3, 0.05))
 
@@ -197,7 +197,7 @@ class _Directory:
 def _open_connection(
     address: Address, access: Access, deadline: Deadline
 ) -> Iterator[RedisConnection]:
-    """A connection for one question."""
+    """Opens a connection for one request."""
     connection = RedisConnection(address, access, deadline)
     try:
         yield connection

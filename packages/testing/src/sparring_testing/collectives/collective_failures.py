@@ -1,4 +1,4 @@
-"""Promises about ranks that leave, or say nothing."""
+"""Promises about ranks that leave or stop responding."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _poll_until_failure(collective: Collective) -> None:
     work.wait()
 
 
-# Waits of rank 2 for rank 0, which those of whole operations begin with.
+# Operations in which rank 2 waits for rank 0.
 _WAITS: dict[str, Callable[[Collective], Any]] = {
     "wait": lambda collective: collective.receive(np.empty(3), 0).wait(),
     "done": _poll_until_failure,
@@ -162,7 +162,7 @@ def miss_an_operation(collective: Collective) -> Any:
 
 def wait_in_turn(collective: Collective) -> Any:
     collective.barrier()
-    # Rank 0 waits longest, and for one that itself only waits.
+    # Rank 0 waits longest, for a rank that is itself waiting.
     time.sleep(collective.deadline_seconds * [0.0, 0.2, 1.4][collective.rank])
     if collective.rank == 2:
         return None
@@ -176,7 +176,7 @@ def miss_a_rank_that_left(collective: Collective) -> Any:
         time.sleep(0.5)
         return None
     collective.context = WorkContext("push", table="item", step=1)
-    # It may have left so long ago that the receive cannot even begin.
+    # The peer may have left so long ago that the receive cannot even start.
     return _catch_failure(lambda: collective.receive(np.empty(3), 2).wait())
 
 

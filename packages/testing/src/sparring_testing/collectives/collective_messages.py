@@ -74,7 +74,7 @@ class MessageTests:
 
 
 class _Exporting:
-    """A foreign array: NumPy knows nothing of it but DLPack."""
+    """A foreign array that supports only DLPack."""
 
     def __init__(self, array: Any) -> None:
         self._array = array
@@ -91,7 +91,7 @@ def swap_dtype(collective: Collective, name: str) -> bool:
 
     dtype = np.dtype(getattr(ml_dtypes, name) if name == "bfloat16" else name)
     other = 1 - collective.rank
-    # Any bytes at all, so NaN with their payloads too; a bool has two values.
+    # Arbitrary bytes, so NaNs with payloads are included; a bool has only two valid values.
     most = 2 if name == "bool" else 256
     bytes_of = [
         np.random.default_rng(rank).integers(0, most, 17 * dtype.itemsize, np.uint8)
@@ -119,7 +119,7 @@ def swap_shape(collective: Collective, shape: tuple[int, ...]) -> bool:
 
 def receive_in_another_order(collective: Collective) -> list[int]:
     if collective.rank == 0:
-        # In turns, while the receiver posts one tag before the other.
+        # The two tags alternate here, while the receiver posts all receives of one tag first.
         messages = [np.array([place + 100 * (tag == 9)]) for place in range(3) for tag in (9, 0)]
         works = [
             collective.send(message, 1, tag=9 if message[0] >= 100 else 0) for message in messages
@@ -128,7 +128,7 @@ def receive_in_another_order(collective: Collective) -> list[int]:
             work.wait()
         return []
     first, second = np.empty((2, 3), np.int64)
-    # Posted in order within a tag; waited for in another.
+    # Receives are posted in order within a tag, and waited for in a different order.
     zero = [collective.receive(first[place : place + 1], 0, tag=0) for place in range(3)]
     nine = [collective.receive(second[place : place + 1], 0, tag=9) for place in range(3)]
     got = []
@@ -238,7 +238,7 @@ def swap_large(collective: Collective, num_bytes: int) -> bool:
     receiving, sending = collective.receive(got, other), collective.send(mine, other)
     sending.wait()
     receiving.wait()
-    # The least and the most: to compare them all would take as much memory again.
+    # Compares the minimum and maximum, because comparing all elements would double the memory used.
     same = got[:-1].min() == got[:-1].max() == 1 + other
     return bool(same and got[-1] == 10 + other)
 
@@ -249,7 +249,7 @@ def disagree_on_size(collective: Collective, sent: int, room: int) -> str:
         work = collective.send(np.ones(sent, np.uint8), 1, tag=3)
         try:
             work.wait()
-        # Whether the sender learns of it depends on the transport.
+        # It depends on the transport whether the sender notices the mismatch.
         except (InvalidArgumentError, PeerFailure):
             return "noticed"
         return "sent"

@@ -1,4 +1,4 @@
-"""The suite that the author of a collective inherits."""
+"""The conformance kit for collectives."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["CollectiveTests", "RunRanks"]
 class RunRanks(Protocol):
     """Runs ``body(collective, *arguments)`` on each of `world_size` ranks.
 
-    Returns what it returned, in the order of ranks. Each call gives the ranks a fresh collective
-    with this deadline, closes it afterwards, and raises if `body` raised. `body` is a function of
-    a module of `sparring_testing`, so it can be pickled; so can arguments and results.
+    Returns the results of `body`, ordered by rank. Each call creates a collective with this deadline on
+    each rank, closes it afterwards, and raises an error if `body` raised one. `body` is a function of a
+    module of `sparring_testing`. It, its arguments and its results can be pickled.
     """
 
     def __call__(
@@ -28,16 +28,16 @@ class RunRanks(Protocol):
 
 
 class CollectiveTests(MessageTests, OperationTests, FailureTests):
-    """Every promise of the collective contract. Inherit it, and say how to run ranks.
+    """Tests every promise of the collective contract.
 
-    Required: the fixture `run_ranks`. `RankProcesses` runs ranks as processes.
-    The environment variable ``SPARRING_KIT_LARGE_BYTES`` sets the size of the largest message, for
-    machines with memory for more than 64 MiB; a rank needs twice as much.
+    A subclass must define the fixture `run_ranks`; `RankProcesses` can run the ranks as processes. The
+    environment variable ``SPARRING_KIT_LARGE_BYTES`` sets the size of the largest message (default
+    64 MiB). Each rank needs twice that much memory.
     """
 
     @pytest.fixture
     def run_ranks(self) -> RunRanks:
-        """Required: a callable as `RunRanks` describes, for worlds of 1, 2 and 3 ranks."""
+        """Required: a callable of the type `RunRanks` that supports 1, 2 and 3 ranks."""
         raise NotImplementedError(
             f"{type(self).__name__} must define the fixture run_ranks: a callable "
             "(world_size, body, *arguments, deadline_seconds=10.0) that runs body on each rank"

@@ -1,4 +1,4 @@
-"""A rank of its own for `ShardingKindTests`: reads a factory and requests, prints digests of layouts."""
+"""A separate process for `ShardingKindTests`: reads a factory and requests, prints digests of layouts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    # From the parent process, which trusts itself.
+    # Unpickling is safe here: the data come from the parent process.
     factory, requests = pickle.load(sys.stdin.buffer)
     print([factory(each).digest for each in requests])
 

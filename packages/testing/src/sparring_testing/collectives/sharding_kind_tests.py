@@ -1,12 +1,12 @@
-"""`ShardingKindTests`: every promise of a sharding kind.
+"""`ShardingKindTests`: tests every promise of a sharding kind.
 
     class TestMyKind(ShardingKindTests):
         @pytest.fixture
         def kind(self):
             return "my_kind"
 
-The plugin that registers the kind must be installed, or come by the fixture `plugin_manager`. Owners
-may be ``(4096,)``, or ``(blocks, 4096)`` where columns are divided.
+The plugin that registers the kind must be installed, or be provided by the fixture `plugin_manager`.
+The shape of `Layout.owners` may be ``(4096,)`` or, if columns are divided, ``(blocks, 4096)``.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 __all__ = ["ShardingKindTests"]
 
-_DIM = 12  # many numbers of column blocks divide it
+_DIM = 12  # has many divisors, so many numbers of column blocks are possible
 _STEPS = 4
 _KEYS = np.arange(-20, 20)
 _WORLDS = [(1, 1), (2, 1), (2, 2), (3, 3), (4, 2), (8, 4)]
-"""Ranks, and ranks of a node."""
+"""Pairs of a world size and a number of ranks per node."""
 
 
 def _request(
@@ -60,18 +60,18 @@ def _request(
 
 
 class ShardingKindTests:
-    """The promises of a sharding kind. A subclass gives the fixture `kind`."""
+    """Tests every promise of a sharding kind. A subclass must define the fixture `kind`."""
 
     @pytest.fixture
     def kind(self) -> str:
-        """Required: the name of the kind."""
+        """Required: name under which the kind is registered."""
         raise NotImplementedError(
             f"{type(self).__name__} must define the fixture kind: the name that the plugin registers"
         )
 
     @pytest.fixture
     def plugin_manager(self) -> PluginManager:
-        """Where the kind is looked up; the installed plugins."""
+        """Plugin manager that finds the kind. The default contains the installed plugins."""
         return make_plugin_manager()
 
     @pytest.fixture
@@ -90,17 +90,17 @@ class ShardingKindTests:
         assert isinstance(layout, Layout)
         blocks = np.atleast_2d(layout.owners)
         assert blocks.ndim == 2
-        assert blocks.shape[1] == NUM_PARTITIONS, "an owner for each partition"
-        assert _DIM % len(blocks) == 0, "blocks of columns are equally wide"
+        assert blocks.shape[1] == NUM_PARTITIONS, "every partition needs an owner"
+        assert _DIM % len(blocks) == 0, "all blocks of columns must have the same width"
         assert np.issubdtype(blocks.dtype, np.integer)
         assert blocks.min() >= 0
         assert blocks.max() < world_size
         kept = [layout.partitions_of(rank) for rank in range(world_size)]
         expected = [np.flatnonzero((blocks == rank).any(axis=0)) for rank in range(world_size)]
         for found, own in zip(kept, expected, strict=True):
-            assert np.array_equal(found, own), "the layout says the same of a rank as its owners"
+            assert np.array_equal(found, own), "partitions_of and owners disagree"
         if len(blocks) == 1:
-            assert sum(map(len, kept)) == NUM_PARTITIONS, "no partition has two owners"
+            assert sum(map(len, kept)) == NUM_PARTITIONS, "a partition has two owners"
 
     @pytest.mark.parametrize(("world_size", "per_node"), _WORLDS)
     def test_a_layout_names_its_kind_and_its_ranks(
@@ -114,7 +114,7 @@ class ShardingKindTests:
     ) -> None:
         requests = [_request(f"table-{each}", 8, 4) for each in range(12)]
         first = [described.factory(each) for each in requests]
-        # Not what was made before, nor in which order.
+        # The result must not depend on earlier calls or on their order.
         again = [described.factory(each) for each in reversed(requests)][::-1]
         assert [each.digest for each in again] == [each.digest for each in first]
         for one, other in zip(first, again, strict=True):
@@ -122,17 +122,19 @@ class ShardingKindTests:
             assert one.is_replicated == other.is_replicated
 
     def test_all_ranks_make_the_same_layout(self, described: ShardingKindDescriptor) -> None:
-        """Another process, with its own environment and hashes of text, makes what this one does."""
+        """A process with a different environment and hash seed creates the same layouts."""
         requests = [_request(f"table-{each}", 8, 4) for each in range(12)]
         try:
             sent = pickle.dumps((described.factory, requests))
         except (AttributeError, pickle.PicklingError) as error:
-            pytest.fail(f"the factory must be a function of a module, for other processes: {error}")
+            pytest.fail(
+                f"the factory must be a module-level function, so it can be pickled: {error}"
+            )
         done = subprocess.run(
             [sys.executable, "-m", "sparring_testing.collectives.sharding_kind_process"],
             input=sent,
             capture_output=True,
-            check=False,  # the assertion below shows what it wrote
+            check=False,  # the assertion below shows the output
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(sys.path),
@@ -144,7 +146,7 @@ class ShardingKindTests:
         )
         assert done.returncode == 0, done.stderr.decode()
         expected = str([described.factory(each).digest for each in requests])
-        assert done.stdout.decode().strip() == expected, "a rank would be refused by the others"
+        assert done.stdout.decode().strip() == expected, "ranks would disagree on the layout"
 
     def test_ranks_of_a_plan_own_the_rows_or_are_refused_by_name(
         self, described: ShardingKindDescriptor
@@ -152,13 +154,13 @@ class ShardingKindTests:
         for ranks in _subsets(range(4)):
             layout = _layout_or_error(described, _request("user", 4, 2, ranks))
             if isinstance(layout, InvalidArgumentError):
-                assert layout.details.get("table") == "user", "the error has the table"
-                assert "'user'" in str(layout), "the message names the table"
+                assert layout.details.get("table") == "user", "the error needs the detail `table`"
+                assert "'user'" in str(layout), "the message must name the table"
                 continue
             keepers = set(np.unique(layout.owners).tolist())
             if layout.is_replicated:
                 keepers = set(range(4))
-            assert keepers <= set(ranks), f"for ranks {ranks}, rows are on {sorted(keepers)}"
+            assert keepers <= set(ranks), f"with ranks {ranks}, rows are on {sorted(keepers)}"
 
     @pytest.mark.parametrize("world_size", [1, 2, 3])
     def test_steps_change_rows_as_row_wise_does_bit_for_bit(
@@ -201,15 +203,15 @@ def _train_on_ranks(
     load: str = "",
     more: int = 0,
 ) -> npt.NDArray[np.float32]:
-    """Embeddings ``(40, 12)`` after some steps of all ranks, the same on each of them.
+    """Trains one table on all ranks and returns the embeddings ``(40, 12)``, equal on every rank.
 
     Args:
-        kind: of the table.
-        world_size: ranks, which are threads.
-        manager: where the kind is looked up.
-        url: where the table is saved at the end.
-        load: the snapshot that it goes on from; without one it begins with `_STEPS` steps.
-        more: steps after these.
+        kind: sharding kind of the table.
+        world_size: number of ranks, which are threads.
+        manager: plugin manager that finds the kind.
+        url: where to save the table at the end; empty to skip saving.
+        load: snapshot to resume from; if empty, training starts with `_STEPS` steps.
+        more: number of additional steps.
     """
     table = TableConfig("user", _DIM, initializer=Uniform(-1, 1), seed=5)
     method = resolve_method("adagrad")
@@ -231,7 +233,7 @@ def _train_on_ranks(
                 random = np.random.default_rng((step, collective.rank))
                 ids = random.integers(-20, 20, 9 + collective.rank)
                 found = container.lookup("user", ids)
-                # Sums of these are exact in any order.
+                # The sums of these gradients are exact in any order.
                 gradients = random.integers(-64, 65, (len(ids), _DIM)) / np.float32(64)
                 sums = np.zeros(found.rows.shape, np.float32)
                 np.add.at(sums, found.inverse, gradients)
@@ -245,6 +247,6 @@ def _train_on_ranks(
 
     held = run_ranks(world_size, body)
     for each in held[1:]:
-        assert np.array_equal(each, held[0]), "ranks read the same rows"
+        assert np.array_equal(each, held[0]), "ranks read different rows"
     rows: npt.NDArray[np.float32] = held[0]
     return rows

@@ -1,10 +1,10 @@
-"""A rank that exchanges for ever, for tests that kill or stop one of them.
+"""A rank that exchanges data in an endless loop, for tests that kill or stop ranks.
 
     python -m sparring_testing.faults.exchange_until_failure BACKEND OPTIONS DEADLINE FOLDER
 
-The launcher's variables say which rank it is; OPTIONS is JSON. In FOLDER it writes, as
-``RANK.started``, its process id once it has exchanged a few times, and as ``RANK.failed`` what
-`PeerFailure` said, in JSON, and when. The failure then ends it, uncaught.
+The launcher's environment variables specify the rank. OPTIONS is JSON. After a few exchanges it writes
+its process id to ``RANK.started`` in FOLDER. When `PeerFailure` is raised, it writes the attributes of
+the error and the time as JSON to ``RANK.failed``, and exits with the uncaught error.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def exchange_until_failure(collective: Collective, folder: Path) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """So that a reader finds the whole text or no file."""
+    """Writes to a temporary file and renames it, so a reader never sees a partial text."""
     unfinished = path.with_suffix(".unfinished")
     unfinished.write_text(text)
     unfinished.rename(path)

@@ -1,11 +1,11 @@
-"""Lets the local disk fail, or the process die, at any call that a snapshot makes of it.
+"""Injects faults into the calls with which snapshots access the local disk.
 
     with faulty_disk(hook) as points:
         container.save(url)
 
-`hook` is called with the name of each fault point before the call it is named for. It may raise
-OSError, kill the process, or count. Nothing of this is in the way where no test asks for it: the
-module that calls the disk gets another `os` for the time being, no more.
+`hook` is called with the name of each fault point, before the call that the name describes. It may
+raise OSError, kill the process, or count calls. The production code contains no hooks: the module that
+accesses the disk gets a different `os` while the context is active.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ _PATH_FUNCTIONS = ("mkdir", "rmdir", "unlink", "scandir")
 def faulty_disk(hook: Hook) -> Iterator[None]:
     """Calls `hook` at each fault point of snapshots on the local disk, in this process.
 
-    A fault point is a function of `os` and what it is about: ``open rows``, ``write rows``,
-    ``half-written rows`` (between two halves), ``fsync rows``, ``rename manifest``, ``rename folder``
-    (the commit), ``renamed folder`` (after it), ``fsync folder``, ``preadv rows``, ….
+    The name of a fault point consists of a function of `os` and its object: ``open rows``,
+    ``write rows``, ``half-written rows`` (between two halves of a write), ``fsync rows``,
+    ``rename manifest``, ``rename folder`` (the commit), ``renamed folder`` (after the commit),
+    ``fsync folder``, ``preadv rows``, ….
 
     Args:
-        hook: called with the name, on whatever thread makes the call.
+        hook: called with the name, on the thread that makes the call.
     """
     module: Any = local_place
     before = module.os
@@ -47,7 +48,7 @@ def faulty_disk(hook: Hook) -> Iterator[None]:
 
 
 class _FaultyOs:
-    """`os`, with a hook before what touches the disk."""
+    """Wraps `os` and calls a hook before each function that accesses the disk."""
 
     def __init__(self, hook: Hook) -> None:
         self._hook = hook

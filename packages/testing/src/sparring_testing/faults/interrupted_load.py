@@ -1,4 +1,4 @@
-"""Kills a process in the middle of a load, for tests of storages that outlive it.
+"""Kills a process during a load, to test storages whose data survive the process.
 
     kill_during_load("rocksdb", {"path": str(folder)}, str(tmp_path / "snapshot"))
 
@@ -43,7 +43,7 @@ _HYPER = parse_hyper(_METHOD, {"lr": 0.1})
 
 
 def container_of(backend: str, options: Mapping[str, Any]) -> StepContainer:
-    """A training whose one table is stored in the backend."""
+    """Creates a container with one table that is stored in the backend."""
     container = StepContainer()
     container.declare(TABLE, StorageChoice(backend, options))
     container.set_state(TABLE.name, np.empty(0, np.float32), _METHOD.name)
@@ -51,7 +51,7 @@ def container_of(backend: str, options: Mapping[str, Any]) -> StepContainer:
 
 
 def take_step(container: StepContainer) -> None:
-    """One step over some keys."""
+    """Trains one step on some keys."""
     found = container.lookup(TABLE.name, np.arange(50))
     assert found.shadow_id is not None
     container.resources.accumulate(found.shadow_id, np.ones_like(found.rows))
@@ -60,12 +60,15 @@ def take_step(container: StepContainer) -> None:
 
 
 def check_interrupted_load(backend: str, options: Mapping[str, Any], url: str) -> None:
-    """Kills a process in a load: training goes on after a load or a clear, and not before.
+    """Tests that an interrupted load is detected.
+
+    Kills a process during a load. Training must then raise `InterruptedLoadError` until the snapshot
+    is loaded again or the storage is cleared.
 
     Args:
-        backend: of a storage that outlives the process and declares `notes`.
-        options: of the storage; they are passed as JSON.
-        url: of a snapshot that can be written.
+        backend: name of a storage backend whose data survive the process and which declares `notes`.
+        options: options of the storage; they are passed to the process as JSON.
+        url: location at which a snapshot can be written.
     """
     with container_of("memory", {}) as container:
         keys = np.arange(NUM_ROWS)
@@ -93,7 +96,7 @@ def check_interrupted_load(backend: str, options: Mapping[str, Any], url: str) -
 
 
 def kill_during_load(backend: str, options: Mapping[str, Any], url: str) -> None:
-    """Starts a process that loads a snapshot, and kills it (SIGKILL) when half of a chunk is stored."""
+    """Starts a process that loads a snapshot and kills it (SIGKILL) when half a chunk is stored."""
     command = [sys.executable, "-m", __name__, backend, json.dumps(options), url]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -103,11 +106,11 @@ def kill_during_load(backend: str, options: Mapping[str, Any], url: str) -> None
         finally:
             process.send_signal(signal.SIGKILL)
     if told != b"half":
-        raise RuntimeError(f"the process that should load told {told!r}: {command}")
+        raise RuntimeError(f"the loading process must print b'half', found {told!r}: {command}")
 
 
 def load_half(backend: str, options: Mapping[str, Any], url: str) -> None:
-    """Loads until it is killed; runs in the process of `kill_during_load`."""
+    """Loads until the process is killed. Runs in the process that `kill_during_load` starts."""
 
     def upsert_half(storage: Storage, keys: Keys, rows: Rows, _scores: Scores) -> None:
         storage.upsert(keys[: len(keys) // 2], rows[: len(keys) // 2])

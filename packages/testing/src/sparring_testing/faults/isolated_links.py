@@ -1,14 +1,14 @@
-"""Links between processes of one machine that can be slowed down and cut.
+"""Network links between processes of one machine, which can be slowed down and cut.
 
-Each rank gets a network namespace of its own, as if it were a machine, and a cable to one switch:
+Each rank gets its own network namespace, like a separate machine, and a cable to one switch:
 
     rank 0  eth0 ────── link0 ┐
-    rank 1  eth0 ────── link1 ┼ switch, in a namespace of its own
+    rank 1  eth0 ────── link1 ┼ switch, in its own namespace
     rank 2  eth0 ────── link2 ┘
 
-Nothing of this touches the machine's own network, and all of it is gone when the processes that hold
-the namespaces have ended. Linux only, with the commands ip, tc, nsenter and unshare; root is not
-needed where the kernel lets users make namespaces.
+The machine's own network is not affected. The namespaces disappear when their processes have ended.
+Requires Linux with the commands ip, tc, nsenter and unshare. Root is not required if the kernel allows
+users to create namespaces.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ INTERFACE = "eth0"
 _COMMANDS = ("ip", "nsenter", "tc", "unshare")
 _SECONDS = 10.0
 
-# What may queue up in a link before it drops, and what may go out at once.
+# Token bucket of tc: the burst size, and how long a packet may be queued before it is dropped.
 _QUEUE = ("burst", "64kb", "latency", "50ms")
 
 
 class IsolatedLinks(Closable):
-    """A namespace and a link for each rank.
+    """A network namespace and a link for each rank.
 
     Args:
-        num_ranks: how many.
-        bits_per_second: of each link, each way; None is as fast as memory.
+        num_ranks: number of ranks.
+        bits_per_second: bandwidth of each link in each direction; None for no limit.
 
     Raises:
-        UnsupportedError: this machine does not allow it, and why.
+        UnsupportedError: this machine does not support it; the message contains the reason.
     """
 
     def __init__(self, num_ranks: int, bits_per_second: int | None = None) -> None:
         missing = [name for name in _COMMANDS if shutil.which(name) is None]
         if missing:
             raise UnsupportedError(
-                f"isolated links: no command {missing[0]!r}; install iproute2 and util-linux"
+                f"isolated links: command {missing[0]!r} not found; install iproute2 and util-linux"
             )
         self._holders: list[subprocess.Popen[bytes]] = []
         try:
@@ -63,22 +63,22 @@ class IsolatedLinks(Closable):
             raise
 
     def command(self, rank: int, command: Sequence[str]) -> list[str]:
-        """`command`, as it runs behind a rank's link. The process it starts keeps its number."""
+        """Returns the command line that runs `command` behind a rank's link, with the same process id."""
         return [*self._entering(self._ranks[rank]), *command]
 
     def cut(self, rank: int) -> None:
-        """From now on nothing passes a rank's link, and no rank is notified."""
+        """Cuts a rank's link. No rank is notified."""
         _run([*self._entering(self._switch), "ip", "link", "set", f"link{rank}", "down"])
 
     def close(self) -> None:
-        """Lets go of the namespaces; they last until the processes in them have ended."""
+        """Releases the namespaces. They exist until the processes in them have ended."""
         for holder in self._holders:
             holder.kill()
             holder.wait()
         self._holders.clear()
 
     def _hold(self, unshare: Sequence[str]) -> int:
-        """The process that keeps a new namespace alive."""
+        """Starts a process that keeps a new namespace alive and returns its id."""
         holder = subprocess.Popen(
             [*unshare, "sh", "-c", "echo; exec sleep infinity"],
             stdin=subprocess.DEVNULL,
@@ -88,11 +88,11 @@ class IsolatedLinks(Closable):
         self._holders.append(holder)
         assert holder.stdout is not None
         assert holder.stderr is not None
-        # It speaks once it is in the namespace; nothing comes if it could not enter one.
+        # The process prints a line when it is in the namespace, and nothing if that failed.
         if holder.stdout.readline():
             return holder.pid
         reason = holder.stderr.read().decode(errors="replace").strip()
-        raise UnsupportedError(f"isolated links: no network namespace can be made: {reason}")
+        raise UnsupportedError(f"isolated links: cannot create a network namespace: {reason}")
 
     def _entering(self, process: int) -> list[str]:
         user = ["--user", "--preserve-credentials"] if _new_user() else []
@@ -118,7 +118,7 @@ class IsolatedLinks(Closable):
 
 
 def why_isolation_is_unavailable() -> str | None:
-    """Why `IsolatedLinks` cannot be had here, or None. Tries it."""
+    """Tries to create a link, and returns the reason if that fails, otherwise None."""
     try:
         IsolatedLinks(1, 10**9).close()
     except UnsupportedError as error:
@@ -127,7 +127,7 @@ def why_isolation_is_unavailable() -> str | None:
 
 
 def _new_user() -> list[str]:
-    """Command that makes a user without root rights root in a new user namespace."""
+    """Returns a command that makes a user without root rights root in a new user namespace."""
     return [] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user"]
 
 
@@ -135,4 +135,4 @@ def _run(command: Sequence[str]) -> None:
     ran = subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False)
     if ran.returncode:
         said = ran.stderr.decode(errors="replace").strip()
-        raise UnsupportedError(f"isolated links: {' '.join(command)}: {said}")
+        raise UnsupportedError(f"isolated links: {' '.join(command)} failed: {said}")

@@ -1,4 +1,4 @@
-"""`DatasetTests`: what every kind of data of `sparring train` promises.
+"""`DatasetTests`: tests every promise of a kind of data of `sparring train`.
 
 Use:
     class TestMyData(DatasetTests):
@@ -6,7 +6,7 @@ Use:
         def open_dataset(self):
             return lambda request: MyDataset(section, request)
 
-It takes batches as they are described in ``sparring_train.data``, and imports none of it.
+It reads batches in the format of ``sparring_train.data`` without importing that package.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["DatasetRequest", "DatasetTests"]
 
 @dataclass(frozen=True, slots=True)
 class DatasetRequest:
-    """Members of `sparring_train.data.dataset.OpenRequest` that the kit varies."""
+    """Fields of `sparring_train.data.dataset.OpenRequest` that the kit varies."""
 
     seed: int = 3
     rank: int = 0
@@ -37,21 +37,24 @@ OpenDataset = Callable[[DatasetRequest], Any]
 
 
 class DatasetTests:
-    """Tests of a data set of a few hundred examples, in steps of less than all of them."""
+    """Tests a data set of a few hundred examples and more than one step per epoch."""
 
     @pytest.fixture
     def open_dataset(self) -> OpenDataset:
-        """Opens the data set of a rank."""
-        raise NotImplementedError("define the fixture open_dataset")
+        """Required: a callable that opens the data set of one rank."""
+        raise NotImplementedError(
+            f"{type(self).__name__} must define the fixture open_dataset: a callable "
+            "(request: DatasetRequest) that opens the data set"
+        )
 
     @pytest.fixture
     def num_examples(self) -> int | None:
-        """Number of examples of all parts together; None if it is unknown."""
+        """Total number of examples in all parts, or None if it is unknown."""
         return None
 
     @pytest.fixture
     def has_validation(self) -> bool:
-        """Whether the section of the data set keeps examples for validation."""
+        """Whether the data set has validation examples."""
         return False
 
     def test_no_standard_test_is_removed_or_overridden_without_a_reason(self) -> None:
@@ -72,9 +75,9 @@ class DatasetTests:
         data = open_dataset(DatasetRequest())
         train = _examples(data.batches(0))
         held_out = [_examples(each) for each in _held_out_examples(data, has_validation)]
-        assert train, "there is no example to train on"
-        assert held_out[0], "there is no example for the test"
-        assert held_out[-1], "there is no example for validation"
+        assert train, "there are no training examples"
+        assert held_out[0], "there are no test examples"
+        assert held_out[-1], "there are no validation examples"
         if num_examples is not None:
             assert len(train) + sum(map(len, held_out)) == num_examples
 
@@ -127,7 +130,7 @@ class DatasetTests:
 
 
 def _held_out_examples(data: Any, has_validation: bool) -> list[Iterable[Any]]:
-    """Batches of each part that is not trained on: of the test, and of validation if there is one."""
+    """Returns the batches of the test part and, if there is one, of the validation part."""
     return [data.test_batches(), *([data.validation_batches()] if has_validation else [])]
 
 
@@ -136,9 +139,11 @@ def _check_batch(batch: Any, schema: Any) -> None:
     for feature in schema.features:
         column = batch.ids[feature.name]
         counts = column.counts
-        assert column.ids.dtype == np.int64, f"{feature.name}: ids are {column.ids.dtype}"
+        assert column.ids.dtype == np.int64, (
+            f"{feature.name}: ids must be int64, not {column.ids.dtype}"
+        )
         assert len(counts) == len(batch), f"{feature.name}: {len(counts)} of {len(batch)} examples"
-        assert counts.sum() == len(column.ids), f"{feature.name}: lengths and ids disagree"
+        assert counts.sum() == len(column.ids), f"{feature.name}: counts and number of ids disagree"
         assert feature.is_list or (counts <= 1).all(), f"{feature.name}: more than one id"
         may_be_none = feature.is_list or feature.may_be_missing
         assert may_be_none or (counts == 1).all(), f"{feature.name}: an id is missing"
@@ -156,7 +161,7 @@ def _check_batch(batch: Any, schema: Any) -> None:
 
 
 def _examples(batches: Iterable[Any]) -> list[tuple[Any, ...]]:
-    """Examples as tuples that can be compared, in order."""
+    """Returns the examples, in order, as tuples that can be compared."""
     found: list[tuple[Any, ...]] = []
     for batch in batches:
         columns: list[Any] = [map(bytes, batch.numbers)]
@@ -171,17 +176,17 @@ def _examples(batches: Iterable[Any]) -> list[tuple[Any, ...]]:
 
 
 def _steps_of(ranks: list[Iterable[Any]]) -> list[list[tuple[Any, ...]]]:
-    """Examples of each step, of what all ranks give."""
+    """Returns the examples of each step, joined over all ranks."""
     steps = []
-    # strict: an error here is that ranks give different numbers of batches.
+    # With strict, an error means that ranks return different numbers of batches.
     for parts in zip(*ranks, strict=True):
         totals = {batch.total for batch in parts}
-        assert len(totals) == 1, f"ranks say that a step has {totals} examples"
+        assert len(totals) == 1, f"ranks report different totals for a step: {totals}"
         if totals == {None}:
             whole = [_examples([batch]) for batch in parts]
-            assert all(each == whole[0] for each in whole), "ranks give different whole batches"
+            assert all(each == whole[0] for each in whole), "ranks return different whole batches"
             steps.append(whole[0])
             continue
         steps.append([example for batch in parts for example in _examples([batch])])
-        assert len(steps[-1]) == totals.pop(), "parts of ranks do not add up to the total"
+        assert len(steps[-1]) == totals.pop(), "the parts of the ranks do not add up to the total"
     return steps

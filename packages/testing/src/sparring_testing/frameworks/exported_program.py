@@ -1,4 +1,4 @@
-"""Checks of exported programs: their run without Python, as the examples do it, and damaged files."""
+"""Checks of exported programs: running without Python, as in the examples, and damaged files."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pathlib import Path
 __all__ = ["Ask", "check_run_without_python", "damage_files"]
 
 Ask = Callable[[str], str]
-"""Writes a line to the program, and returns the line that it answers."""
+"""Writes a line to the program and returns the line with which it replies."""
 
 
 def damage_files(bundle: Path) -> Iterator[Path]:
-    """Damages one file of a bundle after the other: a bit, the end, the whole file.
+    """Yields after damaging each file of a bundle: one flipped bit, a truncated end, a missing file.
 
     Args:
-        bundle: a copy; each file is as before when the next one is damaged.
+        bundle: a copy of a bundle. Each file is restored before the next one is damaged.
     """
     for path in sorted(each for each in bundle.rglob("*") if each.is_file()):
         content = path.read_bytes()
         flipped = bytearray(content)
         flipped[len(content) // 2] ^= 1
         for damaged in (bytes(flipped), content[:-1], None):
-            path.unlink()  # a library may be mapped
+            path.unlink()  # not overwritten, because a library may be mapped
             if damaged is not None:
                 path.write_bytes(damaged)
             yield path
@@ -38,14 +38,14 @@ def check_run_without_python(
     publish: Callable[[], int],
     check_run: Callable[[Ask], None],
 ) -> None:
-    """Checks a compiled program: it needs no Python, runs, takes newer tables, refuses a wrong folder.
+    """Checks a compiled program: it runs without Python, loads newer tables and rejects a wrong folder.
 
     Args:
-        program: that was compiled.
-        bundle: that it runs.
-        served: the serving snapshots.
-        publish: trains, writes the next of them, and returns its step.
-        check_run: lets the program run, and compares what it answers with the model.
+        program: the compiled program.
+        bundle: the bundle that it runs.
+        served: the folder of serving snapshots.
+        publish: trains, writes the next serving snapshot and returns its step.
+        check_run: runs the program and compares its replies with the model.
     """
     linked = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
     assert "libpython" not in linked

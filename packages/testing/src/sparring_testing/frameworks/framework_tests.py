@@ -1,11 +1,11 @@
-"""`FrameworkTests`: what every framework's adapter promises, tested in the same way for all of them.
+"""`FrameworkTests`: tests the promises that every framework adapter makes.
 
 Use:
     class TestTorch(FrameworkTests):
         @pytest.fixture
         def make_model(self): ...
 
-The numbers are checked against a few lines of NumPy, so adapters that pass agree with each other too.
+Results are compared with a short NumPy implementation, so all adapters that pass agree with each other.
 """
 
 from __future__ import annotations
@@ -40,52 +40,57 @@ _FAR_APART = np.array([7, -1, 7, 2**62, -(2**63), 2**63 - 1, 0], np.int64)
 
 
 class FrameworkModel(Protocol):
-    """One table of a framework, and its optimizer.
+    """A model with one table of a framework, and its optimizer.
 
-    Its loss is half the sum of squares of (embedding − target), so that the gradient of an embedding
-    is their difference.
+    The loss is half the sum of squares of (embedding − target), so the gradient of an embedding is
+    embedding − target.
     """
 
     def look_up(self, ids: Ids) -> Rows:
-        """Embeddings ``(n, dim)``, as an evaluation reads them."""
+        """Returns the embeddings ``(n, dim)``, read as in evaluation."""
 
     def pool(self, ids: Ids, lengths: Ids, mode: str) -> Rows:
-        """One embedding for each bag ``(b, dim)``: ``sum`` or ``mean``."""
+        """Returns one embedding per bag, ``(b, dim)``; `mode` is ``sum`` or ``mean``."""
 
     def weights_gradient(self, ids: Ids, lengths: Ids, weights: Rows) -> Rows:
-        """Of the weights ``(n,)`` of bags that are pooled by ``sum``, for half the sum of squares of
-        what `pool` would give with them: ``(n,)``."""
+        """Returns the gradient ``(n,)`` of the weights ``(n,)`` of bags pooled by ``sum``.
+
+        The loss is half the sum of squares of the pooled embeddings.
+        """
 
     def step(self, ids: Ids, targets: Rows) -> None:
-        """Forward, backward, step."""
+        """Runs one forward pass, backward pass and optimizer step."""
 
     def step_in_parts(self, parts: list[tuple[Ids, Rows]]) -> None:
-        """The gradients of several batches, their sum, and one step."""
+        """Accumulates the gradients of several batches and takes one optimizer step."""
 
 
 class MakeModel(Protocol):
-    """Makes a model whose table lives in a container."""
+    """Creates a model whose table is stored in a container."""
 
     def __call__(
         self, table: TableConfig, container: StepContainer, optimizer: str, learning_rate: float
     ) -> FrameworkModel:
-        """A model.
+        """Creates a model.
 
         Args:
-            table: float32, with pooling of the model's choice.
-            container: where it lives.
-            optimizer: ``sgd``, ``adagrad`` (accumulators from 0) or ``adam``: the framework's own;
-                ``fused adagrad`` and ``fused adam``: update methods.
-            learning_rate: of it.
+            table: a float32 table; the model chooses the pooling.
+            container: the container in which to declare the table.
+            optimizer: ``sgd``, ``adagrad`` (with accumulators that start at 0) or ``adam``, which are
+                the framework's own optimizers; ``fused adagrad`` and ``fused adam`` are update methods.
+            learning_rate: the learning rate of the optimizer.
         """
 
 
 class FrameworkTests:
-    """The promises. A subclass gives the fixture `make_model`."""
+    """Tests every promise. A subclass must define the fixture `make_model`."""
 
     @pytest.fixture
     def make_model(self) -> MakeModel:
-        raise NotImplementedError("a subclass of FrameworkTests gives a fixture make_model")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define the fixture make_model: a callable "
+            "(table, container, optimizer, learning_rate) that creates a FrameworkModel"
+        )
 
     @pytest.fixture
     def table(self) -> TableConfig:
@@ -283,7 +288,7 @@ class FrameworkTests:
 
 
 def _rows(container: StepContainer, table: TableConfig) -> dict[int, bytes]:
-    """Key → the whole row, state included."""
+    """Returns the whole row, including the state, of each key."""
     return {
         int(key): row.tobytes()
         for each in container.storage(table.name).scan()
@@ -292,7 +297,7 @@ def _rows(container: StepContainer, table: TableConfig) -> dict[int, bytes]:
 
 
 class _Rule:
-    """Rows by the formula, in float64."""
+    """A reference implementation of an optimizer, in float64."""
 
     def __init__(self, table: TableConfig, learning_rate: float) -> None:
         self._table, self._rate = table, learning_rate
@@ -331,7 +336,7 @@ class _Adagrad(_Rule):
 
 
 class _Adam(_Rule):
-    """Lazy: a row's moments change in the steps that touch it."""
+    """Lazy Adam: the moments of a row change only in steps that contain its key."""
 
     def __init__(self, table: TableConfig, learning_rate: float) -> None:
         super().__init__(table, learning_rate)

@@ -1,4 +1,4 @@
-"""`ModelKindTests`: what every kind of model of `sparring train` promises, and every class of one's own.
+"""`ModelKindTests`: tests every promise of a kind of model of `sparring train`, or of a custom class.
 
 Use:
     class TestMyModel(ModelKindTests):
@@ -6,7 +6,7 @@ Use:
         def model(self):
             return {"kind": "my_kind", "dim": 8}
 
-It needs sparring-train and the framework. A kind must be installed, for ranks are processes.
+Requires sparring-train and the framework. The kind must be installed, because ranks are processes.
 """
 
 from __future__ import annotations
@@ -36,27 +36,29 @@ __all__ = ["ModelKindTests"]
 Sections = Mapping[str, Any]
 _NUM_RANKS = 2
 _EPOCHS = 3
-# Importing a framework on a busy machine.
+# Importing a framework can take minutes on a busy machine.
 _DEADLINE_SECONDS = 300
 _RTOL, _ATOL = 1e-3, 1e-5
-"""Accuracy of rows that ranks trained: in float32, of sums in another order."""
+"""Tolerances for rows that several ranks trained in float32: sums are computed in a different order."""
 
 
 class ModelKindTests:
-    """Tests of one `model` section. Each trains it for some epochs on a few hundred examples.
+    """Tests one `model` section by training it for some epochs on a few hundred examples.
 
-    What it draws must come from the framework's generator, which the run has seeded. What is drawn for
-    each example, as dropout is, depends on the number of ranks: leave it out here.
+    Random numbers must come from the framework's generator, which the run seeds. Omit random numbers
+    per example, such as dropout: they depend on the number of ranks.
     """
 
     @pytest.fixture
     def model(self) -> Sections:
-        """The `model` section."""
-        raise NotImplementedError("define the fixture model")
+        """Required: the `model` section."""
+        raise NotImplementedError(
+            f"{type(self).__name__} must define the fixture model: the `model` section as a mapping"
+        )
 
     @pytest.fixture
     def data(self, tmp_path: Path) -> Sections:
-        """The `data` section: clicks of users on items of their own kind, and a price."""
+        """The `data` section. By default, clicks of users on items, with a price."""
         path = tmp_path / "clicks.csv"
         path.write_text(_click_log())
         return {
@@ -66,23 +68,23 @@ class ModelKindTests:
 
     @pytest.fixture
     def optimizer(self) -> Sections:
-        """The `optimizer` section: steps with which it learns.
+        """The `optimizer` section, with learning rates at which the model learns.
 
-        Their size must grow with the gradient's, as those of SGD. Adam makes a step as large as any of a
-        gradient that is nothing but rounding, which depends on the number of ranks.
+        The size of a step must grow with the gradient, as with SGD. Adam takes a full-size step even
+        if the gradient consists only of rounding errors, which depend on the number of ranks.
         """
         return {"sparse": {"name": "sgd", "lr": 1.0}, "dense": {"name": "sgd", "lr": 0.1}}
 
     @pytest.fixture
     def framework(self) -> str:
-        """The framework that trains it."""
+        """Framework that trains the model."""
         return "torch"
 
     @pytest.fixture
     def trainings(
         self, model: Sections, data: Sections, optimizer: Sections, framework: str, tmp_path: Path
     ) -> TrainingRuns:
-        """Runs of this model on these data; not for others to define."""
+        """Training runs of this model on these data. Subclasses do not override it."""
         sections = {"model": model, "data": data, "optimizer": optimizer, "framework": framework}
         return TrainingRuns(tmp_path, sections)
 
@@ -96,7 +98,7 @@ class ModelKindTests:
         assert len(set(asked)) == len(asked)
         rows = trainings.train("run").rows
         assert sorted(rows) == sorted(asked)
-        assert all(rows.values()), f"a table was asked for and never looked up: {rows}"
+        assert all(rows.values()), f"tables without rows were declared but never looked up: {rows}"
 
     def test_training_lowers_the_loss(self, trainings: TrainingRuns) -> None:
         losses = trainings.train("run").losses
@@ -139,10 +141,10 @@ def _click_log() -> str:
 
 @dataclass(slots=True)
 class RunResult:
-    """A run that has ended: the `Progress` that it told."""
+    """Results of a finished run; it implements `Progress`."""
 
     losses: list[float] = field(default_factory=list)
-    """Of each step."""
+    """Loss of each step."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     rows: Mapping[str, int] = field(default_factory=dict)
 
@@ -160,20 +162,20 @@ class RunResult:
 
 @dataclass(frozen=True, slots=True)
 class TrainingRuns:
-    """Runs in a folder, each with its snapshots in a folder of its name."""
+    """Training runs in a folder. The snapshots of each run are in a subfolder with its name."""
 
     folder: Path
     sections: Sections
 
     def config(self, name: str, *, epochs: int = _EPOCHS, resumes: bool = False) -> RunConfig:
-        """The configuration of a run, as `sparring train` reads it."""
+        """Returns the configuration of a run, parsed as `sparring train` parses it."""
         from sparring_train import parse_config
 
         text = self._text(name, epochs, resumes)
         return parse_config(text, plugin_manager=make_plugin_manager())
 
     def train(self, name: str, *, epochs: int = _EPOCHS, resumes: bool = False) -> RunResult:
-        """A run by this process."""
+        """Trains in this process."""
         from sparring_train import find_trainer
 
         ran, manager = RunResult(), make_plugin_manager()
@@ -183,7 +185,7 @@ class TrainingRuns:
         return ran
 
     def train_on_ranks(self, name: str) -> None:
-        """The same by two processes, which the framework's launcher starts."""
+        """Trains in two processes, which the framework's launcher starts."""
         path = self.folder / f"{name}.yaml"
         path.write_text(self._text(name, _EPOCHS, False))
         if self.sections["framework"] == "torch":
@@ -206,7 +208,7 @@ class TrainingRuns:
         assert done.returncode == 0, done.stderr[-4000:]
 
     def evaluate_saved(self, name: str) -> Mapping[str, float]:
-        """Metrics of the model in the newest snapshot of a run."""
+        """Evaluates the model in the newest snapshot of a run and returns its metrics."""
         from sparring_train import evaluate_model, open_run
 
         snapshot = latest_snapshot(self.folder / name)
@@ -216,7 +218,7 @@ class TrainingRuns:
             return found
 
     def check_equal_rows(self, one: str, two: str) -> None:
-        """Rows of the newest snapshots of two runs are equal, but for rounding."""
+        """Checks that the newest snapshots of two runs have equal rows, except for rounding."""
         first, second = self._rows(one), self._rows(two)
         assert first.keys() == second.keys()
         for table, (keys, rows) in first.items():
@@ -225,7 +227,7 @@ class TrainingRuns:
             np.testing.assert_allclose(rows, other_rows, _RTOL, _ATOL, err_msg=f"table {table}")
 
     def _rows(self, name: str) -> dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
-        """Table → its keys, in order, and their rows."""
+        """Returns the sorted keys and the rows of each table."""
         snapshot = latest_snapshot(self.folder / name)
         assert snapshot is not None
         found = {}
@@ -237,7 +239,7 @@ class TrainingRuns:
         return found
 
     def _text(self, name: str, epochs: int, resumes: bool) -> str:
-        """JSON, which is YAML."""
+        """Returns the configuration as JSON, which is valid YAML."""
         snapshots = {"url": str(self.folder / name), "resume": resumes}
         more = {"seed": 5, "threads": 1, "storage": {"backend": "memory"}}
         run = {"training": {"epochs": epochs}, "snapshots": snapshots}

@@ -1,1 +1,1 @@
-"""Storages through the C interface."""
+"""Tests of storages through the C ABI."""

@@ -1,4 +1,4 @@
-"""The native handle of a storage, wrapped again, is the same storage."""
+"""Tests that a storage and its native handle are the same storage."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class NativeHandleTests:
         self, storage: Storage
     ) -> None:
         is_wrapped = storage.capabilities.native or isinstance(storage, NativeStorage)
-        require(not is_wrapped, "the struct of a storage that wraps one outlives it")
+        require(not is_wrapped, "the native handle of a wrapped storage outlives the wrapper")
         handle = _open_handle(storage)
         storage.close()
         with pytest.raises(ClosedError):

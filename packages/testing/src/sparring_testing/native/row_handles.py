@@ -1,4 +1,4 @@
-"""Row handles of storages that report `SPARRING_ROW_HANDLES`, through the C ABI itself."""
+"""Tests of row handles through the C ABI, for storages that report `SPARRING_ROW_HANDLES`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["RowHandleTests"]
 
 
 class RowHandleTests:
-    """Row handles refer to the rows of their keys; for outdated handles, the keys are looked up again."""
+    """A row handle refers to the row of its key. If it is outdated, the key is looked up again."""
 
     def test_rows_by_their_handles_are_those_that_find_gives(
         self, storage: Storage, rng: np.random.Generator
@@ -76,10 +76,10 @@ class RowHandleTests:
 def _change_and_reuse(
     storage: Storage, rng: np.random.Generator, keys: Keys, *, makes_rows: bool
 ) -> None:
-    """Changes a storage in random ways; old handles are handed in after each.
+    """Changes a storage in random ways and uses old handles after each change.
 
     Args:
-        makes_rows: whether updates may make new rows, so that others may leave.
+        makes_rows: whether updates may create rows, which can evict other rows.
     """
     abi, kept = _open_abi(storage), list[Handles]()
 
@@ -103,7 +103,7 @@ def _change_and_reuse(
         kept.append(abi.visit(some())[1])
         known = kept[rng.integers(max(0, len(kept) - 4), len(kept))]
         is_there = storage.find(known.keys).found
-        # A key that had no row may be shown without one, though it has one by now.
+        # A key that had no row may be shown without one, even if it has one now.
         had_row = _chosen(known, (known.pointers != 0) | ~is_there)
         shown, _ = abi.visit(had_row.keys, handles=had_row)
         assert shown == _found(storage, had_row.keys)
@@ -115,7 +115,7 @@ def _change_and_reuse(
 def _assert_updates(
     abi: StorageAbi, storage: Storage, known: Handles, rng: np.random.Generator
 ) -> None:
-    """Updates all keys of `known` by their handles: these rows change, and no other."""
+    """Updates all keys of `known` by their handles and checks that exactly these rows change."""
     rows = random_rows(rng, len(known.keys), storage.table)
     expected = {key: row.data for key, row in read_contents(storage).items()}
     is_new = (~storage.find(known.keys).found).tolist()
@@ -123,11 +123,11 @@ def _assert_updates(
     assert abi.update(known.keys, rows.view(np.uint8), known) == is_new
     found = {key: row.data for key, row in read_contents(storage).items()}
     wrong = [key for key in found.keys() | expected.keys() if found.get(key) != expected.get(key)]
-    assert not wrong, f"{len(wrong)} of {len(expected)} rows differ, that of key {wrong[0]} first"
+    assert not wrong, f"{len(wrong)} of {len(expected)} rows differ, the first is of key {wrong[0]}"
 
 
 def _found(storage: Storage, keys: Keys, columns: Columns | None = None) -> list[bytes | None]:
-    """Rows that a visit must show. `columns`: in bytes."""
+    """Returns the rows that a visit must show. `columns` are in bytes."""
     found, span = storage.find(keys), columns or Columns(0, storage.table.row_bytes)
     return [
         row[span.begin : span.end] if is_there else None
@@ -140,7 +140,9 @@ def _chosen(known: Handles, which: npt.NDArray[Any]) -> Handles:
 
 
 def _open_abi(storage: Storage) -> StorageAbi:
-    require(storage.capabilities.devices == ("cpu",), "rows of devices are reached by kernels")
+    require(
+        storage.capabilities.devices == ("cpu",), "rows on a device are not accessible from the CPU"
+    )
     abi = StorageAbi(storage)
     require(abi.keeps_handles, "this storage does not report SPARRING_ROW_HANDLES")
     return abi

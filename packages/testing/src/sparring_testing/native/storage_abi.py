@@ -1,4 +1,4 @@
-"""Visits and updates of a storage through the C ABI itself (``storage_abi.h``), with row handles."""
+"""Visits and updates of a storage through the C ABI (``storage_abi.h``), with row handles."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class CStorage(ctypes.Structure):
 
 
 def read_struct(capsule: object) -> CStorage:
-    """The struct in a capsule, which must outlive it."""
+    """Returns the struct in a capsule. The capsule must outlive it."""
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = c_void_p, (ctypes.py_object, ctypes.c_char_p)
     return CStorage.from_address(get(capsule, CAPSULE))
@@ -138,16 +138,16 @@ def read_struct(capsule: object) -> CStorage:
 
 @dataclass(frozen=True, slots=True)
 class Handles:
-    """Rows that a visit showed."""
+    """Row handles that a visit returned."""
 
     keys: Keys
     pointers: npt.NDArray[np.uint64]
-    """``(n,)``, 0 where a key has no row."""
+    """``(n,)``, 0 if a key has no row."""
     generation: int
 
 
 class StorageAbi:
-    """The struct of a storage on the CPU, whose rows are bytes here."""
+    """The C struct of a storage on the CPU. Rows are bytes."""
 
     def __init__(self, storage: Storage) -> None:
         self._capsule = get_capsule(storage)
@@ -159,17 +159,21 @@ class StorageAbi:
     def visit(
         self, keys: Keys, columns: Columns | None = None, handles: Handles | None = None
     ) -> tuple[list[bytes | None], Handles]:
-        """The columns, in bytes, of the row of each key, and what its handle is if they begin at 0.
+        """Returns the columns of the row of each key, as bytes, and the row handles.
+
+        The handles are valid only if the columns begin at 0.
 
         Args:
-            handles: of these keys.
+            keys: ``(n,)`` keys.
+            columns: range of bytes; None for whole rows.
+            handles: row handles of these keys.
         """
         keys, span = np.ascontiguousarray(keys), columns or Columns(0, self.row_bytes)
         rows: list[bytes | None] = []
         pointers = np.zeros(len(keys), np.uint64)
 
         def show(_context: Any, begin: int, count: int, shown: int) -> int:
-            assert begin == len(rows), "ranges that are shown must follow one another"
+            assert begin == len(rows), "the ranges passed to show must be consecutive"
             pointers[begin : begin + count] = _array(shown, count, c_uint64)
             for pointer in pointers[begin : begin + count].tolist():
                 rows.append(ctypes.string_at(pointer, span.end - span.begin) if pointer else None)
@@ -188,11 +192,12 @@ class StorageAbi:
     def update(
         self, keys: Keys, rows: npt.NDArray[np.uint8], handles: Handles | None = None
     ) -> list[bool]:
-        """Writes the whole row of each key. Returns which of them were new.
+        """Writes the whole row of each key and returns which keys were new.
 
         Args:
-            rows: ``(n, row_bytes)``
-            handles: of these keys.
+            keys: ``(n,)`` keys.
+            rows: ``(n, row_bytes)``.
+            handles: row handles of these keys.
         """
         keys, rows = np.ascontiguousarray(keys), np.ascontiguousarray(rows)
         times, were_new = [0] * len(keys), [False] * len(keys)

@@ -1,4 +1,4 @@
-"""Checks of deadlines, where a machine that does other things may be late."""
+"""Checks of deadlines that tolerate a busy machine."""
 
 from __future__ import annotations
 
@@ -10,32 +10,33 @@ import pytest
 __all__ = ["DEADLINES", "check_with_deadlines"]
 
 DEADLINES = (0.7, 3.0, 12.0)
-"""Seconds. The next one is tried where the one before it was missed: a machine that is busy with other
-things may be late by a second, which is little of the longest."""
+"""Deadlines in seconds, tried in order. On a busy machine an operation may be late by a second, which is
+a small part of the longest deadline."""
 
 
 def check_with_deadlines(
     check: Callable[[float], None], deadlines: tuple[float, ...] | None = None
 ) -> None:
-    """Checks with one deadline after the other until it passes; what is always broken fails with each.
+    """Calls a check with increasing deadlines until it passes.
 
-    Each that was missed is a warning. What may be broken now and then is better checked afterwards,
-    outside of `check`.
+    A failure with any deadline but the last is a warning. An error that does not depend on the deadline
+    fails with each of them. Check conditions that fail only sometimes outside of `check`.
 
     Args:
-        check: takes a deadline in seconds, each call from scratch; its waits and limits are in
-            proportion to that.
-        deadlines: in seconds, at least one, in place of `DEADLINES`.
+        check: takes a deadline in seconds. Each call starts from scratch, and its waits and limits are
+            proportional to the deadline.
+        deadlines: at least one, in seconds; the default is `DEADLINES`.
 
-    Whatever the check raises with the last is raised.
+    Raises:
+        Exception: the error that `check` raised with the last deadline.
     """
     *first, last = DEADLINES if deadlines is None else deadlines
     for deadline in first:
         try:
             check(deadline)
-        # What ranks raised may come as an error of a fixture's own; pytest's is no Exception.
+        # Errors of ranks may arrive as a fixture's own error; pytest.fail's is not an Exception.
         except (Exception, pytest.fail.Exception) as error:
-            text = f"missed with a deadline of {deadline:g} s: {error!r}"
+            text = f"failed with a deadline of {deadline:g} s: {error!r}"
             warnings.warn(text, stacklevel=2)
             continue
         return

@@ -1,4 +1,4 @@
-"""Finds the mpiexec that the mpich wheel brings."""
+"""Finds the mpiexec of the mpich wheel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _why_not() -> str | None:
     if importlib.util.find_spec("sparring_mpi") is None:
         return 'sparring-mpi is not installed: pip install "sparring[mpi]"'
     if not MPIEXEC:
-        return 'there is no mpiexec: pip install "sparring[mpi]"'
+        return 'mpiexec was not found: pip install "sparring[mpi]"'
     return None
 
 

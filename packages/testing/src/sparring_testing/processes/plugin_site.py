@@ -12,7 +12,7 @@ __all__ = ["Site", "storage_plugin"]
 
 
 class Site:
-    """A folder like ``site-packages``, on ``sys.path`` until the test ends."""
+    """A folder like ``site-packages`` that is on ``sys.path`` until the test ends."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -23,9 +23,9 @@ class Site:
     def install(
         self, distribution: str, source: str, *, version: str = "1.0", plugin: str | None = None
     ) -> None:
-        """A distribution whose only module, `plugin`, is a sparring plugin with this source.
+        """Installs a distribution whose only module, `plugin`, is a sparring plugin with this source.
 
-        The entry point has the module's name without the ``_plugin`` at its end.
+        The name of the entry point is the name of the module without the suffix ``_plugin``.
         """
         module = plugin or distribution.replace("-", "_") + "_plugin"
         self.write_metadata(
@@ -45,7 +45,7 @@ class Site:
 
 
 def storage_plugin(name: str, *, api_version: tuple[int, int] = (1, 0)) -> str:
-    """The source of a plugin that offers one storage: memory, under another name."""
+    """Returns the source of a plugin that registers the memory storage under another name."""
     return f"""
         from sparring.contracts import StorageDescriptor, hookimpl
         from sparring.storage.memory import MemoryOptions, MemoryStorage

@@ -1,7 +1,7 @@
-"""Starts ranks as processes: over gloo, or by mpich's mpiexec.
+"""Starts ranks as processes: over gloo, or with mpich's mpiexec.
 
-A process of a test's own imports the test's module by its name there, so that what it is to run can be
-pickled.
+Each process imports the test's module under the name that it has in the test process, so functions of
+that module can be pickled as jobs.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ BACKENDS = [
 
 
 def importing(module: str) -> dict[str, str]:
-    """Environment variables with which a process can import a test's module under its name here.
+    """Returns environment variables with which a process can import a test's module by its name.
 
     Args:
-        module: its ``__name__``.
+        module: the ``__name__`` of the module.
     """
     root = Path(str(sys.modules[module].__file__)).parents[module.count(".")]
     known = os.environ.get("PYTHONPATH")
@@ -46,7 +46,7 @@ def importing(module: str) -> dict[str, str]:
 
 
 def gloo_environment(rank: int, world_size: int) -> dict[str, str]:
-    """Environment variables with which one rank meets others over gloo, on loopback."""
+    """Returns environment variables with which a rank connects to the others over gloo, on loopback."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(world_size),
@@ -56,12 +56,12 @@ def gloo_environment(rank: int, world_size: int) -> dict[str, str]:
 
 
 def launch_ranks(backend: str, world_size: int, module: str) -> RankProcesses:
-    """Processes that start when they are first given a job.
+    """Returns processes that start when they get their first job.
 
     Args:
         backend: ``torch`` or ``mpi``.
-        world_size: how many processes.
-        module: the ``__name__`` of the module whose functions are their jobs.
+        world_size: number of processes.
+        module: the ``__name__`` of the module whose functions are the jobs.
     """
     if backend == "mpi":
         return RankProcesses(world_size, "mpi", {}, _mpiexec(world_size, module))
@@ -72,7 +72,7 @@ def launch_ranks(backend: str, world_size: int, module: str) -> RankProcesses:
 
 def _mpiexec(world_size: int, module: str) -> Any:
     def launch(address: str, environment: Mapping[str, str]) -> Sequence[subprocess.Popen[bytes]]:
-        # No plugin that imports a framework is needed.
+        # Disabled because importing a framework takes seconds and the jobs need none.
         environment = {**environment, **importing(module), "SPARRING_PLUGINS_DISABLE": "torch"}
         return [
             subprocess.Popen([MPIEXEC, "-n", str(world_size), *_RANK, address], env=environment)

@@ -19,7 +19,7 @@ __all__ = ["serve"]
 
 
 def serve(address: str) -> None:
-    """Does jobs until the socket at `address` is closed."""
+    """Runs jobs until the socket at `address` is closed."""
     membership = EnvironmentRendezvous(EnvironmentOptions()).membership()
     manager = make_plugin_manager()
     with Client(address, "AF_UNIX", authkey=os.environ[KEY_VARIABLE].encode()) as connection:
@@ -39,7 +39,7 @@ def _do(job: Job, rank: int, manager: PluginManager) -> Outcome:
         membership = Membership(rank, job.world_size)
         with descriptor.factory(membership, options, job.deadline_seconds) as collective:
             return Outcome(job.body(collective, *job.arguments))
-    # Whatever it is, the test is told, and the next job may do better.
+    # The test gets the traceback of any error, and the process continues with the next job.
     except Exception:
         return Outcome(traceback=traceback.format_exc())
 

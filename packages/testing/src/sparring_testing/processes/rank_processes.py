@@ -1,12 +1,12 @@
-"""Ranks as real processes that run what a test gives them, for suites that inherit `CollectiveTests`.
+"""Ranks as processes that run the functions of a test, for suites that inherit `CollectiveTests`.
 
-Starting a process that imports a framework takes seconds, so the processes stay and get one job
-after the other over a socket. Each job opens a collective of its own.
+Starting a process that imports a framework takes seconds, so the processes are reused: they receive one
+job after another over a socket. Each job opens its own collective.
 
     launch(address) → processes ── each: python -m sparring_testing.processes.rank_process ADDRESS
-          │                                        │ says its rank, as the launcher's variables have it
+          │                                        │ sends its rank, from the launcher's variables
           ▼                                        ▼
-    RankProcesses.run(body, …) ── job → all ranks ── result or traceback → in the order of ranks
+    RankProcesses.run(body, …) ── job → all ranks ── result or traceback → ordered by rank
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from sparring.errors import DeadlineError
 __all__ = ["KEY_VARIABLE", "Job", "Launch", "Outcome", "RankProcesses"]
 
 KEY_VARIABLE = "SPARRING_RANK_PROCESSES_KEY"
-"""The environment variable with which the processes prove whose they are."""
+"""Environment variable with the key that authenticates the processes."""
 
 Launch = Callable[[str, Mapping[str, str]], Sequence["subprocess.Popen[bytes]"]]
 """Starts the ranks: ``(address, environment) -> processes``. Each rank must run
 ``python -m sparring_testing.processes.rank_process address`` with `environment`."""
 
-# Importing a framework on a busy machine.
+# Importing a framework can take this long on a busy machine.
 _START_SECONDS = 90.0
 
 
@@ -59,13 +59,14 @@ class Outcome:
 
 @dataclass(slots=True)
 class RankProcesses:
-    """Processes of `world_size` ranks, and the collective that they are to use.
+    """Processes of `world_size` ranks and the collective that they use.
 
     Args:
-        world_size: how many processes `launch` starts; jobs may use fewer.
-        backend: the collective, by name.
-        options: its options; in texts, ``{meeting}`` becomes a path that each job has for itself.
-        launch: starts them.
+        world_size: number of processes that `launch` starts. A job may use fewer.
+        backend: name of the collective.
+        options: options of the collective. In strings, ``{meeting}`` is replaced by a path that is
+            unique to each job.
+        launch: starts the processes.
     """
 
     world_size: int
@@ -80,16 +81,16 @@ class RankProcesses:
     _num_jobs: int = 0
 
     def start(self) -> None:
-        """Starts the processes and waits until each has said its rank.
+        """Starts the processes and waits until each has sent its rank.
 
         Raises:
-            DeadlineError: one of them did not.
+            DeadlineError: not all of them did in time.
         """
         key = secrets.token_hex(16)
         address = str(Path(self._folder.name) / "socket")
         by_rank: dict[int, Connection[Any, Any]] = {}
         with Listener(address, "AF_UNIX", backlog=64, authkey=key.encode()) as listener:
-            # multiprocessing has no deadline of its own for accept.
+            # accept of multiprocessing does not support a timeout.
             listener._listener._socket.settimeout(_START_SECONDS)  # type: ignore[attr-defined]
             self._processes = self.launch(address, {**os.environ, KEY_VARIABLE: key})
             while len(by_rank) < self.world_size:
@@ -98,8 +99,8 @@ class RankProcesses:
                 except TimeoutError as error:
                     self.close()
                     raise DeadlineError(
-                        f"rank processes: only ranks {sorted(by_rank)} of {self.world_size} came "
-                        f"within {_START_SECONDS:g} s; look at what the others printed"
+                        f"rank processes: only ranks {sorted(by_rank)} of {self.world_size} connected "
+                        f"within {_START_SECONDS:g} s; see the output of the others"
                     ) from error
                 by_rank[connection.recv()] = connection
         self._connections = [by_rank[rank] for rank in range(self.world_size)]
@@ -111,14 +112,14 @@ class RankProcesses:
         *arguments: Any,
         deadline_seconds: float = 10.0,
     ) -> list[Any]:
-        """Results of ``body(collective, *arguments)`` on each of the first `world_size` ranks.
+        """Runs ``body(collective, *arguments)`` on the first `world_size` ranks; returns the results.
 
-        `body` and `arguments` are pickled, so `body` is a function of a module that the processes
+        `body` and `arguments` are pickled, so `body` must be a function of a module that the processes
         can import.
 
         Raises:
-            DeadlineError: a rank did not answer within a minute beyond four deadlines.
-            RuntimeError: `body` raised; the message has the tracebacks of all ranks where it did.
+            DeadlineError: a rank did not reply within four deadlines plus one minute.
+            RuntimeError: `body` raised an error; the message contains the tracebacks of all ranks.
         """
         if not self._connections:
             self.start()
@@ -143,7 +144,7 @@ class RankProcesses:
         return [outcome.result for outcome in outcomes]
 
     def close(self) -> None:
-        """Ends the processes, by force those that do not end within five seconds."""
+        """Ends the processes; kills those that do not exit within five seconds."""
         for connection in self._connections:
             connection.close()
         limit = time.monotonic() + 5
@@ -160,10 +161,14 @@ class RankProcesses:
         connection = self._connections[rank]
         if not connection.poll(max(limit - time.monotonic(), 0.0)):
             self.close()
-            raise DeadlineError(f"rank processes: rank {rank} did not answer; it may hang")
+            raise DeadlineError(
+                f"rank processes: rank {rank} did not reply in time; see whether it hangs"
+            )
         try:
             outcome: Outcome = connection.recv()
         except EOFError:
             self.close()
-            raise RuntimeError(f"rank processes: the process of rank {rank} ended") from None
+            raise RuntimeError(
+                f"rank processes: the process of rank {rank} ended during a job; see its output"
+            ) from None
         return outcome

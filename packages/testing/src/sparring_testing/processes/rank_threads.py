@@ -1,4 +1,4 @@
-"""Ranks as threads of one process, over the local collective."""
+"""Ranks as threads of one process, connected by the local collective."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["run_ranks"]
 def run_ranks(
     world_size: int, body: Callable[[Collective], Any], deadline: float = 10.0
 ) -> list[Any]:
-    """Runs `body` once for each rank, each on a thread of its own.
+    """Runs `body` on each rank, each on its own thread.
 
     Returns:
-        What it returned, in the order of ranks.
+        The results of `body`, ordered by rank.
     """
     group = LocalGroup(world_size, deadline_seconds=deadline)
     with ThreadPoolExecutor(world_size) as threads:

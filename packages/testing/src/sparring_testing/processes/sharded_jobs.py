@@ -1,4 +1,4 @@
-"""Jobs of a few threads whose tables are sharded by a plan, for tests: their batches, steps and rows."""
+"""Training jobs on a few threads with tables that are sharded by a plan: batches, steps and rows."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ __all__ = [
 
 DIM, STEPS = 4, 5
 Rows = dict[int, tuple[bytes, int]]
-"""Whole rows and their scores, by key."""
+"""Key → the whole row and its score."""
 Pieces = list[tuple[ColumnBlock, TableConfig, dict[int, Any]]]
-"""Of one rank: columns, and the rows of these columns, with scores, by key."""
+"""Pieces of rows on one rank: the columns, the table, and key → the columns of the row and its score."""
 
 
 class _NodesRendezvous(ThreadRendezvous):
-    """Ranks of nodes of two, or of one node where their number is odd."""
+    """Ranks on nodes of two ranks, or on one node if the number of ranks is odd."""
 
     def membership(self) -> Membership:
         size = self.shard_map().world_size
@@ -77,8 +77,15 @@ def open_container(
     sharding: TableSharding | None = None,
     **more: Any,
 ) -> StepContainer:
-    """A container with the table ``user`` of a kind, or as `sharding` says; `more` is of its
-    `TableConfig`."""
+    """Creates a container with the table ``user``.
+
+    Args:
+        collective: of this rank; None for a single process.
+        kind: sharding kind, one of `KINDS`.
+        method: name of the update method.
+        sharding: replaces the sharding of `kind`.
+        more: more arguments of `TableConfig`.
+    """
     world_size = 1 if collective is None else collective.world_size
     plan = {} if collective is None else {"user": sharding or KINDS[kind](world_size)}
     container = StepContainer(
@@ -96,14 +103,14 @@ def open_container(
 
 
 def make_gradients(step: int, rank: int) -> tuple[Any, Any]:
-    """Ids of a rank, and gradients of which every sum is exact in any order."""
+    """Returns ids of a rank, and gradients whose sums are exact in any order."""
     random = np.random.default_rng((step, rank))
     ids = random.integers(-20, 20, 0 if (step + rank) % 4 == 3 else 12 + rank)
     return ids, random.integers(-64, 65, (len(ids), DIM)).astype(np.float32) / 64
 
 
 def make_batch(step: int, ranks: Sequence[int]) -> tuple[Any, Any]:
-    """The ids and gradients of some ranks together; none of no ranks."""
+    """Returns the concatenated ids and gradients of the given ranks; empty if there are none."""
     batches = [make_gradients(step, rank) for rank in ranks]
     ids = np.concatenate([np.empty(0, np.int64), *(each for each, _ in batches)])
     return ids, np.concatenate([np.empty((0, DIM), np.float32), *(each for _, each in batches)])
@@ -116,7 +123,7 @@ def train(
     steps: Sequence[int] = range(STEPS),
     prefetches: bool = False,
 ) -> list[Any]:
-    """Takes steps with the batches of some ranks; returns the rows of the lookups."""
+    """Trains steps with the joined batches of `ranks`; returns the rows of each lookup."""
     made, seen = resolve_method(method), []
     following = None
     for step in steps:
@@ -139,7 +146,7 @@ def train(
 
 
 def collect_pieces(container: StepContainer) -> Pieces:
-    """The rows on this rank, by columns."""
+    """Returns the rows on this rank, by columns."""
     pieces = []
     for part in container.entry("user").parts:
         columns = ColumnBlock(0, DIM) if part.block is None else part.block.columns
@@ -153,7 +160,7 @@ def collect_pieces(container: StepContainer) -> Pieces:
 
 
 def join_pieces(held: Sequence[Pieces]) -> Rows:
-    """Whole rows from the pieces of all ranks; each piece of a row is there once, or is a replica."""
+    """Joins the pieces of all ranks to whole rows, and checks that replicas are equal."""
     whole: dict[int, dict[int, tuple[ColumnBlock, Any, int]]] = {}
     table = held[0][0][1]
     for pieces in held:

@@ -9,10 +9,10 @@ __all__ = ["ThreadRendezvous"]
 
 
 class ThreadRendezvous(SingleRendezvous):
-    """Goes with a `LocalGroup`: ranks share out all partitions evenly.
+    """Rendezvous for a `LocalGroup`. The partitions are distributed evenly over the ranks.
 
     Args:
-        world_size: how many threads.
+        world_size: number of threads.
     """
 
     def __init__(self, world_size: int) -> None:

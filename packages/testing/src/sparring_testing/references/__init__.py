@@ -1,1 +1,1 @@
-"""Samples, and references that results are compared with."""
+"""Sample data, and reference implementations with which results are compared."""

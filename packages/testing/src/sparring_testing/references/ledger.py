@@ -1,4 +1,4 @@
-"""Books of the upserts and evictions of a bounded storage."""
+"""Records the upserts and evictions of a bounded storage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Ledger", "require_capacity", "fill"]
 
 
 class Ledger:
-    """Books every upsert and eviction, and compares with the contents of the storage."""
+    """Records every upsert and eviction, and compares the record with the contents of the storage."""
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
@@ -19,7 +19,7 @@ class Ledger:
         self.scores: dict[int, int] = {}
 
     def upsert(self, keys: Keys, rows: Rows, rng: np.random.Generator) -> EvictedRows:
-        """Upserts with random scores where the storage takes any."""
+        """Upserts rows, with random scores if the storage accepts scores."""
         scores = None
         if self.storage.capabilities.scores == "given":
             scores = rng.integers(0, 1_000_000, len(keys), np.uint64)
@@ -30,7 +30,7 @@ class Ledger:
         return evicted
 
     def book(self, evicted: EvictedRows) -> None:
-        """Takes what left out of the books; fails where it was not in them."""
+        """Removes evicted rows from the record; fails if they were not in it."""
         assert evicted.keys.dtype == np.int64
         assert evicted.rows.dtype == self.storage.table.numpy_dtype
         assert evicted.scores.dtype == np.uint64
@@ -38,13 +38,13 @@ class Ledger:
         for key, row, score in zip(
             evicted.keys.tolist(), row_bytes(evicted.rows), evicted.scores.tolist(), strict=True
         ):
-            assert key in self.held, f"key {key} was handed back and had left before"
-            assert row == self.held.pop(key), f"key {key} was handed back with an old row"
+            assert key in self.held, f"key {key} was returned as evicted, but was not stored"
+            assert row == self.held.pop(key), f"key {key} was returned as evicted with an old row"
             if key in self.scores:
-                assert score == self.scores[key], f"key {key} was handed back with another score"
+                assert score == self.scores[key], f"key {key} was returned with another score"
 
     def check(self) -> None:
-        """Fails unless the storage holds exactly what the books say."""
+        """Fails unless the contents of the storage are equal to the record."""
         found = read_contents(self.storage)
         assert {key: row.data for key, row in found.items()} == self.held
         assert self.storage.size == len(self.held)
@@ -53,7 +53,7 @@ class Ledger:
 
 
 def fill(storage: Storage, rng: np.random.Generator) -> None:
-    """Brings a storage that evicts to where every further key displaces another."""
+    """Fills a storage that evicts, so that each further key evicts another."""
     ledger = Ledger(storage)
     for _ in range(8):
         keys = distinct_keys(rng, require_capacity(storage))
@@ -61,7 +61,7 @@ def fill(storage: Storage, rng: np.random.Generator) -> None:
 
 
 def require_capacity(storage: Storage) -> int:
-    """The capacity of a storage that has one."""
+    """Returns the capacity of a bounded storage."""
     capacity = storage.capacity
     assert capacity is not None
     return capacity

@@ -1,8 +1,8 @@
-"""The update methods once more: float64, row by row, from the formulas of their papers.
+"""Reference implementations of the update methods: float64, row by row, from the formulas of the papers.
 
-Each takes (w, state, g, t, h): the embedding (dim,), the state as a dict of arrays that it keeps for
-the row, the gradient (dim,), the number of the step and the hyper-parameters; it returns the new
-embedding. Nothing here shares a line with what it checks.
+Each takes (w, state, g, t, h): the embedding (dim,), a dict of arrays with the state of the row, the
+gradient (dim,), the step number and the hyperparameters. It updates the state and returns the new
+embedding. The implementations share no code with the tested methods.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ REFERENCES: dict[str, Reference] = {
 
 
 def clip_gradient(g: Vector, h: dict[str, Any]) -> Vector:
-    """By value, then by norm."""
+    """Clips a gradient by value, then by norm."""
     if h["clip_value"]:
         g = np.maximum(np.minimum(g, h["clip_value"]), -h["clip_value"])
     norm = float(np.sqrt((g * g).sum()))

@@ -1,4 +1,4 @@
-"""Storages with a capacity, whatever their policy."""
+"""Tests of bounded storages that hold for every policy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class BoundedTests:
             try:
                 storage.upsert(part, random_rows(rng, len(part), storage.table))
             except CapacityError:
-                assert not storage.capabilities.evicts, "a storage that evicts was full"
+                assert not storage.capabilities.evicts, "a storage that evicts raised CapacityError"
             assert storage.size <= capacity == storage.capacity
             assert len(read_contents(storage)) == storage.size
 
@@ -39,8 +39,8 @@ class BoundedTests:
         self, bounded_storage: Storage, rng: np.random.Generator
     ) -> None:
         storage, capacity = bounded_storage, require_capacity(bounded_storage)
-        # Where each bucket is bounded, one may be full when the table is not; but half the
-        # capacity must be usable before that.
+        # If each bucket is bounded, one may be full before the table is. At least half the capacity
+        # must be usable before that.
         is_exact = storage.capabilities.eviction_scope == "table"
         num_fitting = capacity if is_exact else max(1, capacity // 2)
         for part in np.array_split(distinct_keys(rng, num_fitting), 5):
@@ -64,10 +64,10 @@ class BoundedTests:
         keys = distinct_keys(rng, capacity + 1)
         rows = random_rows(rng, capacity + 1, storage.table)
         before = _upsert_until_rejected(storage, keys, rows)
-        assert read_contents(storage) == before, "the refused upsert left some of its rows"
+        assert read_contents(storage) == before, "the rejected upsert left some of its rows"
         known = np.array(list(before), np.int64)
         replacement = random_rows(rng, len(known), storage.table)
-        storage.upsert(known, replacement)  # a full storage takes new rows for known keys
+        storage.upsert(known, replacement)  # a full storage accepts new rows for known keys
         assert_contains_rows(storage, known, replacement)
         assert storage.erase(known[:3]) == 3
         storage.upsert(known[:3], replacement[:3])
@@ -104,7 +104,7 @@ class BoundedTests:
         ledger = Ledger(storage)
         keys = distinct_keys(rng, 3 * capacity)
         ledger.upsert(keys[:capacity], random_rows(rng, capacity, storage.table), rng)
-        # Old keys, in another order, among far too many new ones.
+        # Old keys, in a different order, among more new keys than fit.
         mixed = rng.permutation(keys)
         ledger.upsert(mixed, random_rows(rng, len(mixed), storage.table), rng)
         ledger.check()
@@ -151,11 +151,11 @@ class BoundedTests:
 
 
 def _upsert_until_rejected(storage: Storage, keys: Keys, rows: Rows) -> dict[int, Row]:
-    """Contents before the first upsert that was refused for want of room."""
+    """Upserts until the storage is full and returns its contents before the rejected upsert."""
     for part in np.array_split(np.arange(len(keys)), 7):
         before = read_contents(storage)
         try:
             storage.upsert(keys[part], rows[part])
         except CapacityError:
             return before
-    pytest.fail(f"a storage of capacity {storage.capacity} took {len(keys)} keys")
+    pytest.fail(f"a storage of capacity {storage.capacity} accepted {len(keys)} keys")

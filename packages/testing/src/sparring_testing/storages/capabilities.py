@@ -1,4 +1,4 @@
-"""A storage does what it declares, and refuses what it does not declare."""
+"""Tests that a storage supports what it declares and rejects what it does not declare."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from sparring_testing.references.samples import (
 __all__ = ["CapabilityTests", "Estimate"]
 
 Estimate = Callable[[Storage, int], Mapping[str, int]]
-"""From an open storage and a number of rows to kind of memory → bytes."""
+"""Returns the estimated bytes of each kind of memory for an open storage and a number of rows."""
 
 _ROWS_AT_ONCE = 4096
 
 
 class CapabilityTests:
-    """The declared capabilities are true."""
+    """The declared capabilities are correct."""
 
     def test_declared_capabilities_agree_with_each_other(self, storage: Storage) -> None:
         _check_consistent(storage)
@@ -91,15 +91,15 @@ class CapabilityTests:
             storage.upsert(np.arange(num_rows), random_rows(rng, num_rows, table))
             payload = num_rows * (8 + table.row_bytes)
             found = storage.memory_bytes
-            assert found >= payload, f"{found} bytes cannot hold {payload} bytes of keys and rows"
-            # A storage may allocate ahead, but not without measure.
+            assert found >= payload, f"memory_bytes {found} is less than {payload} of keys and rows"
+            # A storage may allocate in advance, but within limits.
             assert found <= 20 * payload + (64 << 20), f"{found} bytes for {payload} of payload"
 
     def test_estimated_bytes_are_those_that_rows_take(
         self, new_storage: MakeStorage, rng: np.random.Generator, estimate: Estimate | None
     ) -> None:
         if estimate is None:
-            pytest.skip("the fixture estimate is not given: this backend estimates nothing")
+            pytest.skip("the fixture estimate is not defined: this backend has no estimate")
         storage = new_storage(make_table(dim=16))
         written = 0
         for num_rows in (30_000, 100_000):
@@ -112,7 +112,7 @@ class CapabilityTests:
             assert told.keys() <= {"gpu", "host", "disk", "remote"}, f"unknown kinds: {told}"
             expected = sum(count for kind, count in told.items() if kind != "disk")
             assert expected == pytest.approx(storage.memory_bytes, rel=0.1), (
-                f"{num_rows} rows take {storage.memory_bytes} bytes, estimated were {expected}"
+                f"{num_rows} rows take {storage.memory_bytes} bytes, the estimate is {expected}"
             )
 
 
@@ -121,11 +121,11 @@ def _check_consistent(storage: Storage) -> None:
     assert isinstance(declared, Capabilities)
     assert declared.scores in ("none", "policy", "given")
     assert declared.eviction_scope in ("table", "bucket")
-    assert "cpu" in declared.devices, "the kit passes host arrays"
+    assert "cpu" in declared.devices, "the kit passes host arrays, so devices must contain 'cpu'"
     assert declared.bounded == (storage.capacity is not None)
-    assert declared.bounded or not declared.evicts, "evicts without bounded"
+    assert declared.bounded or not declared.evicts, "evicts=True requires bounded=True"
     if declared.evicts or declared.evict:
-        assert declared.scores != "none", "a storage that evicts has scores to evict by"
+        assert declared.scores != "none", "a storage that evicts needs scores"
 
 
 def _fill(storage: Storage, rng: np.random.Generator) -> dict[int, Row]:

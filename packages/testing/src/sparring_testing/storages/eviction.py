@@ -1,9 +1,9 @@
-"""Which rows leave, and who may ask them to.
+"""Tests of which rows are evicted.
 
-Where `Capabilities.eviction_scope` is ``table``, exactly the lowest scores leave. Where it is
-``bucket``, the lowest of some bucket leave, and the kit asks for what follows from buckets of
-eight rows or more: when one key in sixteen displaces another, at least three of four rows that
-leave are among the lowest quarter of all scores.
+If `Capabilities.eviction_scope` is ``table``, exactly the rows with the lowest scores are evicted. If it
+is ``bucket``, the lowest of a bucket is. In that case the kit tests a consequence for buckets of at
+least eight rows: if one key in sixteen evicts another, at least three quarters of the evicted rows are
+among the lowest quarter of all scores.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class EvictionTests:
         before = read_contents(storage)
         keys = distinct_keys(rng, max(1, require_capacity(storage) // 16))
         rows = random_rows(rng, len(keys), storage.table)
-        # Where the caller gives scores, the new keys get the highest.
+        # If the caller sets scores, the new keys get the highest.
         is_given = storage.capabilities.scores == "given"
         evicted = storage.upsert(keys, rows, np.full(len(keys), 2**63) if is_given else None)
         assert len(evicted) > 0
@@ -110,7 +110,7 @@ class EvictionTests:
 
 
 def _fill_with_many_scores(storage: Storage, rng: np.random.Generator) -> Ledger:
-    """Fills a storage so that its rows were written at different times and unequally often."""
+    """Fills a storage with rows that were written at different times and different numbers of times."""
     ledger = Ledger(storage)
     if storage.capabilities.evicts:
         fill(storage, rng)
@@ -129,11 +129,11 @@ def _assert_lowest_left(storage: Storage, before: dict[int, Row], evicted: Evict
     scores = evicted.scores.tolist()
     after = [row.score for row in read_contents(storage).values()]
     if storage.capabilities.eviction_scope == "table":
-        assert max(scores) <= min(after), "a row left while another had a lower score"
+        assert max(scores) <= min(after), "a row was evicted although another had a lower score"
         return
     everything = [row.score for row in before.values()]
     limit = np.quantile(np.array(everything, np.float64), _LOW_QUANTILE, method="higher")
     share = float(np.mean(np.array(scores, np.float64) <= limit))
     assert share >= _LOW_SHARE, (
-        f"only {share:.0%} of the rows that left were among the lowest quarter of scores"
+        f"only {share:.0%} of the evicted rows were among the lowest quarter of scores"
     )

@@ -1,4 +1,4 @@
-"""Closing, and for persistent backends opening again."""
+"""Tests of closing a storage and, for persistent backends, opening it again."""
 
 from __future__ import annotations
 

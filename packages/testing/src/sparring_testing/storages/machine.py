@@ -1,4 +1,4 @@
-"""Random operations against a plain dict (a hypothesis state machine)."""
+"""Compares random operations with a plain dict (a hypothesis state machine)."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ _WIDTH = 4
 
 
 class StorageMachine(RuleBasedStateMachine):
-    """One storage, and the dict that it should equal.
+    """A storage, and a dict that must have the same contents.
 
-    Keys come as runs from a small pool, so that operations meet; every written row is new.
-    Subclasses say how to open and reopen.
+    Keys are ranges of a small pool, so that operations affect the same keys. Every written row is
+    different. Subclasses define how to open and reopen a storage.
     """
 
     def __init__(self) -> None:
@@ -62,11 +62,11 @@ class StorageMachine(RuleBasedStateMachine):
         self.num_written = 0
 
     def open(self) -> Storage:
-        """A fresh storage of ``make_table()``."""
+        """Opens an empty storage of ``make_table()``."""
         raise NotImplementedError
 
     def reopen(self, storage: Storage) -> Storage:
-        """A closed persistent storage, opened again."""
+        """Opens the data of a closed persistent storage again."""
         raise NotImplementedError
 
     @rule(start=_COUNT, count=_COUNT)

@@ -1,4 +1,4 @@
-"""Ownership of arrays."""
+"""Tests of the ownership of arrays."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class OwnershipTests:
         keys = distinct_keys(rng, 100)
         rows = random_rows(rng, 100, storage.table)
         passed_keys, passed_rows = keys.copy(), rows.copy()
-        # A storage that ignores this flag is caught by the comparison.
+        # The comparison below detects a storage that ignores this flag.
         passed_keys.flags.writeable = passed_rows.flags.writeable = False
         storage.upsert(passed_keys, passed_rows)
         storage.find(passed_keys)
@@ -69,7 +69,7 @@ class OwnershipTests:
         assert_contains_rows(storage, keys, rows)
         second = storage.find(keys)
         storage.upsert(keys, random_rows(rng, 100, storage.table))
-        assert np.array_equal(second.rows, rows), "a later upsert changed rows already given"
+        assert np.array_equal(second.rows, rows), "a later upsert changed rows returned earlier"
 
     def test_scanned_chunks_are_the_callers_own(
         self, storage: Storage, rng: np.random.Generator

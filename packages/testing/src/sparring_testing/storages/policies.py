@@ -1,7 +1,7 @@
-"""Rows that the policies lru, lfu and custom protect.
+"""Tests of the rows that the policies lru, lfu and custom protect.
 
-A storage with bucket scope may let go of a protected row where a bucket holds nothing else; the
-kit allows that for one row in four.
+A storage whose eviction scope is a bucket may evict a protected row if all rows of the bucket are
+protected. The kit allows this for one row in four.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _RECENCY_POLICIES = ["lru", "lfu"]
 
 
 class PolicyTests:
-    """Rows that are touched or written stay; rows that are only read do not."""
+    """Rows that are touched or written stay; rows that are only read are not protected."""
 
     @pytest.mark.parametrize("policy", _RECENCY_POLICIES)
     def test_touched_rows_outlast_others(
@@ -57,7 +57,7 @@ class PolicyTests:
         newest = distinct_keys(rng, _draw_few(storage))
         evicted = storage.upsert(newest, random_rows(rng, len(newest), storage.table))
         _assert_stay(storage, evicted, second)
-        assert storage.find(newest).found.all(), "the newest rows left"
+        assert storage.find(newest).found.all(), "the newest rows were evicted"
 
     @pytest.mark.parametrize("policy", ["lru", "lfu", "custom"])
     def test_touch_changes_no_rows_and_adds_no_keys(
@@ -101,7 +101,7 @@ class PolicyTests:
 
 
 def _two_halves(storage: Storage, rng: np.random.Generator) -> tuple[Keys, Keys]:
-    """Fills a storage with rows written once each; gives the older and the newer of them."""
+    """Fills a storage with rows that are written once each; returns the older and the newer keys."""
     fill(storage, rng)
     storage.clear()
     keys = distinct_keys(rng, 4 * require_capacity(storage))
@@ -112,7 +112,7 @@ def _two_halves(storage: Storage, rng: np.random.Generator) -> tuple[Keys, Keys]
 
 
 def _draw_few(storage: Storage) -> int:
-    """So many keys that one row in eight has to leave."""
+    """Returns the number of keys whose insertion evicts one row in eight."""
     return max(1, require_capacity(storage) // 8)
 
 
@@ -127,6 +127,8 @@ def _assert_stay(storage: Storage, evicted: EvictedRows, staying: Keys) -> None:
     gone = set(evicted.keys.tolist())
     num_wrong = len(gone & set(staying.tolist()))
     if storage.capabilities.eviction_scope == "table":
-        assert num_wrong == 0, f"{num_wrong} rows left that the policy protects"
+        assert num_wrong == 0, f"{num_wrong} rows were evicted that the policy protects"
     else:
-        assert num_wrong <= len(gone) // 4, f"{num_wrong} of {len(gone)} rows were protected"
+        assert num_wrong <= len(gone) // 4, (
+            f"{num_wrong} of {len(gone)} evicted rows were protected"
+        )

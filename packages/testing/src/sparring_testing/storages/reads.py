@@ -47,7 +47,7 @@ class ReadingTests:
         rows = random_rows(rng, 400, storage.table)
         is_known = rng.random(400) < 0.5
         storage.upsert(keys[is_known], rows[is_known])
-        # An array full of numbers shows whether zeros are written or hoped for.
+        # A prefilled array shows whether zeros are written explicitly.
         out = np.full((400, storage.table.width), 7.0, storage.table.numpy_dtype)
         result = storage.find(keys, out=out)
         assert result.found.tolist() == is_known.tolist()

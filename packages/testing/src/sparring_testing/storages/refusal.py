@@ -1,4 +1,4 @@
-"""Refused calls, which change nothing."""
+"""Tests that invalid calls are rejected and change nothing."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class RejectionTests:
         storage.upsert([1, 2], random_rows(rng, 2, storage.table))
         with pytest.raises(InvalidArgumentError):
             storage.evict(_NO_COUNTS[what])
-        assert sorted(read_contents(storage)) == [1, 2], "a refused call changed the table"
+        assert sorted(read_contents(storage)) == [1, 2], "a rejected call changed the table"
 
     def test_out_that_cannot_be_written_is_refused(
         self, storage: Storage, rng: np.random.Generator
@@ -165,7 +165,7 @@ class RejectionTests:
         for out in no_arrays:
             with pytest.raises(InvalidArgumentError):
                 storage.find([1, 2], out=out)
-        assert (read_only == 1).all(), "out was written to although it was read-only"
+        assert (read_only == 1).all(), "a read-only out was written to"
         _assert_unchanged(storage, before)
 
     def test_out_that_does_not_fit_is_refused(
@@ -181,7 +181,7 @@ class RejectionTests:
         ):
             with pytest.raises(InvalidArgumentError):
                 storage.find([1, 2], out=out)
-            assert (out == 1).all(), "out was written to although it was refused"
+            assert (out == 1).all(), "a rejected out was written to"
         _assert_unchanged(storage, before)
 
 
@@ -199,5 +199,5 @@ def _fill(storage: Storage, rng: np.random.Generator) -> dict[int, Row]:
 
 
 def _assert_unchanged(storage: Storage, before: dict[int, Row]) -> None:
-    assert read_contents(storage) == before, "a refused call changed the table"
+    assert read_contents(storage) == before, "a rejected call changed the table"
     assert storage.size == len(before)

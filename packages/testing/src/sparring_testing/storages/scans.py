@@ -98,7 +98,7 @@ class ScanTests:
             storage.upsert(new, random_rows(rng, len(new), storage.table))
             storage.erase(old)
         lost = set(staying.tolist()) - seen
-        assert not lost, f"{len(lost)} of 500 keys that never left were not given"
+        assert not lost, f"{len(lost)} of 500 keys that stayed in the table were not returned"
         assert seen <= set(keys.tolist())
 
     @pytest.mark.parametrize("chunk_rows", [0, -1])

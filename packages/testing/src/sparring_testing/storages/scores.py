@@ -1,4 +1,4 @@
-"""Scores that the caller gives, where a storage honours them."""
+"""Tests of scores that the caller sets, for storages that support them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of nothing, of one row, of a million."""
+"""Calls with no rows, one row and a million rows."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class SizeTests:
     ) -> None:
         table = make_table(dim=1)
         storage = new_storage(table)
-        # An odd factor makes the keys different and spreads them over all 64 bits.
+        # An odd factor makes the keys distinct and spreads them over all 64 bits.
         keys = np.arange(_MILLION, dtype=np.int64) * np.int64(0x1E3779B97F4A7C15)
         rows = rng.random((_MILLION, 1), np.float32)
         assert len(storage.upsert(keys, rows)) == 0

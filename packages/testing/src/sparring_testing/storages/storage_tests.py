@@ -1,4 +1,4 @@
-"""The suite that a backend author inherits."""
+"""The conformance kit for storage backends."""
 
 from __future__ import annotations
 
@@ -56,21 +56,23 @@ class StorageTests(
     RowHandleTests,
     StateMachineTests,
 ):
-    """Every promise of the storage contract. Inherit it, and say how to open a storage.
+    """Tests every promise of the storage contract.
 
-    Required: the fixture `make_storage`.
-    Where it applies: `bounded_options`, and the fixture `reopen_storage`.
+    A subclass must define the fixture `make_storage`. If the backend has bounded storages, set
+    `bounded_options`; if it is persistent, define the fixture `reopen_storage`.
     """
 
     bounded_options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """For each policy that a bounded storage may have: the options for `make_storage` that open
-    one of some hundred rows. The policies ``none``, ``lru``, ``lfu`` and ``custom`` have tests
-    of their own; others get the tests that hold for any."""
+    """Policy → options with which `make_storage` opens a bounded storage of some hundred rows. The
+    policies ``none``, ``lru``, ``lfu`` and ``custom`` have specific tests; all policies run the tests
+    that hold for every policy."""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         if _GUARD in vars(cls):
-            raise TypeError(f"{cls.__name__} overrides {_GUARD}, which guards all others")
+            raise TypeError(
+                f"{cls.__name__} overrides {_GUARD}, which protects all other tests; delete the override"
+            )
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "bounded_policy" in metafunc.fixturenames:
@@ -82,24 +84,24 @@ class StorageTests(
                 list(self.bounded_options) or [pytest.param("absent", marks=skip)],
             )
 
-    # -- what a backend author gives -----------------------------------------
+    # -- fixtures that a backend author defines ------------------------------
 
     @pytest.fixture
     def make_storage(self) -> MakeStorage:
         """Required: a callable ``(table, **options) -> Storage``.
 
-        Each call opens a fresh, empty storage with room for a million rows, unless options
-        bound it. The kit closes it.
+        Each call opens an empty storage with capacity for a million rows, unless the options limit it.
+        The kit closes it.
         """
         raise NotImplementedError(
             f"{type(self).__name__} must define the fixture make_storage: a callable "
-            "(table: TableConfig, **options) that opens a fresh, empty storage"
+            "(table: TableConfig, **options) that opens an empty storage"
         )
 
     @pytest.fixture
     def reopen_storage(self) -> ReopenStorage:
-        """For persistent backends: a callable that takes a closed storage, as `make_storage`
-        gave it, and opens what it held."""
+        """Required for persistent backends: a callable that takes a closed storage that `make_storage`
+        opened, and opens a storage with the same data."""
 
         def fail(storage: Storage) -> Storage:
             raise NotImplementedError(
@@ -112,15 +114,17 @@ class StorageTests(
 
     @pytest.fixture
     def estimate(self) -> Estimate | None:
-        """For backends whose descriptor has `estimate_bytes`: a callable ``(storage, rows)`` that
-        gives the estimate for the table and the options of a storage that `make_storage` opened."""
+        """Required if the descriptor has `estimate_bytes`: a callable ``(storage, rows)``.
+
+        It returns the estimate for the table and options of a storage that `make_storage` opened.
+        """
         return None
 
-    # -- what the tests take -------------------------------------------------
+    # -- fixtures that the tests use -----------------------------------------
 
     @pytest.fixture
     def rng(self, pytestconfig: pytest.Config) -> np.random.Generator:
-        """Random numbers that a failed test can be repeated with."""
+        """Random number generator with a seed that a failed test prints."""
         seed = pytestconfig.getoption("--sparring-seed", default=None)
         if seed is None:
             seed = int(np.random.SeedSequence().generate_state(1)[0])
@@ -129,13 +133,13 @@ class StorageTests(
 
     @pytest.fixture
     def new_storage(self, make_storage: MakeStorage) -> Iterator[MakeStorage]:
-        """`make_storage`, checked, and closed at the end of the test."""
+        """`make_storage` with checks. The storages are closed at the end of the test."""
         opened: list[Storage] = []
 
         def open_new(table: TableConfig, **options: Any) -> Storage:
             storage = make_storage(table, **options)
             opened.append(storage)
-            assert storage.table == table, "make_storage must pass the table on"
+            assert storage.table == table, "make_storage must pass the table to the storage"
             assert storage.size == 0, "make_storage must open an empty storage"
             return storage
 
@@ -152,7 +156,7 @@ class StorageTests(
     def reopen(
         self, storage: Storage, reopen_storage: ReopenStorage
     ) -> Iterator[Callable[[Storage], Storage]]:
-        """`reopen_storage`, closed at the end; skips where nothing is persistent."""
+        """`reopen_storage`; the storages are closed at the end. Skips if they are not persistent."""
         if not storage.capabilities.persistent:
             pytest.skip("this storage declares persistent=False")
         opened: list[Storage] = []
@@ -167,18 +171,18 @@ class StorageTests(
 
     @pytest.fixture
     def open_bounded(self, new_storage: MakeStorage) -> OpenBounded:
-        """Opens a bounded storage of a named policy; skips where there is none."""
+        """Opens a bounded storage with the given policy; skips the test if there is none."""
 
         def open_policy(policy: str) -> Storage:
             options = self.bounded_options.get(policy)
             if options is None:
-                pytest.skip(f"bounded_options has no {policy!r}: this backend does not offer it")
+                pytest.skip(f"bounded_options has no {policy!r}: this backend does not support it")
             storage = new_storage(make_table(), **options)
             capacity = storage.capacity
-            assert capacity is not None, f"bounded_options[{policy!r}] opened no bounded storage"
+            assert capacity is not None, f"bounded_options[{policy!r}] opened an unbounded storage"
             assert 16 <= capacity <= _MAX_CAPACITY, (
-                f"bounded_options[{policy!r}] holds {capacity} rows; the kit fills it many times, "
-                f"so give 16 to {_MAX_CAPACITY}, best some hundred"
+                f"bounded_options[{policy!r}] opened a capacity of {capacity} rows; use 16 to "
+                f"{_MAX_CAPACITY}, preferably some hundred, because the kit fills it many times"
             )
             return storage
 
@@ -186,12 +190,12 @@ class StorageTests(
 
     @pytest.fixture
     def bounded_storage(self, bounded_policy: str, open_bounded: OpenBounded) -> Storage:
-        """A bounded storage, of each policy in turn."""
+        """A bounded storage, for each policy in turn."""
         return open_bounded(bounded_policy)
 
     @pytest.fixture
     def given_scores_storage(self, open_bounded: OpenBounded, storage: Storage) -> Storage:
-        """A storage that takes the caller's scores."""
+        """A storage that accepts scores from the caller."""
         if storage.capabilities.scores == "given":
             return storage
         if "custom" in self.bounded_options:

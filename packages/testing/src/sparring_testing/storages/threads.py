@@ -1,4 +1,4 @@
-"""Many concurrent readers, and one writer where that is declared."""
+"""Tests of concurrent readers and, if declared, one concurrent writer."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ThreadTests:
                 result = storage.find(written)
                 assert result.found.all(), "a row that was only replaced was not found"
                 versions = _versions(result.rows)
-                assert (versions >= latest).all(), "a row went back to an older version"
+                assert (versions >= latest).all(), "a row returned to an older version"
                 latest = versions
 
         def scan(is_over: threading.Event) -> None:
@@ -99,7 +99,9 @@ class ThreadTests:
                 assert storage.find(staying).found.all(), "a row that stayed was not found"
                 result = storage.find(leaving)
                 versions = _versions(result.rows)
-                assert (versions[~result.found] == 0).all(), "a missing row was not zeros"
+                assert (versions[~result.found] == 0).all(), (
+                    "a missing row was not filled with zeros"
+                )
                 assert (versions[result.found] > 0).all(), "a row was found before it was written"
 
         def write(version: int) -> None:
@@ -119,7 +121,7 @@ def _write_version(storage: Storage, keys: Keys, version: int) -> None:
 
 
 def _versions(rows: Rows) -> npt.NDArray[np.float32]:
-    """The version of each row; fails where one row has parts of two."""
+    """Returns the version of each row; fails if a row is a mixture of two versions."""
     versions: npt.NDArray[np.float32] = rows[:, 0].copy()
     assert (rows == versions[:, None]).all(), "a reader saw a mixture of two rows"
     return versions
@@ -128,7 +130,7 @@ def _versions(rows: Rows) -> npt.NDArray[np.float32]:
 def _run_concurrently(
     readers: list[Callable[[threading.Event], None]], write: Callable[[int], None]
 ) -> None:
-    """Calls `write` again and again while readers run; passes on any error of theirs."""
+    """Calls `write` repeatedly while readers run on threads; raises the readers' errors."""
     is_over = threading.Event()
     with _frequent_switches(), ThreadPoolExecutor(len(readers)) as threads:
         running = [threads.submit(reader, is_over) for reader in readers]
@@ -148,7 +150,7 @@ def _run_concurrently(
 
 @contextmanager
 def _frequent_switches() -> Iterator[None]:
-    """Makes Python change threads after 10 µs instead of 5 ms, so that races show."""
+    """Makes Python switch threads after 10 µs instead of 5 ms, which makes races more likely."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:

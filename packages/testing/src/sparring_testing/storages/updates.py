@@ -1,4 +1,4 @@
-"""Update methods on a storage: rows and new keys through its native handle."""
+"""Tests of update methods on a storage, through its native handle."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def _assert_same(storage: Storage, other: Storage) -> None:
         for key in found.keys() | expected.keys()
         if key not in found or key not in expected or found[key].data != expected[key].data
     ]
-    assert not differing, f"{len(differing)} keys differ, {differing[:3]} among them"
+    assert not differing, f"{len(differing)} keys differ, for example {differing[:3]}"
 
 
 class UpdateTests:
-    """`update_rows`."""
+    """`update_rows` changes rows and creates new ones."""
 
     @pytest.mark.parametrize("method", _METHODS)
     def test_update_leaves_the_rows_that_find_and_upsert_would(

@@ -1,4 +1,4 @@
-"""Every key, every width, every bit of a row."""
+"""Tests of extreme keys, all widths, and the bits of rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["ValueTests"]
 
 _DIMS = (1, 2, 3, 4, 7, 8, 15, 16, 17, 63, 64, 100, 129, 512, 1024)
 
-# State whose halves, read as float16 or bfloat16, are NaNs that a conversion would quieten.
+# State whose 16-bit halves are signaling NaNs as float16 or bfloat16; a conversion would change them.
 _SIGNALLING_HALVES = (0x7F817F81, 0xFF81FF81, 0x7C017C01, 0x3F807F81, 0x7F813F80)
 
 
@@ -58,7 +58,7 @@ class ValueTests:
     def test_neighbouring_and_aligned_keys_are_kept_apart(
         self, storage: Storage, rng: np.random.Generator
     ) -> None:
-        # Runs and multiples of powers of two: what a weak hash folds onto few places.
+        # Ranges and multiples of powers of two, which a weak hash maps to few slots.
         numbers = np.arange(-250, 250)
         keys = np.unique(np.concatenate([numbers << shift for shift in (0, 1, 7, 20, 32, 54)]))
         rows = random_rows(rng, len(keys), storage.table)
@@ -69,7 +69,7 @@ class ValueTests:
     @pytest.mark.parametrize(
         ("dtype", "dim"),
         [(dtype, dim) for dtype in ("float32", "float64") for dim in _DIMS]
-        # Rows of an even number of bytes that is no multiple of four, and of four.
+        # Rows whose number of bytes is even but not a multiple of four, and multiples of four.
         + [(dtype, dim) for dtype in ("float16", "bfloat16") for dim in (1, 2, 3, 17, 64)],
     )
     def test_rows_of_every_dim(
@@ -120,8 +120,8 @@ class ValueTests:
         table = make_table(8, dtype)
         storage = new_storage(table)
         raw = rng.integers(0, 256, (200, table.row_bytes), np.uint8)
-        rows = raw.view(table.numpy_dtype)  # NaNs of every payload among them
-        # NumPy's own finfo knows no bfloat16.
+        rows = raw.view(table.numpy_dtype)  # contains NaNs with arbitrary payloads
+        # NumPy's own finfo does not support bfloat16.
         info = ml_dtypes.finfo(table.numpy_dtype)  # type: ignore[no-untyped-call]
         special = [0.0, -0.0, np.inf, -np.inf, np.nan, info.smallest_subnormal, info.max, -info.max]
         rows[0] = np.array(special, table.numpy_dtype)
