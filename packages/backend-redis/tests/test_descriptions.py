@@ -74,7 +74,7 @@ def test_another_number_of_buckets_is_refused_naming_both(
     options = {"url": server.url, "prefix": new_prefix()}
     with open_storage("redis", TABLE, **options, num_buckets=32) as storage:
         storage.upsert([1], np.ones((1, 4), np.float32))
-    with pytest.raises(InvalidArgumentError, match="num_buckets 32, asked was 64"):
+    with pytest.raises(InvalidArgumentError, match="num_buckets 32, requested 64"):
         open_storage("redis", TABLE, **options, num_buckets=64)
     for same in ({}, {"num_buckets": 32}):
         with open_storage("redis", TABLE, **options, **same) as storage:
@@ -100,9 +100,9 @@ def test_ranks_that_come_at_once_agree(server: RedisServer, new_prefix: Callable
 @pytest.mark.parametrize(
     ("text", "error", "said"),
     [
-        ("no json", CorruptDataError, "no description"),
-        ("[]", CorruptDataError, "no description"),
-        ('{"format": 1}', CorruptDataError, "no description"),
+        ("no json", CorruptDataError, "not a description"),
+        ("[]", CorruptDataError, "not a description"),
+        ('{"format": 1}', CorruptDataError, "not a description"),
         ('{"format": 2, "rows": "float32 x 4 + 0", "num_buckets": 16}', VersionError, "format 2"),
         (
             '{"format": 1, "rows": "float32 x 4 + 0", "num_buckets": 10000}',
@@ -139,9 +139,9 @@ def test_values_that_are_no_rows_are_refused_by_every_reader(
         name = f"{options['prefix']}:{{item:0}}"
         key = (1).to_bytes(8, "little")
         server.ask("HSET", name, key, b"short")
-        with pytest.raises(CorruptDataError, match="5 bytes, a row has 16"):
+        with pytest.raises(CorruptDataError, match="have 16 bytes, found a value of 5"):
             storage.find([2, 1])
-        with pytest.raises(CorruptDataError, match="5 bytes, a row has 16"):
+        with pytest.raises(CorruptDataError, match="have 16 bytes, found a value of 5"):
             list(storage.scan())
         server.ask("HDEL", name, key)
         server.ask("HSET", name, b"no key", bytes(16))

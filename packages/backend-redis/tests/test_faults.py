@@ -202,7 +202,7 @@ def test_an_upsert_that_one_node_refuses_says_so_and_the_same_call_heals_it(
         full = nodes.servers[0]
         full.ask("CONFIG", "SET", "maxmemory", "1")
         start = time.monotonic()
-        with pytest.raises(StorageIOError, match=r"of 16 commands were refused.*maxmemory") as no:
+        with pytest.raises(StorageIOError, match=r"of 16 commands were rejected.*maxmemory") as no:
             storage.upsert(KEYS, rows_of(2))
         assert time.monotonic() - start < 5, "what is refused is not tried again"
         assert "The same call again" in str(no.value)

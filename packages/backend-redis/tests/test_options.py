@@ -87,14 +87,14 @@ def test_url_says_database_and_encryption() -> None:
         ({"prefix": "a b"}, "prefix"),
         ({"prefix": "{a}"}, "prefix"),
         ({"url": "http://cache"}, "redis://host:port"),
-        ({"url": "redis://a:99999999"}, "no host:port"),
-        ({"url": "redis://a/x"}, "database must be a whole number"),
-        ({"url": "redis://a,b"}, "several hosts"),
+        ({"url": "redis://a:99999999"}, "must be host:port"),
+        ({"url": "redis://a/x"}, "database must be an integer"),
+        ({"url": "redis://a,b"}, "one host"),
         ({"url": "redis://a", "host": "b"}, "url and host or port"),
         ({"url": "redis+cluster://a/3"}, "only database 0"),
         ({"host": "a", "mode": "cluster", "database": 1}, "only database 0"),
         ({"host": "a", "mode": "sentinel"}, "option service"),
-        ({"url": "redis+cluster://a", "mode": "sentinel"}, "say one"),
+        ({"url": "redis+cluster://a", "mode": "sentinel"}, "set only one"),
         ({"unix_socket": "/s", "mode": "cluster"}, "standalone"),
         ({"password_file": "f", "password_environment": "V"}, "not both"),
     ],
@@ -181,9 +181,9 @@ def test_passwords_come_from_a_variable_or_a_file(
     with pytest.raises(InvalidArgumentError, match="is empty"):
         by_file.password()
     (tmp_path / "password").unlink()
-    with pytest.raises(InvalidArgumentError, match="cannot be read"):
+    with pytest.raises(InvalidArgumentError, match="cannot read password_file"):
         by_file.password()
-    with pytest.raises(InvalidArgumentError, match="cannot be read"):
+    with pytest.raises(InvalidArgumentError, match="cannot read password_file"):
         RedisOptions(password_file="pass\0word").password()
 
 

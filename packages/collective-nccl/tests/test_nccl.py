@@ -216,7 +216,7 @@ def test_a_call_of_nccl_that_blocks_is_ended_at_the_deadline(gpus: FakeGpus) -> 
 
         def body(collective: NcclCollective) -> float:
             start = time.monotonic()
-            words = re.escape(f"nothing came within {deadline:g} s")
+            words = re.escape(f"no message arrived within {deadline:g} s")
             with pytest.raises(PeerFailure, match=words):
                 collective.receive(GpuArray.of(np.zeros(3)), 0).wait()
             return time.monotonic() - start

@@ -107,7 +107,7 @@ class RedisStorage(Storage):
 
     @property
     def memory_bytes(self) -> int:
-        """Memory in bytes that Redis uses for the buckets with rows of this rank, as Redis estimates it."""
+        """Memory of the buckets with rows of this rank in bytes, as estimated by Redis."""
         self._check_open()
         commands = [
             self._layout.memory_command(bucket)

@@ -49,5 +49,5 @@ def _string(length: int) -> int:
 
 
 def _step(size: float) -> int:
-    """Returns the step between size classes of the allocator: a quarter of a power of two, at least 16."""
+    """Returns the distance of size classes of the allocator: a quarter of a power of two, at least 16."""
     return max(16, 1 << max(0, int(size - 1).bit_length() - 3))

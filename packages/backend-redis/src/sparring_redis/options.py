@@ -22,7 +22,7 @@ _NAME = r"^[A-Za-z0-9_.:\-]{1,100}$"
 
 
 def _without_password(text: Any) -> Any:
-    """Rejects a location with a password. The error omits the value, because configurations are printed."""
+    """Rejects a location with a password. The error omits the value, because errors are printed."""
     if isinstance(text, bytes):
         text = text.decode(errors="replace")
     if isinstance(text, str) and "@" in text:

@@ -105,7 +105,7 @@ class RedisRendezvous(Rendezvous):
             except TimeoutError:
                 raise DeadlineError(
                     f"rendezvous 'redis': found no free seat of job {self._options.job!r} within "
-                    f"{arrival.seconds:g} s, {rank} of {world_size} were asked for; see whether "
+                    f"{arrival.seconds:g} s, {rank} of {world_size} were checked; see whether "
                     "Redis is overloaded or far away, or raise start_seconds",
                     job=self._options.job,
                 ) from None
@@ -115,20 +115,20 @@ class RedisRendezvous(Rendezvous):
                 return self._wait_for_ranks(rank, world_size, arrival)
         raise InvalidArgumentError(
             f"rendezvous 'redis': all {world_size} seats of job {self._options.job!r} are taken; "
-            "give this job a name of its own, or raise world_size"
+            "set a different job name, or raise world_size"
         )
 
     def _wait_for_ranks(self, rank: int, world_size: int, arrival: Deadline) -> Membership:
-        """Waits for all others, because only then is known who shares this machine."""
+        """Waits for all other ranks, because the local rank depends on their hosts."""
         wait = _SHORTEST_WAIT_SECONDS
         while True:
-            seats = self._run("look who came", "MGET", *map(self._seat, range(world_size)))
+            seats = self._run("list seats", "MGET", *map(self._seat, range(world_size)))
             num_taken = sum(seat is not None for seat in seats)
             if num_taken == world_size:
                 break
             if arrival.is_over:
                 raise DeadlineError(
-                    f"rendezvous 'redis': {num_taken} of {world_size} ranks came to job "
+                    f"rendezvous 'redis': {num_taken} of {world_size} ranks joined job "
                     f"{self._options.job!r} within {self._options.start_seconds:g} s; start the "
                     "others, or raise start_seconds",
                     job=self._options.job,
@@ -149,7 +149,7 @@ class RedisRendezvous(Rendezvous):
         return f"{self._name}:seat:{rank}"
 
     def _run(self, operation: str, *words: Any, deadline: Deadline | None = None) -> Any:
-        """One command. All that are used here may run twice: they set the same, or read."""
+        """Runs one command. All commands of this class are repeatable."""
         command = Command(self._slot, encode_command(words))
         is_write = words[0] == "SET"
         return self._client.run([command], operation, is_write=is_write, deadline=deadline)[0]

@@ -1,4 +1,4 @@
-"""Streams the rows of buckets, some buckets at a time."""
+"""Reads the rows of buckets in chunks."""
 
 from __future__ import annotations
 
@@ -21,25 +21,24 @@ _MAX_ROWS_AT_ONCE = 16_384
 
 @dataclass(slots=True)
 class _Cursor:
-    """How far a bucket was read."""
+    """Position of the scan in a bucket."""
 
     bucket: int
     at: bytes = b"0"
 
 
 class BucketScan:
-    """One walk over some buckets of a table.
+    """One scan over some buckets of a table.
 
-    Redis returns from HSCAN each field that is there from the first call to the last, and a little
-    more or less than it was asked for. What is too much waits here for the next chunk; no more is
-    asked for than a chunk has room for.
+    HSCAN returns each field that exists during the whole scan, and it may return more or fewer fields
+    than requested. Surplus rows are kept for the next chunk.
 
     Args:
-        client: to ask.
-        layout: of the table.
-        owned: whose rows are wanted.
-        buckets: where to look.
-        deadline: of the whole walk; None: each exchange with Redis has one of its own.
+        client: the client to use.
+        layout: layout of the table.
+        owned: the partitions whose rows to return.
+        buckets: the buckets to scan.
+        deadline: deadline of the whole scan; if None, each request has a separate deadline.
     """
 
     def __init__(
@@ -61,11 +60,11 @@ class BucketScan:
         self._values: list[bytes] = []
 
     def chunks(self, chunk_rows: int) -> Iterator[tuple[Keys, Rows]]:
-        """``(n,)`` keys and ``(n, width)`` rows, read-only, 1 to `chunk_rows` of them.
+        """Yields chunks of 1 to `chunk_rows` rows: ``(n,)`` keys and read-only ``(n, width)`` rows.
 
         Raises:
-            DeadlineError, StorageIOError: an exchange with Redis failed.
-            CorruptDataError: something there is no row of this table.
+            DeadlineError, StorageIOError: a request to Redis failed.
+            CorruptDataError: a value is not a row of this table.
         """
         fields, values = self._fields, self._values
         while True:
@@ -78,7 +77,7 @@ class BucketScan:
             yield self._layout.decode_keys(chunk[0]), self._layout.decode(chunk[1])
 
     def _advance(self, room: int) -> None:
-        """Reads on in some buckets, about `room` rows in all."""
+        """Reads the next rows of some buckets, about `room` rows in total."""
         while self._waiting and len(self._active) < min(_MAX_BUCKETS_AT_ONCE, room):
             self._active.append(self._waiting.pop())
         count = max(1, room // len(self._active))

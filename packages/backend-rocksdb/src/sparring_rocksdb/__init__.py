@@ -1,7 +1,7 @@
-"""RocksDB on flash, as a storage backend of sparring.
+"""A storage backend of sparring that stores rows in RocksDB on flash.
 
-``sparring.open_storage("rocksdb", table, path="rows")`` opens, or makes, a table in the folder
-``rows``. Rows outlive the process; tables may be larger than memory.
+``sparring.open_storage("rocksdb", table, path="rows")`` opens or creates a table in the folder
+``rows``. Rows persist when the process ends, and tables may be larger than memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
-    # On demand, so that importing the plugin module loads no native library.
+    # Imported on demand, so that importing the plugin module does not load the native library.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from sparring_rocksdb import backend

@@ -1,4 +1,4 @@
-"""The ``rocksdb`` storage: tables in RocksDB behind the contract of core."""
+"""The ``rocksdb`` storage."""
 
 from __future__ import annotations
 
@@ -18,23 +18,22 @@ __all__ = ["RocksdbOptions", "RocksdbStorage", "found_table"]
 
 
 class RocksdbStorage(NativeStorage):
-    """A table in a folder on flash. It is there again when the folder is opened again.
+    """A persistent table in a folder on flash.
 
-    Several tables may be open in one folder; they then share one RocksDB database, which the last
-    one to be closed closes. A table can be open once in a process, and a folder in one process.
+    Several tables may be open in one folder. They share one RocksDB database, which is closed with the
+    last of them. A table can be open once per process, and a folder can be open in one process.
 
     Args:
-        table: what the rows are.
-        options: where they lie, and how.
+        table: configuration of the table.
+        options: folder, memory and durability.
         validate: see `sparring.contracts.storage.storage.Storage`.
 
     Raises:
-        InvalidArgumentError: the table was made with rows of another kind (dim, dtype, optimizer's
-            state), or is open already; the folder is open with other options, or holds something
-            else.
-        StorageIOError: the folder cannot be made or written to, or another process has it open.
-        CorruptDataError: its files fail their own checks.
-        PluginError: the native library cannot be loaded here.
+        InvalidArgumentError: the stored table has a different dim, dtype or optimizer state, or is
+            already open; the folder is open with different options, or contains other files.
+        StorageIOError: the folder cannot be created or written, or another process has opened it.
+        CorruptDataError: the checksums of its files do not match.
+        PluginError: the native library cannot be loaded.
     """
 
     capabilities = Capabilities(persistent=True, native=True, concurrent_reads=True, notes=True)
@@ -49,7 +48,7 @@ class RocksdbStorage(NativeStorage):
                 table.check_row_label(label, options.path)
             self._table = self._database.open_table(
                 table.name,
-                # What is there keeps the label that it was made with.
+                # An existing table keeps the label with which it was created.
                 label=table.row_label if label is None else label,
                 row_bytes=table.row_bytes,
                 sync_writes=options.sync_writes,
@@ -64,27 +63,28 @@ class RocksdbStorage(NativeStorage):
         self.options = options
 
     def checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Writes all tables of the folder, as they are now, into a new folder.
+        """Copies all tables of the folder, in their present state, to a new folder.
 
-        Files that never change again are linked, not copied, where `path` is on the same file
-        system: it takes little time and no space until the tables change. The new folder can be
-        opened as any other. It appears when it is complete, or not at all.
+        Immutable files are hard-linked if `path` is on the same file system, so the copy is fast and
+        takes no space until the tables change. The new folder appears atomically and can be opened
+        like any other.
 
         Raises:
-            InvalidArgumentError: there is something at `path`.
-            StorageIOError: it cannot be written.
+            InvalidArgumentError: `path` already exists.
+            StorageIOError: the new folder cannot be written.
             ClosedError: the storage was closed.
         """
         self._check_open()
         self._database.checkpoint(os.fspath(Path(path)))
 
     def purge(self) -> None:
-        """Rewrites the files of the table, so that none has bytes of rows that were erased. The list
-        of files, which has the first and last key of each, is rewritten when the folder is opened
-        next.
+        """Rewrites the files of the table without the bytes of erased rows.
+
+        The list of files, which contains the first and last key of each file, is rewritten when the
+        folder is opened the next time.
 
         Raises:
-            StorageIOError: they cannot be written.
+            StorageIOError: the files cannot be written.
             ClosedError: the storage was closed.
         """
         self._check_open()
@@ -98,16 +98,16 @@ class RocksdbStorage(NativeStorage):
 
     def _close_impl(self) -> None:
         super()._close_impl()
-        # Others may hold the capsule still: they find the table closed, and the folder is free.
+        # Others may still have the capsule: for them the table is closed, and the folder can be reopened.
         self._table.close()
         self._database.close()
 
 
 def found_table(table: TableConfig, options: RocksdbOptions) -> TableConfig | None:
-    """Of which table the rows in the folder are; None where there are none. Makes no folder.
+    """Returns the configuration of the stored table, or None if there are no rows. Writes nothing.
 
     Raises:
-        PluginError, StorageIOError, CorruptDataError, InvalidArgumentError: as `RocksdbStorage`.
+        PluginError, StorageIOError, CorruptDataError, InvalidArgumentError: see `RocksdbStorage`.
     """
     if not (options.path / "CURRENT").exists():
         return None
@@ -124,9 +124,9 @@ def _open_database(options: RocksdbOptions) -> _native.Database:
         from sparring_rocksdb import _native
     except ImportError as error:
         raise PluginError(
-            f"storage 'rocksdb': its native library cannot be loaded ({error}); install it again: "
-            "pip install --force-reinstall sparring-rocksdb, or, where it was built from source, "
-            "the library that it was built with: apt install librocksdb-dev",
+            f"storage 'rocksdb': cannot load its native library ({error}); reinstall it: pip install "
+            "--force-reinstall sparring-rocksdb, or, if it was built from source, install RocksDB: "
+            "apt install librocksdb-dev",
             backend="rocksdb",
         ) from error
     _reject_foreign_folder(options.path)
@@ -146,7 +146,7 @@ def _open_database(options: RocksdbOptions) -> _native.Database:
     )
 
 
-# What a database has, also one that was killed while it was made.
+# Files of a RocksDB database, including one whose creation was interrupted.
 _OUR_FILES = re.compile(
     r"(CURRENT|IDENTITY|LOCK|LOG(\.old(\.\d+)?)?|(MANIFEST|OPTIONS)-\d+|\d+\.(sst|log|blob)|.*\.dbtmp"
     r"|lost\+found|archive)\Z"
@@ -154,18 +154,19 @@ _OUR_FILES = re.compile(
 
 
 def _reject_foreign_folder(path: Path) -> None:
-    """Raises where a folder holds something, and no database."""
+    """Raises an error if a folder contains files, but no database."""
     try:
         names = sorted(each.name for each in path.iterdir())
     except OSError:
-        return  # missing, or RocksDB says what is wrong with it
+        return  # missing, or RocksDB reports the error
     if "CURRENT" in names:
         return
     foreign = [name for name in names if not _OUR_FILES.match(name)]
     if foreign:
         raise InvalidArgumentError(
-            f"storage 'rocksdb': the folder {path} holds no database, but {foreign[0]!r}"
-            + (f" and {len(foreign) - 1:,} more that are none of RocksDB's" * (len(foreign) > 1))
-            + "; name a folder of its own as path",
+            f"storage 'rocksdb': the folder {path} must be empty or contain a database, "
+            f"found {foreign[0]!r}"
+            + (f" and {len(foreign) - 1:,} more" * (len(foreign) > 1))
+            + "; set path to another folder",
             path=str(path),
         )

@@ -1,4 +1,4 @@
-"""Estimates of the files and memory of a table of ``rocksdb``, before there is one."""
+"""Estimates the files and memory of a ``rocksdb`` table before it is created."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from sparring_rocksdb.options import RocksdbOptions
 __all__ = ["estimate_rocksdb_bytes"]
 
 _ROW_OVERHEAD = 16
-"""Bytes of a row in a compacted file but the row and its filter: key, sequence number, lengths, index."""
+"""Overhead per row in a compacted file without filters: key, sequence number, lengths, index."""
 _KNOWN_BUCKET_BYTES, _KNOWN_SLOTS, _MOST_KNOWN_LOAD = 65, 8, 0.8
-"""Of ``native/table/known_keys.h``."""
+"""Constants of ``native/table/known_keys.h``."""
 
 
 def estimate_rocksdb_bytes(
     table: TableConfig, options: RocksdbOptions, rows: int
 ) -> Mapping[str, int]:
-    """Files of a table that was compacted, uncompressed, and the most memory of the table itself.
+    """Estimates the uncompressed files of a compacted table, and its maximum memory.
 
-    The cache of blocks is left out: the tables of a folder share it.
+    The block cache is not included, because the tables of a folder share it.
     """
     row = table.row_bytes + _ROW_OVERHEAD + options.bloom_bits_per_key / 8
     buckets = 64

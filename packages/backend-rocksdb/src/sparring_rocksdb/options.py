@@ -1,4 +1,4 @@
-"""The options of the ``rocksdb`` storage."""
+"""Options of the ``rocksdb`` storage."""
 
 from __future__ import annotations
 
@@ -20,51 +20,50 @@ Compression = Literal["none", "snappy", "lz4", "zstd"]
 
 
 class RocksdbOptions(Options):
-    """Where tables of ``rocksdb`` lie, what memory they take, and what survives what.
+    """Options of the ``rocksdb`` storage: location, memory and durability of tables.
 
-    All tables that are open in one folder share its caches and threads, so all options but
-    `sync_writes` and `known_keys_bytes` must be the same for them.
+    All open tables of a folder share its caches and threads, so all options except `sync_writes` and
+    `known_keys_bytes` must be the same for them.
     """
 
     path: Path
-    """The folder, made if it is missing. Several tables may share it; one process at a time may
-    have it open, and others as `secondary`. ``{rank}``, ``{world_size}`` and ``{table}`` stand for
-    what they say."""
+    """Folder of the tables; it is created if it does not exist. Several tables may share it. One process
+    at a time may open it, and others as `secondary`. ``{rank}``, ``{world_size}`` and ``{table}`` are
+    replaced by their values."""
     block_cache_bytes: ByteCount = Field(default=256 << 20, ge=0)
-    """Memory for blocks of rows that were read, indexes and bloom filters included; shared by the
-    tables of the folder."""
+    """Memory for cached blocks of rows, including indexes and bloom filters. The tables of the folder
+    share it."""
     write_buffer_bytes: ByteCount = Field(default=64 << 20, ge=1 << 16, le=1 << 40)
-    """Memory for rows that were written and are not in files yet, for each table. Up to twice as
-    much while it is being written out."""
+    """Memory per table for rows that are not yet written to files. Up to twice as much is used during a
+    flush."""
     known_keys_bytes: ByteCount = Field(default=64 << 20, ge=0)
-    """Memory, for each table, for keys that are known to be in it: an upsert that knows its keys
-    need not look for them to count rows. It takes 10 to 20 bytes a key, and holds the keys that
-    were written last."""
+    """Memory per table for a set of recently written keys, 10 to 20 bytes per key. An upsert of keys in
+    this set does not read them to count the rows."""
     block_bytes: ByteCount = Field(default=4096, ge=512, le=1 << 28)
-    """Size of a block: what one read from the disk brings, before compression."""
+    """Size of a block, the unit of reads from the disk, before compression."""
     bloom_bits_per_key: float = Field(default=10.0, ge=0, le=64)
-    """Size of the filters that spare reads for keys that are not there; 10 let one in a hundred
-    through. 0: no filters."""
+    """Size of the bloom filters, which avoid reads for missing keys; with 10 bits, about 1 % of these
+    reads are not avoided. 0 disables the filters."""
     compression: Compression = "none"
-    """Of the files. Rows of trained floats hardly shrink; ``zstd`` is worth trying for 16 bits."""
+    """Compression of the files. Trained float32 rows hardly compress; try ``zstd`` for 16-bit rows."""
     direct_io: bool = False
-    """Read and write files past the system's page cache, whose memory then stays free."""
+    """Whether to bypass the page cache of the system, which leaves its memory free."""
     rate_limit_bytes_per_second: ByteCount | None = Field(default=None, ge=1)
-    """The most that flushes and compactions write together; None: no limit."""
+    """Maximum rate of writes by flushes and compactions together; None for no limit."""
     max_open_files: WholeNumber | None = Field(default=None, ge=16, le=2**31 - 1)
-    """File handles kept open; None: all files."""
+    """Maximum number of open files; None to keep all files open."""
     background_threads: WholeNumber = Field(default=2, ge=1, le=1024)
-    """Threads for flushes and compactions."""
+    """Number of threads for flushes and compactions."""
     sync_writes: bool = False
-    """Durability of an acknowledged write. False: it survives the end of the process, however it
-    ends; a power loss only after `flush` or `close`. True: it survives a power loss too; every
-    call then waits for the disk."""
+    """Durability of an acknowledged write. False: it survives a crash of the process, but a power
+    failure only after `flush` or `close`. True: it also survives a power failure; every call waits for
+    the disk."""
     recovery: Literal["strict", "point_in_time"] = "strict"
-    """Handling of a log that is damaged before its end. ``strict``: refuse to open.
-    ``point_in_time``: open with what was written before the damage; the rest is lost."""
+    """What to do if the log is damaged before its end. ``strict``: raise an error. ``point_in_time``:
+    open the table with the writes before the damage; later writes are lost."""
     secondary: bool = False
-    """Read only: rows that another process of this machine writes meanwhile, as it has written them
-    when a call begins. The folder and the table are there already."""
+    """Whether to open an existing table read-only while another process of this machine writes it. Each
+    call reads the rows that were written before it started."""
 
     @field_validator("path")
     @classmethod
@@ -73,8 +72,7 @@ class RocksdbOptions(Options):
             if name not in _PLACEHOLDERS:
                 raise PydanticCustomError(
                     "unknown_placeholder",
-                    "{name} stands for nothing, so a folder of that name would be made; write one "
-                    "of {known}, or leave the braces out",
+                    "must contain no placeholders other than {known}",
                     {"name": name, "known": ", ".join(_PLACEHOLDERS)},
                 )
         return path

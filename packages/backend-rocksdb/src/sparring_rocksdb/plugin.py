@@ -1,4 +1,4 @@
-"""Plugin of sparring-rocksdb. Importing it loads no native library."""
+"""The sparring plugin of this package. Importing it does not load the native library."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def sparring_register_storage() -> Sequence[StorageDescriptor]:
         StorageDescriptor(
             name="rocksdb",
             api_version=(1, 0),
-            summary="RocksDB on flash: larger than memory, outlives the process.",
+            summary="Persistent tables in RocksDB on flash, which may be larger than memory.",
             options=RocksdbOptions,
             factory=_open,
             found=_found,

@@ -1,6 +1,6 @@
-"""The ``mpi`` collective of sparring: ranks that mpiexec started, over mpi4py.
+"""The ``mpi`` collective of sparring, which connects ranks started by mpiexec over mpi4py.
 
-It is chosen by name, as ``collective: {backend: mpi}`` or ``collective="mpi"``; ``auto`` chooses it for
+Choose it by name with ``collective: {backend: mpi}`` or ``collective="mpi"``. ``auto`` chooses it for
 ranks that mpiexec started.
 """
 

@@ -1,13 +1,13 @@
-"""Ranks as MPI processes, over mpi4py.
+"""A collective over MPI, with mpi4py.
 
-Each operation is one Isend or Irecv of bytes on a communicator of its own, so that its tags never match
+Each operation is one Isend or Irecv of bytes on a separate communicator, so that its tags never match
 messages of the program. MPI transfers messages only while it is polled: `Work.done` polls, so an
 exchange that calls it from time to time overlaps its own work with the transfer.
 
-MPI itself waits without limit, also for ranks that have ended. Here each wait polls and has a deadline. A
-rank whose wait failed tells the others which rank it missed. MPI cannot continue without a rank, and its
-finalization would wait for the missing one, so after a failure `MPI_Abort` ends the job when the process
-ends. If a process is killed, the launcher ends all others within milliseconds.
+MPI itself waits without a limit, even for ranks that have ended. Here each wait polls and has a deadline.
+A rank whose wait failed notifies the others of the missing rank. MPI cannot continue without a rank, and
+its finalization would wait for the missing one, so after a failure `MPI_Abort` ends the job when the
+process ends. If a process is killed, the launcher ends all others within milliseconds.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _OWN_TAGS = 2
 # The largest count of a message in MPI 3; later versions count in 64 bits.
 _MAX_BYTES_OF_MPI_3 = 2**31 - 1
 
-# A notice that a closing rank sent last may overtake the end of a message that it sent before.
+# The last notice of a closing rank may arrive before the end of an earlier message of that rank.
 _GRACE_SECONDS = 0.1
 
 
@@ -62,15 +62,15 @@ def join_mpi(membership: Membership, deadline_seconds: float) -> Collective:
     """Joins all ranks of ``MPI.COMM_WORLD``. All ranks call it.
 
     Raises:
-        InvalidArgumentError: MPI has another rank or world size than the rendezvous.
-        PluginError: there is no MPI library, or mpi4py is not installed.
+        InvalidArgumentError: MPI and the rendezvous report different ranks or world sizes.
+        PluginError: no MPI library was found, or mpi4py is not installed.
     """
     mpi = _import_mpi()
     world = mpi.COMM_WORLD
     if (world.rank, world.size) != (membership.rank, membership.world_size):
         raise InvalidArgumentError(
-            f"collective 'mpi': the rendezvous says rank {membership.rank} of "
-            f"{membership.world_size}, MPI says rank {world.rank} of {world.size}; start the ranks "
+            f"collective 'mpi': the rendezvous reports rank {membership.rank} of "
+            f"{membership.world_size}, MPI reports rank {world.rank} of {world.size}; start the ranks "
             "with mpiexec and choose rendezvous 'environment'",
             rank=world.rank,
             world_size=world.size,
@@ -96,8 +96,8 @@ class MpiCollective(Collective):
     """One rank of an MPI communicator.
 
     Args:
-        communicator: used by nothing else. It is never freed, because freeing waits for all ranks.
-        deadline_seconds: the longest that any wait may take.
+        communicator: used only here. It is never freed, because freeing it waits for all ranks.
+        deadline_seconds: maximum time of each wait.
     """
 
     def __init__(self, communicator: MPI.Intracomm, *, deadline_seconds: float) -> None:
@@ -107,10 +107,10 @@ class MpiCollective(Collective):
         self._num_tags = min(NUM_TAGS, int(largest_tag) + 1 - _OWN_TAGS)
         self._communicator = communicator
         self._communicator.Set_errhandler(self.mpi.ERRORS_RETURN)
-        # MPI writes into buffers until the message is complete, also if no one waits for it any more.
+        # Keeps buffers alive, because MPI writes to them until the message is complete.
         self._under_way: dict[int, _MpiWork] = {}
         self._failure: Failure | None = None
-        # rank -> when its notice that it takes part in nothing more arrived, and why
+        # rank -> time at which its notice that it left or failed arrived, and the reason
         self._gone: dict[int, tuple[float, Failure]] = {}
         self._inquiry = Inquiry(self.rank, deadline_seconds)
         self._heard = empty_notice()
@@ -120,13 +120,13 @@ class MpiCollective(Collective):
             self._listen()
 
     def close(self) -> None:
-        """Leaves the group and tells the others. Does not wait for operations that are under way."""
+        """Leaves the group and notifies the others, without waiting for operations in progress."""
         if self._is_closed:
             return
         if self._failure is None:
             self._send_notices(Notice(NoticeKind.LEFT), self._others())
         self._is_closed = True
-        # MPI libraries print warnings about receives that are still open in the end.
+        # MPI libraries print warnings about receives that are still open at exit.
         for work in list(self._under_way.values()):
             work.give_up()
         if self._hearing is not None:
@@ -140,7 +140,7 @@ class MpiCollective(Collective):
     def wait_failure(
         self, peer: int, context: WorkContext, limit: float, now: float
     ) -> PeerFailure | None:
-        """Returns the error of a wait for `peer` that cannot succeed, or None. Tells the other ranks."""
+        """Returns the error of a wait for `peer` that cannot succeed, and notifies others; else None."""
         if self._failure is None and not self._is_closed:
             self._handle_notice(peer)
             gone_at, reason = self._gone.get(peer, (now, None))
@@ -158,7 +158,7 @@ class MpiCollective(Collective):
 
     def transport_failure(self, peer: int, error: Exception, context: WorkContext) -> PeerFailure:
         if self._failure is None:
-            # MPI's text has several lines; the message of the error is one.
+            # The text of MPI has several lines, which are joined.
             self._fail(Failure(peer, f"MPI reports {' '.join(str(error).split())}"))
         assert self._failure is not None
         return self._note(peer, self._failure, context)
@@ -184,7 +184,7 @@ class MpiCollective(Collective):
     def _message(self, buffer: Array) -> list[Any]:
         if buffer.nbytes > _MAX_BYTES_OF_MPI_3 and self.mpi.VERSION < 4:
             raise UnsupportedError(
-                f"collective 'mpi': a message of {buffer.nbytes} bytes needs MPI 4, found MPI "
+                f"collective 'mpi': a message of {buffer.nbytes} bytes requires MPI 4, found MPI "
                 f"{self.mpi.VERSION}; use a newer MPI library or smaller chunks"
             )
         return [buffer.reshape(-1).view(np.uint8), self.mpi.BYTE]
@@ -192,7 +192,8 @@ class MpiCollective(Collective):
     def _tag(self, tag: int) -> int:
         if NUM_TAGS > tag >= self._num_tags:
             raise InvalidArgumentError(
-                f"collective 'mpi': this MPI library has tags below {self._num_tags}, found {tag}"
+                f"collective 'mpi': this MPI library supports tags below {self._num_tags}, "
+                f"found {tag}; use a smaller tag"
             )
         return tag + _OWN_TAGS if tag < NUM_TAGS else tag - NUM_TAGS
 
@@ -238,7 +239,7 @@ class MpiCollective(Collective):
         ]
 
     def _send_notices(self, notice: Notice, peers: list[int]) -> None:
-        """Sends a notice and polls until it has left, for at most `_GRACE_SECONDS`."""
+        """Sends a notice and polls until it was sent, for at most `_GRACE_SECONDS`."""
         message = notice.encode()
         requests = [
             self._communicator.Isend(self._message(message), peer, self._tag(NOTICE_TAG))
@@ -250,7 +251,7 @@ class MpiCollective(Collective):
 
 
 class _MpiWork(PolledWork):
-    """A send, and the base of a receive."""
+    """A send, and the base class of a receive."""
 
     def __init__(self, owner: MpiCollective, request: Any, buffer: Array, peer: int) -> None:
         super().__init__(owner.deadline_seconds)

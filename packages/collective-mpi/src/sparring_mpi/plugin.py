@@ -1,4 +1,4 @@
-"""Plugin of sparring-mpi. Importing it does not start MPI."""
+"""The sparring plugin of this package. Importing it does not start MPI."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def sparring_register_collective() -> Sequence[CollectiveDescriptor]:
         CollectiveDescriptor(
             name="mpi",
             api_version=(1, 0),
-            summary="Processes that mpiexec started, over mpi4py.",
+            summary="MPI over mpi4py, for processes that mpiexec started.",
             factory=_join,
             unavailable=_reason,
         )
@@ -32,7 +32,7 @@ def _join(membership: Membership, _options: Any, deadline_seconds: float) -> Col
 
 
 def _reason() -> str | None:
-    # Importing mpi4py starts MPI, so this only looks for it.
+    # Only searches for the module, because importing mpi4py starts MPI.
     if importlib.util.find_spec("mpi4py") is None:
         return 'mpi4py is not installed; run: pip install "sparring[mpi]"'
     return None

@@ -1,6 +1,6 @@
-"""The ``nccl`` collective of sparring: buffers in GPU memory, over NCCL.
+"""The ``nccl`` collective of sparring, which exchanges buffers in GPU memory over NCCL.
 
-It is chosen by name, as ``collective: {backend: nccl}``. The ``torch`` collective uses it for tensors on
+Choose it by name with ``collective: {backend: nccl}``. The ``torch`` collective uses it for tensors on
 GPUs, if the job uses NCCL.
 """
 

@@ -1,22 +1,23 @@
-"""Buffers in GPU memory between ranks, over NCCL. Not run on a GPU yet: see the reference page.
+"""A collective for buffers in GPU memory, over NCCL. Not run on a GPU yet: see the reference page.
 
 NCCL has no tags, no deadlines and does not report sizes, and its ranks must exchange an id by other means
-before they can join. So a host collective (`mpi`, `torch`) carries everything that is in host memory,
+before they can join. Therefore a host collective (`mpi`, `torch`) transfers everything in host memory,
 including the collective operations, and NCCL only the device buffers of `send` and `receive`.
 
     host buffers    → the host collective
-    device buffers  → a queue → at the first `done` or `wait`, all of them as one NCCL group:
+    device buffers  → a queue → at the first `done` or `wait`, all as one NCCL group:
 
-        ncclGroupStart · ncclSend · ncclRecv · … · ncclGroupEnd · event    on a thread of its own
+        ncclGroupStart · ncclSend · ncclRecv · … · ncclGroupEnd · event    on a separate thread
 
     stream of the caller       … writes the buffer ─ event ┐
     stream of the collective                               └─► group ─ event ─► polled by `done`
 
 Within a group the order of sends and receives does not matter. With separate calls on one stream it
-would: two ranks that both send first would wait for each other without end. But groups are executed one
-after the other, each as a whole. So what is posted before one poll must not wait for what is posted after
-it: a rank that posts a question and the receive of its answer together gets neither. NCCL may block while
-it connects two ranks, so a separate thread calls it, and `ncclCommAbort` ends its calls at a deadline.
+would: two ranks that both send first would wait for each other forever. But groups are executed one after
+the other, each as a whole. Therefore a message posted before a poll must not wait for one posted after
+it: if a rank posts a request and the receive of its reply together, both wait forever. NCCL may block
+while it connects two ranks, so a separate thread calls it, and `ncclCommAbort` ends its calls at a
+deadline.
 
 Device messages between two ranks must be posted in the same order on both sides; tags do not
 reorder them.
@@ -55,14 +56,14 @@ from sparring_nccl.options import NcclOptions
 __all__ = ["NcclCollective", "extend_to_gpus", "join_nccl"]
 
 _ISSUE_SECONDS = 0.2
-"""How long a call of NCCL may take to return by itself before its communicator is aborted."""
+"""Maximum time for a call of NCCL to return before its communicator is aborted."""
 
 
 def join_nccl(membership: Membership, options: NcclOptions, deadline_seconds: float) -> Collective:
-    """Joins all ranks, over the host collective of the options. All ranks call it.
+    """Connects all ranks, with the host collective of the options. All ranks must call it.
 
     Raises:
-        DeadlineError: not all ranks came.
+        DeadlineError: not all ranks joined in time.
         InternalError: NCCL reports an error.
         DeviceError: CUDA reports an error.
         PluginError: NCCL, the driver, or the host collective is missing.
@@ -78,22 +79,22 @@ def join_nccl(membership: Membership, options: NcclOptions, deadline_seconds: fl
 def extend_to_gpus(
     host: Collective, membership: Membership, view: BufferView | None = None
 ) -> Collective:
-    """Returns a collective that also sends from GPU memory. All ranks call it.
+    """Returns a collective that also supports buffers in GPU memory. All ranks must call it.
 
     Args:
-        host: carries what is in host memory.
-        membership: its local rank is the number of the GPU.
+        host: the collective for host memory.
+        membership: membership of this rank; its local rank is the number of the GPU.
         view: see `CollectiveDescriptor.device_factory`.
 
     Raises:
-        DeadlineError, InternalError, DeviceError, PluginError: as `join_nccl`.
+        DeadlineError, InternalError, DeviceError, PluginError: see `join_nccl`.
     """
     return NcclCollective(host, open_nccl(), open_cuda(), device=membership.local_rank, view=view)
 
 
 @dataclass(frozen=True, slots=True)
 class _DeviceBuffer:
-    """GPU memory, C-contiguous."""
+    """A C-contiguous buffer in GPU memory."""
 
     pointer: int
     num_bytes: int
@@ -102,12 +103,12 @@ class _DeviceBuffer:
 
 
 class _Batch:
-    """Device messages that are given to NCCL as one group."""
+    """Device messages that are passed to NCCL as one group."""
 
     def __init__(self) -> None:
         # (communicator, stream) -> starts one message
         self.starts: list[Callable[[int, int], None]] = []
-        # Events of streams that the group is ordered after.
+        # Events of streams after which the group is ordered.
         self.after: list[int] = []
         self.is_after_all = False
         self.is_flushed = False
@@ -118,15 +119,16 @@ class _Batch:
 
 
 class NcclCollective(Collective):
-    """One rank of an NCCL communicator, and the host collective next to it.
+    """One rank of an NCCL communicator and of a host collective.
 
-    Device buffers are those with ``__cuda_array_interface__``. They have any dtype: bytes are sent.
+    Device buffers are objects with ``__cuda_array_interface__``. They may have any dtype, because they
+    are sent as bytes.
 
     Args:
-        host: carries host buffers; closed with this one.
-        nccl: the library.
-        cuda: the driver.
-        device: the number of the GPU.
+        host: the collective for host buffers; it is closed with this one.
+        nccl: the NCCL library.
+        cuda: the CUDA driver.
+        device: number of the GPU.
         view: see `CollectiveDescriptor.device_factory`.
     """
 
@@ -160,8 +162,8 @@ class NcclCollective(Collective):
         if not self._joined.wait(self.deadline_seconds):
             host.close()
             raise DeadlineError(
-                f"collective 'nccl': {self.world_size} ranks did not meet within "
-                f"{self.deadline_seconds:g} s; look at the ranks that did not start"
+                f"collective 'nccl': {self.world_size} ranks did not connect within "
+                f"{self.deadline_seconds:g} s; see whether all ranks have started"
             )
         if self._join_error is not None:
             host.close()
@@ -192,7 +194,7 @@ class NcclCollective(Collective):
         return self._post(self._nccl.receive, device_buffer, source, stream)
 
     def close(self) -> None:
-        """Leaves the group and aborts device messages that are under way."""
+        """Leaves the group and aborts device messages in progress."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -203,7 +205,7 @@ class NcclCollective(Collective):
     # -- for works --------------------------------------------------------------------
 
     def flush(self, batch: _Batch) -> None:
-        """Gives all messages of the batch to NCCL."""
+        """Passes all messages of the batch to NCCL."""
         if not batch.is_flushed:
             batch.is_flushed = True
             self._batch = _Batch()
@@ -224,12 +226,12 @@ class NcclCollective(Collective):
             return self._nccl.background_error(self._communicator)
 
     def abort(self) -> None:
-        """Ends what is under way, including a call of NCCL that blocks."""
+        """Aborts messages in progress, including a blocked call of NCCL."""
         with self._lock:
             communicator, self._communicator = self._communicator, None
         if communicator is None:
             return
-        # A call that is about to return still needs its communicator.
+        # A call that is returning still uses its communicator.
         has_ended = self._issuing.acquire(timeout=_ISSUE_SECONDS)
         try:
             self._nccl.abort(communicator)
@@ -237,7 +239,7 @@ class NcclCollective(Collective):
             if has_ended:
                 self._issuing.release()
 
-    # -- what the host collective does ------------------------------------------------
+    # -- delegated to the host collective ------------------------------------------------
 
     def _send_impl(self, buffer: Array, destination: int, tag: int) -> Work:
         return self._host.send(buffer, destination, tag)
@@ -265,7 +267,7 @@ class NcclCollective(Collective):
         if stream is None:
             batch.is_after_all = True
         else:
-            # Not on the other thread: later work of the stream may wait for this message.
+            # Recorded here, not on the other thread: later work of the stream may wait for this message.
             with self._cuda.in_context(self._context):
                 batch.after.append(self._cuda.record(stream))
         batch.starts.append(
@@ -276,7 +278,7 @@ class NcclCollective(Collective):
         return _NcclWork(self, batch, buffer, peer)
 
     def _serve(self) -> None:
-        """The thread that calls NCCL."""
+        """Runs on the thread that calls NCCL."""
         try:
             with self._cuda.in_context(self._context):
                 self._stream = self._cuda.make_stream()
@@ -332,7 +334,7 @@ class _NcclWork(PolledWork):
     def _failure_impl(self, limit: float, now: float) -> SparringError | None:
         found = self._owner.background_error()
         if found is None and now >= limit:
-            found = f"nothing came within {self._owner.deadline_seconds:g} s"
+            found = f"no message arrived within {self._owner.deadline_seconds:g} s"
         return None if found is None else self._failure(found)
 
     def _failure(self, found: str) -> PeerFailure:
@@ -345,7 +347,7 @@ def _device_buffer(buffer: Any) -> _DeviceBuffer | None:
     """Returns the GPU memory of an array of any framework, or None if it is in host memory.
 
     Raises:
-        InvalidArgumentError: it is in GPU memory and not C-contiguous.
+        InvalidArgumentError: the array is in GPU memory and not C-contiguous.
     """
     interface = _cuda_array_interface(buffer)
     if interface is None:
@@ -364,6 +366,6 @@ def _device_buffer(buffer: Any) -> _DeviceBuffer | None:
 
 
 def _cuda_array_interface(buffer: Any) -> dict[str, Any] | None:
-    # torch raises AttributeError for tensors of the CPU, which getattr handles.
+    # For CPU tensors torch raises AttributeError, which getattr handles.
     interface: dict[str, Any] | None = getattr(buffer, "__cuda_array_interface__", None)
     return interface

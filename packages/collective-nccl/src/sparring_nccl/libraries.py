@@ -1,7 +1,7 @@
-"""The functions of NCCL and of the CUDA driver that the nccl collective calls, by ctypes.
+"""Calls functions of NCCL and of the CUDA driver with ctypes.
 
-Both libraries are opened on demand: ``libcuda.so.1`` is part of NVIDIA's driver, ``libnccl.so.2`` of the
-wheels ``nvidia-nccl-cu12`` and ``nvidia-nccl-cu13``, or of the system.
+Both libraries are opened on demand: ``libcuda.so.1`` is part of NVIDIA's driver, ``libnccl.so.2`` is in
+the wheels ``nvidia-nccl-cu12`` and ``nvidia-nccl-cu13``, or installed on the system.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _UniqueId(ctypes.Structure):
 
 
 class NcclLibrary:
-    """Each method is one function of ``nccl.h``; errors raise `InternalError`."""
+    """The functions of ``nccl.h``, one per method. Errors raise `InternalError`."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
@@ -103,27 +103,27 @@ class NcclLibrary:
         return self._text(code.value)
 
     def abort(self, communicator: int) -> None:
-        """Ends everything that is under way on a communicator, from any thread, and frees it."""
+        """Aborts all operations of a communicator, from any thread, and frees it."""
         self._library.ncclCommAbort(communicator)
 
     def _check(self, what: str, code: int) -> None:
         if code not in (_NCCL_SUCCESS, _NCCL_IN_PROGRESS):
             raise InternalError(
-                f"NCCL: {what} failed: {self._text(code)}; the environment variable "
-                "NCCL_DEBUG=INFO makes it print more"
+                f"NCCL: {what} failed: {self._text(code)}; set the environment "
+                "variable NCCL_DEBUG=INFO to see more"
             )
 
     def _text(self, code: int) -> str:
         text = self._library.ncclGetErrorString(code)
         what = text.decode() if text else f"error {code}"
-        # Since NCCL 2.13, of the calling thread.
+        # Available since NCCL 2.13; the error is that of the calling thread.
         last = getattr(self._library, "ncclGetLastError", None)
         reason = last(None) if last is not None else None
         return f"{what} ({reason.decode()})" if reason else what
 
 
 class CudaDriver:
-    """Each method is one function of ``cuda.h``; errors raise `DeviceError`."""
+    """The functions of ``cuda.h``, one per method. Errors raise `DeviceError`."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
@@ -132,8 +132,8 @@ class CudaDriver:
         """Returns the context that the CUDA runtime and frameworks use on a device.
 
         Args:
-            device: its number on the machine. If the process sees one device only, as with
-                CUDA_VISIBLE_DEVICES, it is that one, whatever its number.
+            device: number of the device on the machine. If the process sees only one device, for
+                example because of CUDA_VISIBLE_DEVICES, that one is used.
         """
         self._call("cuInit", 0)
         number, count, context = ctypes.c_int(), ctypes.c_int(), _Handle()
@@ -207,7 +207,7 @@ class CudaDriver:
 
 
 def why_nccl_is_unavailable() -> str | None:
-    """Returns which library is missing, or that there is no GPU; None if NCCL can be used."""
+    """Returns why NCCL cannot be used: a missing library or GPU. None if it can be used."""
     try:
         open_nccl()
         driver = open_cuda()
@@ -221,10 +221,10 @@ def why_nccl_is_unavailable() -> str | None:
 
 
 def open_nccl() -> NcclLibrary:
-    """Opens NCCL of a wheel, or else of the system.
+    """Opens the NCCL library of a wheel or, if there is none, of the system.
 
     Raises:
-        PluginError: there is none.
+        PluginError: the library was not found.
     """
     library = _open(_NCCL, _paths_in_wheels())
     if library is None:
@@ -239,7 +239,7 @@ def open_cuda() -> CudaDriver:
     """Opens NVIDIA's driver.
 
     Raises:
-        PluginError: there is none.
+        PluginError: the driver was not found.
     """
     library = _open(_CUDA, [])
     if library is None:

@@ -1,4 +1,4 @@
-"""The options of collective ``nccl``."""
+"""Options of the collective ``nccl``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["NcclOptions"]
 
 
 class NcclOptions(Options):
-    """The options of collective ``nccl``."""
+    """Options of the collective ``nccl``."""
 
     host: str = Field(
         "torch",

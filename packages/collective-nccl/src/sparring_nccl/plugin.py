@@ -1,4 +1,4 @@
-"""Plugin of sparring-nccl. Importing it opens neither NCCL nor the driver."""
+"""The sparring plugin of this package. Importing it opens neither NCCL nor the driver."""
 
 from __future__ import annotations
 

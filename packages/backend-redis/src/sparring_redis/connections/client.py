@@ -235,8 +235,8 @@ class Client:
                 operation=call.operation,
             )
         return StorageIOError(
-            f"{self._describe_call(call)}: {len(refusals)} of {len(call.commands)} commands were rejected, "
-            f"the first with: {refusals[0]}; fix that on the server, or the user's "
+            f"{self._describe_call(call)}: {len(refusals)} of {len(call.commands)} commands were "
+            f"rejected, the first with: {refusals[0]}; fix that on the server, or the user's "
             f"permissions.{self._describe_outcome(call)}",
             operation=call.operation,
         )
@@ -254,8 +254,8 @@ class Client:
         details = {"operation": call.operation, "deadline_seconds": call.deadline.seconds}
         if call.may_have_run or _is_timeout(call.failure):
             return DeadlineError(
-                f"{self._describe_call(call)}: no complete reply within {seconds} (last: {call.failure}); "
-                "see whether the server is stopped, overloaded or far away, or raise "
+                f"{self._describe_call(call)}: no complete reply within {seconds} (last: "
+                f"{call.failure}); see whether the server is stopped, overloaded or far away, or raise "
                 f"deadline_seconds.{self._describe_outcome(call)}",
                 **details,
             )

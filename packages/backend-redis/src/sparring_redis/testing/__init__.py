@@ -1,4 +1,4 @@
-"""Redis servers for tests: real ones, on loopback, with folders of their own, ended by their ids."""
+"""Redis servers for tests: real processes on loopback, each with a separate folder."""
 
 from sparring_redis.testing.certificates import Certificates, make_certificates
 from sparring_redis.testing.cluster import RedisCluster

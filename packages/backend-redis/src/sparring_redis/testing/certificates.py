@@ -1,4 +1,4 @@
-"""A certificate authority and a server certificate that it signed, made by the openssl command."""
+"""Creates a certificate authority and a server certificate with the openssl command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Certificates", "make_certificates"]
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """Files, PEM."""
+    """PEM files of an authority and of a certificate that it signed."""
 
     authority: Path
     certificate: Path
@@ -21,7 +21,7 @@ class Certificates:
 
     @property
     def context(self) -> ssl.SSLContext:
-        """Client context that trusts the authority, whatever the host, and shows the certificate."""
+        """Returns a client context that trusts the authority for any host and has the certificate."""
         context = ssl.create_default_context(cafile=self.authority)
         context.check_hostname = False
         context.load_cert_chain(self.certificate, self.key)
@@ -29,7 +29,7 @@ class Certificates:
 
     @property
     def server_settings(self) -> dict[str, Any]:
-        """Settings of ``redis.conf`` for them."""
+        """Returns the settings of ``redis.conf`` for these files."""
         return {
             "tls-ca-cert-file": self.authority,
             "tls-cert-file": self.certificate,
@@ -39,7 +39,7 @@ class Certificates:
 
 
 def make_certificates(folder: Path, host: str = "127.0.0.1") -> Certificates:
-    """Makes both, valid for a day, for `host`, an address."""
+    """Creates an authority and a certificate for the IP address `host`, valid for one day."""
     authority, authority_key = folder / "ca.pem", folder / "ca.key"
     key, request, certificate = folder / "key.pem", folder / "request.pem", folder / "cert.pem"
     extensions = folder / "extensions"

@@ -17,12 +17,12 @@ _MEET_SECONDS = 20.0
 
 
 class RedisCluster(Closable):
-    """Masters that share the slots evenly. A context manager.
+    """A cluster whose masters own equal numbers of slots. A context manager.
 
     Args:
-        num_masters: how many.
-        settings: of each server's ``redis.conf``, in addition to those that are set here.
-        access: by which the starter itself gets in.
+        num_masters: number of masters.
+        settings: additional settings of each server's ``redis.conf``.
+        access: credentials that this class uses.
     """
 
     def __init__(
@@ -65,15 +65,17 @@ class RedisCluster(Closable):
         self.wait()
 
     def wait(self) -> None:
-        """Returns when all nodes know each other and answer for their slots.
+        """Waits until all nodes know each other and serve their slots.
 
         Raises:
-            RuntimeError: they do not come to that.
+            RuntimeError: this did not happen in time.
         """
         end_time = time.monotonic() + _MEET_SECONDS
         while not all(self._knows_all(server) for server in self.servers):
             if time.monotonic() > end_time:
-                raise RuntimeError("the nodes of the cluster did not meet")
+                raise RuntimeError(
+                    "Redis cluster: the nodes did not find each other in time; see their logs"
+                )
             time.sleep(0.05)
 
     def _knows_all(self, server: RedisServer) -> bool:

@@ -1,4 +1,4 @@
-"""A server between client and Redis that loses, delays and cuts what passes through it."""
+"""A proxy between client and Redis that loses, delays and truncates data."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Fault:
     """Fault of one connection.
 
     Args:
-        cut_request_at: requests reach Redis up to so many bytes, then both sides are closed.
-        cut_reply_at: replies reach the client up to so many bytes, then both sides are closed.
-        stall_reply_at: replies reach the client up to so many bytes; the rest never comes.
-        trickle_seconds: replies come byte by byte, so far apart.
-        delay_seconds: requests reach Redis so much later.
+        cut_request_at: number of bytes of requests after which both sides are closed.
+        cut_reply_at: number of bytes of replies after which both sides are closed.
+        stall_reply_at: number of bytes of replies after which nothing is forwarded.
+        trickle_seconds: time between single bytes of replies.
+        delay_seconds: delay of requests.
     """
 
     cut_request_at: int | None = None
@@ -33,10 +33,10 @@ class Fault:
 
 
 class FaultProxy(Closable):
-    """Listens on loopback and passes everything on to a Redis on loopback. A context manager.
+    """Listens on loopback and forwards everything to a Redis on loopback. A context manager.
 
-    `arm` says what happens to open connections from now on, and to the next `num_connections` new
-    ones; after that connections are sound.
+    `arm` sets the fault of all open connections and of the next `num_connections` new ones. Later
+    connections have no fault.
     """
 
     def __init__(self, port: int) -> None:
@@ -55,7 +55,7 @@ class FaultProxy(Closable):
         return f"redis://127.0.0.1:{self.port}"
 
     def arm(self, fault: Fault, num_connections: int = 0) -> None:
-        """Bytes are counted from now on for open connections, from the start for new ones."""
+        """Sets a fault. For open connections, bytes are counted from this call."""
         with self._lock:
             self._fault, self._num_left = fault, num_connections
             for link in self._links:
@@ -127,7 +127,7 @@ class _Relay:
         self.close()
 
     def _forward(self, data: bytes, target: socket.socket, way: str) -> bool:
-        """Passes on what the fault allows; False: the connection ends here."""
+        """Forwards the bytes that the fault permits; returns False if the connection must be closed."""
         fault = self._fault
         is_request = way == "request"
         if is_request and fault.delay_seconds:

@@ -1,4 +1,4 @@
-"""A master, a replica, and the sentinel that watches them."""
+"""A master, a replica, and a sentinel that monitors them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _READY_SECONDS = 20.0
 
 
 class RedisSentinel(Closable):
-    """A master and a replica; the sentinel makes the replica master when the master is down.
+    """A master and a replica. The sentinel promotes the replica when the master is down.
 
     Args:
-        down_milliseconds: how long a master may be silent.
+        down_milliseconds: time without a reply after which the master counts as down.
     """
 
     service = "films"
@@ -52,14 +52,14 @@ class RedisSentinel(Closable):
         return f"redis+sentinel://127.0.0.1:{self.sentinel.port}/{self.service}"
 
     def _wait(self) -> None:
-        """Until the replica follows, and the sentinel knows it."""
+        """Waits until the replica is connected and the sentinel knows it."""
         end = time.monotonic() + _READY_SECONDS
         while time.monotonic() < end:
             is_following = b"master_link_status:up" in self.replica.ask("INFO", "replication")
             if is_following and self.sentinel.ask("SENTINEL", "REPLICAS", self.service):
                 return
             time.sleep(0.05)
-        raise RuntimeError("the sentinel did not come to know the replica")
+        raise RuntimeError("Redis sentinel: it did not find the replica in time; see its log")
 
     def close(self) -> None:
         self._closing.close()

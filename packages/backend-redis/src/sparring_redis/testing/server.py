@@ -28,16 +28,17 @@ _MAX_ATTEMPTS = 5
 
 
 def redis_server_missing() -> str | None:
-    """Why no server can be started here, with the command to run; None: one can."""
+    """Returns why no server can be started here and how to fix it, or None if one can."""
     if shutil.which("redis-server") is None:
         return "needs redis-server: apt-get install -y redis-server"
     return None
 
 
 def free_port() -> int:
-    """A free port below 55,536: a cluster node also takes the port 10,000 above.
+    """Returns a free port below 55,536, because a cluster node also uses the port 10,000 above it.
 
-    That one may be taken, and this one before the server binds it: the caller then tries again.
+    That port may be in use, and this one may be taken before the server binds it, so the caller must
+    retry.
     """
     while True:
         with socket.socket() as probe:
@@ -54,13 +55,13 @@ def free_port() -> int:
 
 
 class RedisServer(Closable):
-    """A server on a free port of loopback. A context manager; `close` ends it and its folder.
+    """A server on a free port of loopback. A context manager; `close` also removes its folder.
 
     Args:
-        settings: of ``redis.conf``, in addition to those that are set here.
-        access: by which the starter itself gets in, where the settings ask for it; it may run
+        settings: additional settings of ``redis.conf``.
+        access: credentials that this class uses, if the settings require them; they must permit
             ``INFO``.
-        arguments: further words of the command line, as ``--sentinel``.
+        arguments: additional command-line arguments, for example ``--sentinel``.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class RedisServer(Closable):
                 return
             except RuntimeError as error:
                 self.close()
-                # Somebody else took a port between our look at it and the server's own.
+                # Another process took the port after it was found to be free.
                 if not num_left or "Address already in use" not in str(error):
                     raise
             except BaseException:
@@ -89,7 +90,7 @@ class RedisServer(Closable):
                 raise
 
     def _prepare(self, settings: Mapping[str, Any]) -> None:
-        """Chooses a port, and writes the settings into the folder."""
+        """Chooses a port and writes the settings to the folder."""
         self.port = free_port()
         chosen: dict[str, Any] = {
             "bind": "127.0.0.1",
@@ -120,10 +121,10 @@ class RedisServer(Closable):
         return self.folder / "redis.sock"
 
     def start(self) -> None:
-        """Starts the process, and returns when it answers.
+        """Starts the process and waits until it replies.
 
         Raises:
-            RuntimeError: it ended, or did not answer.
+            RuntimeError: it ended, or did not reply in time.
         """
         command = ["redis-server", str(self._file), *self._arguments]
         self._process = subprocess.Popen(
@@ -133,10 +134,10 @@ class RedisServer(Closable):
         while time.monotonic() < end:
             if self._process.poll() is not None:
                 break
-            # Briefly, as it may be somebody else who holds the port and says nothing.
+            # With a short timeout, because another process may have the port and not reply.
             with contextlib.suppress(RedisError, OSError):
                 self.ask("PING", seconds=1.0)
-                # Or somebody else's server that answers, while ours is about to give up.
+                # The reply may come from another server on this port, so the process id is compared.
                 if b"process_id:%d\r" % self._process.pid in self.ask(
                     "INFO", "server", seconds=1.0
                 ):
@@ -147,7 +148,7 @@ class RedisServer(Closable):
         raise RuntimeError(f"redis-server on port {self.port} did not start: {text}")
 
     def ask(self, *words: Any, seconds: float = 5.0) -> Any:
-        """One command over a connection of its own."""
+        """Runs one command over a new connection."""
         link = RedisConnection(self.address, self.access, Deadline(seconds))
         try:
             return link.ask(*words)
@@ -160,13 +161,13 @@ class RedisServer(Closable):
             os.kill(self._process.pid, number)
 
     def kill(self) -> None:
-        """Ends it at once, as a crash would."""
+        """Kills the process, like a crash."""
         if self._process is not None:
             self.signal(signal.SIGKILL)
             self._process.wait()
             self._process = None
 
     def close(self) -> None:
-        """Ends it and removes its folder. A second call does nothing."""
+        """Stops the process and removes its folder. A second call does nothing."""
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""An imitation of NCCL and the driver for tests, compiled by the machine's C compiler.
+"""A fake NCCL and CUDA driver for tests, compiled by the machine's C compiler.
 
-``fake_nccl.c`` describes which rules of the real libraries it has. Ranks are threads of one process, and
-the memory of all GPUs is the host's.
+``fake_nccl.c`` describes which rules of the real libraries it follows. Ranks are threads of one process,
+and the memory of all GPUs is host memory.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class GpuArray(np.ndarray[Any, Any]):
 
 
 class FakeGpus:
-    """The imitation: the collective calls `nccl` and `cuda`; `library` controls what they do."""
+    """Fake libraries. The collective calls `nccl` and `cuda`; `library` controls their behavior."""
 
     def __init__(self, path: Path) -> None:
         self.library = ctypes.CDLL(str(path))
@@ -59,7 +59,7 @@ class FakeGpus:
         return str(self.library.fake_log(rank).decode()).splitlines()
 
     def hold(self, stream: int, array: npt.NDArray[np.uint8], value: int) -> int:
-        """Appends a write of `value` to the stream, which waits for `release`."""
+        """Appends a write of `value` to the stream; the stream waits until `release` is called."""
         return int(
             self.library.fake_hold(
                 ctypes.c_void_p(stream),
@@ -75,10 +75,10 @@ class FakeGpus:
 
 @functools.cache
 def open_fake_nccl() -> FakeGpus:
-    """Compiles and opens the imitation; skips the test if there is no compiler."""
+    """Compiles and opens the fake libraries; skips the test if there is no compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
-        pytest.skip("no C compiler was found, and the imitation of NCCL is written in C")
+        pytest.skip("no C compiler was found; the fake NCCL is written in C")
     source = Path(__file__).with_name("fake_nccl.c")
     options = ["-O1", "-Wall", "-Wextra", "-Werror", "-std=gnu11", "-shared", "-fPIC", "-pthread"]
     # The library stays open when its file is deleted.
