@@ -72,7 +72,7 @@ def test_ranks_that_do_not_come_are_waited_for_no_longer_than_said(
 ) -> None:
     def check(seconds: float) -> None:
         start = time.monotonic()
-        with pytest.raises(DeadlineError, match="1 of 2 ranks came"):
+        with pytest.raises(DeadlineError, match="1 of 2 ranks joined"):
             meet(world_size=2, start_seconds=seconds, prefix=new_prefix())
         # Of all that could be waited for by default, nothing is shorter than ten seconds.
         assert seconds <= time.monotonic() - start < 10
