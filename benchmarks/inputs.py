@@ -52,6 +52,6 @@ def _zipf(num_rows: int, exponent: float = 1.05) -> npt.NDArray[np.float64]:
 
 
 def _scattered(ranks: npt.NDArray[np.int64], num_rows: int) -> npt.NDArray[np.int64]:
-    """Rank to row by a fixed hash: neighbours in rank are not neighbours in memory."""
+    """Rank to row by a fixed hash: neighbors in rank are not neighbors in memory."""
     hashed = (ranks.astype(np.uint64) + np.uint64(1)) * np.uint64(_SPREAD)
     return (hashed % np.uint64(num_rows)).astype(np.int64)

@@ -129,8 +129,8 @@ def _lines() -> list[Figure]:
     threads_before = num_threads()
     for threads in (1, THREADS):
         configure_pool(threads)
-        for neighbour in (nullcontext, _streaming):
-            with neighbour():
+        for neighbor in (nullcontext, _streaming):
+            with neighbor():
                 seconds = _in_turns(runs)
             line = median(seconds["dense"]) / ROW_LINES
             for kind, index_lines in INDEX_LINES.items():
@@ -140,7 +140,7 @@ def _lines() -> list[Figure]:
                 figures.append(
                     Figure(
                         what=f"lookup in a {kind} table, on {threads} of {THREADS} cores"
-                        + (", while a process copies memory" if neighbour is _streaming else ""),
+                        + (", while a process copies memory" if neighbor is _streaming else ""),
                         value=f"{found:.2f} x the time of the lines touched",
                         bar=f"<= {BAR_LINES} x",
                         is_reached=found <= BAR_LINES,

@@ -84,7 +84,7 @@ def _beside_peers(scale: Scale, rows: Floats, queries: Floats) -> list[Figure]:
         contenders["Faiss's IndexFlatIP"] = lambda: index.top_k(queries, K).keys
     answers = {name: np.sort(find(), axis=1) for name, find in contenders.items()}
     for name, found in answers.items():
-        # Neighbours at the end of a ranking may have scores that are equal in float32.
+        # Neighbors at the end of a ranking may have scores that are equal in float32.
         if (found == answers["ours"]).mean() < 0.999:
             raise AssertionError(f"{name} finds other rows than ours")
     timings = alternate(contenders, rounds=scale.rounds(ROUNDS), warm_up=1)
@@ -145,7 +145,7 @@ def _check_answers(tables: Any, keys: npt.NDArray[np.int64], rows: Floats, queri
     order = np.argsort(-np.take_along_axis(scores, best, axis=1), axis=1)
     expected = np.take_along_axis(best, order, axis=1)
     if not np.array_equal(keys[expected], found.keys):
-        # Neighbours whose scores are equal in float32 may change places.
+        # Neighbors whose scores are equal in float32 may change places.
         theirs = np.take_along_axis(scores, expected, axis=1)
         if not np.allclose(found.scores, theirs, rtol=1e-5):
             raise AssertionError("the best rows are not those of sorting all scores")

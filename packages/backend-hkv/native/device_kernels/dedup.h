@@ -24,7 +24,7 @@ namespace sparring::device_kernels {
 inline constexpr int64_t kMostIds = 0x7fffffff;
 
 // Ids of several segments, one behind the other, are told apart by their segment too: then keys of a
-// segment are neighbours, in the order of segments.
+// segment are neighbors, in the order of segments.
 //
 // Keys come in the order in which ids first occur; ids[i] == keys[inverse[i]]. The
 // result is the same for any order of threads. Does not wait for the device.

@@ -1,4 +1,4 @@
-// Neighbouring elements of a row, read and written at once.
+// Neighboring elements of a row, read and written at once.
 #ifndef SPARRING_HKV_DEVICE_KERNELS_ELEMENTS_H_
 #define SPARRING_HKV_DEVICE_KERNELS_ELEMENTS_H_
 

@@ -1,7 +1,7 @@
 // Rows to ids and to bags, on a device: what core's kernels `gather`, `pool` and
 // `pool_weight_gradient` do, with the same sums in the same order.
 //
-// A part of a warp does one row of the result; its lanes do neighbouring columns, in
+// A part of a warp does one row of the result; its lanes do neighboring columns, in
 // accesses of 16 bytes where everything is aligned to them. So a row is read once, in
 // whole lines, and results are written once. Nothing here waits for the device.
 #ifndef SPARRING_HKV_DEVICE_KERNELS_ROWS_H_

@@ -1,6 +1,6 @@
 // Adds rows up by target, on a device: `segment_sum`, and the gradient of `pool`.
 //
-// Occurrences are sorted by target, stably, so that those of a target are neighbours
+// Occurrences are sorted by target, stably, so that those of a target are neighbors
 // in the order of the batch, and a part of a warp adds up the occurrences of one.
 // A target with more than kLongSegment of them is shared by many: the sorted order is cut
 // into pieces of kPiece, and a part of a warp adds up the occurrences of one piece.

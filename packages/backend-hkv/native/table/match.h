@@ -20,7 +20,7 @@ namespace sparring::hkv {
 static_assert(std::endian::native == std::endian::little);
 
 // Any processor: 8 digests a word. In `low` a byte keeps its top bit clear
-// exactly where it was zero, so no carry can leak into a neighbour.
+// exactly where it was zero, so no carry can leak into a neighbor.
 SPARRING_HKV_INLINE uint64_t match_words(const Bucket* bucket, uint8_t digest) {
   constexpr uint64_t kLow = 0x7f7f7f7f7f7f7f7fu;
   const uint64_t sought = 0x0101010101010101u * digest;

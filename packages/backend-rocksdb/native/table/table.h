@@ -1,6 +1,6 @@
 // One table of a database: rows by key, in a column family of their own.
 //
-// Reading. Keys are sorted, then looked up by MultiGet in groups of neighbours,
+// Reading. Keys are sorted, then looked up by MultiGet in groups of neighbors,
 // which share blocks; the groups are dealt to the threads that the caller lends.
 // Rows are copied from where RocksDB pins them straight to their places.
 //

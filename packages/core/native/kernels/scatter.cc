@@ -18,7 +18,7 @@ constexpr int64_t kCollected = 1024;
 // Every part reads all targets, so more parts than this would mostly read.
 constexpr int64_t kMostParts = 16;
 
-// Which part a row of `out` belongs to. Rows go to parts in blocks: neighbouring rows
+// Which part a row of `out` belongs to. Rows go to parts in blocks: neighboring rows
 // share cache lines, but in a batch the frequent keys are the first ones, and these
 // should not all fall to one thread.
 class Parts {

@@ -348,7 +348,7 @@ def test_many_small_steps_arrive_on_average_where_float32_does(dtype: str) -> No
             step.accumulate(step.lookup("item", keys), gradients)
     moved = made.lookup("item", keys, is_registered=False).rows - start
     expected = -rate * num_steps
-    place = 2.0 ** (-11 if dtype == "float16" else -8)  # between neighbours from 0.5 to 1
+    place = 2.0 ** (-11 if dtype == "float16" else -8)  # between neighbors from 0.5 to 1
     assert rate < place / 40  # to nearest no row would ever move
     # The variance of one step is at most place * rate: a place down, with probability rate/place.
     deviation = np.sqrt(num_steps * place * rate)

@@ -101,7 +101,7 @@ def test_finite_numbers_stay_finite_and_others_stay_what_they_are(
     assert np.isfinite(arrived[0, 5:]).all()
 
 
-def test_an_int8_row_with_nan_or_infinity_arrives_as_nan_and_its_neighbours_do_not() -> None:
+def test_an_int8_row_with_nan_or_infinity_arrives_as_nan_and_its_neighbors_do_not() -> None:
     rows = np.ones((4, 6), np.float32)
     rows[1, 3], rows[2, 0] = np.nan, np.inf
     arrived, _ = travelled(rows, WireDtype.INT8)

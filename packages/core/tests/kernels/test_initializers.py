@@ -398,7 +398,7 @@ def test_doubles_are_rounded_to_16_bits_once(dtype: str) -> None:
             assert found.astype(np.float64).tolist() == [float(expected)] * 5, (value, initializer)
 
 
-def test_uniform_between_neighbouring_floats_gives_the_nearest() -> None:
+def test_uniform_between_neighboring_floats_gives_the_nearest() -> None:
     table = TableConfig("t", 4, "float32", Uniform(1.0, 1.0 + 1e-9))
     assert np.all(kernels.initial_rows(np.arange(100), table) == 1.0)
 

@@ -180,7 +180,7 @@ def test_the_rounding_seed_is_that_of_the_format() -> None:
 
 
 @pytest.mark.parametrize("name", HALVES)
-def test_a_number_becomes_one_of_its_neighbours_and_itself_on_average(name: str) -> None:
+def test_a_number_becomes_one_of_its_neighbors_and_itself_on_average(name: str) -> None:
     rng = np.random.default_rng(0)
     values = rng.normal(size=256).astype(np.float32) * np.float32(0.01)
     keys = np.arange(20_000)

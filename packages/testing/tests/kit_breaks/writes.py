@@ -52,7 +52,7 @@ class TakesTheSmallestKeyForAMissingOne(MemoryStorage):
         found[keys == -(2**63)] = True
 
 
-@caught_by("test_neighbouring_and_aligned_keys_are_kept_apart")
+@caught_by("test_neighboring_and_aligned_keys_are_kept_apart")
 class ForgetsTheUpperHalfOfKeys(MemoryStorage):
     def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         return put(self, keys & 0xFFFFFFFF, rows)

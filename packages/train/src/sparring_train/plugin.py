@@ -32,8 +32,8 @@ def sparring_register_commands() -> Sequence[CommandDescriptor]:
         ),
         _command("recommend", "cli.recommend", "Print the best items for a user."),
         _command(
-            "neighbours",
-            "cli.neighbours",
+            "neighbors",
+            "cli.neighbors",
             "Print the keys whose embeddings are nearest to that of one key.",
         ),
         _command(

@@ -343,7 +343,7 @@ def test_keys_of_the_configuration_may_be_given(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("make_bad_row_error=skip", "key of data, such as bad_rows=skip.*did you mean bad_rows?"),
+        ("bad_row=skip", "key of data, such as bad_rows=skip.*did you mean bad_rows?"),
         ("bad_rows=skipp", "bad_rows.*'refuse' or 'skip'|bad_rows.*refuse"),
         ("delimiter=;;", "data.delimiter.*at most 1 char"),
         ("path=x.csv", "expected ROLE=COLUMN"),

@@ -1,4 +1,4 @@
-"""`sparring evaluate`, `predict`, `recommend`, `neighbours`: what was trained is asked."""
+"""`sparring evaluate`, `predict`, `recommend`, `neighbors`: what was trained is asked."""
 
 from __future__ import annotations
 
@@ -373,14 +373,14 @@ def test_an_index_of_faiss_answers_as_the_exact_one(ask: Any) -> None:
     pytest.importorskip("faiss", reason="faiss-cpu is not installed")
     for asked in (
         ["recommend", "towers", "--user", "user-4", "-k", "5"],
-        ["neighbours", "clicks", "item", "SKU_3", "-k", "4"],
-        ["neighbours", "clicks", "item", "SKU_3", "-k", "4", "--metric", "l2"],
+        ["neighbors", "clicks", "item", "SKU_3", "-k", "4"],
+        ["neighbors", "clicks", "item", "SKU_3", "-k", "4", "--metric", "l2"],
     ):
         exact = ask(*asked, "--index", "exact", "--json")
         for index in (["--index", "faiss"], ["--index", "auto"], []):
             found = ask(*asked, *index, "--json")
             assert (found.pop("index"), exact["index"]) == ("faiss", "exact")
-            listed = "items" if "items" in found else "neighbours"
+            listed = "items" if "items" in found else "neighbors"
             for one, two in zip(found[listed], exact[listed], strict=True):
                 assert {**one, "score": 0} == {**two, "score": 0}
                 assert one["score"] == pytest.approx(two["score"], rel=1e-4, abs=1e-5)
@@ -392,7 +392,7 @@ def test_faiss_that_is_not_installed_is_refused_where_it_is_asked_for(
     monkeypatch.setattr(item_index, "find_spec", lambda name: None if name == "faiss" else name)
     for asked in (
         ["recommend", "towers", "--user", "user-4", "--json"],
-        ["neighbours", "clicks", "item", "SKU_3", "--json"],
+        ["neighbors", "clicks", "item", "SKU_3", "--json"],
     ):
         assert "pip install faiss-cpu" in ask(*asked, "--index", "faiss")
         assert ask(*asked)["index"] == "exact"
@@ -482,22 +482,22 @@ def test_unsigned_ids_keep_their_64_bits(ask: Any, features: Path, ending: str) 
     assert main([*run, *keys, "data.types={user: unsigned}"]) == 0
     for user, key in zip(users, [-(2**63) + 1, -1, 7], strict=True):
         assert ask("get", f"unsigned-{ending}", "user", str(user), "--json")["key"] == key
-    found = ask("neighbours", f"unsigned-{ending}", "user", "7", "-k", "2", "--json")
-    assert {each["key"] for each in found["neighbours"]} == set(users[:2])
+    found = ask("neighbors", f"unsigned-{ending}", "user", "7", "-k", "2", "--json")
+    assert {each["key"] for each in found["neighbors"]} == set(users[:2])
     assert "without_row" not in ask(
         "recommend", f"unsigned-{ending}", "--user", str(users[0]), "--json"
     )
 
 
-def test_neighbours_are_of_the_same_kind(ask: Any) -> None:
-    found = ask("neighbours", "ratings", "item", "3", "-k", "4", "--json")
+def test_neighbors_are_of_the_same_kind(ask: Any) -> None:
+    found = ask("neighbors", "ratings", "item", "3", "-k", "4", "--json")
     assert found["of"] == "3"
-    assert all(each["key"] % 2 for each in found["neighbours"])
-    named = ask("neighbours", "clicks", "item", "SKU_3", "-k", "4", "--metric", "l2", "--json")
-    assert all(each["key"].startswith("SKU_") for each in named["neighbours"])
-    assert "has no row" in ask("neighbours", "ratings", "item", "xyz")
-    assert "no table 'film'" in ask("neighbours", "ratings", "film", "3")
-    assert "metric" in ask("neighbours", "ratings", "item", "3", "--metric", "angle")
+    assert all(each["key"] % 2 for each in found["neighbors"])
+    named = ask("neighbors", "clicks", "item", "SKU_3", "-k", "4", "--metric", "l2", "--json")
+    assert all(each["key"].startswith("SKU_") for each in named["neighbors"])
+    assert "has no row" in ask("neighbors", "ratings", "item", "xyz")
+    assert "no table 'film'" in ask("neighbors", "ratings", "film", "3")
+    assert "metric" in ask("neighbors", "ratings", "item", "3", "--metric", "angle")
 
 
 def test_a_snapshot_of_a_program_has_no_model_to_ask(ask: Any, tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ def compute_lengths(request: BagRequest) -> npt.NDArray[Any]:
 
 
 def group_tables(counts: npt.NDArray[np.int64], most: int) -> Iterator[list[int]]:
-    """Tables that share a message: neighbours with at most `most` rows together, or one that has more.
+    """Tables that share a message: neighbors with at most `most` rows together, or one that has more.
 
     Both ends know the counts, and group in the same way.
 

@@ -39,7 +39,7 @@ def validate_id(given: int | None, what: str) -> int | None:
 def validate_ids(values: Any, what: str, *, is_sparse_ok: bool = True) -> Any:
     """`values` as a tensor of int64: dense, ragged or sparse as they are.
 
-    Floats are refused: from 2**24 on, float32 does not tell neighbours apart, and Keras makes float32
+    Floats are refused: from 2**24 on, float32 does not tell neighbors apart, and Keras makes float32
     of what it is not told the dtype of.
 
     So are those that a functional model has cast to int64 already, for an input that was declared so.

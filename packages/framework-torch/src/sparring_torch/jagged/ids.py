@@ -1,7 +1,7 @@
 """Ids from a tensor that a user gave: int64, and exactly what was meant.
 
 A float tensor may carry ids, because ``torch.Tensor([101, 102])`` is one. Each value must then be
-whole and lie below the point from which the dtype no longer tells neighbours apart: from 2**24
+whole and lie below the point from which the dtype no longer tells neighbors apart: from 2**24
 on, float32 cannot hold every whole number, so 16,777,216 may have been 16,777,217.
 """
 

@@ -55,7 +55,7 @@ class ValueTests:
         assert storage.erase([key]) == 1
         assert storage.size == 0
 
-    def test_neighbouring_and_aligned_keys_are_kept_apart(
+    def test_neighboring_and_aligned_keys_are_kept_apart(
         self, storage: Storage, rng: np.random.Generator
     ) -> None:
         # Ranges and multiples of powers of two, which a weak hash maps to few slots.

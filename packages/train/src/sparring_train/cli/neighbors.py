@@ -1,4 +1,4 @@
-"""``sparring neighbours``: the keys whose embeddings are nearest to that of one key."""
+"""``sparring neighbors``: the keys whose embeddings are nearest to that of one key."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Best = Annotated[int, typer.Option("-k", help="How many.", min=1, max=65_536)]
 def add_neighbors(application: typer.Typer) -> None:
     # So that a negative key is no option.
     settings = {"ignore_unknown_options": True}
-    application.command("neighbours", context_settings=settings)(neighbours)
+    application.command("neighbors", context_settings=settings)(neighbors)
 
 
-def neighbours(
+def neighbors(
     context: typer.Context,
     snapshot: SnapshotArgument,
     table: Annotated[str, typer.Argument(help="The table's name.")],
@@ -48,7 +48,7 @@ def neighbours(
         from sparring_packed import FaissIndex, top_k
     except ImportError:
         raise UnsupportedError(
-            "neighbours needs sparring-packed; run: pip install 'sparring-train[ranking]'"
+            "neighbors needs sparring-packed; run: pip install 'sparring-train[ranking]'"
         ) from None
     found = open_newest_snapshot(snapshot)
     asked = find_key(found, table, key)
@@ -70,7 +70,7 @@ def neighbours(
         listed = [{"key": name, "score": score} for name, score in zip(names, scores, strict=True)]
         used = "faiss" if uses_faiss else "exact"
         told = {"snapshot": found.url, "table": table, "of": key, "index": used}
-        print_json({**told, "neighbours": listed})
+        print_json({**told, "neighbors": listed})
     else:
         print_best(table, names, metric, scores)
 

@@ -238,7 +238,7 @@ def _check_ranking(
             f"counts: found the shape {filled.shape}, must be ({len(ids)},) numbers from 0 on"
         )
     is_given = np.arange(k) < filled[:, None]
-    # Equal ids are neighbours once sorted; what is not given goes to the end.
+    # Equal ids are neighbors once sorted; what is not given goes to the end.
     order = np.lexsort((ids, ~is_given), axis=1)
     in_order = np.take_along_axis(ids, order, axis=1)
     is_both_given = np.arange(1, k) < filled[:, None]

@@ -7,7 +7,7 @@
     lane 3                              3        7                  the rows that the lane has
 
 Lanes, and so the rows of a step, follow from the files and the seed, not from the number of ranks.
-Ranks take lanes: neighbours, so that the parts of all ranks, one after the other, are the step's
+Ranks take lanes: neighbors, so that the parts of all ranks, one after the other, are the step's
 rows in the order of lanes. Where there are more ranks than lanes, ranks share a lane, and each takes
 its part of the lane's rows of a step.
 """
@@ -105,7 +105,7 @@ def assign_lanes(rows: Sequence[int] | Counts, rank: int, world_size: int) -> li
     """
     num_lanes = len(rows)
     if world_size > num_lanes:
-        # In 1 / world_size of a lane, so that neighbours agree on the border.
+        # In 1 / world_size of a lane, so that neighbors agree on the border.
         begin, end = rank * num_lanes, (rank + 1) * num_lanes
         lanes = range(begin // world_size, -(-end // world_size))
         return [
