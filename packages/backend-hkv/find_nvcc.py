@@ -1,9 +1,9 @@
-"""Finds an nvcc that compiles the GPU code of this package, and prints where it is.
+"""Finds an nvcc that can compile the GPU code of this package, and prints its path.
 
-    python find_nvcc.py FOLDER                  the machine's own, else PyPI's, put into FOLDER
-    python find_nvcc.py FOLDER --release 13.5   PyPI's of that release
+    python find_nvcc.py FOLDER                  the nvcc of the machine, or else one of PyPI in FOLDER
+    python find_nvcc.py FOLDER --release 13.5   the nvcc of that release from PyPI
 
-PyPI has nvcc itself for CUDA 13 only: the packages of CUDA 12 hold ptxas and headers.
+PyPI has nvcc only for CUDA 13; the packages of CUDA 12 contain only ptxas and headers.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from pathlib import Path
 __all__ = ["find_nvcc", "install_nvcc", "read_release"]
 
 OLDEST, BEYOND = (12, 4), (14, 0)
-"""Releases that native/device/cuda.cmake takes."""
+"""Range of releases that native/device/cuda.cmake accepts: the first supported and first unsupported."""
 
 USUAL = Path("/usr/local/cuda/bin/nvcc")
 
 RELEASE = "13.0"
-"""Release installed from PyPI unless another one is asked for."""
+"""Release to install from PyPI by default."""
 
 
 class NvccError(Exception):
-    """There is none, and why."""
+    """No usable nvcc was found."""
 
 
 def read_release(nvcc: Path) -> tuple[int, int] | None:
-    """The release of CUDA that an nvcc belongs to; None where it does not run."""
+    """Returns the CUDA release of an nvcc, or None if it does not run."""
     try:
         said = subprocess.run(
             [nvcc, "--version"], capture_output=True, text=True, timeout=60, check=False
@@ -44,10 +44,10 @@ def read_release(nvcc: Path) -> tuple[int, int] | None:
 
 
 def find_nvcc() -> Path:
-    """The machine's own: that of CUDACXX, of PATH, or of /usr/local/cuda.
+    """Finds the nvcc of the machine: from CUDACXX, PATH or /usr/local/cuda.
 
     Raises:
-        NvccError: there is none of a release that fits; what was found is named.
+        NvccError: there is no nvcc of a supported release; the message lists those found.
     """
     named = os.environ.get("CUDACXX"), shutil.which("nvcc"), USUAL
     refused = []
@@ -56,15 +56,15 @@ def find_nvcc() -> Path:
         if release is not None and OLDEST <= release < BEYOND:
             return path
         if release is not None:
-            refused.append(f"{path} is of CUDA {release[0]}.{release[1]}")
+            refused.append(f"{path} is of CUDA {release[0]}.{release[1]}, which is not supported")
     raise NvccError("; ".join(refused) or "no nvcc on this machine")
 
 
 def install_nvcc(folder: Path, release: str = RELEASE) -> Path:
-    """PyPI's nvcc with all that it compiles and links with, in a folder of its own.
+    """Installs nvcc and everything it needs to compile and link from PyPI, in a separate folder.
 
     Raises:
-        NvccError: it cannot be had; the message ends with pip's.
+        NvccError: the installation failed; the message ends with the output of pip.
     """
     chosen = folder / release
     if not chosen.exists():
@@ -72,7 +72,7 @@ def install_nvcc(folder: Path, release: str = RELEASE) -> Path:
         shutil.rmtree(part, ignore_errors=True)
         major, minor = (int(each) for each in release.split("."))
         exact = ("nvidia-cuda-nvcc", "nvidia-cuda-runtime", "nvidia-cuda-crt", "nvidia-nvvm")
-        # Later releases of CCCL go with those of CUDA, under numbers of their own.
+        # CCCL has different version numbers, but a release for each CUDA release.
         wanted = [*(f"{each}=={release}.*" for each in exact)]
         wanted += [f"nvidia-cuda-cccl>={major}.0,<{major}.{minor + 1}"]
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
@@ -80,9 +80,9 @@ def install_nvcc(folder: Path, release: str = RELEASE) -> Path:
             [*pip, "--target", str(part), *wanted], capture_output=True, text=True, check=False
         )
         if made.returncode != 0:
-            raise NvccError(f"PyPI gave none of CUDA {release}: {made.stderr.strip()[-2000:]}")
+            raise NvccError(f"cannot install CUDA {release}: {made.stderr.strip()[-2000:]}")
         for root in part.glob("nvidia/cu*"):
-            # As nvcc and CMake look for them.
+            # Names that nvcc and CMake expect.
             (root / "lib64").symlink_to("lib")
             for library in root.glob("lib/libcudart.so.*"):
                 (root / "lib" / "libcudart.so").symlink_to(library.name)
@@ -90,7 +90,7 @@ def install_nvcc(folder: Path, release: str = RELEASE) -> Path:
     for nvcc in chosen.glob("nvidia/cu*/bin/nvcc"):
         if read_release(nvcc) is not None:
             return nvcc
-    raise NvccError(f"there is no nvcc that runs in {chosen}; remove that folder, and try again")
+    raise NvccError(f"no nvcc in {chosen} runs; remove that folder, and try again")
 
 
 def main() -> int:
@@ -105,7 +105,7 @@ def main() -> int:
         try:
             print(find_nvcc())
         except NvccError as reason:
-            print(f"{reason}; PyPI's is taken", file=sys.stderr)
+            print(f"{reason}; installing nvcc from PyPI", file=sys.stderr)
             print(install_nvcc(given.folder))
     except NvccError as reason:
         print(reason, file=sys.stderr)

@@ -34,7 +34,7 @@ def test_devices_that_do_not_exist_are_refused(device: str) -> None:
 
 def test_a_budget_of_a_gpu_needs_a_gpu() -> None:
     with pytest.raises(
-        InvalidArgumentError, match="device_memory_bytes bounds the memory of a GPU"
+        InvalidArgumentError, match="device_memory_bytes limits the memory of a GPU"
     ):
         sparring.open_storage("hkv", TABLE, device_memory_bytes=1_000_000)
 

@@ -43,7 +43,7 @@ def test_with_a_driver_that_shows_no_gpu_nothing_is_to_be_built(
     monkeypatch: pytest.MonkeyPatch, num_gpus: int, init_code: int
 ) -> None:
     reason = advice(monkeypatch, num_gpus, init_code)
-    assert "the driver shows this process no GPU" in reason
+    assert "the driver reports no GPU to this process" in reason
     assert "device: cpu" in reason
     assert "pip install" not in reason
 
@@ -52,6 +52,6 @@ def test_without_a_driver_nothing_is_to_be_built(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(devices, "_DRIVER", "libcuda_that_nobody_has.so.1")
     reason = devices.why_cuda_is_unavailable()
     assert reason is not None
-    assert "there is no NVIDIA driver here" in reason
+    assert "no NVIDIA driver was found" in reason
     assert "device: cpu" in reason
     assert "pip install" not in reason

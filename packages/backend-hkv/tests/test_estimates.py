@@ -66,7 +66,7 @@ def test_estimate_of_a_device_is_of_the_options(options: dict[str, Any]) -> None
 
 def test_more_rows_than_a_table_can_number_are_refused() -> None:
     table = TableConfig("films", 2)
-    with pytest.raises(CapacityError, match="4,294,967,295 rows at the most"):
+    with pytest.raises(CapacityError, match="at most 4,294,967,295 rows"):
         estimate_hkv_bytes(table, HkvOptions(), 2**32)
     # A table that evicts holds as many as it can.
     bounded = HkvOptions(memory_bytes=1 << 30, policy="lru")

@@ -76,5 +76,5 @@ def test_where_there_is_none_the_program_says_so_and_fails(tmp_path: Path) -> No
     )  # fmt: skip
     assert ran.returncode == 1
     assert ran.stdout == ""
-    assert ran.stderr.startswith("PyPI gave none of CUDA 13.0: ")
+    assert ran.stderr.startswith("cannot install CUDA 13.0: ")
     assert not (tmp_path / "made" / "13.0").exists()

@@ -162,7 +162,7 @@ def test_another_world_than_the_launchers_is_refused() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
     assert "InvalidArgumentError: " in ran.stderr
-    assert "rank 0 of 2, MPI says rank 0 of 1" in ran.stderr
+    assert "rank 0 of 2, MPI reports rank 0 of 1" in ran.stderr
 
 
 def test_without_mpi4py_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The ``hkv`` storage: the native table behind the contract of core."""
+"""The ``hkv`` storage."""
 
 from __future__ import annotations
 
@@ -20,23 +20,22 @@ _MAX_UINT32 = 2**32 - 1
 
 
 class HkvStorage(NativeStorage):
-    """A table in the memory of this process, or of a GPU.
+    """A table in the memory of this process or of a GPU.
 
-    A bounded table with a policy evicts within buckets of 60 rows, on a GPU of 128: the lowest
-    score of the bucket that the new key falls into leaves, which may be the new row itself. Where
-    scores are equal the smaller key leaves. ``set_option("epoch", n)`` begins epoch `n` of an epoch
-    policy.
+    A bounded table with a policy evicts within buckets of 60 rows, or 128 on a GPU: a new key evicts the
+    row with the lowest score in its bucket, which may be the new row itself. If scores are equal, the
+    smaller key is evicted. ``set_option("epoch", n)`` starts epoch `n` of an epoch policy.
 
     Args:
-        table: what the rows are.
-        options: bounds and policy; None takes the defaults.
+        table: configuration of the table.
+        options: bounds and policy; None for the defaults.
         validate: see `sparring.contracts.storage.storage.Storage`.
 
     Raises:
-        InvalidArgumentError: `memory_bytes` does not hold a single row.
-        PluginError: the native library cannot be loaded here.
-        MemoryError: the system has no memory for the table.
-        DeviceError: there is no such GPU here, with the reason; `DeviceMemoryError`: it has no
+        InvalidArgumentError: `memory_bytes` is too small for a single row.
+        PluginError: the native library cannot be loaded.
+        MemoryError: the system has too little memory for the table.
+        DeviceError: the GPU cannot be used, with the reason. `DeviceMemoryError` if it has too little
             memory for the table.
     """
 
@@ -59,7 +58,7 @@ class HkvStorage(NativeStorage):
             self.set_option("scores", "policy")
         newest = int(scores.max())
         if self.options.policy in ("epoch_lru", "epoch_lfu"):
-            # Both counts of a score only ever grow, but each epoch counts its calls from the start.
+            # Both counts of a score only increase, but each epoch counts its calls from 0.
             self._epoch = max(self._epoch, newest >> 32)
             self.set_option("epoch", self._epoch)
             newest = newest & _MAX_UINT32 if newest >> 32 == self._epoch else 0
@@ -78,7 +77,7 @@ def _open_on_cpu(table: TableConfig, options: HkvOptions) -> object:
         from sparring_hkv import _native
     except ImportError as error:
         raise PluginError(
-            f"storage 'hkv': its native library cannot be loaded ({error}); install it again: "
+            f"storage 'hkv': cannot load its native library ({error}); reinstall it: "
             "pip install --force-reinstall sparring-hkv",
             backend="hkv",
         ) from error

@@ -1,4 +1,4 @@
-"""Calls of a table on a GPU, with arrays on that GPU."""
+"""Calls of a table on a GPU with arrays on that GPU."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["DeviceCalls"]
 
 
 class DeviceCalls:
-    """Finds and upserts arrays of a device: PyTorch's, CuPy's, whatever has DLPack.
+    """Finds and upserts arrays on a device, from PyTorch, CuPy or any library with DLPack.
 
-    Work is put on the stream named, and has not happened when a call returns; arrays must live, and
-    stay as they are, until the stream has passed. Keys are unique within one call.
+    A call enqueues work on the given stream and returns before the work is done. Arrays must stay alive
+    and unchanged until the stream has executed it. Keys must be unique within a call.
 
     Args:
-        storage: a table with a `device` other than ``cpu``; it must live as long as this.
+        storage: a table whose `device` is not ``cpu``. It must outlive this object.
 
     Raises:
         InvalidArgumentError: the table is on the CPU.
@@ -30,7 +30,7 @@ class DeviceCalls:
         if options.device == "cpu":
             raise InvalidArgumentError(
                 f"table {storage.table.name!r} is on the CPU: open it with device='cuda', or call "
-                "find and upsert with NumPy's arrays"
+                "find and upsert with NumPy arrays"
             )
         opened = open_device(options.device_kind, options.device_number)
         self._native: Any = opened.native
@@ -39,33 +39,33 @@ class DeviceCalls:
         self._row_bytes = storage.table.row_bytes
 
     def find(self, keys: Any, rows: Any, found: Any, stream: int = 0) -> None:
-        """Fills `rows` ``(n, columns)``, the first columns of each row, and `found` ``(n,)`` uint8.
+        """Fills `rows` ``(n, columns)`` with the first columns of each row, and `found` ``(n,)`` uint8.
 
         Args:
             keys: ``(n,)`` int64.
-            rows: of the table's dtype; rows may be apart.
-            found: 1 where a key has a row, else 0, and its row zeros.
-            stream: a ``cudaStream_t`` as a number; 0 is the default stream.
+            rows: output of the table's dtype; rows may have any stride. Missing rows are zeros.
+            found: output, 1 if the key has a row, else 0.
+            stream: a ``cudaStream_t`` as an integer; 0 is the default stream.
 
         Raises:
-            InvalidArgumentError: an array of another device, dtype or shape; a stream of another
-                device, or one that is captured into a CUDA graph.
-            DeviceError: the GPU refused the call, and nothing has changed; `DeviceLostError`: it
-                has failed, and the table refuses everything from now on.
-            DeviceMemoryError: the GPU has no memory left; nothing has changed.
+            InvalidArgumentError: an array has the wrong device, dtype or shape; or the stream belongs to
+                another device, or is being captured into a CUDA graph.
+            DeviceError: the GPU rejected the call, and nothing has changed. `DeviceLostError`: the GPU
+                has failed, and the table rejects all further calls.
+            DeviceMemoryError: the GPU has no free memory; nothing has changed.
         """
         self._native.table_find(self._capsule, self._handle, stream, keys, rows, found)
 
     def upsert(self, keys: Any, rows: Any, stream: int = 0) -> None:
-        """Replaces or inserts whole rows. What has to leave a full table is dropped.
+        """Replaces or inserts whole rows. Rows that a full table evicts are dropped.
 
         Args:
             keys: ``(n,)`` int64.
-            rows: ``(n, width)`` of the table's dtype; rows may be apart.
-            stream: as for `find`.
+            rows: ``(n, width)`` of the table's dtype; rows may have any stride.
+            stream: see `find`.
 
         Raises:
-            InvalidArgumentError, DeviceError, DeviceMemoryError: as `find`.
-            CapacityError: full, and the policy may not evict; nothing has changed.
+            InvalidArgumentError, DeviceError, DeviceMemoryError: see `find`.
+            CapacityError: the table is full and its policy does not evict; nothing has changed.
         """
         self._native.table_upsert(self._capsule, self._handle, stream, keys, rows, self._row_bytes)

@@ -1,4 +1,4 @@
-"""The key operations on a GPU, or on the emulator, behind core's contract."""
+"""Implements the kernel contract of core on a GPU or on the emulator."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ __all__ = ["DedupResult", "DeviceKernels"]
 
 
 class DeviceKernels(KernelSet):
-    """The set of one device.
+    """The kernels of one device.
 
     Args:
-        kind: ``cuda``, or ``emulated`` where that module was built.
+        kind: ``cuda``, or ``emulated`` if that module was built.
         arrays: see `ArraySource`.
 
     Raises:
-        DeviceError: there is no such device; the message says why.
+        DeviceError: there is no such device, with the reason.
     """
 
     def __init__(self, kind: str, arrays: ArraySource) -> None:
@@ -56,7 +56,7 @@ class DeviceKernels(KernelSet):
         self._native: Any = ModuleInContext(opened.native, arrays.here)
         self._handle: Any = opened.handle
         if arrays.release_unused is not None:
-            # Of the device, so tables on it profit too.
+            # Registered with the device, so tables on it benefit too.
             self._handle.add_reclaimer(arrays.release_unused)
         self.arrays = arrays
         self.device = opened.name
@@ -79,7 +79,7 @@ class DeviceKernels(KernelSet):
         return Dedup(keys[:num_keys], inverse)
 
     def dedup_tables(self, ids: Sequence[DeviceArray]) -> DedupResult:
-        """Deduplicates the ids of several tables together; waits for the device once.
+        """Deduplicates the ids of several tables together and waits for the device only once.
 
         Args:
             ids: ``(n,)`` int64 of each table.
@@ -144,10 +144,10 @@ class DeviceKernels(KernelSet):
         weights: DeviceArray | None = None,
         num_bad: DeviceArray | None = None,
     ) -> DeviceArray:
-        """As the contract has it.
+        """See the contract.
 
         Args:
-            num_bad: ``(1,)`` int64, which grows where a sum is not finite; None: not asked.
+            num_bad: ``(1,)`` int64, incremented for each sum that is not finite; None to skip the check.
         """
         out = self.arrays.empty((num_rows, _width(gradient, "gradient")), _dtype(gradient))
         self._native.scatter(
@@ -231,7 +231,7 @@ class DeviceKernels(KernelSet):
         self._native.update(self._handle, self._stream(), step, keys, rows, gradients)
 
     def sum_tables(self, bags: Sequence[TableBags]) -> TableSums:
-        # Tables of one dim, dtype and pooling behind one another: they share the sums.
+        # Sorted, so that tables with the same dim, dtype and pooling are summed together.
         bags, places = list(bags), sorted(range(len(bags)), key=lambda place: _shape(bags[place]))
         found = self.dedup_tables([bags[place].ids for place in places])
         num_bad = self.arrays.empty((1,), "int64")
@@ -269,7 +269,7 @@ class DeviceKernels(KernelSet):
     def _concatenate_offsets(
         self, offsets: Sequence[DeviceArray], begins: Sequence[int]
     ) -> DeviceArray:
-        """Offsets of bags whose ids come behind one another, from 0."""
+        """Returns the offsets of the concatenated ids of several bags, starting at 0."""
         if len(offsets) == 1:
             return offsets[0]
         joined = self.arrays.concatenate([offsets[0], *(each[1:] for each in offsets[1:])])
@@ -278,7 +278,7 @@ class DeviceKernels(KernelSet):
         return joined + self.arrays.from_host(shifts)
 
     def _pool_tables_impl(self, lookups: Sequence[StorageLookup]) -> list[DeviceArray]:
-        # One set of launches, without a wait.
+        # One set of kernel launches, without waiting.
         if not all(each.storage is None or _is_own(each.storage) for each in lookups):
             return super()._pool_tables_impl(lookups)
         given, results = [], []
@@ -298,7 +298,7 @@ class DeviceKernels(KernelSet):
         num_bad: DeviceArray | None,
         changes: list[StorageChange],
     ) -> bool:
-        # One set of launches, with one wait.
+        # One set of kernel launches, with one wait.
         if not all(_is_own(each.storage) for each in updates):
             return super()._update_tables_impl(updates, num_bad, changes)
         given = list(map(self._native_update, updates))
@@ -370,7 +370,7 @@ class DeviceKernels(KernelSet):
         devices = storage.capabilities.devices
         if self.device not in devices and self.device.removesuffix(":0") not in devices:
             raise UnsupportedError(
-                f"table {storage.table.name!r} is on {', '.join(devices)}, these kernels work on "
+                f"table {storage.table.name!r} is on {', '.join(devices)}, but these kernels run on "
                 f"{self.device}; open its storage there"
             )
         return get_capsule(storage)
@@ -380,7 +380,7 @@ class DeviceKernels(KernelSet):
 
         if not isinstance(choice.method, NativeMethod):
             raise UnsupportedError(
-                f"update method {choice.method.name!r} is not one of core's; kernels run those only"
+                f"update method {choice.method.name!r} is not supported on devices; use one of core's"
             )
         return self._native.UpdateStep(
             choice.method.name,
@@ -391,7 +391,7 @@ class DeviceKernels(KernelSet):
 
     def _initializer(self, table: TableConfig) -> Any:
         initializer = table.initializer
-        assert isinstance(initializer, Initializer)  # TableConfig sees to it
+        assert isinstance(initializer, Initializer)  # TableConfig guarantees it
         return self._native.Initializer(
             initializer.kind,
             initializer.parameters(table.dim),
@@ -404,19 +404,19 @@ class DeviceKernels(KernelSet):
 
 @dataclass(frozen=True, slots=True)
 class DedupResult:
-    """Distinct keys of several tables, one table's behind the other's."""
+    """Distinct keys of several tables, concatenated by table."""
 
     keys: DeviceArray
     """``(u,)``"""
     inverse: DeviceArray
-    """``(n,)`` the place among `keys` of each id."""
+    """``(n,)`` position in `keys` of each id."""
     offsets: Sequence[int]
-    """Where the ids of each table begin, and where the last ones end."""
+    """Start of the ids of each table, and the end of the last."""
     key_offsets: Sequence[int]
-    """Likewise of keys."""
+    """Start of the keys of each table, and the end of the last."""
 
     def of(self, table: int) -> slice:
-        """The places of a table's keys."""
+        """Returns the slice with the keys of a table."""
         return slice(self.key_offsets[table], self.key_offsets[table + 1])
 
 
@@ -434,7 +434,7 @@ def _is_own(storage: Storage) -> bool:
 
 
 def _shape(bags: TableBags) -> tuple[str, int, str, bool]:
-    """Bags that have it in common are summed together."""
+    """Returns the properties that bags must share to be summed together."""
     gradient = bags.gradient
     return _dtype(gradient), _width(gradient, "gradient"), bags.mode, bags.weights is not None
 
@@ -458,7 +458,7 @@ def _width(array: DeviceArray, name: str) -> int:
 
 
 def _dtype(array: DeviceArray) -> str:
-    """As ``float32``, of NumPy's dtypes and of those of PyTorch."""
+    """Returns the name of the dtype of a NumPy or PyTorch array, for example ``float32``."""
     return str(array.dtype).rsplit(".", 1)[-1]
 
 

@@ -1,4 +1,4 @@
-"""GPUs, and the emulator that stands in for one in tests."""
+"""GPUs, and the emulator that replaces one in tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class OpenDevice:
     """A device that this process uses."""
 
     name: str
-    """``cuda:0``, ``emulated``."""
+    """Name, for example ``cuda:0`` or ``emulated``."""
     native: ModuleType
     """The native module that runs kernels on it."""
     handle: Any
@@ -37,10 +37,10 @@ _lock = threading.Lock()
 
 
 def open_device(kind: str, index: int = 0) -> OpenDevice:
-    """The device of that kind and number; each is opened once in a process.
+    """Opens a device. Each device is opened once per process.
 
     Raises:
-        DeviceError: there is none, with the reason.
+        DeviceError: the device cannot be used, with the reason.
     """
     with _lock:
         found = _opened.get((kind, index))
@@ -55,7 +55,7 @@ def open_device(kind: str, index: int = 0) -> OpenDevice:
 
 
 class ModuleInContext:
-    """A native module whose functions are called within a context of the caller's framework."""
+    """A native module whose functions run within a context of the caller's framework."""
 
     def __init__(self, native: Any, context: Callable[[], AbstractContextManager[Any]]) -> None:
         self._native = native
@@ -77,7 +77,7 @@ class ModuleInContext:
 
 
 def why_cuda_is_unavailable() -> str | None:
-    """Why no GPU can be used here, or None."""
+    """Returns why no GPU can be used, or None."""
     try:
         reason: str | None = _module("cuda").unavailable()
     except DeviceError as error:
@@ -86,7 +86,7 @@ def why_cuda_is_unavailable() -> str | None:
 
 
 def num_gpus() -> int:
-    """How many GPUs this process sees; 0 where none can be used. Makes no context on any."""
+    """Returns the number of GPUs that this process can use. Creates no context."""
     try:
         return int(_module("cuda").num_devices())
     except DeviceError:
@@ -102,20 +102,20 @@ def _module(kind: str) -> ModuleType:
             if kind == "cuda"
             else "build sparring-hkv with -DSPARRING_HKV_EMULATED=ON"
         )
-        raise DeviceError(f"no module for device {kind} ({error}): {how}") from error
+        raise DeviceError(f"cannot load the module for device {kind} ({error}): {how}") from error
 
 
 def _gpu_build_advice() -> str:
-    """Advice on getting GPU code, which depends on whether there is a GPU at all."""
+    """Returns advice on how to get GPU code, which depends on whether there is a GPU."""
     reason = _why_no_gpu()
     if reason is not None:
         return (
-            "this sparring-hkv was built without nvcc, and there is no GPU to use, either: "
+            "this sparring-hkv was built without nvcc, and there is no usable GPU: "
             f"{reason}; choose device: cpu"
         )
     return (
         "there is a GPU, but this sparring-hkv was built without nvcc; "
-        "with nvcc of CUDA 12.4 to 13.x on the path, or named by CUDACXX, run: "
+        "with nvcc of CUDA 12.4 to 13.x in PATH or CUDACXX, run: "
         "pip install --force-reinstall --no-deps --no-binary sparring-hkv sparring-hkv "
         "(from a checkout: pip install --force-reinstall --no-deps packages/backend-hkv); "
         "or choose device: cpu"
@@ -123,12 +123,12 @@ def _gpu_build_advice() -> str:
 
 
 def _why_no_gpu() -> str | None:
-    """Why NVIDIA's driver shows this process no GPU; None if it shows one. Creates no context."""
+    """Returns why NVIDIA's driver reports no GPU, or None if there is one. Creates no context."""
     try:
         driver = ctypes.CDLL(_DRIVER)
     except OSError as error:
-        return f"there is no NVIDIA driver here ({error})"
+        return f"no NVIDIA driver was found ({error})"
     count = ctypes.c_int()
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
-        return "the driver shows this process no GPU (CUDA_VISIBLE_DEVICES?)"
+        return "the driver reports no GPU to this process (see CUDA_VISIBLE_DEVICES)"
     return None

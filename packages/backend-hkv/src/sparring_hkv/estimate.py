@@ -1,9 +1,9 @@
-"""Estimates of the memory of a table of ``hkv``, before there is one.
+"""Estimates the memory of an ``hkv`` table before it is created.
 
-The index of the CPU's growing table is extendible hashing, whose buckets split when they are full: with
-hashes that are evenly spread, the keys in a range of them follow Poisson's law, and so does the number
-of ranges that have been split. The figures of bucket and arena are those of ``native/table/bucket.h``
-and ``arena.h``, of the device table those of ``native/device_table``.
+The growing table on the CPU uses extendible hashing, whose buckets split when they are full. If hashes
+are uniformly distributed, the number of keys in a range of hashes has a Poisson distribution, which
+determines the number of splits. The constants are those of ``native/table/bucket.h`` and ``arena.h`` and, for the
+device table, of ``native/device_table``.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ _DEVICE_SLOTS, _DEVICE_ROWS_PER_HEAD = 128, 96
 _DEVICE_ENTRY_BYTES, _SCORE_BYTES, _LINK_BYTES, _LISTED_BYTES = 17, 8, 4, 4
 _FIRST_DEVICE_CHUNK, _FIRST_OVERFLOW, _HEADS_PER_SPARE = 16 << 10, 16, 64
 _RARE = 1e-3
-"""Expected number of overflowing buckets from which memory for them is taken ahead."""
+"""Expected number of overflowing buckets from which memory for them is allocated in advance."""
 
 _LOG_FACTORIALS = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, _DEVICE_SLOTS + 1)))])
 
 
 def estimate_hkv_bytes(table: TableConfig, options: HkvOptions, rows: int) -> Mapping[str, int]:
-    """Bytes of a table of so many rows, in the memory of the host or of a GPU.
+    """Estimates the bytes of a table with a number of rows, in host and GPU memory.
 
     A table of less than 2 MiB that was written in one call may take half as much.
 
     Raises:
-        CapacityError: no table of ``hkv`` numbers as many rows.
+        CapacityError: the number of rows exceeds the limit of a table.
     """
     bounded = options.capacity is not None or options.memory_bytes is not None
     if rows > MAX_ROWS and not (bounded and options.policy != "none"):
         raise CapacityError(
-            f"one table of hkv holds {MAX_ROWS:,} rows at the most, asked were {rows:,}; share it "
-            "among more ranks, or bound it by a policy that evicts"
+            f"hkv: a table can contain at most {MAX_ROWS:,} rows, requested {rows:,}; distribute it "
+            "over more ranks, or set a bound and a policy that evicts"
         )
     if options.device == "cpu":
         return {"host": _estimate_cpu(table.row_bytes, options, rows)}
@@ -72,16 +72,16 @@ def _estimate_cpu(row_bytes: int, options: HkvOptions, rows: int) -> int:
         row = stride + bucket / _ROWS_PER_FIXED_BUCKET + (0 if evicts else bucket / _SLOTS)
         most = min(most, max(1, int(options.memory_bytes / row)))
     heads = ceil(most / _ROWS_PER_FIXED_BUCKET)
-    index = ceil(heads * bucket / _PAGE) * _PAGE  # at once, as the table is opened
+    index = ceil(heads * bucket / _PAGE) * _PAGE  # allocated when the table is opened
     return _TABLE_BYTES + index + _committed_bytes(stride, min(rows, most), most)
 
 
 def _growing_index(rows: int) -> tuple[int, int]:
-    """Expected number of buckets, and bytes of the directory."""
+    """Returns the expected number of buckets, and the bytes of the directory."""
     depth = np.arange(_MAX_DEPTH)
     splits = _chance_of_more(rows / 2.0**depth, _SLOTS)
     buckets = 1 + np.sum(2.0**depth * splits)
-    # A segment has 2^d words where its deepest range was split d times.
+    # A segment has 2^d words if its deepest range was split d times.
     below = np.arange(_MAX_DEPTH - _SEGMENTS_BITS)
     at_most = (1 - splits[_SEGMENTS_BITS:]) ** (2.0**below)
     chance = np.diff(at_most, prepend=0.0)
@@ -90,11 +90,11 @@ def _growing_index(rows: int) -> tuple[int, int]:
 
 
 def _chance_of_more(mean: npt.NDArray[np.float64], slots: int) -> npt.NDArray[np.float64]:
-    """The chance that more keys than a bucket has slots fall into a range, by Poisson's law."""
+    """Returns the Poisson probability that a range contains more keys than a bucket has slots."""
     counts = np.arange(slots + 1)
     safe = np.maximum(mean, 1e-300)[:, None]
     terms = np.exp(counts * np.log(safe) - safe - _LOG_FACTORIALS[: slots + 1])
-    # Under a sixth of the slots it is less than 1e-20, and rounding more than that.
+    # Below a sixth of the slots the probability is less than 1e-20 and dominated by rounding.
     found: npt.NDArray[np.float64] = np.where(
         mean < slots / 6, 0.0, np.maximum(1 - terms.sum(axis=1), 0.0)
     )
@@ -102,7 +102,7 @@ def _chance_of_more(mean: npt.NDArray[np.float64], slots: int) -> npt.NDArray[np
 
 
 def _committed_bytes(element_bytes: int, count: int, limit: int) -> int:
-    """Bytes of an arena of at most `limit`: small ones double, large ones grow by huge pages."""
+    """Returns the bytes of an arena of at most `limit`: small ones double, large ones add huge pages."""
     total = count * element_bytes
     most = ceil(limit * element_bytes / _PAGE) * _PAGE
     if total < _HUGE_PAGE:
@@ -119,7 +119,7 @@ def _committed_bytes(element_bytes: int, count: int, limit: int) -> int:
 
 
 def _estimate_device(row_bytes: int, options: HkvOptions, rows: int) -> tuple[int, int]:
-    """Bytes in all, and those of the index."""
+    """Returns the total bytes and the bytes of the index."""
     stride = ceil(row_bytes / 16) * 16 if row_bytes >= 16 else 1 << (row_bytes - 1).bit_length()
     evicts = options.policy != "none"
     bounded = options.capacity is not None or options.memory_bytes is not None
@@ -136,7 +136,7 @@ def _estimate_device(row_bytes: int, options: HkvOptions, rows: int) -> tuple[in
             most = min(most, max(1, int(options.memory_bytes / row)))
         heads = ceil(most / per_head)
         index = bucket * heads
-        if evicts:  # and takes all its rows at once
+        if evicts:  # and allocates all its rows when it is opened
             return index + stride * most, index
         rows = min(rows, most)
         if _overflowing(rows, heads) >= _RARE:
@@ -154,12 +154,12 @@ def _estimate_device(row_bytes: int, options: HkvOptions, rows: int) -> tuple[in
 
 
 def _overflowing(rows: int, heads: int) -> float:
-    """Expected number of buckets of a GPU that have more keys than slots."""
+    """Returns the expected number of GPU buckets that have more keys than slots."""
     return heads * float(_chance_of_more(np.asarray([rows / heads]), _DEVICE_SLOTS)[0])
 
 
 def _rows_in_chunks(stride: int, rows: int) -> int:
-    """Rows of the chunks that hold `rows`: their sizes double up to 64 MiB."""
+    """Returns the number of rows in the chunks for `rows`, whose sizes double up to 64 MiB."""
     first, most = (
         1 if stride >= size else 1 << (int(size // stride).bit_length() - 1)
         for size in (_FIRST_DEVICE_CHUNK, _CHUNK)

@@ -1,4 +1,4 @@
-"""The options of the ``hkv`` storage."""
+"""Options of the ``hkv`` storage."""
 
 from __future__ import annotations
 
@@ -12,37 +12,38 @@ from sparring.contracts import ByteCount, Options, WholeNumber
 __all__ = ["MAX_ROWS", "HkvOptions", "Policy"]
 
 MAX_ROWS = 2**32 - 1
-"""The most rows of one storage: they are numbered with 32 bits."""
+"""Maximum number of rows of a storage, because rows are numbered with 32 bits."""
 
 Policy = Literal["none", "lru", "lfu", "epoch_lru", "epoch_lfu", "custom"]
 
 
 class HkvOptions(Options):
-    """How a table of ``hkv`` is bounded, and what leaves when it is full.
+    """Options of the ``hkv`` storage: bounds, eviction policy and device.
 
-    Without `capacity` and `memory_bytes` the table grows as long as there is memory, and up to
-    4,294,967,295 rows on each rank. An upsert beyond that raises `CapacityError`.
+    Without `capacity` and `memory_bytes` the table grows as long as there is memory, up to
+    4,294,967,295 rows per rank. An upsert beyond that raises `CapacityError`.
     """
 
     capacity: WholeNumber | None = Field(default=None, ge=1)
-    """The most rows, up to 4,294,967,295. Of several bounds the tighter one holds."""
+    """Maximum number of rows, up to 4,294,967,295. If several bounds are set, the tightest applies."""
     memory_bytes: ByteCount | None = Field(default=None, ge=1)
-    """The most memory in bytes, index included; it is translated into rows on opening."""
+    """Maximum memory in bytes, including the index. It is converted to rows when the table is opened."""
     policy: Policy = "none"
-    """Eviction policy: which row a full table evicts. ``none``: no row, a full table refuses new
-    rows. ``lru``: the row that was written or touched longest ago. ``lfu``: the one written or
-    touched least often. ``epoch_lru``, ``epoch_lfu``: the same, but rows of older epochs first
-    (see `HkvStorage.set_option`). ``custom``: the one with the lowest score given by the caller."""
+    """Eviction policy, which determines the row that a full table evicts. ``none``: no row; a full table
+    rejects new rows. ``lru``: the row that was written or touched longest ago. ``lfu``: the row that was
+    written or touched least often. ``epoch_lru``, ``epoch_lfu``: the same, but rows of older epochs
+    first (see `HkvStorage.set_option`). ``custom``: the row with the lowest score set by the caller."""
     hash_seed: WholeNumber = Field(default=0, ge=0, le=2**64 - 1)
-    """A secret number where ids come from people who might choose them so that they collide.
-    Which rows share a bucket, and so what is evicted, depends on it."""
+    """A secret number, for ids from people who might choose colliding ids on purpose. It determines which
+    rows share a bucket, and therefore which rows are evicted."""
 
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d{1,4})?|emulated)$")
-    """Where the table is stored: ``cpu``; ``cuda`` or ``cuda:N``, a GPU; ``emulated``, the GPU's
-    kernels run on the host, slowly, for tests, where the package was built with them."""
+    """Device on which the table is stored: ``cpu``; ``cuda`` or ``cuda:N`` for a GPU; ``emulated`` for
+    the GPU kernels on the host, which are slow and intended for tests, if the package was built with
+    them."""
     device_memory_bytes: ByteCount | None = Field(default=None, ge=1)
-    """The most GPU memory that index and rows take; rows beyond it are stored in pinned host
-    memory, which kernels reach over the bus. None: all of them are stored on the GPU."""
+    """Maximum GPU memory of index and rows. Rows beyond it are stored in pinned host memory, which
+    kernels access over the bus. None stores everything on the GPU."""
 
     @field_validator("capacity")
     @classmethod
@@ -50,8 +51,8 @@ class HkvOptions(Options):
         if capacity is not None and capacity > MAX_ROWS:
             raise PydanticCustomError(
                 "too_many_rows",
-                "one table of hkv numbers its rows with 32 bits and holds {most} at the most: "
-                "share it among more ranks, or leave the capacity out",
+                "one table of hkv can contain at most {most} rows: distribute it over more ranks, or "
+                "remove the capacity",
                 {"most": MAX_ROWS},
             )
         return capacity
@@ -61,7 +62,7 @@ class HkvOptions(Options):
         if self.device == "cpu" and self.device_memory_bytes is not None:
             raise PydanticCustomError(
                 "no_device",
-                "device_memory_bytes bounds the memory of a GPU, and the device is cpu: use "
+                "device_memory_bytes limits the memory of a GPU, but the device is cpu: use "
                 "memory_bytes, or choose a device",
             )
         return self
@@ -73,5 +74,5 @@ class HkvOptions(Options):
 
     @property
     def device_number(self) -> int:
-        """Of several GPUs which; 0 where none was named."""
+        """Number of the GPU; 0 by default."""
         return int(self.device.partition(":")[2] or 0)

@@ -1,4 +1,4 @@
-"""Plugin of sparring-hkv. Importing it loads no native library."""
+"""The sparring plugin of this package. Importing it does not load the native library."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def sparring_register_storage() -> Sequence[StorageDescriptor]:
         StorageDescriptor(
             name="hkv",
             api_version=(1, 0),
-            summary="A hash table in memory: grows, or evicts by a policy.",
+            summary="Hash table in memory, which grows or evicts by a policy.",
             options=HkvOptions,
             factory=_open,
             estimate_bytes=_estimate,
@@ -43,7 +43,7 @@ def sparring_register_kernels() -> Sequence[KernelsDescriptor]:
     emulated = KernelsDescriptor(
         name="emulated",
         api_version=(1, 0),
-        summary="The kernels of GPUs on an emulator: slow, for tests.",
+        summary="GPU kernels on an emulator, which is slow and intended for tests.",
         device="emulated",
         factory=_open_emulated_kernels,
     )

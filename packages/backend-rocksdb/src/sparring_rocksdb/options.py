@@ -59,7 +59,7 @@ class RocksdbOptions(Options):
     failure only after `flush` or `close`. True: it also survives a power failure; every call waits for
     the disk."""
     recovery: Literal["strict", "point_in_time"] = "strict"
-    """What to do if the log is damaged before its end. ``strict``: raise an error. ``point_in_time``:
+    """Handling of a log that is damaged before its end. ``strict``: raise an error. ``point_in_time``:
     open the table with the writes before the damage; later writes are lost."""
     secondary: bool = False
     """Whether to open an existing table read-only while another process of this machine writes it. Each
