@@ -60,7 +60,7 @@ def test_the_command_that_a_refusal_names_works_as_it_is_printed(
         storage.upsert([5, -1], np.ones((2, old.width), old.numpy_dtype))
     with pytest.raises(InvalidArgumentError) as refused:
         open_storage("sqlite", wanted, folder=folder)
-    program, *arguments = shlex.split(str(refused.value).partition("in another place: ")[2])
+    program, *arguments = shlex.split(str(refused.value).partition("to another location: ")[2])
     assert program == "sparring"
     assert main(arguments) == 0
     with open_storage("sqlite", wanted, folder=f"{folder}-converted") as storage:
@@ -74,7 +74,7 @@ def test_a_label_that_nobody_wrote_is_refused_too(tmp_path: Path) -> None:
     filled(tmp_path)
     with sqlite3.connect(tmp_path / "item.sqlite") as database:
         database.execute("UPDATE about SET label = 'float32 x 4 + many'")
-    with pytest.raises(InvalidArgumentError, match=r"made as 'float32 x 4 . many'.*name another"):
+    with pytest.raises(InvalidArgumentError, match=r"layout 'float32 x 4 . many'.*name another"):
         open_storage("sqlite", ADAGRAD, folder=tmp_path)
 
 

@@ -41,7 +41,7 @@ def test_rows_of_another_making_are_refused_with_a_command_that_works(
     with pytest.raises(InvalidArgumentError, match=r"float32 x 4 \+ 4 adagrad") as refused:
         open_storage("redis", other, host="127.0.0.1", port=server.port, prefix=prefix)
     assert other.row_label in str(refused.value)
-    program, *arguments = shlex.split(str(refused.value).partition("in another place: ")[2])
+    program, *arguments = shlex.split(str(refused.value).partition("to another location: ")[2])
     assert program == "sparring"
     # What the method is called where sparring knows it by its width only, is the user's to say.
     assert main(arguments) == 0
@@ -61,7 +61,7 @@ def test_rows_of_another_shape_are_refused_naming_both(
 ) -> None:
     prefix = new_prefix()
     open_storage("redis", TABLE, url=server.url, prefix=prefix).close()
-    with pytest.raises(InvalidArgumentError, match=r"'float32 x 4 \+ 0', asked was") as refused:
+    with pytest.raises(InvalidArgumentError, match=r"'float32 x 4 \+ 0', expected") as refused:
         open_storage("redis", other, url=server.url, prefix=prefix)
     assert other.row_label in str(refused.value)
     with open_storage("redis", other, url=server.url, prefix=new_prefix()) as storage:
@@ -112,7 +112,7 @@ def test_ranks_that_come_at_once_agree(server: RedisServer, new_prefix: Callable
         (
             '{"format": 1, "rows": "what", "num_buckets": 16}',
             InvalidArgumentError,
-            "made as 'what'",
+            "layout 'what'",
         ),
     ],
 )

@@ -124,7 +124,7 @@ def test_the_reference_page_has_every_option_with_its_default() -> None:
 def test_sizes_may_have_units() -> None:
     options = RocksdbOptions(path="rows", block_cache_bytes="64 MiB", write_buffer_bytes="1MB")  # type: ignore[arg-type]
     assert (options.block_cache_bytes, options.write_buffer_bytes) == (64 << 20, 1_000_000)
-    with pytest.raises(InvalidArgumentError, match="one with a unit, as 512 MiB"):
+    with pytest.raises(InvalidArgumentError, match="have a unit such as 512 MiB"):
         sparring.open_storage("rocksdb", TABLE, path="rows", block_cache_bytes="much")
 
 

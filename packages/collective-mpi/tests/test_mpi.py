@@ -123,7 +123,7 @@ def test_a_stopped_rank_ends_the_job_within_the_deadline_and_is_named(
         # A rank may have waited for the third one, which waited for the stopped one.
         assert re.search(
             r"PeerFailure: .* in all_to_all of table 'user' at step .*"
-            r"find out what became of rank 1, ",
+            r"find out why rank 1 failed, ",
             errors,
         ), errors
 
@@ -136,7 +136,7 @@ def test_a_stopped_rank_ends_the_job_within_the_deadline_and_is_named(
     [
         # Two ranks notice; the second may have been told by the first.
         ("600", "closed", r"(it|rank \d reports that rank 1) left the group"),
-        ("3", "abandoned", "find out what became of rank 1"),
+        ("3", "abandoned", "find out why rank 1 failed"),
     ],
     ids=["closed", "abandoned"],
 )

@@ -69,7 +69,7 @@ def test_writes_are_refused_with_what_to_do(trained: Any, manager: Any) -> None:
         with pytest.raises(UnsupportedError, match="save, and publish a newer one"):
             write()
     for absent in (lambda: storage.touch([1]), lambda: storage.evict(1)):
-        with pytest.raises(UnsupportedError, match="does not declare"):
+        with pytest.raises(UnsupportedError, match="does not support"):
             absent()
     storage.flush()
     storage.close()

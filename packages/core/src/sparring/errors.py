@@ -1,7 +1,7 @@
-"""The errors that sparring raises, one subclass for each remedy.
+"""The errors that sparring raises, one subclass per remedy.
 
-Every message says what was asked, what was found and what to do. The details are
-attributes too, so that a program need not parse the text.
+Every message names the operation, the value found, the value expected and the fix. The details are
+also attributes, so programs do not need to parse the message.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ __all__ = [
 
 
 class SparringError(Exception):
-    """The base of all errors of sparring.
+    """Base class of all errors that sparring raises.
 
     Args:
-        message: what was asked, what was found, what to do.
-        **details: the same facts for a program; each becomes an attribute.
+        message: the operation, the value found, the value expected and the fix.
+        **details: the same facts as values; each becomes an attribute of the error.
     """
 
     def __init__(self, message: str, **details: object) -> None:
@@ -56,11 +56,11 @@ class SparringError(Exception):
 
 
 class InvalidArgumentError(SparringError, ValueError):
-    """The call itself is wrong (shape, dtype, range): change the call."""
+    """An argument has a wrong shape, dtype or value: change the call."""
 
 
 class UnknownTableError(InvalidArgumentError):
-    """A table was named that is not declared: declare it, or mend the name."""
+    """No table of this name is declared: declare it, or correct the name."""
 
 
 class UnsupportedError(SparringError):
@@ -72,68 +72,68 @@ class ClosedError(SparringError):
 
 
 class CapacityError(SparringError):
-    """The storage is full and may not evict: raise its capacity or set a policy."""
+    """The storage is full and does not evict: raise its capacity or set an eviction policy."""
 
 
 class StorageIOError(SparringError, OSError):
-    """Disk or network failed underneath a storage: look there, then retry."""
+    """The disk or network of a storage failed: check it, then retry."""
 
 
 class DeadlineError(SparringError, TimeoutError):
-    """Something took longer than its deadline: find out why, or allow more."""
+    """An operation exceeded its deadline: find the cause, or set a longer deadline."""
 
 
 class DeviceError(SparringError):
-    """A GPU is missing, or refused a call: mend what is named."""
+    """A GPU is missing, or a call to it failed: fix the cause that the message names."""
 
 
 class DeviceLostError(DeviceError):
-    """A GPU has failed and stays so: restart the process, and load a snapshot."""
+    """A GPU failed permanently: restart the process, and load a snapshot."""
 
 
 class DeviceMemoryError(DeviceError, MemoryError):
-    """A GPU has no memory left: use smaller batches, or leave the table less.
+    """The memory of a GPU is exhausted: use smaller batches, or a smaller table.
 
-    `asked_bytes` and `free_bytes` say how much was wanted and how much there was.
+    `asked_bytes` and `free_bytes` are the requested and the available bytes.
     """
 
 
 class PartialStepError(SparringError):
-    """A storage failed while a step was written, and other tables took it: restore a snapshot.
+    """A storage failed during a step that other tables have applied: load a snapshot.
 
-    `written`, `failed` and `untouched` name the tables; the cause is what the storage raised.
+    `written`, `failed` and `untouched` name the tables; the cause is the error of the storage.
     """
 
 
 class CorruptDataError(SparringError):
-    """Stored data fails its own check: restore it from elsewhere."""
+    """Stored data does not match its checksum or format: restore it from a copy."""
 
 
 class SnapshotError(SparringError):
-    """A snapshot cannot be written or read as asked: name another, or mend what is named."""
+    """A snapshot cannot be written or read: use another one, or fix the cause in the message."""
 
 
 class InterruptedLoadError(SnapshotError):
-    """A table holds a part of a snapshot, as its load was cut short: load again, or clear it."""
+    """A load was interrupted, so the table contains part of a snapshot: load again, or clear it."""
 
 
 class SnapshotDamagedError(SnapshotError, CorruptDataError):
     """A file of a snapshot is missing or damaged: load an older snapshot.
 
-    `file` names it; `offset` is where the damage was found, in bytes, to a block of 1 MiB.
+    `file` is its name; `offset` is the position of the damage in bytes, to within 1 MiB.
     """
 
 
 class SnapshotIOError(SnapshotError, StorageIOError):
-    """Disk or network failed underneath a snapshot: look there, then save or load again."""
+    """The disk or network of a snapshot failed: check it, then save or load again."""
 
 
 class ConfigError(SparringError, ValueError):
-    """A configuration is wrong: mend the line that is named."""
+    """A configuration is invalid: correct the line that the message names."""
 
 
 class DataError(SparringError, ValueError):
-    """An input file is missing or malformed: mend the row and column named."""
+    """An input file is missing or malformed: correct the row and column in the message."""
 
 
 class PluginError(SparringError):
@@ -141,19 +141,19 @@ class PluginError(SparringError):
 
 
 class VersionError(PluginError):
-    """Two parts speak different versions of a contract: upgrade one of them."""
+    """Two packages use incompatible versions of a contract: upgrade one of them."""
 
 
 class ProgramError(SparringError, RuntimeError):
-    """An exported program and its tables do not fit: bind those that it was exported for."""
+    """An exported program does not match its tables: bind the tables it was exported with."""
 
 
 class NonFiniteGradientError(SparringError, ArithmeticError):
-    """A gradient holds NaN or infinity: lower the rate, clip, or choose `skip`."""
+    """A gradient contains NaN or infinity: lower the learning rate, clip, or choose `skip`."""
 
 
 class PeerFailure(SparringError):  # noqa: N818 - a peer failed, not this rank
-    """Another rank died, stopped or cannot be reached: restart from a snapshot."""
+    """Another rank failed, stopped or is unreachable: restart from a snapshot."""
 
 
 class InternalError(SparringError):

@@ -29,7 +29,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "below": (lambda: Normal(0.0, -1.0), "normal: stddev must be a finite number of at least 0"),
     "by place": (lambda: Uniform(0.0, np.inf), "uniform: high must be a finite number, found inf"),
     "unknown": (lambda: Uniform(hihg=1.0), "unknown parameter 'hihg'; did you mean 'high'?"),  # type: ignore[call-arg]
-    "too many": (lambda: Zeros(1.0), "zeros: unknown parameter 0; it takes none"),  # type: ignore[call-arg]
+    "too many": (lambda: Zeros(1.0), "zeros: unknown parameter 0; known parameters: none"),  # type: ignore[call-arg]
     "missing": (Frequency, "frequency: parameter 'k' is missing"),
     "optional": (
         lambda: Bloom(2, memory_bytes=0),

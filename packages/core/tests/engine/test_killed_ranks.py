@@ -228,6 +228,6 @@ def test_a_stopped_rank_ends_the_training_of_an_mpi_job_and_is_named(
         # The launcher needs a moment to end all processes.
         assert time.time() - stopped <= deadline * 1.1 + 1.0
         assert job.returncode != 0
-        assert f"find out what became of rank {victim}, then restart" in errors
+        assert f"find out why rank {victim} failed, then restart" in errors
 
     check_with_deadlines(check, DEADLINES)

@@ -244,9 +244,9 @@ def test_rows_of_another_optimizer_are_refused_with_the_name_that_drops_their_st
             "rowwise_adagrad cannot update blocks of columns apart.*adagrad or adam",
         ),
         ("partial_rowwise_adam", {}, "row_wise, table_wise or table_row_wise"),
-        ("lamb", {}, "moves an element of a row by others of the row"),
-        ("group_ftrl", {}, "moves an element"),
-        ("sgd", {"clip_norm": 1.0}, "clip_norm=1.0 is of whole rows"),
+        ("lamb", {}, "update of an element depends on other elements"),
+        ("group_ftrl", {}, "depends on other elements"),
+        ("sgd", {"clip_norm": 1.0}, "clip_norm=1.0 applies to whole rows"),
     ],
 )
 def test_updates_that_couple_columns_are_refused_by_name(

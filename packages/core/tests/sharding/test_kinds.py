@@ -119,7 +119,7 @@ def test_columns_that_cannot_be_divided_are_refused(
 @pytest.mark.parametrize(
     ("owners_of", "columns", "words"),
     [
-        (2, (0, 1, 4), "all blocks equally wide"),
+        (2, (0, 1, 4), "blocks of equal width"),
         (2, (1, 2, 3), "ascend from 0"),
         (2, (0,), "ascend from 0"),
         (2, ("0", 2, 4), "ascend from 0"),
@@ -152,7 +152,7 @@ def test_digests_tell_layouts_apart() -> None:
     [
         ({"user": "tabel_wise"}, PluginError, "did you mean 'table_wise'"),
         ({"user": TableSharding("table_wise", (1,))}, InvalidArgumentError, "rank 1.*ranks 0 to 0"),
-        ({"user": 3}, InvalidArgumentError, "table 'user' needs the name of a kind"),
+        ({"user": 3}, InvalidArgumentError, "table 'user' must be the name of a kind"),
         (["user"], InvalidArgumentError, r"found list; of a file .* read_plan\(path\).sharding"),
         ([], InvalidArgumentError, "found list"),
     ],

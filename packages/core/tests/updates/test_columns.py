@@ -56,7 +56,7 @@ def test_norms_of_rows_couple_columns_of_any_method() -> None:
     adam = BUILTIN_METHODS["adam"]()
     assert not MethodChoice(adam, parse_hyper(adam, {"clip_value": 1.0}), 1).why_coupled
     found = MethodChoice(adam, parse_hyper(adam, {"clip_norm": 1.0}), 1).why_coupled
-    assert "clip_norm=1.0 is of whole rows" in found
+    assert "clip_norm=1.0 applies to whole rows" in found
     lamb = BUILTIN_METHODS["lamb"]()
     assert MethodChoice(lamb, parse_hyper(lamb, {}), 1).why_coupled
 

@@ -122,7 +122,7 @@ WRONG: dict[str, tuple[str, list[str]]] = {
         RATINGS + "tables:\n  initializer: {kind: uniform, low: 3}\n",
         [
             "run.yaml:10:16: tables.initializer: initializer uniform: low must be below high, "
-            "found 3.0 and 0.05"
+            "found low=3.0 and high=0.05"
         ],
     ),
     "name of an initializer": (
@@ -181,7 +181,7 @@ WRONG: dict[str, tuple[str, list[str]]] = {
         + "tables:\n  admission: {kind: bloom, k: 2, expected_keys: 9, memory_bytes: 999}\n",
         [
             "run.yaml:10:14: tables.admission: admission bloom: found both expected_keys=9 and "
-            "memory_bytes=999; give one of them, as the other follows from it"
+            "memory_bytes=999; give only one of them, because it determines the other"
         ],
     ),
     "no such table": (

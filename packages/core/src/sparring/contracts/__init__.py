@@ -1,7 +1,7 @@
-"""The contracts that authors of plugins read and may rely on.
+"""The contracts for authors of plugins: base classes, descriptors, hooks and checks.
 
-Each name is imported from its module when it is first used; nothing here loads the native library.
-``__init__.pyi`` lists the names.
+Each name is imported from its module when it is first used, so this module does not load the native
+library. ``__init__.pyi`` lists the names.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Requests and results of saves and loads, as users and framework adapters give and get them."""
+"""Options and results of saves and loads, for users and framework adapters."""
 
 from __future__ import annotations
 
@@ -30,47 +30,46 @@ JSON = Any
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Other state that a training needs to go on: numbers and arrays, no objects."""
+    """Additional state that a training needs to resume: numbers and arrays, but no objects."""
 
     values: JSON = None
     """None, bool, int, float, str, and lists and string-keyed mappings of these."""
     arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
-    """By name; they must not change until the save has ended."""
+    """Arrays by name. They must not change until the save has finished."""
     is_of_rank: bool = False
-    """Every rank gives its own; otherwise that of the first rank is saved, for all."""
+    """Whether each rank saves a separate state; otherwise the state of the first rank is saved."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Which snapshots stay when one was committed."""
+    """Rule that selects the snapshots to keep after a snapshot was committed."""
 
     root: str
-    """The folder that holds them."""
+    """Folder of the snapshots."""
     keep: int
-    """Number of snapshots that stay, the newest; a snapshot that another needs stays too. Those that
-    this container saved or loaded, the last 1,000, are newer than all others, the last one the
-    newest."""
+    """Number of newest snapshots to keep, in addition to the bases that they need. The last 1,000
+    snapshots that this container saved or loaded count as newer than all others, in that order."""
     damaged: tuple[str, ...] = ()
-    """URLs of those that are known to be damaged: neither counted nor removed."""
+    """URLs of snapshots that are known to be damaged; they are neither counted nor removed."""
     pinned: tuple[str, ...] = ()
-    """URLs of those that stay however old they are, with their bases."""
+    """URLs of snapshots that are kept at any age, with their bases."""
 
 
 EMBEDDING_PARTS = "read_embedding_parts"
-"""Name of the state that says what parts an embedding has, for exports: values table → part →
-[begin, end], as ``{"item": {"bias": [0, 1], "embedding": [1, 33]}}``."""
+"""Name of the state that describes the parts of embeddings, for exports. Its values map table → part
+→ [begin, end], for example ``{"item": {"bias": [0, 1], "embedding": [1, 33]}}``."""
 
 UNDO_BYTES = 64 << 20
-"""Old rows that a save holds before steps wait for it."""
+"""Default of `SaveOptions.undo_bytes`."""
 
 SaveSeconds = Annotated[
     Number,
     Field(
         gt=0,
         le=threading.TIMEOUT_MAX,
-        description="How long the first rank waits for the parts of the others, and they for its commit; "
-        "and how long `close`, the end of the program, and whatever must not begin before the save is "
-        "over, wait for it.",
+        description="Maximum time that the first rank waits for the parts of the others, and that they "
+        "wait for its commit. `close`, the end of the program, and calls that need the save to be "
+        "finished wait at most this long.",
     ),
 ]
 
@@ -82,69 +81,72 @@ class SaveOptions:
 
     undo_bytes: Annotated[
         WholeNumber,
-        Field(ge=1, description="Old rows that are held in memory before steps wait for the save."),
+        Field(
+            ge=1,
+            description="Memory for old versions of rows that change during a save. If it is full, steps "
+            "wait for the save.",
+        ),
     ] = UNDO_BYTES
     deadline_seconds: SaveSeconds = 600.0
     retention: Annotated[
         Retention | None,
-        Field(description="Which snapshots stay when this one was committed; None: all."),
+        Field(description="Which snapshots to keep after this one was committed; None: all."),
     ] = None
     share: Annotated[
         Annotated[Number, Field(gt=0, le=1)] | None,
         Field(
-            description="Of the time of one core that all threads of a save in the background take "
-            "together. Steps that keep all cores busy take about as much longer, and the save takes its "
-            "processor time divided by it. 1: no pauses. None: 1 where there are more than 4 cores, and "
-            "else 0.15. There are no pauses while three quarters of `undo_bytes` wait, and once a caller "
-            "waits for the save."
+            description="Share of one core that all threads of a background save use together. Steps "
+            "that keep all cores busy become slower by about this share, and the save takes its processor "
+            "time divided by it. 1: no pauses. None: 1 if there are more than 4 cores, otherwise 0.15. "
+            "The save does not pause while three quarters of `undo_bytes` are in use or a caller waits "
+            "for it."
         ),
     ] = None
     is_base: Annotated[
         bool,
         Field(
             strict=True,
-            description="Count from now on which keys change, so that a later save can name this one as "
-            "its base. It costs at most 64 MiB a table and some time in each step.",
+            description="Record which keys change from now on, so that a later save can use this one as "
+            "its base. This takes at most 64 MiB per table and some time in each step.",
         ),
     ] = False
     report_failure: Annotated[
         bool,
         Field(
             strict=True,
-            description="The step after a save that failed in the background raises `BackgroundError`; "
-            "otherwise the task alone tells of the failure.",
+            description="Whether the step after a failed background save raises `BackgroundError`; "
+            "otherwise only the task reports the failure.",
         ),
     ] = True
     token: Annotated[
         str | None,
         Field(
-            description="Of ranks that meet in no collective (`Rendezvous.is_independent`): 1 to "
-            "64 letters, "
-            "digits, `_` or `-`, the same on all ranks of this save, and of no other save; others give "
-            "none."
+            description="Only for ranks without a common collective (`Rendezvous.is_independent`): "
+            "identifier of the save, 1 to 64 letters, digits, `_` or `-`, the same on all ranks and "
+            "different for each save."
         ),
     ] = None
     step: Annotated[
         WholeNumber | None,
         Field(
-            description="Of the snapshot, likewise: such ranks count steps apart. None: that of the "
-            "container."
+            description="Only for ranks without a common collective, which count steps separately: the "
+            "step of the snapshot. None: the step of the container."
         ),
     ] = None
 
 
 @dataclass(frozen=True, slots=True)
 class SaveResult:
-    """A snapshot that this rank has done its part of; the first rank has committed it."""
+    """Result of a save. The snapshot is committed."""
 
     url: str
     step: int
     base: str | None
-    """Of a delta; None for a full snapshot."""
+    """URL of the base of a delta; None for a full snapshot."""
     rows: Mapping[str, int]
-    """Table → rows that this rank wrote."""
+    """Table → number of rows that this rank wrote."""
     seconds: float
-    """From the freeze to the end."""
+    """Time from the freeze to the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,6 @@ class LoadResult:
     url: str
     step: int
     rows: Mapping[str, int]
-    """Table → rows that this rank took over."""
+    """Table → number of rows that this rank loaded."""
     states: Mapping[str, State]
-    """State that was given to `save`, by name; of this rank, where ranks gave their own."""
+    """The states that were passed to `save`, by name; if each rank saved its own, this rank's."""

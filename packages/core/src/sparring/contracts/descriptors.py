@@ -1,8 +1,8 @@
-"""Descriptors that a plugin hands to core: one for each thing that it offers.
+"""Descriptors of the parts that plugins register: one descriptor per part.
 
-`api_version` is the version of the contract that the plugin was written against, a pair of
-``(major, minor)``. It is not the version of any package: see ``docs/reference/versions.md``.
-Core refuses another major version, and a larger minor version than its own.
+`api_version` is the version ``(major, minor)`` of the contract for which the plugin was written. It is
+not a package version; see ``docs/reference/versions.md``. Core rejects a different major version, and
+a larger minor version than its own.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ __all__ = [
 ]
 
 API_VERSION: tuple[int, int] = (1, 0)
-"""The version of the plugin contracts that this core speaks."""
+"""Version of the plugin contracts in this core."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Descriptor:
-    """Base of all descriptors.
+    """Base class of all descriptors.
 
     Args:
-        name: what users write in configs; letters, digits, ``_`` and ``-``.
-        api_version: the contract version that the plugin was written against.
+        name: name in configurations; letters, digits, ``_`` and ``-``.
+        api_version: version of the contract for which the plugin was written.
         summary: one sentence for ``sparring plugins``.
-        options: the pydantic model of the options that users may give.
-        unavailable: returns why this part cannot run here (no driver, no library), or None.
-            Called on demand; it may import the client library.
+        options: pydantic model of the options.
+        unavailable: returns the reason why this part cannot run here, such as a missing driver or
+            library, or None if it can. Called on demand; it may import the client library.
     """
 
     name: str
@@ -68,10 +68,10 @@ class Descriptor:
 
 @dataclass(frozen=True, slots=True)
 class InnerStorage:
-    """A storage that the options of another one name."""
+    """A storage that is configured in the options of another storage."""
 
     path: tuple[str | int, ...]
-    """Where in the options: below it are ``backend`` and ``options``."""
+    """Path of the mapping with ``backend`` and ``options`` in the options of the outer storage."""
     backend: str
     options: Mapping[str, Any]
 
@@ -81,41 +81,43 @@ class OptionProblem:
     """A problem of options that their model does not detect."""
 
     path: tuple[str | int, ...]
-    """Where in the options."""
+    """Path of the option."""
     message: str
-    """Value that was found, and what to do."""
+    """The value found, the value expected and the fix."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StorageDescriptor(Descriptor):
-    """A storage backend. `factory(table, options)` opens one shard of one table.
+    """A storage backend. All functions except `factory` are optional.
 
-    `shard_factory(table, options, shard)` is for backends whose storages of several ranks may lie
-    in one place, as on a server or in a folder: it is called in a world of more than one rank, and
-    opens the part that the rank keeps. Left out, ranks share nothing and `factory` opens any part.
-
-    A storage that is made of others says which its options name, by `inner`; its factory is then
-    `factory(table, options, plugin_manager, shard)`, to open them with; the shard is None in a
-    world of one. Backends and options of inner storages are checked with those of the outer one;
-    `check(options, plugin_manager)` finds what else is wrong.
-
-    `found(table, options)` is for backends whose rows outlive the process: it tells of which table
-    the rows are that lie where the options say, as `TableConfig.labelled` makes it of the row label
-    that was recorded; None where there are none. It makes nothing. By it rows are read before
-    an optimizer is known, as for an evaluation; left out, they are read from the first step on.
-
-    `estimate_bytes(table, options, rows)` says what a storage of so many rows takes, before there is
-    one: kind of memory (``gpu``, ``host``, ``disk``, ``remote``) → bytes. All kinds but ``disk``
-    together are `Storage.memory_bytes` to a tenth, index and free space included; of caches it is
-    their limit. It opens nothing. Of a storage that is made of others it takes the plugin manager as
-    a fourth argument, and raises `PluginError` where one of them gives no estimate. Planners use it.
-
-    `quantized(snapshot_url, folder, dtypes)` is for backends that keep rows in fewer bits, read only: it
-    makes what the factory opens of a snapshot, in a new folder, and returns the options for it.
-    `dtypes`: table → ``fp32``, ``fp16``, ``bf16``, ``int8`` or ``int4``.
-
-    `change_log(table name, options)` is for backends that keep the change notes of a table with its rows,
-    where processes with caches before them find them; left out, a folder keeps them.
+    Args:
+        factory: ``factory(table, options)`` opens one shard of one table.
+        shard_factory: ``shard_factory(table, options, shard)``, for backends in which the storages of
+            several ranks may share one location, such as a server or a folder. It is called instead of
+            `factory` if there is more than one rank, and opens the partitions of this rank. Without it,
+            ranks share nothing, and `factory` opens the storage of every rank.
+        found: ``found(table, options)``, for backends whose rows outlive the process. It returns the
+            table of the rows that exist at the location in the options, created from the stored row
+            label with `TableConfig.labelled`, or None if there are no rows. It creates nothing. It
+            allows reading rows before an optimizer is known, for example in an evaluation; without it,
+            rows are read from the first step on.
+        inner: ``inner(options)``, for storages that consist of others: returns these. `factory` is then
+            called as ``factory(table, options, plugin_manager, shard)``; the shard is None if there is
+            one rank. Core also checks the backends and options of the inner storages.
+        check: ``check(options, plugin_manager)``, for storages with `inner`: returns the problems that
+            the options model does not detect.
+        estimate_bytes: ``estimate_bytes(table, options, rows)`` returns the memory of a storage with
+            this number of rows, without opening one: kind of memory (``gpu``, ``host``, ``disk``,
+            ``remote``) → bytes. The sum without ``disk`` matches `Storage.memory_bytes` within 10 %,
+            including index and free space; for caches it is their limit. For storages with `inner`, it
+            is called with the plugin manager as fourth argument, and raises `PluginError` if an inner
+            storage has no estimate. Planners call it.
+        quantized: ``quantized(snapshot_url, folder, dtypes)``, for read-only backends with quantized
+            rows: converts a snapshot to data in a new folder that `factory` can open, and returns the
+            options for it. `dtypes` maps tables to ``fp32``, ``fp16``, ``bf16``, ``int8`` or ``int4``.
+        change_log: ``change_log(table_name, options)``, for backends that store the changelog of a
+            table with its rows, so that processes with caches in front of them can read it. Without it,
+            a folder contains the changelog.
     """
 
     factory: Callable[..., Storage]
@@ -132,14 +134,15 @@ class StorageDescriptor(Descriptor):
 class CollectiveDescriptor(Descriptor):
     """A collective backend.
 
-    `factory(membership, options, deadline_seconds)` joins the group of all ranks.
-
-    `device_factory(host, membership, view)` is for backends that send only what is in the memory of a
-    device. It returns a collective that does so and leaves everything else to `host`, which it closes.
-    All ranks call it. `view` is the caller's function for the arrays of its framework: it takes a buffer
-    and the argument `stream` of `send` or `receive`, and returns what they should be for the backend: a
-    buffer with ``__cuda_array_interface__`` or ``__dlpack__``, and the stream that writes it. None:
-    buffers are used as they are. Framework adapters call it by `PluginManager.collective`.
+    Args:
+        factory: ``factory(membership, options, deadline_seconds)`` joins the group of all ranks.
+        device_factory: ``device_factory(host, membership, view)``, for backends that only send device
+            memory. It returns a collective that passes all other buffers to the collective `host`, and
+            closes it. All ranks call it. `view` is a function of the caller for arrays of its
+            framework: from a buffer and the argument `stream` of `send` or `receive`, it returns a
+            buffer with ``__cuda_array_interface__`` or ``__dlpack__``, and the stream that writes it.
+            If `view` is None, buffers are used unchanged. Framework adapters call the function through
+            `PluginManager.collective`.
     """
 
     factory: Callable[[Membership, Any, float], Collective]
@@ -148,18 +151,25 @@ class CollectiveDescriptor(Descriptor):
 
 @dataclass(frozen=True, kw_only=True)
 class RendezvousDescriptor(Descriptor):
-    """A rendezvous backend. `factory(options)` reads the environment it stands for."""
+    """A rendezvous backend.
+
+    Args:
+        factory: ``factory(options)`` connects to the environment.
+    """
 
     factory: Callable[[Any], Rendezvous]
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelsDescriptor(Descriptor):
-    """The key operations of one device type.
+    """The kernel set of one device type.
 
-    `factory(arrays)` opens the set for one device of it: `arrays` says which, how results are made
-    and which stream work goes to. `num_devices()` says how many of them this process sees, 0 where
-    none can be used; None: unknown.
+    Args:
+        device: the device type, ``cpu`` or ``cuda``.
+        factory: ``factory(arrays)`` opens the kernel set of one device. `arrays` specifies the device,
+            creates the result arrays and returns the current stream.
+        num_devices: returns the number of devices of this type that are visible to this process; 0 if
+            none can be used. None: unknown.
     """
 
     device: str
@@ -169,7 +179,11 @@ class KernelsDescriptor(Descriptor):
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateMethodDescriptor(Descriptor):
-    """An update method. `options` are its hyper-parameters; `factory()` makes it."""
+    """An update method. `options` is the model of its hyper-parameters.
+
+    Args:
+        factory: ``factory()`` creates the method.
+    """
 
     factory: Callable[[], UpdateMethod]
 
@@ -178,10 +192,12 @@ class UpdateMethodDescriptor(Descriptor):
 class ShardingKindDescriptor(Descriptor):
     """A sharding kind.
 
-    `factory(request)` returns the layout of one table: the same on all ranks, from the request alone.
-
-    `needs_nodes`: where a plan names no ranks, the layout follows from which ranks share a node. It is
-    then refused where nodes differ in their number of ranks, or have ranks that do not follow each other.
+    Args:
+        factory: ``factory(request)`` returns the layout of one table. The result must only depend on
+            the request, so that it is the same on all ranks.
+        needs_nodes: whether the layout depends on which ranks share a node if a plan names no ranks.
+            Core then rejects the kind if nodes have different numbers of ranks, or ranks that are not
+            consecutive.
     """
 
     factory: Callable[[LayoutRequest], Layout]
@@ -190,12 +206,12 @@ class ShardingKindDescriptor(Descriptor):
 
 @dataclass(frozen=True, kw_only=True)
 class PlannerDescriptor(Descriptor):
-    """A planner. ``plan="auto"`` asks the one of the name ``auto``.
+    """A planner. ``plan="auto"`` calls the planner named ``auto``.
 
-    `factory(request)` makes a plan; rank 0 calls it, and all ranks get what it returns.
-
-    `read(path, request)` reads the file of a plan, and refuses with file and line what does not fit the
-    tables and ranks of the request. None: this planner has no files.
+    Args:
+        factory: ``factory(request)`` creates a plan. Rank 0 calls it, and all ranks use the result.
+        read: ``read(path, request)`` reads a plan file. If the plan does not match the tables and ranks
+            of the request, it raises an error with file and line. None: there are no plan files.
     """
 
     factory: Callable[[PlanRequest], PlanResult]
@@ -207,7 +223,7 @@ class FrameworkDescriptor(Descriptor):
     """A framework adapter.
 
     Args:
-        module: the adapter's package, which imports the framework: ``sparring_torch``.
+        module: package of the adapter, which imports the framework, such as ``sparring_torch``.
     """
 
     module: str
@@ -217,9 +233,10 @@ class FrameworkDescriptor(Descriptor):
 class CommandDescriptor(Descriptor):
     """A subcommand of ``sparring``.
 
-    `register(app)` adds the command `name`, or a group of commands of that name, to the `typer.Typer`
-    application. A command finds the `sparring_cli.context.CommandContext` of this call in
-    ``typer.Context.obj``.
+    Args:
+        register: ``register(app)`` adds the command `name`, or a group of commands with this name, to
+            the `typer.Typer` application. ``typer.Context.obj`` of a command is the
+            `sparring_cli.context.CommandContext` of the call.
     """
 
     register: Callable[[Any], None]

@@ -1,14 +1,14 @@
-"""The doors through which parts join sparring. Nothing else is in this file.
+"""Hook specifications: the functions with which a plugin registers its parts.
 
-A distribution names a plugin module under the entry point group ``sparring``; the module holds
-functions of these names marked with `hookimpl`. Core's own parts come through the same doors.
-Importing a plugin module must import no client library, no framework and no CUDA: the factory of
-a descriptor does that.
+A distribution declares a plugin module under the entry point group ``sparring``. The module contains
+functions with these names, decorated with `hookimpl`. Core registers its own parts with the same
+hooks. Importing a plugin module must not import a client library, a framework or CUDA; the factories
+of its descriptors do that.
 
-Arguments may be added to a hook in a later version, never renamed or removed.
+Later versions may add arguments to a hook, but never rename or remove them.
 """
 
-# A hook specification is a signature and its description; it has no body to return from.
+# A hook specification has a signature and a docstring, but no body that returns a value.
 # mypy: disable-error-code="empty-body"
 
 from __future__ import annotations
@@ -37,44 +37,44 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @hookspec
 def sparring_register_storage() -> Sequence[StorageDescriptor]:
-    """Storage backends that this plugin offers."""
+    """Returns the storage backends of this plugin."""
 
 
 @hookspec
 def sparring_register_collective() -> Sequence[CollectiveDescriptor]:
-    """Collective backends that this plugin offers."""
+    """Returns the collective backends of this plugin."""
 
 
 @hookspec
 def sparring_register_rendezvous() -> Sequence[RendezvousDescriptor]:
-    """Rendezvous backends that this plugin offers."""
+    """Returns the rendezvous backends of this plugin."""
 
 
 @hookspec
 def sparring_register_kernels() -> Sequence[KernelsDescriptor]:
-    """Sets of key operations that this plugin offers, one for each device type."""
+    """Returns the kernel sets of this plugin, one per device type."""
 
 
 @hookspec
 def sparring_register_update_methods() -> Sequence[UpdateMethodDescriptor]:
-    """Update methods that this plugin offers: how gradients change rows."""
+    """Returns the update methods of this plugin, by which gradients change rows."""
 
 
 @hookspec
 def sparring_register_sharding_kinds() -> Sequence[ShardingKindDescriptor]:
-    """Sharding kinds that this plugin offers: which ranks own the rows of a table."""
+    """Returns the sharding kinds of this plugin, which assign the rows of a table to ranks."""
 
 
 @hookspec
 def sparring_register_planners() -> Sequence[PlannerDescriptor]:
-    """Planners that this plugin offers: which sharding each table of a job has."""
+    """Returns the planners of this plugin, which choose the sharding of each table of a job."""
 
 
 @hookspec
 def sparring_register_framework() -> Sequence[FrameworkDescriptor]:
-    """Framework adapters that this plugin offers."""
+    """Returns the framework adapters of this plugin."""
 
 
 @hookspec
 def sparring_register_commands() -> Sequence[CommandDescriptor]:
-    """Subcommands of ``sparring`` that this plugin offers."""
+    """Returns the subcommands of ``sparring`` in this plugin."""

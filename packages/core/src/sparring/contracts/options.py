@@ -1,4 +1,4 @@
-"""Options of the parts that plugins offer: their base model, and types for counts and bytes."""
+"""Options of plugins: the base model, and field types for counts, bytes and paths."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["ByteCount", "LocalPath", "NoOptions", "Options", "WholeNumber", "is_
 
 
 class Options(BaseModel):
-    """The base of options models: unknown options are refused, defaults are checked too."""
+    """Base class of options models. Unknown options are rejected, and defaults are validated."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, hide_input_in_errors=True
@@ -28,7 +28,7 @@ def _plain_int(value: object) -> object:
 
 
 WholeNumber = Annotated[int, Field(strict=True), BeforeValidator(_plain_int)]
-"""For options that are counts: an integer of Python or NumPy; no text, no float, no True."""
+"""Field type for counts: an integer of Python or NumPy. Strings, floats and booleans are rejected."""
 
 
 _UNITS = {"": 1, "b": 1} | {
@@ -40,36 +40,37 @@ _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*\Z")
 
 
 def _as_bytes(value: object) -> object:
-    """``"512 MiB"`` → bytes; numbers are left alone."""
+    """Converts text such as ``"512 MiB"`` to bytes; numbers stay unchanged."""
     if not isinstance(value, str):
         return _plain_int(value)
     matched = _SIZE.match(value)
     if matched is None or matched[2].lower() not in _UNITS:
         raise PydanticCustomError(
-            "byte_count", "must be a number of bytes, as 536870912, or one with a unit, as 512 MiB"
+            "byte_count",
+            "must be a number of bytes such as 536870912, or have a unit such as 512 MiB",
         )
     count = Decimal(matched[1]) * _UNITS[matched[2].lower()]
-    return int(min(count, Decimal(2**63)))  # which is too many
+    return int(min(count, Decimal(2**63)))  # above the maximum, so the field rejects it
 
 
 ByteCount = Annotated[int, Field(strict=True, le=2**63 - 1), BeforeValidator(_as_bytes)]
-"""For options that are bytes: a whole number, or text with a unit: KB, MB, GB, TB, KiB, MiB, GiB,
-TiB. Give ``ge`` with the default."""
+"""Field type for bytes: a whole number, or text with a unit (KB, MB, GB, TB, KiB, MiB, GiB, TiB).
+Specify the minimum, ``ge``, with the default."""
 
 
 class _PathMark:
-    """Marks text as a path."""
+    """Annotation of text that is a path."""
 
 
 _MARK = _PathMark()
 
 LocalPath = Annotated[str, _MARK]
-"""Type of an option that contains a path or a URL as text. Relative paths in a configuration file start
-at the folder of the file. Options of the type `pathlib.Path` are paths, too."""
+"""Field type for a path or URL as text. Relative paths in a configuration file are relative to the
+folder of the file. Options of the type `pathlib.Path` are also paths."""
 
 
 def is_path(option: Any) -> bool:
-    """Whether an option contains a path, or several.
+    """Whether an option contains one or more paths.
 
     Args:
         option: a field of a model, or its type.
@@ -84,4 +85,4 @@ def is_path(option: Any) -> bool:
 
 
 class NoOptions(Options):
-    """For parts that take no options."""
+    """The options model of backends without options."""

@@ -1,7 +1,8 @@
-"""Request and answer of a planner: the tables and ranks of a job, and a sharding plan of them.
+"""Contract of planners, which choose the sharding of the tables of a job.
 
-A planner joins by the hook `sparring_register_planners`. That of the name ``auto`` makes the plan where
-a user writes ``plan="auto"``, and reads plan files. Core has none: without one, ``auto`` is ``row_wise``.
+Planners are registered with the hook `sparring_register_planners`. The planner named ``auto`` creates
+the plan for ``plan="auto"`` and reads plan files. Core does not contain a planner; if none is
+installed, ``auto`` means ``row_wise``.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ __all__ = ["FeatureWorkload", "PlanResult", "PlanRequest", "TableWorkload"]
 
 @dataclass(frozen=True, slots=True)
 class FeatureWorkload:
-    """The ids that a feature looks up in its table.
+    """The lookups of a feature in its table.
 
     Args:
-        pooling: how the embeddings of a bag become one: ``sum``, ``mean``; None: they do not.
-        ids: of a sample, on average; None: unknown.
-        is_weighted: each id has a weight.
+        pooling: pooling of the embeddings of a bag, ``sum`` or ``mean``; None: no pooling.
+        ids: average number of ids per sample; None: unknown.
+        is_weighted: whether each id has a weight.
     """
 
     pooling: str | None = "sum"
@@ -31,20 +32,22 @@ class FeatureWorkload:
 
 @dataclass(frozen=True, slots=True)
 class TableWorkload:
-    """A table, and what is known of its use before training begins.
+    """A table, and the properties of its use that are known before training begins.
 
     Args:
-        table: as declared.
-        features: that look up in it; none: one, of which nothing is known.
-        rows: the most that its storage may hold, where a user said so; None: unknown.
-        method: the update method or native optimizer, ``adagrad``; None: unknown.
-        kinds: sharding kinds that it may have; empty: any.
-        supports_replication: every rank may keep all rows: the storage evicts none, each rank has one,
-            and it was not given open for a part of the rows.
-        supports_column_split: ranks may keep blocks of its columns: the update method is known and
-            moves each element without the others of its row, and storage and admission agree on keys.
-        is_in_memory: rows are in the memory of the rank's machine.
-        supports_pooling: owners may pool its bags: all lookups are of bags, and their modules can.
+        table: the declaration.
+        features: features that look up ids in the table; empty: one feature with unknown properties.
+        rows: maximum number of rows of its storage, if a user specified it; None: unknown.
+        method: name of the update method or native optimizer, such as ``adagrad``; None: unknown.
+        kinds: allowed sharding kinds; empty: any.
+        supports_replication: whether every rank may keep all rows: each rank has a separate storage
+            that does not evict, and that was not already opened for a part of the rows.
+        supports_column_split: whether ranks may keep blocks of columns: the update method is known and
+            updates each element independently of the rest of its row, and storage and admission
+            support it.
+        is_in_memory: whether rows are in the memory of the rank's machine.
+        supports_pooling: whether owners may pool bags: all lookups are pooled, and their modules
+            support it.
     """
 
     table: TableConfig
@@ -63,13 +66,13 @@ class PlanRequest:
     """Input of a planner.
 
     Args:
-        tables: of the job.
-        world_size: ranks; 0: unknown, where a plan file is checked before a job begins.
-        ranks_per_node: node n has the ranks from n times this number on.
-        samples: of a rank's batch; None: unknown.
-        memory_bytes: that tables of a rank may take; None: a rank's share of this machine.
-        near_gbit: Gbit/s of a rank within its node; None: unknown.
-        far_gbit: Gbit/s of a node to others; None: unknown.
+        tables: the tables of the job.
+        world_size: number of ranks; 0: unknown, when a plan file is checked before a job starts.
+        ranks_per_node: number of consecutive ranks on each node.
+        samples: number of samples in a rank's batch; None: unknown.
+        memory_bytes: memory for the tables of a rank; None: a rank's share of this machine.
+        near_gbit: bandwidth of a rank within its node in Gbit/s; None: unknown.
+        far_gbit: bandwidth of a node to other nodes in Gbit/s; None: unknown.
     """
 
     tables: tuple[TableWorkload, ...]
@@ -83,12 +86,12 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True)
 class PlanResult:
-    """A planner's answer.
+    """Result of a planner.
 
     Args:
         sharding: the plan.
-        summary: lines for people: what was decided, how good it is, and what was assumed.
-        assumed: a sentence on each thing that the planner had to assume.
+        summary: lines for users with the decisions, the quality of the plan and the assumptions.
+        assumed: one sentence per assumption of the planner.
     """
 
     sharding: ShardingPlan

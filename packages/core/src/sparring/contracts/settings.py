@@ -1,9 +1,8 @@
-"""Settings: frozen dataclasses that declare fields, limits, defaults and descriptions of options once.
+"""Settings: frozen dataclasses that declare the fields, limits, defaults and descriptions of options.
 
-Code creates them by calling the class. Configuration files read the same classes: they are pydantic
-dataclasses, so a section of a file can have one as a field, and errors have the path of the value. Each
-field is ``Annotated[type, Field(limits, description=…)]``; ``__post_init__`` checks what fields do
-together.
+They are pydantic dataclasses, so the same class is called in code and used as a section of a
+configuration file, where errors contain the path of the value. Each field is
+``Annotated[type, Field(limits, description=…)]``; ``__post_init__`` checks combinations of fields.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ __all__ = [
 ]
 
 SETTINGS = ConfigDict(extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
-"""The configuration of all settings."""
+"""Pydantic configuration of all settings."""
 
 
 def _plain_float(value: object) -> object:
@@ -51,13 +50,13 @@ def _plain_float(value: object) -> object:
 
 
 Number = Annotated[float, Field(strict=True), BeforeValidator(_plain_float)]
-"""For numbers of Python or NumPy; no text, no True."""
+"""Field type for numbers of Python or NumPy. Strings and booleans are rejected."""
 
 _Class = TypeVar("_Class", bound=type)
 
 
 class Kind(Protocol):
-    """One of several settings between which ``kind`` chooses."""
+    """A setting that is selected among others by its ``kind``."""
 
     kind: ClassVar[str]
 
@@ -65,10 +64,10 @@ class Kind(Protocol):
 
 
 def checked(what: str) -> Callable[[_Class], _Class]:
-    """Decorator of a setting: a wrong argument raises `InvalidArgumentError`, as everywhere.
+    """Class decorator: an invalid argument raises `InvalidArgumentError`, not pydantic's error.
 
     Args:
-        what: names the setting in messages; the class's `kind`, if it has one, follows.
+        what: name of the setting in messages, followed by the class's `kind` if it has one.
     """
 
     def decorate(cls: _Class) -> _Class:
@@ -89,7 +88,7 @@ def checked(what: str) -> Callable[[_Class], _Class]:
 
 
 def get_fields(model: Any) -> Mapping[str, FieldInfo]:
-    """The fields of a pydantic model or a setting, `kind` included."""
+    """Returns the fields of a pydantic model or a setting, including `kind`."""
     if hasattr(model, "model_fields"):
         fields: Mapping[str, FieldInfo] = model.model_fields
         return fields
@@ -99,19 +98,19 @@ def get_fields(model: Any) -> Mapping[str, FieldInfo]:
 
 
 def kind_of(value: Any) -> str | None:
-    """The kind that a mapping or a setting names; None if it names none."""
+    """Returns the `kind` of a mapping or setting, or None if it has none."""
     kind = value.get("kind") if isinstance(value, Mapping) else getattr(value, "kind", None)
     return None if kind is None else str(kind)
 
 
 def choice_type(kinds: Mapping[str, type], choose: Callable[[Any], str | None] = kind_of) -> Any:
-    """The type of a field that contains one of several settings.
+    """Returns the type of a field that contains one of several settings.
 
-    A file gives it as a mapping with `kind` and the fields of that setting, or as the name of the kind.
+    In a file, the value is a mapping with `kind` and the fields of that setting, or only the kind.
 
     Args:
         kinds: kind → setting, or pydantic model with a field `kind`.
-        choose: value → the kind.
+        choose: function that returns the kind of a value.
     """
     tagged = [Annotated[_member(cls), Tag(kind)] for kind, cls in kinds.items()]
     return Annotated[
@@ -120,10 +119,15 @@ def choice_type(kinds: Mapping[str, type], choose: Callable[[Any], str | None] =
 
 
 def parse_setting(what: str, kinds: Mapping[str, type[Any]], value: str | Mapping[str, Any]) -> Any:
-    """A setting from the name of its kind, or from ``{"kind": name, parameter: value}``.
+    """Creates a setting from the name of its kind, or from ``{"kind": name, parameter: value}``.
+
+    Args:
+        what: name of the setting in messages.
+        kinds: kind → setting.
+        value: the name or mapping.
 
     Raises:
-        InvalidArgumentError: unknown kind, or an unknown, missing or wrong parameter.
+        InvalidArgumentError: unknown kind, or an unknown, missing or invalid parameter.
     """
     given = {"kind": value} if isinstance(value, str) else dict(value)
     name = given.pop("kind", None)
@@ -154,21 +158,21 @@ def _from_name(value: Any) -> Any:
 
 
 def _as_argument_error(cls: type, what: str, error: ValidationError) -> InvalidArgumentError:
-    """The first problem, in words for a caller."""
+    """Converts the first error of pydantic to an error with sparring's wording."""
     details = error.errors(include_url=False)[0]
     cause = details.get("ctx", {}).get("error")
     if isinstance(cause, InvalidArgumentError):
         return cause
     fields: Mapping[str, FieldInfo] = cls.__pydantic_fields__  # type: ignore[attr-defined]
     known, place = list(fields), details["loc"][0]
-    takes = f"it takes {', '.join(known) or 'none'}"
+    takes = f"known parameters: {', '.join(known) or 'none'}"
     name = known[place] if isinstance(place, int) and place < len(known) else place
     if name not in fields:
         meant = find_closest_name(str(name), known)
         hint = f"did you mean {meant!r}? " if meant is not None else ""
         return InvalidArgumentError(f"{what}: unknown parameter {name!r}; {hint}{takes}")
     if details["type"].startswith("missing"):
-        return InvalidArgumentError(f"{what}: parameter {name!r} is missing; add it, {takes}")
+        return InvalidArgumentError(f"{what}: parameter {name!r} is missing; add it ({takes})")
     field = fields[str(name)]
     found = details["input"]
     return InvalidArgumentError(
@@ -177,7 +181,7 @@ def _as_argument_error(cls: type, what: str, error: ValidationError) -> InvalidA
 
 
 def _expected(annotation: Any, metadata: list[Any]) -> str:
-    """``a whole number from 1 to 256 or None``"""
+    """Describes valid values, such as ``a whole number from 1 to 256 or None``."""
     origin = get_origin(annotation)
     if origin is Annotated:
         inner, *more = get_args(annotation)

@@ -1,32 +1,33 @@
 """The collective contract: how ranks exchange buffers.
 
-What a backend writes
-    A subclass of `Collective` that fills in `_send_impl` and `_receive_impl`; the collective
-    operations are built on those two, and a backend overrides `_all_gather_impl` and its like
-    where its library does better. If the library can only be asked whether a message is complete, its
-    works are subclasses of `PolledWork`.
+For authors of a backend
+    Subclass `Collective`, and implement `_send_impl`, `_receive_impl` and `close`. The collective
+    operations are built on send and receive; override `_all_to_all_impl` if the library has a faster
+    one. If the library can only be polled for the completion of a message, derive its works from
+    `PolledWork`.
 
 Buffers
-    Anything that NumPy can view without a copy: an array, or an object with ``__dlpack__``. Where
-    `Collective.devices` names a device, arrays in its memory too, for `send` and `receive`. A buffer
-    belongs to the operation until its `Work` is done. Sizes may differ from rank to rank and may be
-    zero; a receiver knows how many bytes are coming, because the sizes were exchanged before. Where
-    the two sides disagree, the receiver gets an error, never a part of a message.
+    A buffer is anything that NumPy can view without a copy: an array, or an object with
+    ``__dlpack__``. If `Collective.devices` contains another device, `send` and `receive` also accept
+    arrays in its memory. A buffer must not be used by the caller until its `Work` is done. Sizes may
+    differ between ranks and may be zero. A receiver knows the size of a message, because sizes are
+    exchanged before; if the two sides disagree, the receiver raises an error and never returns part of
+    a message.
 
 Order
-    Two messages of one tag between the same two ranks arrive in the order of sending. All ranks call
-    the collective operations in the same order. Tags are whole numbers from 0 to `NUM_TAGS` - 1.
+    Messages with the same tag between the same two ranks arrive in the order of sending. All ranks
+    call the collective operations in the same order. Tags are whole numbers from 0 to `NUM_TAGS` - 1.
 
 Deadline
-    Every wait ends within `deadline_seconds`, counted from the first time that `done` or `wait` is
-    asked, with `PeerFailure` naming the rank, the operation, the table and the step.
+    Every wait ends within `deadline_seconds` after the first call of `done` or `wait`. It raises
+    `PeerFailure`, which names the rank, the operation, the table and the step.
 
 Failure
-    A rank whose wait ended with `PeerFailure` has given up, and so has one that calls `give_up`. All
-    who wait for it hear of that long before the deadline, with the name of the rank that failed first.
+    After a wait has raised `PeerFailure`, or after a call of `give_up`, a rank no longer takes part.
+    All ranks that wait for it are notified long before the deadline, with the rank that failed first.
 
 Threads
-    One thread at a time uses a collective, whichever it is.
+    A collective is used by one thread at a time.
 """
 
 from __future__ import annotations
@@ -64,20 +65,22 @@ __all__ = [
 Array = npt.NDArray[Any]
 
 BufferView = Callable[[Any, int | None], tuple[Any, int | None]]
-"""Takes a buffer and the stream that writes it, or None; returns both in the form that a backend for
-device memory takes. See `CollectiveDescriptor.device_factory`."""
+"""Function that converts a buffer, and the stream that writes it or None, to the form that a backend
+for device memory accepts. See `CollectiveDescriptor.device_factory`."""
 
 NUM_TAGS = 1 << 20
-"""Tags are below this. MPI promises few bits, and gloo shares them with the size of a message."""
+"""Number of tags. MPI guarantees few bits, and gloo encodes the size of a message in the tag, too."""
 
-# The operations built here use a tag of their own, which users cannot.
+# Tag of the collective operations in this module; it is not available to users.
 OPERATION_TAG = NUM_TAGS
 
-# From here on the bytes that are saved cost more than one more round of messages.
+# From this size, splitting a reduction among ranks saves more time than its additional messages take.
 _DIVIDED_BYTES = 1 << 16
 
 
 class Reduction(Enum):
+    """Element-wise reduction over ranks."""
+
     SUM = "sum"
     MEAN = "mean"
     MAX = "max"
@@ -85,7 +88,7 @@ class Reduction(Enum):
 
 @dataclass(frozen=True, slots=True)
 class WorkContext:
-    """Context that a failure names in addition to the rank."""
+    """Context that a `PeerFailure` names in addition to the rank."""
 
     operation: str
     table: str | None = None
@@ -93,30 +96,30 @@ class WorkContext:
 
 
 class Work(ABC):
-    """A send or receive under way."""
+    """A send or receive in progress."""
 
     @abstractmethod
     def done(self) -> bool:
-        """Whether `wait` would return or raise at once. Asking drives the transfer on."""
+        """Whether `wait` would return or raise immediately. The call makes progress on the transfer."""
 
     @abstractmethod
     def wait(self) -> None:
-        """Returns when the buffer may be used again.
+        """Waits until the buffer may be used again.
 
         Raises:
-            InvalidArgumentError: the message has another size than the buffer.
-            PeerFailure: the peer is gone, or the deadline passed. Asking again raises it again.
+            InvalidArgumentError: the message and the buffer have different sizes.
+            PeerFailure: the peer failed, or the deadline passed. Later calls raise it again.
         """
 
 
-# Messages of a step arrive within milliseconds, so yielding the processor is the fastest way to wait for
-# them. A longer wait is for another rank that computes, and leaves it the processor.
+# Messages of a step arrive within milliseconds, so yielding the processor is the fastest way to wait
+# for them. A longer wait is for another rank that computes, and sleeping leaves it the processor.
 _YIELD_SECONDS = 0.002
 _SHORTEST_SLEEP_SECONDS, _LONGEST_SLEEP_SECONDS = 20e-6, 1e-3
 
 
 class Backoff:
-    """The pauses of a loop that polls: it yields for 2 ms, then sleeps for up to 1 ms at a time."""
+    """Pauses of a polling loop: yields for 2 ms, then sleeps for up to 1 ms at a time."""
 
     __slots__ = ("_sleep_seconds", "_yield_until")
 
@@ -134,11 +137,12 @@ class Backoff:
 
 
 class PolledWork(Work):
-    """A work of a library that can be asked whether a message is complete, but whose waits have no
-    deadline. A backend implements `_is_complete_impl` and `_failure_impl`.
+    """A `Work` that polls, for libraries whose waits have no deadline.
+
+    A backend implements `_is_complete_impl` and `_failure_impl`.
 
     Args:
-        deadline_seconds: the longest wait, counted from the first poll.
+        deadline_seconds: maximum duration of a wait, counted from the first poll.
     """
 
     def __init__(self, deadline_seconds: float) -> None:
@@ -168,12 +172,14 @@ class PolledWork(Work):
 
     @abstractmethod
     def _failure_impl(self, limit: float, now: float) -> SparringError | None:
-        """Returns the error that ends the wait, or None to continue. Called after each poll of an
-        incomplete message. It must return an error once `now` is at least `limit`.
+        """Returns the error that ends the wait, or None to continue.
+
+        Called after each poll of an incomplete message. It must return an error when `now` is at least
+        `limit`.
 
         Args:
-            limit: the time of the deadline, by `time.monotonic`.
-            now: the time of this poll, by `time.monotonic`.
+            limit: time of the deadline, by `time.monotonic`.
+            now: time of this poll, by `time.monotonic`.
         """
 
     def _poll(self) -> bool:
@@ -191,16 +197,16 @@ class PolledWork(Work):
 
 
 class Collective(Closable):
-    """One rank's membership in a group of ranks.
+    """Communication of one rank with the other ranks of a group.
 
     Args:
         rank: ``0 <= rank < world_size``.
-        world_size: ranks in the group.
-        deadline_seconds: the longest that any wait may take.
+        world_size: number of ranks in the group.
+        deadline_seconds: maximum duration of each wait.
     """
 
     devices: Sequence[str] = ("cpu",)
-    """Kinds of devices whose memory `send` and `receive` take: ``cpu``, ``cuda``."""
+    """Device types whose memory `send` and `receive` accept: ``cpu``, ``cuda``."""
 
     def __init__(self, rank: int, world_size: int, *, deadline_seconds: float = 60.0) -> None:
         if not 0 <= rank < world_size:
@@ -222,71 +228,78 @@ class Collective(Closable):
     def send(
         self, buffer: Any, destination: int, tag: int = 0, *, stream: int | None = None
     ) -> Work:
-        """Starts sending `buffer`; it may be changed only when the `Work` is done.
+        """Starts sending `buffer`, which must not change until the `Work` is done.
 
         Args:
-            stream: of a buffer in a device's memory, the stream that writes it: the message goes
-                after what is on it now. None: after all that the device was given, or that the
-                framework's current stream was.
+            buffer: a C-contiguous buffer.
+            destination: the rank that receives it.
+            tag: the tag of the message.
+            stream: for a buffer in device memory, the stream that writes it; the message is sent after
+                the present work of that stream. None: after the work of the whole device, or of the
+                framework's current stream.
         """
         self._check_message("send to", destination, tag)
         return self._send_impl(_as_array(buffer), destination, tag)
 
     def receive(self, buffer: Any, source: int, tag: int = 0, *, stream: int | None = None) -> Work:
-        """Starts filling `buffer`, whose size in bytes is the sender's.
+        """Starts receiving a message into `buffer`.
 
         Args:
-            stream: of a buffer in a device's memory, the stream that used it before, as in `send`.
-                When the `Work` is done, any stream may read it.
+            buffer: a writable C-contiguous buffer with the size of the message.
+            source: the rank that sends it.
+            tag: the tag of the message.
+            stream: for a buffer in device memory, the stream that used it before (see `send`). When
+                the `Work` is done, any stream may read the buffer.
         """
         self._check_message("receive from", source, tag)
         array = _as_array(buffer)
         if not array.flags.writeable:
             raise InvalidArgumentError(
-                f"receive from rank {source}: the buffer is read-only; give one that may be written"
+                f"receive from rank {source}: the buffer is read-only; pass a writable one"
             )
         return self._receive_impl(array, source, tag)
 
     def all_to_all(self, parts: Sequence[Any]) -> list[Array]:
-        """Gives part i to rank i. Returns what each rank gave this one.
+        """Sends part i to rank i, and returns the parts that this rank received, in rank order.
 
         Args:
-            parts: `world_size` buffers of one dtype, the same on all ranks, of any shapes.
+            parts: `world_size` buffers of any shapes, with the same dtype on all ranks.
         """
         self._check_open()
         arrays = [_as_array(part) for part in parts]
         if len(arrays) != self.world_size:
             raise InvalidArgumentError(
-                f"all_to_all: takes one part for each of {self.world_size} ranks, found "
+                f"all_to_all: parts must contain one buffer per rank, {self.world_size} in all, found "
                 f"{len(arrays)}"
             )
         dtypes = sorted({str(array.dtype) for array in arrays})
         if len(dtypes) > 1:
             raise InvalidArgumentError(
-                f"all_to_all: all parts must have one dtype, found {', '.join(dtypes)}"
+                f"all_to_all: all parts must have the same dtype, found {', '.join(dtypes)}; convert "
+                "them"
             )
         return self._all_to_all_impl(arrays)
 
     def all_gather(self, buffer: Any) -> list[Array]:
-        """Arrays of all ranks, in the order of ranks; of one dtype, in any shapes."""
+        """Returns the arrays of all ranks, in rank order. They have one dtype and any shapes."""
         self._check_open()
         return self._all_to_all_impl([_as_array(buffer)] * self.world_size)
 
     def all_reduce(self, buffer: Any, reduction: Reduction = Reduction.SUM) -> Array:
-        """The element-wise reduction over ranks, added up in the order of ranks.
+        """Returns the element-wise reduction over all ranks.
 
-        All ranks get the same bits, whatever the size.
+        Values are added in rank order, so all ranks get bit-identical results.
 
         Raises:
-            InvalidArgumentError: ranks gave arrays of several shapes.
+            InvalidArgumentError: the arrays of the ranks have different shapes.
         """
         array = _as_array(buffer)
         if array.nbytes < _DIVIDED_BYTES:
             gathered = self.all_gather(array)
             _check_shapes([part.shape for part in gathered])
             return self._reduced(gathered, reduction)
-        # Each rank reduces one part and hands it round: two thirds of the bytes with 3 ranks, 2/W
-        # of them with W.
+        # Each rank reduces one part and sends it to all others. With W ranks, this transfers 2/W of the
+        # bytes of an all_gather.
         shapes = self.all_gather(np.array(array.shape, np.int64))
         _check_shapes([tuple(shape.tolist()) for shape in shapes])
         parts = np.array_split(array.reshape(-1), self.world_size)
@@ -306,29 +319,30 @@ class Collective(Closable):
         return result
 
     def barrier(self) -> None:
-        """Returns when every rank has called it."""
+        """Waits until every rank has called this method."""
         self.all_gather(np.zeros(1, np.uint8))
 
     def begin_exchange(self) -> None:
-        """Says that a `RingExchange` uses this collective from now on.
+        """Marks that a `RingExchange` uses this collective from now on.
 
         Raises:
-            InvalidArgumentError: another one did before, closed or not. Headers of two could not be
-                told apart, and the first one's shutdown notice would end the second.
+            InvalidArgumentError: another exchange has used it, even if that was closed. The headers of
+                two exchanges are not distinguishable, and the shutdown notice of the first would end
+                the second.
         """
         if self._has_exchange and self.world_size > 1:
             raise InvalidArgumentError(
-                f"rank {self.rank}: this collective carries an exchange already, or did until that "
-                "was closed, and carries no second one; put all tables into one StepContainer, or "
-                "join another group for each: collective=…"
+                f"rank {self.rank}: this collective was already used by an exchange, and supports only "
+                "one, even after close; put all tables into one StepContainer, or join another group "
+                "per container: collective=…"
             )
         self._has_exchange = True
 
     def give_up(self, culprit: int) -> None:
-        """Tells the others that this rank takes part in nothing more, and waits for no answer.
+        """Notifies the other ranks that this rank no longer takes part, without waiting for them.
 
-        Their waits for this rank end with a `PeerFailure` that names `culprit`. A wait of this rank
-        that ends with one tells them by itself.
+        Their waits for this rank raise a `PeerFailure` that names `culprit`. If a wait of this rank
+        raised `PeerFailure`, they have already been notified.
 
         Args:
             culprit: the rank that failed; it may be this one.
@@ -338,7 +352,7 @@ class Collective(Closable):
 
     @abstractmethod
     def close(self) -> None:
-        """Leaves the group; survivors that still wait for this rank are told."""
+        """Leaves the group. Ranks that still wait for this rank are notified."""
 
     @abstractmethod
     def _send_impl(self, buffer: Array, destination: int, tag: int) -> Work: ...
@@ -347,7 +361,7 @@ class Collective(Closable):
     def _receive_impl(self, buffer: Array, source: int, tag: int) -> Work: ...
 
     def _give_up_impl(self, culprit: int) -> None:
-        """A backend without words between ranks leaves the others to their deadlines."""
+        """Notifies the other ranks. By default nothing is sent, and their waits end at the deadline."""
         return
 
     def _all_to_all_impl(self, parts: list[Array]) -> list[Array]:
@@ -371,7 +385,7 @@ class Collective(Closable):
         self._check_open()
         if not 0 <= peer < self.world_size:
             raise InvalidArgumentError(
-                f"{what} rank {peer}: there are ranks 0 to {self.world_size - 1}"
+                f"{what} rank {peer}: the rank must be between 0 and {self.world_size - 1}"
             )
         if not 0 <= tag < NUM_TAGS:
             raise InvalidArgumentError(
@@ -388,16 +402,20 @@ class Collective(Closable):
     def peer_failure(
         self, peer: int, found: str, context: WorkContext, *, culprit: int | None = None
     ) -> PeerFailure:
-        """For backends: the error for a wait for `peer` in which `found` was found.
+        """Creates the error of a failed wait for `peer`. Backends call it.
 
-        `culprit` is the rank that failed, where it is another than `peer`.
+        Args:
+            peer: the rank that this rank waited for.
+            found: the cause, such as ``its connection failed``.
+            context: the operation, table and step.
+            culprit: the rank that failed, if it is not `peer`.
         """
         failed = peer if culprit is None else culprit
         where = f" of table {context.table!r}" if context.table is not None else ""
         when = f" at step {context.step}" if context.step is not None else ""
         return PeerFailure(
             f"rank {self.rank} waited for rank {peer} in {context.operation}{where}{when}: {found}; "
-            f"find out what became of rank {failed}, then restart all ranks from the last snapshot",
+            f"find out why rank {failed} failed, then restart all ranks from the last snapshot",
             rank=failed,
             operation=context.operation,
             table=context.table,
@@ -410,7 +428,7 @@ def _as_array(buffer: Any) -> Array:
     if not array.flags.c_contiguous:
         raise InvalidArgumentError(
             f"collective: buffers must be C-contiguous, found strides {array.strides} for shape "
-            f"{array.shape}; copy it first"
+            f"{array.shape}; pass numpy.ascontiguousarray(buffer)"
         )
     return array
 
@@ -419,31 +437,32 @@ def _check_shapes(shapes: Sequence[tuple[int, ...]]) -> None:
     different = sorted(set(shapes))
     if len(different) > 1:
         raise InvalidArgumentError(
-            f"all_reduce: all ranks must give arrays of one shape, found "
-            f"{' and '.join(map(str, different))}"
+            f"all_reduce: the arrays of all ranks must have the same shape, found "
+            f"{' and '.join(map(str, different))}; pad or reshape them"
         )
 
 
 Header = npt.NDArray[np.int64]
 
 MAX_DIMENSIONS = 6
-"""The most dimensions of an array in a collective operation; it keeps a header at 72 bytes."""
+"""Maximum number of dimensions of an array in a collective operation; a header has 72 bytes."""
 
 
 def new_header() -> Header:
-    """Room for a header: ``(9,)`` int64, the dtype in two, the number of dimensions, the dimensions."""
+    """Allocates a header, ``(9,)`` int64: the dtype in two elements, the number of dimensions, and the
+    dimensions."""
     return np.zeros(3 + MAX_DIMENSIONS, np.int64)
 
 
 def make_header(array: Array) -> Header:
-    """Header that the receiver of `array` must have before it comes.
+    """Returns the header of `array`, which the receiver needs before the array.
 
     Raises:
-        InvalidArgumentError: more than `MAX_DIMENSIONS` dimensions.
+        InvalidArgumentError: the array has more than `MAX_DIMENSIONS` dimensions.
     """
     if array.ndim > MAX_DIMENSIONS:
         raise InvalidArgumentError(
-            f"collective: arrays have at most {MAX_DIMENSIONS} dimensions, found shape "
+            f"collective: arrays must have at most {MAX_DIMENSIONS} dimensions, found shape "
             f"{array.shape}; reshape it"
         )
     header = new_header()
@@ -454,23 +473,23 @@ def make_header(array: Array) -> Header:
 
 
 def allocate_for(header: Header, dtype: np.dtype[Any], peer: int) -> Array:
-    """Room for the array that `header` of rank `peer` announces.
+    """Allocates the array that `header`, received from rank `peer`, describes.
 
     Raises:
-        InvalidArgumentError: it is of another dtype than this rank's.
+        InvalidArgumentError: its dtype is not the `dtype` of this rank.
     """
     theirs = (int(header[0]), int(header[1]))
     if theirs != _dtype_code(dtype):
         name = b"".join(half.to_bytes(7, "little") for half in theirs)
         found = name.rstrip(b"\0").decode("ascii", "replace")
         raise InvalidArgumentError(
-            f"collective: all ranks must give one dtype; this rank gave {dtype} and rank {peer} "
-            f"{found!r}; convert the arrays first"
+            f"collective: the arrays of all ranks must have the same dtype, found {dtype} on this rank "
+            f"and {found!r} on rank {peer}; convert the arrays first"
         )
     return np.empty(tuple(map(int, header[3 : 3 + int(header[2])])), dtype)
 
 
 def _dtype_code(dtype: np.dtype[Any]) -> tuple[int, int]:
-    """The first fourteen letters of the name, such as ``float32``, as two numbers."""
+    """Encodes the first fourteen letters of the name, such as ``float32``, as two numbers."""
     name = dtype.name.encode("ascii")
     return int.from_bytes(name[:7], "little"), int.from_bytes(name[7:14], "little")

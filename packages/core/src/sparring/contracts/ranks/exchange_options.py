@@ -18,20 +18,20 @@ MAX_CHUNKS_IN_FLIGHT = 64
 
 
 class WireDtype(Enum):
-    """Dtype of numbers on the wire. Numbers that are smaller already stay as they are."""
+    """Dtype of numbers in messages. Numbers that already have as few bits are not converted."""
 
     EXACT = "exact"
     """Unchanged, bit for bit."""
     FLOAT32 = "float32"
-    """Narrows float64 only."""
+    """Only float64 is narrowed."""
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
     INT8 = "int8"
-    """One float32 scale for each row, and whole numbers from -127 to 127."""
+    """One float32 scale per row, and integers from -127 to 127."""
 
 
 if TYPE_CHECKING:
-    _GivenDtype = WireDtype | str  # a name becomes the member
+    _GivenDtype = WireDtype | str  # pydantic converts a name to the member
 else:
     _GivenDtype = WireDtype
 
@@ -43,13 +43,13 @@ def _auto_is_none(value: Any) -> Any:
 @checked("exchange")
 @dataclass(frozen=True, slots=True, config=SETTINGS)
 class ExchangeOptions:
-    """All ranks must have the same. A run of one rank exchanges nothing."""
+    """Options of the exchange between ranks, the same on all ranks. They have no effect on one rank."""
 
     chunk_rows: Annotated[
         Annotated[WholeNumber, Field(ge=1, le=MAX_CHUNK_ROWS)] | None,
         BeforeValidator(_auto_is_none),
         Field(
-            description="Rows in one message. `auto` or null: measured when the first exchange begins."
+            description="Rows per message. `auto` or null: measured when the first exchange begins."
         ),
     ] = None
     chunks_in_flight: Annotated[
@@ -57,15 +57,16 @@ class ExchangeOptions:
         Field(
             ge=1,
             le=MAX_CHUNKS_IN_FLIGHT,
-            description="The most messages that a rank has under way each way; with `chunk_rows` it "
-            "bounds the memory of an exchange.",
+            description="Maximum number of messages that a rank has in flight in each direction; with "
+            "`chunk_rows` it limits the memory of an exchange.",
         ),
     ] = 8
     row_wire_dtype: Annotated[
         _GivenDtype,
         Field(
-            description="What rows travel as; numbers that have as few bits stay as they are. `exact` "
-            "changes none, `float32` narrows float64 only, `int8` has a scale for each row.",
+            description="Dtype of rows in messages; numbers that already have as few bits are not "
+            "converted. `exact` changes nothing, `float32` only narrows float64, `int8` uses one scale "
+            "per row.",
         ),
     ] = WireDtype.EXACT
     gradient_wire_dtype: Annotated[_GivenDtype, Field(description="The same for gradients.")] = (

@@ -1,18 +1,18 @@
-"""A table's layout: the ranks that own its rows. And how a user asks for one, by a `ShardingPlan`.
+"""Layouts: the ranks that store the rows of a table; and the `ShardingPlan` by which users choose them.
 
-Sharding kinds are generators of layouts; all that runs a step, a save or a load reads the layout alone.
+A sharding kind creates the layout of a table. Steps, saves and loads only read the layout.
 
-    kind                 owner of a partition               who keeps the row
-    row_wise             that of the job's shard map        its owner
-    table_wise           one rank                           that rank
-    table_row_wise       ranks of a node, equal ranges      its owner
-    data_parallel        that of the job's shard map        every rank
-    column_wise          one rank for each block of columns the blocks' owners, each its columns
-    table_column_wise    the same, of the ranks of a node   the blocks' owners, each its columns
-    grid                 for each block a node's ranks,     the blocks' owners, each its columns
-                         equal ranges
+    kind                 owner of a partition                rank that stores a row
+    row_wise             from the shard map of the job       the owner
+    table_wise           one rank for all                    the owner
+    table_row_wise       equal ranges over a node's ranks    the owner
+    data_parallel        from the shard map of the job       every rank
+    column_wise          one rank per block of columns       each owner stores its columns
+    table_column_wise    the same, among a node's ranks      each owner stores its columns
+    grid                 per block of columns, equal ranges  each owner stores its columns
+                         over a node's ranks
 
-A layout has one owner for each partition, or one for each partition of each block of columns.
+A layout has one owner per partition, or one owner per partition and block of columns.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ from sparring.errors import InvalidArgumentError
 __all__ = ["Layout", "LayoutRequest", "ShardingPlan", "TableSharding", "Transfer"]
 
 Transfer = Literal["rows", "pooled"]
-"""How rows of a batch's bags travel: as ``rows`` of keys; or, ``pooled`` by their owners, as one row for
-each bag. Whatever is no bag goes by rows."""
+"""Form in which the rows of bags are sent to the requesting rank. ``rows``: one row per key.
+``pooled``: owners pool the rows, and send one row per bag. Lookups without pooling always use
+``rows``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,18 +45,18 @@ class Layout(ShardMap):
     """The shard map of one table.
 
     Args:
-        owners: ``(4096,)`` int32, the rank that owns each partition; ``(blocks, 4096)`` where columns
-            are divided. Ranks may own none.
-        world_size: ranks.
-        kind: the sharding kind that made it.
-        is_replicated: every rank keeps all rows; owners are then of no effect.
-        transfer: how rows of bags travel; no part of the digest.
-        columns: where blocks begin, ascending from 0, and where the last one ends, all equally wide;
-            empty: all columns have one owner. Blocks that all have the same owners become one.
+        owners: ``(4096,)`` int32, the rank that owns each partition; ``(blocks, 4096)`` if columns
+            are split. A rank may own no partition.
+        world_size: number of ranks.
+        kind: the sharding kind that created the layout.
+        is_replicated: whether every rank stores all rows; `owners` then has no effect.
+        transfer: form in which rows of bags are sent; not part of the digest.
+        columns: boundaries of the blocks of columns, ascending from 0, with equal widths; empty if
+            columns are not split. If all blocks have the same owners, they become one block.
 
     Raises:
-        InvalidArgumentError: owners that are no ranks of this world, or too few or many of them; columns
-            that are not ascending, or are not those of the blocks.
+        InvalidArgumentError: `owners` has another shape, or contains a number that is not a rank; or
+            `columns` is not ascending, or does not match the blocks.
     """
 
     kind: str = "row_wise"
@@ -76,13 +77,14 @@ class Layout(ShardMap):
         )
         if len(widths) != 1 or columns[0] != 0:
             raise InvalidArgumentError(
-                "layout: columns must ascend from 0 to the end of the last block, all blocks equally "
-                f"wide, found {columns}"
+                "layout: columns must be the ascending boundaries, from 0, of blocks of equal width, "
+                f"found {columns}; for example (0, 16, 32) for two blocks"
             )
         if owners.ndim != 2 or len(owners) != len(columns) - 1 or self.is_replicated:
             raise InvalidArgumentError(
                 f"layout: {len(columns) - 1} blocks of columns need owners of shape "
-                f"{(len(columns) - 1, NUM_PARTITIONS)}, and no replicas; found {owners.shape}"
+                f"{(len(columns) - 1, NUM_PARTITIONS)} and is_replicated=False, found shape "
+                f"{owners.shape} and is_replicated={self.is_replicated}"
             )
         checked = np.stack([ShardMap(each, self.world_size).owners for each in owners])
         if (checked == checked[0]).all():
@@ -93,27 +95,27 @@ class Layout(ShardMap):
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of columns; 1 where columns are not divided."""
+        """Number of blocks of columns; 1 if columns are not split."""
         return max(1, len(self.columns) - 1)
 
     def block(self, number: int) -> Layout:
-        """The layout of one block of columns as of a table of its own."""
+        """Returns the layout of one block of columns, as for a separate table."""
         return Layout(self.owners[number], self.world_size, self.kind, transfer=self.transfer)
 
     def partitions_of(self, rank: int) -> npt.NDArray[np.int64]:
-        """The partitions of which `rank` owns all columns or a block, ascending."""
+        """Returns the partitions of which `rank` owns at least one block of columns, ascending."""
         return np.flatnonzero((np.atleast_2d(self.owners) == rank).any(axis=0))
 
     @cached_property
     def digest(self) -> str:
-        """Equal for layouts that keep each row on the same ranks, whatever kind made them."""
+        """Hash of the layout; equal for layouts that store each row on the same ranks."""
         owners = b"replicated" if self.is_replicated else self.owners.astype("<i4").tobytes()
         if self.columns:
             owners += repr(self.columns).encode()
         return xxhash.xxh3_64_hexdigest(owners, seed=self.world_size)
 
     def shard_of(self, rank: int, *, is_replicated: bool = False) -> Shard:
-        """Shard of the table that `rank` keeps."""
+        """Returns the shard that `rank` stores."""
         return super().shard_of(rank, is_replicated=self.is_replicated or is_replicated)
 
     def __eq__(self, other: object) -> bool:
@@ -130,15 +132,15 @@ class Layout(ShardMap):
 
 @dataclass(frozen=True, slots=True)
 class LayoutRequest:
-    """Input of a sharding kind: the table, and the ranks there are.
+    """Input of a sharding kind: the table and the available ranks.
 
     Args:
-        table: as declared.
-        ranks: that the plan names, ascending, or in the order of column blocks; empty: the kind
-            chooses, alike on all ranks.
-        shard_map: of the job: the owner of each partition where nothing else is said.
-        ranks_per_node: node n has the ranks from n times this number on.
-        columns: blocks of columns that the plan asks for; None: the kind chooses.
+        table: the declaration.
+        ranks: the ranks that the plan names, ascending, or in the order of the blocks of columns;
+            empty: the kind chooses, with the same result on all ranks.
+        shard_map: the shard map of the job, which is the default for the owners.
+        ranks_per_node: number of consecutive ranks on each node.
+        columns: number of blocks of columns in the plan; None: the kind chooses.
     """
 
     table: TableConfig
@@ -150,19 +152,19 @@ class LayoutRequest:
 
 @dataclass(frozen=True, slots=True)
 class TableSharding:
-    """The part of a plan that is about one table.
+    """Sharding of one table in a plan.
 
     Args:
         kind: a sharding kind: ``row_wise``, ``table_wise``, ``table_row_wise``, ``data_parallel``,
             ``column_wise``, ``table_column_wise``, ``grid``, or one of a plugin.
-        ranks: which ranks it is for; empty: the kind chooses. Of kinds that divide columns they are
-            those of the blocks in order, and of the ranges of rows of each block.
-        transfer: ``rows``, or ``pooled``: owners pool bags, and return one row for each.
-        columns: blocks of columns, all equally wide; None: the kind chooses.
+        ranks: the ranks that store the table; empty: the kind chooses. For kinds that split columns:
+            the ranks of each block in turn, and within a block those of its ranges of rows.
+        transfer: ``rows``, or ``pooled`` if owners pool bags and return one row per bag.
+        columns: number of blocks of columns of equal width; None: the kind chooses.
 
     Raises:
-        InvalidArgumentError: ranks that are no whole numbers from 0 on, or are given twice without
-            blocks of columns; columns that are no whole number from 1 on; or another transfer.
+        InvalidArgumentError: `ranks` are not whole numbers of at least 0, or repeat without blocks of
+            columns; `columns` is not a positive whole number; or `transfer` is unknown.
     """
 
     kind: str
@@ -177,29 +179,39 @@ class TableSharding:
             )
         if self.columns is not None and (not is_whole(self.columns) or self.columns < 1):
             raise InvalidArgumentError(
-                f"sharding plan: columns is a number of blocks from 1 on, found {self.columns!r}"
+                f"sharding plan: columns must be a number of blocks of at least 1, found "
+                f"{self.columns!r}; omit it to let the kind choose"
             )
         ranks, is_divided = tuple(self.ranks), self.columns is not None and self.columns > 1
         are_ranks = all(is_whole(each) and each >= 0 for each in ranks)
         are_repeated = not is_divided and len(set(ranks)) < len(ranks)
         if not isinstance(self.kind, str) or not are_ranks or are_repeated:
             raise InvalidArgumentError(
-                "sharding plan: a table has a kind and different ranks from 0 on, as in "
+                "sharding plan: a table needs a kind and distinct ranks of at least 0, for example "
                 f"TableSharding('table_wise', [1]); found {self.kind!r} and {ranks}"
             )
-        # In the order of blocks; those of a kind that has none are a set.
+        # The order matters only for kinds with blocks of columns.
         object.__setattr__(self, "ranks", tuple(map(int, ranks)))
 
 
 @dataclass(frozen=True)
 class ShardingPlan:
-    """How tables are sharded; those that are not named are ``row_wise``, or replicated by placement.
+    """Sharding of the tables of a job.
+
+    Tables that the plan does not name are ``row_wise``, or replicated if their placement is
+    ``replicated``.
 
     Args:
-        tables: table → its sharding, or the name of a kind.
+        tables: table → `TableSharding`, or the name of a kind.
 
     Raises:
-        InvalidArgumentError: something else in place of a sharding.
+        InvalidArgumentError: a value is neither.
+
+    Example:
+        >>> from sparring.contracts import ShardingPlan, TableSharding
+        >>> plan = ShardingPlan({"user": "table_wise", "item": TableSharding("column_wise", [0, 1])})
+        >>> plan.sharding_of("user").kind
+        'table_wise'
     """
 
     tables: Mapping[str, TableSharding | str] = field(default_factory=dict)
@@ -207,8 +219,8 @@ class ShardingPlan:
     def __post_init__(self) -> None:
         if not isinstance(self.tables, Mapping):
             raise InvalidArgumentError(
-                "sharding plan: expected table → kind or TableSharding, found "
-                f"{type(self.tables).__name__}; of a file of sparring plan give "
+                "sharding plan: must be a mapping of tables to kinds or TableSharding, found "
+                f"{type(self.tables).__name__}; for a file of `sparring plan`, pass "
                 "read_plan(path).sharding(num_ranks)"
             )
         made = {
@@ -218,14 +230,14 @@ class ShardingPlan:
         for table, each in made.items():
             if not isinstance(each, TableSharding):
                 raise InvalidArgumentError(
-                    f"sharding plan: table {table!r} needs the name of a kind or a TableSharding, "
-                    f"found {each!r}",
+                    f"sharding plan: the value of table {table!r} must be the name of a kind or a "
+                    f"TableSharding, found {each!r}",
                     table=table,
                 )
         object.__setattr__(self, "tables", made)
 
     def sharding_of(self, table: str) -> TableSharding | None:
-        """The part about a table; None: the plan does not name it."""
+        """Returns the sharding of a table, or None if the plan does not name it."""
         found = self.tables.get(table)
         assert not isinstance(found, str)
         return found

@@ -1,14 +1,15 @@
-"""Notices between ranks about ranks, for transports that do not say who failed.
+"""Failure detector: notices between ranks, for transports that do not report which rank failed.
 
-A rank that notices a failure ends too, and its end looks like a failure to the next. And where one
-rank stops, the others wait for each other as well as for it. So ranks tell each other why they end,
-and before the deadline ask each other whom they wait for. All then name the one that failed first.
+A rank that detects a failure also stops, which looks like a failure to the next rank. If one rank
+hangs, the others wait for each other as well as for it. Therefore ranks notify each other why they
+stop, and shortly before the deadline they query each other which rank they wait for. As a result, all
+errors name the rank that failed first.
 
     (4,) int64, 32 bytes:  kind | rank | round | has_left
 
     kind       rank                                   round                       has_left
     LEFT       -                                      -                           -
-    FAILED     whose failure the sender met           -                           whether that rank left
+    FAILED     rank whose failure the sender found    -                           whether that rank left
     QUESTION   -                                      of the sender's questions   -
     ANSWER     rank that is waited for, -1 for none   of the question             -
 """
@@ -27,12 +28,14 @@ from sparring.contracts.ranks.collective import OPERATION_TAG
 __all__ = ["NO_RANK", "NOTICE_TAG", "Failure", "Inquiry", "Notice", "NoticeKind", "empty_notice"]
 
 NOTICE_TAG = OPERATION_TAG + 1
-"""No user and no operation has this tag."""
+"""Tag of notices; neither users nor operations use it."""
 
 NO_RANK = -1
 
 
 class NoticeKind(IntEnum):
+    """Kinds of notices; see the module for their fields."""
+
     LEFT = 1
     FAILED = 2
     QUESTION = 3
@@ -41,7 +44,7 @@ class NoticeKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """One message."""
+    """One message of the failure detector; see the module for the fields."""
 
     kind: NoticeKind
     rank: int = NO_RANK
@@ -58,13 +61,19 @@ class Notice:
 
 
 def empty_notice() -> npt.NDArray[np.int64]:
-    """Room for one message."""
+    """Allocates the buffer of one message, ``(4,)`` int64."""
     return np.zeros(4, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failed rank, and the cause that errors name."""
+    """A failed rank, and the cause for error messages.
+
+    Args:
+        culprit: the rank that failed.
+        found: the cause.
+        has_left: whether the rank left the group regularly.
+    """
 
     culprit: int
     found: str
@@ -72,17 +81,17 @@ class Failure:
 
     @classmethod
     def left(cls, rank: int) -> Failure:
-        """`rank` said that it goes."""
+        """Returns the failure of a wait for `rank`, which left the group."""
         return cls(rank, "it left the group", has_left=True)
 
     @classmethod
     def own(cls, culprit: int) -> Failure:
-        """This rank gives up because `culprit` failed."""
+        """Returns the failure of this rank, which stops because `culprit` failed."""
         return cls(culprit, f"this rank has given up, because rank {culprit} failed")
 
     @classmethod
     def from_report(cls, source: int, notice: Notice) -> Failure:
-        """Failure that `source` reported in a notice of kind FAILED."""
+        """Returns the failure that `source` reported in a notice of kind FAILED."""
         became = "left the group" if notice.has_left else "failed"
         return cls(
             notice.rank, f"rank {source} reports that rank {notice.rank} {became}", notice.has_left
@@ -90,28 +99,29 @@ class Failure:
 
     @classmethod
     def from_notice(cls, source: int, notice: Notice, rank: int) -> Failure:
-        """Why `rank` waits for `source` in vain after a notice of kind LEFT or FAILED.
+        """Returns why a wait of `rank` for `source` fails after a notice of kind LEFT or FAILED.
 
-        With `has_left` it ends no other wait: ranks that leave one after another at the end miss each
-        other, while the rest may still be exchanging what is their own.
+        A failure with `has_left` ends no other waits: at the end of a job ranks leave one after
+        another, while the remaining ranks may still exchange messages.
         """
-        # A rank that others take for dead knows better.
+        # A rank that others report as failed knows that it is alive.
         if notice.kind is NoticeKind.LEFT or notice.rank == rank:
             return cls.left(source)
         return cls.from_report(source, notice)
 
     def notice(self) -> Notice:
-        """With which the others are told."""
+        """Returns the notice that reports this failure to the other ranks."""
         return Notice(NoticeKind.FAILED, self.culprit, has_left=self.has_left)
 
 
 @dataclass(slots=True)
 class Inquiry:
-    """Finds out whose fault it is that nothing comes.
+    """Finds the rank that causes a wait to time out, by querying all ranks.
 
     Args:
-        rank: who asks.
-        deadline_seconds: of each wait.
+        rank: this rank.
+        deadline_seconds: deadline of each wait.
+        round: number of the last query.
     """
 
     rank: int
@@ -121,9 +131,9 @@ class Inquiry:
     _answers: dict[int, int] = field(default_factory=dict)
 
     def is_due(self, limit: float, now: float) -> bool:
-        """Whether to ask all ranks now, for a wait that ends at `limit`.
+        """Whether to query all ranks now, for a wait that ends at `limit`.
 
-        Many waits may be under way, with limits close to each other; one question serves them all.
+        There may be many waits with similar limits; one query is sent for all of them.
         """
         ahead = 0.05 * self.deadline_seconds
         if now < limit - ahead or now < self._queried_at + ahead / 2:
@@ -135,19 +145,20 @@ class Inquiry:
         return True
 
     def note(self, source: int, answer: Notice) -> None:
-        """`source` is alive, and said whom it waits for."""
-        # The round before this one was a moment ago.
+        """Records the answer of `source`: it is alive, and waits for the rank in the answer."""
+        # An answer to the previous round is recent enough.
         if answer.round >= self.round - 1:
             self._answers[source] = answer.rank
 
     def verdict(self, peer: int, asked: Sequence[int] = ()) -> Failure:
-        """Root cause of a wait for `peer`: the end of the chain of waiting ranks.
+        """Returns the root cause of a wait for `peer`: the end of the chain of waiting ranks.
 
-        A rank says only one of those that it waits for. Where the chain ends at a rank that is
-        alive, it is one that says nothing at all, if there is one.
+        A rank reports only one of the ranks that it waits for. If the chain ends at a rank that is
+        alive, the root cause is a rank that did not answer, if there is one.
 
         Args:
-            asked: the ranks that answer if they can.
+            peer: the rank that this rank waits for.
+            asked: the ranks that were queried.
         """
         culprit, seen = peer, {self.rank}
         while culprit in self._answers and culprit not in seen:

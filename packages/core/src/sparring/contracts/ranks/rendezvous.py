@@ -1,8 +1,8 @@
-"""The rendezvous contract: who is here, and who owns what.
+"""The rendezvous contract: how a process learns its rank and finds the other ranks.
 
-A rendezvous turns an environment (a launcher's variables, a store on the network) into a
-`Membership`, keeps the `ShardMap`, and offers a small key-value store for ranks to meet. It starts
-no process: torchrun, mpirun and Kubernetes do that.
+A rendezvous reads the `Membership` of this process from its environment, such as the variables of a
+launcher or a store on the network. It also provides the `ShardMap`, and a small key-value store that
+all ranks share. It does not start processes: torchrun, mpirun and Kubernetes do that.
 """
 
 from __future__ import annotations
@@ -18,15 +18,18 @@ __all__ = ["Membership", "Rendezvous"]
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """This rank's place among all ranks."""
+    """Rank, world size and device of this process."""
 
     rank: int
+    """``0 <= rank < world_size``."""
     world_size: int
+    """Number of ranks."""
     local_rank: int = 0
-    """The rank among those on this machine; it chooses the device."""
+    """Rank among the ranks on this machine; it determines the device."""
     local_world_size: int = 1
-    """Ranks on this machine, which share its cores."""
+    """Number of ranks on this machine, which share its cores."""
     device: str = "cpu"
+    """Device of this rank, such as ``cpu`` or ``cuda:0``."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
@@ -37,33 +40,35 @@ class Membership:
 
 
 class Rendezvous(ABC):
-    """Where ranks meet. All methods may be called from any thread."""
+    """Membership of this rank, and a key-value store for all ranks.
+
+    All methods may be called from any thread.
+    """
 
     is_independent: bool = False
-    """Whether ranks meet in no collective: each keeps its shard alone, as servers of a lookup service
-    do, and takes its own steps."""
+    """Whether ranks have no common collective: each rank manages its shard and counts steps
+    independently, like the servers of a lookup service."""
 
     @abstractmethod
     def membership(self) -> Membership:
-        """This rank's place. It stays the same until the job is restarted."""
+        """Returns the membership of this rank. It does not change until the job is restarted."""
 
     def shard_map(self) -> ShardMap:
-        """Owner of each partition, equal on all ranks: unless a class overrides it, all ranks share
-        them evenly."""
+        """Returns the owner of each partition, the same on all ranks; by default `ShardMap.balanced`."""
         return ShardMap.balanced(self.membership().world_size)
 
     @abstractmethod
     def set(self, key: str, value: bytes) -> None:
-        """Publishes a small value to all ranks. Setting a key again replaces it."""
+        """Publishes a small value to all ranks. A second call with the same key replaces the value."""
 
     @abstractmethod
     def get(self, key: str, timeout_seconds: float) -> bytes:
-        """Waits until some rank has set `key`.
+        """Waits until a rank has set `key`, and returns the value.
 
         Raises:
-            DeadlineError: no rank did within `timeout_seconds`.
+            DeadlineError: no rank set it within `timeout_seconds`.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Leaves. A second call does nothing."""
+        """Disconnects. A second call does nothing."""

@@ -1,4 +1,4 @@
-"""Which rank owns which partition."""
+"""Shard maps: the rank that owns each partition."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from sparring.errors import InvalidArgumentError
 __all__ = ["NUM_PARTITIONS", "KeyOwners", "Shard", "ShardMap"]
 
 NUM_PARTITIONS = 4096
-"""Fixed for ever: snapshots name their files by partition."""
+"""Number of partitions. It can never change, because snapshots name their files by partition."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Shard:
-    """The part of a table that one rank keeps.
+    """The part of a table that one rank stores.
 
     Args:
-        rank: whose it is.
-        world_size: of how many ranks.
-        partitions: ``(n,)`` int64, ascending: those whose rows it keeps. All 4,096 of a
-            replicated table, of one that this rank owns alone, and in a world of one; it may be
-            none.
+        rank: the rank.
+        world_size: number of ranks.
+        partitions: ``(n,)`` int64, ascending: the partitions whose rows the rank stores. It may be
+            empty. It contains all 4,096 partitions if the table is replicated, if this rank owns the
+            whole table, and with a world size of 1.
     """
 
     rank: int
@@ -36,17 +36,17 @@ class Shard:
 
 @dataclass(frozen=True, eq=False)
 class ShardMap:
-    """Partition → rank.
+    """Mapping of partitions to ranks.
 
-    The partition of a key is the top 12 bits of its 64-bit hash (`kernels.functions.partition`), so a
-    key's partition never changes, whatever the world size.
+    The partition of a key is the top 12 bits of its 64-bit hash (`kernels.functions.partition`), so it
+    does not depend on the world size.
 
     Args:
         owners: ``(4096,)`` int32, the rank that owns each partition.
-        world_size: ranks.
+        world_size: number of ranks.
 
     Raises:
-        InvalidArgumentError: owners that are no ranks of this world, or too few or many of them.
+        InvalidArgumentError: `owners` has another shape, or contains a number that is not a rank.
     """
 
     owners: npt.NDArray[np.int32]
@@ -57,19 +57,19 @@ class ShardMap:
         given = as_array(self.owners, "shard map: owners")
         if given.shape != (NUM_PARTITIONS,):
             raise InvalidArgumentError(
-                f"shard map: needs an owner for each of {NUM_PARTITIONS} partitions, found shape "
-                f"{given.shape}; make one: ShardMap.balanced(world_size)"
+                f"shard map: owners must have shape ({NUM_PARTITIONS},), one rank per partition, found "
+                f"shape {given.shape}; create the map with ShardMap.balanced(world_size)"
             )
         if given.dtype.kind not in "iu":
             raise InvalidArgumentError(
-                f"shard map: owners must be ranks, whole numbers, found dtype {given.dtype}; "
-                "convert them to int32"
+                f"shard map: owners must be whole numbers, found dtype {given.dtype}; convert them to "
+                "int32"
             )
-        # Before they become int32, which would cut them.
+        # Checked before the conversion to int32, which would truncate them.
         if given.min() < 0 or given.max() >= self.world_size:
             raise InvalidArgumentError(
                 f"shard map: owners must be ranks 0 to {self.world_size - 1}, found "
-                f"{int(given.min())} to {int(given.max())}; give the world size that they are of"
+                f"{int(given.min())} to {int(given.max())}; pass the world size of these owners"
             )
         owners = given.astype(np.int32)
         owners.flags.writeable = False
@@ -77,17 +77,17 @@ class ShardMap:
 
     @classmethod
     def balanced(cls, world_size: int) -> ShardMap:
-        """The map of a fresh start: contiguous ranges of partitions, as equal as can be."""
+        """Creates a map in which each rank owns a contiguous range of partitions of about equal size."""
         _check_world_size(world_size)
         partitions = np.arange(NUM_PARTITIONS, dtype=np.int64)
         return cls((partitions * world_size // NUM_PARTITIONS).astype(np.int32), world_size)
 
     def partitions_of(self, rank: int) -> npt.NDArray[np.int64]:
-        """The partitions that `rank` owns, ascending."""
+        """Returns the partitions that `rank` owns, ascending."""
         return np.flatnonzero(self.owners == rank)
 
     def shard_of(self, rank: int, *, is_replicated: bool = False) -> Shard:
-        """Shard of a table that `rank` keeps."""
+        """Returns the shard that `rank` stores; all partitions if the table is replicated."""
         partitions = np.arange(NUM_PARTITIONS) if is_replicated else self.partitions_of(rank)
         return Shard(rank, self.world_size, partitions)
 
@@ -102,11 +102,11 @@ class ShardMap:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class KeyOwners:
-    """The keys of a table of which each rank keeps its own, as seen by one rank.
+    """Checks whether keys of a sharded table belong to this rank.
 
     Args:
-        table: its name.
-        rank: that asks.
+        table: name of the table.
+        rank: this rank.
         owners: ``(4096,)`` int32, the rank that owns each partition.
     """
 
@@ -115,34 +115,36 @@ class KeyOwners:
     owners: npt.NDArray[np.int32]
 
     def are_own(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """``(n,)``: whether this rank owns each key."""
+        """Returns ``(n,)``, whether this rank owns each key."""
         own: npt.NDArray[np.bool_] = self.owners[_native.partition(keys)] == self.rank
         return own
 
     def check_written(self, keys: npt.NDArray[np.int64]) -> None:
-        """Refuses to write rows that another rank keeps; no row has changed.
+        """Checks that this rank owns all keys of a write, before any row changes.
 
         Raises:
-            InvalidArgumentError: naming the first such key as `key`, and its rank as `owner`.
+            InvalidArgumentError: it does not; the attributes `key` and `owner` are the first such key
+                and its rank.
         """
         self._check(
             keys,
             "write",
             "no row was changed. Call container.assign(table, keys, embeddings) on all ranks, which "
-            "brings each row to its owner; or write each key on the rank that owns it: "
+            "sends each row to its owner; or write each key on the rank that owns it: "
             "container.layout(table).owners[sparring.kernels.functions.partition(keys)]",
         )
 
     def check_saved(self, keys: npt.NDArray[np.int64]) -> None:
-        """Refuses to save rows that another rank keeps: the snapshot would have two of them.
+        """Checks that this rank owns all keys of a save. Otherwise a snapshot could contain two rows
+        of one key.
 
         Raises:
-            InvalidArgumentError: as `check_written`.
+            InvalidArgumentError: see `check_written`.
         """
         self._check(
             keys,
             "save",
-            "nothing was saved. Remove the keys from this rank by container.storage(table).erase, "
+            "nothing was saved. Remove the keys from this rank with container.storage(table).erase, "
             "write them on the rank that owns them, and save again",
         )
 
@@ -153,8 +155,8 @@ class KeyOwners:
         foreign = keys[~are_own]
         key, owner = int(foreign[0]), int(self.owners[_native.partition(foreign[:1])[0]])
         raise InvalidArgumentError(
-            f"table {self.table!r}: rank {self.rank} was to {verb} {len(keys)} rows, of which "
-            f"{len(foreign)} belong to other ranks, as key {key} does to rank {owner}; {remedy}",
+            f"table {self.table!r}: rank {self.rank} cannot {verb} these {len(keys)} rows, because "
+            f"{len(foreign)} belong to other ranks, for example key {key} to rank {owner}; {remedy}",
             table=self.table,
             rank=self.rank,
             key=key,

@@ -9,32 +9,33 @@ __all__ = ["Capabilities"]
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """Data that the runtime and the test kit both read.
+    """Features of a storage, which the engine and the conformance kit read.
 
-    A feature declared absent must fail with `UnsupportedError`.
+    A feature that is not declared must fail with `UnsupportedError`.
     """
 
     persistent: bool = False
-    """Rows outlive the process: closing and opening again finds them."""
+    """Rows outlive the process: they are there again after close and open."""
     shared: bool = False
-    """Ranks of a job, and other processes, reach the same rows in one place."""
+    """All ranks of a job, and other processes, access the same rows."""
     native: bool = False
-    """Its native handle never calls Python (`sparring.contracts.get_capsule`)."""
+    """The native handle never calls Python (`sparring.contracts.get_capsule`)."""
     devices: tuple[str, ...] = ("cpu",)
-    """Where keys and rows may live."""
+    """Device types whose memory may contain the keys and rows of a call."""
     concurrent_reads: bool = False
     """Readers may run concurrently with one writer."""
     bounded: bool = False
-    """A capacity limits the rows; see `Storage.capacity`."""
+    """A capacity limits the number of rows; see `Storage.capacity`."""
     evicts: bool = False
-    """A full storage evicts its lowest scores; otherwise it raises `CapacityError`."""
+    """A full storage evicts the rows with the lowest scores; otherwise it raises `CapacityError`."""
     evict: bool = False
-    """`Storage.evict` is offered."""
+    """`Storage.evict` is supported."""
     touch: bool = False
-    """`Storage.touch` is offered."""
+    """`Storage.touch` is supported."""
     scores: str = "none"
-    """`none`: not kept, read as 0. `policy`: the storage's own. `given`: the caller's."""
+    """Who sets scores. `none`: scores are not stored and read as 0. `policy`: the storage. `given`:
+    the caller."""
     notes: bool = False
-    """Short texts that the engine keeps with the rows outlive the process, as the rows do."""
+    """Short texts that the engine stores with the rows (`SupportsNotes`) outlive the process."""
     eviction_scope: str = "table"
-    """`table`: the lowest score of the whole table leaves. `bucket`: of some bucket."""
+    """`table`: the lowest score of the whole table is evicted. `bucket`: the lowest of a bucket."""

@@ -1,12 +1,12 @@
-"""Contract of the place where change notes of a table are kept, next to its backend.
+"""Contract of a changelog: the changed keys of a table, for caches in front of its backend.
 
-A trainer appends a note when the backend is up to date; servers with caches in front of that backend
-read them (`sparring_tiered.cache`). A backend offers such a place by `StorageDescriptor.change_log`;
-for all others, sparring-tiered keeps the notes in a folder.
+A trainer appends a note after it has written to the backend; servers with caches in front of that
+backend read the notes (`sparring_tiered.cache`). A backend that stores a changelog itself sets
+`StorageDescriptor.change_log`; for all others, sparring-tiered stores it in a folder.
 
 Threads
-    One trainer appends; any number of readers, in other processes, read. An object is used by one
-    thread at a time.
+    One trainer appends; any number of readers in other processes read. One thread at a time uses an
+    object.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ __all__ = ["ChangeLog"]
 
 
 class ChangeLog(Closable):
-    """Notes of one table, by ascending numbers, and one base; all are opaque bytes.
+    """Numbered notes of one table, in ascending order, and one base; all are opaque bytes.
 
-    A call that raised may have done its work or not; a note or base is there whole or not at all.
-    Errors are `StorageIOError` and `DeadlineError`.
+    A call that raised may have succeeded or not, but it never leaves part of a note or base.
+    Methods raise `StorageIOError` and `DeadlineError`.
     """
 
     @property
     @abstractmethod
     def place(self) -> str:
-        """Where it is, for messages; it holds no secret."""
+        """Location of the changelog, for messages. It contains no secret."""
 
     @abstractmethod
     def append(self, sequence: int, note: bytes, keep: int) -> None:
-        """Adds the note after the newest one, and removes all but the newest `keep`."""
+        """Appends the note with the number `sequence`, and removes all but the newest `keep` notes."""
 
     @abstractmethod
     def newest(self) -> int:
-        """The number of the newest note; 0: there is none."""
+        """Returns the number of the newest note, or 0 if there is none."""
 
     @abstractmethod
     def read(self, sequence: int) -> bytes | None:
-        """A note; None where it was removed, or never was."""
+        """Returns the note with this number; None if it was removed or never written."""
 
     @abstractmethod
     def write_base(self, base: bytes) -> None:
@@ -48,4 +48,4 @@ class ChangeLog(Closable):
 
     @abstractmethod
     def read_base(self) -> bytes | None:
-        """The base; None: there is none."""
+        """Returns the base, or None if there is none."""

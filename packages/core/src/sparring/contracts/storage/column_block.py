@@ -1,9 +1,9 @@
-"""A block of a table's columns: the rows of one are those of a narrower table.
+"""A block of a table's columns, which is stored as a narrower table.
 
     row of the table    embedding 0 … dim      state 0: dim columns   state 1: dim columns
     row of the block    columns begin … end    the same of state 0    the same of state 1
 
-State is divided where an optimizer keeps arrays of `dim` elements, one after the other.
+The state can be split if it consists of arrays of `dim` elements, one after the other.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ __all__ = ["ColumnBlock"]
 
 @dataclass(frozen=True, slots=True)
 class ColumnBlock:
-    """Columns of embeddings, half-open.
+    """A half-open range of embedding columns.
 
     Args:
-        begin: the first.
-        end: that after the last.
+        begin: the first column.
+        end: the column after the last.
     """
 
     begin: int
@@ -32,47 +32,50 @@ class ColumnBlock:
 
     @property
     def width(self) -> int:
-        """Columns of it."""
+        """Number of columns."""
         return self.end - self.begin
 
     def contains(self, other: ColumnBlock) -> bool:
-        """Whether all columns of `other` are among these."""
+        """Whether this block contains all columns of `other`."""
         return self.begin <= other.begin and other.end <= self.end
 
     @staticmethod
     def divides_state(table: TableConfig) -> bool:
-        """Whether the optimizer's state of a table goes by columns."""
+        """Whether the optimizer state of a table can be split by columns."""
         return table.state_width % table.dim == 0
 
     def table_of(self, table: TableConfig) -> TableConfig:
-        """The narrower table, by the same name; without state, where state does not go by columns."""
+        """Returns the table of this block, with the same name.
+
+        It has no state if the table's state cannot be split by columns.
+        """
         parts = table.state_width // table.dim if self.divides_state(table) else 0
         method = table.state_method if parts or not table.state_width else ""
         return replace(table, dim=self.width, state_width=parts * self.width, state_method=method)
 
     def cut_state(self, table: TableConfig, state: Rows) -> Rows:
-        """The part of states that goes with these columns.
+        """Copies the part of the optimizer state that belongs to these columns.
 
         Args:
-            table: whose state goes by columns.
+            table: a table whose state can be split by columns.
             state: ``(n, state_width)``.
 
         Returns:
-            ``(n, state_width of the block)``: a copy.
+            ``(n, state_width of the block)``.
         """
         parts = table.state_width // table.dim
         divided = state.reshape(len(state), parts, table.dim)[:, :, self.begin : self.end]
         return np.ascontiguousarray(divided).reshape(len(state), parts * self.width)
 
     def cut(self, table: TableConfig, rows: Rows) -> Rows:
-        """The rows of this block.
+        """Copies the rows of this block from rows of the table.
 
         Args:
-            table: as its rows are stored.
-            rows: ``(n, width)`` of its dtype, C-contiguous.
+            table: the layout of `rows`.
+            rows: ``(n, width)`` of the table's dtype, C-contiguous.
 
         Returns:
-            ``(n, width)`` of `table_of`: a copy.
+            ``(n, width)`` rows of `table_of`.
         """
         own = self.table_of(table)
         cut = np.zeros((len(rows), own.width), own.numpy_dtype)
@@ -82,12 +85,12 @@ class ColumnBlock:
         return cut
 
     def put(self, table: TableConfig, rows: Rows, block_rows: Rows) -> None:
-        """Writes rows of this block into those of the table.
+        """Writes rows of this block into rows of the table.
 
         Args:
-            table: as its rows are stored.
-            rows: ``(n, width)`` of its dtype, C-contiguous; changed.
-            block_rows: ``(n, width)`` of `table_of`, C-contiguous.
+            table: the layout of `rows`.
+            rows: ``(n, width)`` of the table's dtype, C-contiguous; changed in place.
+            block_rows: ``(n, width)`` rows of `table_of`, C-contiguous.
         """
         own = self.table_of(table)
         table.embeddings(rows)[:, self.begin : self.end] = own.embeddings(block_rows)

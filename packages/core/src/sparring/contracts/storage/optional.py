@@ -1,20 +1,20 @@
-"""Optional parts of the storage contract, and the watcher that is told of writes.
+"""Optional parts of the storage contract, and the watcher that observes writes.
 
-A backend offers a part by defining its methods; most backends define none. Storages without a part
-get the default:
+A backend supports a part by defining its methods; most backends define none. Without a part, a
+storage has the default behavior:
 
     part                      default
-    SupportsNotes             notes are kept for as long as the storage is open
+    SupportsNotes             notes are kept while the storage is open
     SupportsRestore           rows of a snapshot are upserted
     SupportsCopy              `find_into`
     SupportsReplaceAll        rows are upserted
-    SupportsPurge             files may keep bytes of erased rows until they are rewritten
-    SupportsBackground        every call does its work itself
+    SupportsPurge             files may contain bytes of erased rows until they are rewritten
+    SupportsBackground        every call does its work before it returns
     SupportsTiers             rows are in one storage (`sparring.contracts.storage.tiers`)
     SupportsFirstTier         native code calls the storage for each read and write
-    SupportsCapsule           the storage is wrapped: native code reaches it under the GIL
+    SupportsCapsule           the storage is wrapped; native code calls it with the GIL
 
-Arguments of ``_impl`` methods have been checked, as `sparring.contracts.storage.storage` says.
+Arguments of ``_impl`` methods have been checked (`sparring.contracts.storage.storage`).
 """
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ __all__ = [
 ]
 
 LOAD_NOTE = "load"
-"""The note that names a load from its first row to its last. `Storage.clear` forgets it."""
+"""Name of the note that exists while a load writes rows. `Storage.clear` removes it."""
 
 PART_NOTE = "part"
-"""The note that says which ranks' rows a storage contains. `Storage.clear` keeps it."""
+"""Name of the note that states which ranks' rows a storage contains. `Storage.clear` keeps it."""
 
 
 @runtime_checkable
 class SupportsNotes(Protocol):
-    """Keeps short texts with the rows of a table; a note outlives the process as the rows do.
+    """A storage that stores short texts with the rows; like the rows, they outlive the process.
 
     A backend that defines this sets `Capabilities.notes`.
     """
 
     def _write_note_impl(self, name: str, text: str | None) -> None:
-        """Keeps `text` under `name`; None removes the note.
+        """Stores `text` under `name`; None removes the note.
 
-        The note is durable before any write that follows, and is removed after all writes before.
+        The note becomes durable before all later writes, and is removed after all earlier writes.
         """
 
     def _read_note_impl(self, name: str) -> str | None:
@@ -74,36 +74,36 @@ class SupportsNotes(Protocol):
 
 @runtime_checkable
 class SupportsRestore(Protocol):
-    """Has a policy of its own, and goes on with the scores of a snapshot as if it had never stopped."""
+    """A storage whose eviction policy resumes with the scores of a snapshot."""
 
     def _restore_impl(self, keys: Keys, rows: Rows, scores: Scores) -> EvictedRows:
-        """Upserts rows with the scores that a scan gave, whatever `Capabilities.scores` is."""
+        """Upserts rows with the scores that a scan returned, for any `Capabilities.scores`."""
 
 
 @runtime_checkable
 class SupportsPurge(Protocol):
-    """Keeps rows in files of its own, which have bytes of erased rows until they are rewritten."""
+    """A storage whose files contain bytes of erased rows until they are rewritten."""
 
     def purge(self) -> None:
-        """Rewrites what has bytes of erased rows; it may take as long as to copy the table."""
+        """Rewrites the files with erased rows. This may take as long as copying the table."""
 
 
 @runtime_checkable
 class SupportsCopy(Protocol):
-    """Reads rows without a trace: no cache keeps them and no counter changes."""
+    """A storage that can read rows without changing its caches and counters."""
 
     def copy_into(
         self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]
     ) -> None:
-        """Reads rows as `Storage.find_into` does."""
+        """Reads rows like `Storage.find_into`."""
 
 
 @runtime_checkable
 class SupportsPush(Protocol):
-    """Takes gradients, and updates its rows where they are: a service whose tables learn."""
+    """A storage that accepts gradients and updates its rows itself, such as a parameter service."""
 
     def push(self, keys: Keys, gradients: Rows, choice: MethodChoice) -> None:
-        """Updates rows in one step; a step of a container does nothing else to them.
+        """Updates rows with the gradients of one step. The container does not write these rows.
 
         Args:
             keys: ``(n,)`` unique.
@@ -111,73 +111,74 @@ class SupportsPush(Protocol):
             choice: the update method; the storage may count steps itself.
 
         Raises:
-            SparringError: no row has changed, or the error says which have.
+            SparringError: no row has changed, or the error states which rows have.
         """
 
 
 @runtime_checkable
 class SupportsReplaceAll(Protocol):
-    """Takes the embeddings of all tables at once: a service that takes no single rows."""
+    """A storage whose embeddings can only be replaced together, for all tables of a service."""
 
     rows_dtype: str
-    """Of the rows where they are; embeddings that are read here may be of another."""
+    """Dtype of the rows in the service; embeddings may be read in another dtype."""
 
     def replace_all(self, embeddings: Mapping[str, Rows]) -> None:
-        """Replaces the rows of all tables; optimizer state begins again.
+        """Replaces the rows of all tables and resets the optimizer state.
 
         Args:
-            embeddings: table → ``(n, dim)`` of the keys 0 to n - 1.
+            embeddings: table → ``(n, dim)`` embeddings of the keys 0 to n - 1.
 
         Raises:
-            SparringError: a table is missing or of another dim, or the service refused.
+            SparringError: a table is missing or has another dim, or the service raised an error.
         """
 
 
 @runtime_checkable
 class SupportsBackground(Protocol):
-    """Writes to slower storage in the background."""
+    """A storage that writes to slower storages in the background."""
 
     def use_background(self, background: Background) -> None:
-        """Runs background work there from now on."""
+        """Runs background work on `background` from now on."""
 
     def wait_for_capacity(self) -> None:
-        """Returns when a write will not have to wait for background work. No row has changed.
+        """Waits until a write can proceed without waiting for background work. Changes no row.
 
-        A step over several storages calls this before it changes the first of them.
+        A step calls this for all storages before it changes the first of them.
 
         Raises:
-            DeadlineError, CapacityError: the background work is late, or failed and leaves no room.
+            DeadlineError: the background work did not finish in time.
+            CapacityError: the background work failed, so there is no space for new rows.
         """
 
 
 class FirstTierAccess(Protocol):
-    """Calls that native code makes around its work on the rows of a native first tier.
+    """Callbacks of native code that works on the rows of a native first tier.
 
-    ``native/bindings/front.h`` is the caller.
+    ``native/bindings/front.h`` calls them.
     """
 
     @property
     def first(self) -> object:
-        """The capsule of the first tier."""
+        """Capsule of the first tier."""
 
     def begin_visit(self) -> None:
-        """Begins to read rows of the first tier; `end_visit` must follow."""
+        """Called before a read of rows in the first tier; `end_visit` must follow."""
 
     def end_visit(self, num_served: int, read_bytes: int, seconds: float) -> None:
-        """Ends it: so many keys were read, in so long."""
+        """Called after a read, with the number of keys and bytes read and the time that it took."""
 
     def begin_update(self, keys: Keys) -> None:
-        """Begins to change rows of the first tier; `end_update` or `abort_update` must follow."""
+        """Called before rows in the first tier change; `end_update` or `abort_update` must follow."""
 
     def bring_up(self, keys: Keys, missing: Keys) -> bool:
-        """Copies rows of lower tiers into the first.
+        """Copies rows from lower tiers to the first tier.
 
         Args:
-            keys: of the update.
-            missing: those that the first tier lacks.
+            keys: all keys of the update.
+            missing: the keys that are not in the first tier.
 
         Returns:
-            Whether all of `keys` that exist are in the first tier now.
+            Whether all existing rows of `keys` are now in the first tier.
         """
 
     def end_update(
@@ -187,23 +188,27 @@ class FirstTierAccess(Protocol):
         evicted: tuple[Keys, Rows, Scores] | None,
         seconds: float,
     ) -> tuple[Keys, Rows, Scores] | None:
-        """Ends it: `evicted` left the first tier. Returns the rows that left the storage."""
+        """Called after an update with the rows evicted from the first tier.
+
+        Returns:
+            The rows that were evicted from the whole storage.
+        """
 
     def abort_update(self) -> None:
-        """Ends it: no row has changed."""
+        """Called instead of `end_update` if no row has changed."""
 
 
 @runtime_checkable
 class SupportsFirstTier(Protocol):
-    """A stack of storages whose first tier native code can work on directly."""
+    """A stack of storages whose first tier native code can access directly."""
 
     def first_tier_access(self) -> FirstTierAccess | None:
-        """Returns the calls around that work; None where the first tier is not native."""
+        """Returns the callbacks for native code; None if the first tier is not native."""
 
 
 @runtime_checkable
 class SupportsCapsule(Protocol):
-    """Has a native handle: a struct of ``storage_abi.h``."""
+    """A storage with a native handle: a struct of ``storage_abi.h``."""
 
     def __sparring_storage__(self) -> object:
         """Returns a capsule named ``sparring.storage`` that owns the struct.
@@ -214,30 +219,33 @@ class SupportsCapsule(Protocol):
 
 
 class Write(Protocol):
-    """One watched write."""
+    """One write that a watcher observes."""
 
     def note_evicted(self, evicted: EvictedRows) -> None:
-        """Takes the rows that left to make room for the write."""
+        """Called with the rows that the write evicted."""
 
     def note_erased(self) -> None:
-        """The write has removed its keys."""
+        """Called after the write has removed its keys."""
 
 
 class Watcher(Protocol):
-    """Observer of the writes to a storage, on the thread that writes. Only `check_written` may raise."""
+    """Observer of writes to a storage. It is called on the thread that writes.
+
+    Only `check_written` may raise.
+    """
 
     def check_written(self, keys: Keys) -> None:
-        """Refuses keys whose rows another rank keeps, before `upsert` or `update_rows` changes a row.
+        """Raises if another rank owns a key. Called before `upsert` or `update_rows` changes a row.
 
-        Not called where a load restores rows, for it brings keys of this rank only, nor by the
-        unchecked methods.
+        It is not called by loads, which only contain keys of this rank, nor by methods without
+        checks.
         """
 
     def writing(self, keys: Keys) -> AbstractContextManager[Write]:
-        """Surrounds a write to rows of `keys`: entered before the first of them changes."""
+        """Returns a context for a write; it is entered before the first row changes."""
 
     def clearing(self) -> None:
-        """All rows are about to be removed."""
+        """Called before all rows are removed."""
 
 
 class _Unwatched:
@@ -249,21 +257,21 @@ class _Unwatched:
 
 
 UNWATCHED: AbstractContextManager[Write] = nullcontext(_Unwatched())
-"""Surrounds a write that has no watcher."""
+"""Context of a write without a watcher."""
 
 
 def watched(watcher: Watcher | None, keys: Keys) -> AbstractContextManager[Write]:
-    """Surrounds a write to rows of `keys`.
+    """Returns the context for a write to the rows of `keys`.
 
     Args:
-        watcher: told of the write; None: there is none.
-        keys: ``(n,)``; empty where the caller cannot name them.
+        watcher: the observer, or None.
+        keys: ``(n,)``; empty if the caller does not know them.
     """
     return UNWATCHED if watcher is None else watcher.writing(keys)
 
 
 def check_written(watcher: Watcher | None, keys: Keys) -> None:
-    """Refuses keys that are not to be written here, where there is a watcher that knows."""
+    """Calls `Watcher.check_written` if there is a watcher."""
     if watcher is not None:
         watcher.check_written(keys)
 
@@ -274,23 +282,22 @@ if TYPE_CHECKING:
 
 
 class Background(Protocol):
-    """Runs calls on its own threads and reports those that fail.
+    """Runs calls on separate threads and reports failures.
 
-    `sparring.runtime.events.EventLoop` is one. The owner, who hands it to storages, asks it for
-    failures before each step.
+    `sparring.runtime.events.EventLoop` implements it. Its owner checks for failures before each step.
     """
 
     def submit(
         self, work: Callable[[], object], *, name: str | None = None, timeout: float | None = None
     ) -> Task[Any]:
-        """Begins a call that may block.
+        """Starts a call that may block.
 
         Args:
-            work: the call, without arguments.
-            name: for errors.
-            timeout: seconds to wait for room.
+            work: a callable without arguments.
+            name: name of the work in error messages.
+            timeout: seconds to wait for space in the queue.
 
         Raises:
-            DeadlineError: no room.
-            ClosedError: it takes no more work.
+            DeadlineError: the queue remained full.
+            ClosedError: it was closed.
         """

@@ -1,7 +1,7 @@
-"""Arrays that the methods of a storage take, their results, and checks of arguments.
+"""Arrays that storage methods accept and return, and checks of arguments.
 
-A check returns an array that an ``_impl`` method may rely on. An integer array of another width or sign
-is converted where every value fits; floats are refused, because an id that was rounded is another id.
+A check returns an array that is valid for an ``_impl`` method. An integer array of another width or
+sign is converted if every value fits. Floats are rejected, because a rounded id is a different id.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Columns(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FindResult:
-    """Rows in the order of the keys asked for."""
+    """Rows in the order of the requested keys."""
 
     rows: Rows
     """``(n, width of columns)``; zeros where `found` is False."""
@@ -61,7 +61,13 @@ class FindResult:
 
 @dataclass(frozen=True, slots=True)
 class EvictedRows:
-    """Rows that left to make room, whole, as they last were."""
+    """Evicted rows, complete and in their newest version.
+
+    Args:
+        keys: ``(n,)`` int64.
+        rows: ``(n, width)`` of the table's dtype.
+        scores: ``(n,)`` uint64.
+    """
 
     keys: Keys
     rows: Rows
@@ -73,7 +79,13 @@ class EvictedRows:
 
 @dataclass(frozen=True, slots=True)
 class ScanChunk:
-    """Some of a storage's rows; at most `chunk_rows` of them."""
+    """Part of the rows of a storage, at most `chunk_rows`.
+
+    Args:
+        keys: ``(n,)`` int64.
+        rows: ``(n, width of columns)`` of the table's dtype.
+        scores: ``(n,)`` uint64.
+    """
 
     keys: Keys
     rows: Rows
@@ -89,23 +101,25 @@ _MAX_NOTE_LENGTH = 4096
 
 
 def is_whole(value: object) -> bool:
-    """Whether `value` is an integer; True and False are not."""
+    """Whether `value` is an integer of Python or NumPy, except True and False."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def as_array(values: npt.ArrayLike, what: str) -> npt.NDArray[Any]:
-    """`values` as NumPy reads them.
+    """Converts `values` to a NumPy array.
 
     Args:
-        what: how the message calls them, ``keys of table 'item'``.
+        values: any array-like object.
+        what: name of the values in messages, such as ``keys of table 'item'``.
 
     Raises:
-        InvalidArgumentError: they are no array, as a list of lines of several lengths.
+        InvalidArgumentError: NumPy cannot convert them, for example a list of lists of different
+            lengths.
     """
     try:
         return np.asarray(values)
-    # What NumPy raises for ragged lists, and what other packages' arrays raise when they cannot
-    # be read from here, as those on a GPU or with a gradient.
+    # NumPy raises these for ragged lists; arrays of other packages raise them if they cannot be
+    # converted, for example because they are on a GPU or have a gradient.
     except (ValueError, TypeError, OverflowError, RuntimeError) as error:
         raise InvalidArgumentError(
             f"{what} must be an array, found {type(values).__name__} that NumPy cannot read "
@@ -114,7 +128,16 @@ def as_array(values: npt.ArrayLike, what: str) -> npt.NDArray[Any]:
 
 
 def check_keys(keys: npt.ArrayLike, table: str, *, unique: bool) -> Keys:
-    """Returns ``(n,)`` C-contiguous int64; refuses what cannot be that exactly."""
+    """Converts keys to a C-contiguous ``(n,)`` int64 array.
+
+    Args:
+        keys: one-dimensional integers.
+        table: name of the table, for messages.
+        unique: whether to check that no key repeats.
+
+    Raises:
+        InvalidArgumentError: the keys cannot be converted exactly, or a key repeats.
+    """
     array = as_array(keys, f"keys of table {table!r}")
     if array.size == 0 and array.ndim == 1:
         return np.empty(0, np.int64)
@@ -136,8 +159,8 @@ def check_keys(keys: npt.ArrayLike, table: str, *, unique: bool) -> Keys:
         )
     if array.dtype == np.uint64 and array.size and int(array.max()) > _INT64_MAX:
         raise InvalidArgumentError(
-            f"keys of table {table!r}: {int(array.max())} does not fit int64; view the array as "
-            "int64 if the bits are what counts",
+            f"keys of table {table!r} must fit int64, found {int(array.max())}; pass "
+            "array.view('int64') if only the bits matter",
             table=table,
         )
     array = np.ascontiguousarray(array, dtype=np.int64)
@@ -155,13 +178,17 @@ def check_keys(keys: npt.ArrayLike, table: str, *, unique: bool) -> Keys:
 
 
 def check_rows(rows: npt.ArrayLike, count: int, table: TableConfig) -> Rows:
-    """Returns ``(count, width)`` C-contiguous rows of the table's dtype."""
+    """Converts rows to a C-contiguous ``(count, width)`` array of the table's dtype.
+
+    Raises:
+        InvalidArgumentError: wrong shape or dtype.
+    """
     array = as_array(rows, f"rows of table {table.name!r}")
     expected = (count, table.width)
     if array.shape != expected:
         raise InvalidArgumentError(
             f"rows of table {table.name!r} must have shape {expected} (keys, width), found "
-            f"{array.shape}; give each key one row",
+            f"{array.shape}; pass one row per key",
             table=table.name,
             expected=expected,
             shape=array.shape,
@@ -169,7 +196,7 @@ def check_rows(rows: npt.ArrayLike, count: int, table: TableConfig) -> Rows:
     if array.dtype != table.numpy_dtype:
         raise InvalidArgumentError(
             f"rows of table {table.name!r} must be {table.numpy_dtype}, found {array.dtype}; "
-            "convert them",
+            f"convert them with rows.astype({str(table.numpy_dtype)!r})",
             table=table.name,
             dtype=str(array.dtype),
         )
@@ -177,12 +204,16 @@ def check_rows(rows: npt.ArrayLike, count: int, table: TableConfig) -> Rows:
 
 
 def check_scores(scores: npt.ArrayLike, count: int, table: str) -> Scores:
-    """Returns ``(count,)`` C-contiguous uint64."""
+    """Converts scores to a C-contiguous ``(count,)`` uint64 array.
+
+    Raises:
+        InvalidArgumentError: wrong shape or dtype, or a negative score.
+    """
     array = as_array(scores, f"scores for table {table!r}")
     if array.shape != (count,):
         raise InvalidArgumentError(
             f"scores for table {table!r} must have shape ({count},), found {array.shape}; "
-            "give each key one score",
+            "pass one score per key",
             table=table,
             shape=array.shape,
         )
@@ -201,13 +232,24 @@ def check_scores(scores: npt.ArrayLike, count: int, table: str) -> Scores:
 def check_consumed_scores(
     scores: npt.ArrayLike | None, count: int, table: str, taken: str, storage: str
 ) -> Scores | None:
-    """As `check_scores`, for a storage whose `Capabilities.scores` are `taken`; None stays None."""
+    """Checks scores like `check_scores`; None stays None.
+
+    Args:
+        scores: the scores that a caller passed.
+        count: number of keys.
+        table: name of the table, for messages.
+        taken: `Capabilities.scores` of the storage.
+        storage: class name of the storage, for messages.
+
+    Raises:
+        UnsupportedError: the storage does not accept scores.
+    """
     if scores is None:
         return None
     if taken != "given":
         raise UnsupportedError(
-            f"scores for table {table!r}: this {storage} takes none (found scores={taken!r}); leave "
-            "them out, or choose a policy that honours the caller's scores",
+            f"scores for table {table!r}: this {storage} does not accept them (found capability "
+            f"scores={taken!r}); omit them, or choose a policy that uses the caller's scores",
             table=table,
             operation="scores",
         )
@@ -215,10 +257,14 @@ def check_consumed_scores(
 
 
 def check_columns(columns: Columns | tuple[int, int] | None, table: TableConfig) -> Columns:
-    """Returns the range asked for, or the whole row."""
+    """Returns the requested range of columns; None means the complete row.
+
+    Raises:
+        InvalidArgumentError: the range is empty, or not within the row.
+    """
     if columns is None:
         return Columns(0, table.width)
-    # What is passed need not be what the signature says.
+    # Callers may pass a value of another type than the signature declares.
     given: object = columns
     is_pair = isinstance(given, (tuple, list)) and len(given) == 2 and all(map(is_whole, given))
     if not is_pair or not 0 <= columns[0] < columns[1] <= table.width:
@@ -233,15 +279,21 @@ def check_columns(columns: Columns | tuple[int, int] | None, table: TableConfig)
 
 
 def check_count(what: str, count: int, least: int, table: str) -> int:
-    """Returns `count` as an int; refuses all but whole numbers from `least` to 2**63-1.
+    """Returns `count` as an int.
 
     Args:
-        what: how the message calls it, ``scan of table 'item': chunk_rows``.
+        what: name of the argument in messages, such as ``scan of table 'item': chunk_rows``.
+        count: the value.
+        least: the minimum.
+        table: name of the table.
+
+    Raises:
+        InvalidArgumentError: it is not a whole number from `least` to 2**63-1.
     """
     if not is_whole(count) or not least <= count <= _INT64_MAX:
         raise InvalidArgumentError(
             f"{what} must be a whole number from {least} to 2**63-1, found {count!r}; "
-            "round it, or leave it out",
+            "round it, or omit it",
             table=table,
             count=count,
         )
@@ -249,7 +301,11 @@ def check_count(what: str, count: int, least: int, table: str) -> int:
 
 
 def check_out(out: npt.NDArray[Any], shape: tuple[int, int], table: TableConfig) -> None:
-    """Refuses an output array that an ``_impl`` method could not fill in place."""
+    """Checks that an ``_impl`` method can fill an output array in place.
+
+    Raises:
+        InvalidArgumentError: it cannot.
+    """
     if not isinstance(out, np.ndarray):
         found = type(out).__name__
     elif out.shape != shape or out.dtype != table.numpy_dtype:
@@ -263,16 +319,16 @@ def check_out(out: npt.NDArray[Any], shape: tuple[int, int], table: TableConfig)
     raise InvalidArgumentError(
         f"out for table {table.name!r} must be a writable C-contiguous {shape} array of "
         f"{table.numpy_dtype}, found {found}; pass numpy.empty({shape}, "
-        "table.numpy_dtype), or leave it out",
+        "table.numpy_dtype), or omit it",
         table=table.name,
     )
 
 
 def check_note(table: str, name: str, text: str | None) -> None:
-    """Refuses a note that not every backend could keep.
+    """Checks the limits of notes, which are the same for every backend.
 
     Raises:
-        InvalidArgumentError: `name` is no short word, or `text` no short text.
+        InvalidArgumentError: `name` is not a short lowercase word, or `text` is too long.
     """
     if not isinstance(name, str) or _NOTE_NAME.match(name) is None:
         raise InvalidArgumentError(
@@ -284,6 +340,6 @@ def check_note(table: str, name: str, text: str | None) -> None:
         found = f"{len(text)} characters" if isinstance(text, str) else type(text).__name__
         raise InvalidArgumentError(
             f"note {name!r} of table {table!r}: must be a text of at most {_MAX_NOTE_LENGTH} characters, "
-            f"found {found}; shorten it, or leave it out",
+            f"found {found}; shorten it, or omit it",
             table=table,
         )

@@ -1,28 +1,29 @@
-"""The storage contract: what a backend implements, and what its users may rely on.
+"""The storage contract: the methods that a backend implements, and their guarantees.
 
-A storage holds one shard of one table: keys, each owning one row. It knows nothing of
-gradients, features or frameworks.
+A storage contains one shard of one table: keys with one row each. It does not depend on gradients,
+features or frameworks.
 
 For authors of a backend
-    Subclass `Storage`; fill in the ``_impl`` methods and `capabilities`. The public methods check
-    their arguments once and then call the ``_impl`` method of the same name, which may take for
-    granted: keys are a C-contiguous ``(n,)`` int64 array of unique keys, rows a
-    C-contiguous ``(n, width)`` array of the table's dtype, scores ``(n,)`` uint64 or None,
-    and ``n >= 1``. An ``_impl`` method must not keep any array that it was passed. Parts that most
-    backends leave out are in `sparring.contracts.storage.optional`.
+    Subclass `Storage`, implement the ``_impl`` methods and set `capabilities`. The public methods
+    check their arguments once and then call the ``_impl`` method of the same name. An ``_impl``
+    method can rely on: keys are a C-contiguous ``(n,)`` int64 array of unique keys; rows are a
+    C-contiguous ``(n, width)`` array of the table's dtype; scores are ``(n,)`` uint64 or None;
+    ``n >= 1``. It must not keep a reference to any of these arrays. Methods that most backends do
+    not need are in `sparring.contracts.storage.optional`.
 
 Threads
-    Readers (`find`, `find_into`, `scan`, the properties) may run concurrently; also with a writer
-    where `Capabilities.concurrent_reads` is set. One writer at a time; the caller sees to that.
+    Readers (`find`, `find_into`, `scan`, the properties) may run concurrently. If
+    `Capabilities.concurrent_reads` is set, they may also run concurrently with a writer. The caller
+    makes sure that there is at most one writer at a time.
 
 For callers
-    - `find` never changes anything, scores included.
-    - Rows of an `upsert` that returned are visible to the next `find`.
-    - A refused call leaves the table unchanged.
-    - Every int64 is a legal key, -1 and both extremes included.
+    - `find` never changes anything, including scores.
+    - After `upsert` has returned, the next `find` reads its rows.
+    - A call that raises because of its arguments leaves the table unchanged.
+    - Every int64 is a valid key, including -1 and both extremes.
 
-Capabilities are declared with `sparring.contracts.storage.capabilities`; arrays and results are in
-`sparring.contracts.storage.results`. Both are exported here, too.
+Capabilities are in `sparring.contracts.storage.capabilities`, arrays and results in
+`sparring.contracts.storage.results`. This module exports both.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ __all__ = [
 
 
 def closed_error(table: str) -> ClosedError:
-    """The error of a call to a storage that was closed."""
+    """Creates the error that a call to a closed storage raises."""
     return ClosedError(
         f"the storage of table {table!r} is closed; open it again with sparring.open_storage",
         table=table,
@@ -91,13 +92,13 @@ class Storage(Closable):
     """One shard of one table.
 
     Args:
-        table: the declaration of its rows, of `table.width` elements each.
-        validate: check that keys are unique in each call. The engine, which has just
-            deduplicated, turns it off.
+        table: declaration of the rows, which have `table.width` elements each.
+        validate: whether each call checks that its keys are unique. The engine turns this off
+            because it has deduplicated the keys.
 
     Attributes:
-        watcher: told of every write by the public methods; None: there is none. Callers that write
-            through the native handle tell it themselves.
+        watcher: observer that the public methods notify of every write, or None. Callers that write
+            through the native handle notify it themselves.
     """
 
     capabilities: Capabilities = Capabilities()
@@ -113,18 +114,18 @@ class Storage(Closable):
     def find(
         self, keys: npt.ArrayLike, columns: Columns | None = None, *, out: Rows | None = None
     ) -> FindResult:
-        """Reads rows, and changes nothing.
+        """Reads rows without side effects.
 
         Args:
             keys: ``(n,)`` unique int64.
-            columns: the part of each row that is wanted; None means all of it.
+            columns: the columns of each row to read; None: the complete row.
             out: ``(n, width of columns)`` array to fill, C-contiguous, of the table's dtype.
 
         Returns:
-            The rows in the order of `keys`, zeros where there is none.
+            The rows in the order of `keys`; keys without a row have zeros and `found` False.
 
         Raises:
-            InvalidArgumentError: wrong shape or dtype, duplicate keys, columns out of range, an
+            InvalidArgumentError: wrong shape or dtype, duplicate keys, columns out of range, or an
                 `out` that cannot be filled in place.
             ClosedError: the storage was closed.
         """
@@ -144,11 +145,11 @@ class Storage(Closable):
     def find_into(
         self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]
     ) -> None:
-        """`find` without checks, into arrays of the caller; for the engine.
+        """Reads rows into arrays of the caller like `find`, without checks. The engine calls it.
 
         Args:
             keys: ``(n,)`` unique int64, C-contiguous, ``n >= 1``.
-            columns: the part of each row that is wanted, within the row.
+            columns: the columns of each row to read.
             rows: ``(n, width of columns)`` of the table's dtype, C-contiguous; filled.
             found: ``(n,)``; filled.
 
@@ -160,14 +161,14 @@ class Storage(Closable):
         self._find_impl(keys, columns, rows, found)
 
     def scan(self, chunk_rows: int = 65_536, columns: Columns | None = None) -> Iterator[ScanChunk]:
-        """Streams all rows in chunks of at most `chunk_rows`, in no order.
+        """Iterates over all rows in chunks of at most `chunk_rows`, in any order.
 
-        A key that is present from the first chunk to the last is given at least once, and
-        exactly once if nothing writes meanwhile; nothing more is promised.
+        A key that is present during the whole scan is returned at least once, and exactly once if
+        there are no concurrent writes. There are no other guarantees.
 
         Raises:
-            InvalidArgumentError: `chunk_rows` is no whole number, or below 1; columns out of
-                range.
+            InvalidArgumentError: `chunk_rows` is not a positive whole number, or the columns are out
+                of range.
             ClosedError: the storage was closed.
         """
         self._check_open()
@@ -177,7 +178,7 @@ class Storage(Closable):
 
     @property
     def size(self) -> int:
-        """Rows held now."""
+        """Number of rows."""
         self._check_open()
         return self._size_impl()
 
@@ -186,35 +187,35 @@ class Storage(Closable):
 
     @property
     def capacity(self) -> int | None:
-        """The most rows this storage will hold, or None where nothing limits them."""
+        """Maximum number of rows, or None if it is not limited."""
         self._check_open()
         return None
 
     @property
     @abstractmethod
     def memory_bytes(self) -> int:
-        """All memory held for this storage, in bytes, keys and indexes included."""
+        """Memory that this storage uses, in bytes, including keys and indexes."""
 
     # -- writing ------------------------------------------------------------
 
     def upsert(
         self, keys: npt.ArrayLike, rows: npt.ArrayLike, scores: npt.ArrayLike | None = None
     ) -> EvictedRows:
-        """Replaces or inserts whole rows, all of them or none.
+        """Replaces or inserts complete rows, all of them or none.
 
         Args:
             keys: ``(n,)`` unique int64.
             rows: ``(n, width)`` of the table's dtype.
-            scores: ``(n,)`` uint64, only where `Capabilities.scores` is ``given``. Without
-                them known keys keep their scores, and new ones start at 0.
+            scores: ``(n,)`` uint64; only if `Capabilities.scores` is ``given``. If they are omitted,
+                existing keys keep their scores and new keys start at 0.
 
         Returns:
-            The rows that left to make room. They may include keys of this very call.
+            The evicted rows. They may include keys of this call.
 
         Raises:
-            InvalidArgumentError: wrong shape or dtype, duplicate keys.
-            UnsupportedError: scores where the storage keeps its own or none.
-            CapacityError: full, and the policy may not evict.
+            InvalidArgumentError: wrong shape or dtype, or duplicate keys.
+            UnsupportedError: `scores` was passed, but the storage does not accept scores.
+            CapacityError: the storage is full and does not evict.
             ClosedError: the storage was closed.
         """
         self._check_open()
@@ -230,22 +231,24 @@ class Storage(Closable):
         return evicted
 
     def upsert_from(self, keys: Keys, rows: Rows, scores: Scores | None = None) -> EvictedRows:
-        """`upsert` without checks; for the engine, which tells the watcher itself.
+        """Replaces or inserts rows like `upsert`, without checks and without notifying `watcher`.
+
+        The engine calls it, and notifies the watcher itself.
 
         Args:
             keys: ``(n,)`` unique int64, C-contiguous, ``n >= 1``.
             rows: ``(n, width)`` of the table's dtype, C-contiguous.
-            scores: as `upsert`.
+            scores: see `upsert`.
 
         Raises:
-            CapacityError, ClosedError: as `upsert`.
+            CapacityError, ClosedError: see `upsert`.
         """
         if self._state.closed:
             raise closed_error(self.table.name)
         return self._upsert_impl(keys, rows, scores)
 
     def erase(self, keys: npt.ArrayLike) -> int:
-        """Removes keys; unknown ones are no error. Returns how many existed."""
+        """Removes keys, and returns how many of them existed. Unknown keys are ignored."""
         self._check_open()
         checked = arguments.check_keys(keys, self.table.name, unique=self.validate)
         if not len(checked):
@@ -256,10 +259,10 @@ class Storage(Closable):
         return num_erased
 
     def touch(self, keys: npt.ArrayLike, scores: npt.ArrayLike | None = None) -> None:
-        """Tells the policy that keys were read. Unknown keys are no error.
+        """Informs the eviction policy that keys were read. Unknown keys are ignored.
 
         Raises:
-            UnsupportedError: the storage does not offer it.
+            UnsupportedError: `Capabilities.touch` is False.
         """
         self._check_open()
         self._check_offered("touch", self.capabilities.touch)
@@ -270,11 +273,11 @@ class Storage(Closable):
                 self._touch_impl(checked, checked_scores)
 
     def evict(self, count: int) -> EvictedRows:
-        """Makes room: removes up to `count` rows, the lowest scores first.
+        """Removes up to `count` rows, the lowest scores first, and returns them.
 
         Raises:
-            InvalidArgumentError: `count` is no whole number, or negative.
-            UnsupportedError: the storage does not offer it.
+            InvalidArgumentError: `count` is negative or not a whole number.
+            UnsupportedError: `Capabilities.evict` is False.
         """
         self._check_open()
         self._check_offered("evict", self.capabilities.evict)
@@ -288,17 +291,17 @@ class Storage(Closable):
         return evicted
 
     def clear(self) -> None:
-        """Removes all rows, and forgets a load that was cut short."""
+        """Removes all rows, and the note of an interrupted load."""
         self._check_open()
         self._clear_for(None)
 
     def flush(self) -> None:
-        """Returns when everything is as durable as this backend can make it."""
+        """Makes all writes as durable as the backend supports, and returns when this is done."""
         self._check_open()
         self._flush_impl()
 
     def close(self) -> None:
-        """Frees everything. A second call does nothing; any other call then raises."""
+        """Releases all resources. A second call does nothing; any other method then raises."""
         if not self._state.closed:
             self._state.closed = True
             self._close_impl()
@@ -307,13 +310,13 @@ class Storage(Closable):
     def is_closed(self) -> bool:
         return self._state.closed
 
-    # -- filled in by a backend -----------------------------------------------
+    # -- implemented by a backend ---------------------------------------------
 
     @abstractmethod
     def _find_impl(
         self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]
     ) -> None:
-        """Fills `rows` and `found`; rows of missing keys must become zeros."""
+        """Fills `rows` and `found`; the rows of missing keys must be set to zero."""
 
     @abstractmethod
     def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows: ...
@@ -334,7 +337,7 @@ class Storage(Closable):
     def _close_impl(self) -> None: ...
 
     def _flush_impl(self) -> None:
-        """Nothing to do unless the backend is persistent or buffers writes."""
+        """Flushes. Only backends that are persistent or buffer writes override it."""
 
     def _touch_impl(self, keys: Keys, scores: Scores | None) -> None:
         raise NotImplementedError(f"{type(self).__name__} declares touch and must implement it")
@@ -358,8 +361,8 @@ class Storage(Closable):
     def _check_offered(self, operation: str, is_offered: bool) -> None:
         if not is_offered:
             raise UnsupportedError(
-                f"{operation} on table {self.table.name!r}: {type(self).__name__} does not declare "
-                f"this capability (found {operation}=False); choose a backend or policy that does",
+                f"{operation} on table {self.table.name!r}: {type(self).__name__} does not support "
+                f"it (found capability {operation}=False); choose a backend or policy that does",
                 table=self.table.name,
                 operation=operation,
             )
@@ -369,14 +372,15 @@ class Storage(Closable):
             scores, count, self.table.name, self.capabilities.scores, type(self).__name__
         )
 
-    # -- notes; `sparring.storage.load` is the public door ---------------------------
+    # -- notes; `sparring.storage.load` is the public interface ----------------------
 
     def _clear_for(self, source: str | None) -> None:
         """Removes all rows.
 
         Args:
-            source: rows of it come in their place, which is noted first; None: none do, and the
-                note of an earlier load goes after the rows.
+            source: the source of a load that replaces the rows; a note with it is written before
+                they are removed. None: there is no load, and the note of an earlier one is removed
+                after the rows.
         """
         if self.watcher is not None:
             self.watcher.clearing()
@@ -400,7 +404,7 @@ class Storage(Closable):
 
 
 def interrupted_load(storage: Storage) -> str | None:
-    """The source of a load that has not ended: rows may be missing. None: there is none."""
+    """Returns the source of an unfinished load, after which rows may be missing, or None."""
     state = storage._state
     if state.closed:
         raise closed_error(storage.table.name)
@@ -410,18 +414,18 @@ def interrupted_load(storage: Storage) -> str | None:
 
 
 def write_note(storage: Storage, name: str, text: str | None) -> None:
-    """Keeps a short text about the rows; None removes it. `Storage.clear` keeps it.
+    """Stores a short text with the rows of a storage. `Storage.clear` does not remove it.
 
-    Where `Capabilities.notes` is set it outlives the process: it is durable before any
-    write that follows, and is removed after all writes that went before.
+    If `Capabilities.notes` is set, the note outlives the process: it becomes durable before all later
+    writes, and is removed after all earlier writes.
 
     Args:
-        storage: whose rows it is about.
-        name: lowercase letters and ``_``. ``load`` and ``part`` are the engine's.
-        text: up to 4,096 characters.
+        storage: the storage.
+        name: lowercase letters and ``_``. The engine uses ``load`` and ``part``.
+        text: up to 4,096 characters; None removes the note.
 
     Raises:
-        InvalidArgumentError: `name` or `text` is not as it should be.
+        InvalidArgumentError: `name` or `text` is invalid.
     """
     storage._check_open()
     arguments.check_note(storage.table.name, name, text)
@@ -429,7 +433,7 @@ def write_note(storage: Storage, name: str, text: str | None) -> None:
 
 
 def read_note(storage: Storage, name: str) -> str | None:
-    """The text that `write_note` keeps under `name`; None: there is none."""
+    """Returns the text that `write_note` stored under `name`, or None."""
     storage._check_open()
     arguments.check_note(storage.table.name, name, None)
     return storage._read_note(name)

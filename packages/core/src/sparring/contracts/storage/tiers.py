@@ -1,4 +1,4 @@
-"""Storages that keep rows in several tiers, and the counters of each tier."""
+"""Storages with several tiers, and the counters of each tier."""
 
 from __future__ import annotations
 
@@ -13,48 +13,51 @@ __all__ = ["SupportsTiers", "TierCounters"]
 
 @dataclass(slots=True)
 class TierCounters:
-    """One tier since its storage was opened. Keys that never reach a tier count as neither hit
-    nor miss there."""
+    """Counters of one tier since its storage was opened.
+
+    A key that is found in a hotter tier counts as neither hit nor miss in the colder ones.
+    """
 
     backend: str
-    """The name of its backend."""
+    """Name of the tier's backend."""
     rows: int = 0
-    """Rows in it now; a row may be in several tiers."""
+    """Number of rows in the tier now; a row may be in several tiers."""
     hits: int = 0
-    """Keys that `find` had from this tier, those on their way to it included."""
+    """Keys that `find` read from this tier, including rows that are being written to it."""
     misses: int = 0
-    """Keys that this tier was asked for and did not have."""
+    """Keys that were looked up in this tier and not found."""
     bloom_skips: int = 0
-    """Keys that the tier was not asked for, as its Bloom filter ruled them out."""
+    """Keys that were not looked up in this tier because its Bloom filter excluded them."""
     bloom_false_positives: int = 0
-    """Keys that the filter did not rule out and the tier did not have. Where rows are in memory, the
-    filter may not have been asked about them."""
+    """Keys that the filter did not exclude and that were not found. If rows are in memory, the filter
+    may be skipped."""
     promotions: int = 0
-    """Rows that were read here and came into the first tier, those written meanwhile included."""
+    """Rows that were copied from this tier to the first one, including rows that were overwritten
+    in the meantime."""
     evictions: int = 0
-    """Rows that left this tier to make room."""
+    """Rows that were evicted from this tier."""
     write_failures: int = 0
-    """Attempts to write to this tier that raised; their rows waited."""
+    """Writes to this tier that raised; they are repeated later."""
     read_bytes: int = 0
-    """Bytes of rows that were read from it."""
+    """Bytes of the rows that were read from this tier."""
     written_bytes: int = 0
-    """Bytes of rows that were written to it."""
+    """Bytes of the rows that were written to this tier."""
     read_seconds: float = 0.0
-    """Time spent in its find, summed over threads. For rows that native code reads in place, it
-    includes the work on them."""
+    """Time spent in find, summed over threads. If native code reads rows in place, it includes the
+    time that the code works on them."""
     write_seconds: float = 0.0
-    """Time spent in its upsert, update and erase, in the background or within steps."""
+    """Time spent in upsert, update and erase, in the background or within steps."""
     wait_seconds: float = 0.0
-    """Time that calls waited for a background write to this tier."""
+    """Time that calls waited for background writes to this tier."""
 
     def as_dict(self) -> dict[str, int | float | str]:
-        """For JSON."""
+        """Returns the counters as a dict that can be written as JSON."""
         return asdict(self)
 
 
 @runtime_checkable
 class SupportsTiers(Protocol):
-    """Keeps rows in several storages, the hottest first."""
+    """A storage that stores rows in several storages, hottest first."""
 
     @property
     def tiers(self) -> Sequence[Storage]:
@@ -62,12 +65,12 @@ class SupportsTiers(Protocol):
 
     @property
     def known_size(self) -> int | None:
-        """As `Storage.size`; None if tiers would have to be scanned for it."""
+        """Number of rows (`Storage.size`); None if counting them would require a scan of tiers."""
 
     def tier_counters(self, is_counted: Callable[[Storage], bool] = ...) -> list[TierCounters]:
-        """Returns counters of each tier since the storage was opened, hottest first.
+        """Returns the counters of each tier since the storage was opened, hottest first.
 
         Args:
-            is_counted: which tiers are asked for their number of rows; for the others `rows` is the last
-                known number. By default all are asked.
+            is_counted: whether to count the rows of a tier; for the others, `rows` is the last known
+                number. By default, the rows of all tiers are counted.
         """

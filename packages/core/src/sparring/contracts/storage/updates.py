@@ -1,4 +1,4 @@
-"""Update methods: their descriptions, and the rows that they change."""
+"""Contract of update methods: how gradients change the rows of a table."""
 
 from __future__ import annotations
 
@@ -17,51 +17,52 @@ __all__ = ["MethodChoice", "UpdateMethod", "UpdateRows", "why_coupled"]
 
 @dataclass(slots=True)
 class UpdateRows:
-    """The rows of one table that got gradients in a step; a method writes into these arrays.
+    """The rows of one table that received gradients in a step; a method writes into these arrays.
 
-    Not frozen, so that ``rows.embeddings -= …`` is possible. Another array in place of one of these
-    is refused: it would never be read.
+    The class is not frozen so that ``rows.embeddings -= …`` is possible. Assigning another array to
+    a field is an error, because that array would never be read.
     """
 
     keys: Keys
     """``(n,)`` unique."""
     rows: Rows
-    """``(n, dim + state_width)`` of the computing dtype, as all below: float64 for float64 tables,
-    else float32. `embeddings` and `state` are views of it."""
+    """``(n, dim + state_width)`` of the computing dtype, which all arrays below have: float64 for
+    float64 tables, otherwise float32. `embeddings` and `state` are views of this array."""
     embeddings: Rows
-    """``(n, dim)``. Those of 16-bit tables are rounded stochastically afterwards."""
+    """``(n, dim)``. Embeddings of 16-bit tables are rounded stochastically after the update."""
     state: Rows
-    """``(n, state_width)``: of new rows, the initial state."""
+    """``(n, state_width)``; rows that are new have the initial state."""
     gradients: Rows
-    """``(n, dim)``: summed over the step, clipped. The method's own to overwrite."""
+    """``(n, dim)``: summed over the step and clipped. The method may overwrite them."""
     step: int
-    """The number of this step for the table, from 1. It counts steps in which the table had
-    gradients; as under `torch.optim.SparseAdam`, rows without one in a step do not move."""
+    """Number of steps in which the table received gradients, including this one. Rows without a
+    gradient do not change in a step, like with `torch.optim.SparseAdam`."""
 
 
 class UpdateMethod(ABC):
-    """How gradients change the rows of a table.
+    """Rule by which gradients change the rows of a table.
 
-    What it does to a row may depend on the row, its gradient, the hyper-parameters and the number
-    of the step, not on other rows: rows come in any order and any division.
+    The new value of a row may depend on the row, its gradient, the hyper-parameters and the step
+    number, but not on other rows: a call may receive any subset of the rows, in any order.
     """
 
     name: str
     """Name in configurations."""
     hyperparameters: type[HyperParameters]
-    """The model of its hyper-parameters."""
+    """Model of the hyper-parameters."""
     couples_columns: bool = True
-    """Whether an element of a row moves by others of the row, as by its norm. Where it does not, and
-    state is arrays of `dim`, one after the other, blocks of columns may be updated apart."""
+    """Whether the update of an element depends on other elements of its row, for example on their
+    norm. If it does not, and the state consists of arrays of `dim` elements, blocks of columns may be
+    updated separately."""
 
     @abstractmethod
     def state_width(self, dim: int) -> int:
-        """Elements of state behind an embedding of `dim`."""
+        """Returns the number of state elements for an embedding of `dim` elements."""
 
     def initial_state(
         self, dim: int, hyper: HyperParameters, dtype: npt.DTypeLike
     ) -> npt.NDArray[Any]:
-        """``(state_width,)``: the state of a new row."""
+        """Returns the state of a new row, ``(state_width,)``. By default it is zero."""
         return np.zeros(self.state_width(dim), dtype)
 
     @abstractmethod
@@ -71,23 +72,23 @@ class UpdateMethod(ABC):
 
 @dataclass(frozen=True, slots=True)
 class MethodChoice:
-    """How one table is updated in one step."""
+    """The update method of one table in one step, with its hyper-parameters."""
 
     method: UpdateMethod
     hyper: HyperParameters
     step: int
-    """As `UpdateRows.step`."""
+    """See `UpdateRows.step`."""
 
     @property
     def why_coupled(self) -> str:
-        """Why blocks of columns cannot be updated apart; empty: they can."""
+        """Reason why blocks of columns cannot be updated separately; empty if they can."""
         return why_coupled(self.method, self.hyper)
 
 
 def why_coupled(method: UpdateMethod, hyper: HyperParameters) -> str:
-    """As `MethodChoice.why_coupled`."""
+    """Returns `MethodChoice.why_coupled` for a method and its hyper-parameters."""
     if method.couples_columns:
-        return "it moves an element of a row by others of the row"
+        return "its update of an element depends on other elements of the row"
     if hyper.clip_norm > 0:
-        return f"clip_norm={hyper.clip_norm} is of whole rows (clip_value goes by elements)"
+        return f"clip_norm={hyper.clip_norm} applies to whole rows (clip_value applies to elements)"
     return ""

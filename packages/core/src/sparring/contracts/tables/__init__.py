@@ -1,1 +1,1 @@
-"""Configuration of tables: initial values, admission, expiry, hyper-parameters."""
+"""Configuration of tables: initial values, admission, expiry (TTL), hyper-parameters."""

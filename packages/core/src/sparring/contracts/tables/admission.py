@@ -1,13 +1,13 @@
-"""Admission filters: which unseen ids earn a row.
+"""Admission filters, which decide whether a new id gets a row.
 
-Most ids of a recommender come once and never again. A filter keeps them from taking memory: an id
-that has no row is asked about in each step that has a gradient for it, and as long as the answer is
-no its gradient is dropped and counted, and it goes on reading its initial value. An id that has a
-row is not asked about again; one that was evicted is unseen again.
+Most ids of a recommender occur only once. A filter prevents them from using memory: in each step
+with a gradient for an id that has no row, the filter decides whether the row is created. If not, the
+gradient is dropped and counted, and lookups of the id still return its initial value. An id that has
+a row always keeps receiving gradients; after an eviction it is new again.
 
-What is counted is steps, not occurrences: the number is the same for any micro-batches and ranks.
-A step that raises counts nothing. Each rank has a filter for the keys that it owns, so all sizes
-are those of one table on one rank.
+Filters count steps, not occurrences, so the result does not depend on micro-batches and ranks. A
+step that raises is not counted. Each rank has a filter for the keys that it owns; all sizes are per
+table and rank.
 """
 
 from __future__ import annotations
@@ -36,25 +36,26 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, config=SETTINGS)
 class Admission:
-    """The base of all admission filters. `kind` is the name in configs."""
+    """Base class of all admission filters. `kind` is the name in configurations."""
 
     kind: ClassVar[str] = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """For configs and manifests: ``{"kind": …, parameter: value, …}``."""
+        """Returns ``{"kind": …, parameter: value, …}``, for configurations and manifests."""
         return {"kind": self.kind} | asdict(self)
 
 
 AdmissionLike = Admission | str | Mapping[str, Any] | None
-"""An `Admission`, ``{"kind": name, parameter: value}``, or None, which admits every id."""
+"""An `Admission`, ``{"kind": name, parameter: value}``, or None to admit every id."""
 
 
 @checked("admission")
 @dataclass(frozen=True, slots=True, config=SETTINGS)
 class Frequency(Admission):
-    """An id in the `k`-th step that trained on it, counted exactly. When the counters are full,
-    all counts are halved and ids that came once are forgotten: an id may then be admitted later,
-    never earlier.
+    """Admits an id in the `k`-th step that has a gradient for it, with exact counts.
+
+    When the counters are full, all counts are halved and ids with a count of one are removed.
+    Therefore an id may be admitted later, but never earlier.
     """
 
     k: Annotated[WholeNumber, Field(ge=1, le=2**32 - 1, description="Steps.")]
@@ -63,7 +64,7 @@ class Frequency(Admission):
         Field(
             ge=768,
             le=2**50,
-            description="The most that a table's counters take, 16 bytes an id; they begin small.",
+            description="Maximum size of a table's counters, 16 bytes per id; they start small and grow.",
         ),
     ] = 64 << 20
     kind: ClassVar[str] = "frequency"
@@ -72,8 +73,9 @@ class Frequency(Admission):
 @checked("admission")
 @dataclass(frozen=True, slots=True, config=SETTINGS)
 class Probability(Admission):
-    """An id in each step that trained on it with one probability, whatever came before. The answer
-    is a function of the table's seed and name, the step and the id.
+    """Admits an id with a fixed probability in each step that has a gradient for it.
+
+    The decision is a pure function of the table's seed and name, the step and the id.
     """
 
     p: Annotated[Number, Field(ge=0, le=1, description="The probability.")]
@@ -83,8 +85,10 @@ class Probability(Admission):
 @checked("admission")
 @dataclass(frozen=True, slots=True, config=SETTINGS)
 class Bloom(Admission):
-    """An id in the `k`-th step that trained on it, or by mistake earlier: a counting Bloom filter
-    of a fixed size, 5.4 bytes an expected id at the default rate, or 11 where `k` is above 16.
+    """Admits an id in the `k`-th step that has a gradient for it, or in rare cases earlier.
+
+    It is a counting Bloom filter of fixed size: 5.4 bytes per expected id at the default rate, or 11
+    if `k` is above 16.
     """
 
     # The formula and its sources are in native/kernels/bloom_shape.h.
@@ -94,19 +98,19 @@ class Bloom(Admission):
         Field(
             ge=1e-9,
             lt=1,
-            description="The most that may be the share of ids admitted too early, while at most "
-            "`expected_keys` distinct ones came.",
+            description="Maximum share of ids that are admitted too early, as long as there are at most "
+            "`expected_keys` distinct ids.",
         ),
     ] = 0.01
     expected_keys: Annotated[
         Annotated[WholeNumber, Field(ge=1, le=2**40)] | None,
         Field(
-            description="Distinct ids of a table for which the filter is made; null means a million."
+            description="Number of distinct ids for which the filter is sized; null means a million."
         ),
     ] = None
     memory_bytes: Annotated[
         Annotated[WholeNumber, Field(ge=128, le=2**50)] | None,
-        Field(description="The size of a table's filter, in place of `expected_keys`."),
+        Field(description="Size of a table's filter, instead of `expected_keys`."),
     ] = None
     kind: ClassVar[str] = "bloom"
 
@@ -114,12 +118,12 @@ class Bloom(Admission):
         if self.expected_keys is not None and self.memory_bytes is not None:
             raise InvalidArgumentError(
                 f"admission bloom: found both expected_keys={self.expected_keys} and memory_bytes="
-                f"{self.memory_bytes}; give one of them, as the other follows from it"
+                f"{self.memory_bytes}; give only one of them, because it determines the other"
             )
 
     @property
     def size(self) -> tuple[int, int]:
-        """Expected keys and bytes; one of them is 0, which means that it follows from the other."""
+        """Expected keys and bytes; one of them is 0, and is computed from the other."""
         if self.memory_bytes is not None:
             return 0, self.memory_bytes
         return self.expected_keys or 1_000_000, 0
@@ -131,10 +135,13 @@ ADMISSIONS: dict[str, type[Admission]] = {
 
 
 def parse_admission(value: AdmissionLike) -> Admission | None:
-    """A filter from itself, or ``{"kind": name, parameter: value}``; None admits every id.
+    """Creates an admission filter from a mapping; an `Admission` and None are returned unchanged.
+
+    Args:
+        value: an `Admission`, ``{"kind": name, parameter: value}``, or None to admit every id.
 
     Raises:
-        InvalidArgumentError: unknown name or parameter, one that is missing or out of range.
+        InvalidArgumentError: unknown name or parameter, or a parameter is missing or out of range.
     """
     if value is None or isinstance(value, Admission):
         return value

@@ -1,6 +1,6 @@
-"""Expiry: rows that no step has trained for some time are removed.
+"""Expiry (TTL): rows that have not received a gradient for some time are removed.
 
-A visit is a step with a gradient for the key. Reads are none.
+Only a step with a gradient for a key counts as an access to it; reads do not count.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ __all__ = ["Expiry", "ExpiryLike", "parse_expiry"]
 @checked("expire")
 @dataclass(frozen=True, slots=True, config=SETTINGS)
 class Expiry:
-    """Rows that no step has trained for some time are removed: by one of the two limits. A run that
-    goes on counts from its snapshot; reads are no training.
+    """TTL of rows: a row is removed when no step has trained it for one of the two limits.
+
+    Reads do not count as training. A resumed run counts from its snapshot.
     """
 
     after_steps: Annotated[
         Annotated[WholeNumber, Field(ge=1)] | None,
         Field(
-            description="Steps without training. A row stays for an eighth longer at most. Null: any "
-            "number.",
+            description="Maximum number of steps without training. A row may be kept an eighth longer. "
+            "Null: no limit.",
         ),
     ] = None
     after_days: Annotated[
         Annotated[Number, Field(gt=0)] | None,
         Field(
-            description="Days without training, by the clock of rank 0, which is looked at every 100 "
-            "steps. Null: any number.",
+            description="Maximum number of days without training, by the clock of rank 0, which is read "
+            "every 100 steps. Null: no limit.",
         ),
     ] = None
 
@@ -46,19 +47,19 @@ class Expiry:
             raise InvalidArgumentError("expire: give after_steps or after_days, or both")
 
     def as_dict(self) -> dict[str, Any]:
-        """For configs: ``{"after_steps": …, "after_days": …}``."""
+        """Returns ``{"after_steps": …, "after_days": …}``, for configurations."""
         return asdict(self)
 
 
 ExpiryLike = Expiry | Mapping[str, Any] | None
-"""An `Expiry`, its arguments by name, or None: no row expires."""
+"""An `Expiry`, a mapping of its arguments, or None if rows do not expire."""
 
 
 def parse_expiry(given: ExpiryLike) -> Expiry | None:
-    """The `Expiry` that is meant.
+    """Creates an `Expiry` from a mapping; an `Expiry` and None are returned unchanged.
 
     Raises:
-        InvalidArgumentError: it is none.
+        InvalidArgumentError: `given` is of another type, or an argument is invalid.
     """
     if given is None or isinstance(given, Expiry):
         return given

@@ -1,4 +1,4 @@
-"""The hyper-parameters of the built-in update methods, checked wherever they come from."""
+"""Hyper-parameters of the built-in update methods, validated by pydantic."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class HyperParameters(Options):
 
     Attributes:
         lr: the learning rate.
-        clip_value: elements of a row's gradient are held within ± this; 0 means not at all.
+        clip_value: elements of a row's gradient are clipped to ± this value; 0 disables it.
         clip_norm: a row's gradient is scaled down to at most this Euclidean norm, after
-            `clip_value`; 0 means not at all.
+            `clip_value`; 0 disables it.
     """
 
     model_config = ConfigDict(allow_inf_nan=False)
@@ -46,9 +46,11 @@ class HyperParameters(Options):
 
 
 class WeightDecay(HyperParameters):
-    """Args:
-    weight_decay: see the method: added to the gradient (coupled), or taken off the embedding
-        (decoupled). Only rows with a gradient in a step decay.
+    """Hyper-parameters of methods with weight decay.
+
+    Attributes:
+        weight_decay: added to the gradient (coupled) or subtracted from the embedding (decoupled),
+            depending on the method. Only rows with a gradient in a step decay.
     """
 
     weight_decay: _NotNegative = 0.0

@@ -1,11 +1,11 @@
 """Initial values of keys, which a lookup returns before a key has a row.
 
-An initial value is a pure function of (seed, table name, key, column): the same for any batch
-order, thread count, world size, backend, device and framework, so nothing need be stored until
-a gradient arrives. Random bits come from Philox4x32-10 (Salmon et al., "Parallel random
-numbers: as easy as 1, 2, 3", SC 2011), one 32-bit word a column; normal values from the inverse
-of the normal distribution function (Wichura, algorithm AS 241, 1988). The arithmetic is IEEE
-double, without fused multiply-add, in ``include/sparring/initial_value.h``.
+An initial value is a pure function of (seed, table name, key, column). It is the same for any batch
+order, thread count, world size, backend, device and framework, so it does not need to be stored
+until a gradient arrives. Random bits come from Philox4x32-10 (Salmon et al., "Parallel random
+numbers: as easy as 1, 2, 3", SC 2011), one 32-bit word per column. Normal values are computed with
+the inverse of the normal distribution function (Wichura, algorithm AS 241, 1988). The arithmetic is
+IEEE double without fused multiply-add; see ``include/sparring/initial_value.h``.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, config=SETTINGS)
 class Initializer(ABC):
-    """The base of all initializers. `kind` is the name in configs and in the native kernel."""
+    """Base class of all initializers. `kind` is the name in configurations and the native kernel."""
 
     kind: ClassVar[str] = ""
 
     @abstractmethod
     def parameters(self, dim: int) -> tuple[float, float]:
-        """The two numbers that the native kernel takes, for embeddings of `dim` elements."""
+        """Returns the two parameters of the native kernel, for embeddings of `dim` elements."""
 
     @abstractmethod
     def max_abs(self, dim: int) -> float:
-        """Bound of the absolute value of initial values, for embeddings of `dim` elements."""
+        """Returns an upper bound of the absolute initial value, for embeddings of `dim` elements."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For configs and manifests: ``{"kind": …, parameter: value, …}``."""
+        """Returns ``{"kind": …, parameter: value, …}``, for configurations and manifests."""
         return {"kind": self.kind} | asdict(self)
 
 
 @checked("initializer")
 @dataclass(frozen=True, slots=True, config=SETTINGS)
 class Zeros(Initializer):
-    """All zeros."""
+    """Initializes embeddings with zeros."""
 
     kind: ClassVar[str] = "zeros"
 
@@ -71,7 +71,7 @@ class Zeros(Initializer):
 @checked("initializer")
 @dataclass(frozen=True, slots=True, config=SETTINGS)
 class Constant(Initializer):
-    """One number everywhere."""
+    """Initializes all elements with one number."""
 
     value: Annotated[Number, Field(description="The number.")] = 0.0
     kind: ClassVar[str] = "constant"
@@ -86,7 +86,7 @@ class Constant(Initializer):
 @checked("initializer")
 @dataclass(frozen=True, slots=True, config=SETTINGS)
 class Uniform(Initializer):
-    """Evenly between two bounds, both excluded."""
+    """Initializes with a uniform distribution between two bounds, both exclusive."""
 
     low: Annotated[Number, Field(description="The lower bound.")] = -0.05
     high: Annotated[Number, Field(description="The upper bound, above `low`.")] = 0.05
@@ -95,7 +95,8 @@ class Uniform(Initializer):
     def __post_init__(self) -> None:
         if not self.low < self.high:
             raise InvalidArgumentError(
-                f"initializer uniform: low must be below high, found {self.low} and {self.high}"
+                f"initializer uniform: low must be below high, found low={self.low} and "
+                f"high={self.high}"
             )
 
     def parameters(self, dim: int) -> tuple[float, float]:
@@ -110,7 +111,7 @@ class Uniform(Initializer):
 @checked("initializer")
 @dataclass(frozen=True, slots=True, config=SETTINGS)
 class Normal(Initializer):
-    """The normal distribution."""
+    """Initializes with a normal distribution."""
 
     mean: Annotated[Number, Field(description="The mean.")] = 0.0
     stddev: Annotated[Number, Field(ge=0, description="The standard deviation.")] = 0.01
@@ -120,19 +121,19 @@ class Normal(Initializer):
         return self.mean, self.stddev
 
     def max_abs(self, dim: int) -> float:
-        # The farthest that 32 random bits lead: the inverse of the normal distribution function
-        # at 2**-33 is -6.34.
+        # The extreme value of 32 random bits: the inverse of the normal distribution function at
+        # 2**-33 is -6.34.
         return abs(self.mean) + 6.4 * self.stddev
 
 
 @checked("initializer")
 @dataclass(frozen=True, slots=True, config=SETTINGS)
 class TruncatedNormal(Normal):
-    """The normal distribution within two standard deviations of its mean."""
+    """Initializes with a normal distribution truncated at two standard deviations from the mean."""
 
     stddev: Annotated[
         Number,
-        Field(ge=0, description="The standard deviation, before what is outside is cut off."),
+        Field(ge=0, description="The standard deviation before truncation."),
     ] = 0.01
     kind: ClassVar[str] = "truncated_normal"
 
@@ -143,10 +144,12 @@ class TruncatedNormal(Normal):
 @checked("initializer")
 @dataclass(frozen=True, slots=True, config=SETTINGS)
 class Xavier(Initializer):
-    """Evenly between ±gain·√(6 / (1 + dim))."""
+    """Initializes with a uniform distribution between ±gain·√(6 / (1 + dim)).
 
-    # Glorot and Bengio (2010) with one input: an id selects one row, so the fan-in of a row is 1. The
-    # number of rows is unknown and has no effect.
+    This is the method of Glorot and Bengio (2010) with a fan-in of 1, because an id selects one row.
+    The number of rows is unknown and has no effect.
+    """
+
     gain: Annotated[Number, Field(gt=0, description="Scales the bounds.")] = 1.0
     kind: ClassVar[str] = "xavier"
 
@@ -165,16 +168,19 @@ INITIALIZERS: dict[str, type[Initializer]] = {
 
 
 def parse_initializer(value: Initializer | str | Mapping[str, Any]) -> Initializer:
-    """An initializer from itself, its name, or ``{"kind": name, parameter: value}``.
+    """Creates an initializer from a name or mapping; an `Initializer` is returned unchanged.
+
+    Args:
+        value: an `Initializer`, its name, or ``{"kind": name, parameter: value}``.
 
     Raises:
-        InvalidArgumentError: unknown name or parameter, or a parameter that is no finite number.
+        InvalidArgumentError: unknown name or parameter, or a parameter is not a finite number.
     """
     if isinstance(value, Initializer):
         return value
     if not isinstance(value, (str, Mapping)):
         raise InvalidArgumentError(
-            "an initializer is an Initializer, a name or a mapping with a kind, found "
+            "initializer: must be an Initializer, a name or a mapping with 'kind', found "
             f"{type(value).__name__}"
         )
     made: Initializer = parse_setting("initializer", INITIALIZERS, value)

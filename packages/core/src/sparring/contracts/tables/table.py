@@ -1,7 +1,7 @@
 """Configuration of a table, the same for every backend, framework and world size.
 
-A row is bytes: the embedding, of the table's dtype, and behind it the optimizer's state. State,
-gradients and whatever is computed with are float64 for float64 tables and float32 for all others.
+A row consists of bytes: the embedding in the table's dtype, followed by the optimizer state. State,
+gradients and computations use float64 for float64 tables and float32 for all others.
 
     float32, float64                          float16, bfloat16
 
@@ -10,8 +10,8 @@ gradients and whatever is computed with are float64 for float64 tables and float
     └─────────────────┴────────────────┘      └───────────┴ ─ ─ ┴────────────────────┘
     0                 state_begin  row_bytes   16 bits each  0 or 2 bytes, zero
 
-Storages keep whole rows and look at none of their parts: to them a row is `width` elements of the
-table's dtype, ``row_bytes / itemsize``. ``native/kernels/row_layout.h`` is the same in C++.
+Storages do not interpret rows: for them, a row is `width` elements of the table's dtype,
+``row_bytes / itemsize``. ``native/kernels/row_layout.h`` defines the same layout in C++.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sparring.errors import InvalidArgumentError
 __all__ = ["CONVERT_HELP", "DTYPES", "PLACEMENTS", "TableConfig"]
 
 CONVERT_HELP = "sparring convert --help"
-"""Command that messages name where they do not know the whole one."""
+"""Command that error messages name if they cannot construct the complete command line."""
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 
@@ -45,37 +45,45 @@ _LARGEST = {
     "float32": float(np.finfo(np.float32).max),
     "float64": float(np.finfo(np.float64).max),
 }
-"""The largest number of each dtype."""
+"""Largest finite number of each dtype."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,199}\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class TableConfig:
-    """A named set of rows: one dim, one dtype, one initializer.
+    """Declaration of a table: a named set of rows with one dim, dtype and initializer.
 
-    A row is the embedding, `dim` elements of the table's dtype, followed by the optimizer's
-    state, `state_width` elements of `computing_dtype`.
+    A row is the embedding, `dim` elements of the table's dtype, followed by the optimizer state,
+    `state_width` elements of `computing_dtype`.
 
     Args:
-        name: letters, digits, ``_``, ``.``, ``-``; it is a file name in snapshots.
-        dim: elements of an embedding, 1 to 65,536.
-        dtype: of embeddings: ``float32``, ``float64``, ``float16`` or ``bfloat16``. A 16-bit
-            embedding is read exactly, and rounded stochastically when it was updated.
-        initializer: what a key reads as before it has a row; an `Initializer`, or its name.
-        admission: which unseen keys earn a row, an `Admission` or ``{"kind": …}``; None: all.
-        state_width: elements of optimizer state behind the embedding; set by the engine.
-        state_method: whose state that is, an update method or an optimizer of a framework; empty
-            if unknown. Set by the engine.
-        seed: with the name and the key it determines a row's initial value.
-        placement: ``sharded``: each row is on the rank that owns its key; ``replicated``: every
-            rank keeps all rows, for small tables that every batch reads much of.
-        expire: after how long without a visit rows are removed, an `Expiry` or
-            ``{"after_steps": …, "after_days": …}``; None: never.
+        name: letters, digits, ``_``, ``.``, ``-``; it is part of file names in snapshots.
+        dim: number of elements of an embedding, 1 to 65,536.
+        dtype: dtype of embeddings: ``float32``, ``float64``, ``float16`` or ``bfloat16``. 16-bit
+            embeddings are rounded stochastically after an update.
+        initializer: initial value of keys without a row: an `Initializer`, its name, or
+            ``{"kind": …}``.
+        state_width: number of elements of optimizer state after the embedding. Set by the engine.
+        seed: seed of the initial values.
+        state_method: name of the update method or framework optimizer that the state belongs to;
+            empty if unknown. Set by the engine.
+        admission: filter that decides which new keys get a row, an `Admission` or ``{"kind": …}``;
+            None: all keys do.
+        placement: ``sharded``: each row is on the rank that owns its key. ``replicated``: every rank
+            keeps all rows; for small tables of which every batch reads a large part.
+        expire: TTL of rows, an `Expiry` or ``{"after_steps": …, "after_days": …}``; None: rows do
+            not expire.
 
     Raises:
-        InvalidArgumentError: any of these is out of range, or an initial value may lie beyond the
-            largest number of the dtype.
+        InvalidArgumentError: an argument is out of range, or initial values may exceed the largest
+            number of the dtype.
+
+    Example:
+        >>> from sparring import TableConfig, Uniform
+        >>> table = TableConfig("item", dim=16, initializer=Uniform(-0.1, 0.1))
+        >>> table.width, table.row_bytes
+        (16, 64)
     """
 
     name: str
@@ -90,25 +98,25 @@ class TableConfig:
     expire: ExpiryLike = None
 
     numpy_dtype: np.dtype[Any] = field(init=False, repr=False, compare=False)
-    """The dtype of embeddings, and of arrays of rows; little-endian."""
+    """Dtype of embeddings and of arrays of rows; little-endian."""
     computing_dtype: np.dtype[Any] = field(init=False, repr=False, compare=False)
-    """The dtype of state, of gradients and of what a lookup returns."""
+    """Dtype of optimizer state, gradients and the results of lookups."""
     is_replicated: bool = field(init=False, repr=False, compare=False)
     """Whether every rank keeps all rows."""
     is_16_bit: bool = field(init=False, repr=False, compare=False)
-    """Whether embeddings have 16 bits an element, fewer than the computing dtype."""
+    """Whether elements of embeddings have 16 bits, fewer than the computing dtype."""
     state_begin: int = field(init=False, repr=False, compare=False)
-    """Where state begins in a row, in bytes; the end of the row where there is none."""
+    """Offset of the state in a row, in bytes; the length of the row if there is no state."""
     row_bytes: int = field(init=False, repr=False, compare=False)
-    """Bytes of a whole row: embedding, gap and state."""
+    """Bytes of a complete row: embedding, gap and state."""
     width: int = field(init=False, repr=False, compare=False)
-    """Elements of the table's dtype in a whole row, the state counted as if it were such."""
+    """Length of a complete row, state included, in elements of the table's dtype."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.match(self.name):
             raise InvalidArgumentError(
-                f"table name {self.name!r}: must start with a letter or underscore and hold only "
-                "letters, digits, '_', '.', '-', at most 200 of them",
+                f"table name {self.name!r}: must start with a letter or underscore, and contain only "
+                "letters, digits, '_', '.' and '-', at most 200 characters; rename the table",
                 table=self.name,
             )
         _check_whole("dim", self.dim, 1, 65_536, self.name)
@@ -117,7 +125,7 @@ class TableConfig:
         dtype = self.dtype if isinstance(self.dtype, str) else _dtype_name(self.dtype)
         if dtype not in DTYPES:
             raise InvalidArgumentError(
-                f"dtype of table {self.name!r}: found {self.dtype!r}, must be one of {', '.join(DTYPES)}",
+                f"dtype of table {self.name!r}: must be one of {', '.join(DTYPES)}, found {self.dtype!r}",
                 table=self.name,
                 dtype=dtype,
             )
@@ -136,7 +144,7 @@ class TableConfig:
         self._derive()
 
     def _derive(self) -> None:
-        """Computes, once, what every step asks for."""
+        """Computes the derived fields once, because every step reads them."""
         is_16_bit = self.dtype in _DTYPES_OF_16_BITS
         computing = np.dtype(np.float64 if self.dtype == "float64" else np.float32)
         itemsize = 2 if is_16_bit else computing.itemsize
@@ -156,49 +164,49 @@ class TableConfig:
             object.__setattr__(self, name, value)
 
     def embeddings(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The embeddings in an array of rows.
+        """Returns a view of the embeddings in an array of rows.
 
         Args:
             rows: ``(n, width)`` of the table's dtype, each row contiguous.
 
         Returns:
-            ``(n, dim)``: a view.
+            ``(n, dim)`` of the table's dtype.
         """
         return rows[:, : self.dim]
 
     def state(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The optimizer's state in an array of rows.
+        """Returns a view of the optimizer state in an array of rows.
 
         Args:
             rows: ``(n, width)`` of the table's dtype, each row contiguous.
 
         Returns:
-            ``(n, state_width)`` of `computing_dtype`: a view.
+            ``(n, state_width)`` of `computing_dtype`.
         """
         if not self.is_16_bit:
             return rows[:, self.dim :]
         return rows[:, self.state_begin // 2 :].view(self.computing_dtype)
 
     def with_state(self, state_width: int, state_method: str = "") -> TableConfig:
-        """The same table with room for an optimizer's state behind each embedding."""
+        """Returns this table with another optimizer state in its rows."""
         return replace(self, state_width=state_width, state_method=state_method)
 
     @property
     def row_label(self) -> str:
-        """Meaning of the bytes of a row, in one line, for storages that outlive the process."""
+        """Layout of a row in one line, which persistent storages store with the rows."""
         return f"{self.dtype} x {self.dim} + {self.state_width} {self.state_method}".rstrip()
 
     def check_row_label(self, found: str, place: object) -> None:
-        """Refuses rows that were written for another layout or another optimizer's state.
+        """Checks that stored rows have the layout and optimizer state of this table.
 
         Args:
-            found: the `row_label` that the storage recorded when it was made.
-            place: where it is stored, for the message.
+            found: the `row_label` that the storage recorded when it was created.
+            place: location of the storage, for the message.
 
         Raises:
-            InvalidArgumentError: they cannot serve as rows of this table. Where another state is
-                all that they have, `found_table` is the table that they are of; `open_storage`
-                then names the command to run.
+            InvalidArgumentError: the rows have another layout or state. If only the state differs,
+                the attribute `found_table` is the table of the rows, and `open_storage` adds the
+                command that converts them.
         """
         layout, _, width = found.partition(" + ")
         asked_layout, _, asked_width = self.row_label.partition(" + ")
@@ -209,24 +217,26 @@ class TableConfig:
             return
         is_convertible = layout == asked_layout and width.isdecimal()
         remedy = (
-            "go on with the optimizer that made them, or keep the embeddings and start their "
-            f"state again in another place: {CONVERT_HELP}"
+            "continue with the optimizer that created them, or copy the embeddings, with new "
+            f"optimizer state, to another location: {CONVERT_HELP}"
             if is_convertible
-            else "declare the table as it was made, or name another place"
+            else "declare the table as it was created, or name another location"
         )
         raise InvalidArgumentError(
-            f"{place} holds rows of table {self.name!r} made as {found!r}, asked was "
+            f"{place} contains rows of table {self.name!r} with layout {found!r}, expected "
             f"{self.row_label!r}; {remedy}",
             table=self.name,
             found_table=self.with_state(int(width), method) if is_convertible else None,
         )
 
     def with_row_label(self, found: str) -> TableConfig:
-        """This table with the state that rows of a label have; itself where they are of another
-        kind, which `check_row_label` refuses.
+        """Returns this table with the optimizer state that a row label describes.
+
+        If the label describes another dim or dtype, which `check_row_label` rejects, the table is
+        returned unchanged.
 
         Args:
-            found: the `row_label` that a storage recorded when it was made.
+            found: the `row_label` that a storage recorded when it was created.
         """
         layout, _, width = found.partition(" + ")
         width, _, method = width.partition(" ")
@@ -235,9 +245,10 @@ class TableConfig:
         return self.with_state(int(width), method)
 
     def has_other_state(self, other: TableConfig) -> bool:
-        """Whether rows of this table cannot serve as rows of `other`, as far as anybody said.
+        """Whether the optimizer states of this table and `other` are known to be incompatible.
 
-        ``adagrad`` and torch's ``Adagrad`` keep one state: case is no difference.
+        Names are compared without case, because ``adagrad`` and torch's ``Adagrad`` have the same
+        state.
         """
         methods = {self.state_method.casefold(), other.state_method.casefold()} - {""}
         return self.state_width != other.state_width or len(methods) > 1
@@ -245,7 +256,7 @@ class TableConfig:
 
 def _numpy_dtype(dtype: str) -> np.dtype[Any]:
     if dtype == "bfloat16":
-        # Here, because few tables need it. NumPy itself has no bfloat16.
+        # Imported here because few tables need it. NumPy itself does not support bfloat16.
         import ml_dtypes
 
         bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
@@ -254,7 +265,7 @@ def _numpy_dtype(dtype: str) -> np.dtype[Any]:
 
 
 def _dtype_name(dtype: Any) -> str:
-    if dtype is None:  # which NumPy takes for float64
+    if dtype is None:  # NumPy would interpret it as float64
         return "None"
     try:
         return str(np.dtype(dtype))
@@ -263,13 +274,13 @@ def _dtype_name(dtype: Any) -> str:
 
 
 def _check_range(initializer: Initializer, dim: int, dtype: str, table: str) -> None:
-    """Refuses an initializer that would give infinity for a number that was asked for."""
+    """Rejects an initializer whose values may become infinite in the table's dtype."""
     max_abs = initializer.max_abs(dim)
     if not max_abs <= _LARGEST[dtype]:
         raise InvalidArgumentError(
-            f"initializer {initializer.kind} of table {table!r}: {initializer.as_dict()} leads to "
-            f"{max_abs} and so beyond {dtype}, whose largest number is {_LARGEST[dtype]}; choose "
-            "smaller parameters, or a wider dtype",
+            f"initializer {initializer.kind} of table {table!r}: values of {initializer.as_dict()} "
+            f"can be as large as {max_abs}, but must not exceed {_LARGEST[dtype]}, the largest "
+            f"{dtype}; choose smaller parameters, or a wider dtype",
             table=table,
         )
 
@@ -278,7 +289,7 @@ def _check_whole(what: str, value: object, low: int, high: int, table: str) -> N
     is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not is_whole or not low <= int(value) <= high:  # type: ignore[call-overload]
         raise InvalidArgumentError(
-            f"{what} of table {table!r}: found {value!r}, must be a whole number from {low} to "
-            f"{high}",
+            f"{what} of table {table!r}: must be a whole number from {low} to {high}, found "
+            f"{value!r}",
             table=table,
         )
