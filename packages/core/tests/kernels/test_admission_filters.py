@@ -350,7 +350,10 @@ def test_keys_of_another_shape_or_dtype_are_refused() -> None:
         ({"kind": "bloom", "k": 3, "false_positive_rate": 1}, "at least 1e-09 and below 1"),
         ({"kind": "bloom", "k": 3, "memory_bytes": 10}, "memory_bytes must be .* from 128"),
         ({"kind": "bloom", "k": 3, "expected_keys": 0}, "expected_keys must be .* from 1"),
-        ({"kind": "bloom", "k": 3, "expected_keys": 9, "memory_bytes": 999}, "give only one of them"),
+        (
+            {"kind": "bloom", "k": 3, "expected_keys": 9, "memory_bytes": 999},
+            "give only one of them",
+        ),
     ],
 )
 def test_wrong_settings_are_named(value: Any, message: str) -> None:

@@ -96,10 +96,10 @@ class SaveOptions:
         Annotated[Number, Field(gt=0, le=1)] | None,
         Field(
             description="Share of one core that all threads of a background save use together. Steps "
-            "that keep all cores busy become slower by about this share, and the save takes its processor "
-            "time divided by it. 1: no pauses. None: 1 if there are more than 4 cores, otherwise 0.15. "
-            "The save does not pause while three quarters of `undo_bytes` are in use or a caller waits "
-            "for it."
+            "that keep all cores busy become slower by about this share, and the duration of the save is "
+            "its processor time divided by this share. 1: no pauses. None: 1 if there are more than 4 "
+            "cores, otherwise 0.15. The save does not pause while three quarters of `undo_bytes` are in "
+            "use, or while a caller waits for it."
         ),
     ] = None
     is_base: Annotated[

@@ -33,8 +33,8 @@ class Capabilities:
     touch: bool = False
     """`Storage.touch` is supported."""
     scores: str = "none"
-    """Who sets scores. `none`: scores are not stored and read as 0. `policy`: the storage. `given`:
-    the caller."""
+    """Origin of scores. `none`: scores are not stored and read as 0. `policy`: the storage sets them.
+    `given`: the caller does."""
     notes: bool = False
     """Short texts that the engine stores with the rows (`SupportsNotes`) outlive the process."""
     eviction_scope: str = "table"
