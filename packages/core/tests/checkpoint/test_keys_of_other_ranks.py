@@ -81,7 +81,7 @@ def test_a_write_of_a_foreign_key_names_its_owner_and_changes_no_row(call: str) 
         choice = MethodChoice(SGD, parse_hyper(SGD, {"lr": 0.1}), 1)
         write = partial(update_rows, storage) if call == "update" else storage.upsert
         arguments = [KEYS, rows_of(KEYS)] + ([choice] if call == "update" else [])
-        with pytest.raises(InvalidArgumentError, match=f"key {foreign} does to rank {other}") as e:
+        with pytest.raises(InvalidArgumentError, match=f"key {foreign} to rank {other}") as e:
             write(*arguments)
         assert (e.value.key, e.value.owner, e.value.rank) == (foreign, other, rank)
         assert f"{len(KEYS)} rows, of which {len(OF_RANK[other])}" in str(e.value)

@@ -135,7 +135,7 @@ def test_layouts_with_columns_that_make_no_blocks_are_refused(
 
 @pytest.mark.parametrize("columns", [0, -1, 1.5, "2"])
 def test_a_plan_has_a_number_of_blocks(columns: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="a number of blocks from 1 on"):
+    with pytest.raises(InvalidArgumentError, match="a number of blocks of at least 1"):
         TableSharding("column_wise", columns=columns)
 
 
@@ -153,7 +153,7 @@ def test_digests_tell_layouts_apart() -> None:
         ({"user": "tabel_wise"}, PluginError, "did you mean 'table_wise'"),
         ({"user": TableSharding("table_wise", (1,))}, InvalidArgumentError, "rank 1.*ranks 0 to 0"),
         ({"user": 3}, InvalidArgumentError, "table 'user' must be the name of a kind"),
-        (["user"], InvalidArgumentError, r"found list; of a file .* read_plan\(path\).sharding"),
+        (["user"], InvalidArgumentError, r"found list; for a file .* read_plan\(path\).sharding"),
         ([], InvalidArgumentError, "found list"),
     ],
 )
@@ -164,7 +164,7 @@ def test_a_plan_is_refused_when_the_container_is_made(plan: Any, error: Any, wor
 
 @pytest.mark.parametrize("ranks", [(-1,), (1, 1), ("0",)])
 def test_ranks_of_a_plan_are_different_whole_numbers(ranks: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="different ranks from 0 on"):
+    with pytest.raises(InvalidArgumentError, match="distinct ranks of at least 0"):
         TableSharding("table_wise", ranks)
 
 

@@ -126,7 +126,7 @@ def test_rows_are_assigned_and_written_by_layout() -> None:
             if collective.rank == 1:
                 container.storage("user").upsert([99], rows)
             else:
-                with pytest.raises(InvalidArgumentError, match="key 99 does to rank 1"):
+                with pytest.raises(InvalidArgumentError, match="key 99 to rank 1"):
                     container.storage("user").upsert([99], rows)
             return stored(container, "user")
 

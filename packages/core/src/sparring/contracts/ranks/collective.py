@@ -269,14 +269,13 @@ class Collective(Closable):
         arrays = [_as_array(part) for part in parts]
         if len(arrays) != self.world_size:
             raise InvalidArgumentError(
-                f"all_to_all: parts must contain one buffer per rank, {self.world_size} in all, found "
+                f"all_to_all: parts must contain one buffer for each of {self.world_size} ranks, found "
                 f"{len(arrays)}"
             )
         dtypes = sorted({str(array.dtype) for array in arrays})
         if len(dtypes) > 1:
             raise InvalidArgumentError(
-                f"all_to_all: all parts must have the same dtype, found {', '.join(dtypes)}; convert "
-                "them"
+                f"all_to_all: all parts must have one dtype, found {', '.join(dtypes)}; convert them"
             )
         return self._all_to_all_impl(arrays)
 
@@ -385,7 +384,7 @@ class Collective(Closable):
         self._check_open()
         if not 0 <= peer < self.world_size:
             raise InvalidArgumentError(
-                f"{what} rank {peer}: the rank must be between 0 and {self.world_size - 1}"
+                f"{what} rank {peer}: the group has the ranks 0 to {self.world_size - 1}"
             )
         if not 0 <= tag < NUM_TAGS:
             raise InvalidArgumentError(

@@ -77,14 +77,14 @@ class Layout(ShardMap):
         )
         if len(widths) != 1 or columns[0] != 0:
             raise InvalidArgumentError(
-                "layout: columns must be the ascending boundaries, from 0, of blocks of equal width, "
-                f"found {columns}; for example (0, 16, 32) for two blocks"
+                "layout: columns must ascend from 0 in blocks of equal width, for example (0, 16, 32) for "
+                f"two blocks, found {columns}"
             )
         if owners.ndim != 2 or len(owners) != len(columns) - 1 or self.is_replicated:
             raise InvalidArgumentError(
                 f"layout: {len(columns) - 1} blocks of columns need owners of shape "
-                f"{(len(columns) - 1, NUM_PARTITIONS)} and is_replicated=False, found shape "
-                f"{owners.shape} and is_replicated={self.is_replicated}"
+                f"{(len(columns) - 1, NUM_PARTITIONS)} and a layout that is not replicated, found shape "
+                f"{owners.shape}"
             )
         checked = np.stack([ShardMap(each, self.world_size).owners for each in owners])
         if (checked == checked[0]).all():
