@@ -84,7 +84,7 @@ def test_a_write_of_a_foreign_key_names_its_owner_and_changes_no_row(call: str) 
         with pytest.raises(InvalidArgumentError, match=f"key {foreign} to rank {other}") as e:
             write(*arguments)
         assert (e.value.key, e.value.owner, e.value.rank) == (foreign, other, rank)
-        assert f"{len(KEYS)} rows, of which {len(OF_RANK[other])}" in str(e.value)
+        assert f"{len(KEYS)} rows, because {len(OF_RANK[other])}" in str(e.value)
         assert storage.size == 0
 
     on_ranks(body)
