@@ -148,5 +148,5 @@ def test_refusals_say_what_to_do() -> None:
     with pytest.raises(UnsupportedError, match="add the group to one of"):
         combined.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
     for each in (combined, sparse):
-        with pytest.raises(UnsupportedError, match=r"make another for the copy of the model"):
+        with pytest.raises(UnsupportedError, match=r"create one for the copy of the model"):
             copy.deepcopy(each)

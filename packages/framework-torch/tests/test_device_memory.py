@@ -76,7 +76,7 @@ def test_an_array_without_memory_says_what_was_asked_and_is_free(
     with pytest.raises(DeviceMemoryError, match=re.escape(MESSAGE)) as caught:
         make(arrays)
     assert (caught.value.asked_bytes, caught.value.free_bytes) == (asked_bytes, 0)
-    assert f"{asked_bytes} bytes of device memory were asked for, 0 are free" in str(caught.value)
+    assert f"{asked_bytes} bytes of device memory, but only 0 bytes are free" in str(caught.value)
     assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
 
 

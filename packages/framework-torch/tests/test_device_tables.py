@@ -338,7 +338,7 @@ class _Loss(torch.nn.Module):
 def test_a_device_that_is_none_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="device must be cpu or cuda, found 'mps'"):
         EmbeddingBag(4, device="mps")
-    with pytest.raises(InvalidArgumentError, match="goes with storage 'hkv', found 'memory'"):
+    with pytest.raises(InvalidArgumentError, match="requires storage 'hkv', found 'memory'"):
         EmbeddingBag(4, storage="memory", device="cuda")
 
 

@@ -178,7 +178,7 @@ def test_refusals_leave_the_module_as_it_was(model: Model, tmp_path: Path) -> No
         inference_module(model, "hkv", inplace=True)
     with pytest.raises(SnapshotError, match="no serving snapshot"):
         inference_module(model, {"backend": "packed", "path": str(tmp_path)}, inplace=True)
-    with pytest.raises(InvalidArgumentError, match="none of the 1 modules given holds a table"):
+    with pytest.raises(InvalidArgumentError, match="found no table in 1 modules"):
         quantize_embeddings(nn.Linear(2, 2), "int8")
     model.single.agent.container.assign("single", torch.tensor([7]).numpy(), [[1e6] * 16])
     with pytest.raises(InvalidArgumentError, match="id 7 of table single"):

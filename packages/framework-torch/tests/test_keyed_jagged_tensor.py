@@ -113,8 +113,8 @@ def test_unknown_feature_is_named_with_a_suggestion() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"lengths": [2, 3, 3]}, "do not share out"),
-        ({"lengths": [2, 3, 1, 2], "stride": 3}, "do not share out"),
+        ({"lengths": [2, 3, 3]}, "bags for 2 features, expected"),
+        ({"lengths": [2, 3, 1, 2], "stride": 3}, "expected 3 per feature"),
         ({"lengths": [2, -3, 1, 8]}, "negative"),
         ({"lengths": [2, 3, 1, 1]}, "add up to 7"),
         ({"lengths": [2, 3, 1, 2], "weights": [1.0]}, "1 weights"),
@@ -134,7 +134,7 @@ def test_values_of_wrong_rank_and_repeated_names_are_refused() -> None:
         example().split([1, 2])
     with pytest.raises(InvalidArgumentError, match="permute"):
         example().permute([0, 0])
-    with pytest.raises(InvalidArgumentError, match="same number of bags"):
+    with pytest.raises(InvalidArgumentError, match="equal numbers of bags"):
         KeyedJaggedTensor.from_jt_dict(
             {"a": JaggedTensor([1], lengths=[1]), "b": JaggedTensor([1], lengths=[1, 0])}
         )

@@ -200,7 +200,7 @@ def test_the_shadow_may_be_asked_for(caplog: pytest.LogCaptureFixture) -> None:
         "Adam updates tables table by route adam",
         "Adam updates tables table by route shadow: update='shadow' was given",
     ]
-    with pytest.raises(InvalidArgumentError, match="give 'auto' or 'shadow'"):
+    with pytest.raises(InvalidArgumentError, match="expected 'auto' or 'shadow'"):
         made(Adam, {}, update="native")
     with pytest.raises(InvalidArgumentError, match="update method 'adam' changes rows"):
         Optimizer(Embedding(3, name="t"), "adam", update="shadow")
@@ -235,7 +235,7 @@ def test_a_class_whose_step_was_changed_takes_the_shadow(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(SGD, "step", step)
     _, optimizer = made(SGD, {"lr": 0.1})
-    assert optimizer.routes == {"table": "shadow: this build of torch rounds otherwise"}
+    assert optimizer.routes == {"table": "shadow: this build of torch rounds differently"}
 
 
 def test_closures_and_hooks_take_the_shadow_for_their_steps() -> None:
@@ -292,7 +292,7 @@ def test_a_momentum_that_vanishes_takes_the_shadow() -> None:
             optimizer.step()
             optimizer.zero_grad()
             if route == "auto":
-                reason = "shadow: rows were made without the state of update method 'sgd'"
+                reason = "shadow: rows were created without the state of update method 'sgd'"
                 assert optimizer.routes["table"] == ("momentum" if momentum else reason)
         found.append(rows_of(optimizer))
     assert np.array_equal(*found)

@@ -352,5 +352,5 @@ def test_exported_programs_look_sequences_up(is_strict: bool) -> None:
 
 
 def test_a_program_whose_module_is_not_there_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="looks up in 'gone', which no module"):
+    with pytest.raises(InvalidArgumentError, match="rows in 'gone', but no module"):
         torch.ops.sparring.lookup(torch.arange(2), torch.zeros(1), "gone", 4)

@@ -68,7 +68,7 @@ def test_a_loaded_model_is_not_trained_without_an_optimizer() -> None:
     train(model, optimizer_of(model), 0, 2)
     other.load_state_dict(model.state_dict())
     other(torch.arange(3)).backward()
-    with pytest.raises(InvalidArgumentError, match="no optimizer takes them"):
+    with pytest.raises(InvalidArgumentError, match="no optimizer applies them"):
         other(torch.arange(3))
 
 

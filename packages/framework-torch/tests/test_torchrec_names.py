@@ -186,7 +186,7 @@ def test_copies_and_modules_in_evaluation_are_not_trained_by_it() -> None:
     ("params", "message"),
     [
         (lambda model: model.parameters(), "ordinary parameters to an optimizer of torch.optim"),
-        (lambda model: [], "none of the 0 modules given holds a table"),
+        (lambda model: [], "found no table in 0 modules"),
         (lambda model: [model, model], None),
     ],
 )

@@ -356,7 +356,7 @@ def test_a_gradient_that_is_changed_before_the_step_is_refused() -> None:
     out.register_hook(kept.append)
     (out * 2).sum().backward()
     kept[0].mul_(5)
-    with pytest.raises(InvalidArgumentError, match="changed in place between backward and step"):
+    with pytest.raises(InvalidArgumentError, match="changed in place after backward"):
         optimizer.step()
     assert made.num_rows() == {"t": 0}
 

@@ -1,4 +1,4 @@
-"""Uses of torch that would lose or bake in rows without a word: refused, with the line to write."""
+"""Rejects uses of torch that would silently lose or freeze rows; each error names the fix."""
 
 from __future__ import annotations
 
@@ -26,117 +26,118 @@ __all__ = [
 
 
 def check_has_optimizer(tables: Sequence[str], container: StepContainer) -> None:
-    """Refuses a second pass of training where no optimizer was made and no step was applied.
+    """Checks, in the second forward pass of training, that an optimizer takes the gradients.
 
     Raises:
-        InvalidArgumentError: gradients of the first pass wait, and nothing will take them.
+        InvalidArgumentError: the tables have gradients of the first pass and no optimizer.
     """
     waiting = [table for table in tables if container.resources.has_gradient(table)]
     if waiting:
         raise InvalidArgumentError(
-            f"table{'s' * (len(waiting) > 1)} {', '.join(map(repr, waiting))}: rows got gradients, and "
-            "no optimizer takes them: rows are no parameters, and no row would be trained. Make one "
-            "for them besides that of the parameters, and call step() of both: "
-            "sparring_torch.Optimizer(model, torch.optim.Adam, lr=1e-3); or look up under "
-            "torch.no_grad()",
+            f"training: table{'s' * (len(waiting) > 1)} {', '.join(map(repr, waiting))} received "
+            "gradients, but no optimizer applies them, so no row would be trained. Create one in "
+            "addition to the optimizer of the parameters, and call step() of both: "
+            "sparring_torch.Optimizer(model, torch.optim.Adam, lr=1e-3); or use torch.no_grad() if "
+            "the model is not trained",
             tables=waiting,
         )
 
 
 def check_ranks(tables: Sequence[str], container: StepContainer) -> None:
-    """Refuses to train tables of one rank where `torch.distributed` has several.
+    """Checks that tables of one rank are not trained while `torch.distributed` has several ranks.
 
     Raises:
-        InvalidArgumentError: with the line to write.
+        InvalidArgumentError: `torch.distributed` has several ranks; the message names the fix.
     """
     if not (dist.is_available() and dist.is_initialized()) or container.collective.world_size > 1:
         return
     size = dist.get_world_size()
     if size > 1:
         raise InvalidArgumentError(
-            f"torch.distributed has {size} ranks, but the rows of {', '.join(map(repr, tables))} are "
-            "this rank's alone: each rank would train rows of its own, and they would drift apart. "
-            "Wrap the model before optimizers are made, in place of DistributedDataParallel, which it "
-            "contains: model = sparring_torch.DistributedModelParallel(model). If each rank is to "
-            "train tables of its own, make modules with container=sparring.StepContainer()",
+            f"training: torch.distributed has {size} ranks, but the rows of "
+            f"{', '.join(map(repr, tables))} are local to this rank, so the ranks would train "
+            "different rows. Before you create optimizers, wrap the model, instead of in "
+            "DistributedDataParallel: model = sparring_torch.DistributedModelParallel(model). To "
+            "train separate tables on each rank, pass container=sparring.StepContainer() to the "
+            "modules",
             tables=list(tables),
         )
 
 
 def reject_tracing(tables: Sequence[str]) -> NoReturn:
-    """Refuses `torch.jit.trace`.
+    """Rejects `torch.jit.trace`.
 
     Raises:
         UnsupportedError: always.
     """
     raise UnsupportedError(
-        f"torch.jit.trace keeps what one batch looked up in {', '.join(map(repr, tables))}: the trace "
-        "would return the rows of these ids for any ids. Export with torch.export.export, or trace "
-        "the part of the model that takes embeddings",
+        f"torch.jit.trace would record the rows of one batch from {', '.join(map(repr, tables))} and "
+        "return them for all ids. Use torch.export.export instead, or trace only the part of the model "
+        "that takes embeddings",
         tables=list(tables),
     )
 
 
 def reject_proxy(given: object, owner: str) -> None:
-    """Refuses the placeholder with which `torch.fx.symbolic_trace` calls a module.
+    """Rejects the proxy with which `torch.fx.symbolic_trace` calls a module.
 
     Raises:
-        UnsupportedError: if `given` is one.
+        UnsupportedError: `given` is a proxy.
     """
     if isinstance(given, torch.fx.Proxy):
         raise UnsupportedError(
-            f"{owner}: found a torch.fx.Proxy: torch.fx.symbolic_trace does not see into a lookup. Use "
-            "torch.export.export; or trace with a subclass of torch.fx.Tracer whose is_leaf_module "
+            f"{owner}: found a torch.fx.Proxy, but torch.fx.symbolic_trace cannot trace a lookup. Use "
+            "torch.export.export, or trace with a subclass of torch.fx.Tracer whose is_leaf_module "
             "returns True for modules of sparring_torch"
         )
 
 
 def reject_scripting(owner: str) -> NoReturn:
-    """Refuses `torch.jit.script`.
+    """Rejects `torch.jit.script`.
 
     Raises:
         UnsupportedError: always.
     """
     raise UnsupportedError(
-        f"torch.jit.script cannot compile {owner}, whose rows are in storages; export the model with "
-        "torch.export.export or sparring_torch.export_program, or script the part of the model that "
-        "takes embeddings"
+        f"torch.jit.script cannot compile {owner}, because its rows are in storages; export the model "
+        "with torch.export.export or sparring_torch.export_program, or script only the part of the "
+        "model that takes embeddings"
     )
 
 
 @functools.cache
 def _warn_about_bound_once() -> None:
-    """Keeps the first call in mind; see `warn_about_bound`."""
+    """Caches its first call, which marks the warning as given."""
 
 
 def warn_about_bound(table: str, num_embeddings: int) -> None:
-    """Says, once in a process, that `num_embeddings` is no range of ids."""
+    """Warns once per process that `num_embeddings` does not limit the values of ids."""
     if _warn_about_bound_once.cache_info().currsize:
         return
     _warn_about_bound_once()
     warnings.warn(
-        f"table {table!r}: num_embeddings={num_embeddings} is the most rows that its storage on a rank "
-        "holds, and a step that needs more raises CapacityError. It is no range of ids, as in "
-        "torch.nn and TorchRec: ids may be any int64, and tables grow with them. Leave it out to set "
-        "no bound (said once)",
+        f"table {table!r}: num_embeddings={num_embeddings} is the maximum number of rows in its "
+        "storage per rank; a step that needs more raises CapacityError. Unlike in torch.nn and "
+        "TorchRec, it is not a range of ids: ids may be any int64, and tables grow with them. Omit "
+        "it to set no limit (this warning is shown once)",
         stacklevel=2,
     )
 
 
 def check_backend(storage: StorageChoice | Storage, container: StepContainer | None) -> None:
-    """Refuses a storage that no plugin offers, when a module is made.
+    """Checks, when a module is created, that a plugin provides its storage.
 
     Raises:
-        PluginError: with the name that was meant.
+        PluginError: no plugin provides it; the message suggests similar names.
     """
     if isinstance(storage, Storage):
         return
-    if isinstance(container, StepContainer):  # anything else is refused when it is joined
+    if isinstance(container, StepContainer):  # other values are rejected when it is joined
         container.state.tables.plugin_manager.storage(storage.backend)
         return
     try:
         _get_plugin_manager().storage(storage.backend)
-    except PluginError:  # it may have been installed since
+    except PluginError:  # it may have been installed in the meantime
         _get_plugin_manager.cache_clear()
         _get_plugin_manager().storage(storage.backend)
 

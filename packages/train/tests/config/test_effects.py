@@ -494,7 +494,7 @@ def _(runs: Runs) -> None:
     auto = runs.ratings("optimizer.sparse={name: torch.optim:Adagrad}")
     assert np.allclose(runs.ratings(shadow).losses, auto.losses, rtol=1e-5)
     # An update method has no code of the framework to fall back on.
-    with pytest.raises(InvalidArgumentError, match="update='shadow' is for"):
+    with pytest.raises(InvalidArgumentError, match="update='shadow' requires"):
         runs.ratings("optimizer.sparse={name: adagrad, update: shadow}")
 
 

@@ -1,10 +1,10 @@
-"""Groups of bags to look up in tables on a device, as tensors on that device.
+"""Groups the bags of a batch on a device, so that each table is looked up once per pooling.
 
-    features of a batch ──► groups: bags of one table with one pooling, one behind the other
+    features of a batch ──► groups: bags of one table with one pooling, one after another
 
-Features that lie next to each other in a batch, and share table and pooling, are a group as they
-are; others are joined by copies within the device. How many ids each feature has decides which
-memory that is: a batch that does not know it yet waits for the device once.
+Adjacent features of a batch that share a table and a pooling form a group without a copy; other
+features are copied together within the device. The number of ids per feature determines the memory
+range of a feature: if the batch does not know it yet, the host waits for the device once.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ Features = Sequence[tuple[str, str]]
 
 @dataclass(slots=True)
 class DeviceGroup:
-    """Bags of one table on its device."""
+    """Bags of one table on the table's device."""
 
     table: str
     mode: str
     members: list[int]
-    """The features that they belong to, in the order of their bags."""
+    """The features that the bags belong to, in the order of their bags."""
     ids: Tensor
     """``(n,)`` int64"""
     offsets: Tensor
-    """``(b + 1,)`` int64, from 0 to n, never falling."""
+    """``(b + 1,)`` int64, non-decreasing from 0 to n."""
     weights: Tensor | None = None
-    """``(n,)``; they may require a gradient."""
+    """``(n,)``; it may require a gradient."""
 
     @property
     def num_bags(self) -> int:
@@ -52,13 +52,13 @@ class DeviceGroup:
 def build_bag_groups(
     features: Features, batch: KeyedJaggedTensor, positions: Sequence[int], weights: Tensor | None
 ) -> list[DeviceGroup]:
-    """The bags of a batch, group by group.
+    """Groups the bags of a batch by table and pooling.
 
     Args:
         features: table and pooling of each looked-up feature.
-        batch: on the device.
-        places: which feature of the batch each of them is.
-        weights: of the batch; None: none are used.
+        batch: a batch on the device.
+        positions: position in the batch of each looked-up feature.
+        weights: weights of the batch; None if bags are not weighted.
     """
     ids = _ids(batch)
     offsets = batch.offsets().to(torch.int64)
@@ -91,7 +91,7 @@ def build_bag_groups(
 def build_id_groups(
     features: Features, batch: KeyedJaggedTensor, positions: Sequence[int]
 ) -> list[DeviceGroup]:
-    """The ids of a batch, each a bag of its own, group by group."""
+    """Groups the ids of a batch by table; each id is a separate bag."""
     ids = _ids(batch)
     begins = _find_starts(batch)
     groups = []
@@ -105,12 +105,12 @@ def build_id_groups(
 def split_by_feature(
     groups: Sequence[DeviceGroup], outputs: Sequence[Tensor], counts: Sequence[int]
 ) -> list[Tensor]:
-    """The output of each feature, in the order of the features.
+    """Splits outputs of groups into one output per feature, in the order of the features.
 
     Args:
-        groups: whose members are all features.
-        outputs: ``(bags of the group, dim)`` of each group.
-        counts: bags of each feature.
+        groups: groups whose members cover all features.
+        outputs: ``(bags of the group, dim)`` per group.
+        counts: number of bags per feature.
     """
     parts: dict[int, Tensor] = {}
     for group, output in zip(groups, outputs, strict=True):
@@ -121,7 +121,7 @@ def split_by_feature(
 
 
 def single_id_offsets(ids: Tensor) -> Tensor:
-    """Offsets ``(n + 1,)`` under which each id is a bag."""
+    """Returns offsets ``(n + 1,)`` that make each id a bag."""
     return torch.arange(len(ids) + 1, device=ids.device)
 
 
@@ -133,7 +133,7 @@ def _group_features(features: Features) -> Iterator[tuple[tuple[str, str], list[
 
 
 def _find_runs(positions: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Half-open ranges of places that follow one another."""
+    """Yields the half-open ranges of consecutive positions."""
     first = last = positions[0]
     for position in positions[1:]:
         if position != last + 1:
@@ -153,7 +153,7 @@ def _ids(batch: KeyedJaggedTensor) -> Tensor:
     values = batch.values()
     if values.dtype is torch.int64:
         return values.detach().contiguous()
-    # Ids that are not exact are named with their feature.
+    # Convert per feature, so that an error names the feature.
     return torch.cat(
         [
             to_device_ids(part.values(), f"feature {name!r}")

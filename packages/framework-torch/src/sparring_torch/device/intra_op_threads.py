@@ -1,7 +1,7 @@
-"""Loops of tables on the threads that torch computes with.
+"""Runs loops over tables on torch's intra-op threads.
 
-After each operation these threads spin for milliseconds, in case there is another. A pool of other
-threads would wait for the cores that they hold (``docs/explanation/execution.md``).
+These threads spin for milliseconds after each operation, in case another one follows. A separate
+thread pool would compete with them for the cores (``docs/explanation/execution.md``).
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ __all__ = ["borrow_intra_op_threads"]
 def borrow_intra_op_threads() -> None:
     """Runs the loops of the calling thread on torch's intra-op threads from now on.
 
-    They stay on the pool of core before torch 2.10, which has no C function for it, and while torch
-    has fewer threads than a loop wants. `sparring.adapter.give_back_threads` ends it.
+    Loops stay on the thread pool of core with torch older than 2.10, which has no C function for
+    this, and while torch has fewer threads than a loop needs. `sparring.adapter.give_back_threads`
+    reverts it.
     """
     functions = _functions()
     if functions is not None:
@@ -30,7 +31,7 @@ def borrow_intra_op_threads() -> None:
 @cache
 def _functions() -> tuple[int, int] | None:
     """Addresses of ``torch_parallel_for`` and ``torch_get_num_threads``."""
-    library = ctypes.CDLL(torch._C.__file__)  # also finds symbols of libraries that it is linked to
+    library = ctypes.CDLL(torch._C.__file__)  # also finds symbols of the libraries it links to
     try:
         found = library.torch_parallel_for, library.torch_get_num_threads
     except AttributeError:

@@ -1,4 +1,4 @@
-"""Devices by the names that storages use, and their kernels on torch's tensors."""
+"""Maps device names of storages to torch devices and to kernels that work on torch tensors."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = ["current_gpu", "get_kernel_set", "find_storage_device", "tensor_devic
 
 
 def find_storage_device(device: torch.device | str | None) -> str:
-    """Name of a device as storages have it: ``cpu``, ``cuda``, ``cuda:1``, ``emulated``.
+    """Converts a torch device to the name that storages use: ``cpu``, ``cuda:1``, ``emulated``.
 
-    ``cuda`` without a number is the GPU of this rank, or, in a world of one rank, torch's current
-    one; which that is is settled when the table is declared.
+    ``cuda`` without a number is the GPU of this rank or, with one rank, torch's current GPU. It is
+    resolved when the table is declared.
 
     Raises:
-        InvalidArgumentError: tables lie on no device of this type.
+        InvalidArgumentError: the device type does not support tables.
     """
     if device is None:
         return "cpu"
@@ -39,7 +39,7 @@ def find_storage_device(device: torch.device | str | None) -> str:
     found = torch.device(device)
     if found.type not in ("cpu", "cuda"):
         raise InvalidArgumentError(
-            f"device must be cpu or cuda, found {str(device)!r}; tables lie nowhere else"
+            f"device must be cpu or cuda, found {str(device)!r}; move the module to one of these"
         )
     if found.type == "cpu":
         return "cpu"
@@ -47,24 +47,24 @@ def find_storage_device(device: torch.device | str | None) -> str:
 
 
 def tensor_device(device: str) -> torch.device:
-    """Where tensors lie whose memory is that of a storage's device."""
+    """Returns the torch device whose tensors share memory with a storage's device."""
     if device in ("cpu", "emulated"):
         return torch.device("cpu")
     return torch.device("cuda", torch.device(device).index or 0)
 
 
 def current_gpu() -> str | None:
-    """torch's current GPU, as ``cuda:1``; None where torch has none."""
+    """Returns torch's current GPU, for example ``cuda:1``, or None if torch has no GPU."""
     return f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else None
 
 
 @functools.cache
 def get_kernel_set(device: str) -> KernelSet:
-    """The kernels of a device, on torch's tensors and current stream.
+    """Returns the kernels of a device, which work on torch tensors and torch's current stream.
 
     Raises:
-        PluginError: no plugin offers kernels for it; the message says what to install.
-        DeviceError: it cannot be used here.
+        PluginError: no installed plugin has kernels for the device; the message names the package.
+        DeviceError: the device cannot be used in this process.
     """
     kind = device.partition(":")[0]
     where = tensor_device(device)
@@ -78,7 +78,7 @@ def get_kernel_set(device: str) -> KernelSet:
     def from_host(array: npt.NDArray[Any]) -> Tensor:
         given = torch.from_numpy(np.ascontiguousarray(array))
         if where.type != "cpu":
-            # torch keeps pinned memory until the copy is done; pageable memory may be read later.
+            # torch keeps pinned memory until the copy is done; pageable memory may be freed before.
             given = given.pin_memory()
         return given.to(where, non_blocking=True)
 
@@ -103,7 +103,7 @@ def get_kernel_set(device: str) -> KernelSet:
         return torch.cuda.stream(torch.cuda.ExternalStream(address, device=where))  # type: ignore[no-untyped-call]
 
     def open_stream() -> int:
-        # One of torch's pool, which it uses again and never ends.
+        # A stream of torch's pool, which torch reuses and never destroys.
         return int(torch.cuda.Stream(where).cuda_stream)  # type: ignore[no-untyped-call]
 
     arrays = ArraySource(

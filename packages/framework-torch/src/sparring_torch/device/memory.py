@@ -1,9 +1,9 @@
-"""Where torch's allocator and tables share the memory of a GPU, and it runs short.
+"""Handles the case that torch's allocator and tables run out of the GPU memory that they share.
 
-    torch finds none    torch.OutOfMemoryError ──► DeviceMemoryError, with what was asked and free
-    a table finds none  torch gives back what it keeps unused, and the table tries again
+    torch finds none    torch.OutOfMemoryError ──► DeviceMemoryError with requested and free bytes
+    a table finds none  torch releases its unused memory, and the table tries again
 
-torch itself gives back what it keeps before it says that there is none.
+torch releases its own unused memory before it raises.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 <
 def convert_memory_errors(
     device: torch.device, function: Callable[_P, _T], num_bytes: Callable[_P, int] | None = None
 ) -> Callable[_P, _T]:
-    """`function`, whose want of memory is a `DeviceMemoryError`.
+    """Wraps `function`, so that it raises `DeviceMemoryError` if torch runs out of memory.
 
     Args:
-        device: where it makes tensors.
-        num_bytes: of the same arguments, how many bytes it makes; None: torch's message says how
-            many, to a hundredth of its unit.
+        device: device on which the function allocates tensors.
+        num_bytes: returns the number of bytes that the function allocates for the same arguments;
+            None reads it from torch's message, which rounds to a hundredth of its unit.
     """
 
     @wraps(function)
@@ -51,7 +51,7 @@ def convert_memory_errors(
 
 @contextmanager
 def memory_errors(device: torch.device) -> Iterator[None]:
-    """Surrounds what makes tensors on a device: want of memory is a `DeviceMemoryError`."""
+    """Raises `DeviceMemoryError` if torch runs out of memory in the block."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -59,7 +59,7 @@ def memory_errors(device: torch.device) -> Iterator[None]:
 
 
 def release_unused_memory(device: torch.device) -> bool:
-    """Gives back to the device the unused memory that torch keeps there.
+    """Returns torch's unused memory on `device` to the device.
 
     Returns:
         Whether there was any.
@@ -77,16 +77,16 @@ def _count_reserved_bytes(device: torch.device) -> int:
 def make_memory_error(
     device: torch.device, error: torch.OutOfMemoryError, asked_bytes: int | None = None
 ) -> DeviceMemoryError:
-    """The error for want of memory that torch found.
+    """Creates the `DeviceMemoryError` for an error of torch.
 
     Args:
-        asked_bytes: as was asked for; None: torch's message says how many.
+        asked_bytes: number of requested bytes; None reads it from torch's message.
     """
     asked = _find_requested_bytes(error) if asked_bytes is None else asked_bytes
     free = _count_free_bytes(device)
     return DeviceMemoryError(
-        f"torch on {device}: {asked} bytes of device memory were asked for, {free} are free; no row "
-        "has changed. Use smaller batches, or leave tables less by device_memory_bytes "
+        f"torch on {device}: requested {asked} bytes of device memory, but only {free} bytes are free; "
+        "no row has changed. Use smaller batches, or reduce device_memory_bytes of the tables "
         f"({str(error).splitlines()[0]})",
         asked_bytes=asked,
         free_bytes=free,
@@ -94,13 +94,13 @@ def make_memory_error(
 
 
 def _find_requested_bytes(error: torch.OutOfMemoryError) -> int:
-    """Bytes that torch's message says were requested; 0 where it says nothing."""
+    """Returns the requested bytes according to torch's message, or 0 if it has no number."""
     found = _REQUESTED.search(str(error))
     return 0 if found is None else round(float(found[1]) * _UNITS[found[2]])
 
 
 def _count_free_bytes(device: torch.device) -> int:
-    """Free memory of the device, and memory that torch keeps for the next tensor."""
+    """Returns the free memory of the device plus torch's unused memory."""
     if device.type != "cuda":
         return 0
     return int(torch.cuda.mem_get_info(device)[0]) + max(0, _count_reserved_bytes(device))

@@ -1,15 +1,15 @@
-"""Embeddings from tables on a device: ids, rows and gradients stay where they are.
+"""Looks up embeddings in tables on a device; ids, rows and gradients stay on that device.
 
     ids, offsets ──► KernelSet.pool_storage ──► bags ──► model, loss ──► gradient of the bags
                                                                              │
     ResourceManager.hold(batch id, DeviceGradients) ◄────────────────────────┘
 
-Where rows lie on several ranks they come first, from device to device, and are pooled then:
+If rows are on several ranks, they are first copied from device to device and then pooled:
 
     ids ──► look_up ────────────► rows (u, dim) ──► KernelSet.pool ──► bags
 
-Everything runs on the current stream of the caller, or in its order, and forward waits for nothing on
-one rank. `emulated` stands for a GPU whose memory is the host's: tensors of the CPU, for tests.
+All work runs on the caller's current stream or is ordered with it. On one rank, forward never waits
+for the device. `emulated` is a GPU that uses host memory, for tests; its tensors are CPU tensors.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ __all__ = ["DevicePath"]
 
 
 class DevicePath:
-    """Lookups in tables that lie on one device.
+    """Lookups in tables on one device.
 
     Args:
-        device: as storages call it: ``cuda:1``, ``emulated``.
+        device: name of the device as storages use it, for example ``cuda:1`` or ``emulated``.
     """
 
     def __init__(self, device: str) -> None:
@@ -56,17 +56,17 @@ class DevicePath:
         self.kernels = get_kernel_set(device)
 
     def check_device(self, tables: Sequence[str], what: str, given: Tensor) -> None:
-        """Refuses a tensor on another device than the tables.
+        """Checks that a tensor is on the device of the tables.
 
         Raises:
-            InvalidArgumentError: naming both devices.
+            InvalidArgumentError: it is on another device; the message names both.
         """
         if given.device == self.device:
             return
         names = ", ".join(map(repr, tables[:3])) + (", …" if len(tables) > 3 else "")
         raise InvalidArgumentError(
-            f"table {names} is on {self.name}, and the {what} on {given.device}; move them "
-            f"there: .to({str(self.device)!r})",
+            f"lookup: table {names} is on {self.name}, but the {what} are on {given.device}; move them "
+            f"there with .to({str(self.device)!r})",
             table=tables[0],
             device=str(given.device),
         )
@@ -75,12 +75,14 @@ class DevicePath:
     def raising_on_all_ranks(
         self, container: StepContainer, tables: Sequence[str], *, is_training: bool
     ) -> Iterator[None]:
-        """Raises on all ranks an error of the block, which precedes a lookup; want of memory too.
+        """Raises errors of the block, which precedes a lookup, on all ranks.
+
+        Errors of torch's allocator become `DeviceMemoryError`.
 
         Args:
-            container: where the tables live.
-            tables: that are looked up.
-            is_training: the module's own `training`.
+            container: the container of the tables.
+            tables: the tables that are looked up.
+            is_training: `AnchoredModule.is_training` of the module.
         """
         try:
             with memory_errors(self.device):
@@ -106,12 +108,12 @@ class DevicePath:
     def pool(
         self, container: StepContainer, groups: Sequence[DeviceGroup], *, is_training: bool
     ) -> list[Tensor]:
-        """One embedding for each bag of each group: ``(bags, dim)``.
+        """Returns one embedding per bag of each group: ``(bags, dim)``.
 
         Args:
-            container: where the tables live.
-            groups: what is looked up.
-            is_training: the module's own `training`.
+            container: the container of the tables.
+            groups: the bags to look up.
+            is_training: `AnchoredModule.is_training` of the module.
         """
         is_registered = is_training and torch.is_grad_enabled()
         tables = [group.table for group in groups]
@@ -131,7 +133,7 @@ class DevicePath:
     def pooled(
         self, sources: Sequence[_StoredRows | _PulledRows], groups: Sequence[DeviceGroup]
     ) -> list[Tensor]:
-        """As `pool`, of sources that are all of a kind; stored ones go through one set of launches."""
+        """Pools sources that are all stored or all pulled; stored ones share one set of launches."""
         lookups, bags = list[StorageLookup](), list[Tensor]()
         for source, group in zip(sources, groups, strict=True):
             if isinstance(source, _StoredRows):
@@ -143,7 +145,7 @@ class DevicePath:
     def _sources(
         self, container: StepContainer, groups: Sequence[DeviceGroup], is_registered: bool
     ) -> list[_StoredRows | _PulledRows]:
-        """Where the rows of each group come from."""
+        """Returns the source of the rows of each group."""
         tables = list(dict.fromkeys(group.table for group in groups))
         if container.reads_directly(tables):
             container.check_readable(tables)
@@ -157,7 +159,7 @@ class DevicePath:
     def accumulate_sources(
         self, container: StepContainer, groups: Sequence[DeviceGroup], gradients: Sequence[Tensor]
     ) -> None:
-        """Hands the gradients of what `pool` gave without registering it to the step."""
+        """Hands gradients to the step for bags that `pool` looked up without registering them."""
         for group in groups:
             self._prepare(container, group)
         sources = [_StoredRows(self, container, group.table) for group in groups]
@@ -166,7 +168,7 @@ class DevicePath:
     def weight_gradient(
         self, container: StepContainer, group: DeviceGroup, gradient: Tensor
     ) -> Tensor:
-        """The gradient ``(n,)`` of the weights of a group; the rows are read again."""
+        """Computes the gradient ``(n,)`` of the weights of a group; reads the rows again."""
         (source,) = self._sources(container, [group], is_registered=False)
         rows, inverse = source.rows(group)
         mode: Any = group.mode
@@ -185,22 +187,22 @@ class DevicePath:
 
 
 class _StoredRows:
-    """Rows of a storage on this rank."""
+    """Rows in a storage on this rank."""
 
     def __init__(self, path: DevicePath, container: StepContainer, table: str) -> None:
         self._kernels = path.kernels
         self._entry = container.entry(table)
         self.found: Dedup | None = None
-        """The ids deduplicated; None: not yet deduplicated."""
+        """The deduplicated ids; None until they are deduplicated."""
 
     def lookup(self, group: DeviceGroup) -> StorageLookup:
-        """Lookup of one embedding for each bag."""
+        """Returns the lookup of one embedding per bag."""
         mode: Any = group.mode
         entry, weights = self._entry, _detach(group.weights)
         return StorageLookup(entry.storage, entry.config, group.ids, group.offsets, mode, weights)
 
     def rows(self, group: DeviceGroup) -> tuple[Tensor, Tensor]:
-        """Some embeddings ``(m, dim)``, and which of them each id has ``(n,)``."""
+        """Returns embeddings ``(m, dim)`` and the index ``(n,)`` of the embedding of each id."""
         each = single_id_offsets(group.ids)
         rows: Tensor = self._kernels.pool_storage(
             self._entry.storage, self._entry.config, group.ids, each
@@ -209,14 +211,14 @@ class _StoredRows:
 
 
 class _PulledRows:
-    """Rows that came from their owners."""
+    """Rows that were pulled from their owners."""
 
     def __init__(self, kernels: KernelSet, lookup: Lookup) -> None:
         self._kernels, self._rows = kernels, lookup.rows
         self.found: Dedup | None = Dedup(lookup.keys, lookup.inverse)
 
     def pooled(self, group: DeviceGroup) -> Tensor:
-        """One embedding for each bag: ``(bags, dim)``."""
+        """Returns one embedding per bag: ``(bags, dim)``."""
         rows, inverse = self.rows(group)
         mode: Any = group.mode
         bags: Tensor = self._kernels.pool(
@@ -225,14 +227,14 @@ class _PulledRows:
         return bags
 
     def rows(self, _group: DeviceGroup) -> tuple[Tensor, Tensor]:
-        """As `_StoredRows.rows`."""
+        """Same as `_StoredRows.rows`."""
         assert self.found is not None
         inverse: Any = self.found.inverse
         return self._rows, inverse
 
 
 class _Batch:
-    """A batch that was looked up in training, until its gradients came or its graph is gone."""
+    """A batch looked up in training; it lives until its gradients arrive or its graph is freed."""
 
     __slots__ = ("_found", "_resources", "_shadow_ids", "groups", "path", "sources")
 
@@ -245,7 +247,7 @@ class _Batch:
     ) -> None:
         self.path, self.groups = path, list(groups)
         self.sources = list(sources)
-        """Of each group; forgotten once outputs are made of them."""
+        """The source of each group; cleared after the outputs are computed."""
         self._found = [each.found for each in sources]
         self._resources: ResourceManager = container.resources
         register = self._resources.register_direct
@@ -259,8 +261,8 @@ class _Batch:
         def check() -> None:
             if versions != [gradient._version for gradient in kept]:
                 raise InvalidArgumentError(
-                    "the gradient of looked-up embeddings was changed in place between backward "
-                    "and step; change a clone of it, or register a hook on the output"
+                    "step: the gradient of looked-up embeddings was changed in place after backward; "
+                    "change a clone of it, or register a hook on the output"
                 )
 
         tensors = [*kept, *(each.ids for each in self.groups), *(g.offsets for g in self.groups)]
@@ -286,11 +288,11 @@ class _Batch:
             self._resources.accumulate_sources(shadow_id, sources, check)
 
     def __del__(self) -> None:
-        for shadow_id in getattr(self, "_shadow_ids", {}).values():  # see `DirectBatch`
+        for shadow_id in getattr(self, "_shadow_ids", {}).values():  # see DirectBatch.__del__
             self._resources.release(shadow_id)
 
 
-# What makes autograd call backward although no parameter is involved.
+# Requires a gradient, so that autograd calls backward although no input is a parameter.
 _ANCHOR = torch.empty(0, requires_grad=True)
 
 

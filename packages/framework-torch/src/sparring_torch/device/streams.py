@@ -1,4 +1,4 @@
-"""Tensors that one stream of a GPU made and another uses."""
+"""Tensors that one GPU stream produces and another stream uses."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["ProducedTensors"]
 
 
 class ProducedTensors:
-    """Tensors that the current stream is making, for a later use.
+    """Tensors that the current stream produces, for use on any stream.
 
-    A step may run on another stream than the backward pass that made its gradients. It then has to
-    wait for that pass, on the GPU; and torch must not hand the memory out again before the step has
+    The step may run on another stream than the backward pass that produced its gradients. It then
+    has to wait for that stream on the GPU, and torch must not reuse the memory before the step has
     used it.
 
     Args:
-        device: where the tensors lie; on the CPU nothing is to be done.
-        tensors: what will be used.
+        device: device of the tensors; on the CPU nothing needs to be done.
+        tensors: the tensors.
     """
 
     __slots__ = ("_device", "_event", "_stream", "_tensors")
@@ -35,7 +35,7 @@ class ProducedTensors:
             self._event.record(self._stream)
 
     def take(self) -> None:
-        """Later work on the current stream may use the tensors."""
+        """Makes the tensors safe to use in later work on the current stream."""
         if self._event is None:
             return
         stream = torch.cuda.current_stream(self._device)

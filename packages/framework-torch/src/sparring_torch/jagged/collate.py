@@ -1,4 +1,4 @@
-"""Examples with bags of ids to a batch, for the ``collate_fn`` of `torch.utils.data.DataLoader`."""
+"""Collates examples with bags of ids, as ``collate_fn`` of `torch.utils.data.DataLoader`."""
 
 from __future__ import annotations
 
@@ -18,20 +18,27 @@ __all__ = ["collate_jagged"]
 def collate_jagged(
     examples: Sequence[Mapping[str, Any]], features: Sequence[str]
 ) -> tuple[KeyedJaggedTensor, dict[str, Any]]:
-    """The ids of some features as a `KeyedJaggedTensor`, and all else as `default_collate` has it.
+    """Collates some features to a `KeyedJaggedTensor`, and all other values with `default_collate`.
 
     ``DataLoader(examples, collate_fn=functools.partial(collate_jagged, features=["user", "items"]))``
 
     Args:
         examples: mappings; the value of a feature is one id, or a list, an array or a tensor ``(n,)``
             of any length.
-        features: names of those that hold ids.
+        features: names of the features.
 
     Returns:
         The ids, feature after feature, and a dict of the other values.
 
     Raises:
-        InvalidArgumentError: an example lacks a feature, or is no mapping.
+        InvalidArgumentError: an example is not a mapping, or does not have one of the features.
+
+    Examples:
+        >>> from sparring_torch import collate_jagged
+        >>> examples = [{"items": [1, 2], "label": 1.0}, {"items": 3, "label": 0.0}]
+        >>> ids, others = collate_jagged(examples, ["items"])
+        >>> ids["items"].to_dense()
+        [tensor([1, 2]), tensor([3])]
     """
     bags: list[torch.Tensor] = []
     for feature in features:
@@ -40,7 +47,7 @@ def collate_jagged(
                 found = list(example) if isinstance(example, Mapping) else type(example).__name__
                 raise InvalidArgumentError(
                     f"collate_jagged: example {number} has no feature {feature!r}, found {found}; give "
-                    "mappings, with an empty list where there is no id",
+                    "mappings, with an empty list if there are no ids",
                     feature=feature,
                 )
             bags.append(to_tensor(example[feature], f"feature {feature!r}").reshape(-1))

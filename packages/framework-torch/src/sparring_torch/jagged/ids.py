@@ -1,8 +1,8 @@
-"""Ids from a tensor that a user gave: int64, and exactly what was meant.
+"""Converts values that users pass as ids to int64 without loss.
 
-A float tensor may carry ids, because ``torch.Tensor([101, 102])`` is one. Each value must then be
-whole and lie below the point from which the dtype no longer tells neighbors apart: from 2**24
-on, float32 cannot hold every whole number, so 16,777,216 may have been 16,777,217.
+A float tensor may contain ids, for example ``torch.Tensor([101, 102])``. Each value must then be an
+integer below the point from which the dtype rounds integers: from 2**24 on, float32 cannot represent
+every integer, so 16,777,216 may have been 16,777,217.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _WHOLE = (torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch
 
 
 def to_tensor(values: object, what: str) -> Tensor:
-    """A tensor, or an array or lists as one.
+    """Converts a tensor, an array or lists to a tensor.
 
     Raises:
-        InvalidArgumentError: text, lists of different lengths, or none of these.
+        InvalidArgumentError: the values are text, lists of different lengths, or not supported.
     """
     if isinstance(values, Tensor):
         return values
@@ -43,12 +43,13 @@ def to_tensor(values: object, what: str) -> Tensor:
         if _is_text(values):
             raise InvalidArgumentError(
                 f"{what}: found strings, expected int64 ids; convert them with "
-                "sparring.hash_strings(strings), as `sparring train`, `sparring serve` and its clients do"
+                "sparring.hash_strings(strings), as `sparring train`, `sparring serve` and its "
+                "clients do"
             ) from error
         raise InvalidArgumentError(
-            f"{what}: a tensor, an array or lists of one length are taken, found "
-            f"{type(values).__name__} ({error}); for bags of different lengths give "
-            "torch.nested.nested_tensor(lists, layout=torch.jagged), or a KeyedJaggedTensor to a "
+            f"{what}: expected a tensor, an array or lists of one length, found "
+            f"{type(values).__name__} ({error}); for bags of different lengths use "
+            "torch.nested.nested_tensor(lists, layout=torch.jagged), or pass a KeyedJaggedTensor to a "
             "collection",
         ) from error
     return made if made.numel() else made.to(torch.int64)
@@ -61,12 +62,12 @@ def _is_text(values: Any) -> bool:
 
 
 def is_flat(nested: Any) -> bool:
-    """Whether the components of a nested tensor are bags, stored one after the other."""
+    """Returns whether the components of a nested tensor are contiguous bags."""
     return nested.layout is torch.jagged and nested.lengths() is None and nested.dim() == 2
 
 
 def flat_ids(nested: Tensor) -> Tensor:
-    """All ids of a nested tensor ``(n,)``, component after component."""
+    """Returns all ids of a nested tensor ``(n,)``, component after component."""
     if is_flat(nested):
         return nested.values()
     parts = [each.reshape(-1) for each in nested.unbind()]
@@ -94,7 +95,7 @@ def to_ids(values: Tensor, what: str) -> Tensor:
 
 
 def to_device_ids(values: Tensor, what: str) -> Tensor:
-    """As `to_integer_ids`, on the device where they are. Floats come to the host to be looked at.
+    """Same as `to_integer_ids`, but keeps the device; floats are checked on the host.
 
     Raises:
         InvalidArgumentError: see `to_ids`.
@@ -107,7 +108,7 @@ def to_device_ids(values: Tensor, what: str) -> Tensor:
 
 
 def to_integer_ids(values: Tensor, what: str) -> Tensor:
-    """As `to_ids`, for any number of dimensions.
+    """Same as `to_ids`, for any number of dimensions.
 
     Raises:
         InvalidArgumentError: see `to_ids`.
@@ -119,7 +120,7 @@ def to_integer_ids(values: Tensor, what: str) -> Tensor:
         return values.detach().cpu().to(torch.int64)
     limit = _FIRST_INEXACT.get(dtype)
     if limit is None:
-        # An unsigned id and its key have the same bits, as with data.types: unsigned of `sparring train`.
+        # Unsigned ids keep their bits, as with data.types: unsigned of `sparring train`.
         how = ".view" if dtype is torch.uint64 else ".to"
         raise InvalidArgumentError(
             f"ids of {what} must be int64, found dtype {dtype}; convert them with "
@@ -133,7 +134,7 @@ def to_integer_ids(values: Tensor, what: str) -> Tensor:
         position = tuple(int(each) for each in is_wrong.nonzero()[0])
         reason = "is not a whole number"
         if limit <= abs(found) < math.inf:
-            reason = f"is at least {limit:,}, from where {dtype} no longer tells ids apart"
+            reason = f"is at least {limit:,}, from where {dtype} rounds integers"
         where = position[0] if len(position) == 1 else position
         raise InvalidArgumentError(
             f"ids of {what}: {found!r} at position {where} {reason}; give ids as torch.int64",

@@ -1,4 +1,4 @@
-"""Parts of jagged tensors: values, weights, and where each bag begins."""
+"""Parts of jagged tensors: values, weights, lengths and offsets."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class JaggedParts:
     _offsets: Tensor | None
 
     def values(self) -> Tensor:
-        """``(n, …)``, bag after bag."""
+        """Returns the values ``(n, …)``, bag after bag."""
         return self._values
 
     def weights(self) -> Tensor:
-        """``(n,)``, one for each value.
+        """Returns the weights ``(n,)`` of the values.
 
         Raises:
-            InvalidArgumentError: this tensor has no weights.
+            InvalidArgumentError: the tensor has no weights.
         """
         if self._weights is None:
             raise InvalidArgumentError(
-                f"this {type(self).__name__} has no weights; give weights=… when making it, or ask "
+                f"weights: this {type(self).__name__} has none; create it with weights=…, or call "
                 "weights_or_none()"
             )
         return self._weights
@@ -42,14 +42,14 @@ class JaggedParts:
         return self._weights
 
     def lengths(self) -> Tensor:
-        """``(bags,)``, values in each bag."""
+        """Returns the number of values per bag, ``(bags,)``."""
         return self._lengths
 
     def lengths_or_none(self) -> Tensor | None:
         return self._lengths
 
     def offsets(self) -> Tensor:
-        """``(bags + 1,)``, where each bag starts, and the end."""
+        """Returns the start of each bag, and the end: ``(bags + 1,)``."""
         if self._offsets is None:
             self._offsets = lengths_to_offsets(self._lengths)
         return self._offsets

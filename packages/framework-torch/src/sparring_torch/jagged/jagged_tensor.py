@@ -1,4 +1,4 @@
-"""`JaggedTensor`: one feature of a batch, a bag of values for each example."""
+"""`JaggedTensor`: one feature of a batch, with one bag of values per example."""
 
 from __future__ import annotations
 
@@ -27,13 +27,22 @@ class JaggedTensor(JaggedParts):
 
     Args:
         values: ``(n, …)``: ids ``(n,)``, or embeddings ``(n, dim)``; a tensor or a list.
-        weights: ``(n,)``, one for each value, or None.
-        lengths: ``(batch,)``; a tensor or a list. Either these or `offsets` must be given.
+        weights: ``(n,)`` weights of the values, or None.
+        lengths: ``(batch,)``; a tensor or a list. Either these or `offsets` are required.
         offsets: ``(batch,)`` starts or ``(batch + 1,)`` with the end; a tensor or a list.
 
     Raises:
-        InvalidArgumentError: wrong rank, negative lengths, lengths that do not add up, falling
-            offsets, weights of another length.
+        InvalidArgumentError: lengths or offsets are invalid or do not match the values, or weights
+            have another length.
+
+    Examples:
+        >>> import torch
+        >>> from sparring_torch import JaggedTensor
+        >>> bags = JaggedTensor(torch.tensor([101, 102, 201]), lengths=torch.tensor([2, 1]))
+        >>> bags.to_dense()
+        [tensor([101, 102]), tensor([201])]
+        >>> bags.to_padded_dense().tolist()
+        [[101, 102], [201, 0]]
     """
 
     __slots__ = ()
@@ -55,13 +64,13 @@ class JaggedTensor(JaggedParts):
     def _from_valid(
         cls, values: Tensor, weights: Tensor | None, lengths: Tensor, offsets: Tensor | None = None
     ) -> JaggedTensor:
-        """Without checks, for parts that come out of a checked tensor."""
+        """Creates a tensor from valid parts without checks."""
         self = cls.__new__(cls)
         self._values, self._weights = values, weights
         self._lengths, self._offsets = lengths, offsets
         return self
 
-    # -- other ways to make one -------------------------------------------------
+    # -- other constructors -----------------------------------------------------
 
     @staticmethod
     def empty(
@@ -71,7 +80,7 @@ class JaggedTensor(JaggedParts):
         weights_dtype: torch.dtype | None = None,
         lengths_dtype: torch.dtype = torch.int32,
     ) -> JaggedTensor:
-        """No values in no bags."""
+        """Returns a tensor without values and bags."""
         return JaggedTensor._from_valid(
             torch.empty(0, dtype=values_dtype, device=device),
             torch.empty(0, dtype=weights_dtype, device=device) if is_weighted else None,
@@ -82,14 +91,14 @@ class JaggedTensor(JaggedParts):
     def from_dense(
         values: Sequence[Tensor], weights: Sequence[Tensor] | None = None
     ) -> JaggedTensor:
-        """From one tensor ``(length, …)`` for each bag.
+        """Creates a tensor from one tensor ``(length, …)`` per bag.
 
         Raises:
-            InvalidArgumentError: no bags, or weights of other lengths.
+            InvalidArgumentError: there are no bags, or weights have other lengths.
         """
         if not len(values):
             raise InvalidArgumentError(
-                "from_dense needs at least one bag, found none; use JaggedTensor.empty()"
+                "from_dense: found no bags; use JaggedTensor.empty() instead"
             )
         return JaggedTensor(
             torch.cat(list(values)),
@@ -101,15 +110,20 @@ class JaggedTensor(JaggedParts):
     def from_dense_lengths(
         values: Tensor, lengths: Counts, weights: Tensor | None = None
     ) -> JaggedTensor:
-        """From padded ``(batch, longest, …)`` values, of which each bag's first `lengths` count.
+        """Creates a tensor from the first `lengths` values of each padded bag.
+
+        Args:
+            values: ``(batch, longest, …)``.
+            lengths: ``(batch,)``.
+            weights: ``(batch, longest)``, or None.
 
         Raises:
-            InvalidArgumentError: `lengths` is not ``(batch,)`` within 0 to `longest`.
+            InvalidArgumentError: `lengths` has another shape, or is not within 0 to `longest`.
         """
         given = torch.as_tensor(lengths, device=values.device)
         if values.dim() < 2 or given.shape != values.shape[:1]:
             raise InvalidArgumentError(
-                f"from_dense_lengths: values must be (batch, longest, …) and lengths (batch,), "
+                "from_dense_lengths: values must have shape (batch, longest, …) and lengths (batch,), "
                 f"found shapes {tuple(values.shape)} and {tuple(given.shape)}"
             )
         is_kept = torch.arange(values.shape[1], device=values.device) < given[:, None]
@@ -120,11 +134,11 @@ class JaggedTensor(JaggedParts):
     # -- dense forms ----------------------------------------------------------------
 
     def to_dense(self) -> list[Tensor]:
-        """One tensor ``(length, …)`` for each bag: views, no copies."""
+        """Returns one tensor ``(length, …)`` per bag without copying."""
         return list(torch.split(self._values, self._lengths.tolist()))
 
     def to_dense_weights(self) -> list[Tensor] | None:
-        """One tensor ``(length,)`` for each bag, or None without weights."""
+        """Returns one tensor ``(length,)`` of weights per bag, or None if there are none."""
         if self._weights is None:
             return None
         return list(torch.split(self._weights, self._lengths.tolist()))
@@ -132,18 +146,18 @@ class JaggedTensor(JaggedParts):
     def to_padded_dense(
         self, desired_length: int | None = None, padding_value: float = 0.0
     ) -> Tensor:
-        """``(batch, desired_length, …)``: shorter bags padded at the end, longer ones cut.
+        """Returns ``(batch, desired_length, …)`` values; pads or truncates bags at the end.
 
         Args:
-            desired_length: None means the longest bag.
-            padding_value: what fills up.
+            desired_length: length of the result; None means the longest bag.
+            padding_value: value of the padding.
         """
         return self._pad(self._values, desired_length, padding_value)
 
     def to_padded_dense_weights(
         self, desired_length: int | None = None, padding_value: float = 0.0
     ) -> Tensor | None:
-        """``(batch, desired_length)``, or None without weights."""
+        """Returns padded weights ``(batch, desired_length)``, or None if there are none."""
         if self._weights is None:
             return None
         return self._pad(self._weights, desired_length, padding_value)
@@ -151,7 +165,7 @@ class JaggedTensor(JaggedParts):
     def _pad(self, flat: Tensor, desired_length: int | None, padding_value: float) -> Tensor:
         num_bags = self._lengths.numel()
         if desired_length is not None and torch.compiler.is_compiling():
-            # No shape may depend on lengths: values that are cut off go to one more column.
+            # No shape may depend on lengths, so truncated values go to an additional column.
             bags = torch.arange(num_bags, device=flat.device)
             bags = bags.repeat_interleave(self._lengths, output_size=flat.shape[0])
             columns = torch.arange(flat.shape[0], device=flat.device) - self.offsets()[bags]
@@ -172,7 +186,7 @@ class JaggedTensor(JaggedParts):
     # -- moving -----------------------------------------------------------------------
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> JaggedTensor:
-        """The same on another device."""
+        """Returns the tensor on another device."""
         return JaggedTensor._from_valid(
             *(
                 None if part is None else part.to(device, non_blocking=non_blocking)
@@ -181,7 +195,7 @@ class JaggedTensor(JaggedParts):
         )
 
     def pin_memory(self) -> JaggedTensor:
-        """The same in page-locked memory, from where a copy to a GPU need not wait."""
+        """Returns the tensor in page-locked memory, from which copies to a GPU are asynchronous."""
         return JaggedTensor._from_valid(
             *(
                 None if part is None else part.pin_memory()
@@ -190,7 +204,7 @@ class JaggedTensor(JaggedParts):
         )
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """Keeps the memory of all parts until `stream` has done with it."""
+        """Keeps the memory of all parts allocated until `stream` has used it."""
         for part in (self._values, self._weights, self._lengths, self._offsets):
             if part is not None:
                 part.record_stream(stream)
@@ -205,18 +219,18 @@ class JaggedTensor(JaggedParts):
 
 
 def check_weights(weights: Tensor | Sequence[float] | None, values: Tensor) -> Tensor | None:
-    """Weights as a tensor, one for each value.
+    """Converts weights to a tensor and checks their number.
 
     Raises:
-        InvalidArgumentError: another number of weights than of values.
+        InvalidArgumentError: the numbers of weights and values differ.
     """
     if weights is None:
         return None
     checked = to_values(weights, "weights")
     if checked.shape[0] != values.shape[0]:
         raise InvalidArgumentError(
-            f"weights must be as many as values, found {checked.shape[0]} weights for "
-            f"{values.shape[0]} values",
+            f"weights: found {checked.shape[0]} weights for {values.shape[0]} values; give one weight "
+            "per value",
             num_weights=checked.shape[0],
             num_values=values.shape[0],
         )

@@ -1,10 +1,10 @@
-"""Lengths and offsets: the two ways to say how a flat tensor falls into bags.
+"""Lengths and offsets: two descriptions of how a flat tensor is divided into bags.
 
 For bags of 2, 3 and 1 values::
 
     lengths            [2, 3, 1]
-    offsets            [0, 2, 5, 6]      where each bag starts, and the end
-    offsets, starts    [0, 2, 5]         accepted too; the end is the number of values
+    offsets            [0, 2, 5, 6]      start of each bag, and the end
+    offsets, starts    [0, 2, 5]         also accepted; the end is the number of values
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ __all__ = [
 ]
 
 Counts = Tensor | Sequence[int]
-"""Lengths or offsets as users give them: ``(bags,)`` whole numbers, a tensor or a list."""
+"""Lengths or offsets as users pass them: ``(bags,)`` integers, a tensor or a list."""
 
 
 def to_values(values: object, what: str) -> Tensor:
-    """A tensor of at least one dimension from a tensor, an array or a list.
+    """Converts a tensor, an array or a list to a tensor of at least one dimension.
 
     Raises:
-        InvalidArgumentError: no such thing, or a scalar.
+        InvalidArgumentError: the value is a scalar or cannot be converted.
     """
     if not isinstance(values, Tensor):
         try:
             values = torch.as_tensor(values)
         except (TypeError, ValueError, RuntimeError) as error:
             raise InvalidArgumentError(
-                f"{what} must be a tensor or a list of numbers, found "
-                f"{type(values).__name__}: {error}"
+                f"{what} must be a tensor or a list of numbers, found {type(values).__name__}, which "
+                f"torch.as_tensor does not accept: {error}"
             ) from error
         if values.numel() == 0:
             values = values.to(torch.int64)
     if values.dim() == 0:
         raise InvalidArgumentError(
-            f"{what} must have at least one dimension, found a scalar; give a list of one",
+            f"{what} must have at least one dimension, found a scalar; give a list of one value",
             shape=(),
         )
     return values
@@ -61,20 +61,20 @@ def find_lengths(
     num_keys: int = 1,
     device: torch.device | None = None,
 ) -> Tensor:
-    """Lengths ``(bags,)`` of `num_values` values, from either description.
+    """Returns lengths ``(bags,)`` of `num_values` values, from lengths or offsets.
 
     Args:
-        num_values: values in all bags together.
-        lengths: of each bag; goes before `offsets`.
-        offsets: where each bag starts, with or without the end.
-        num_keys: features that the bags are shared out to evenly; settles whether an end is there
-            where the last offset alone does not.
-        device: where the result shall live.
+        num_values: total number of values in all bags.
+        lengths: length of each bag; preferred to `offsets`.
+        offsets: start of each bag, with or without the end.
+        num_keys: number of features, each with the same number of bags; shows whether there is an
+            end if the last offset does not.
+        device: device of the result.
 
     Raises:
-        InvalidArgumentError: neither is given, wrong rank, not whole, negative, lengths that do
-            not add up to `num_values`, offsets that fall or do not start at 0, both given and at
-            odds.
+        InvalidArgumentError: neither is given, or both are and they disagree; counts are not
+            one-dimensional integers, or are negative; lengths do not sum to `num_values`; offsets
+            decrease or do not start at 0.
     """
     if lengths is not None:
         checked = _to_counts(lengths, "lengths").to(device)
@@ -85,15 +85,15 @@ def find_lengths(
                 checked.cpu().to(torch.int64), other.cpu().to(torch.int64)
             ):
                 raise InvalidArgumentError(
-                    f"lengths and offsets disagree: lengths are {_format_counts(checked)}, offsets give "
-                    f"{_format_counts(other)}; give one of the two"
+                    f"lengths and offsets disagree: lengths are {_format_counts(checked)}, but "
+                    f"offsets mean {_format_counts(other)}; give only one of them"
                 )
         return checked
     if offsets is not None:
         return offsets_to_lengths(offsets, num_values, num_keys=num_keys).to(device)
     raise InvalidArgumentError(
-        "a jagged tensor needs lengths or offsets, found neither; give lengths=[…], one number "
-        "a bag"
+        "a jagged tensor requires lengths or offsets, found neither; give lengths=[…], one number "
+        "per bag"
     )
 
 
@@ -101,27 +101,28 @@ def check_values(tensor: Tensor, operation: str) -> None:
     """Checks that a tensor has values.
 
     Raises:
-        InvalidArgumentError: if it is on the device ``meta``.
+        InvalidArgumentError: it is on the device ``meta``.
     """
     if tensor.is_meta:
         raise InvalidArgumentError(
-            f"{operation}: found a batch on device 'meta', which has shapes and no values; move a batch "
-            "with values here: batch.to('cpu')"
+            f"{operation}: found a batch on device 'meta', which has shapes but no values; use a batch "
+            "with values on another device, for example 'cpu'"
         )
 
 
 def lengths_to_offsets(lengths: Tensor) -> Tensor:
-    """Offsets ``(bags + 1,)`` of the lengths' dtype, the end included."""
+    """Converts lengths to offsets ``(bags + 1,)`` of the same dtype, including the end."""
     offsets = torch.zeros(lengths.numel() + 1, dtype=lengths.dtype, device=lengths.device)
     torch.cumsum(lengths, 0, out=offsets[1:])
     return offsets
 
 
 def offsets_to_lengths(offsets: Counts, num_values: int, *, num_keys: int = 1) -> Tensor:
-    """Lengths ``(bags,)`` from offsets with or without the end.
+    """Converts offsets with or without the end to lengths ``(bags,)``.
 
     Raises:
-        InvalidArgumentError: wrong rank, not whole, not from 0 upward, beyond `num_values`.
+        InvalidArgumentError: offsets are not one-dimensional integers, do not start at 0, decrease,
+            or exceed `num_values`.
     """
     checked = _to_counts(offsets, "offsets")
     count = checked.numel()
@@ -133,22 +134,24 @@ def offsets_to_lengths(offsets: Counts, num_values: int, *, num_keys: int = 1) -
         return steps if (count - 1) % num_keys == 0 else checked
     if int(checked[0]) != 0:
         raise InvalidArgumentError(
-            f"offsets must start at 0, found {_format_counts(checked)}; the first bag starts at value 0",
+            f"offsets must start at 0, found {_format_counts(checked)}; make 0 the start of the "
+            "first bag",
             offsets=checked.tolist(),
         )
     steps = checked[1:] - checked[:-1]
     if count > 1 and int(steps.min()) < 0:
         position = int((steps < 0).nonzero()[0])
         raise InvalidArgumentError(
-            f"offsets must not fall, found {int(checked[position + 1])} after {int(checked[position])} "
-            f"at position {position + 1}; an empty bag repeats the offset before it",
+            f"offsets must not decrease, found {int(checked[position + 1])} after "
+            f"{int(checked[position])} at position {position + 1}; repeat the previous offset for an "
+            "empty bag",
             position=position + 1,
         )
     last = int(checked[-1])
     if last > num_values:
         raise InvalidArgumentError(
-            f"offsets reach {last}, but there are {num_values} values; the last offset must be "
-            "a start within the values, or their number",
+            f"offsets must not exceed the number of values, {num_values}, found {last}; end with the "
+            "last start or with the number of values",
             last=last,
             num_values=num_values,
         )
@@ -180,7 +183,8 @@ def _to_counts(counts: Counts, what: str) -> Tensor:
         is_whole = True
     if not is_whole:
         raise InvalidArgumentError(
-            f"{what} must be whole numbers, found {_format_counts(tensor)} of dtype {tensor.dtype}",
+            f"{what} must be integers, found {_format_counts(tensor)} of dtype {tensor.dtype}; "
+            "convert them",
             dtype=str(tensor.dtype),
         )
     return tensor.to(torch.int64)
@@ -188,20 +192,20 @@ def _to_counts(counts: Counts, what: str) -> Tensor:
 
 def _check_lengths(lengths: Tensor, num_values: int) -> None:
     if lengths.is_meta or (torch.compiler.is_compiling() and torch.compiler.is_exporting()):
-        return  # they have no values yet: the program's lookup checks them
+        return  # lengths have no values yet; the lookup in the program checks them
     if lengths.numel() and int(lengths.min()) < 0:
         position = int((lengths < 0).nonzero()[0])
         raise InvalidArgumentError(
             f"lengths must not be negative, found {int(lengths[position])} at position {position}; "
-            "an empty bag has length 0",
+            "use 0 for an empty bag",
             position=position,
             length=int(lengths[position]),
         )
     total = int(lengths.sum())
     if total != num_values:
         raise InvalidArgumentError(
-            f"lengths add up to {total}, but there are {num_values} values; each value must "
-            "belong to one bag",
+            f"lengths must sum to the number of values, {num_values}, found {total}; count each "
+            "value in exactly one bag",
             total=total,
             num_values=num_values,
         )

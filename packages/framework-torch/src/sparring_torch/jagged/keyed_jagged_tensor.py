@@ -1,6 +1,6 @@
 """`KeyedJaggedTensor`: all sparse features of a batch in one flat tensor.
 
-In its interface, which is TorchRec's, `keys` are feature names and `values` are ids.
+The interface is TorchRec's: `keys` are names of features and `values` are ids.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["KeyedJaggedTensor"]
 
 
 class KeyedJaggedTensor(JaggedParts):
-    """Several features, each with a bag of ids for each example of the batch.
+    """Several features of a batch, with one bag of ids per feature and example.
 
     Two features over a batch of two examples::
 
@@ -39,28 +39,40 @@ class KeyedJaggedTensor(JaggedParts):
         offsets   0        2              5     6         8    (features * stride + 1,)
         stride    2                                            examples in the batch
 
-    `offset_per_key` is ``[0, 5, 8]``: where each feature's values start, and the end.
+    `offset_per_key` is ``[0, 5, 8]``: the start of each feature's values, and the end.
 
-    Where many examples share the ids of a feature, as those of one user do, each bag may be given
-    once: `stride_per_key_per_rank` says how many bags a feature has, and `inverse_indices` which of
-    them is that of each example.
+    If many examples share the ids of a feature, for example those of one user, each distinct bag can
+    be given once: `stride_per_key_per_rank` sets the number of bags per feature, and
+    `inverse_indices` the bag of each example.
 
     Args:
-        keys: names of the features; each once.
+        keys: distinct names of the features.
         values: ``(n,)`` ids; a tensor or a list.
-        weights: ``(n,)``, one for each id, or None.
-        lengths: ``(features * stride,)``; a tensor or a list. Either these or `offsets`.
+        weights: ``(n,)`` weights of the ids, or None.
+        lengths: ``(features * stride,)``; a tensor or a list. Either these or `offsets` are required.
         offsets: the starts of all bags, with or without the end; a tensor or a list.
-        stride: examples in the batch; None means the number of bags over that of features.
-        stride_per_key_per_rank: in place of `stride`: bags of each feature, one list a feature,
-            whose numbers are added up.
-        inverse_indices: features, and ``(features, examples)`` int64: which bag of a feature is
-            that of an example. Collections that pool need them if features differ in stride.
+        stride: number of examples; None means the number of bags divided by that of features.
+        stride_per_key_per_rank: replaces `stride`: one list per feature, whose sum is the number of
+            bags of the feature.
+        inverse_indices: names of features, and ``(features, examples)`` int64 numbers of bags.
+            Collections that pool require it if features have different numbers of bags.
 
     Raises:
-        InvalidArgumentError: wrong rank, a feature named twice, bags that do not share out evenly,
-            negative lengths, lengths that do not add up, falling offsets, weights of another
-            length, a feature without inverse indices.
+        InvalidArgumentError: a feature is named twice, lengths or offsets are invalid or do not match
+            the values or features, weights have another length, or a feature has no inverse indices.
+
+    Examples:
+        >>> import torch
+        >>> from sparring_torch import KeyedJaggedTensor
+        >>> batch = KeyedJaggedTensor(
+        ...     ["user_features", "item_features"],
+        ...     torch.tensor([11, 12, 21, 22, 23, 101, 102, 201]),
+        ...     lengths=torch.tensor([2, 3, 1, 2]),
+        ... )
+        >>> batch.stride(), batch.offset_per_key()
+        (2, [0, 5, 8])
+        >>> batch["item_features"].to_dense()
+        [tensor([101]), tensor([102, 201])]
     """
 
     __slots__ = (
@@ -73,9 +85,9 @@ class KeyedJaggedTensor(JaggedParts):
     )
 
     _inverse: Tensor | None
-    """``(features, stride)``, in the order of the features."""
+    """``(features, stride)`` numbers of bags, in the order of the features."""
     _strides: list[int] | None
-    """Bags of each feature; None where each has `stride`."""
+    """Number of bags per feature; None if each feature has `stride` bags."""
 
     def __init__(
         self,
@@ -101,8 +113,8 @@ class KeyedJaggedTensor(JaggedParts):
         if len(self._index_per_key) != len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise InvalidArgumentError(
-                f"feature {twice!r} is named more than once in keys {names}; join its values "
-                "into one feature",
+                f"keys: found feature {twice!r} more than once in {names}; put its values into one "
+                "feature",
                 feature=twice,
             )
         self._values = checked
@@ -144,7 +156,7 @@ class KeyedJaggedTensor(JaggedParts):
         strides: list[int] | None = None,
         inverse: Tensor | None = None,
     ) -> KeyedJaggedTensor:
-        """Without checks, for parts that come out of a checked tensor."""
+        """Creates a tensor from valid parts without checks."""
         self = cls.__new__(cls)
         self._keys, self._values, self._weights = keys, values, weights
         self._index_per_key = {name: index for index, name in enumerate(keys)}
@@ -153,7 +165,7 @@ class KeyedJaggedTensor(JaggedParts):
         self._strides, self._inverse = strides, inverse
         return self
 
-    # -- other ways to make one -------------------------------------------------
+    # -- other constructors -----------------------------------------------------
 
     @staticmethod
     def from_lengths_sync(
@@ -165,7 +177,7 @@ class KeyedJaggedTensor(JaggedParts):
         stride_per_key_per_rank: Sequence[Sequence[int]] | Tensor | None = None,
         inverse_indices: tuple[Sequence[str], Tensor] | None = None,
     ) -> KeyedJaggedTensor:
-        """From lengths, with everything derived computed now."""
+        """Creates a tensor from lengths and computes all derived values."""
         return KeyedJaggedTensor(
             keys, values, weights, lengths, None, stride, stride_per_key_per_rank, inverse_indices
         ).sync()
@@ -180,26 +192,28 @@ class KeyedJaggedTensor(JaggedParts):
         stride_per_key_per_rank: Sequence[Sequence[int]] | Tensor | None = None,
         inverse_indices: tuple[Sequence[str], Tensor] | None = None,
     ) -> KeyedJaggedTensor:
-        """From offsets, with everything derived computed now."""
+        """Creates a tensor from offsets and computes all derived values."""
         return KeyedJaggedTensor(
             keys, values, weights, None, offsets, stride, stride_per_key_per_rank, inverse_indices
         ).sync()
 
     @staticmethod
     def from_jt_dict(jt_dict: Mapping[str, JaggedTensor]) -> KeyedJaggedTensor:
-        """From one `JaggedTensor` for each feature, all with the same number of bags.
+        """Creates a tensor from one `JaggedTensor` per feature, with equal numbers of bags.
 
         Raises:
-            InvalidArgumentError: none given, uneven numbers of bags, weights on some only.
+            InvalidArgumentError: there are no features, numbers of bags differ, or only some features
+                have weights.
         """
         if not jt_dict:
             raise InvalidArgumentError(
-                "from_jt_dict needs at least one feature, found none; use KeyedJaggedTensor.empty()"
+                "from_jt_dict: found no features; use KeyedJaggedTensor.empty() instead"
             )
         strides = {name: part.lengths().numel() for name, part in jt_dict.items()}
         if len(set(strides.values())) > 1:
             raise InvalidArgumentError(
-                f"all features must have the same number of bags, found {strides}; add empty bags",
+                f"from_jt_dict: features must have equal numbers of bags, found {strides}; add empty "
+                "bags",
                 strides=strides,
             )
         parts = list(jt_dict.values())
@@ -213,20 +227,23 @@ class KeyedJaggedTensor(JaggedParts):
 
     @staticmethod
     def concat(kjt_list: Sequence[KeyedJaggedTensor]) -> KeyedJaggedTensor:
-        """The features of all, in order. They must have one stride and no name in common.
+        """Returns the features of all tensors, in order.
 
         Raises:
-            InvalidArgumentError: none given, different strides, weights on some only.
+            InvalidArgumentError: there are no tensors, a feature is repeated, strides differ, or only
+                some tensors have weights.
         """
         if not kjt_list:
-            raise InvalidArgumentError("concat needs at least one KeyedJaggedTensor, found none")
+            raise InvalidArgumentError(
+                "concat: found no tensors; give at least one KeyedJaggedTensor"
+            )
         is_variable = any(part._strides is not None for part in kjt_list)
         has_inverse = all(part._inverse is not None for part in kjt_list)
         strides = sorted({part.stride() for part in kjt_list})
         if len(strides) > 1 and (has_inverse or not is_variable):
             raise InvalidArgumentError(
-                f"concat: all must have the same stride, found {strides}; they are of different "
-                "batches",
+                f"concat: all tensors must have the same stride, found {strides}; give features of "
+                "one batch",
                 strides=strides,
             )
         keys = [name for part in kjt_list for name in part._keys]
@@ -252,7 +269,7 @@ class KeyedJaggedTensor(JaggedParts):
         weights_dtype: torch.dtype | None = None,
         lengths_dtype: torch.dtype = torch.int32,
     ) -> KeyedJaggedTensor:
-        """No features, no examples."""
+        """Returns a tensor without features and examples."""
         return KeyedJaggedTensor._from_valid(
             [],
             torch.empty(0, dtype=values_dtype, device=device),
@@ -263,7 +280,7 @@ class KeyedJaggedTensor(JaggedParts):
 
     @staticmethod
     def empty_like(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """No features, with the dtypes, the device and the stride of `kjt`."""
+        """Returns a tensor without features, with the dtypes, device and stride of `kjt`."""
         weights = kjt._weights
         weights = None if weights is None else weights[:0]
         return KeyedJaggedTensor._from_valid(
@@ -273,44 +290,44 @@ class KeyedJaggedTensor(JaggedParts):
     # -- parts --------------------------------------------------------------------
 
     def keys(self) -> list[str]:
-        """Names of the features."""
+        """Returns the names of the features."""
         return self._keys
 
     def stride(self) -> int:
-        """Examples in the batch."""
+        """Returns the number of examples in the batch."""
         return self._stride
 
     def stride_per_key(self) -> list[int]:
-        """Bags of each feature."""
+        """Returns the number of bags per feature."""
         return list(self._strides or [self._stride] * len(self._keys))
 
     def stride_per_key_per_rank(self) -> list[list[int]]:
         return [[stride] for stride in self.stride_per_key()]
 
     def variable_stride_per_key(self) -> bool:
-        """Whether features differ in their number of bags, or share bags between examples."""
+        """Returns whether features differ in their number of bags, or examples share bags."""
         return self._strides is not None
 
     def inverse_indices_or_none(self) -> tuple[list[str], Tensor] | None:
-        """Features, and ``(features, examples)``: which bag is that of an example."""
+        """Returns names of features and the bag of each example ``(features, examples)``."""
         return None if self._inverse is None else (self._keys, self._inverse)
 
     def inverse_indices(self) -> tuple[list[str], Tensor]:
-        """Features, and ``(features, examples)``: which bag is that of an example.
+        """Returns names of features and the bag of each example ``(features, examples)``.
 
         Raises:
-            InvalidArgumentError: there are none.
+            InvalidArgumentError: the tensor has no inverse indices.
         """
         if self._inverse is None:
             raise InvalidArgumentError(
-                f"features have {self.stride_per_key()} bags and no inverse_indices, so no one "
-                "knows which bag is that of an example; give inverse_indices=(keys, (features, "
-                "examples))"
+                f"inverse_indices: found none for features with {self.stride_per_key()} bags, so the "
+                "bags of the examples are unknown; give inverse_indices=(keys, (features, examples)) "
+                "to the KeyedJaggedTensor"
             )
         return self._keys, self._inverse
 
     def with_even_stride(self) -> KeyedJaggedTensor:
-        """The same bags, with as many for each feature: empty ones are added at the end."""
+        """Returns a tensor with an equal number of bags per feature; empty bags are appended."""
         if self._strides is None:
             return self
         stride = max(self._strides, default=0)
@@ -322,7 +339,7 @@ class KeyedJaggedTensor(JaggedParts):
         )
 
     def length_per_key(self) -> list[int]:
-        """Ids of each feature; raises if the batch is on the device ``meta``."""
+        """Returns the number of ids per feature; raises if the batch is on the device ``meta``."""
         if self._length_per_key is None:
             check_values(self._lengths, "length_per_key")
             even = self.with_even_stride()
@@ -333,39 +350,39 @@ class KeyedJaggedTensor(JaggedParts):
         return self._length_per_key
 
     def offset_per_key(self) -> list[int]:
-        """Where each feature's ids start, and the end."""
+        """Returns the start of each feature's ids, and the end."""
         return list(accumulate(self.length_per_key(), initial=0))
 
     def lengths_offset_per_key(self) -> list[int]:
-        """Where each feature's lengths start, and the end."""
+        """Returns the start of each feature's lengths, and the end."""
         return list(accumulate(self.stride_per_key(), initial=0))
 
     def index_per_key(self) -> dict[str, int]:
-        """The place of each feature in `keys`."""
+        """Returns the position of each feature in `keys`."""
         return self._index_per_key
 
     def sync(self) -> KeyedJaggedTensor:
-        """Computes what is derived; returns itself."""
+        """Computes derived values; returns itself."""
         if not self._lengths.is_meta:
             self.length_per_key()
         self.offsets()
         return self
 
     def unsync(self) -> KeyedJaggedTensor:
-        """Forgets what was derived; returns itself."""
+        """Drops derived values; returns itself."""
         self._length_per_key = self._offsets = None
         return self
 
     def __getitem__(self, key: str) -> JaggedTensor:
-        """One feature: views, no copies.
+        """Returns one feature without copying.
 
         Raises:
-            InvalidArgumentError: no such feature.
+            InvalidArgumentError: there is no such feature.
         """
         index = self._index_per_key.get(key)
         if index is None:
             raise InvalidArgumentError(
-                f"no feature {key!r} in this KeyedJaggedTensor; "
+                f"found no feature {key!r} in this KeyedJaggedTensor; "
                 + format_suggestion(key, self._index_per_key),
                 feature=key,
             )
@@ -379,24 +396,23 @@ class KeyedJaggedTensor(JaggedParts):
         return len(self._keys)
 
     def to_dict(self) -> dict[str, JaggedTensor]:
-        """All features."""
+        """Returns all features without copying."""
         return {name: self[name] for name in self._keys}
 
     # -- rearranging ------------------------------------------------------------------
 
     def split(self, segments: Sequence[int]) -> list[KeyedJaggedTensor]:
-        """Runs of consecutive features: views, no copies.
+        """Splits the tensor into runs of consecutive features without copying.
 
         Args:
-            segments: features in each part; they add up to all.
+            segments: number of features per part; the sum is the number of features.
 
         Raises:
-            InvalidArgumentError: they do not add up.
+            InvalidArgumentError: `segments` has another sum or a negative number.
         """
         if sum(segments) != len(self._keys) or any(each < 0 for each in segments):
             raise InvalidArgumentError(
-                f"split: segments must add up to the {len(self._keys)} features, found "
-                f"{list(segments)}"
+                f"split: segments must sum to the {len(self._keys)} features, found {list(segments)}"
             )
         ends = list(accumulate(segments, initial=0))
         return [self._part(begin, end) for begin, end in pairwise(ends)]
@@ -406,14 +422,14 @@ class KeyedJaggedTensor(JaggedParts):
         indices: Sequence[int],
         indices_tensor: Tensor | None = None,
     ) -> KeyedJaggedTensor:
-        """The features at `indices`, in that order; the rest is left out.
+        """Returns a tensor with the features at `indices`, in that order.
 
         Args:
-            indices: places in `keys`, each once.
-            indices_tensor: the same as a tensor, as TorchRec has it; not needed.
+            indices: distinct positions in `keys`.
+            indices_tensor: the same as a tensor, for compatibility with TorchRec.
 
         Raises:
-            InvalidArgumentError: a place out of range or repeated, or another `indices_tensor`.
+            InvalidArgumentError: a position is out of range or repeated, or `indices_tensor` differs.
         """
         order = list(indices)
         keyed_parts.check_order(order, len(self._keys), indices_tensor)
@@ -461,18 +477,18 @@ class KeyedJaggedTensor(JaggedParts):
         non_blocking: bool = False,
         dtype: torch.dtype | None = None,
     ) -> KeyedJaggedTensor:
-        """The same on another device; `dtype`, if given, is for the weights."""
+        """Returns the batch on another device; `dtype`, if given, applies to the weights."""
         moved = self._map(lambda part: part.to(device, non_blocking=non_blocking))
         if dtype is not None and moved._weights is not None:
             moved._weights = moved._weights.to(dtype)
         return moved
 
     def pin_memory(self) -> KeyedJaggedTensor:
-        """The same in page-locked memory, from where a copy to a GPU need not wait."""
+        """Returns the batch in page-locked memory, from which copies to a GPU are asynchronous."""
         return self._map(Tensor.pin_memory)
 
     def _map(self, move: Callable[[Tensor], Tensor]) -> KeyedJaggedTensor:
-        """The same with every tensor moved."""
+        """Returns the batch with `move` applied to every tensor."""
         return KeyedJaggedTensor._from_valid(
             self._keys,
             move(self._values),
@@ -485,7 +501,7 @@ class KeyedJaggedTensor(JaggedParts):
         )
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """Keeps the memory of all parts until `stream` has done with it."""
+        """Keeps the memory of all parts allocated until `stream` has used it."""
         for part in (self._values, self._weights, self._lengths, self._offsets, self._inverse):
             if part is not None:
                 part.record_stream(stream)

@@ -1,4 +1,4 @@
-"""Parts of a `KeyedJaggedTensor`: bags of its features; and batches as trees of tensors."""
+"""Helper functions of `KeyedJaggedTensor`, and registration of batches as pytrees."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ __all__ = [
 
 
 def find_shared_stride(num_keys: int, num_bags: int, given: int | None) -> int:
-    """Bags of each feature, where all have as many.
+    """Returns the number of bags per feature, if it is the same for all features.
 
     Raises:
-        InvalidArgumentError: they do not share out.
+        InvalidArgumentError: the bags cannot be divided equally.
     """
     if num_keys == 0:
         if num_bags:
             raise InvalidArgumentError(
-                f"a KeyedJaggedTensor without features has no bags, found {num_bags}; name the "
+                f"a KeyedJaggedTensor without features cannot have bags, found {num_bags}; name the "
                 "features in keys",
                 num_bags=num_bags,
             )
         return given or 0
     if num_bags % num_keys or (given is not None and given * num_keys != num_bags):
-        wanted = f"{given} for each" if given is not None else "as many for each"
+        wanted = f"{given} per feature" if given is not None else "equally many per feature"
         raise InvalidArgumentError(
-            f"{num_bags} bags do not share out to {num_keys} features, {wanted}; give one length "
-            "for each feature and example",
+            f"found {num_bags} bags for {num_keys} features, expected {wanted}; give one length "
+            "per feature and example",
             num_bags=num_bags,
             num_keys=num_keys,
             stride=given,
@@ -49,46 +49,47 @@ def find_shared_stride(num_keys: int, num_bags: int, given: int | None) -> int:
 
 
 def check_order(order: Sequence[int], num_keys: int, as_tensor: Tensor | None) -> None:
-    """Checks places of features.
+    """Checks positions of features.
 
     Raises:
-        InvalidArgumentError: if a place is out of range or repeated, or the tensor has other places.
+        InvalidArgumentError: a position is out of range or repeated, or the tensor differs.
     """
     if as_tensor is not None and as_tensor.tolist() != order:
         raise InvalidArgumentError(
-            f"permute: found indices {order} and indices_tensor {as_tensor.tolist()}; give indices alone"
+            f"permute: found indices {order}, but indices_tensor {as_tensor.tolist()}; give only "
+            "indices"
         )
     if not all(0 <= each < num_keys for each in order) or len(set(order)) != len(order):
         raise InvalidArgumentError(
-            f"permute: indices must be different places from 0 to {num_keys - 1}, found {order}"
+            f"permute: indices must be distinct positions from 0 to {num_keys - 1}, found {order}"
         )
 
 
 def check_strides(names: Sequence[str], strides: Sequence[int], num_bags: int) -> None:
-    """Checks the number of bags of each feature.
+    """Checks the number of bags per feature.
 
     Raises:
-        InvalidArgumentError: not one number for each feature, or not all bags.
+        InvalidArgumentError: there is not one number per feature, or the sum is wrong.
     """
     if len(strides) != len(names) or sum(strides) != num_bags or min(strides, default=0) < 0:
         raise InvalidArgumentError(
             f"stride_per_key_per_rank must have one list for each of {len(names)} features, which "
-            f"add up to the {num_bags} bags; found {list(strides)}",
+            f"sum to the {num_bags} bags, found {list(strides)}",
             num_bags=num_bags,
         )
 
 
 def arrange_inverse(names: Sequence[str], keys: Sequence[str], indices: Tensor) -> Tensor:
-    """Inverse indices ``(features, examples)`` in the order of the features.
+    """Returns inverse indices ``(features, examples)`` in the order of the features.
 
     Raises:
-        InvalidArgumentError: a feature has none, or another shape.
+        InvalidArgumentError: a feature has no indices, or the shape is wrong.
     """
     rows = {name: row for row, name in enumerate(keys)}
     missing = [name for name in names if name not in rows]
     if indices.dim() != 2 or len(indices) != len(rows) or missing:
         raise InvalidArgumentError(
-            f"inverse_indices must be names and (names, examples), for all features; found "
+            f"inverse_indices must be (names, tensor (names, examples)) for all features, found "
             f"{list(keys)} and shape {tuple(indices.shape)} for features {list(names)}"
         )
     order = [rows[name] for name in names]
@@ -96,18 +97,18 @@ def arrange_inverse(names: Sequence[str], keys: Sequence[str], indices: Tensor) 
 
 
 def concatenate_parts(parts: Sequence[Tensor | None], what: str) -> Tensor | None:
-    """One tensor of what several parts have; None where none of them has it.
+    """Concatenates parts, or returns None if all parts are None.
 
     Raises:
-        InvalidArgumentError: some have it and others do not.
+        InvalidArgumentError: only some of the parts are None.
     """
     given = [each for each in parts if each is not None]
     if not given:
         return None
     if len(given) != len(parts):
         raise InvalidArgumentError(
-            f"all parts must have {what} or none, found {what} on {len(given)} of {len(parts)}; "
-            "give them to the others too"
+            f"either all parts or none must have {what}, found {what} on {len(given)} of {len(parts)}; "
+            "add them to the others"
         )
     return torch.cat(given)
 
@@ -118,7 +119,7 @@ def register_tree(
     from_leaves: Callable[[Iterable[Any], list[Any]], Any],
     names: Sequence[str],
 ) -> None:
-    """Makes a class a tree of tensors for torch.
+    """Registers a class as a pytree of tensors.
 
     `torch.export` then accepts its objects as inputs and outputs, and programs are loaded with
     `weights_only`.
@@ -146,19 +147,19 @@ def register_tree(
 
 
 def _batch_leaves(batch: Any) -> tuple[list[Any], list[Any]]:
-    """Tensors of a `KeyedJaggedTensor`, and the rest of it."""
+    """Returns the tensors of a `KeyedJaggedTensor`, and its other parts."""
     leaves = [batch._values, batch._weights, batch._lengths]
-    # Most batches have none, and who describes their shapes need not know of it.
+    # Omitted if None, so that users need not specify dynamic shapes for it.
     leaves += [] if batch._inverse is None else [batch._inverse]
     return leaves, [batch._keys, batch._strides]
 
 
 def _batch_from_leaves(kind: Any, leaves: Iterable[Any], context: list[Any]) -> Any:
-    """Returns the `KeyedJaggedTensor` that these parts are of."""
+    """Creates a `KeyedJaggedTensor` from these parts."""
     values, weights, lengths, *rest = leaves
     inverse = rest[0] if rest else None
     keys, strides = context
-    # Not always tensors: torch maps trees of them to trees of names and the like.
+    # Leaves are not always tensors: torch also maps pytrees to pytrees of names, for example.
     stride = lengths.shape[0] // max(1, len(keys)) if isinstance(lengths, Tensor) else 0
     if strides is not None:
         stride = inverse.shape[1] if isinstance(inverse, Tensor) else max(strides)
@@ -168,6 +169,6 @@ def _batch_from_leaves(kind: Any, leaves: Iterable[Any], context: list[Any]) -> 
 
 
 def register_batch(kind: Any) -> None:
-    """Makes `KeyedJaggedTensor` a tree of tensors."""
+    """Registers `KeyedJaggedTensor` as a pytree of tensors."""
     names = ("values", "weights", "lengths", "inverse_indices")
     register_tree(kind, _batch_leaves, partial(_batch_from_leaves, kind), names)

@@ -17,7 +17,7 @@ __all__ = ["KeyedTensor"]
 
 
 class KeyedTensor:
-    """Dense tensors joined along one dimension, each reached by its feature's name.
+    """Dense tensors of several features, concatenated along one dimension.
 
     Two features, of dim 3 and dim 2, over a batch of two examples::
 
@@ -29,14 +29,21 @@ class KeyedTensor:
     ``keyed["item"]`` is the ``(batch, 2)`` view on the right.
 
     Args:
-        keys: names of the features; each once.
-        length_per_key: elements of each feature along `key_dim`.
-        values: ``(batch, sum of length_per_key)`` where `key_dim` is 1.
-        key_dim: the dimension along which features are joined.
+        keys: distinct names of the features.
+        length_per_key: number of elements of each feature along `key_dim`.
+        values: ``(batch, sum of length_per_key)`` if `key_dim` is 1.
+        key_dim: the dimension along which features are concatenated.
 
     Raises:
-        InvalidArgumentError: names and lengths of different number, a feature named twice,
-            lengths that do not add up.
+        InvalidArgumentError: the numbers of names and lengths differ, a feature is named twice, or
+            the lengths do not sum to the size of the values.
+
+    Examples:
+        >>> import torch
+        >>> from sparring_torch import KeyedTensor
+        >>> keyed = KeyedTensor(["user", "item"], [3, 2], torch.zeros(2, 5))
+        >>> keyed["item"].shape
+        torch.Size([2, 2])
     """
 
     __slots__ = ("_index_per_key", "_key_dim", "_keys", "_length_per_key", "_offsets", "_values")
@@ -51,23 +58,23 @@ class KeyedTensor:
         names, lengths = list(keys), [int(each) for each in length_per_key]
         if len(names) != len(lengths) or any(each < 0 for each in lengths):
             raise InvalidArgumentError(
-                f"length_per_key must have one number for each feature, found {lengths} for {names}"
+                f"length_per_key must have one number per feature, found {lengths} for {names}"
             )
         if not -values.dim() <= key_dim < values.dim() or sum(lengths) != values.shape[key_dim]:
             raise InvalidArgumentError(
-                f"length_per_key adds up to {sum(lengths)} along dimension {key_dim}, but values "
-                f"have shape {tuple(values.shape)}",
+                f"length_per_key must sum to the size of dimension {key_dim} of values, which have "
+                f"shape {tuple(values.shape)}, found {sum(lengths)}",
                 shape=tuple(values.shape),
             )
         self._fill(names, lengths, values, key_dim)
         if len(self._index_per_key) != len(names):
-            raise InvalidArgumentError(f"a feature is named more than once in keys {names}")
+            raise InvalidArgumentError(f"keys must name each feature once, found {names}")
 
     @classmethod
     def _from_valid(
         cls, keys: list[str], length_per_key: list[int], values: Tensor, key_dim: int = 1
     ) -> KeyedTensor:
-        """Without checks, for modules that made the values themselves."""
+        """Creates a tensor from valid parts without checks."""
         self = cls.__new__(cls)
         self._fill(keys, length_per_key, values, key_dim)
         return self
@@ -82,7 +89,7 @@ class KeyedTensor:
     def from_tensor_list(
         keys: Sequence[str], tensors: Sequence[Tensor], key_dim: int = 1, cat_dim: int = 1
     ) -> KeyedTensor:
-        """Joins one tensor for each feature."""
+        """Concatenates one tensor per feature."""
         return KeyedTensor(
             keys,
             [tensor.shape[key_dim] for tensor in tensors],
@@ -91,11 +98,11 @@ class KeyedTensor:
         )
 
     def keys(self) -> list[str]:
-        """Names of the features."""
+        """Returns the names of the features."""
         return self._keys
 
     def values(self) -> Tensor:
-        """All features side by side."""
+        """Returns the values of all features, side by side."""
         return self._values
 
     def key_dim(self) -> int:
@@ -105,23 +112,24 @@ class KeyedTensor:
         return self._values.device
 
     def length_per_key(self) -> list[int]:
-        """Elements of each feature along `key_dim`."""
+        """Returns the number of elements of each feature along `key_dim`."""
         return self._length_per_key
 
     def offset_per_key(self) -> list[int]:
-        """Where each feature starts along `key_dim`, and the end."""
+        """Returns the start of each feature along `key_dim`, and the end."""
         return self._offsets
 
     def __getitem__(self, key: str) -> Tensor:
-        """One feature: a view ``(batch, dim)``.
+        """Returns one feature ``(batch, dim)`` without copying.
 
         Raises:
-            InvalidArgumentError: no such feature.
+            InvalidArgumentError: there is no such feature.
         """
         index = self._index_per_key.get(key)
         if index is None:
             raise InvalidArgumentError(
-                f"no feature {key!r} in this KeyedTensor; " + format_suggestion(key, self._keys),
+                f"found no feature {key!r} in this KeyedTensor; "
+                + format_suggestion(key, self._keys),
                 feature=key,
             )
         return self._values.narrow(self._key_dim, self._offsets[index], self._length_per_key[index])
@@ -130,7 +138,7 @@ class KeyedTensor:
         return key in self._index_per_key
 
     def to_dict(self) -> dict[str, Tensor]:
-        """All features; they are views."""
+        """Returns all features without copying."""
         parts = torch.split(self._values, self._length_per_key, dim=self._key_dim)
         return dict(zip(self._keys, parts, strict=True))
 
@@ -138,10 +146,10 @@ class KeyedTensor:
     def regroup(
         keyed_tensors: Sequence[KeyedTensor], groups: Sequence[Sequence[str]]
     ) -> list[Tensor]:
-        """Returns one tensor per group: its features side by side.
+        """Returns one tensor per group, with the features of the group side by side.
 
         Raises:
-            InvalidArgumentError: if none of `keyed_tensors` has a requested feature, or two have it.
+            InvalidArgumentError: a feature is in none of `keyed_tensors`, or in several.
         """
         holders: dict[str, list[KeyedTensor]] = {}
         for tensor in keyed_tensors:
@@ -161,20 +169,20 @@ class KeyedTensor:
         groups: Sequence[Sequence[str]],
         keys: Sequence[str],
     ) -> dict[str, Tensor]:
-        """As `regroup`, each group under a name of its own.
+        """Same as `regroup`, with a name per group.
 
         Raises:
-            InvalidArgumentError: as many names as groups are needed.
+            InvalidArgumentError: the numbers of names and groups differ.
         """
         if len(keys) != len(groups):
             raise InvalidArgumentError(
-                f"regroup_as_dict needs a name for each group, found {len(keys)} names for "
-                f"{len(groups)} groups"
+                f"regroup_as_dict: found {len(keys)} names for {len(groups)} groups; give one name per "
+                "group"
             )
         return dict(zip(keys, KeyedTensor.regroup(keyed_tensors, groups), strict=True))
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> KeyedTensor:
-        """The same on another device."""
+        """Returns the tensor on another device."""
         return KeyedTensor._from_valid(
             self._keys,
             self._length_per_key,
@@ -183,7 +191,7 @@ class KeyedTensor:
         )
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """Keeps the memory until `stream` has done with it."""
+        """Keeps the memory allocated until `stream` has used it."""
         self._values.record_stream(stream)
 
     def __repr__(self) -> str:
@@ -195,14 +203,13 @@ def _find_holder(holders: dict[str, list[KeyedTensor]], name: str) -> KeyedTenso
     found = holders.get(name, [])
     if len(found) > 1:
         raise InvalidArgumentError(
-            f"regroup: feature {name!r} is in {len(found)} of the tensors, so it is not clear which one "
-            "is meant; give one tensor per feature, or take the feature from its tensor: "
-            f"tensor[{name!r}]",
+            f"regroup: feature {name!r} is ambiguous, because {len(found)} tensors contain it; give "
+            f"one tensor per feature, or read the feature from its tensor: tensor[{name!r}]",
             feature=name,
         )
     if not found:
         raise InvalidArgumentError(
-            f"regroup: no feature {name!r}; " + format_suggestion(name, holders), feature=name
+            f"regroup: found no feature {name!r}; " + format_suggestion(name, holders), feature=name
         )
     return found[0]
 

@@ -1,12 +1,12 @@
-"""Whole batches to embeddings: straight from the tables where that is possible.
+"""Looks up whole batches directly in the tables.
 
-    pooled, gathered ──► one native call for all tables ──► autograd node ──► model, loss
+    pool, gather ──► one native call for all tables ──► autograd node ──► model, loss
                                                                │
     ResourceManager.hold(batch id, gradient of the bags) ◄─────┘
 
-No id is deduplicated and no row is copied on the way: that is left to the step, which visits each
-row once. It is not possible where rows lie on other ranks, or where weights want a gradient, which
-needs the rows again; then shadows are used.
+The lookup neither deduplicates ids nor copies rows. The step deduplicates, and visits each row once.
+If rows are on other ranks, or if weights require a gradient, which needs the rows again, shadows are
+used instead.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ class Bags:
     ids: Index
     """``(n,)``"""
     offsets: Index
-    """``(features of the batch * num_bags + 1,)``, never falling, from 0 to n."""
+    """``(features of the batch * num_bags + 1,)``, non-decreasing from 0 to n."""
     weights: Tensor | None
     """``(n,)``"""
     positions: Sequence[int]
-    """Which feature of the batch each looked-up feature is."""
+    """Position in the batch of each looked-up feature."""
     num_bags: int
-    """Bags of each feature."""
+    """Number of bags per feature."""
 
     def numpy_weights(self, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
-        """The weights as an array of `dtype`."""
+        """Returns the weights as an array of `dtype`."""
         if self.weights is None:
             return None
         return np.ascontiguousarray(self.weights.detach().cpu().numpy(), dtype)
@@ -55,7 +55,7 @@ class Bags:
 
 @dataclass(slots=True)
 class Ids:
-    """Ids of several features, one embedding for each."""
+    """Ids of several features, without pooling."""
 
     ids: Index
     """``(n,)``"""
@@ -64,7 +64,7 @@ class Ids:
 
 
 class DirectBatch:
-    """A batch that was looked up in training, until its gradients came or its graph is gone."""
+    """A batch looked up in training; it lives until its gradients arrive or its graph is freed."""
 
     __slots__ = ("_make_sources", "_resources", "_shadow_id")
 
@@ -81,32 +81,32 @@ class DirectBatch:
     def accumulate_sources(self, gradients: Sequence[Tensor]) -> None:
         """Hands the gradients of the outputs to the step."""
         kept = list(map(Tensor.contiguous, gradients))
-        # They are not copied, so they must not be written to before the step.
+        # They are not copied, so they must not change before the step.
         versions = list(map(_version_of, kept))
 
         def check() -> None:
             if versions != list(map(_version_of, kept)):
                 raise InvalidArgumentError(
-                    "the gradient of looked-up embeddings was changed in place between backward "
-                    "and step; change a clone of it, or register a hook on the output"
+                    "step: the gradient of looked-up embeddings was changed in place after backward; "
+                    "change a clone of it, or register a hook on the output"
                 )
 
         sources = self._make_sources(list(map(Tensor.numpy, kept)))
         self._resources.accumulate_sources(self._shadow_id, sources, check)
 
     def __del__(self) -> None:
-        # A compiler that traces its making has one without attributes.
+        # A compiler may create an object without calling __init__ while it traces.
         if hasattr(self, "_shadow_id"):
             self._resources.release(self._shadow_id)
 
 
 def with_gradient(batch: DirectBatch, outputs: Sequence[npt.NDArray[Any]]) -> tuple[Tensor, ...]:
-    """The outputs of a lookup as tensors whose gradients go to `batch`."""
+    """Returns the outputs of a lookup as tensors whose gradients go to `batch`."""
     made: tuple[Tensor, ...] = _Output.apply(_ANCHOR, batch, *outputs)  # type: ignore[no-untyped-call]
     return made
 
 
-# What makes autograd call backward although no parameter is involved.
+# Requires a gradient, so that autograd calls backward although no input is a parameter.
 _ANCHOR = torch.empty(0, requires_grad=True)
 
 
@@ -119,7 +119,7 @@ class _Output(torch.autograd.Function):
         ctx.num_outputs = len(outputs)
         return tuple(map(torch.from_numpy, outputs))
 
-    # Autograd calls it without grad mode. With create_graph, numpy() refuses the gradient.
+    # Autograd calls it without grad mode. With create_graph, numpy() rejects the gradient.
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
         ctx.batch.accumulate_sources(gradients)

@@ -1,4 +1,4 @@
-"""Finds, in a batch, the features that tables look up."""
+"""Finds the features of tables in a batch."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class FeatureRouter:
     """Finds the ids of each table in a batch.
 
     Args:
-        features: for each table, the features that look up there, each list in order.
+        features: the features of each table, in order.
         owner: name of the module in messages.
-        unknown: ``ignore`` or ``reject``: features of a batch that no table looks up.
+        unknown: ``ignore`` or ``reject`` features of a batch that belong to no table.
 
     Raises:
         InvalidArgumentError: if `unknown` has another value.
@@ -36,25 +36,25 @@ class FeatureRouter:
     ) -> None:
         if unknown not in ("ignore", "reject"):
             raise InvalidArgumentError(
-                f"{owner}: found unknown_features={unknown!r}; give 'ignore' or 'reject'"
+                f"{owner}: found unknown_features={unknown!r}, expected 'ignore' or 'reject'"
             )
         self._rejects_unknown = unknown == "reject"
         self._features = [list(each) for each in features]
         self.names = [name for each in self._features for name in each]
-        """Each looked-up feature, table by table."""
+        """Looked-up features, table by table."""
         self._known = set(self.names)
-        # A prefix that no feature of a table begins with.
+        # A prefix that no name of a feature starts with.
         self._unknown = "_" * (1 + max(map(len, self.names), default=0))
         self._owner = owner
         self._planned_for: list[str] | None = None
         self._plan: list[int] = []
 
     def route(self, batch: KeyedJaggedTensor, *, is_weighted: bool) -> Bags:
-        """The ids of the batch, and where those of each table's features are, table by table.
+        """Returns the ids of the batch with the positions of each table's features.
 
         Raises:
-            InvalidArgumentError: the batch lacks a feature, has an unknown one that is rejected, has no
-                weights where they are needed, or holds what is no id.
+            InvalidArgumentError: a feature is missing, an unknown one is rejected, required weights
+                are missing, or values are not valid ids.
         """
         positions = self.positions(batch)
         check_values(batch.values(), self._owner)
@@ -64,7 +64,7 @@ class FeatureRouter:
         if values.dtype is torch.int64:
             ids = values.detach().cpu().contiguous().numpy()
         else:
-            # Ids that are not exact are named with their feature.
+            # Convert per feature, so that an error names the feature.
             ids = torch.cat(
                 [
                     to_ids(part.values(), f"feature {name!r}")
@@ -77,15 +77,15 @@ class FeatureRouter:
         return Bags(ids, np.ascontiguousarray(offsets), weights, positions, batch.stride())
 
     def positions(self, batch: KeyedJaggedTensor) -> list[int]:
-        """Which feature of the batch each looked-up feature is, table by table.
+        """Returns the position in the batch of each looked-up feature, table by table.
 
         Raises:
-            InvalidArgumentError: the batch lacks a feature, or has an unknown one that is rejected.
+            InvalidArgumentError: a feature is missing, or an unknown one is rejected.
         """
         if not isinstance(batch, KeyedJaggedTensor):
             reject_proxy(batch, self._owner)
             raise InvalidArgumentError(
-                f"{self._owner} takes a KeyedJaggedTensor, found {type(batch).__name__}"
+                f"{self._owner}: found {type(batch).__name__}, expected a KeyedJaggedTensor"
             )
         if batch.keys() != self._planned_for:
             self._plan = self._find_positions(batch.keys())
@@ -93,17 +93,17 @@ class FeatureRouter:
         return self._plan
 
     def op_positions(self, batch: KeyedJaggedTensor) -> list[int]:
-        """`places`, and at the end the number of features of the batch, for operators of torch."""
+        """Returns `positions`, followed by the number of features of the batch, for operators."""
         return [*self.positions(batch), len(batch.keys())]
 
     def batch(
         self, ids: Tensor, lengths: Tensor, weights: Tensor | None, positions: Sequence[int]
     ) -> KeyedJaggedTensor:
-        """Returns the batch of which operators of torch received these parts.
+        """Recreates the batch from the parts that an operator of torch received.
 
         Args:
-            lengths: of bags; each feature has as many.
-            places: `op_positions` of the batch.
+            lengths: lengths of the bags; each feature has the same number of bags.
+            positions: `op_positions` of the batch.
         """
         *known, num_features = positions
         names = dict(zip(known, self.names, strict=True))
@@ -118,17 +118,16 @@ class FeatureRouter:
         for name in keys:
             if self._rejects_unknown and name not in self._known:
                 raise InvalidArgumentError(
-                    f"feature {name!r} of the batch has no table in this {self._owner}; "
-                    f"{format_suggestion(name, sorted(self._known))}. Leave it out with permute(), "
-                    f"name it "
-                    "in a table's feature_names, or give unknown_features='ignore'",
+                    f"{self._owner}: feature {name!r} of the batch belongs to no table; "
+                    f"{format_suggestion(name, sorted(self._known))}. Remove it with permute(), add "
+                    "it to feature_names of a table, or set unknown_features='ignore'",
                     feature=name,
                 )
         for each in self._features:
             for name in each:
                 if name not in positions:
                     raise InvalidArgumentError(
-                        f"this {self._owner} needs feature {name!r}, which the batch lacks; "
+                        f"{self._owner}: the batch has no feature {name!r}; "
                         + format_suggestion(name, keys),
                         feature=name,
                     )

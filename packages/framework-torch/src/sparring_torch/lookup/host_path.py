@@ -1,12 +1,12 @@
-"""Embeddings from tables whose rows are on the host, or come there from other ranks.
+"""Looks up embeddings in tables whose rows are on the host or come to it from other ranks.
 
-    Bags, Ids ──► all tables here, of one dtype ──► one native call ──► embeddings ──► model, loss
-              └─► otherwise: shadows (u, dim), leaves that require a gradient ──► pooled, gathered
+    Bags, Ids ──► all tables local, one dtype ──► one native call ──► embeddings ──► model, loss
+              └─► otherwise: shadows (u, dim), leaves with gradients ──► pool_bags, gather_ids
                                                                                       │
     ResourceManager ◄── gradients of the embeddings, or of the shadows ◄──────────────┘
 
 `sparring_torch.lookup.batch_lookup` contains the autograd node of the first way,
-`sparring_torch.lookup.shadow_pooling` the second way, and `sparring_torch.device.path` the path of tables
+`sparring_torch.lookup.shadow_pooling` the second way. `sparring_torch.device.path` looks up in tables
 on a device.
 """
 
@@ -49,25 +49,25 @@ Requests = Sequence[tuple[str, npt.NDArray[np.int64]]]
 
 @dataclass(frozen=True, slots=True)
 class PrefetchedLookups:
-    """Lookups of a forward pass, made before it began."""
+    """Lookups for a forward pass, made in advance."""
 
     plan: Plan
     lookups: list[Lookup]
-    """One for each request of the plan; not registered."""
+    """One per request of the plan; not registered."""
 
 
 class HostPath:
-    """Lookups of one module's tables in the container that they live in.
+    """Lookups of one module in its tables.
 
-    `pool` and `gather` register a lookup for a gradient only in training with autograd on. Otherwise
-    nothing is kept, and no id receives a row.
+    `pool` and `gather` register a lookup for a gradient only in training with autograd enabled.
+    Otherwise they store nothing and create no rows.
 
     Args:
-        container: where the tables live.
-        tables: their names.
+        container: the container of the tables.
+        tables: names of the tables.
         features: table and pooling of each feature that the module looks up, in the order of its
             outputs.
-        dtype: in which all tables compute; None if they differ.
+        dtype: the dtype in which all tables compute; None if they differ.
     """
 
     def __init__(
@@ -84,15 +84,15 @@ class HostPath:
 
     @property
     def pools_at_owners(self) -> bool:
-        """Whether bags of any table are pooled by the owners of their rows."""
+        """Whether the owners of the rows pool the bags of any table."""
         return any(is_pooled_by_owners(self._container, table) for table in self._tables)
 
     def pool(self, bags: Bags, *, is_training: bool) -> Tensor:
-        """One embedding for each bag of each feature, side by side: ``(num_bags, sum of dims)``.
+        """Returns one embedding per bag, features side by side: ``(num_bags, sum of dims)``.
 
         Args:
-            bags: of the features that were given to the path.
-            is_training: the module's own `training`.
+            bags: bags of the path's features.
+            is_training: `AnchoredModule.is_training` of the module.
         """
         is_registered = is_training and torch.is_grad_enabled()
         wants_rows = bags.weights is not None and bags.weights.requires_grad
@@ -119,7 +119,7 @@ class HostPath:
         return with_gradient(held, [out])[0]
 
     def gather(self, ids: Ids, *, is_training: bool) -> Sequence[Tensor]:
-        """One embedding for each id: ``(ids of the feature, dim)`` of each feature."""
+        """Returns one embedding per id, ``(ids of the feature, dim)``, for each feature."""
         is_registered = is_training and torch.is_grad_enabled()
         is_direct = self._is_direct
         prefetched = None
@@ -142,23 +142,23 @@ class HostPath:
         return with_gradient(held, outputs)
 
     def look_up(self, requests: Requests, *, is_training: bool) -> list[Shadow]:
-        """Ids to shadows, one for each request, in one exchange between ranks.
+        """Looks up ids and returns one shadow per request, in one exchange between ranks.
 
         Args:
             requests: table and ``(n,)`` C-contiguous int64 ids.
-            is_training: the module's own `training`.
+            is_training: `AnchoredModule.is_training` of the module.
         """
         is_registered = is_training and torch.is_grad_enabled()
         return self._shadows_of(self._container.lookup_all(requests, is_registered=is_registered))
 
-    # -- lookups that operators of torch made
+    # -- lookups by operators of torch
 
     def take_gradient(self, looked_up: Bags | Ids, parts: Sequence[Tensor]) -> None:
-        """Takes the gradients of what `pool` or `gather` returned without registering it.
+        """Takes the gradients of the result of a `pool` or `gather` that was not registered.
 
         Args:
-            wanted: what was looked up.
-            parts: of each feature, ``(num_bags, dim)`` or ``(ids of the feature, dim)``.
+            looked_up: the bags or ids that were looked up.
+            parts: per feature, ``(num_bags, dim)`` or ``(ids of the feature, dim)``.
         """
         if self._is_direct:
             if isinstance(looked_up, Bags):
@@ -189,10 +189,10 @@ class HostPath:
             self._resources.release(shadow_id)
 
     def weight_gradient(self, bags: Bags, parts: Sequence[Tensor]) -> Tensor:
-        """The gradient ``(n,)`` of the weights of bags that `pool` returned; reads the rows again.
+        """Computes the gradient ``(n,)`` of the weights of pooled bags; reads the rows again.
 
         Args:
-            parts: as of `take_gradient`.
+            parts: see `take_gradient`.
         """
         plan = self.plan(bags)
         return compute_weight_gradients(
@@ -202,25 +202,25 @@ class HostPath:
     # -- prefetched lookups
 
     def plan(self, looked_up: Bags | Ids) -> Plan:
-        """Lookups that `pool` or `gather` would make."""
+        """Returns the lookups that `pool` or `gather` would make."""
         make: Any = plan_bags if isinstance(looked_up, Bags) else plan_ids
         plan: Plan = make(self._features, looked_up)
         return plan
 
     @property
     def has_prefetched(self) -> bool:
-        """Whether lookups of a forward pass wait for it."""
+        """Whether there are prefetched lookups for a forward pass."""
         return bool(self._prefetched)
 
     def set_prefetched(self, prefetched: Iterable[PrefetchedLookups]) -> None:
         """Sets the lookups of the next forward passes of training, in their order.
 
-        They replace those that were given before and not used.
+        They replace unused lookups of an earlier call.
         """
         self._prefetched = deque(prefetched)
 
     def _take_prefetched(self, plan: Plan, is_registered: bool) -> PrefetchedLookups | None:
-        """Prefetched lookups of this pass; None if the pass looks up something else."""
+        """Returns the prefetched lookups of this pass, or None if its ids differ."""
         if not is_registered or not self._prefetched:
             return None
         prefetched = self._prefetched.popleft()
@@ -229,7 +229,7 @@ class HostPath:
             return None
         return prefetched
 
-    # -- the two ways
+    # -- direct lookups and shadows
 
     @property
     def _is_direct(self) -> bool:
@@ -237,20 +237,20 @@ class HostPath:
 
     @cached_property
     def _collection(self) -> Any:
-        """All features' lookups as one native call."""
+        """The lookups of all features as one native call."""
         return self._container.collection(self._features)
 
     def _check_readable(self, prefetched: PrefetchedLookups | None) -> None:
         if prefetched is None:
             self._container.check_readable(self._tables)
         else:
-            # Nothing is read, so a concurrent lookup may go on.
+            # Nothing is read, so a concurrent lookup does not matter.
             self._container.check_open()
 
     def _pool_on_ranks(
         self, plan: Plan, bags: Bags, prefetched: PrefetchedLookups | None, *, is_training: bool
     ) -> Tensor:
-        """Pools rows that came from other ranks, and joins bags that these have pooled."""
+        """Pools rows that came from other ranks, and adds the bags that owners pooled."""
         if prefetched is not None or not self.pools_at_owners:
             return pool_bags(plan, bags, self._shadows(plan, prefetched, is_training))
         by_rows, by_owners = split_plan(self._container, plan)
@@ -285,15 +285,14 @@ class HostPath:
 
 
 def _make_constant_shadows(prefetched: PrefetchedLookups) -> list[Shadow]:
-    """Rows that are only read."""
+    """Returns shadows that take no gradient."""
     return [Shadow(torch.from_numpy(each.rows), each.inverse) for each in prefetched.lookups]
 
 
 class _GradientHook:
-    """Hands a shadow's gradient to the step, once for each backward pass through it.
+    """Hands a shadow's gradient to the step, once per backward pass through it.
 
-    It lives as long as the shadow. A graph that is dropped without a backward pass, or after it,
-    takes the batch input with it.
+    It lives as long as the shadow, and releases the batch input when the graph is freed.
     """
 
     __slots__ = ("_resources", "_shadow_id")
@@ -306,5 +305,5 @@ class _GradientHook:
         self._resources.accumulate(self._shadow_id, gradient.contiguous().numpy())
 
     def __del__(self) -> None:
-        if hasattr(self, "_shadow_id"):  # see `DirectBatch`
+        if hasattr(self, "_shadow_id"):  # see DirectBatch.__del__
             self._resources.release(self._shadow_id)

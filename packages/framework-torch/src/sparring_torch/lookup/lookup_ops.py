@@ -4,13 +4,12 @@
                                                           │
     gradients of rows ◄── sparring::lookup_backward ◄─────┘ ──► zero, the gradient of the anchor
 
-The anchor is a leaf that requires a gradient, so that a compiler keeps the operator that returns it,
-which hands the gradient of the embeddings to the step. Nothing else happens behind a compiler's back:
-a lookup reads only, so that it may run twice, as in activation checkpointing, or be shared.
+The anchor is a leaf that requires a gradient, so that a compiler keeps the backward operator, which
+hands the gradient of the embeddings to the step. There are no other side effects: a lookup only reads,
+so it may run twice, for example in activation checkpointing, or be shared.
 
-A module is found by name in the process. In training, each place of a program that calls it adds a
-number to the name: two backward operators must not be taken for one, although their arguments are
-equal.
+Operators find a module by its name in the process. In training, each call site in a program appends a
+number to the name, so that compilers do not merge two backward operators with equal arguments.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ _ANCHORS = {
     dtype: torch.zeros(1, dtype=dtype, requires_grad=True)
     for dtype in (torch.float32, torch.float64)
 }
-"""The anchors of lookups in training, by the dtype of embeddings."""
+"""Anchors of lookups in training, by dtype of the embeddings."""
 
 
 def _register(name: str, module: LookupModule) -> str:
-    """Enters a module under `name`, or `name` and a number if a living module has it already."""
+    """Registers a module under `name`, with a number appended if a living module has that name."""
     for number in count(1):
         free = name if number == 1 else f"{name}@{number}"
         if _modules.setdefault(free, module) is module:
@@ -49,7 +48,7 @@ def _register(name: str, module: LookupModule) -> str:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _call_site(name: str) -> str:
-    """The name of a module with a number for the place of a program that is traced now."""
+    """Returns the name of a module with a number for the call site that is being traced."""
     return f"{name}#{next(_sites)}"
 
 
@@ -60,26 +59,26 @@ class LookupModule(AnchoredModule):
     op_name: str
 
     def register_for_ops(self) -> None:
-        """Makes the module known to operators, under the names of its tables."""
+        """Registers the module for operators, under the names of its tables."""
         self.op_name = _register(",".join(self.agent.table_names), self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if "op_name" in state:
-            self.register_for_ops()  # a copy is another module
+            self.register_for_ops()  # a copy needs a separate name
 
     def look_up(self, *arguments: Any) -> Tensor:
-        """Embeddings, by what an operator is given; nothing is registered for a gradient."""
+        """Looks up embeddings for arguments of an operator; registers no gradient."""
         raise NotImplementedError
 
     def take_gradient(self, gradient: Tensor, *arguments: Any) -> Tensor | None:
-        """Takes the gradient of what `look_up` gave; returns that of weights, if it is wanted."""
+        """Takes the gradient of the result of `look_up`; returns that of weights, if requested."""
         raise NotImplementedError
 
     def op_arguments(self) -> tuple[Tensor, str]:
-        """The anchor and the name of this module for one lookup that is traced now."""
+        """Returns the anchor and the name of this module for a lookup that is being traced."""
         dtype = self.agent.output_dtype
-        # A program that is exported in evaluation mode is only asked.
+        # A program that is exported in evaluation mode only reads rows.
         is_training = self.training if torch.compiler.is_exporting() else self.is_training
         if is_training and torch.is_grad_enabled():
             return _ANCHORS[dtype], _call_site(self.op_name)
@@ -87,7 +86,7 @@ class LookupModule(AnchoredModule):
 
 
 def module_of_site(site: str) -> LookupModule:
-    """The module that an operator names.
+    """Returns the module that an operator names.
 
     Raises:
         InvalidArgumentError: this process has no such module.
@@ -96,8 +95,9 @@ def module_of_site(site: str) -> LookupModule:
     found: LookupModule | None = _modules.get(name)
     if found is None:
         raise InvalidArgumentError(
-            f"this program looks up in {name!r}, which no module of this process has; make the "
-            f"module first, and load its rows. There are {', '.join(_modules) or 'none'}",
+            f"this program looks up rows in {name!r}, but no module in this process has these tables; "
+            "create the module and load its rows first. Modules found: "
+            f"{', '.join(_modules) or 'none'}",
             table=name,
         )
     return found
@@ -169,7 +169,7 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 def _copy_if_shared(given: Any) -> Any:
-    """A copy that lasts until the step: compilers use memory again."""
+    """Returns a copy that lasts until the step, because compilers reuse memory."""
     return None if given is None else given.clone(memory_format=torch.contiguous_format)
 
 

@@ -1,8 +1,8 @@
-"""Bags that the owners of their rows pool: autograd's side of it.
+"""Autograd functions for bags that are pooled by the owners of their rows.
 
-Plan ──► divided: by rows │ pooled ──► look_up_bags ──► pools ──► model, loss
-                                                          │
-         ResourceManager.accumulate_bags(id, gradient) ◄──┴──► gradients of weights, from the owners
+Plan ──► split_plan: by rows │ by owners ──► look_up_bags ──► pools ──► model, loss
+                                                                │
+           ResourceManager.accumulate_bags(id, gradient) ◄──────┴──► owners: gradients of weights
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ __all__ = ["is_pooled_by_owners", "split_plan", "pool_by_owners"]
 
 
 def is_pooled_by_owners(container: StepContainer, table: str) -> bool:
-    """Whether bags of a table are pooled by the owners of their rows."""
+    """Returns whether the owners of the rows pool the bags of a table."""
     return container.transfer(table)[0] == "pooled"
 
 
 def split_plan(container: StepContainer, plan: Plan) -> tuple[Plan, Plan]:
-    """The lookups of a plan that go by rows, and those that owners pool."""
+    """Splits a plan into lookups of rows and lookups that owners pool."""
     pooled = [is_pooled_by_owners(container, table) for table, _ in plan.groups]
     return plan.part([not each for each in pooled]), plan.part(pooled)
 
@@ -36,11 +36,11 @@ def split_plan(container: StepContainer, plan: Plan) -> tuple[Plan, Plan]:
 def pool_by_owners(
     container: StepContainer, plan: Plan, bags: Bags, *, is_registered: bool
 ) -> dict[int, Tensor]:
-    """One embedding for each bag: ``(num_bags, dim)`` of each feature that the plan has.
+    """Returns one embedding per bag, ``(num_bags, dim)``, for each feature of the plan.
 
     Args:
-        plan: of tables that are pooled by owners.
-        is_registered: a gradient will come.
+        plan: lookups in tables that owners pool.
+        is_registered: whether a gradient will follow.
     """
     given, weights = [], []
     for ((table, mode), members), spans, (_, ids) in zip(
@@ -66,7 +66,7 @@ def pool_by_owners(
 
 
 class _Batch:
-    """Registered bags, until their graph is gone."""
+    """Registered bags; it lives until its graph is freed."""
 
     __slots__ = ("container", "lookups")
 
@@ -81,18 +81,18 @@ class _Batch:
                 self.container.resources.accumulate_bags(each.shadow_id, numbers)
 
     def of_weights(self, gradients: Sequence[Tensor | None]) -> list[Tensor]:
-        """The gradient of the weights of each lookup. All ranks call it."""
+        """Computes the gradients of the weights of each lookup. All ranks must call it."""
         numbers = [None if each is None else each.contiguous().numpy() for each in gradients]
         found = bag_weight_gradients(self.container.state, self.lookups, numbers)
         return [torch.from_numpy(each) for each in found]
 
     def __del__(self) -> None:
-        # A compiler that traces its making has one without attributes.
+        # A compiler may create an object without calling __init__ while it traces.
         for each in getattr(self, "lookups", ()):
             self.container.resources.release(each.shadow_id)
 
 
-# What makes autograd call backward although no parameter is involved.
+# Requires a gradient, so that autograd calls backward although no input is a parameter.
 _ANCHOR = torch.empty(0, requires_grad=True)
 
 

@@ -1,7 +1,7 @@
-"""Rows to embeddings and gradients back: core's CPU kernels as autograd functions.
+"""Gathers and pools rows, with gradients: core's CPU kernels as autograd functions.
 
-Tensors and NumPy arrays here share memory; nothing is copied on the way to a kernel. Shapes:
-n ids, u keys, b bags.
+Tensors and NumPy arrays share memory, so nothing is copied for a kernel. Shapes: n ids, u keys,
+b bags.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Index = npt.NDArray[np.int64]
 
 
 def gather(shadow: Tensor, inverse: Index) -> Tensor:
-    """One embedding for each id: ``(u, dim)`` → ``(n, dim)``."""
+    """Returns one embedding per id: ``(u, dim)`` → ``(n, dim)``."""
     out: Tensor = _Gather.apply(shadow, inverse)  # type: ignore[no-untyped-call]
     return out
 
@@ -34,14 +34,14 @@ def gather(shadow: Tensor, inverse: Index) -> Tensor:
 def pool(
     shadow: Tensor, inverse: Index, offsets: Index, weights: Tensor | None, *, mode: str
 ) -> Tensor:
-    """One embedding for each bag: ``(u, dim)`` → ``(b, dim)``; an empty bag is zeros.
+    """Returns one embedding per bag: ``(u, dim)`` → ``(b, dim)``; an empty bag gives zeros.
 
     Args:
         shadow: ``(u, dim)``.
-        inverse: ``(n,)``, the row of each id.
+        inverse: ``(n,)``, index of the row of each id.
         offsets: ``(b + 1,)`` from 0 to n.
         weights: ``(n,)`` of the shadow's dtype, or None.
-        mode: ``sum``, or ``mean``, which divides each sum by the number of ids in its bag.
+        mode: ``sum``, or ``mean``, which divides each sum by the number of ids in the bag.
     """
     out: Tensor = _Pool.apply(shadow, weights, inverse, offsets, mode)  # type: ignore[no-untyped-call]
     return out

@@ -1,13 +1,13 @@
-"""The gradients of rows as torch's own functions see them: a norm, whose scaling scales them.
+"""Shows the gradients of rows to functions of torch, as a norm; scaling it scales the gradients.
 
     backward ──► gradients of rows ─────────────────────────────────────────────► step
                    │ read                                                          ▲
                    ▼                                                               │
-    summed by key over all ranks ──► anchor.grad: their norm ──► scaled in place ──┘ rows by as much
+    summed by key over all ranks ──► anchor.grad: their norm ──► scaled in place ──┘ same factor
 
-Nothing is computed until something reads `Anchor.grad`, as `torch.nn.utils.clip_grad_norm_` does. An
-anchor has no elements, so no optimizer trains it; it is a parameter because that is where torch's
-functions look for gradients, and for `requires_grad`.
+Nothing is computed until something reads `Anchor.grad`, for example `torch.nn.utils.clip_grad_norm_`.
+An anchor has no elements, so no optimizer trains it. It is a parameter because functions of torch
+look for gradients and `requires_grad` in parameters.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ __all__ = ["Anchor", "AnchoredModule", "RowGradients", "dense_parameters"]
 
 
 class _Norm(nn.Parameter):
-    """A parameter without elements; its gradient is the norm of the gradients of some tables."""
+    """A parameter without elements whose gradient is the norm of the gradients of some tables."""
 
     gradients: RowGradients | None = None
     position = 0
-    """Its place among the norms of `gradients`."""
+    """Position among the norms of `gradients`."""
 
     def __new__(cls, data: Tensor | None = None, requires_grad: bool = True) -> _Norm:
         made: _Norm = super().__new__(cls, torch.empty(0) if data is None else data, requires_grad)
@@ -49,9 +49,9 @@ class _Norm(nn.Parameter):
 
     @property
     def grad(self) -> Tensor | None:
-        """The norm ``(1,)``; None where no gradient came since the last step.
+        """The norm ``(1,)`` over all ranks; None if no gradient arrived since the last step.
 
-        On several ranks all of them read it: it is the norm over all ranks.
+        All ranks must read it.
         """
         if self.gradients is None or not self.gradients.has_pending:
             return None
@@ -64,17 +64,17 @@ class _Norm(nn.Parameter):
 
 
 class Anchor(_Norm):
-    """Stands for the rows of one module among its parameters.
+    """Represents the rows of one module among the module's parameters.
 
-    Optimizers of torch and gradient scalers that were given it do not see its gradient: that is
-    for the `sparring_torch.Optimizer` of the module.
+    Optimizers and gradient scalers of torch that receive it see no gradient, because the gradient
+    belongs to the module's `sparring_torch.Optimizer`.
     """
 
     owner: weakref.ref[nn.Module] | None = None
-    """The module."""
+    """The module that contains the rows."""
 
     def __new__(cls, data: Tensor | None = None, requires_grad: bool = True) -> Anchor:
-        # Two dimensions: penalties that leave out biases by `dim() > 1` are rejected, too.
+        # Two dimensions, so that penalties which skip biases (`dim() > 1`) are rejected, too.
         data = torch.empty(0, 1) if data is None else data
         made: Anchor = super().__new__(cls, data, True)  # type: ignore[assignment]
         made.register_post_accumulate_grad_hook(_reject_penalty)  # type: ignore[no-untyped-call]
@@ -82,11 +82,11 @@ class Anchor(_Norm):
         return made
 
     mesh: Any = None
-    """Over which FSDP2 cut the other parameters; a norm is a `DTensor` then, as theirs are."""
+    """Device mesh of the parameters that FSDP2 shards; norms are then `DTensor`s, like theirs."""
 
     @property
     def grad(self) -> Tensor | None:
-        """As `_Norm.grad`."""
+        """Same as `_Norm.grad`."""
         if self.gradients is None:
             return None
         if not self.gradients.has_pending:
@@ -110,7 +110,7 @@ class Anchor(_Norm):
 
 
 class AnchoredModule(nn.Module):
-    """A module with rows, for which a parameter stands: `anchor`, which is not in `state_dict`."""
+    """A module with rows, which `anchor` represents; `anchor` is not part of `state_dict`."""
 
     anchor: Anchor
 
@@ -125,10 +125,10 @@ class AnchoredModule(nn.Module):
 
     @property
     def is_training(self) -> bool:
-        """Whether gradients train the rows: never after ``requires_grad_(False)``.
+        """Whether gradients train the rows; False after ``requires_grad_(False)``.
 
-        As in torch, ``eval()`` does not stop training. A module without an optimizer, as one that
-        is only asked, takes no gradients in evaluation mode.
+        As in torch, ``eval()`` does not stop training. A module without an optimizer, which only
+        reads rows, takes no gradients in evaluation mode.
         """
         anchor = self._parameters["anchor"]
         if anchor is None or not anchor.requires_grad:
@@ -155,9 +155,9 @@ class RowGradients:
     """Gradients of the tables of one `Optimizer` between backward and step.
 
     Args:
-        container: where the tables live.
-        anchors: of the modules.
-        tables: names of the tables of each anchor; a table that several have counts for the first.
+        container: the container of the tables.
+        anchors: anchors of the modules.
+        tables: table names of each anchor; a table of several anchors belongs to the first.
     """
 
     def __init__(
@@ -171,31 +171,31 @@ class RowGradients:
             for name in tables[position]
         }
         self.parameters = [_Norm(requires_grad=True) for _ in anchors]
-        """One for each anchor: gradient scalers find them in the optimizer's `param_groups`."""
+        """One per anchor, for the optimizer's `param_groups`, where gradient scalers find them."""
         for position, (anchor, own) in enumerate(zip(anchors, self.parameters, strict=True)):
             anchor.gradients = own.gradients = self
             anchor.position = own.position = position
         self._num_seen = self._resources.num_gradients
         self._has_stepped = False
-        """Whether a step took gradients, and no `zero_grad` followed."""
+        """Whether a step took gradients and `zero_grad` was not called since."""
         self._mesh = next((each.mesh for each in anchors if each.mesh is not None), None)
         self._norms: list[Tensor | None] = []
         self._before: list[float] = []
 
     @property
     def has_pending(self) -> bool:
-        """Whether a gradient came since the last step, or a norm is to be given back."""
+        """Whether gradients arrived since the last step, or norms were read and not yet applied."""
         return bool(self._norms) or self._resources.num_gradients != self._num_seen
 
     @property
     def has_read_norms(self) -> bool:
-        """Whether a norm was, and may have been scaled since."""
+        """Whether norms were read since the last step; the reader may have scaled them."""
         return bool(self._norms)
 
     def norm(self, position: int, device: torch.device) -> Tensor | None:
-        """The norm ``(1,)`` of the gradients of an anchor's tables; the same tensor until more come.
+        """Returns the norm ``(1,)`` of the gradients of an anchor's tables, or None if dropped.
 
-        None where they were dropped. All ranks call it.
+        It is the same tensor until more gradients arrive. All ranks must call it.
         """
         if not self._norms or self._resources.num_gradients != self._num_seen:
             self._compute_norms()
@@ -207,7 +207,7 @@ class RowGradients:
         return norm
 
     def set_norm(self, position: int, value: Tensor | None) -> None:
-        """Scales the gradients to another norm; None drops them."""
+        """Scales the gradients so that they have the given norm; None drops them."""
         if value is not None:
             self.norm(position, value.device)
             self._norms[position] = value
@@ -219,9 +219,9 @@ class RowGradients:
             self._resources.drop(name)
 
     def scale(self, factor: float = 1.0) -> None:
-        """Scales the gradients as their norms were, and by `factor`, for the step.
+        """Applies the scaling of the norms, and `factor`, to the gradients for the step.
 
-        All ranks call it with an equal factor.
+        All ranks must call it with the same factor.
         """
         if factor != 1.0 and self.has_pending:
             self._compute_norms()
@@ -243,8 +243,8 @@ class RowGradients:
         """Returns whether there are gradients for a step.
 
         Raises:
-            InvalidArgumentError: if there was no `zero_grad` since a step that had gradients: torch would
-                use them again.
+            InvalidArgumentError: `zero_grad` was not called since a step that had gradients; torch
+                would use these again.
         """
         has_gradients = any(map(self._resources.has_gradient, self._anchor_of_table))
         if not self._has_stepped:
@@ -252,13 +252,13 @@ class RowGradients:
         found = "gradients of a backward()" if has_gradients else "no gradient"
         use = "add to the new ones" if has_gradients else "apply again"
         raise InvalidArgumentError(
-            f"step: found {found} after the last step, and no zero_grad() in between. torch has the "
-            f"gradients of the last step still, which it would {use}; those of rows are not kept. Call "
-            "optimizer.zero_grad() before the first backward() of each step"
+            f"step: found {found} after the last step, but no zero_grad() in between. torch still "
+            f"has the gradients of the last step, which it would {use}, but gradients of rows are "
+            "not kept. Call optimizer.zero_grad() before the first backward() of each step"
         )
 
     def count_step(self, *, has_gradients: bool) -> None:
-        """Notes that a step has taken all gradients so far."""
+        """Records that a step has taken all gradients."""
         self._has_stepped = has_gradients
 
     def drop(self, tables: Iterable[str]) -> None:
@@ -269,19 +269,19 @@ class RowGradients:
         self.forget()
 
     def forget(self) -> None:
-        """Forgets the norms: a step takes the gradients."""
+        """Forgets the norms, because a step takes the gradients."""
         self._norms, self._before = [], []
         self._num_seen = self._resources.num_gradients
 
     def _compute_norms(self) -> None:
-        """Adds up all gradients so far, and computes their norms again."""
+        """Sums all gradients by key and computes their norms."""
         self.scale()
         container = self._container
         summed = sum_gradients(container.state)
         squares = np.zeros(len(self.parameters))
         for entry, each in summed.items():
             name = container.entry(entry).table_name
-            # A table of another module: the step says that it has no optimizer.
+            # For tables of other modules, the step reports the missing optimizer.
             if name in self._anchor_of_table and len(each.keys):
                 values = torch.as_tensor(each.gradients)
                 norm = torch.linalg.vector_norm(values, dtype=torch.float64)
@@ -301,28 +301,28 @@ class RowGradients:
 
 
 def dense_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Names and parameters of a module, without the anchors of its tables."""
+    """Yields names and parameters of a module, without the anchors of its tables."""
     for name, parameter in module.named_parameters():
         if not isinstance(parameter, Anchor):
             yield name, parameter
 
 
 def _reject_penalty(anchor: Anchor) -> NoReturn:
-    """Called in a backward pass whose loss contains an anchor: lookups give it no gradient."""
+    """Called in a backward pass if the loss contains an anchor; lookups give it no gradient."""
     owner: Any = None if anchor.owner is None else anchor.owner()
     names = [] if owner is None else owner.agent.table_names
     raise UnsupportedError(
-        f"backward: the loss contains all parameters of the model, as a penalty does, but the parameter "
-        f"that stands for the rows of table {', '.join(map(repr, names)) or 'unknown'} has no elements, "
-        "so rows would be left out. Compute the penalty over sparring_torch.dense_parameters(model) and "
-        "over the looked-up embeddings, or give rows a weight decay: "
-        "sparring_torch.Optimizer(model, torch.optim.AdamW, weight_decay=0.01)",
+        f"backward: the loss contains all parameters of the model, for example in a penalty, but the "
+        f"parameter that represents the rows of table {', '.join(map(repr, names)) or 'unknown'} has "
+        "no elements, so the penalty would not include the rows. Compute it over "
+        "sparring_torch.dense_parameters(model) and the looked-up embeddings, or use weight decay for "
+        "the rows: sparring_torch.Optimizer(model, torch.optim.AdamW, weight_decay=0.01)",
         tables=names,
     )
 
 
 def _find_reader() -> FrameType:
-    """The function that reads or sets `Anchor.grad`."""
+    """Returns the frame of the function that reads or sets `Anchor.grad`."""
     frame = sys._getframe(2)
     while frame.f_code.co_name in ("<listcomp>", "<dictcomp>", "<genexpr>"):
         assert frame.f_back is not None
@@ -331,9 +331,9 @@ def _find_reader() -> FrameType:
 
 
 def _is_optimizer(reader: FrameType) -> bool:
-    """Whether it is a method of an optimizer or a gradient scaler."""
+    """Whether the frame is in a method of an optimizer or a gradient scaler."""
     if reader.f_globals.get("__name__", "").startswith("torch.optim."):
-        return True  # quicker than a look at its variables
+        return True  # faster than reading its local variables
     owner = reader.f_locals.get("self")
     return isinstance(owner, (torch.optim.Optimizer, torch.amp.GradScaler))
 
@@ -341,17 +341,17 @@ def _is_optimizer(reader: FrameType) -> bool:
 def _check_clipping(reader: FrameType) -> None:
     if reader.f_code is _CLIP_BY_VALUE:
         raise UnsupportedError(
-            "clip_grad_value_ clips elements, and of the gradients of rows it sees the norm alone; "
-            "clip by the norm, or give ordinary parameters here and an update method its clip_value"
+            "clip_grad_value_ clips elements, but of the gradients of rows it sees only the norm; use "
+            "clip_grad_norm_, or pass only ordinary parameters and set clip_value of an update method"
         )
     if reader.f_code is _CLIP_BY_NORM and float(reader.f_locals["norm_type"]) != 2.0:
         raise UnsupportedError(
-            f"clip_grad_norm_ with norm_type={reader.f_locals['norm_type']}: the gradients of rows "
-            "have a norm of type 2 only"
+            f"clip_grad_norm_: found norm_type={reader.f_locals['norm_type']}, but gradients of rows "
+            "support only norm_type=2"
         )
 
 
-# Also of an optimizer of ordinary parameters that was given `model.parameters()`.
+# They are also found if an optimizer of ordinary parameters received `model.parameters()`.
 _ZERO_GRAD = {
     inspect.unwrap(each.zero_grad).__code__ for each in (nn.Module, torch.optim.Optimizer)
 }

@@ -1,9 +1,9 @@
-"""Whole batches to embeddings via rows in arrays.
+"""Looks up whole batches by gathering rows into arrays.
 
-For tables whose rows are on other ranks, or were prefetched. All features of all tables are looked
-up in one exchange: those of a table are joined, so an id that two of them hold travels once.
+Used for tables whose rows are on other ranks or were prefetched. All features of all tables share one
+exchange. The features of a table are looked up together, so an id in two of them is sent once.
 
-    Bags, Ids ──► Plan: which ids of which table ──► Shadows, one for each ──► pooled, gathered
+    Bags, Ids ──► Plan: ids per table ──► Shadows, one per group ──► pool_bags, gather_ids
 """
 
 from __future__ import annotations
@@ -43,33 +43,33 @@ Features = Sequence[tuple[str, str]]
 
 @dataclass(slots=True)
 class Shadow:
-    """Stand-in for a table in one forward pass."""
+    """Leaf tensor with the rows of one lookup, which stands in for the table in autograd."""
 
     rows: Tensor
-    """``(u, dim)``: a leaf, which requires a gradient where the lookup was registered."""
+    """``(u, dim)``; requires a gradient if the lookup is registered."""
     inverse: npt.NDArray[np.int64]
-    """``(n,)``: the row of each id."""
+    """``(n,)``: index of the row of each id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Lookups for some features."""
+    """Lookups for several features."""
 
     groups: dict[tuple[str, str], list[int]]
-    """Table and pooling → the features that have these."""
+    """(table, pooling) → numbers of its features."""
     spans: list[list[slice]]
-    """Of each group: where the ids of each of its features are."""
+    """Per group: the range of ids of each of its features."""
     requests: list[tuple[str, npt.NDArray[np.int64]]]
-    """Of each group: table and ids, in memory of their own."""
+    """Per group: table and a copy of the ids."""
 
     def part(self, is_wanted: Sequence[bool]) -> Plan:
-        """The lookups of some groups; their features keep their numbers."""
+        """Returns the lookups of the selected groups; feature numbers stay unchanged."""
         groups = dict(compress(self.groups.items(), is_wanted))
         spans, requests = compress(self.spans, is_wanted), compress(self.requests, is_wanted)
         return Plan(groups, list(spans), list(requests))
 
     def is_same(self, other: Plan) -> bool:
-        """Whether both look up the same ids for the same features."""
+        """Returns whether both plans look up the same ids for the same features."""
         return self.groups == other.groups and all(
             len(mine) == len(theirs) and np.array_equal(mine, theirs)
             for (_, mine), (_, theirs) in zip(self.requests, other.requests, strict=True)
@@ -77,38 +77,38 @@ class Plan:
 
 
 def plan_bags(features: Features, bags: Bags) -> Plan:
-    """Plans the lookups of bags."""
+    """Returns the lookups for bags."""
     return _plan(
         features, bags.ids, [_span(bags, bags.positions[member]) for member in range(len(features))]
     )
 
 
 def plan_ids(features: Features, ids: Ids) -> Plan:
-    """Plans the lookups of ids, one embedding each."""
+    """Returns the lookups for ids without pooling."""
     return _plan(features, ids.ids, [slice(*span) for span in ids.spans])
 
 
 def pool_bags(plan: Plan, bags: Bags, shadows: Sequence[Shadow]) -> Tensor:
-    """One embedding for each bag of each feature, side by side: ``(num_bags, sum of dims)``.
+    """Returns one embedding per bag, features side by side: ``(num_bags, sum of dims)``.
 
     Args:
-        plan: of these bags.
-        shadows: one for each of its groups.
+        plan: plan of these bags.
+        shadows: one per group of the plan.
     """
     return join_parts(pool_parts(plan, bags, shadows))
 
 
 def join_parts(parts: Mapping[int, Tensor]) -> Tensor:
-    """The embeddings of all features side by side, in the order of features."""
+    """Concatenates the embeddings of all features in the order of the features."""
     return torch.cat([parts[member] for member in range(len(parts))], dim=1)
 
 
 def pool_parts(plan: Plan, bags: Bags, shadows: Sequence[Shadow]) -> dict[int, Tensor]:
-    """One embedding for each bag: ``(num_bags, dim)`` of each feature that the plan has.
+    """Returns one embedding per bag, ``(num_bags, dim)``, for each feature of the plan.
 
     Args:
-        plan: of these bags.
-        shadows: one for each of its groups.
+        plan: plan of these bags.
+        shadows: one per group of the plan.
     """
     parts: dict[int, Tensor] = {}
     for ((_, mode), members), spans, shadow in zip(
@@ -116,7 +116,7 @@ def pool_parts(plan: Plan, bags: Bags, shadows: Sequence[Shadow]) -> dict[int, T
     ):
         offsets, weights = group_bags(bags, members, spans, shadow.rows.dtype)
         result = pool(shadow.rows, shadow.inverse, offsets, weights, mode=mode)
-        # Where there is no bag, torch cannot tell the last dimension by itself.
+        # torch cannot infer the last dimension of an empty tensor.
         dim = result.shape[1]
         parts.update(zip(members, result.view(len(members), bags.num_bags, dim), strict=True))
     return parts
@@ -125,11 +125,11 @@ def pool_parts(plan: Plan, bags: Bags, shadows: Sequence[Shadow]) -> dict[int, T
 def compute_bag_gradients(
     plan: Plan, bags: Bags, parts: Sequence[Tensor], found: Sequence[Dedup]
 ) -> list[Any]:
-    """Gradients for the rows of each group, ``(u, dim)``, as `pooled` passes them back.
+    """Computes gradients for the rows of each group, ``(u, dim)``; the backward of `pool_bags`.
 
     Args:
-        parts: the gradient of each feature's bags, ``(num_bags, dim)``.
-        found: the ids of each group deduplicated.
+        parts: gradient of each feature's bags, ``(num_bags, dim)``.
+        found: deduplicated ids of each group.
     """
     result = []
     for ((_, mode), members), spans, each in zip(
@@ -151,11 +151,11 @@ def compute_bag_gradients(
 
 
 def compute_id_gradients(plan: Plan, parts: Sequence[Tensor], found: Sequence[Dedup]) -> list[Any]:
-    """Gradients for the rows of each group, ``(u, dim)``, as `gathered` passes them back.
+    """Computes gradients for the rows of each group, ``(u, dim)``; the backward of `gather_ids`.
 
     Args:
-        parts: the gradient of each feature's embeddings, ``(ids of the feature, dim)``.
-        found: the ids of each group deduplicated.
+        parts: gradient of each feature's embeddings, ``(ids of the feature, dim)``.
+        found: deduplicated ids of each group.
     """
     return [
         segment_sum(
@@ -168,10 +168,10 @@ def compute_id_gradients(plan: Plan, parts: Sequence[Tensor], found: Sequence[De
 def compute_weight_gradients(
     plan: Plan, bags: Bags, parts: Sequence[Tensor], shadows: Sequence[Shadow]
 ) -> Tensor:
-    """The gradient of the weights of bags, ``(n,)``, as `pooled` passes it back.
+    """Computes the gradient of the weights of bags, ``(n,)``.
 
     Args:
-        parts: as of `compute_bag_gradients`.
+        parts: gradient of each feature's bags, ``(num_bags, dim)``.
     """
     assert bags.weights is not None
     result = torch.zeros(len(bags.ids), dtype=shadows[0].rows.dtype)
@@ -194,7 +194,7 @@ def compute_weight_gradients(
 def group_bags(
     bags: Bags, members: Sequence[int], spans: Sequence[slice], dtype: torch.dtype
 ) -> tuple[npt.NDArray[np.int64], Tensor | None]:
-    """Offsets ``(b + 1,)`` and weights ``(n,)`` of a group."""
+    """Returns offsets ``(b + 1,)`` and weights ``(n,)`` of a group."""
     lengths = np.concatenate([_lengths(bags, bags.positions[member]) for member in members])
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
@@ -204,7 +204,7 @@ def group_bags(
 
 
 def gather_ids(plan: Plan, shadows: Sequence[Shadow]) -> list[Tensor]:
-    """One embedding for each id: ``(ids of the feature, dim)`` of each feature."""
+    """Returns one embedding per id, ``(ids of the feature, dim)``, for each feature."""
     parts: dict[int, Tensor] = {}
     for members, spans, shadow in zip(plan.groups.values(), plan.spans, shadows, strict=True):
         embeddings = gather(shadow.rows, shadow.inverse)

@@ -1,12 +1,12 @@
-"""`TrainAgent`: joins autograd to the step.
+"""`TrainAgent`: connects autograd to the step.
 
-    declarations ──► container, which each module has alone or the `Optimizer` joins
-    rows that tables begin with ──► the container
+    declarations ──► container: the module's own, or joined by the `Optimizer`
+    initial rows of tables ──► the container
     ids of a forward pass ──► path_for: `DevicePath`, or None ──► `host`: `HostPath`
 
-The two paths look up rows and hand their gradients to the step. Modules hold an agent; `Optimizer`
-brings the agents of all its modules into one container and drives `StepContainer.apply`. No other code
-needs to know that there are steps.
+Both paths look up rows and hand their gradients to the step. Each module has an agent; `Optimizer`
+joins the agents of all its modules in one container and calls `StepContainer.apply`. No other code
+needs to know about steps.
 """
 
 from __future__ import annotations
@@ -36,15 +36,14 @@ Index = npt.NDArray[np.int64]
 
 
 class TrainAgent(CopiedTables):
-    """The tables of a module, and the container that they live in.
+    """The tables of a module, and the container that stores them.
 
     Args:
         declarations: the module's tables.
         features: table and pooling (``sum`` or ``mean``) of each feature that the module looks
             up, in the order of its outputs.
-        container: where they live; None means a container of the agent's own, made when it is
-            first needed, unless an `Optimizer` brings several agents together before any row is
-            written.
+        container: the container to use. None creates a container when it is first needed, unless an
+            `Optimizer` joins several agents in one container before any row is written.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class TrainAgent(CopiedTables):
         self.dtypes = [
             torch.from_numpy(np.empty(0, by_table[table])).dtype for table, _ in features
         ]
-        """Of the embeddings of each feature."""
+        """Dtype of the embeddings of each feature."""
         computing = set(by_table.values())
         self.output_dtype = torch.float64 if np.dtype(np.float64) in computing else torch.float32
         self._dtype = computing.pop() if len(computing) == 1 else None
@@ -67,17 +66,17 @@ class TrainAgent(CopiedTables):
         self._initial_rows: list[tuple[str, Index, npt.NDArray[Any]]] = []
         self._may_train = False
         self.awaits_state = False
-        """Whether an `Optimizer` is being made: rows that are brought in wait for their state."""
+        """Whether an `Optimizer` is being created; initial rows then wait for their state."""
         self.known_method: str | None = None
-        """The optimizer that was named for the tables, where that is known before it is made."""
+        """The optimizer of the tables, if its name is known before the optimizer is created."""
         self.known_hyperparameters: Mapping[str, Any] = {}
         self._first_step: int | None = None
         self.has_optimizer = False
-        """Whether an optimizer takes the gradients of the tables."""
+        """Whether an optimizer applies the gradients of the tables."""
         for each in declarations:
             misuse.check_backend(each.storage, container)
         for device in {each.device for each in declarations} - {"cpu"}:
-            # Where there is no such device, the module's constructor raises.
+            # Let the module's constructor raise if there is no such device.
             get_kernel_set(device)
         borrow_intra_op_threads()  # the thread that makes a model also trains it
         super().__init__(declarations, container)
@@ -96,7 +95,7 @@ class TrainAgent(CopiedTables):
             self.write_initial_rows()
 
     def add_initial_rows(self, table: str, ids: Index, embeddings: npt.NDArray[Any]) -> None:
-        """Rows that `table` begins with, once its container is known; all ranks give the same.
+        """Adds rows to `table` as soon as it has a container; all ranks pass the same rows.
 
         Args:
             ids: ``(n,)``.
@@ -107,7 +106,7 @@ class TrainAgent(CopiedTables):
             self.write_initial_rows()
 
     def write_initial_rows(self) -> None:
-        """Writes the rows that tables begin with, each rank a part of them."""
+        """Writes the initial rows of tables; each rank writes a share of them."""
         collective = self.container.collective
         while self._initial_rows:
             table, ids, embeddings = self._initial_rows.pop(0)
@@ -123,35 +122,35 @@ class TrainAgent(CopiedTables):
 
     @property
     def device(self) -> torch.device:
-        """Where ids are best: that of the tables, if all of them lie on one GPU."""
+        """Device that ids should be on: the GPU of the tables if all are on one, else the CPU."""
         _ = self.container
         return torch.device("cpu") if self._path is None else self._path.device
 
     @property
     def stays_on_device(self) -> bool:
-        """Whether lookups never come to the host, so that nothing can be prefetched there."""
+        """Whether lookups never use the host, so that nothing can be prefetched there."""
         container = self.container
         return self._path is not None and self._keeps_rows_on_device(container)
 
     @property
     def can_prefetch(self) -> bool:
-        """Whether lookups may begin before their turn: of rows that come to the host."""
+        """Whether rows come to the host, so that lookups can start in advance."""
         return not (self.stays_on_device or self.host.pools_at_owners)
 
     def _keeps_rows_on_device(self, container: StepContainer) -> bool:
-        """Whether rows need not come to the host: the same on all ranks."""
+        """Whether rows can stay on the device; the answer is the same on all ranks."""
         names = self.table_names
         return container.reads_directly(names) or pulls_on_device(container.state, names)
 
     def path_for(self, ids: Tensor, *, is_training: bool) -> DevicePath | None:
-        """Path that looks up `ids` on their device; None: via the host.
+        """Returns the path that looks up `ids` on their device; None means via the host.
 
         Args:
-            ids: on any device.
-            is_training: the module's own `training`.
+            ids: ids on any device.
+            is_training: `AnchoredModule.is_training` of the module.
 
         Raises:
-            InvalidArgumentError: the tables lie on a device, and the ids on another.
+            InvalidArgumentError: the tables are on a device, and the ids on another one.
         """
         container = self._container or self.container
         if torch._C._is_tracing():  # half the time of torch.jit.is_tracing
@@ -166,26 +165,26 @@ class TrainAgent(CopiedTables):
         return path if self._keeps_rows_on_device(container) else None
 
     def path_of_gradient(self, ids: Tensor) -> DevicePath | None:
-        """As `path_for`, for the gradient of what an operator of torch has looked up."""
-        with torch.enable_grad():  # so that it is refused where no optimizer takes it
+        """Same as `path_for`, for the gradient of a lookup by an operator of torch."""
+        with torch.enable_grad():  # raises if no optimizer applies the gradient
             return self.path_for(ids, is_training=True)
 
     @property
     def host(self) -> HostPath:
-        """Path of lookups for which `path_for` returns None."""
+        """The path of lookups for which `path_for` returns None."""
         if self._host is None:
             _ = self.container  # joins one
             assert self._host is not None
         return self._host
 
     def _check_training(self, container: StepContainer) -> None:
-        """Refuses a pass of training whose gradients, or those of the pass before, would be lost."""
+        """Rejects a forward pass of training if its gradients, or the previous ones, would be lost."""
         try:
             if not self.is_container_given:
                 misuse.check_ranks(self.table_names, container)
             step = container.counters.steps
             if self._first_step is None:
-                self._first_step = step  # a model that was loaded has taken steps
+                self._first_step = step  # a loaded model has taken steps
             self._may_train = self.has_optimizer or step > self._first_step
             if not self._may_train:
                 misuse.check_has_optimizer(self.table_names, container)
@@ -195,17 +194,17 @@ class TrainAgent(CopiedTables):
     def raising_on_all_ranks(
         self, path: DevicePath, *, is_training: bool
     ) -> AbstractContextManager[None]:
-        """Raises on all ranks an error of the block, which precedes a lookup on the device."""
+        """Raises errors of the block, which precedes a lookup on the device, on all ranks."""
         return path.raising_on_all_ranks(self.container, self.table_names, is_training=is_training)
 
     def raise_on_all_ranks(self, error: Exception, *, is_training: bool) -> NoReturn:
-        """Raises `error`, which came before a lookup, on all ranks: the others have begun it.
+        """Raises `error`, which occurred before a lookup, on all ranks; the others may be in the lookup.
 
         Args:
-            is_training: the module's own `training`.
+            is_training: `AnchoredModule.is_training` of the module.
         """
         container, is_registered = self.container, is_training and torch.is_grad_enabled()
-        # What was prefetched, the others take without this rank.
+        # Other ranks use prefetched rows without waiting for this rank.
         is_alone = container.reads_directly(self.table_names)
         if is_alone or (self.host.has_prefetched and is_registered):
             raise error
@@ -217,14 +216,14 @@ class TrainAgent(CopiedTables):
         raise error
 
     def lookup(self, table: str, ids: Index, *, is_training: bool) -> Shadow:
-        """Ids of one table to the rows that a model differentiates: for modules of your own.
+        """Looks up ids of one table for custom modules; returns the rows that autograd sees.
 
-        It is registered for a gradient only in training with autograd on. Otherwise nothing is kept,
-        and no id receives a row.
+        It registers the lookup for a gradient only in training with autograd enabled. Otherwise it
+        stores nothing and creates no rows.
 
         Args:
             table: name of one of the tables.
             ids: ``(n,)``, C-contiguous.
-            is_training: the module's own `training`.
+            is_training: `AnchoredModule.is_training` of the module.
         """
         return self.host.look_up([(table, ids)], is_training=is_training)[0]

@@ -1,4 +1,4 @@
-"""`Embedding`: the drop-in for `torch.nn.Embedding` that needs no number of embeddings."""
+"""`Embedding`: replaces `torch.nn.Embedding` and needs no number of embeddings."""
 
 from __future__ import annotations
 
@@ -25,34 +25,41 @@ __all__ = ["Embedding"]
 
 
 class Embedding(SingleTable):
-    """Ids of any shape to embeddings: ``(*)`` → ``(*, embedding_dim)``.
+    """Looks up one embedding per id, for ids of any shape: ``(*)`` → ``(*, embedding_dim)``.
 
-    Ids may be any int64, and none of them is declared beforehand. For training and evaluation
-    see `EmbeddingBagCollection`.
+    Ids may be any int64; they are not declared in advance. See `EmbeddingBagCollection` for training
+    and evaluation.
 
     Args:
-        embedding_dim: elements of an embedding.
-        padding_idx: this id reads as zeros, gets no gradient and no row.
-        name: of the table; give one to tables that are saved, or whose initial rows must be the
-            same in every run. None takes ``embedding``, ``embedding_1``, … that is free.
-        dtype: of rows, as they are stored: float32, float64, float16 or bfloat16. The output is
-            float32 for 16-bit rows.
-        initializer: what an id reads as before it was trained; None means uniform in ±0.05.
-        num_embeddings: the most rows that the storage may hold; None sets no bound.
-        admission: which unseen ids earn a row, as in `EmbeddingConfig`; None: all.
-        seed: with the name and the id it determines an initial embedding.
-        placement: which ranks keep the rows, as in `EmbeddingConfig`.
-        expire: after how long without training rows are removed, as in `EmbeddingConfig`.
-        storage: what keeps the rows.
-        device: where they lie, as in `EmbeddingBag`.
-        container: where the table lives; None leaves it to the `Optimizer`.
+        embedding_dim: number of elements of an embedding.
+        padding_idx: an id that reads as zeros and gets no gradient and no row.
+        name: name of the table. Set it for tables that are saved, or whose initial rows must be the
+            same in every run. None selects the first free name of ``embedding``, ``embedding_1``, ….
+        dtype: dtype of stored rows: float32, float64, float16 or bfloat16. The output is float32
+            for 16-bit rows.
+        initializer: initial value of embeddings; None means uniform in ±0.05.
+        num_embeddings: maximum number of rows in the storage; None sets no limit.
+        admission: decides which new ids get a row, see `EmbeddingConfig`; None admits all ids.
+        seed: determines, together with the name and the id, the initial value of an embedding.
+        placement: which ranks store the rows, see `EmbeddingConfig`.
+        expire: TTL of rows that are not trained, see `EmbeddingConfig`.
+        storage: storage of the rows.
+        device: device of the rows, see `EmbeddingBag`.
+        container: container of the table; None leaves the choice to the `Optimizer`.
 
     Raises:
-        InvalidArgumentError: a number out of range, an unknown dtype or initializer.
+        InvalidArgumentError: a number is out of range, or a dtype or initializer is unknown.
+
+    Examples:
+        >>> import torch
+        >>> from sparring_torch import Embedding
+        >>> items = Embedding(4, name="items")
+        >>> items(torch.tensor([[7, -1], [10**12, 7]])).shape
+        torch.Size([2, 2, 4])
     """
 
     @explain_torch_arguments
-    def __init__(  # noqa: PLR0913 - torch.nn.Embedding is made by keywords too
+    def __init__(  # noqa: PLR0913 - torch.nn.Embedding has many keyword arguments, too
         self,
         embedding_dim: int,
         *,
@@ -88,13 +95,13 @@ class Embedding(SingleTable):
         self.agent = TrainAgent(declared, [(self.name, "sum")], container)
         self.register_for_ops()
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch.nn calls it so
-        """Embeddings ``(*, embedding_dim)`` of ids ``(*)``, on the device of the ids.
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in torch.nn
+        """Returns embeddings ``(*, embedding_dim)`` of ids ``(*)``, on the device of the ids.
 
-        Of a nested tensor of ids the result is one too. Arrays and lists are taken as tensors.
+        Nested tensors give nested tensors. Arrays and lists are converted to tensors.
 
         Raises:
-            InvalidArgumentError: a value is no id.
+            InvalidArgumentError: a value is not a valid id.
         """
         if not isinstance(input, Tensor) or input.is_nested:
             return self._forward_converted(input)
@@ -168,7 +175,7 @@ class Embedding(SingleTable):
         return embeddings.view(*values.shape, self.embedding_dim)
 
     def _group(self, values: Tensor) -> tuple[DeviceGroup, Tensor | None]:
-        """As `_kept`, on the device."""
+        """Same as `_drop_padding`, on the device."""
         kept = None
         ids = to_device_ids(values, f"table {self.name!r}").reshape(-1)
         if self.padding_idx is not None:
@@ -177,12 +184,12 @@ class Embedding(SingleTable):
         return DeviceGroup(self.name, "sum", [0], ids.contiguous(), single_id_offsets(ids)), kept
 
     def parse_input(self, input: Tensor) -> Ids:  # noqa: A002 - as in `forward`
-        """Ids that `forward` looks up."""
+        """Returns the ids that `forward` looks up."""
         given = to_tensor(input, f"ids of table {self.name!r}")
         return self._drop_padding(flat_ids(given) if given.is_nested else given)[0]
 
     def _drop_padding(self, values: Tensor) -> tuple[Ids, Tensor | None]:
-        """Ids to look up, and their places in `values` if some are left out."""
+        """Returns the ids to look up, and their positions in `values` if some are padding."""
         ids = to_integer_ids(values, f"table {self.name!r}").reshape(-1)
         kept = None
         if self.padding_idx is not None:

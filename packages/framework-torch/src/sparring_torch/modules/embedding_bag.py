@@ -1,4 +1,4 @@
-"""`EmbeddingBag`: the drop-in for `torch.nn.EmbeddingBag` that needs no number of embeddings."""
+"""`EmbeddingBag`: replaces `torch.nn.EmbeddingBag` and needs no number of embeddings."""
 
 from __future__ import annotations
 
@@ -28,37 +28,44 @@ __all__ = ["EmbeddingBag"]
 
 
 class EmbeddingBag(SingleTable):
-    """Bags of ids to one embedding each: ``(b, n)``, or ``(n,)`` with offsets, → ``(b, dim)``.
+    """Pools bags of ids into one embedding each: ``(b, n)``, or ``(n,)`` with offsets, → ``(b, dim)``.
 
-    Ids may be any int64, and none of them is declared beforehand. For training and evaluation
-    see `EmbeddingBagCollection`.
+    Ids may be any int64; they are not declared in advance. See `EmbeddingBagCollection` for training
+    and evaluation.
 
     Args:
-        embedding_dim: elements of an embedding.
-        mode: ``mean``, torch's default, or ``sum``.
-        padding_idx: this id is left out of its bag, and out of the mean's count.
-        include_last_offset: offsets have the end, the number of ids, at their end.
-        name: of the table; see `Embedding`.
-        dtype: of rows, as they are stored: float32, float64, float16 or bfloat16. The output is
-            float32 for 16-bit rows.
-        initializer: what an id reads as before it was trained; None means uniform in ±0.05.
-        num_embeddings: the most rows that the storage may hold; None sets no bound.
-        admission: which unseen ids earn a row, as in `EmbeddingConfig`; None: all.
-        seed: with the name and the id it determines an initial embedding.
-        placement: which ranks keep the rows, as in `EmbeddingConfig`.
-        expire: after how long without training rows are removed, as in `EmbeddingConfig`.
-        storage: what keeps the rows.
-        device: where they lie. On a GPU, ids that lie there are looked up, pooled and trained
-            without a copy to the host; offsets are held within their range there, not checked.
-            With `storage` ``hkv``; a storage with options of its own has a device among them.
-        container: where the table lives; None leaves it to the `Optimizer`.
+        embedding_dim: number of elements of an embedding.
+        mode: ``mean``, the default of torch, or ``sum``.
+        padding_idx: an id that is excluded from its bag and from the count of the mean.
+        include_last_offset: whether offsets end with the number of ids.
+        name: name of the table; see `Embedding`.
+        dtype: dtype of stored rows: float32, float64, float16 or bfloat16. The output is float32
+            for 16-bit rows.
+        initializer: initial value of embeddings; None means uniform in ±0.05.
+        num_embeddings: maximum number of rows in the storage; None sets no limit.
+        admission: decides which new ids get a row, see `EmbeddingConfig`; None admits all ids.
+        seed: determines, together with the name and the id, the initial value of an embedding.
+        placement: which ranks store the rows, see `EmbeddingConfig`.
+        expire: TTL of rows that are not trained, see `EmbeddingConfig`.
+        storage: storage of the rows.
+        device: device of the rows. On a GPU, ids on that GPU are looked up, pooled and trained
+            without a copy to the host; offsets are clamped to their range instead of checked. It
+            requires `storage` ``hkv``; options of a storage specify the device themselves.
+        container: container of the table; None leaves the choice to the `Optimizer`.
 
     Raises:
-        InvalidArgumentError: a number out of range, an unknown mode, dtype or initializer.
+        InvalidArgumentError: a number is out of range, or a mode, dtype or initializer is unknown.
+
+    Examples:
+        >>> import torch
+        >>> from sparring_torch import EmbeddingBag
+        >>> items = EmbeddingBag(4, mode="sum", name="items")
+        >>> items(torch.tensor([1, 2, 3]), torch.tensor([0, 2])).shape
+        torch.Size([2, 4])
     """
 
     @explain_torch_arguments
-    def __init__(  # noqa: PLR0913 - torch.nn.EmbeddingBag is made by keywords too
+    def __init__(  # noqa: PLR0913 - torch.nn.EmbeddingBag has many keyword arguments, too
         self,
         embedding_dim: int,
         *,
@@ -80,7 +87,7 @@ class EmbeddingBag(SingleTable):
         super().__init__()
         if mode not in ("sum", "mean"):
             raise InvalidArgumentError(
-                f"EmbeddingBag: mode must be 'sum' or 'mean', found {mode!r}", mode=mode
+                f"EmbeddingBag: found mode={mode!r}, expected 'sum' or 'mean'", mode=mode
             )
         self.embedding_dim = embedding_dim
         self.mode = mode
@@ -104,22 +111,22 @@ class EmbeddingBag(SingleTable):
 
     def forward(
         self,
-        input: Tensor,  # noqa: A002 - torch.nn calls it so
+        input: Tensor,  # noqa: A002 - the name in torch.nn
         offsets: Tensor | None = None,
         per_sample_weights: Tensor | None = None,
     ) -> Tensor:
-        """Pooled embeddings ``(b, embedding_dim)``, on the device of the ids.
+        """Returns pooled embeddings ``(b, embedding_dim)``, on the device of the ids.
 
         Args:
-            input: ids ``(b, n)``, b bags of n ids; or ``(n,)`` with `offsets`; or a nested tensor of b
-                bags. Arrays and lists, also of lists of different lengths, are taken too.
+            input: ids ``(b, n)`` for b bags of n ids, ``(n,)`` with `offsets`, or a nested tensor of
+                b bags. Arrays and lists, also lists of different lengths, are converted.
             offsets: ``(b,)`` starts, or ``(b + 1,)`` with `include_last_offset`.
-            per_sample_weights: of the shape of `input`, for mode ``sum``; they may require a
-                gradient.
+            per_sample_weights: weights with the shape of `input`, for mode ``sum``; they may require
+                a gradient.
 
         Raises:
-            InvalidArgumentError: input and offsets do not fit, weights of another shape or in
-                mode ``mean``, or a value is no id.
+            InvalidArgumentError: input and offsets do not match, weights have another shape or the
+                mode is ``mean``, or a value is not a valid id.
         """
         if not isinstance(input, Tensor) or input.is_nested:
             return self._forward_converted(input, offsets, per_sample_weights)
@@ -197,34 +204,34 @@ class EmbeddingBag(SingleTable):
     def _flat(
         self, given: Any, offsets: Any, weights: Any
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """A nested tensor, an array or lists as tensors that `forward` takes."""
+        """Converts a nested tensor, an array or lists to tensors that `forward` accepts."""
         ids, lengths = _parts(given, f"ids of table {self.name!r}")
         if lengths is None:
             starts = None if offsets is None else to_tensor(offsets, "offsets")
             return ids, starts, None if weights is None else to_tensor(weights, "weights")
         if offsets is not None:
             raise InvalidArgumentError(
-                f"table {self.name!r}: an input of {len(lengths)} bags takes no offsets; leave them out"
+                f"table {self.name!r}: found offsets with an input of {len(lengths)} bags; omit offsets"
             )
         if weights is not None:
             weights, found = _parts(weights, f"per_sample_weights of table {self.name!r}")
             if found != lengths:
                 raise InvalidArgumentError(
-                    f"table {self.name!r}: per_sample_weights must be in bags as the input is, of "
-                    f"lengths {lengths[:8]}, found {'none' if found is None else found[:8]}"
+                    f"table {self.name!r}: per_sample_weights must have bags of the same lengths as "
+                    f"the input, {lengths[:8]}, found {'none' if found is None else found[:8]}"
                 )
         ends = lengths_to_offsets(torch.tensor(lengths, dtype=torch.int64))
         return ids, ends if self.include_last_offset else ends[:-1], weights
 
     def _group(self, values: Tensor, offsets: Tensor | None, weights: Tensor | None) -> DeviceGroup:
-        """Bags that `forward` looks up, on the device."""
+        """Returns the bags that `forward` looks up, on the device."""
         self._check_weights(values, weights)
         ids = to_device_ids(values, f"table {self.name!r}").reshape(-1)
         ends = self._ends_on_device(values, offsets)
         weights = None if weights is None else weights.reshape(-1)
         if self.padding_idx is not None:
             is_kept = ids != self.padding_idx
-            # Waits for the device: how many are left?
+            # Waits for the device, because the number of remaining ids is needed.
             kept = is_kept.nonzero().squeeze(1)
             before = torch.zeros(len(ids) + 1, dtype=torch.int64, device=ids.device)
             torch.cumsum(is_kept, 0, out=before[1:])
@@ -238,7 +245,7 @@ class EmbeddingBag(SingleTable):
         offsets: Tensor | None = None,
         per_sample_weights: Tensor | None = None,
     ) -> Bags:
-        """Bags that `forward` looks up."""
+        """Returns the bags that `forward` looks up."""
         if not isinstance(input, Tensor) or input.is_nested:
             return self.parse_input(*self._flat(input, offsets, per_sample_weights))
         self._check_weights(input, per_sample_weights)
@@ -257,7 +264,7 @@ class EmbeddingBag(SingleTable):
         return Bags(ids.contiguous().numpy(), ends, weights, (0,), num_bags)
 
     def _ends(self, values: Tensor, offsets: Tensor | None) -> npt.NDArray[np.int64]:
-        """``(b + 1,)``: where each bag begins, and the end."""
+        """Returns the offsets with the end, ``(b + 1,)``."""
         if values.dim() == 2:
             self._check_no_offsets(values, offsets)
             return np.arange(values.shape[0] + 1) * values.shape[1]
@@ -274,21 +281,21 @@ class EmbeddingBag(SingleTable):
         return self._converted_ends(starts, count)
 
     def _converted_ends(self, starts: Tensor, count: int) -> npt.NDArray[np.int64]:
-        """As `_ends`, of any dtype; says what is wrong with them."""
+        """Same as `_ends` for offsets of any dtype; raises if they are invalid."""
         num_bags = len(starts) - 1 if self.include_last_offset else len(starts)
         if not self.include_last_offset:
-            # An end is added here, so that a last start equal to the count is an empty bag.
+            # The end is appended, so that a last start equal to the count is an empty bag.
             starts = torch.cat([starts, torch.full((1,), count, dtype=starts.dtype)])
         lengths = offsets_to_lengths(starts, count)
         if len(lengths) != num_bags:
             raise InvalidArgumentError(
-                f"table {self.name!r}: with include_last_offset the last offset must be the "
-                f"number of ids, {count}; found {int(starts[-1]) if len(starts) else 'none'}"
+                f"table {self.name!r}: with include_last_offset, the last offset must be the "
+                f"number of ids, {count}, found {int(starts[-1]) if len(starts) else 'none'}"
             )
         return lengths_to_offsets(lengths.to(torch.int64)).numpy()
 
     def _ends_on_device(self, values: Tensor, offsets: Tensor | None) -> Tensor:
-        """``(b + 1,)``: what kernels may follow blindly, made without waiting for the device."""
+        """Returns valid offsets ``(b + 1,)`` for kernels, without waiting for the device."""
         count = values.numel()
         if values.dim() == 2:
             self._check_no_offsets(values, offsets)
@@ -297,7 +304,7 @@ class EmbeddingBag(SingleTable):
         starts = self._given_offsets(values, offsets).to(values.device, torch.int64)
         if self.include_last_offset and not len(starts):
             raise InvalidArgumentError(
-                f"table {self.name!r}: with include_last_offset there is at least one offset"
+                f"table {self.name!r}: include_last_offset requires at least one offset, found none"
             )
         starts = starts[:-1] if self.include_last_offset else starts
         ends = torch.empty(len(starts) + 1, dtype=torch.int64, device=values.device)
@@ -309,8 +316,8 @@ class EmbeddingBag(SingleTable):
     def _check_no_offsets(self, values: Tensor, offsets: Tensor | None) -> None:
         if offsets is not None:
             raise InvalidArgumentError(
-                f"table {self.name!r}: an input of shape {tuple(values.shape)} has its bags in "
-                "its rows and takes no offsets; leave them out"
+                f"table {self.name!r}: found offsets with an input of shape {tuple(values.shape)}, "
+                "whose rows are the bags; omit offsets"
             )
 
     def _given_offsets(self, values: Tensor, offsets: Tensor | None) -> Tensor:
@@ -333,7 +340,7 @@ class EmbeddingBag(SingleTable):
             return
         if self.mode != "sum":
             raise InvalidArgumentError(
-                f"table {self.name!r}: per_sample_weights need mode 'sum', found {self.mode!r}"
+                f"table {self.name!r}: per_sample_weights require mode 'sum', found {self.mode!r}"
             )
         if weights.shape != values.shape:
             raise InvalidArgumentError(
@@ -347,8 +354,8 @@ class EmbeddingBag(SingleTable):
 
 
 def _parts(given: Any, what: str) -> tuple[Tensor, list[int] | None]:
-    """Flat values and the length of each bag of a nested tensor, or of lists of different lengths; None
-    of what is a tensor already, or can be one."""
+    """Returns the flat values and the length of each bag, for a nested tensor or lists of different
+    lengths; returns None as lengths for anything else that can be a tensor."""
     if isinstance(given, (list, tuple)) and len({np.size(each) for each in given}) > 1:
         parts = [to_tensor(each, what).reshape(-1) for each in given]
         return torch.cat(parts), [len(each) for each in parts]
@@ -366,7 +373,7 @@ def _with_end(starts: Tensor, count: int) -> npt.NDArray[np.int64]:
 
 
 def _are_sound(ends: npt.NDArray[np.int64], count: int) -> bool:
-    """Whether they begin with 0, never fall, and end with `count`."""
+    """Returns whether offsets start with 0, are non-decreasing, and end with `count`."""
     try:
         check_offsets(ends, count, "offsets")
     except InvalidArgumentError:

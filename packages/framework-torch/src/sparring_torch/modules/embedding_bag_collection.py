@@ -32,30 +32,41 @@ __all__ = ["EmbeddingBagCollection"]
 
 
 class EmbeddingBagCollection(TableModule):
-    """`KeyedJaggedTensor` in, `KeyedTensor` out, as TorchRec's of this name.
+    """Looks up and pools the ids of a `KeyedJaggedTensor` into a `KeyedTensor`, as in TorchRec.
 
     With tables ``users`` of dim 4 for feature ``user`` and ``items`` of dim 8 for features
-    ``viewed`` and ``bought``, a batch of b examples becomes ``(b, 4 + 8 + 8)``, in which
+    ``viewed`` and ``bought``, a batch of b examples becomes ``(b, 4 + 8 + 8)``, and
     ``keyed["viewed"]`` is ``(b, 8)``. The two features share the rows of ``items``.
 
-    Rows are no parameters: they live in storages and are trained by `sparring_torch.Optimizer`.
-    While `training` is off, or under `torch.no_grad`, it reads only; an id that was never
-    trained reads as its initial value and earns no row.
+    Rows are not parameters: they are in storages, and `sparring_torch.Optimizer` trains them. If
+    `training` is off, or under `torch.no_grad`, lookups only read; an id that was never trained
+    reads as its initial value and gets no row.
 
     Args:
-        tables: what to look up in.
-        is_weighted: the batch has weights, and each embedding is multiplied by its own; weights
-            may require a gradient. Otherwise weights are not used.
-        unknown_features: ``ignore``, as TorchRec does: features of a batch that no table looks up are
-            left out; ``reject``: they raise.
-        storage: what keeps the tables that name no storage of their own.
-        device: where they lie, as in `EmbeddingBag`. Where all tables lie on a GPU, batches that lie
-            there are looked up, pooled and trained there; a batch that does not know yet how many
-            ids each feature has waits for the GPU once (`KeyedJaggedTensor.sync` before ``to``).
-        container: where the tables live; None leaves it to the `Optimizer`.
+        tables: the tables.
+        is_weighted: whether each embedding is multiplied by the weight of its id in the batch;
+            weights may require a gradient. Otherwise weights are ignored.
+        unknown_features: ``ignore`` features of a batch that belong to no table, as TorchRec does,
+            or ``reject`` them with an error.
+        storage: storage of tables whose configuration names none.
+        device: device of the rows, see `EmbeddingBag`. If all tables are on a GPU, batches on that
+            GPU are looked up, pooled and trained there. A batch that does not know its number of
+            ids per feature waits for the GPU once; `KeyedJaggedTensor.sync` before ``to`` avoids it.
+        container: container of the tables; None leaves the choice to the `Optimizer`.
 
     Raises:
-        InvalidArgumentError: no tables, two of one name, a number out of range.
+        InvalidArgumentError: there are no tables, two tables have one name, or a number is out of
+            range.
+
+    Examples:
+        >>> import torch
+        >>> from sparring_torch import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+        >>> tables = [EmbeddingBagConfig(name="items", embedding_dim=8, feature_names=["viewed"])]
+        >>> batch = KeyedJaggedTensor(
+        ...     ["viewed"], torch.tensor([1, 2, 3]), lengths=torch.tensor([2, 1])
+        ... )
+        >>> EmbeddingBagCollection(tables)(batch)["viewed"].shape
+        torch.Size([2, 8])
     """
 
     def __init__(
@@ -92,18 +103,18 @@ class EmbeddingBagCollection(TableModule):
         self.register_for_ops()
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """The tables."""
+        """Returns the configurations of the tables."""
         return self._tables
 
     def is_weighted(self) -> bool:
         return self._is_weighted
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """Pooled embeddings ``(examples, sum of dims)``, on the device of the ids.
+        """Returns pooled embeddings ``(examples, sum of dims)``, on the device of the ids.
 
         Raises:
-            InvalidArgumentError: features and tables do not fit, weights are missing, or a value
-                is no id.
+            InvalidArgumentError: features and tables do not match, weights are missing, or a value
+                is not a valid id.
         """
         if not torch.compiler.is_compiling():
             return self._eager(features)
@@ -151,11 +162,11 @@ class EmbeddingBagCollection(TableModule):
         return self._keyed(values, inverse)
 
     def _keyed(self, values: Tensor, inverse: Tensor | None) -> KeyedTensor:
-        """Pooled embeddings of examples, from those of bags.
+        """Expands pooled embeddings of bags to examples.
 
         Args:
             values: ``(bags of a feature, sum of dims)``.
-            inverse: ``(outputs, examples)``: which bag is that of an example; None: its own.
+            inverse: ``(outputs, examples)``, the bag of each example; None if bags are examples.
         """
         if inverse is not None:
             parts = zip(
@@ -181,8 +192,8 @@ class EmbeddingBagCollection(TableModule):
             path.accumulate_sources(self.agent.container, groups, joined)
             if are_weights_trained:
                 raise UnsupportedError(
-                    "a compiled EmbeddingBagCollection on a device trains no weights; call it "
-                    "outside of torch.compile, or keep its tables in host memory"
+                    "backward: a compiled EmbeddingBagCollection on a device cannot train weights; "
+                    "call it outside of torch.compile, or put its tables in host memory"
                 )
             return None
         bags, parts = self.parse_input(features), [part.cpu() for part in parts]
@@ -192,7 +203,7 @@ class EmbeddingBagCollection(TableModule):
         return self.agent.host.weight_gradient(bags, parts).to(features.device())
 
     def parse_input(self, features: KeyedJaggedTensor) -> Bags:
-        """Bags that `forward` looks up."""
+        """Returns the bags that `forward` looks up."""
         return self._router.route(features, is_weighted=self._is_weighted)
 
     def extra_repr(self) -> str:
@@ -206,7 +217,7 @@ def _mode(config: EmbeddingBagConfig) -> str:
         found = PoolingType.NONE
     if found is PoolingType.NONE:
         raise InvalidArgumentError(
-            f"pooling of table {config.name!r}: must be PoolingType.SUM or PoolingType.MEAN, "
+            f"pooling of table {config.name!r} must be PoolingType.SUM or PoolingType.MEAN, "
             f"found {config.pooling!r}; for embeddings without pooling use an EmbeddingCollection",
             table=config.name,
         )

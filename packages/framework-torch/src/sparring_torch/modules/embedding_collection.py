@@ -1,4 +1,4 @@
-"""`EmbeddingCollection`: several tables, one embedding for each id."""
+"""`EmbeddingCollection`: several tables, without pooling."""
 
 from __future__ import annotations
 
@@ -29,28 +29,39 @@ from sparring_torch.modules.table_module import TableModule, untraced
 
 __all__ = ["EmbeddingCollection"]
 
-# Torch has it since 2.7; before, batches of unknown lengths are not exported.
+# torch < 2.7 does not have it; there, batches of unknown lengths are not exported.
 _is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", bool)
 
 
 class EmbeddingCollection(TableModule):
-    """`KeyedJaggedTensor` in, a `JaggedTensor` of embeddings for each feature out.
+    """Looks up one embedding per id of a `KeyedJaggedTensor`, without pooling.
 
-    For sequences: a feature with bags of 2, 3 and 1 ids in a table of dim 8 becomes values
-    ``(6, 8)`` with lengths ``[2, 3, 1]``; ``to_padded_dense()`` makes ``(3, 3, 8)`` of it. For
-    training and evaluation see `EmbeddingBagCollection`.
+    The result is a `JaggedTensor` of embeddings per feature, for sequences: a feature with bags of 2,
+    3 and 1 ids in a table of dim 8 becomes values ``(6, 8)`` with lengths ``[2, 3, 1]``, which
+    ``to_padded_dense()`` converts to ``(3, 3, 8)``. See `EmbeddingBagCollection` for training and
+    evaluation.
 
     Args:
-        tables: what to look up in.
-        unknown_features: as in `EmbeddingBagCollection`.
-        storage: what keeps the tables that name no storage of their own.
-        device: where they lie, as in `EmbeddingBag`. Where all tables lie on a GPU, batches that lie
-            there are looked up, pooled and trained there; a batch that does not know yet how many
-            ids each feature has waits for the GPU once (`KeyedJaggedTensor.sync` before ``to``).
-        container: where the tables live; None leaves it to the `Optimizer`.
+        tables: the tables.
+        unknown_features: see `EmbeddingBagCollection`.
+        storage: storage of tables whose configuration names none.
+        device: see `EmbeddingBagCollection`.
+        container: container of the tables; None leaves the choice to the `Optimizer`.
 
     Raises:
-        InvalidArgumentError: no tables, two of one name, a number out of range.
+        InvalidArgumentError: there are no tables, two tables have one name, or a number is out of
+            range.
+
+    Examples:
+        >>> import torch
+        >>> from sparring_torch import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
+        >>> words = EmbeddingConfig(name="words", embedding_dim=8, feature_names=["text"])
+        >>> batch = KeyedJaggedTensor(
+        ...     ["text"], torch.tensor([1, 2, 3, 4, 5, 6]), lengths=torch.tensor([2, 3, 1])
+        ... )
+        >>> found = EmbeddingCollection([words])(batch)["text"]
+        >>> found.values().shape, found.lengths().tolist()
+        (torch.Size([6, 8]), [2, 3, 1])
     """
 
     def __init__(
@@ -76,7 +87,7 @@ class EmbeddingCollection(TableModule):
             for config, each in zip(tables, self._outputs, strict=True)
             for _ in each
         ]
-        # Pooling means nothing here, where each id is a bag of its own.
+        # The pooling has no effect, because each id is a separate bag.
         looked_up = [
             (config.name, "sum")
             for config, each in zip(tables, self._outputs, strict=True)
@@ -88,18 +99,18 @@ class EmbeddingCollection(TableModule):
         self.register_for_ops()
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
-        """The tables."""
+        """Returns the configurations of the tables."""
         return self._tables
 
     def embedding_names_by_table(self) -> list[list[str]]:
-        """The names of the outputs, table by table."""
+        """Returns the names of the outputs, table by table."""
         return self._outputs
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-        """Feature → embeddings ``(ids of the feature, dim)``, on the device of the ids.
+        """Returns embeddings ``(ids of the feature, dim)`` per feature, on the device of the ids.
 
         Raises:
-            InvalidArgumentError: features and tables do not fit, or a value is no id.
+            InvalidArgumentError: features and tables do not match, or a value is not a valid id.
         """
         if not torch.compiler.is_compiling():
             return self._eager(features)
@@ -111,7 +122,7 @@ class EmbeddingCollection(TableModule):
         sizes = [
             counts[position] * dim for position, dim in zip(positions, self._dims, strict=True)
         ]
-        # One operator for all features, although they differ in dim: each element is a row.
+        # One operator for features of different dims: each element of the output is a row.
         flat = torch.ops.sparring.pooled_lookup(
             features.values(),
             features.lengths(),
@@ -130,7 +141,7 @@ class EmbeddingCollection(TableModule):
 
     @untraced
     def _forward_unsynced(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-        """As `forward`; a compiler does not know the shapes of what it returns."""
+        """Same as `forward`, if a compiler cannot know the shapes of the result."""
         return self._eager(features)
 
     def _eager(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
@@ -182,7 +193,7 @@ class EmbeddingCollection(TableModule):
         }
 
     def _build_output(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """Embeddings ``(ids of the feature, dim)``, or their gradients, of elements ``(n, 1)``."""
+        """Reshapes elements ``(n, 1)`` to embeddings ``(ids of the feature, dim)``, or gradients."""
         return [
             part.view(-1, dim).to(dtype)
             for part, dim, dtype in zip(parts, self._dims, self.agent.dtypes, strict=True)
@@ -214,7 +225,7 @@ class EmbeddingCollection(TableModule):
         path.accumulate_sources(self.agent.container, groups, joined)
 
     def parse_input(self, features: KeyedJaggedTensor) -> Ids:
-        """Ids that `forward` looks up."""
+        """Returns the ids that `forward` looks up."""
         return _split_ids(self._router.route(features, is_weighted=False), len(features.keys()))
 
     def extra_repr(self) -> str:
@@ -222,10 +233,10 @@ class EmbeddingCollection(TableModule):
 
 
 def _split_ids(bags: Bags, num_features: int) -> Ids:
-    """The same ids, one embedding for each.
+    """Splits the ids of bags by feature.
 
     Args:
-        num_features: of the batch.
+        num_features: number of features of the batch.
     """
     stride = bags.num_bags
     ends = bags.offsets[::stride].tolist() if stride else [0] * (num_features + 1)

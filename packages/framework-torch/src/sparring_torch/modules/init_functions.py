@@ -1,4 +1,4 @@
-"""Functions of `torch.nn.init` as initializers of tables."""
+"""Converts functions of `torch.nn.init` to initializers of tables."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ __all__ = ["to_initializer"]
 
 
 def to_initializer(function: Callable[..., Any], table: str) -> Initializer:
-    """The initializer that draws from the distribution of a function of `torch.nn.init`.
+    """Returns the initializer with the distribution of a function of `torch.nn.init`.
 
-    The numbers are others than the function's own: an initial embedding is determined by the seed,
-    the table and the id.
+    The values differ from those of the function, because an initial embedding is determined by the
+    seed, the table and the id.
 
     Args:
-        function: of `torch.nn.init`, or a `functools.partial` that gives its numbers by name.
-        table: for messages.
+        function: a function of `torch.nn.init`, or a `functools.partial` of one with keywords.
+        table: name of the table for messages.
 
     Raises:
-        InvalidArgumentError: another function, or a truncation that is not at two deviations.
+        InvalidArgumentError: the function is not supported, or truncates at other than two standard
+            deviations.
     """
     given: dict[str, Any] = {}
     inner: Any = function
@@ -45,8 +46,8 @@ def to_initializer(function: Callable[..., Any], table: str) -> Initializer:
         if found is not None:
             return found
     raise InvalidArgumentError(
-        f"init_fn of table {table!r}: rows are made one by one, as ids come, so a function that "
-        f"fills a matrix cannot make them, found {function!r}; give initializer=Uniform(low, "
+        f"init_fn of table {table!r}: found {function!r}, but rows are created one by one when ids "
+        "arrive, so a function that fills a matrix is not supported; give initializer=Uniform(low, "
         "high), Normal(mean, stddev), TruncatedNormal(mean, stddev), Xavier(gain), "
         "Constant(value) or Zeros() of sparring, or functools.partial of torch.nn.init.zeros_, "
         "ones_, constant_, uniform_, normal_ or trunc_normal_",

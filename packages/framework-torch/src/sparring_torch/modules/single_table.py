@@ -1,4 +1,4 @@
-"""The base of `Embedding` and `EmbeddingBag`: modules of one table, made as torch's are."""
+"""Base class of `Embedding` and `EmbeddingBag`: modules with one table and torch's arguments."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ Init = TypeVar("Init", bound=Callable[..., None])
 Table = TypeVar("Table", bound="SingleTable")
 
 _ONLY_IN_TORCH = {
-    "sparse": "leave it out: only rows that a batch looked up get gradients, and "
+    "sparse": "omit it, because only rows that a batch looked up get gradients, and "
     "sparring_torch.Optimizer changes only these",
-    "max_norm": "no row is renormalised by a lookup; divide the output by its norm",
-    "norm_type": "no row is renormalised by a lookup; divide the output by its norm",
-    "scale_grad_by_freq": "gradients of an id are added up; look ids up by EmbeddingBag with "
-    "per_sample_weights to scale them",
-    "_weight": "bring rows in by {name}.from_pretrained(weights)",
-    "_freeze": "bring rows in by {name}.from_pretrained(weights)",
+    "max_norm": "lookups do not renormalize rows; divide the output by its norm",
+    "norm_type": "lookups do not renormalize rows; divide the output by its norm",
+    "scale_grad_by_freq": "gradients of an id are summed; use EmbeddingBag with per_sample_weights "
+    "to scale them",
+    "_weight": "use {name}.from_pretrained(weights) to set rows",
+    "_freeze": "use {name}.from_pretrained(weights) to set rows",
 }
 
 
 def explain_torch_arguments(init: Init) -> Init:
-    """Answers arguments of `torch.nn.Embedding` that mean something else here, or nothing."""
+    """Decorates `__init__`: rejects arguments of `torch.nn.Embedding` and names the alternative."""
 
     @functools.wraps(init)
     def checked_init(self: Any, *positional: Any, **named: Any) -> None:
@@ -42,10 +42,10 @@ def explain_torch_arguments(init: Init) -> Init:
             count, *others = positional
             dim = others[0] if others else named["embedding_dim"]
             raise InvalidArgumentError(
-                f"{name}({', '.join(map(repr, positional))}): found a number of embeddings before "
-                f"their dim, as torch.nn.{name} takes it. A table grows with its ids, which may be "
-                f"any int64: write {name}({dim!r}), or {name}({dim!r}, num_embeddings={count!r}) to "
-                "refuse more rows than that"
+                f"{name}({', '.join(map(repr, positional))}): found a number of embeddings before the "
+                f"dim, as in torch.nn.{name}. A table grows with its ids, which may be any int64: "
+                f"write {name}({dim!r}), or {name}({dim!r}, num_embeddings={count!r}) to limit the "
+                "number of rows"
             )
         for each in named.keys() & _ONLY_IN_TORCH.keys():
             raise InvalidArgumentError(
@@ -74,26 +74,26 @@ class SingleTable(TableModule):
         freeze: bool = True,
         **options: Any,
     ) -> Table:
-        """A module whose table begins with these embeddings.
+        """Creates a module whose table starts with the given embeddings.
 
-        They are written when the module joins a container, by `Optimizer`, `DistributedModelParallel`
-        or the first lookup; on several ranks all give the same. Into a storage that outlives the
-        process, on several ranks, write them by `StepContainer.assign` after the `Optimizer` was
-        made. The row of `padding_idx` is left out.
+        They are written when the module joins a container, through `Optimizer`,
+        `DistributedModelParallel` or the first lookup. All ranks must pass the same embeddings. If a
+        storage outlives the process and there are several ranks, use `StepContainer.assign` after the
+        `Optimizer` is created instead. The row of `padding_idx` is skipped.
 
         Args:
-            weights: ``(n, embedding_dim)``; their dtype is that of the table, unless `dtype` is given.
-            ids: ``(n,)``, each once; None: 0 to n - 1, as in torch.
+            weights: ``(n, embedding_dim)``; the table has their dtype unless `dtype` is given.
+            ids: ``(n,)`` distinct ids; None means 0 to n - 1, as in torch.
             freeze: if True, as in torch, rows are not trained until ``requires_grad_(True)`` is called.
-            **options: of the module, as ``name``.
+            **options: options of the module, for example ``name``.
 
         Raises:
-            InvalidArgumentError: weights or ids of another shape, or an id that is there twice.
+            InvalidArgumentError: weights or ids have a wrong shape, or an id is repeated.
         """
         given = to_tensor(weights, "from_pretrained: weights").detach().cpu()
         if given.dim() != 2:
             raise InvalidArgumentError(
-                f"from_pretrained: weights must be (n, embedding_dim), found shape "
+                f"from_pretrained: weights must have shape (n, embedding_dim), found shape "
                 f"{tuple(given.shape)}",
                 shape=tuple(given.shape),
             )
@@ -102,19 +102,19 @@ class SingleTable(TableModule):
         )
         if positions.shape != (len(given),) or positions.is_floating_point():
             raise InvalidArgumentError(
-                f"from_pretrained: ids must be whole numbers, one for each of {len(given)} "
-                f"embeddings, found shape {tuple(positions.shape)} of {positions.dtype}",
+                f"from_pretrained: ids must be {len(given)} integers, one per embedding, found shape "
+                f"{tuple(positions.shape)} of {positions.dtype}",
                 shape=tuple(positions.shape),
             )
         if len(np.unique(positions.cpu().numpy())) < len(positions):
-            raise InvalidArgumentError("from_pretrained: an id is there twice; give each id once")
+            raise InvalidArgumentError("from_pretrained: found a repeated id; give each id once")
         options.setdefault("dtype", given.dtype)
         make: Any = cls
         module: Table = make(given.shape[1], **options)
         if module.padding_idx is not None:
             is_kept = positions.cpu() != module.padding_idx
             positions, given = positions[is_kept], given[is_kept]
-        if given.dtype is torch.bfloat16:  # of which numpy knows nothing
+        if given.dtype is torch.bfloat16:  # NumPy does not support it
             given = given.float()
         if freeze:
             module.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""How tables are declared, with TorchRec's names: `EmbeddingBagConfig`, `EmbeddingConfig`."""
+"""Configuration of tables with TorchRec's names: `EmbeddingBagConfig`, `EmbeddingConfig`."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ __all__ = [
 
 
 class PoolingType(Enum):
-    """How the embeddings of a bag become one."""
+    """How the embeddings of a bag are combined."""
 
     SUM = "SUM"
     MEAN = "MEAN"
     NONE = "NONE"
-    """No pooling: tables of an `EmbeddingCollection`; an `EmbeddingBagCollection` rejects it."""
+    """No pooling, for an `EmbeddingCollection`; an `EmbeddingBagCollection` rejects it."""
 
 
 class DataType(Enum):
-    """Type of the elements of an embedding, as they are stored.
+    """Dtype of stored embeddings.
 
-    What a module returns is float64 for FP64, and float32 for all others. Tables that are trained may be
-    FP32, FP64, FP16 or BF16; the others are TorchRec's names, and a table rejects them.
+    Modules return float64 for FP64 and float32 for all others. Tables can be FP32, FP64, FP16 or BF16;
+    the other names exist in TorchRec, and tables reject them.
     """
 
     FP32 = "FP32"
@@ -74,33 +74,34 @@ _DTYPE_NAMES: dict[object, str] = {
 
 @dataclass(kw_only=True)
 class EmbeddingConfig:
-    """One table whose embeddings are handed out one by one.
+    """Configuration of a table without pooling.
 
     Args:
-        name: of the table.
-        embedding_dim: elements of an embedding.
-        feature_names: features that look up here; none means one feature of the table's name.
-        num_embeddings: the most rows that the storage may hold; None sets no bound. It is no
-            range: ids may be any int64.
-        data_type: of embeddings, as they are stored: a `DataType`, a torch dtype, or its name;
-            float32, float64, float16 or bfloat16. Outputs are float32 for 16-bit tables, and so
-            are gradients and optimizer state; updates round stochastically.
-        initializer: what an id reads as before it was trained: a `sparring.Initializer`, its
-            name, or ``{"kind": name, parameter: value}``. None means `init_fn`, or uniform within
-            (`weight_init_min`, `weight_init_max`).
-        init_fn: a function of `torch.nn.init`, or `functools.partial` of one: ``zeros_``,
+        name: name of the table.
+        embedding_dim: number of elements of an embedding.
+        feature_names: features that are looked up in the table; none means one feature with the
+            table's name.
+        num_embeddings: maximum number of rows in the storage; None sets no limit. It does not limit
+            the values of ids, which may be any int64.
+        data_type: dtype of stored embeddings: float32, float64, float16 or bfloat16, as a `DataType`, a
+            torch dtype, or a name. For 16-bit tables, outputs, gradients and optimizer state are
+            float32, and updates round stochastically.
+        initializer: initial value of embeddings: a `sparring.Initializer`, its name, or
+            ``{"kind": name, parameter: value}``. None means `init_fn`, or a uniform distribution
+            between `weight_init_min` and `weight_init_max`.
+        init_fn: a function of `torch.nn.init`, or a `functools.partial` of one: ``zeros_``,
             ``ones_``, ``constant_``, ``uniform_``, ``normal_``, or ``trunc_normal_`` within two
             standard deviations.
         weight_init_min: lower bound of the default initializer.
         weight_init_max: upper bound of the default initializer.
-        admission: which unseen ids earn a row, a `sparring.contracts.tables.admission.Admission` or
-            ``{"kind": name, parameter: value}``; None: all.
-        seed: with the name and the id it determines an initial embedding.
-        storage: in place of the collection's.
-        placement: ``sharded``: each row is on one rank; ``replicated``: every rank keeps all of
-            them, and lookups touch no wire. For small tables.
-        expire: after how long without training rows are removed, a `sparring.Expiry`
-            or ``{"after_steps": …, "after_days": …}``; None: never.
+        admission: decides which new ids get a row: a `sparring.contracts.tables.admission.Admission`
+            or ``{"kind": name, parameter: value}``; None admits all ids.
+        seed: determines, together with the name and the id, the initial value of an embedding.
+        storage: storage of this table; None means the storage of the collection.
+        placement: ``sharded`` stores each row on one rank; ``replicated`` stores all rows on every
+            rank, so that lookups need no communication, for small tables.
+        expire: TTL of rows that are not trained: a `sparring.Expiry` or
+            ``{"after_steps": …, "after_days": …}``; None keeps rows forever.
     """
 
     name: str
@@ -121,18 +122,18 @@ class EmbeddingConfig:
 
 @dataclass(kw_only=True)
 class EmbeddingBagConfig(EmbeddingConfig):
-    """One table whose embeddings are pooled to one for each bag.
+    """Configuration of a table whose embeddings are pooled per bag.
 
     Args:
         pooling: sum or mean over the ids of a bag. With weights, the mean divides the weighted
-            sum by the number of ids. An empty bag is zeros.
+            sum by the number of ids. An empty bag gives zeros.
     """
 
     pooling: PoolingType = PoolingType.SUM
 
     @staticmethod
     def of(table: TableConfig) -> EmbeddingBagConfig:
-        """A table as the engine declares it, for one feature of its name."""
+        """Converts the engine's configuration of a table; the feature has the table's name."""
         return EmbeddingBagConfig(
             name=table.name,
             embedding_dim=table.dim,
@@ -142,30 +143,30 @@ class EmbeddingBagConfig(EmbeddingConfig):
 
 
 def declare_table(config: EmbeddingConfig, storage: StorageLike) -> TableDeclaration:
-    """Table declaration of a configuration.
+    """Converts a configuration to the engine's declaration of a table.
 
     Args:
-        config: of one table.
-        storage: for tables that name none of their own.
+        config: configuration of one table.
+        storage: storage of tables whose configuration names none.
 
     Raises:
-        InvalidArgumentError: an unknown dtype, or a number out of range.
+        InvalidArgumentError: the dtype is unknown, or a number is out of range.
     """
     if config.num_embeddings is not None:
         warn_about_bound(config.name, config.num_embeddings)
     dtype = _DTYPE_NAMES.get(config.data_type)
     if dtype is None:
         raise InvalidArgumentError(
-            f"data_type of table {config.name!r}: must be one of {', '.join(_BY_TYPE.values())}, "
-            f"found {config.data_type!r}; quantize a table after training: quantize_embeddings(module, "
-            "torch.qint8)",
+            f"data_type of table {config.name!r} must be one of {', '.join(_BY_TYPE.values())}, "
+            f"found {config.data_type!r}; to quantize a table after training, use "
+            "quantize_embeddings(module, torch.qint8)",
             table=config.name,
         )
     initializer = config.initializer
     if config.init_fn is not None:
         if initializer is not None:
             raise InvalidArgumentError(
-                f"table {config.name!r} has an initializer and an init_fn; give one of the two",
+                f"table {config.name!r}: found both initializer and init_fn; give only one of them",
                 table=config.name,
             )
         initializer = to_initializer(config.init_fn, config.name)
@@ -190,43 +191,44 @@ def declare_table(config: EmbeddingConfig, storage: StorageLike) -> TableDeclara
 
 
 def choose_storage(device: torch.device | str | None, storage: StorageLike) -> StorageLike:
-    """The storage of a module's tables, on the device that the module was given.
+    """Returns the storage of a module's tables for the device of the module.
 
     Args:
-        device: None leaves it to the storage, and so does ``meta``: no row exists before it is
-            trained, so there is nothing that has to be allocated later.
-        storage: of tables that name none of their own.
+        device: device of the module; None and ``meta`` leave the device to the storage. ``meta`` is
+            accepted because nothing is allocated before a row is trained.
+        storage: storage of tables whose configuration names none.
 
     Raises:
-        InvalidArgumentError: no such device, or a storage with options of its own.
+        InvalidArgumentError: the device is unknown, or the storage has options.
     """
     where = find_storage_device(None if str(device) == "meta" else device)
     if where == "cpu":
         return storage
     if storage != "hkv":
         raise InvalidArgumentError(
-            f"device {where!r} goes with storage 'hkv', found {storage!r}; say the device in the "
-            "storage's own options",
+            f"device {where!r} requires storage 'hkv', found {storage!r}; set the device in the "
+            "options of the storage instead",
             device=where,
         )
     return {"backend": "hkv", "device": where}
 
 
 def feature_outputs(tables: Sequence[EmbeddingConfig]) -> list[list[str]]:
-    """The name of each output, table by table.
+    """Returns the names of the outputs, table by table.
 
-    It is the feature's name, or ``feature@table`` where a feature looks up in several tables.
+    A name is the feature's name, or ``feature@table`` if several tables look up the feature.
 
     Raises:
-        InvalidArgumentError: no tables, two of one name, a table that names a feature twice.
+        InvalidArgumentError: there are no tables, two tables have one name, or a table names a
+            feature twice.
     """
     if not tables:
-        raise InvalidArgumentError("a collection needs at least one table, found none")
+        raise InvalidArgumentError("tables: found none; give a collection at least one table")
     names = [config.name for config in tables]
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise InvalidArgumentError(
-            f"table {twice!r} is declared twice in one collection; join its features into one",
+            f"table {twice!r} is declared twice in one collection; put its features into one table",
             table=twice,
         )
     features = [table_features(config) for config in tables]
@@ -234,7 +236,8 @@ def feature_outputs(tables: Sequence[EmbeddingConfig]) -> list[list[str]]:
     for config, each in zip(tables, features, strict=True):
         if len(set(each)) != len(each):
             raise InvalidArgumentError(
-                f"table {config.name!r} names a feature twice in {each}", table=config.name
+                f"table {config.name!r}: found a repeated feature in {each}; name each once",
+                table=config.name,
             )
         for feature in each:
             counts[feature] = counts.get(feature, 0) + 1
@@ -245,5 +248,5 @@ def feature_outputs(tables: Sequence[EmbeddingConfig]) -> list[list[str]]:
 
 
 def table_features(config: EmbeddingConfig) -> list[str]:
-    """The features of a table; none named means one of the table's own name."""
+    """Returns the features of a table; by default one feature with the table's name."""
     return list(config.feature_names) or [config.name]

@@ -26,28 +26,28 @@ Forward = TypeVar("Forward", bound=Callable[..., Any])
 
 
 def untraced(forward: Forward) -> Forward:
-    """Marks a `forward` that `torch.compile` calls as it is, between the graphs that it makes.
+    """Excludes a `forward` from `torch.compile`, which calls it between its graphs.
 
-    A lookup is native already. Tracing would make batches without calling ``__init__``, of which the
-    step knows nothing.
+    A lookup is native code anyway, and tracing would create batches without calling ``__init__``, so
+    the step would not know them.
     """
     marked: Forward = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
     return marked
 
 
 class TableModule(LookupModule, RowsInState):
-    """The base of modules that look up in tables."""
+    """Base class of modules that look up embeddings in tables."""
 
     agent: TrainAgent
     explain_missing_weight = ""
-    """Why its `weight` cannot be read, where that is for another reason than that it has tables."""
+    """Why `weight` cannot be read, if the reason is not that the module has tables."""
 
     def __getattr__(self, name: str) -> Any:
         if name in ("weight", "embedding_bags", "embeddings"):
             raise AttributeError(
                 self.explain_missing_weight
-                or f"{type(self).__name__} has no {name}: its tables are no matrices; read rows by "
-                "read_embeddings(ids), and write them by Embedding.from_pretrained or "
+                or f"{type(self).__name__} has no {name}, because its tables are not matrices; read "
+                "rows with read_embeddings(ids), and write them with Embedding.from_pretrained or "
                 "StepContainer.assign"
             )
         return super().__getattr__(name)
@@ -58,32 +58,34 @@ class TableModule(LookupModule, RowsInState):
 
     @property
     def has_optimizer(self) -> bool:
-        """Whether an optimizer takes the gradients of the rows."""
+        """Whether an optimizer applies the gradients of the rows."""
         return self.agent.has_optimizer
 
     def parse_input(self, *arguments: Any, **named: Any) -> Bags | Ids:
-        """Bags or ids that `forward` looks up for these arguments.
+        """Returns the bags or ids that `forward` looks up for these arguments.
 
         Raises:
-            InvalidArgumentError: as `forward`.
+            InvalidArgumentError: see `forward`.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not say what it looks up")
+        raise NotImplementedError(
+            f"{type(self).__name__} does not implement lookups for prefetching"
+        )
 
     def num_rows(self) -> dict[str, int]:
-        """Table name → rows held on this rank."""
+        """Number of rows per table on this rank."""
         return {name: self.agent.container.num_rows(name) for name in self.agent.table_names}
 
     def read_embeddings(self, ids: Any, table: str | None = None) -> Tensor:
-        """Embeddings ``(n, dim)`` of ids ``(n,)``, as they are now; changes nothing.
+        """Returns the current embeddings ``(n, dim)`` of ids ``(n,)`` without side effects.
 
-        An id without a row reads as its initial value. All ranks call it, each with ids of its own.
+        An id without a row reads as its initial value. All ranks must call it, each with any ids.
 
         Args:
             ids: a tensor, an array or a list.
-            table: where to look; None: in the only table.
+            table: name of the table; None means the module's only table.
 
         Raises:
-            InvalidArgumentError: a value is no id, or `table` is none of this module's.
+            InvalidArgumentError: a value is not a valid id, or the module has no such table.
         """
         names = self.agent.table_names
         if table is None and len(names) == 1:
@@ -96,7 +98,7 @@ class TableModule(LookupModule, RowsInState):
         container, keys, own_error = self.agent.container, np.empty(0, np.int64), None
         try:
             keys = to_ids(to_tensor(ids, f"ids of table {table!r}"), f"table {table!r}").numpy()
-        except Exception as error:  # other ranks have begun their lookup
+        except Exception as error:  # other ranks may be in the lookup
             own_error = error
         (found,) = container.lookup_all([(table, keys)], is_registered=False, own_error=own_error)
         return torch.from_numpy(found.rows[found.inverse])
@@ -104,7 +106,7 @@ class TableModule(LookupModule, RowsInState):
     # -- dtype of the output
 
     _output_dtype: torch.dtype | None = None
-    """As the module was told by `half`, `to` and the like; None: that in which tables compute."""
+    """Set by `half`, `to` and similar methods; None means the dtype in which tables compute."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -118,7 +120,7 @@ class TableModule(LookupModule, RowsInState):
 
 
 def _convert_output(module: nn.Module, _: Any, output: Any) -> Any:
-    """Forward hook: embeddings in the dtype of the module; rows stay as they are stored."""
+    """Forward hook: converts embeddings to the module's dtype; stored rows stay unchanged."""
     assert isinstance(module, TableModule)
     dtype = module._output_dtype
     if isinstance(output, KeyedTensor):
@@ -134,32 +136,32 @@ def _convert_output(module: nn.Module, _: Any, output: Any) -> Any:
 
 
 def list_agents(modules: nn.Module | Iterable[nn.Module]) -> list[TrainAgent]:
-    """The agents in some modules and their parts, each once, in the order of the modules.
+    """Returns the agents of all tables in the modules, each once, in order.
 
     Raises:
-        InvalidArgumentError: something else than modules, or no table in any of them.
+        InvalidArgumentError: `modules` contains something else, or no table.
     """
     return list({id(each.agent): each.agent for each in list_table_modules(modules)}.values())
 
 
 def list_table_modules(modules: nn.Module | Iterable[nn.Module]) -> list[TableModule]:
-    """The modules with tables in some modules and their parts, in their order.
+    """Returns all submodules with tables, in order.
 
     Raises:
-        InvalidArgumentError: as `list_agents`.
+        InvalidArgumentError: `modules` contains something else, or no table.
     """
     roots: list[Any] = [modules] if isinstance(modules, nn.Module) else list(modules)
     found: dict[int, TableModule] = {}
     for root in roots:
         if not isinstance(root, nn.Module):
             raise InvalidArgumentError(
-                f"Optimizer takes modules that hold tables, found {type(root).__name__}; give "
-                "ordinary parameters to an optimizer of torch.optim"
+                f"Optimizer: found {type(root).__name__}, expected modules with tables; give ordinary "
+                "parameters to an optimizer of torch.optim"
             )
         found |= {id(each): each for each in root.modules() if isinstance(each, TableModule)}
     if not found:
         raise InvalidArgumentError(
-            f"none of the {len(roots)} modules given holds a table; give modules that contain an "
+            f"Optimizer: found no table in {len(roots)} modules; give modules that contain an "
             "EmbeddingBagCollection, EmbeddingCollection, Embedding or EmbeddingBag of "
             "sparring_torch"
         )
@@ -167,6 +169,6 @@ def list_table_modules(modules: nn.Module | Iterable[nn.Module]) -> list[TableMo
 
 
 def tables_device(model: nn.Module) -> torch.device:
-    """Where a model does best: on the GPU of its tables, if any of them lie on one."""
+    """Returns the best device for a model: the GPU of its tables if any are on one, else the CPU."""
     devices = [agent.device for agent in list_agents(model)]
     return next((each for each in devices if each.type != "cpu"), torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""The tables of modules, as a planner is told of them."""
+"""Describes the tables of modules for the sharding planner."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["list_workloads"]
 
 
 def list_workloads(modules: Iterable[TableModule]) -> Sequence[TableWorkload]:
-    """One for each table, with the features of all `modules` that look up in it."""
+    """Returns one workload per table, with the features of all `modules` that use the table."""
     features: dict[str, list[FeatureWorkload]] = {}
     declared: dict[str, tuple[TableDeclaration, TrainAgent]] = {}
     for module in modules:

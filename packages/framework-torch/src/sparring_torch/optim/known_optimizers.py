@@ -1,11 +1,10 @@
-"""Optimizers of torch whose step over rows an update method can take.
+"""Optimizers of torch whose steps an update method can take.
 
-An update method changes each row in one visit, where it is stored. It may stand in for an optimizer
-of torch where it gives the same rows: the formula, the order of operations and the state of each row
-are those of torch's implementation for one tensor. That is known for some classes by name, and then
-tried out: a few steps over made-up rows must differ by rounding alone. So another release of torch, a
-build for another CPU, or a class that someone has patched is found out, and its rows go through
-shadows.
+An update method updates rows where they are stored, in one pass. It replaces an optimizer of torch if
+it gives the same rows: formula, order of operations and row state are those of torch's
+single-tensor implementation. This is known for some classes by name, and then tested: a few steps over
+generated rows may differ only by rounding. If another release of torch, a build for another CPU, or a
+patched class differs, rows use shadows instead.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ _NUMBERS = (bool, int, float, str, type(None), np.generic)
 
 
 class UnknownFormError(Exception):
-    """Why no update method takes a step."""
+    """Reports why no update method can take a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class FusedForm:
-    """The update method of a step, and its hyper-parameters."""
+    """The update method of a step, with its hyper-parameters."""
 
     method: UpdateMethod
     hyper: HyperParameters
@@ -48,22 +47,22 @@ class FusedForm:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A class of torch: where its hyper-parameters go, and what they must be.
+    """How hyper-parameters of a class of torch map to those of an update method.
 
-    A hyper-parameter that neither is named here nor is irrelevant is unknown.
+    A hyper-parameter that is neither listed here nor irrelevant is unknown.
     """
 
     taken: Mapping[str, str]
-    """Hyper-parameter of torch → of the method."""
+    """Hyper-parameter of torch → hyper-parameter of the method."""
     required: Mapping[str, Any]
-    """Hyper-parameter of torch → the only value under which the method does the same."""
+    """Hyper-parameter of torch → the only value that the method supports."""
     method_of: Callable[[Mapping[str, Any]], str]
-    """The method's name, from a param_group."""
+    """Returns the name of the method for a param_group."""
     others: tuple[str, ...] = ()
-    """Hyper-parameters that choose the method, or go to it in another form."""
+    """Hyper-parameters that select the method, or are converted for it."""
 
 
-# How an optimizer goes over its tensors, not to which result. A state's first value is in its rows.
+# These do not affect the result of a step. The initial accumulator is part of the row state.
 _IRRELEVANT = {"foreach", "fused", "initial_accumulator_value"}
 _PLAIN = {"maximize": False, "capturable": False, "differentiable": False}
 _ADAM = {"lr": "lr", "eps": "eps", "weight_decay": "weight_decay"}
@@ -109,9 +108,9 @@ class KnownOptimizer:
     """Finds the update method for steps of an optimizer of torch.
 
     Args:
-        native: its class.
-        defaults: its hyper-parameters, as it has them.
-        num_states: how many elements of state the rows have for each one of the embedding.
+        optimizer_class: class of the optimizer.
+        defaults: its hyper-parameters.
+        num_states: number of state elements per element of the embedding.
     """
 
     def __init__(
@@ -130,15 +129,15 @@ class KnownOptimizer:
         self._last: tuple[tuple[Any, ...], FusedForm | str] | None = None
 
     def find_form(self, group: Mapping[str, Any]) -> FusedForm | str:
-        """The method for a param_group as it is now; or why there is none."""
+        """Returns the method for the current values of a param_group, or why there is none."""
         found = []
         for name in self._names:
             value = group.get(name)
             parts = value if isinstance(value, (tuple, list)) else (value,)
             for part in parts:
                 if not isinstance(part, _NUMBERS):
-                    # Torch computes with a tensor in the tensor's precision, and a change in place
-                    # would go unseen here.
+                    # torch computes with a tensor in the tensor's precision, and an in-place change
+                    # would not be noticed here.
                     is_tensor = isinstance(part, torch.Tensor)
                     kind = "tensor" if is_tensor else type(part).__name__
                     return f"{name} {'has' if parts is value else 'is'} a {kind}"
@@ -166,7 +165,7 @@ class KnownOptimizer:
         if method is None:
             method = self._methods[name] = resolve_method(name)
         if method.state_width(_DIM) != self._num_states * _DIM:
-            raise UnknownFormError(f"rows were made without the state of update method {name!r}")
+            raise UnknownFormError(f"rows were created without the state of update method {name!r}")
         return FusedForm(method, parse_hyper(method, given))
 
 
@@ -175,12 +174,12 @@ def find_known_optimizer(
     hyperparameters: Mapping[str, Any],
     layouts: Mapping[tuple[torch.dtype, torch.device], RowState],
 ) -> KnownOptimizer | str:
-    """The known form of an optimizer; or the reason why no update method is the same.
+    """Finds the update method that replaces an optimizer; or returns why there is none.
 
     Args:
-        native: its class.
+        optimizer_class: class of the optimizer.
         hyperparameters: its keyword arguments.
-        layouts: what `probe` found, for each dtype and device of tables.
+        layouts: results of `probe` for each dtype and device of tables.
     """
     try:
         with torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.device("cpu"):
@@ -190,7 +189,7 @@ def find_known_optimizer(
             known = KnownOptimizer(optimizer_class, defaults, num_states)
             form = known.find_form(defaults)
             if isinstance(form, str):
-                # A scheduler may bring it into the range of the method.
+                # A scheduler may change it to a supported value later.
                 return form
             for kind, layout in layouts.items():
                 _check_rounding(optimizer_class, hyperparameters, form, layout, kind)
@@ -220,18 +219,18 @@ def _check_rounding(
 
     state = np.array(layout.initial_row(_DIM), str(dtype).removeprefix("torch."))
     if not is_equal_up_to_rounding(form.method, lambda _: form.hyper, step, state, _DIM):
-        raise UnknownFormError("this build of torch rounds otherwise")
+        raise UnknownFormError("this build of torch rounds differently")
 
 
 def without_fused(
     optimizer_class: type[Optimizer], hyperparameters: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Hyper-parameters without torch's ``fused=True``, whose kernels take rows to lie without gaps.
+    """Removes torch's ``fused=True``, whose kernels require rows without gaps.
 
-    Rows of tables have gaps between them, and the classes that are known here do the same without.
+    Rows of tables have gaps; the known classes give the same results without it.
 
     Raises:
-        InvalidArgumentError: torch refuses the hyper-parameters as they are.
+        InvalidArgumentError: torch rejects the hyper-parameters.
     """
     if optimizer_class not in _KNOWN or not hyperparameters.get("fused"):
         return dict(hyperparameters)
@@ -239,7 +238,8 @@ def without_fused(
         optimizer_class([torch.nn.Parameter(torch.zeros(1, device="cpu"))], **hyperparameters)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidArgumentError(
-            f"optimizer {optimizer_class.__name__} does not accept {dict(hyperparameters)}: {error}",
+            f"optimizer {optimizer_class.__name__} rejects {dict(hyperparameters)}: {error}; change "
+            "them",
             optimizer=optimizer_class.__name__,
         ) from error
     return {**hyperparameters, "fused": None}

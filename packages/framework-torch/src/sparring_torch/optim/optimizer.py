@@ -1,4 +1,4 @@
-"""`Optimizer`: torch's own optimizers over the rows of tables."""
+"""`Optimizer`: optimizers of torch for the rows of tables."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["Optimizer", "to_update_method"]
 
 _ROWS_ARE_IN = (
     "the state_dict of the model, or a snapshot: embeddings and the state of each row; "
-    "this state_dict holds hyper-parameters, and what the optimizer keeps for a whole table"
+    "this state_dict contains hyper-parameters, and the optimizer state per table"
 )
 
 _Loss = TypeVar("_Loss")
@@ -41,82 +41,92 @@ _of_agents = weakref.WeakKeyDictionary[TrainAgent, "weakref.ref[Optimizer]"]()
 class Optimizer(torch.optim.Optimizer):
     """Updates the rows of tables with an optimizer of torch, or with an update method.
 
-    Use it as any optimizer of torch, together with one for the ordinary parameters::
+    It is used like any optimizer of torch, together with one for the ordinary parameters::
 
         sparse = sparring_torch.Optimizer(model, torch.optim.Adagrad, lr=0.05)
         dense = torch.optim.Adam(model.parameters(), lr=1e-3)
         faster = sparring_torch.Optimizer(model, "rowwise_adagrad", lr=0.05)
 
-    With a class of torch, `step` gathers the rows that got gradients since the last step, and
-    their optimizer state, lets the native optimizer update them as one parameter per table, and
-    stores both. Several ``backward()`` before one ``step()`` add up. Learning-rate schedulers see
-    the native optimizer's `param_groups`.
+    With a class of torch, `step` gathers the rows with gradients since the last step, and their
+    optimizer state, lets the native optimizer update them as one parameter per table, and stores
+    both. Several ``backward()`` before one ``step()`` sum their gradients. Learning-rate schedulers
+    work on the native optimizer's `param_groups`.
 
-    `torch.optim.Adam`, AdamW, SparseAdam, Adagrad, SGD and RMSprop are known: an update method that
-    gives the same rows but for rounding takes their steps, without gathering rows. The shadow of rows
-    is taken, as for all others, by subclasses; with amsgrad, maximize, dampening, centered, RMSprop's
-    momentum, capturable or differentiable; where a table has an admission filter and the
-    optimizer counts steps; in steps with a closure or with hooks. `routes` says
-    which it is. ``fused=True`` and ``foreach=True`` are accepted, and change nothing.
+    For `torch.optim.Adam`, AdamW, SparseAdam, Adagrad, SGD and RMSprop, an update method with the same
+    results up to rounding takes the steps, without gathering rows. Rows are gathered for all others,
+    for subclasses, for steps with a closure or hooks, with amsgrad, maximize, dampening, centered,
+    RMSprop's momentum, capturable or differentiable, and if a table has an admission filter and the
+    optimizer counts steps. `routes` reports which way is used. ``fused=True`` and ``foreach=True``
+    are accepted and have no effect.
 
-    What differs from a dense parameter
-        - Rows without a gradient in a step do not move: no momentum, no weight decay, and Adam
-          is lazy, as `torch.optim.SparseAdam` is. `step` counts the steps of a table, not of a
-          row.
-        - The state of a new row is what a step with a zero gradient leaves: zeros for Adam,
+    Differences from a dense parameter
+        - Rows without a gradient in a step do not change: there is no momentum and no weight decay,
+          and Adam is lazy, like `torch.optim.SparseAdam`. `step` counts the steps of a table, not of
+          a row.
+        - The state of a new row is the result of a step with a zero gradient: zeros for Adam,
           `initial_accumulator_value` for Adagrad.
-        - `step` uses gradients up, and does not keep them for the next step, to which torch would add
-          them: a step with new gradients raises if no `zero_grad` was called since the step before. That
-          of the model, of this optimizer or of one that was given ``model.parameters()`` counts.
-        - Rows are no parameters: the `weight_decay` of other optimizers does not reach them. Clipping
-          by the norm, `torch.amp.GradScaler` and `requires_grad_` do, through a parameter
+        - `step` consumes gradients, but torch would keep them and add the next ones. Therefore a step
+          with new gradients raises if `zero_grad` was not called since the last step, on the model,
+          on this optimizer or on one with ``model.parameters()``.
+        - Rows are not parameters, so the `weight_decay` of other optimizers does not apply to them.
+          Clipping by norm, `torch.amp.GradScaler` and `requires_grad_` do apply, through a parameter
           without elements in each module with tables (`clip_grad_norm_`).
 
     Args:
-        modules: a module, or several, that hold tables. All of their tables join one container,
-            and a step changes the rows of all of them or of none.
-        native: an optimizer class of torch or of its kind that works element by element: SGD,
-            Adagrad, Adam, AdamW, RMSprop, Adadelta, NAdam, RAdam, Adamax and others. Or the name
-            of an update method of sparring, as ``rowwise_adagrad`` (`sparring.updates`), which
-            changes each row in one visit, without gathering rows into a parameter; each table
-            then has a param_group of its own.
+        modules: one or more modules with tables. All tables join one container, and a step changes
+            the rows of all of them or of none.
+        optimizer_class: an elementwise optimizer class of torch or a compatible one: SGD, Adagrad,
+            Adam, AdamW, RMSprop, Adadelta, NAdam, RAdam, Adamax and others; or the name of an update
+            method of sparring, for example ``rowwise_adagrad`` (`sparring.updates`). A method updates
+            rows where they are stored, and each table has a separate param_group.
         non_finite_gradients: ``raise``: a NaN or infinite gradient raises
-            `NonFiniteGradientError` before any row changes; ``skip``: the rows concerned stay as
-            they are and are counted. None leaves it to the container, which raises.
-        tables: table → hyper-parameters of its own; with these, each table has a param_group.
-        update: ``auto``; or ``shadow``: a class of torch updates rows by its own code always.
-        **hyperparameters: those of `native`.
+            `NonFiniteGradientError` before any row changes; ``skip``: rows with such gradients stay
+            unchanged and are counted. None means the container's setting, by default ``raise``.
+        tables: table → hyper-parameters that differ from the others; if given, each table has a
+            separate param_group.
+        update: ``auto``, or ``shadow`` to always run the code of the optimizer class.
+        **hyperparameters: hyper-parameters of the optimizer class or update method.
 
     Raises:
-        InvalidArgumentError: no tables in `modules`; tables that live in different containers, or
-            two different ones of one name; hyper-parameters that `native` refuses; rows with
+        InvalidArgumentError: `modules` contains no tables; tables are in different containers, or two
+            tables have one name; the optimizer class rejects the hyper-parameters; or rows have
             another optimizer's state.
-        UnsupportedError: `native` keeps a state that cannot be cut into rows, or moves a row
-            depending on others (LBFGS, Adafactor, LAMB).
+        UnsupportedError: the state of the optimizer cannot be split into rows, or the update of a
+            row depends on other rows (LBFGS, Adafactor, LAMB).
+
+    Examples:
+        >>> import torch, sparring_torch
+        >>> users = sparring_torch.Embedding(4, name="users")
+        >>> optimizer = sparring_torch.Optimizer(users, torch.optim.SGD, lr=0.1)
+        >>> optimizer.zero_grad()
+        >>> users(torch.tensor([3, 3, 5])).sum().backward()
+        >>> optimizer.step()
+        >>> users.num_rows()
+        {'users': 2}
     """
 
     def __init__(
         self,
         modules: nn.Module | Iterable[nn.Module],
-        native: type[torch.optim.Optimizer] | str | UpdateMethod,
+        optimizer_class: type[torch.optim.Optimizer] | str | UpdateMethod,
         *,
         non_finite_gradients: str | None = None,
         tables: Mapping[str, Mapping[str, Any]] | None = None,
         update: str = "auto",
         **hyperparameters: Any,
     ) -> None:
-        native = to_update_method(native)
-        if not _is_native(native) and not isinstance(native, (str, UpdateMethod)):
+        optimizer_class = to_update_method(optimizer_class)
+        if not _is_native(optimizer_class) and not isinstance(optimizer_class, (str, UpdateMethod)):
             raise InvalidArgumentError(
-                "Optimizer takes a class of torch.optim, as torch.optim.Adagrad, or the name of an "
-                f"update method, as 'rowwise_adagrad'; found {native!r}"
+                "Optimizer: expected a class of torch.optim, for example torch.optim.Adagrad, or the "
+                f"name of an update method, for example 'rowwise_adagrad', found {optimizer_class!r}"
             )
         if update not in ("auto", "shadow"):
-            raise InvalidArgumentError(f"update: found {update!r}; give 'auto' or 'shadow'")
-        if update == "shadow" and not isinstance(native, type):
+            raise InvalidArgumentError(f"update: found {update!r}, expected 'auto' or 'shadow'")
+        if update == "shadow" and not isinstance(optimizer_class, type):
             raise InvalidArgumentError(
-                f"update='shadow' is for classes of torch.optim; update method {native!r} changes rows "
-                "where they are"
+                "update='shadow' requires a class of torch.optim, found update method "
+                f"{optimizer_class!r}; use update='auto'"
             )
         holders = list_table_modules(modules)
         agents = list({id(each.agent): each.agent for each in holders}.values())
@@ -128,18 +138,22 @@ class Optimizer(torch.optim.Optimizer):
         self._names = list(dict.fromkeys(name for agent in agents for name in agent.table_names))
         given = collect_open_storages(agents)
         self._updater: NativeUpdater | FusedUpdater
-        if isinstance(native, type):
+        if isinstance(optimizer_class, type):
             self._updater = NativeUpdater(
                 self.container,
                 self._names,
-                native,
+                optimizer_class,
                 hyperparameters,
                 tables or {},
                 given,
                 may_fuse=update == "auto",
             )
         else:
-            method = resolve_method(native) if isinstance(native, str) else native
+            method = (
+                resolve_method(optimizer_class)
+                if isinstance(optimizer_class, str)
+                else optimizer_class
+            )
             self._updater = FusedUpdater(
                 self.container, self._names, method, hyperparameters, tables or {}, given
             )
@@ -161,10 +175,10 @@ class Optimizer(torch.optim.Optimizer):
             [each.anchor for each in holders],
             [each.agent.table_names for each in holders],
         )
-        # Without elements, for gradient scalers: an optimizer of torch steps over them.
+        # Parameters without elements, so that gradient scalers find the norms of gradients.
         self.param_groups[0]["params"] += self._row_gradients.parameters
 
-    # -- the life of a step ---------------------------------------------------------
+    # -- steps ----------------------------------------------------------------------
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -176,32 +190,32 @@ class Optimizer(torch.optim.Optimizer):
         """Applies the gradients since the last step to the rows of all tables.
 
         Args:
-            closure: computes the loss again, with gradients, and returns it.
+            closure: computes the loss again, calls backward, and returns the loss.
 
         Raises:
-            NonFiniteGradientError: a gradient holds NaN or infinity, and the policy is to raise.
-            CapacityError: a storage is full and may not evict.
-            InvalidArgumentError: the last step had gradients, and no `zero_grad` followed.
+            NonFiniteGradientError: a gradient contains NaN or infinity, and the policy is to raise.
+            CapacityError: a storage is full and does not evict rows.
+            InvalidArgumentError: the last step had gradients, but `zero_grad` was not called.
         """
-        # What torch puts around `step` takes as long as the update of a small batch.
+        # torch's wrapper of `step` takes as long as the update of a small batch.
         if self._has_step_hooks() or torch.autograd.profiler._is_profiler_enabled:
             found: _Loss | None = self._observed_step(closure)
             return found
         return self._step(closure)
 
-    # Gradient scalers then set `grad_scale` and `found_inf` during a step, and take it always.
+    # Gradient scalers then always call step, and set `grad_scale` and `found_inf` before.
     _step_supports_amp_scaling = True
     found_inf: Tensor | None = None
 
-    step.hooked = True  # type: ignore[attr-defined]  # so that torch leaves it as it is
+    step.hooked = True  # type: ignore[attr-defined]  # so that torch does not wrap it
 
     _before_step: Callable[[], None] | None = None
-    """Called once before a step: what it is must be looked at first."""
+    """Check that runs once before the next step."""
 
     def _reject_step(self) -> None:
         raise InvalidArgumentError(
-            "another Optimizer was made for tables of this one, and takes their gradients: "
-            f"{', '.join(self._names)}; step that one, and drop this"
+            f"step: a newer Optimizer takes the gradients of tables {', '.join(self._names)}; use only "
+            "the newer one"
         )
 
     def _warn_if_no_rows(self) -> None:
@@ -209,12 +223,12 @@ class Optimizer(torch.optim.Optimizer):
         container, rank = self.container, self.container.collective.rank
         parts = [part for name in self._names for part in container.entry(name).parts]
         mine = [part.config.name for part in parts if len(part.layout.shard_of(rank).partitions)]
-        # A plan may keep no row on this rank.
+        # With some plans, this rank stores no rows.
         if mine and not any(map(container.num_rows, mine)):
             warnings.warn(
-                "this Optimizer goes on from a state_dict that has counted steps, but its tables, "
-                f"{', '.join(self._names)}, have no rows here: rows are in the state_dict of the "
-                "model, or in a snapshot; load that too",
+                "Optimizer: the loaded state_dict has counted steps, but its tables, "
+                f"{', '.join(self._names)}, have no rows on this rank; also load the rows, from the "
+                "state_dict of the model or a snapshot",
                 stacklevel=4,
             )
 
@@ -239,7 +253,7 @@ class Optimizer(torch.optim.Optimizer):
         return loss
 
     def _scale_gradients(self) -> bool:
-        """Brings the scaling of norms to the gradients of rows; False where there is no step to take."""
+        """Applies the scaling of norms to the gradients; returns False if the step is skipped."""
         scale: Tensor | None = getattr(self, "grad_scale", None)
         if self.found_inf is not None and float(self.found_inf):
             self.zero_grad()
@@ -258,15 +272,15 @@ class Optimizer(torch.optim.Optimizer):
         )
 
     def _why_not_fused(self, has_closure: bool) -> str | None:
-        """Why the own code of the native optimizer must take this step, if it must."""
+        """Returns why the optimizer's code must take this step, or None."""
         if has_closure:
             return "a closure was given"
         return "hooks are registered" if self._has_step_hooks() else None
 
     @property
     def routes(self) -> dict[str, str]:
-        """Table → the update method that changes its rows; or ``shadow``, and why an optimizer of
-        torch updates them by its own code. Each step of a class of torch may change it."""
+        """Table → the update method that changes its rows, or ``shadow`` and the reason why the
+        optimizer's code updates them. With a class of torch, each step may change it."""
         return self._updater.routes
 
     def __repr__(self) -> str:
@@ -274,61 +288,61 @@ class Optimizer(torch.optim.Optimizer):
         return f"{super().__repr__()}\n" + "\n".join(["routes:", *lines])
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drops the gradients since the last step. Forward passes under way stay valid.
+        """Drops the gradients since the last step. Pending forward passes remain valid.
 
         Args:
-            set_to_none: accepted for torch's sake; there is nothing else to set.
+            set_to_none: has no effect; exists for compatibility with torch.
         """
         self._row_gradients.drop(self._names)
 
     def clip_grad_norm_(
         self, max_norm: float, dense_parameters: Iterable[Tensor] = (), **options: Any
     ) -> Tensor:
-        """Clips the gradients of rows and of ordinary parameters by one norm.
+        """Clips the gradients of rows and of ordinary parameters by their joint norm.
 
-        As ``torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)`` for the model of this
-        optimizer, which does the same. Call it after the last ``backward()`` before a step. The norm is
-        of the gradients that the step will apply: added up by key over micro-batches, and
-        averaged over all ranks, which all call it.
+        Same as ``torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)`` for the model of this
+        optimizer. Call it on all ranks, after the last ``backward()`` before a step. The norm is that of
+        the gradients of the step: summed by key over micro-batches, and averaged over ranks.
 
         Args:
-            max_norm: the largest norm that is left as it is.
-            dense_parameters: ordinary parameters; their gradients are the same on all ranks.
-            **options: of `torch.nn.utils.clip_grad_norm_`, as ``error_if_nonfinite``.
+            max_norm: the maximum norm.
+            dense_parameters: ordinary parameters, whose gradients are the same on all ranks.
+            **options: options of `torch.nn.utils.clip_grad_norm_`, for example ``error_if_nonfinite``.
 
         Returns:
-            The norm before.
+            The norm before clipping.
         """
         own = self._row_gradients.parameters
         others = [each for each in dense_parameters if not isinstance(each, Anchor)]
         return torch.nn.utils.clip_grad_norm_([*own, *others], max_norm, **options)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuses: the tables of an optimizer are those of its modules.
+        """Not supported, because the optimizer's tables are those of its modules.
 
         Raises:
-            UnsupportedError: always, once the optimizer is made.
+            UnsupportedError: always, after construction.
         """
         if not self._is_made:
             return super().add_param_group(param_group)
         raise UnsupportedError(
-            "add_param_group: this Optimizer updates the tables of its modules, "
-            f"{', '.join(self._names)}, and no parameters; give ordinary parameters to an optimizer "
-            "of torch.optim, and other tables to a new Optimizer of all modules"
+            "add_param_group is not supported: this Optimizer updates the tables of its modules, "
+            f"{', '.join(self._names)}; give ordinary parameters to an optimizer of torch.optim, and "
+            "create a new Optimizer of all modules for more tables"
         )
 
-    # -- what can be saved ------------------------------------------------------------
+    # -- saving and loading -----------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Hyper-parameters, and the optimizer's scalars of each table: not the rows.
+        """Returns the hyper-parameters and the optimizer state per table, without rows.
 
-        Embeddings and the optimizer state of each row are in the `state_dict` of the model, and in
-        snapshots; the entry ``rows_are_in`` says so to a reader of the file. A model that is loaded
-        without this goes on with the state of each row, and counts steps from 0.
+        Embeddings and the optimizer state of each row are in the `state_dict` of the model and in
+        snapshots. If a model is loaded without the state_dict of its optimizer, rows keep their state,
+        but steps are counted from 0.
 
         Returns:
-            ``native``: the optimizer's name; ``param_groups``: as torch has them, with table
-            names in place of parameters; ``state``: table → scalars, as ``step``; ``rows_are_in``.
+            ``native``: name of the optimizer; ``param_groups``: as in torch, with table names instead
+            of parameters; ``state``: table → scalars, for example ``step``; ``rows_are_in``: a note
+            for people who read the file.
         """
         return {
             "native": self._updater.name,
@@ -338,16 +352,15 @@ class Optimizer(torch.optim.Optimizer):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over what `state_dict` gave; ``fused`` stays as it is.
+        """Loads a `state_dict`, except ``fused``, which stays unchanged.
 
         Raises:
-            InvalidArgumentError: it is of another native optimizer, or of other tables; nothing
-                is changed.
+            InvalidArgumentError: it belongs to another optimizer or other tables; nothing is changed.
         """
         self._check_state_dict(state_dict)
         own = {"params"}
         if isinstance(self._updater, NativeUpdater):
-            # Torch's fused kernels, if they were used there, take rows to lie without gaps.
+            # torch's fused kernels require rows without gaps.
             own.add("fused")
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update({name: value for name, value in saved.items() if name not in own})
@@ -359,24 +372,24 @@ class Optimizer(torch.optim.Optimizer):
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise UnsupportedError(
-            "an Optimizer of rows is not copied or pickled, as it belongs to its model; make "
-            "another for the copy of the model, and give it load_state_dict(optimizer.state_dict())"
+            "an Optimizer of rows cannot be copied or pickled, because it belongs to its model; create "
+            "one for the copy of the model, and call its load_state_dict(optimizer.state_dict())"
         )
 
     def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
-        native = self._updater.name
+        expected = self._updater.name
         found = state_dict.get("native")
-        if found != native:
+        if found != expected:
             raise InvalidArgumentError(
-                f"this state_dict is of optimizer {found!r}, but the tables are updated by "
-                f"{native!r}; make the Optimizer with the same class",
-                native=found,
+                f"load_state_dict: found a state_dict of optimizer {found!r}, expected {expected!r}; "
+                "create the Optimizer with the same class",
+                optimizer=found,
             )
         tables = state_dict.get("state", {})
         for name in tables:
             if name not in self._names:
                 raise InvalidArgumentError(
-                    f"this state_dict has table {name!r}, which no module holds; "
+                    f"load_state_dict: found table {name!r}, which is in no module; "
                     + format_suggestion(name, self._names),
                     table=name,
                 )
@@ -384,24 +397,24 @@ class Optimizer(torch.optim.Optimizer):
             missing = scalars.keys() - tables.get(name, {}).keys()
             if name not in tables or missing:
                 raise InvalidArgumentError(
-                    f"this state_dict has {sorted(tables.get(name, ())) or 'nothing'} for table "
+                    f"load_state_dict: found {sorted(tables.get(name, ())) or 'nothing'} for table "
                     f"{name!r}, expected {sorted(scalars) or 'an empty entry'}",
                     table=name,
                 )
         if len(state_dict.get("param_groups", ())) != len(self.param_groups):
             raise InvalidArgumentError(
-                f"this state_dict has {len(state_dict.get('param_groups', ()))} param_groups, "
-                f"expected {len(self.param_groups)}"
+                f"load_state_dict: found {len(state_dict.get('param_groups', ()))} param_groups, "
+                f"expected {len(self.param_groups)}; create the Optimizer with the same tables"
             )
 
 
 def to_update_method(
-    native: type[torch.optim.Optimizer] | str | UpdateMethod,
+    optimizer_class: type[torch.optim.Optimizer] | str | UpdateMethod,
 ) -> type[torch.optim.Optimizer] | str | UpdateMethod:
-    """The update method that a class stands for, as its `update_method` says; or `native`."""
-    method: str = getattr(native, "update_method", "")
-    return method or native
+    """Returns the update method that a class names in `update_method`, else `optimizer_class`."""
+    method: str = getattr(optimizer_class, "update_method", "")
+    return method or optimizer_class
 
 
-def _is_native(native: object) -> bool:
-    return isinstance(native, type) and issubclass(native, torch.optim.Optimizer)
+def _is_native(optimizer_class: object) -> bool:
+    return isinstance(optimizer_class, type) and issubclass(optimizer_class, torch.optim.Optimizer)

@@ -1,7 +1,7 @@
-"""Where in a batch the arguments of a module lie: learnt from one forward pass.
+"""Finds where arguments of modules are in a batch, by observing one forward pass.
 
-A model is given a batch and calls its collections with parts of it. Where these parts are taken out
-of the batch as they are, they can be taken out of the next batch before the model is called.
+A model calls its collections with parts of a batch. If a part is an unchanged element of the batch, it
+can be taken from the next batch before the model is called.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ Take = Callable[[Any], Any]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Call:
-    """A module that is called in each forward pass with parts of the batch."""
+    """A module that each forward pass calls with parts of the batch."""
 
     module: TableModule
     arguments: tuple[Take, ...]
     named: Mapping[str, Take]
 
     def on(self, batch: Any) -> tuple[list[Any], dict[str, Any]]:
-        """The arguments that it will get of another batch.
+        """Returns the arguments that the module will receive for another batch.
 
         Raises:
-            LookupError, AttributeError: that batch is built otherwise.
+            LookupError, AttributeError: the batch has another structure.
         """
         return (
             [take(batch) for take in self.arguments],
@@ -48,21 +48,21 @@ class Call:
 
 @dataclasses.dataclass(slots=True)
 class RecordedCalls:
-    """How modules were called in one forward pass."""
+    """Calls of modules in one forward pass."""
 
     calls: list[Call] = dataclasses.field(default_factory=list)
     others: set[int] = dataclasses.field(default_factory=set)
-    """The `id` of agents that were also given what is no part of the batch, but made of it."""
+    """`id` of agents that were also called with arguments that are not parts of the batch."""
 
     @property
     def predictable(self) -> list[Call]:
-        """Those whose arguments are known beforehand. Of an agent all of them are, or none."""
+        """Calls with known arguments; includes all calls of an agent or none."""
         return [call for call in self.calls if id(call.module.agent) not in self.others]
 
 
 @contextmanager
 def record_calls(model: nn.Module, batch: Any) -> Iterator[RecordedCalls]:
-    """Arguments of the block's calls to modules with tables, in its order."""
+    """Records calls to modules with tables in the block, in order."""
     seen = RecordedCalls()
 
     def record(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -100,7 +100,7 @@ def _call(
 
 
 def _take(batch: Any, wanted: Any) -> Take | None:
-    """How to take `wanted` out of a batch like `batch`; None where it is no part of it."""
+    """Returns how to take `wanted` from another batch, or None if it is not a part of `batch`."""
     if isinstance(wanted, _CONSTANTS):
         return lambda _: wanted
     return _search(batch, wanted, 0)

@@ -1,4 +1,4 @@
-"""A batch whose lookups have begun before its turn."""
+"""Prefetches the lookups of a batch."""
 
 from __future__ import annotations
 
@@ -25,54 +25,53 @@ class _Planned:
 
 
 class BatchPrefetch:
-    """Looks all tables of all modules up in one exchange, on a background thread.
+    """Looks up all tables of all modules in one exchange, on a background thread.
 
     Args:
-        container: where the tables live.
-        calls: of the modules, in the order of the forward pass.
-        batch: what the model will be called with.
+        container: the container of the tables.
+        calls: calls of the modules, in the order of the forward pass.
+        batch: the batch with which the model will be called.
 
     Raises:
-        Exception: the modules refuse the batch. Where there are several ranks, `give` raises it, on all
-            of them.
+        Exception: a module rejects the batch. With several ranks, `give` raises it on all of them.
     """
 
     def __init__(self, container: StepContainer, calls: Sequence[Call], batch: Any) -> None:
-        self._plan_call: list[_Planned] = []
+        self._planned: list[_Planned] = []
         own_error: Exception | None = None
         try:
-            self._plan_call = [_plan_call(call, batch) for call in calls]
+            self._planned = [_plan_call(call, batch) for call in calls]
         except Exception as error:
             if container.collective.world_size == 1:
                 raise
             own_error = error
-        requests = [request for each in self._plan_call for request in each.plan.requests]
+        requests = [request for each in self._planned for request in each.plan.requests]
         if own_error is not None:
             names = dict.fromkeys(name for call in calls for name in call.module.agent.table_names)
             requests = [(name, np.empty(0, np.int64)) for name in names]
         self._prefetch: Prefetch = container.prefetch(requests, own_error=own_error)
 
     def give(self) -> None:
-        """Hands what was looked up to the modules, for the forward pass that comes now.
+        """Hands the prefetched lookups to the modules, for the forward pass that starts now.
 
         Raises:
-            SparringError: as `StepContainer.lookup_all`.
+            SparringError: see `StepContainer.lookup_all`.
         """
         lookups = iter(self._prefetch.finish())
         by_agent: dict[int, list[PrefetchedLookups]] = {}
-        for each in self._plan_call:
+        for each in self._planned:
             mine = [next(lookups) for _ in each.plan.requests]
             by_agent.setdefault(id(each.agent), []).append(PrefetchedLookups(each.plan, mine))
-        for each in self._plan_call:
+        for each in self._planned:
             each.agent.host.set_prefetched(by_agent[id(each.agent)])
 
     def withdraw(self) -> None:
-        """Takes back what modules did not use."""
-        for each in self._plan_call:
+        """Removes lookups that the modules did not use."""
+        for each in self._planned:
             each.agent.host.set_prefetched(())
 
     def drop(self) -> None:
-        """Its turn will not come."""
+        """Discards the lookups, if the batch is not used."""
         self._prefetch.drop()
 
 

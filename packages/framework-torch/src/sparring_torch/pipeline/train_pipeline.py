@@ -1,9 +1,9 @@
-"""`TrainPipeline`: the rows of the next batch come while this one is computed.
+"""`TrainPipeline`: looks up the rows of the next batch while the current one is computed.
 
 progress 1   │ batch 0: forward, backward, step │
 look up      └── batch 1 ──┐
-progress 2                 │ again: what step 0 changed │ batch 1: forward, backward, step │
-look up                                                 └── batch 2 ──┐
+progress 2                 │ again: rows changed by step 0 │ batch 1: forward, backward, step │
+look up                                                    └── batch 2 ──┐
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Out = TypeVar("Out")
 
 @dataclass(slots=True)
 class _PendingBatch(Generic[In]):
-    """A batch whose turn will come, or the error that came in its place."""
+    """The next batch, or the error of the iterator."""
 
     batch: In | None
     prefetch: BatchPrefetch | None = None
@@ -37,9 +37,9 @@ class _PendingBatch(Generic[In]):
 
 
 class TrainPipeline(Generic[In, Out]):
-    """Trains a model, and looks each batch up while the one before it is computed.
+    """Trains a model, and looks up each batch while the previous one is computed.
 
-    It has the shape of TorchRec's pipelines::
+    It is used like TorchRec's pipelines::
 
         pipeline = TrainPipeline(model, [sparse, dense], torch.device("cpu"))
         batches = iter(loader)
@@ -49,29 +49,29 @@ class TrainPipeline(Generic[In, Out]):
             except StopIteration:
                 break
 
-    The model is called with a batch and returns ``(loss, output)``. Results are bit for bit those of
-    the loop that zeroes gradients, calls the model, calls backward and steps: rows that a step changed
-    after they were looked up are looked up again, and only those.
+    The model is called with a batch and returns ``(loss, output)``. Results are bit-identical to a
+    loop that zeroes gradients, calls the model, calls backward and steps, because rows that a step
+    changed after their lookup are looked up again.
 
-    It learns from the first batch which parts of a batch the modules with tables are called with.
-    Modules that are called with something else, computed in the forward pass, look up when they
-    are called; `pipelined` says which do not.
+    The pipeline learns from the first batch with which parts of a batch the modules with tables are
+    called. Modules that are called with computed values are not prefetched; `pipelined` lists those
+    that are.
 
-    On several ranks, all of them make the same calls, and the step waits for the lookup of the next
-    batch, because both need the exchange. A batch must not change once it was given.
+    All ranks must make the same calls. On several ranks, the step waits for the lookup of the next
+    batch, because both need the exchange. A batch must not change after the iterator returned it.
 
     Args:
-        model: holds modules with tables, all in one container, brought there by an `Optimizer`
-            or `DistributedModelParallel`.
-        optimizer: one optimizer, or several that are stepped one after the other.
-        device: where batches that have ``to(device)`` go.
-        execute_all_batches: False ends with the last batch that the iterator gives, and leaves it
-            undone, as TorchRec's does; True trains on it first.
-        micro_batches: batches for one step. Their gradients add up. Where batches end before a
-            step is complete, it is made of those that there are.
+        model: model with tables in one container, which an `Optimizer` or `DistributedModelParallel`
+            created.
+        optimizer: one optimizer, or several that step one after another.
+        device: device to which batches with a ``to(device)`` method are moved.
+        execute_all_batches: False stops before the last batch of the iterator, as TorchRec does;
+            True trains on it.
+        micro_batches: number of batches per step, whose gradients are summed. The last step may
+            have fewer.
 
     Raises:
-        InvalidArgumentError: no module with tables, or a number below 1.
+        InvalidArgumentError: the model has no tables, or `micro_batches` is less than 1.
     """
 
     def __init__(
@@ -103,26 +103,26 @@ class TrainPipeline(Generic[In, Out]):
 
     @property
     def pipelined(self) -> list[str]:
-        """The modules whose lookups are prefetched, by name; none before the first batch."""
+        """Names of the modules whose lookups are prefetched; empty before the first batch."""
         modules = {id(call.module) for call in self._calls or ()}
         return [name for name, module in self._model.named_modules() if id(module) in modules]
 
     def drop_pending(self) -> None:
-        """Drops the batch that was taken from an iterator and whose turn has not come."""
+        """Drops the next batch, which was already taken from the iterator."""
         if self._pending is not None and self._pending.prefetch is not None:
             self._pending.prefetch.drop()
         self._pending = None
 
     def progress(self, dataloader_iter: Iterator[In]) -> Out:
-        """Trains on one batch, and begins to look up the next. Returns the model's output.
+        """Trains on one batch and starts the lookup of the next; returns the model's output.
 
-        While the model is in evaluation mode, it is called only.
+        In evaluation mode, the model is only called.
 
         Raises:
-            StopIteration: all batches were trained on. Another iterator goes on with others; a
-                batch that the last one gave, and whose turn has not come, is trained on first.
-            Exception: what the model, an optimizer or a storage raised. The batch is given up with
-                all that was accumulated for its step, and the next call goes on with the one after.
+            StopIteration: all batches were processed. The pipeline can continue with another iterator;
+                a batch that was already taken from the previous one is processed first.
+            Exception: the model, an optimizer or a storage failed. The batch and the accumulated
+                gradients of its step are dropped, and the next call continues with the next batch.
         """
         self._iterator = dataloader_iter
         current = self._pending or self._fetch()
@@ -181,14 +181,14 @@ class TrainPipeline(Generic[In, Out]):
         return result
 
     def _begin(self, following: _PendingBatch[In] | None) -> None:
-        """Begins the lookups of the next batch."""
+        """Starts the lookups of the next batch."""
         if following is None or following.error is not None or not self._calls:
             return
         try:
             following.prefetch = BatchPrefetch(self._container, self._calls, following.batch)
         except Exception as error:
             if self._container.collective.world_size > 1:
-                # The other ranks have begun, and will not step without this one.
+                # The other ranks started their lookup and wait for this rank.
                 raise
             following.error = error
 
@@ -197,14 +197,14 @@ class TrainPipeline(Generic[In, Out]):
         return self._agents[0].container
 
     def _fetch(self) -> _PendingBatch[In] | None:
-        """The iterator's next batch, on the device; None after the last."""
+        """Returns the iterator's next batch on the device, or None after the last."""
         assert self._iterator is not None
         try:
             batch: Any = next(self._iterator)
         except StopIteration:
             return None
         except Exception as error:
-            # It is raised when its turn comes: the batch before it is whole.
+            # Raised in its turn, so that the previous batch completes.
             return _PendingBatch(None, error=error)
         to = getattr(batch, "to", None)
         return _PendingBatch(batch if to is None else to(self._device))
