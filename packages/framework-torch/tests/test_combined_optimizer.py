@@ -115,7 +115,9 @@ def test_state_dict_goes_to_the_parts() -> None:
     # The groups are those that the parts have now.
     combined.param_groups[1]["lr"] = 0.5
     assert dense.param_groups[0]["lr"] == 0.5
-    with pytest.raises(InvalidArgumentError, match=r"called rows, top; combine them under"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"expected the optimizers rows, top; combine them under"
+    ):
         combined.load_state_dict({"0": {}, "1": {}})
 
 
@@ -136,8 +138,8 @@ def test_refusals_say_what_to_do() -> None:
     wrong: list[tuple[Any, str]] = [
         ([], "at least one"),
         ([sparse, model], "found Small"),
-        ([dense, dense], "given twice"),
-        ([("a", dense), ("a", sparse)], "'a' was given twice"),
+        ([dense, dense], "twice"),
+        ([("a", dense), ("a", sparse)], "found optimizer 'a' twice"),
     ]
     for given, message in wrong:
         with pytest.raises(InvalidArgumentError, match=message):

@@ -153,7 +153,7 @@ def test_bad_bags_are_refused(place: Any) -> None:
         bag(ids, torch.tensor([0]), torch.ones(2))
     with pytest.raises(InvalidArgumentError, match="shape of the input"):
         EmbeddingBag(DIM, mode="sum", **place.table)(ids, torch.tensor([0]), torch.ones(1))
-    with pytest.raises(InvalidArgumentError, match="'sum' or 'mean', found 'max'"):
+    with pytest.raises(InvalidArgumentError, match="found mode='max', expected 'sum' or 'mean'"):
         EmbeddingBag(DIM, mode="max", **place.table)
     with pytest.raises(InvalidArgumentError, match="not a whole number"):
         Embedding(DIM, **place.table)(torch.tensor([0.5]))

@@ -170,11 +170,11 @@ def test_refusals_leave_the_module_as_it_was(model: Model, tmp_path: Path) -> No
     ):
         with pytest.raises(InvalidArgumentError, match=match):
             quantize_embeddings(model, dtype, True, per_table_weight_dtype=tables)
-    with pytest.raises(UnsupportedError, match="the storage 'hkv' does not quantize"):
+    with pytest.raises(UnsupportedError, match="the storage 'hkv' does not support quantization"):
         quantize_embeddings(model, "int8", True, backend="hkv")
     with pytest.raises(PluginError, match="packd"):
         inference_module(model, "packd", inplace=True)
-    with pytest.raises(InvalidArgumentError, match="'hkv' begins without rows"):
+    with pytest.raises(InvalidArgumentError, match="'hkv', which starts without rows"):
         inference_module(model, "hkv", inplace=True)
     with pytest.raises(SnapshotError, match="no serving snapshot"):
         inference_module(model, {"backend": "packed", "path": str(tmp_path)}, inplace=True)

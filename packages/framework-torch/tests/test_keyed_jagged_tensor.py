@@ -116,7 +116,7 @@ def test_unknown_feature_is_named_with_a_suggestion() -> None:
         ({"lengths": [2, 3, 3]}, "bags for 2 features, expected"),
         ({"lengths": [2, 3, 1, 2], "stride": 3}, "expected 3 per feature"),
         ({"lengths": [2, -3, 1, 8]}, "negative"),
-        ({"lengths": [2, 3, 1, 1]}, "add up to 7"),
+        ({"lengths": [2, 3, 1, 1]}, "found 7"),
         ({"lengths": [2, 3, 1, 2], "weights": [1.0]}, "1 weights"),
     ],
 )

@@ -52,7 +52,7 @@ def test_gradients_flow_through_a_feature() -> None:
 def test_bad_input_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="did you mean 'user'"):
         example()["users"]
-    with pytest.raises(InvalidArgumentError, match="must sum to .* found 4"):
+    with pytest.raises(InvalidArgumentError, match=r"must sum to .* found 4"):
         KeyedTensor(["a", "b"], [2, 2], torch.zeros(2, 5))
     with pytest.raises(InvalidArgumentError, match="one number per feature"):
         KeyedTensor(["a", "b"], [5], torch.zeros(2, 5))

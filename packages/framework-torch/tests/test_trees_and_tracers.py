@@ -120,7 +120,7 @@ def test_unknown_features_are_rejected_on_request(make: Callable[..., TableModul
     ):
         module(batch("a", "x", "b"))
     with pytest.raises(
-        InvalidArgumentError, match=r"found unknown_features='drop'; give 'ignore' or"
+        InvalidArgumentError, match=r"found unknown_features='drop', expected 'ignore' or"
     ):
         make(unknown_features="drop")
 

@@ -1,9 +1,9 @@
-"""Inference modules: trained modules whose tables are read from elsewhere, or quantized.
+"""Inference modules: trained modules with quantized tables or with tables in another storage.
 
-    trained module ── quantize_embeddings(module, torch.qint8) ──► rows in files of 8 bits, mapped
+    trained module ── quantize_embeddings(module, torch.qint8) ──► rows in mapped files, 8 bits
                    └─ inference_module(module, storage) ─────────► rows of serving snapshots or a service
 
-Layers and ordinary parameters stay as they are; each agent is replaced by one over another storage.
+Layers and ordinary parameters stay unchanged; each agent is replaced by one with another storage.
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ _NAMES = ("fp32", "fp16", "bf16", "int8", "int4")
 def inference_module(
     module: nn.Module, storage: StorageLike, *, inplace: bool = False
 ) -> nn.Module:
-    """A trained module that reads the rows of its tables from `storage`.
+    """Returns a trained module that reads the rows of its tables from `storage`.
 
-    A folder of serving snapshots, or a lookup service, whose shards and replicas the client asks::
+    The storage can be a folder of serving snapshots or a lookup service::
 
         inference_module(model, {"backend": "packed", "path": "served/films"})
         inference_module(model, {"backend": "remote", "config": "client.yaml"})
 
-    Tables keep their names, dims and initial values; ordinary parameters are those of `module`.
+    Tables keep their names, dims and initial values, and ordinary parameters are those of `module`.
 
     Args:
-        module: with tables; of a `DistributedModelParallel` its module is taken.
-        storage: what has the rows: one that outlives the process.
-        inplace: change `module` itself; otherwise it stays as it is, and a copy is made.
+        module: module with tables; a `DistributedModelParallel` is unwrapped.
+        storage: a persistent or shared storage that contains the rows.
+        inplace: whether to change `module` itself instead of a copy.
 
     Returns:
-        The module, in evaluation mode. It changes no row, and its tables cannot be trained.
+        The module in evaluation mode. Its tables cannot be trained, and it changes no row.
 
     Raises:
-        InvalidArgumentError: no tables in `module`, or those of `storage` are others.
-        PluginError: no plugin offers the storage.
-        SparringError: the storage cannot be opened. `module` is as it was.
+        InvalidArgumentError: `module` has no tables, or `storage` contains other tables.
+        PluginError: no plugin provides the storage.
+        SparringError: the storage cannot be opened. `module` is unchanged.
     """
     return _make_inference_module(module, lambda _agent, _table: storage, is_in_place=inplace)
 
@@ -78,29 +78,29 @@ def quantize_embeddings(
     per_table_weight_dtype: Mapping[str, torch.dtype | str] | None = None,
     backend: str = "packed",
 ) -> nn.Module:
-    """A module for inference whose tables hold quantized rows, as TorchRec's function of this name.
+    """Returns a module for inference with quantized rows, like TorchRec's function of this name.
 
-    Rows as they are now are written as a serving snapshot, in the folder for temporary files, and
-    mapped; its files are removed at once, and their space is free when the module is gone.
-    Embeddings are dequantized when they are looked up. An id without a row reads as its initial
-    value, which is not quantized.
+    The current rows are written as a serving snapshot to the folder for temporary files, and mapped.
+    The files are deleted immediately; their space is freed when the module is. Embeddings are
+    dequantized when they are looked up. An id without a row reads as its initial value, which is not
+    quantized.
 
     Args:
-        module: with tables; of a `DistributedModelParallel` its module is taken.
-        dtype: of rows: ``torch.qint8`` (``int8``), ``torch.quint4x2`` (``int4``),
+        module: module with tables; a `DistributedModelParallel` is unwrapped.
+        dtype: dtype of rows: ``torch.qint8`` (``int8``), ``torch.quint4x2`` (``int4``),
             ``torch.float16`` (``fp16``), ``torch.bfloat16`` (``bf16``) or ``torch.float32``.
-        inplace: change `module` itself; otherwise it stays as it is, and a copy is made.
-        output_dtype: of embeddings.
-        per_table_weight_dtype: table → dtype, in place of `dtype`.
+        inplace: whether to change `module` itself instead of a copy.
+        output_dtype: dtype of embeddings.
+        per_table_weight_dtype: table → dtype, overrides `dtype`.
         backend: the storage that quantizes.
 
     Returns:
-        The module, in evaluation mode. It changes no row, and its tables cannot be trained.
+        The module in evaluation mode. Its tables cannot be trained, and it changes no row.
 
     Raises:
-        InvalidArgumentError: no tables in `module`, no such table or dtype, or embeddings that a
-            dtype cannot hold. `module` is as it was.
-        PluginError: the backend, of the package sparring-packed, is not installed.
+        InvalidArgumentError: `module` has no tables, a table or dtype is unknown, or a dtype cannot
+            represent the embeddings. `module` is unchanged.
+        PluginError: the backend, from the package sparring-packed, is not installed.
         UnsupportedError: rows are on several ranks, or the backend does not quantize.
     """
     agents = list_agents(module)
@@ -108,15 +108,15 @@ def quantize_embeddings(
     make = make_plugin_manager().storage(backend).quantized
     if make is None:
         raise UnsupportedError(
-            f"quantize_embeddings: the storage {backend!r} does not quantize; leave backend out"
+            f"quantize_embeddings: the storage {backend!r} does not support quantization; omit backend"
         )
     containers = list({id(each.container): each.container for each in agents}.values())
     for each in containers:
         if each.collective.world_size > 1:
             raise UnsupportedError(
-                f"quantize_embeddings: the rows are on {each.collective.world_size} ranks; save them "
-                "(container.save(url)), run `sparring publish --quantize`, and read the result by "
-                "inference_module"
+                f"quantize_embeddings: found rows on {each.collective.world_size} ranks, expected one; "
+                "save them with container.save(url), run `sparring publish --quantize`, and read the "
+                "result with inference_module"
             )
     with TemporaryDirectory(prefix="sparring-quantized-") as folder:
         storages: dict[int, StorageLike] = {}
@@ -136,10 +136,10 @@ def quantize_embeddings(
 def _make_inference_module(
     module: nn.Module, storage_of: StorageOf, *, is_in_place: bool
 ) -> nn.Module:
-    """`module`, or a copy of it, whose tables are read from other storages."""
+    """Returns `module`, or a copy of it, with tables in other storages."""
     container = StepContainer()
     agents = {
-        # Storages are opened now: what is wrong with them is told before the module changes.
+        # Storages are opened first, so that errors occur before the module changes.
         id(agent): TrainAgent(
             [_open_storage(each, storage_of(agent, each)) for each in agent.declarations],
             agent.features,
@@ -160,7 +160,7 @@ def _make_inference_module(
 
 
 def _open_storage(declaration: TableDeclaration, storage: StorageLike) -> TableDeclaration:
-    """A table in the storage that has its rows, open."""
+    """Opens a table in a storage that contains its rows."""
     table = replace(declaration.table.with_state(0), admission=None, expire=None)
     chosen = make_declaration(table, storage, capacity=None, setting="num_embeddings").storage
     opened = (
@@ -171,8 +171,9 @@ def _open_storage(declaration: TableDeclaration, storage: StorageLike) -> TableD
     if not (opened.capabilities.persistent or opened.capabilities.shared):
         opened.close()
         raise InvalidArgumentError(
-            f"table {table.name!r}: a storage {storage!r} begins without rows; name one that has "
-            "them, as {'backend': 'packed', 'path': …} or {'backend': 'remote', 'config': …}",
+            f"table {table.name!r}: found storage {storage!r}, which starts without rows; use one that "
+            "contains them, for example {'backend': 'packed', 'path': …} or {'backend': 'remote', "
+            "'config': …}",
             table=table.name,
         )
     return TableDeclaration(table, opened)
@@ -183,12 +184,12 @@ def _choose_dtypes(
     dtype: torch.dtype | str,
     chosen: Mapping[str, torch.dtype | str],
 ) -> dict[str, str]:
-    """Table → the name of the dtype of its rows."""
+    """Returns the name of the dtype of each table's rows."""
     tables = [name for agent in agents for name in agent.table_names]
     for name in chosen:
         if name not in tables:
             raise InvalidArgumentError(
-                f"quantize_embeddings: found table {name!r} in per_table_weight_dtype; "
+                f"quantize_embeddings: found unknown table {name!r} in per_table_weight_dtype; "
                 f"{format_suggestion(name, tables)}",
                 table=name,
             )
@@ -199,7 +200,7 @@ def _dtype_name(dtype: object, table: str) -> str:
     name = dtype if dtype in _NAMES else _BY_DTYPE.get(dtype)
     if not isinstance(name, str):
         raise InvalidArgumentError(
-            f"quantize_embeddings: rows of table {table!r} cannot be {dtype!r}; choose one of "
+            f"quantize_embeddings: found dtype {dtype!r} for table {table!r}, expected one of "
             f"{', '.join(_NAMES)}, or torch.qint8, torch.quint4x2, torch.float16, torch.bfloat16",
             table=table,
         )

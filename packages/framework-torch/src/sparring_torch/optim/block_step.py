@@ -1,8 +1,8 @@
-"""A native optimizer's step over rows, one block of them after another.
+"""Runs a native optimizer's step over rows in blocks.
 
-Optimizers written in Python pass over their rows many times: a dozen kernels for Adam. Over all rows
-of a large step each pass is a trip to memory. Over a block that fits in a core's cache only the first
-is, and the result is the same, because the optimizer works row by row.
+Optimizers written in Python pass over their rows many times: Adam runs a dozen kernels. For a large
+step, each pass reads all rows from memory. For a block that fits in a core's cache, only the first
+pass does. The result is the same, because the optimizer works row by row.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sparring_torch.optim.shadow_parameter import ShadowParameter
 __all__ = ["BLOCK_BYTES", "step_in_blocks", "unhooked_step"]
 
 BLOCK_BYTES = 8 << 20
-"""Of rows with their gradients: with an optimizer's temporaries they fit in a core's cache."""
+"""Size of rows with their gradients; with an optimizer's temporaries, they fit in a core's cache."""
 
 
 def step_in_blocks(
@@ -30,11 +30,11 @@ def step_in_blocks(
     """Steps the optimizer over the rows that `shadows` have loaded.
 
     Args:
-        step: of the optimizer of all these shadows.
-        shadows: all rows of a table are one step, however many blocks they take.
-        param_groups: of the optimizer. What it changes there, it changes once.
-        block_bytes: the most for one block of each table, but a row at least; None takes each
-            table whole.
+        step: step function of the optimizer of all these shadows.
+        shadows: shadows of the tables; all blocks of a table are one step.
+        param_groups: groups of the optimizer; changes by a step are applied once.
+        block_bytes: maximum size of a block of each table, which has at least one row; None processes
+            each table at once.
     """
     sizes, num_blocks = list[int](), min(1, len(shadows))
     for shadow in shadows:
@@ -54,9 +54,9 @@ def step_in_blocks(
 
 
 def unhooked_step(optimizer: Optimizer) -> Callable[[], object]:
-    """The optimizer's own step, without what torch wraps around it for hooks and profiling.
+    """Returns the optimizer's step without torch's wrapper for hooks and profiling.
 
-    Hooks are of the step that a user takes, and that is of `sparring_torch.Optimizer`.
+    Hooks belong to the step that a user calls, which is that of `sparring_torch.Optimizer`.
     """
     step: Any = type(optimizer).step
     return partial(step.__wrapped__ if getattr(step, "hooked", False) else step, optimizer)

@@ -1,4 +1,4 @@
-"""Rows updated by an update method of sparring, fused into one visit of each row."""
+"""Updates rows by an update method of sparring, in one pass over each row."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ __all__ = ["FusedUpdater"]
 
 
 class FusedUpdater:
-    """How `Optimizer` updates tables by an update method.
+    """Updates the tables of an `Optimizer` by an update method.
 
-    Each table has a param_group of its own, whose ``table`` is its name: schedulers, and code that
-    writes to a group, change the hyper-parameters of later steps.
+    Each table has a separate param_group, whose ``table`` is the table's name. Changes to a group, for
+    example by a scheduler, apply to later steps.
 
     Args:
-        container: where the tables live.
-        tables: their names.
-        method: what updates them.
-        hyperparameters: of the method, for all tables.
-        by_table: hyper-parameters of single tables, which override these.
-        given: the storages that were given open, by table.
+        container: the container of the tables.
+        tables: names of the tables.
+        method: the update method.
+        hyperparameters: hyper-parameters of the method for all tables.
+        by_table: hyper-parameters of single tables, which override those for all.
+        given: storages that the user opened, by table.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class FusedUpdater:
         self._steps = dict.fromkeys(tables, 0)
         self._checked: dict[str, tuple[tuple[Any, ...], HyperParameters]] = {}
         self.param_groups: list[dict[str, Any]] = []
-        # torch's optimizers have parameters: one that holds nothing stands for each table.
+        # torch's optimizers require parameters, so an empty one represents each table.
         self.parameters = [nn.Parameter(torch.empty(0)) for _ in tables]
         self.state: Any = {}
         hypers = hypers_by_table(method, tables, hyperparameters, by_table)
@@ -57,7 +57,7 @@ class FusedUpdater:
 
     @property
     def routes(self) -> dict[str, str]:
-        """Table → the update method."""
+        """Table → name of the update method."""
         return dict.fromkeys(self._steps, self.name)
 
     def step(self) -> None:
@@ -72,28 +72,28 @@ class FusedUpdater:
             self._steps[name] += 1
 
     def _hyper(self, group: dict[str, Any]) -> HyperParameters:
-        """Current values of a group, checked again only where it changed."""
+        """Returns the current values of a group; validates them only after a change."""
         values = tuple(map(group.get, self.defaults))
         name = group["table"]
         known = self._checked.get(name)
         if known is None or known[0] != values:
             given = dict(zip(self.defaults, values, strict=True))
             known = values, parse_hyper(self._method, given)
-            # New rows start as the group says from now on.
+            # The initial state of new rows may depend on the values.
             state = method_state(self._method, known[1], self._container.tables[name])
             self._container.set_state(name, state.initial, state.method)
             self._checked[name] = known
         return known[1]
 
     def saved_groups(self) -> list[dict[str, Any]]:
-        """The param_groups with table names in place of parameters."""
+        """Returns the param_groups with table names instead of parameters."""
         return [{**group, "params": [group["table"]]} for group in self.param_groups]
 
     def scalars(self) -> dict[str, dict[str, Any]]:
-        """The number of steps of each table."""
+        """Returns the number of steps of each table."""
         return {name: {"step": step} for name, step in self._steps.items()}
 
     def set_scalars(self, scalars: Mapping[str, Mapping[str, Any]]) -> None:
-        """Takes over what `scalars` gave."""
+        """Sets the values that `scalars` returned."""
         for name in self._steps:
             self._steps[name] = int(scalars[name]["step"])

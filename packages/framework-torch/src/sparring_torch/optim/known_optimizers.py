@@ -238,8 +238,8 @@ def without_fused(
         optimizer_class([torch.nn.Parameter(torch.zeros(1, device="cpu"))], **hyperparameters)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidArgumentError(
-            f"optimizer {optimizer_class.__name__} rejects {dict(hyperparameters)}: {error}; change "
-            "them",
+            f"optimizer {optimizer_class.__name__} does not accept {dict(hyperparameters)}: {error}; "
+            "change them",
             optimizer=optimizer_class.__name__,
         ) from error
     return {**hyperparameters, "fused": None}

@@ -1,4 +1,4 @@
-"""Rows updated by an optimizer of torch: by the update method that does the same, or as parameters."""
+"""Updates rows by an optimizer of torch: with an equivalent update method, or as parameters."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ _log = logging.getLogger(__name__)
 
 
 class NativeUpdater:
-    """How `Optimizer` updates tables by a class of torch.
+    """Updates the tables of an `Optimizer` by a class of torch.
 
-    Each step takes one of two routes. Both read and write the same columns of rows, and the same
-    scalars of tables, so that a step may take either:
+    Each step takes one of two routes. Both use the same columns of rows and the same scalars of tables,
+    so steps may alternate:
 
     - fused: an update method that is known to give the same rows (`known_optimizers`);
-    - shadow: the optimizer's own step, over rows in one parameter for each table.
+    - shadow: the optimizer's own step, over rows in one parameter per table.
 
     Args:
-        container: where the tables live.
-        tables: their names.
-        native: the optimizer class.
-        hyperparameters: of `native`.
-        by_table: hyper-parameters of single tables, which override these; where there are any, each
-            table has a param_group of its own, whose ``table`` is its name.
-        given: the storages that were given open, by table.
-        may_fuse: whether the fused route may be taken.
+        container: the container of the tables.
+        tables: names of the tables.
+        optimizer_class: class of the optimizer.
+        hyperparameters: its keyword arguments.
+        by_table: hyper-parameters of single tables, which override those for all; if given, each
+            table has a separate param_group, whose ``table`` is the table's name.
+        given: storages that the user opened, by table.
+        may_fuse: whether steps may take the fused route.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class NativeUpdater:
         groups = _groups(tables, hyperparameters, by_table)
         layouts: dict[str, RowState] = {}
         self._known: list[KnownOptimizer | str] = []
-        """For each param_group."""
+        """One per param_group."""
         for names, values in groups:
             found = _layouts(container, names, optimizer_class, values)
             layouts |= {name: found[_kind(container, name)] for name in names}
@@ -96,9 +96,9 @@ class NativeUpdater:
                 for (name,), values in groups
             ]
         self._native = optimizer_class(self.parameters, **hyperparameters)
-        # The hooks of `Optimizer` run already.
+        # The hooks of `Optimizer` run instead.
         self._native_step = unhooked_step(self._native)
-        # The probe stepped rows with this value: with True, rows of tables may become NaN.
+        # The probe used this value; if it became True, rows of tables could become NaN.
         self._fused = self._native.defaults.get("fused")
         self.name = optimizer_class.__name__
         self.defaults = self._native.defaults
@@ -115,14 +115,14 @@ class NativeUpdater:
 
     @property
     def routes(self) -> dict[str, str]:
-        """Table → the update method of the last step; or ``shadow``, and why."""
+        """Table → update method of the last step, or ``shadow`` and the reason."""
         return dict.fromkeys(self._shadows, self._route)
 
     def step(self, why_not_fused: str | None = None) -> None:
         """Applies the gradients since the last step.
 
         Args:
-            why_not_fused: why this step may not take the fused route; None where it may.
+            why_not_fused: why this step must not take the fused route; None if it may.
         """
         forms = why_not_fused or self._forms()
         if isinstance(forms, str):
@@ -139,7 +139,7 @@ class NativeUpdater:
             self._shadows[name].count_step()
 
     def _forms(self) -> dict[str, FusedForm] | str:
-        """The update method of each table; or why one of them has none."""
+        """Returns the update method of each table, or why one of them has none."""
         forms: dict[str, FusedForm] = {}
         for known, group in zip(self._known, self.param_groups, strict=True):
             form = known if isinstance(known, str) else known.find_form(group)
@@ -163,8 +163,8 @@ class NativeUpdater:
             shadow = self._shadows.get(update.table.name)
             if shadow is None:
                 raise InvalidArgumentError(
-                    f"table {update.table.name!r} has gradients, but its module was not given to "
-                    f"this Optimizer; it updates {', '.join(self._shadows)}",
+                    f"step: table {update.table.name!r} has gradients, but this Optimizer updates only "
+                    f"{', '.join(self._shadows)}; give it the table's module, too",
                     table=update.table.name,
                 )
             shadow.load(update.rows, update.gradients)
@@ -182,22 +182,22 @@ class NativeUpdater:
                 self._block_bytes if on_device is None else None,
             )
         except torch.OutOfMemoryError as error:
-            # Tensors that the optimizer makes on the way are made on the device of the rows.
+            # The optimizer's temporaries are on the device of the rows.
             raise make_memory_error(on_device or torch.device("cpu"), error) from error
         finally:
             for shadow in loaded:
                 shadow.unload()
 
     def saved_groups(self) -> list[dict[str, Any]]:
-        """The param_groups with table names in place of parameters."""
+        """Returns the param_groups with table names instead of parameters."""
         return [{**group, "params": self._list_tables(group)} for group in self.param_groups]
 
     def scalars(self) -> dict[str, dict[str, Any]]:
-        """State that is kept for each table as a whole."""
+        """Returns the optimizer state of each table, without that of rows."""
         return {name: shadow.scalars() for name, shadow in self._shadows.items()}
 
     def set_scalars(self, scalars: Mapping[str, Mapping[str, Any]]) -> None:
-        """Takes over what `scalars` gave."""
+        """Sets the values that `scalars` returned."""
         for name, shadow in self._shadows.items():
             shadow.set_scalars(scalars[name])
 
@@ -211,11 +211,11 @@ def _groups(
     hyperparameters: dict[str, Any],
     by_table: Mapping[str, Mapping[str, Any]],
 ) -> list[tuple[Sequence[str], dict[str, Any]]]:
-    """Tables and hyper-parameters of each param_group."""
+    """Returns the tables and hyper-parameters of each param_group."""
     for name in by_table:
         if name not in tables:
             raise InvalidArgumentError(
-                f"tables: this optimizer updates no table {name!r}; {format_suggestion(name, tables)}",
+                f"tables: this optimizer has no table {name!r}; {format_suggestion(name, tables)}",
                 table=name,
             )
     if not by_table:
@@ -227,8 +227,8 @@ _Kind = tuple[torch.dtype, torch.device]
 
 
 def _kind(container: StepContainer, table: str) -> _Kind:
-    """Dtype that a table computes in, and the device of its rows: optimizers may keep their scalars
-    there, or work otherwise there."""
+    """Returns the dtype in which a table computes, and the device of its rows. Optimizers may keep
+    scalars on that device, or compute differently there."""
     entry = container.entry(table)
     device = tensor_device(find_storage_device(entry.choice or entry.storage))
     return getattr(torch, entry.config.computing_dtype.name), device
@@ -247,10 +247,10 @@ def _layouts(
 def _uncounted_steps(
     container: StepContainer, tables: Sequence[str], layouts: Mapping[_Kind, RowState]
 ) -> str | None:
-    """Why steps of tables would be counted otherwise than by the shadow, if they would.
+    """Returns why update methods would count steps differently from the shadow, or None.
 
-    The shadow counts no step in which a filter admits no id of a table. Update methods count those in
-    which it has gradients, and other ranks do not know which ids an owner admits.
+    The shadow counts no step in which a filter admits no id of a table. Update methods count all steps
+    in which the table has gradients, because other ranks do not know which ids an owner admits.
     """
     if not any("step" in layout.scalars for layout in layouts.values()):
         return None
@@ -272,7 +272,7 @@ def _make_shadows(
         layout = layouts[name]
         initial = np.array(layout.initial_row(table.dim), table.computing_dtype)
         states[name] = TableState(optimizer_class.__name__, initial, layout.why_coupled)
-        # As wide as the blocks, where columns of the table are divided.
+        # The width of a block, if columns of the table are sharded.
         width = table.dim // container.layout(name).num_blocks
         shadows[name] = ShadowParameter(width, dtype, layout, device)
     set_states(container.state, states, given, optimizer_class.__name__)

@@ -1,16 +1,14 @@
-"""State of a native optimizer for each row, found by probing it on a tiny parameter.
+"""Finds the row state of a native optimizer by probing it on a tiny parameter.
 
-A row is the embedding, then the optimizer's state. Which state there is, the optimizer itself
-shows: it is stepped once, with a zero gradient, on a zero parameter of 4 rows. What it then keeps
-is either of the parameter's shape (state of the rows: `exp_avg` of Adam, `sum` of Adagrad) or a
-single number (a scalar of the whole table: `step`, `mu_product`). Anything else cannot be cut
-into rows, and the optimizer is refused by name.
+A row is the embedding, followed by the optimizer's state. To find the state, the optimizer is stepped
+once with a zero gradient on a zero parameter of 4 rows. State with the parameter's shape is row state
+(`exp_avg` of Adam, `sum` of Adagrad), and single numbers are scalars of the table (`step`,
+`mu_product`). An optimizer with other state is rejected.
 
-The same probe shows whether rows are independent: 4 rows stepped together must move as 2 and 2
-rows stepped apart, laid out as the engine lays them out. LAMB, LBFGS and Adafactor do not. And it
-shows whether one step may go over its rows in blocks, which an optimizer that counts its steps in
-attributes of its own would not survive; and whether columns move by themselves, as blocks of columns of
-a table must.
+The probe also tests whether rows are independent: 4 rows stepped together must change like 2 and 2
+rows stepped separately, with the engine's memory layout. LAMB, LBFGS and Adafactor fail this test. It
+also tests whether a step may process its rows in blocks, which fails if an optimizer counts steps in
+its attributes, and whether columns are independent, as blocks of columns of a table must be.
 """
 
 from __future__ import annotations
@@ -42,21 +40,21 @@ def probe(
     dtype: torch.dtype,
     device: torch.device | None = None,
 ) -> RowState:
-    """Finds the state of `native`, and makes sure that it can be kept by row.
+    """Finds the state of an optimizer, and checks that it can be stored by row.
 
     Args:
-        native: a class of `torch.optim`, or another of its kind.
+        optimizer_class: a class of `torch.optim`, or a compatible one.
         hyperparameters: its keyword arguments.
-        dtype: that the tables are computed in; float32 or float64.
-        device: where their rows lie; None: the CPU.
+        dtype: the dtype in which the tables compute; float32 or float64.
+        device: device of the rows; None means the CPU.
 
     Raises:
-        InvalidArgumentError: the optimizer does not accept these hyper-parameters.
-        UnsupportedError: its state cannot be kept by row, or rows influence each other.
+        InvalidArgumentError: the optimizer rejects these hyper-parameters.
+        UnsupportedError: its state cannot be stored by row, or rows depend on each other.
     """
     device = device or torch.device("cpu")
-    # Tensors without a device of their own are the CPU's, whatever torch's default is: a step count
-    # that is on a GPU would have to be read from there in each step.
+    # Keep tensors without an explicit device on the CPU, whatever torch's default device is: a step
+    # count on a GPU would have to be copied to the host in each step.
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.device("cpu"):
         layout = _find_state(optimizer_class, hyperparameters, dtype, device)
         trial = _Trial(optimizer_class, hyperparameters, dtype, device)
@@ -64,9 +62,11 @@ def probe(
             stepped = trial.over_rows(layout, slice(None))
             halves = [trial.over_rows(layout, half) for half in (slice(0, 2), slice(2, 4))]
         if not trial.is_close(stepped, torch.cat(halves)):
-            reason = "rows that are stepped together move differently from rows stepped apart"
+            reason = (
+                "rows that are stepped together change differently from rows stepped separately"
+            )
             if hyperparameters.get("fused"):
-                reason += " (found fused=True, which takes rows to lie without gaps: leave it out)"
+                reason += " (found fused=True, which requires rows without gaps: omit it)"
             raise _make_error(optimizer_class, reason)
         layout = _with_counting_scalars(layout, trial, stepped)
         return replace(
@@ -77,7 +77,7 @@ def probe(
 
 
 class _FirstValues(dict[str, Any]):
-    """A parameter's state that remembers the first value of each entry."""
+    """A parameter's state that records the first value of each entry."""
 
     def __init__(self, entries: Mapping[str, Any]) -> None:
         super().__init__()
@@ -109,7 +109,8 @@ def _find_state(
         optimizer = optimizer_class([parameter], **hyperparameters)
     except (TypeError, ValueError) as error:
         raise InvalidArgumentError(
-            f"optimizer {optimizer_class.__name__} does not accept {dict(hyperparameters)}: {error}",
+            f"optimizer {optimizer_class.__name__} does not accept {dict(hyperparameters)}: {error}; "
+            "change them",
             optimizer=optimizer_class.__name__,
         ) from error
     state = _FirstValues(optimizer.state.get(parameter, {}))
@@ -128,7 +129,7 @@ def _find_state(
             filling = value.reshape(-1)
             if not bool((filling == filling[0]).all()):
                 raise _make_error(
-                    optimizer_class, f"state {name!r} of an untouched row is not one number"
+                    optimizer_class, f"state {name!r} of a new row is not a single number"
                 )
             names.append(name)
             initial.append(float(filling[0]))
@@ -144,7 +145,7 @@ def _find_state(
 
 
 class _Trial:
-    """A few steps with made-up gradients."""
+    """A few steps with generated gradients."""
 
     def __init__(
         self,
@@ -165,7 +166,7 @@ class _Trial:
         self._start, self._gradients = start.to(self._device), gradients.to(self._device)
 
     def over_parameter(self) -> Tensor:
-        """The rows as an ordinary parameter."""
+        """Returns the rows after steps as an ordinary parameter."""
         parameter = torch.nn.Parameter(self._start.clone())
         optimizer = self._optimizer_class([parameter], **self._hyperparameters)
         step = unhooked_step(optimizer)
@@ -175,20 +176,20 @@ class _Trial:
         return parameter.detach()
 
     def takes_blocks(self, layout: RowState) -> bool:
-        """Whether blocks of 3 and 1 rows give what all rows at once give."""
+        """Returns whether blocks of 3 and 1 rows give the same result as all rows at once."""
         whole = self.over_rows(layout, slice(None))
         try:
             in_blocks = self.over_rows(layout, slice(None), num_block_rows=_ROWS - 1)
         except Exception:
-            # It kept something between the blocks that it then did not understand.
+            # It kept something between the blocks that does not fit the next one.
             return False
         return torch.equal(whole, in_blocks)
 
     def why_coupled(self, layout: RowState, stepped: Tensor) -> str:
-        """Why columns cannot be stepped apart; empty where the first one has no say in the others.
+        """Returns why columns cannot be stepped separately; empty if they are independent.
 
         Args:
-            stepped: all rows, by `over_rows`.
+            stepped: result of `over_rows` for all rows.
         """
         start, gradients = self._start, self._gradients
         self._start, self._gradients = start.clone(), gradients.clone()
@@ -200,10 +201,10 @@ class _Trial:
             self._start, self._gradients = start, gradients
         if torch.equal(other[:, 1:], stepped[:, 1:]):
             return ""
-        return "it moves an element of a row by others of the row"
+        return "its update of an element depends on other elements of the row"
 
     def over_rows(self, layout: RowState, part: slice, num_block_rows: int | None = None) -> Tensor:
-        """Some of the rows, laid out with their state as the engine lays them out."""
+        """Returns some rows after steps, with the engine's memory layout."""
         start = self._start[part]
         state = torch.tensor(layout.initial_row(_DIM), dtype=self._dtype, device=self._device)
         rows = torch.cat([start, state.expand(len(start), -1)], 1)
@@ -220,16 +221,16 @@ class _Trial:
 
     def is_close(self, one: Tensor, other: Tensor) -> bool:
         difference = (one - other).abs().max()
-        # Written so that NaN is not close.
+        # Written so that the result is False for NaN.
         return bool(difference <= _TOLERANCE[self._dtype] * one.abs().max().clamp(min=1.0))
 
 
 def _with_counting_scalars(layout: RowState, trial: _Trial, stepped: Tensor) -> RowState:
-    """The layout under which a new table counts as an ordinary parameter does.
+    """Returns the layout with which a new table counts steps like an ordinary parameter.
 
-    An optimizer that writes ``state["step"] = state.get("step", 0) + 1`` never shows the value
-    before its first step; its scalars must be left out until it makes them. Where neither way
-    gives the ordinary result, as SGD's with dampening, whose first step is special, scalars stay.
+    An optimizer that writes ``state["step"] = state.get("step", 0) + 1`` does not show the value
+    before its first step, so its scalars must be omitted until it creates them. If neither way gives
+    the ordinary result, for example for SGD with dampening, whose first step is special, scalars stay.
     """
     if not layout.scalars or trial.is_close(trial.over_parameter(), stepped):
         return layout
@@ -237,14 +238,14 @@ def _with_counting_scalars(layout: RowState, trial: _Trial, stepped: Tensor) -> 
     try:
         is_better = trial.is_close(trial.over_parameter(), trial.over_rows(without, slice(None)))
     except Exception:
-        # It reads a scalar that is not there, as most would; what they raise is their own choice.
+        # It reads a scalar that does not exist, and may raise any error.
         is_better = False
     return without if is_better else layout
 
 
 @contextmanager
 def _find_rejection(optimizer_class: type[Optimizer]) -> Iterator[None]:
-    """Whatever a probe step raises is the reason why this optimizer will not do."""
+    """Converts any error of a probe step to `UnsupportedError`."""
     try:
         yield
     except Exception as error:
@@ -254,8 +255,8 @@ def _find_rejection(optimizer_class: type[Optimizer]) -> Iterator[None]:
 
 def _make_error(optimizer_class: type[Optimizer], reason: str) -> UnsupportedError:
     return UnsupportedError(
-        f"optimizer {optimizer_class.__name__} cannot update rows of a table: {reason}; choose one that "
-        "works element by element, as SGD, Adagrad, Adam, AdamW, RMSprop, Adadelta or NAdam",
+        f"optimizer {optimizer_class.__name__} cannot update rows of a table: {reason}; use an "
+        "elementwise optimizer, for example SGD, Adagrad, Adam, AdamW, RMSprop, Adadelta or NAdam",
         optimizer=optimizer_class.__name__,
         reason=reason,
     )

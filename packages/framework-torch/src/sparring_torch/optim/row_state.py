@@ -1,4 +1,4 @@
-"""State of a native optimizer for each row of a table."""
+"""State of a native optimizer per row of a table."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ class RowState:
     """State of an optimizer for a table."""
 
     names: tuple[str, ...]
-    """Row state, in the order of the columns behind the embedding, `dim` elements each."""
+    """Row state, in the order of the columns after the embedding, with `dim` elements each."""
     initial: tuple[float, ...]
-    """Fill value of each row state of a new key."""
+    """Initial value of each row state."""
     scalars: Mapping[str, Any]
-    """State of the table as a whole, as it is before the first step; the optimizer makes what is
-    not listed in its first step."""
+    """State of the table before its first step; the optimizer creates other scalars in its first
+    step."""
     takes_blocks: bool = True
-    """Whether a step may go over the rows in blocks, each begun with the scalars of before."""
+    """Whether a step may process the rows in blocks that start with the same scalars."""
     why_coupled: str = ""
-    """Why columns of a row cannot be stepped apart; empty: they can."""
+    """Why columns of a row cannot be stepped separately; empty if they can."""
 
     def initial_row(self, dim: int) -> list[float]:
-        """The state of a new key: `dim` numbers for each of `names`."""
+        """Returns the state of a new key: `dim` numbers for each of `names`."""
         return [value for value in self.initial for _ in range(dim)]
 
     def fresh_scalars(self) -> dict[str, Any]:
-        """The scalars of a table before its first step; tensors are copies."""
+        """Returns the scalars of a table before its first step; tensors are copied."""
         return {
             name: value.clone() if isinstance(value, Tensor) else value
             for name, value in self.scalars.items()

@@ -1,4 +1,4 @@
-"""The parameter that a native optimizer sees in place of a table."""
+"""The parameter that represents a table for a native optimizer."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ __all__ = ["ShadowParameter"]
 class ShadowParameter:
     """One parameter whose data, gradient and state are exchanged in each step.
 
-    The rows of a step, ``(u, width)``, lie before the native optimizer as strided views::
+    The optimizer sees the rows of a step, ``(u, width)``, as strided views::
 
         row    embedding        state 0          state 1
                0 … dim          dim … 2·dim      2·dim … 3·dim
                parameter.data   state["exp_avg"] state["exp_avg_sq"]
 
-    so that it updates them in place: all of them, or one block of rows after another. Scalars of
-    the table, as `step`, stay with the parameter; each block begins with those from before the
-    step. Between steps it holds no rows.
+    and updates them in place, all at once or in blocks of rows. Scalars of the table, for example
+    `step`, stay with the parameter; each block starts with those from before the step. Between steps
+    the parameter contains no rows.
 
     Args:
-        dim: elements of an embedding.
-        dtype: of the table.
-        layout: what the optimizer keeps for each row.
-        device: where the table's rows lie.
+        dim: number of elements of an embedding.
+        dtype: dtype of the table.
+        layout: row state of the optimizer.
+        device: device of the table's rows.
     """
 
     __slots__ = (
@@ -58,29 +58,29 @@ class ShadowParameter:
     ) -> None:
         self._dim = dim
         self._layout = layout
-        # Made there, whatever torch's default device is.
+        # Created there whatever torch's default device is.
         device = device or torch.device("cpu")
         self._empty = torch.empty(0, dim, dtype=dtype, device=device)
         self._rows = self._gradients = self._empty
         self.num_rows = 0
-        """u of this step."""
+        """Number of rows in this step."""
         self.row_bytes = 0
-        """Of a row with its gradient."""
+        """Size of a row with its gradient."""
         self.is_on_device = False
-        """Whether the rows of this step are on a GPU, where blocks would only cost launches."""
+        """Whether the rows of this step are on a GPU, where blocks only cost launches."""
         self._shown: tuple[Tensor, ...] = ()
         self._before: dict[str, Any] = {}
         self._state: MutableMapping[str, Any] = {}
         self.parameter = nn.Parameter(torch.empty(0, dim, dtype=dtype, device=device))
 
     def adopt(self, state: MutableMapping[Any, Any]) -> None:
-        """Makes a fresh state for the parameter in an optimizer's `state`."""
+        """Creates a new state for the parameter in an optimizer's `state`."""
         self._state = self._layout.fresh_scalars()
         state[self.parameter] = self._state
 
     def load(self, rows: Any, gradients: Any) -> None:
-        """Takes the rows ``(u, width)`` and gradients ``(u, dim)`` of a step: arrays of NumPy, or
-        tensors of a device."""
+        """Sets the rows ``(u, width)`` and gradients ``(u, dim)`` of a step, as NumPy arrays or as
+        tensors on a device."""
         if not isinstance(rows, Tensor):
             rows, gradients = torch.from_numpy(rows), torch.from_numpy(gradients)
         self._rows, self._gradients = rows, gradients
@@ -89,14 +89,14 @@ class ShadowParameter:
 
     @property
     def takes_blocks(self) -> bool:
-        """As `RowState.takes_blocks`."""
+        """See `RowState.takes_blocks`."""
         return self._layout.takes_blocks
 
     def show(self, begin: int, end: int) -> None:
-        """Lays the rows ``[begin, end)`` before the optimizer.
+        """Shows the rows ``[begin, end)`` to the optimizer.
 
-        A block beyond the last row makes it skip the table. The first block is shown empty too: it
-        counts a step of the table.
+        After the last row, the optimizer skips the table. The first block is shown even if it is
+        empty, because it counts a step of the table.
         """
         if begin > 0 and begin >= self.num_rows:
             self.parameter.grad = None
@@ -124,7 +124,7 @@ class ShadowParameter:
                 del self._state[name]
 
     def store(self) -> None:
-        """Brings back into the rows what the optimizer put elsewhere instead of updating it."""
+        """Copies results to the rows that the optimizer did not update in place."""
         if not self._shown:
             return
         self._reject_new_state()
@@ -136,21 +136,21 @@ class ShadowParameter:
                 self._shown[place].copy_(now)
 
     def _reject_new_state(self) -> None:
-        """Refuses state by row that the rows have no place for: the next step would have other rows."""
+        """Rejects new row state without columns in the rows: the next step would have other rows."""
         for name, value in self._state.items():
             if name in self._layout.names or not isinstance(value, Tensor):
                 continue
             if value.shape == self._shown[0].shape:
                 del self._state[name]
                 raise InvalidArgumentError(
-                    f"the optimizer began to keep {name} for each row, which rows that were made "
-                    "without it have no place for; give the hyper-parameter that needs it when the "
-                    "Optimizer is made, and change its value later",
+                    f"the optimizer started to use row state {name!r}, for which the rows of its "
+                    "tables have no columns; pass the hyper-parameter that needs it when you create "
+                    "the Optimizer, and change its value later",
                     state=name,
                 )
 
     def unload(self) -> None:
-        """Lets go of the rows."""
+        """Releases the rows."""
         self.parameter.grad = None
         self.parameter.data = self._empty
         self._rows = self._gradients = self._empty
@@ -160,7 +160,7 @@ class ShadowParameter:
             self._state.pop(name, None)
 
     def scalars(self) -> dict[str, Any]:
-        """State of the optimizer for the table as a whole; tensors are copies."""
+        """Returns the optimizer state of the table, without that of rows; tensors are copied."""
         return {
             name: value.clone() if isinstance(value, Tensor) else value
             for name, value in self._state.items()
@@ -168,16 +168,16 @@ class ShadowParameter:
         }
 
     def num_steps(self, otherwise: int) -> int:
-        """Steps of the table so far; `otherwise` where the optimizer does not count them."""
+        """Returns the number of steps of the table, or `otherwise` if it is not counted."""
         return int(self._state["step"]) if "step" in self._state else otherwise
 
     def count_step(self) -> None:
-        """Counts a step that was taken without this parameter, as the optimizer would."""
+        """Counts a step that was taken without this parameter."""
         if "step" in self._state:
             self._state["step"] += 1
 
     def set_scalars(self, scalars: Mapping[str, Any]) -> None:
-        """Takes over what `scalars` gave, in the types that the optimizer uses."""
+        """Sets the values that `scalars` returned, converted to the types of the optimizer."""
         for name, value in scalars.items():
             now = self._state.get(name)
             if isinstance(now, Tensor):

@@ -1,4 +1,4 @@
-"""`torch.optim.SparseAdam` over the rows of a step, which lie in a dense tensor."""
+"""`torch.optim.SparseAdam` for rows of a step in a dense tensor."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["SparseAdam", "over_rows"]
 
 
 class SparseAdam(torch.optim.Optimizer):
-    """The formula of `torch.optim.SparseAdam`, which accepts sparse gradients alone.
+    """The formula of `torch.optim.SparseAdam`, which accepts only sparse gradients, for dense ones.
 
-    Every row that it receives had a gradient. The operations round in the order of torch. Adam differs
-    in where `eps` is added.
+    All rows have a gradient. Operations are in torch's order, so that they round equally. Compared to
+    Adam, `eps` is added at another place.
 
     Args:
-        params: as of `torch.optim.SparseAdam`, as all others.
+        params: see `torch.optim.SparseAdam`, also for the other arguments.
 
     Raises:
         ValueError: a hyper-parameter is out of range.
@@ -36,7 +36,7 @@ class SparseAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Moves each parameter that has a gradient."""
+        """Updates each parameter that has a gradient."""
         for group in self.param_groups:
             beta1, beta2 = group["betas"]
             for parameter in group["params"]:
@@ -59,5 +59,5 @@ class SparseAdam(torch.optim.Optimizer):
 
 
 def over_rows(optimizer_class: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """The class that steps rows as `native` steps a weight."""
+    """Returns the class that updates rows like `optimizer_class` updates a weight."""
     return SparseAdam if optimizer_class is torch.optim.SparseAdam else optimizer_class
