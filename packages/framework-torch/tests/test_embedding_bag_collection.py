@@ -154,7 +154,7 @@ def test_features_and_tables_must_fit(place: Any) -> None:
         ),
         ([EmbeddingBagConfig(name="t", embedding_dim=0)], "dim of table 't'"),
         ([EmbeddingBagConfig(name="t", embedding_dim=2, data_type="int8")], "float16, bfloat16"),
-        ([EmbeddingBagConfig(name="t", embedding_dim=2, num_embeddings=0)], "from 1"),
+        ([EmbeddingBagConfig(name="t", embedding_dim=2, num_embeddings=0)], "positive integer"),
         (
             [EmbeddingBagConfig(name="t", embedding_dim=2, pooling="max")],  # type: ignore[arg-type]
             "pooling of table 't'",

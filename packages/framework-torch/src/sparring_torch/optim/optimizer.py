@@ -126,7 +126,7 @@ class Optimizer(torch.optim.Optimizer):
         if update == "shadow" and not isinstance(optimizer_class, type):
             raise InvalidArgumentError(
                 "update='shadow' requires a class of torch.optim, found update method "
-                f"{optimizer_class!r}; use update='auto'"
+                f"{optimizer_class!r}; omit update"
             )
         holders = list_table_modules(modules)
         agents = list({id(each.agent): each.agent for each in holders}.values())
