@@ -122,9 +122,9 @@ IN_SHORT = {
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Runs all tests: Python, C++, and C++ under the sanitizers. Needs g++ and system packages.
+    """Runs all tests: Python, and C++ under the sanitizers. Needs g++ and system packages.
 
-    Those of TensorFlow follow in an environment of their own: `tests_tensorflow`.
+    The tests of TensorFlow follow in a separate environment: `tests_tensorflow`.
     """
     wheels = run_tests(session)
     if not session.posargs:
@@ -153,7 +153,8 @@ def run_tests(session: nox.Session, *, at_length: bool = False) -> Path:
     packages = (*family, *TEMPLATES)
     wheels = Path(session.virtualenv.location) / "wheels"
     options = {name for names in TEST_MODULES.values() for name in names}
-    if not session.posargs:
+    if at_length:
+        # Without sanitizers, C++ tests find little more than the tests of Python do with the same libraries.
         options |= set(CXX_TESTS.values())
     nvcc = find_nvcc(session)
     build_wheels(
@@ -166,8 +167,9 @@ def run_tests(session: nox.Session, *, at_length: bool = False) -> Path:
         session.run("pytest", *session.posargs, env=sizes(at_length))
         return wheels
     for package in (each for each in CXX_TESTS if each in ("core", *family)):
-        folder = Path(session.virtualenv.location) / "build" / package
-        run_cxx_tests(session, package, folder, at_length)
+        if at_length:
+            folder = Path(session.virtualenv.location) / "build" / package
+            run_cxx_tests(session, package, folder, at_length)
         for sanitizer in ("thread", "address,undefined"):
             sanitized_tests(session, package, sanitizer, at_length=at_length)
     left_out = [f"--ignore={PACKAGES / each}" for each in FAMILY if each not in family]
