@@ -1,10 +1,11 @@
-"""Rows of a snapshot over its chain of deltas: of each key the newest, none that is erased.
+"""Reads the rows of a snapshot and its chain of deltas: the newest row of each key, without erased keys.
 
-A key is in the result once. For that, keys are remembered while a window of partitions is read;
-windows are so small that the keys of one stay within `_WINDOW_KEYS`.
+Each key is returned once. The reader therefore remembers the keys of one window of partitions at a time.
+The size of a window is chosen so that it has at most about `_WINDOW_KEYS` keys.
 
-Files may be of blocks of columns, and of other blocks in a base than in a delta over it. Then columns are
-read apart, between all places where a block of any file ends, and rows are joined by key in each window.
+A file may contain a block of columns only, and a delta may use different blocks than its base. In this
+case the columns are split wherever a block of any file begins or ends, each part is read separately, and
+the rows are joined by key in each window.
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ from sparring.snapshot.reader import Snapshot
 __all__ = ["count_rows", "scan_rows", "scan_own_rows"]
 
 _WINDOW_KEYS = 8_000_000
-"""64 MiB of keys, and as much again to sort them."""
+"""64 MiB of keys, and the same amount again for sorting them."""
 
 _JOIN_BYTES = 256 << 20
-"""Of rows that are joined from blocks of columns, which takes some three times as much memory."""
+"""Size of a window of rows that are joined from blocks of columns. Joining uses about three times as much
+memory."""
 
 Partitions = npt.NDArray[np.bool_]
-"""``(4096,)``: which are wanted."""
+"""``(4096,)``: True for each requested partition."""
 
 
 def scan_rows(
@@ -47,25 +49,25 @@ def scan_rows(
     chunk_rows: int = 65_536,
     columns: ColumnBlock | None = None,
 ) -> Iterator[ScanChunk]:
-    """Streams the rows of a table: of each key the newest over the chain, none that is erased.
+    """Yields the newest row of each key of a table over the chain of snapshots, without erased keys.
 
-    Only files that may hold wanted partitions are read, and each block is verified before any byte
-    of it is used. Repeated keys show only after the rows around them, so do not keep rows before the
-    iterator has ended.
+    Reads only the files that can contain the requested partitions, and verifies each block before it
+    uses any of its bytes. A repeated key is detected only after rows next to it were yielded, so do not
+    keep the rows if the iterator raises.
 
     Args:
-        snapshot: whose chain is read.
-        table: its name.
-        partitions: those wanted, 0 to 4,095; None: all.
-        chunk_rows: the most rows of a chunk.
-        columns: rows are of these alone, as `ColumnBlock.table_of` says; None: whole rows.
+        snapshot: Snapshot whose chain is read.
+        table: Name of the table.
+        partitions: Requested partitions, 0 to 4,095; None for all.
+        chunk_rows: Maximum number of rows per chunk.
+        columns: Columns to read, in the layout of `ColumnBlock.table_of`; None for whole rows.
 
     Raises:
-        UnknownTableError: no such table.
-        InvalidArgumentError: a partition, a column or `chunk_rows` out of range.
-        SnapshotDamagedError: a file is damaged, named with the offset, or a key is
-            there twice, or has some of its columns only.
-        SnapshotIOError: the file system failed.
+        UnknownTableError: The snapshot has no such table.
+        InvalidArgumentError: A partition, a column or `chunk_rows` is out of range.
+        SnapshotDamagedError: A file is damaged (the error contains its name and the offset), a key
+            occurs twice, or a key has only some of its columns.
+        SnapshotIOError: The file system failed.
     """
     snapshot.check_table(table)
     wanted = _partition_mask(partitions)
@@ -74,7 +76,8 @@ def scan_rows(
     asked = columns or ColumnBlock(0, snapshot.tables[table].dim)
     if not 0 <= asked.begin < asked.end <= snapshot.tables[table].dim:
         raise InvalidArgumentError(
-            f"columns of table {table!r} are 0 to {snapshot.tables[table].dim - 1}, found {asked}",
+            f"columns of table {table!r} must be within 0 to {snapshot.tables[table].dim - 1}, "
+            f"found {asked}",
             table=table,
         )
     return _split_chunks(_scan_columns(snapshot.chain, table, wanted, asked), chunk_rows)
@@ -83,15 +86,15 @@ def scan_rows(
 def scan_own_rows(
     snapshot: Snapshot, table: str, partitions: Iterable[int] | None = None
 ) -> Iterator[ScanChunk]:
-    """Streams the whole rows that a snapshot holds itself: of a delta, those that it changed.
+    """Yields the whole rows in a snapshot's own files, without those of its base.
 
     Args:
-        snapshot: whose own rows.
-        table: its name.
-        partitions: those that are wanted; None: all.
+        snapshot: Snapshot to read. For a delta these are the rows that it changed.
+        table: Name of the table.
+        partitions: Requested partitions; None for all.
 
     Raises:
-        SparringError: as `scan_rows`.
+        SparringError: Under the same conditions as `scan_rows`.
     """
     snapshot.check_table(table)
     asked = ColumnBlock(0, snapshot.tables[table].dim)
@@ -99,11 +102,11 @@ def scan_own_rows(
 
 
 def count_rows(snapshot: Snapshot, table: str) -> int:
-    """The number of rows of a table. Of a delta, all keys of its chain are read.
+    """Returns the number of rows of a table. For a delta, this reads all keys of its chain.
 
     Raises:
-        UnknownTableError: no such table.
-        SnapshotDamagedError: of a delta: a file is damaged.
+        UnknownTableError: The snapshot has no such table.
+        SnapshotDamagedError: The snapshot is a delta, and a file of its chain is damaged.
     """
     snapshot.check_table(table)
     if snapshot.base is None:
@@ -115,7 +118,7 @@ def count_rows(snapshot: Snapshot, table: str) -> int:
 def _scan_columns(
     chain: Sequence[Snapshot], table: str, wanted: Partitions, asked: ColumnBlock
 ) -> Iterator[ScanChunk]:
-    """Rows of the columns asked for, from files of any blocks."""
+    """Yields the requested columns of rows, from files with any blocks of columns."""
     blocks = _split_columns(chain, table, asked)
     if len(blocks) == 1:
         return _merge(chain, table, wanted, asked)
@@ -123,7 +126,7 @@ def _scan_columns(
 
 
 def _split_columns(chain: Sequence[Snapshot], table: str, asked: ColumnBlock) -> list[ColumnBlock]:
-    """The columns asked for, cut wherever a block of some file begins or ends."""
+    """Splits the requested columns wherever a block of any file begins or ends."""
     ends = {
         end
         for snapshot in chain
@@ -138,7 +141,7 @@ def _split_columns(chain: Sequence[Snapshot], table: str, asked: ColumnBlock) ->
 def _join_blocks(
     chain: Sequence[Snapshot], table: str, wanted: Partitions, blocks: Sequence[ColumnBlock]
 ) -> Iterator[ScanChunk]:
-    """Rows of blocks that follow each other, each put together, by ascending keys in each window."""
+    """Joins rows of adjacent blocks of columns; keys ascend within each window."""
     snapshot, asked = chain[0], ColumnBlock(blocks[0].begin, blocks[-1].end)
     own = asked.table_of(snapshot.tables[table].config)
     total = _num_keys(chain, table, wanted, blocks[0])
@@ -176,8 +179,8 @@ def _check_same_keys(
         snapshot.url,
         f"table {table!r}",
         0,
-        f"{len(alone)} keys, {int(alone[0])} among them, have some columns only: columns "
-        f"{block.begin} to {block.end - 1} are of other keys than those before",
+        f"{len(alone)} keys, for example {int(alone[0])}, have only some of their columns: columns "
+        f"{block.begin} to {block.end - 1} are stored for other keys than the columns before them",
     )
 
 
@@ -191,7 +194,7 @@ def _num_keys(chain: Sequence[Snapshot], table: str, wanted: Partitions, block: 
 
 
 def _split_partitions(wanted: Partitions, num_keys: int, max_keys: int) -> Iterator[Partitions]:
-    """The wanted partitions in parts of about `most_keys` at most."""
+    """Splits the requested partitions into parts with at most about `most_keys` keys."""
     num_windows = 1
     while num_keys > num_windows * max_keys and num_windows < NUM_PARTITIONS:
         num_windows *= 2
@@ -206,7 +209,7 @@ def _split_partitions(wanted: Partitions, num_keys: int, max_keys: int) -> Itera
 def _merge(
     chain: Sequence[Snapshot], table: str, wanted: Partitions, block: ColumnBlock
 ) -> Iterator[ScanChunk]:
-    """Rows of columns that no file divides."""
+    """Yields rows of a block of columns that no file splits."""
     total = _num_keys(chain, table, wanted, block)
     for window in _split_partitions(wanted, total, _WINDOW_KEYS):
         yield from _merge_window(chain, table, window, block)
@@ -223,7 +226,7 @@ def _merge_window(
         found: list[Keys] = []
         parts = _read_parts(snapshot, table, "rows", window, block)
         for part in read_ahead(parts) if _is_large(snapshot, table) else parts:
-            # A copy: a view would keep the rows in memory too.
+            # Copied, because a view would keep the rows in memory too.
             found.append(part.keys.copy())
             kept = _exclude_keys(part, newer)
             del part
@@ -241,7 +244,7 @@ def _merge_window(
 def _read_parts(
     snapshot: Snapshot, table: str, kind: str, window: Partitions, block: ColumnBlock
 ) -> Generator[ScanChunk, None, None]:
-    """Rows or erased keys of these partitions and columns, from the files of a kind."""
+    """Yields the rows or erased keys of these partitions and columns, from the files of one kind."""
     config = snapshot.own_tables[table].config
     for entry in snapshot.files(table, kind):
         if _overlaps(entry, window) and _covers(entry, block):
@@ -277,7 +280,7 @@ def _select_window(chunk: ScanChunk, window: Partitions, entry: FileEntry) -> Sc
 
 
 def _exclude_keys(chunk: ScanChunk, newer: Keys) -> ScanChunk:
-    """The rows whose keys are not in `newer`, which is sorted."""
+    """Returns the rows whose keys are not in `newer`, which must be sorted."""
     if not len(newer):
         return chunk
     places = np.minimum(np.searchsorted(newer, chunk.keys), len(newer) - 1)
@@ -299,7 +302,7 @@ def _sort_unique(found: list[Keys], snapshot: Snapshot, table: str) -> Keys:
             snapshot.url,
             f"table {table!r}",
             0,
-            f"key {int(keys[repeated[0]])} is there more than once",
+            f"key {int(keys[repeated[0]])} occurs more than once",
         )
     return keys
 
@@ -314,7 +317,7 @@ def _partition_mask(partitions: Iterable[int] | None) -> Partitions:
         given.dtype.kind not in "iu" or given.min() < 0 or given.max() >= NUM_PARTITIONS
     ):
         raise InvalidArgumentError(
-            f"partitions must be whole numbers from 0 to {NUM_PARTITIONS - 1}, found {given}"
+            f"partitions must be integers from 0 to {NUM_PARTITIONS - 1}, found {given}"
         )
     wanted = np.zeros(NUM_PARTITIONS, np.bool_)
     wanted[given.astype(np.int64)] = True

@@ -1,19 +1,24 @@
-"""How the ranks of one attempt to save commit it, or learn why not, by small files in its staging folder.
+"""Commit of one attempt to save by all of its ranks, through small files in its staging folder.
 
-    all ranks      put their part there: the files that they wrote, with their hashes
-    rank 0         puts all parts into one manifest, which commits
-    the others     find their files in the manifest
+A successful attempt:
 
-    a rank fails       removes its data files, and leaves a mark with the cause
-    rank 0 sees it     fails for the same cause, and leaves a mark of its own
-    all others         see that of rank 0, fail for the same cause, and leave theirs
-    rank 0             removes the folder once all have left one, or the grace is over. Where no rank
-                       sees that a folder is gone, its mark stays for those that are late
+    all ranks      write a part file, which lists their data files with the hashes
+    rank 0         merges all parts into one manifest, which commits the snapshot
+    other ranks    check that the manifest contains their files
 
-So every rank ends soon after the first that fails, each knows why, and no rank waits for a part that
-never comes. A rank that has finished leaves a mark only where rank 0 has left one: until then a
-commit may be under way. Ranks do not tell each other by their collective, which steps use meanwhile:
-docs/decisions/ranks-that-agree.md.
+A failed attempt:
+
+    first failed rank   removes its data files, and writes a mark file with the cause
+    rank 0              reads the mark, fails with the same cause, and writes its own mark
+    other ranks         read the mark of rank 0, fail with the same cause, and write their own marks
+    rank 0              removes the folder when all ranks have written a mark, or after the grace period.
+                        If the file system cannot report that a folder was removed, the mark of rank 0
+                        remains for late ranks
+
+As a result, every rank fails soon after the first one and reports the same cause, and no rank waits for a
+part that is never written. A rank that has finished its part writes a mark only after rank 0 has written
+one, because until then a commit may be in progress. Ranks do not use their collective for this, because
+training steps use it at the same time; see docs/decisions/ranks-that-agree.md.
 """
 
 from __future__ import annotations
@@ -52,10 +57,10 @@ __all__ = [
 ]
 
 GRACE_SECONDS = 5.0
-"""How long rank 0 keeps the folder of an attempt that failed, for others to read why."""
+"""How long rank 0 keeps the folder of a failed attempt, so that other ranks can read the cause."""
 
 POLL_SECONDS = 1.0
-"""How often a rank that has other things to do looks."""
+"""Interval at which a rank that is still writing checks for failures of other ranks."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,199}\Z")
 _TOKEN = re.compile(r"[A-Za-z0-9_\-]{1,64}\Z")
@@ -68,15 +73,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Attempt:
-    """One rank's side of an attempt to save.
+    """One rank's view of an attempt to save.
 
     Args:
-        url: of the snapshot.
-        name: of the snapshot in its place.
-        place: where it is to be.
-        folder: the staging folder.
-        rank: this one.
-        world_size, token, step, base: the same on all ranks.
+        url: URL of the snapshot.
+        name: Name of the snapshot in `place`.
+        place: Folder that will contain the snapshot.
+        folder: Staging folder of the attempt.
+        rank: This rank.
+        world_size, token, step, base: As for `SnapshotWriter`; the same on all ranks.
     """
 
     url: str
@@ -89,9 +94,9 @@ class Attempt:
     step: int
     base: Base | None
     unread_mark: str | None = None
-    """On rank 0, which has failed: its mark, if others have not read it."""
+    """Mark file of rank 0, if rank 0 has failed and not all other ranks have read it."""
     abort_reason: BaseException | None = None
-    """Reason why this rank is to give it up, from another thread; None: it is not."""
+    """Exception to raise on this rank, set by another thread; None to continue."""
     _first: tuple[int, str] | None = None
     _next_poll: float = 0.0
     _watched: range = field(init=False)
@@ -100,12 +105,12 @@ class Attempt:
         self._watched = range(1) if self.rank else range(1, self.world_size)
 
     def check(self) -> None:
-        """Looks whether the attempt has failed elsewhere.
+        """Checks whether the attempt has failed on another rank or was aborted.
 
         Raises:
-            BaseException: `abort_reason`.
-            SnapshotError: it has, with the first cause.
-            SnapshotIOError: the file system failed.
+            BaseException: The value of `abort_reason`, if it is set.
+            SnapshotError: Another rank failed; the message contains the first cause.
+            SnapshotIOError: The file system failed.
         """
         if self.abort_reason is not None:
             raise self.abort_reason
@@ -120,7 +125,7 @@ class Attempt:
                 )
 
     def poll(self) -> None:
-        """As `check`, at most once a second, by a rank whose part is not finished."""
+        """Calls `check` at most once per second, on a rank whose part is not finished."""
         now = time.monotonic()
         if self._watched and now >= self._next_poll:
             self._next_poll = now + POLL_SECONDS
@@ -131,10 +136,10 @@ class Attempt:
     def report_failure(
         self, cause: BaseException, own_files: Iterable[str], *, was_finished: bool
     ) -> bool:
-        """Leaves a mark: this rank has failed. Its files go first, as the disk may be full.
+        """Writes the mark of this failed rank, after removing its data files in case the disk is full.
 
         Returns:
-            Whether the other ranks get the cause; otherwise they see that the folder is gone.
+            Whether the other ranks can read the cause. Otherwise they detect that the folder was removed.
         """
         if self.world_size == 1:
             return False
@@ -151,12 +156,12 @@ class Attempt:
                 if not self.rank:
                     self._await_marks()
         except SnapshotIOError as error:
-            _log.warning("%s; other ranks may not be told of the cause", error)
+            _log.warning("%s; other ranks may not report the cause of the failure", error)
             return False
         return True
 
     def _await_marks(self) -> None:
-        """On rank 0, which has failed: returns when all others have read of it, or soon."""
+        """Waits, on failed rank 0, for the marks of all other ranks or the end of the grace period."""
         waiting = set(self._watched)
         for is_late in _polls(GRACE_SECONDS):
             waiting = {rank for rank in waiting if self._read_mark(rank) is None}
@@ -165,13 +170,13 @@ class Attempt:
         self.unread_mark = _mark_name(self.rank) if waiting else None
 
     def await_manifest(self, deadline_seconds: float) -> Manifest:
-        """On rank 0: one manifest of the parts of all ranks, once they are there.
+        """Waits on rank 0 for the parts of all ranks, and returns their merged manifest.
 
         Raises:
-            DeadlineError: one did not come in time.
-            SnapshotError: a rank has failed, a part is of another attempt, or ranks describe a table
+            DeadlineError: A part was not written before the deadline.
+            SnapshotError: A rank failed, a part belongs to another attempt, or ranks describe a table
                 differently.
-            SnapshotIOError: the file system failed.
+            SnapshotIOError: The file system failed.
         """
         parts: dict[int, Part] = {}
         for is_late in _polls(deadline_seconds, longest=0.1):
@@ -185,17 +190,17 @@ class Attempt:
                 break
             if self.folder.is_gone():
                 raise SnapshotError(
-                    f"snapshot {self.url}: another rank failed and removed what was staged, before "
-                    f"the parts of ranks {missing} had come; nothing was committed. Their errors "
-                    "tell why",
+                    f"snapshot {self.url}: another rank failed and removed the staging folder before "
+                    f"ranks {missing} wrote their parts; nothing was committed. See the errors of "
+                    "these ranks for the cause",
                     url=self.url,
                     ranks=tuple(missing),
                 )
             if is_late:
                 raise DeadlineError(
-                    f"snapshot {self.url}: the parts of ranks {missing} did not come within "
-                    f"{deadline_seconds} s; nothing was committed. See why they failed, or allow "
-                    "more time",
+                    f"snapshot {self.url}: ranks {missing} did not write their parts within "
+                    f"{deadline_seconds} s; nothing was committed. Check these ranks, or increase "
+                    "deadline_seconds",
                     ranks=tuple(missing),
                 )
         return self._merge([parts[rank] for rank in sorted(parts)])
@@ -208,7 +213,8 @@ class Attempt:
                 part = None if text is None else decode_text(text, Part)[0]
             except ValueError as error:
                 raise SnapshotError(
-                    f"snapshot {self.url}: {name} cannot be read: {error}; nothing was committed",
+                    f"snapshot {self.url}: reading the part {name} failed: {error}; nothing was "
+                    "committed. Save again",
                     file=name,
                 ) from error
         if part is None:
@@ -217,8 +223,8 @@ class Attempt:
         asked = (self.token, rank, self.step, self.world_size, self.base)
         if found != asked:
             raise SnapshotError(
-                f"snapshot {self.url}: {name} is of (token, rank, step, world_size, base) {found}, "
-                f"expected {asked}; ranks of one attempt must give the same"
+                f"snapshot {self.url}: {name} has (token, rank, step, world_size, base) {found}, "
+                f"expected {asked}; pass the same values on all ranks of an attempt"
             )
         return part
 
@@ -229,14 +235,14 @@ class Attempt:
             having_rows = {file.table for file in part.files if file.kind == "rows"}
             for table in part.tables:
                 if table.name in scored and table.name not in having_rows:
-                    # A rank that keeps no row of it has opened no storage, which would have told.
+                    # A rank without rows of the table has no storage that would report its scores.
                     table = table.model_copy(update={"has_scores": True})  # noqa: PLW2901
                 known = tables.setdefault(table.name, table)
                 if known != table:
                     raise SnapshotError(
                         f"snapshot {self.url}: rank {part.rank} describes table {table.name!r} as "
                         f"{table.description}, another rank as {known.description}; nothing was "
-                        "committed"
+                        "committed. Declare the table identically on all ranks"
                     )
         return Manifest(
             step=self.step,
@@ -247,17 +253,17 @@ class Attempt:
         )
 
     def await_commit(self, entries: Iterable[FileEntry], deadline_seconds: float) -> None:
-        """On another rank, which has done its part: returns when rank 0 has committed it.
+        """Waits on a rank other than 0, whose part is finished, until rank 0 has committed the snapshot.
 
         Raises:
-            SnapshotError: rank 0 has given the attempt up.
-            DeadlineError: it has done neither in time.
-            SnapshotIOError: the file system failed.
+            SnapshotError: Rank 0 has abandoned the attempt.
+            DeadlineError: Rank 0 has neither committed nor abandoned it before the deadline.
+            SnapshotIOError: The file system failed.
         """
         mine = {(each.name, each.hash) for each in entries}
         for is_late in _polls(deadline_seconds):
             self.check()
-            # In this order: a folder that is gone was renamed before.
+            # In this order, because a commit renames the folder: if it is gone, the rename has happened.
             with writing(self.url, "the staging folder"):
                 is_gone = self.folder.is_gone()
                 is_committed = self.place.is_committed(self.name)
@@ -269,21 +275,21 @@ class Attempt:
                 raise self._abandoned_error()
             if is_late:
                 raise DeadlineError(
-                    f"snapshot {self.url}: rank 0 has not committed it within "
-                    f"{deadline_seconds} s after this rank had done its part; see what holds it "
-                    "up, or allow more time",
+                    f"snapshot {self.url}: rank 0 did not commit it within {deadline_seconds} s after "
+                    "this rank finished its part; check rank 0, or increase deadline_seconds",
                     ranks=(0,),
                 )
 
     def _abandoned_error(self) -> SnapshotError:
         return SnapshotError(
-            f"snapshot {self.url}: rank 0 has given this attempt up; its own error tells why",
+            f"snapshot {self.url}: rank 0 has abandoned this attempt; see the error of rank 0 for the "
+            "cause",
             url=self.url,
             ranks=(0,),
         )
 
     def _read_mark(self, rank: int) -> tuple[int, str] | None:
-        """The rank that failed first, and why, as `rank` has it."""
+        """Returns the rank that failed first and its cause, from the mark of `rank`."""
         with writing(self.url, _mark_name(rank)):
             try:
                 text = self.folder.read(_mark_name(rank), _MARK_BYTES)
@@ -292,11 +298,11 @@ class Attempt:
                 mark = json.loads(text)
                 return int(mark["rank"]), str(mark["cause"])
             except (ValueError, KeyError, TypeError) as error:
-                return rank, f"its own error tells why ({error})"
+                return rank, f"see the error of that rank, because its mark is unreadable ({error})"
 
 
 def _polls(seconds: float, longest: float = 0.25) -> Iterator[bool]:
-    """Yields ever more rarely, without end: whether `seconds` have passed."""
+    """Yields whether `seconds` have passed, endlessly and at growing intervals of up to `longest`."""
     end, pause = time.monotonic() + seconds, _MIN_POLL_SECONDS
     while True:
         yield time.monotonic() > end
@@ -305,7 +311,7 @@ def _polls(seconds: float, longest: float = 0.25) -> Iterator[bool]:
 
 
 def part_name(rank: int) -> str:
-    """The file of a rank's part in the staging folder."""
+    """Returns the name of a rank's part file in the staging folder."""
     return f"part-{rank:05d}.json"
 
 
@@ -314,75 +320,75 @@ def _mark_name(rank: int) -> str:
 
 
 def check_name(url: str, name: str) -> None:
-    """Refuses a name that a snapshot cannot have.
+    """Checks the name of a snapshot.
 
     Raises:
-        InvalidArgumentError: saying how to name it.
+        InvalidArgumentError: The name has other characters than those that are allowed.
     """
     if not _NAME.match(name):
         raise InvalidArgumentError(
-            f"snapshot {url}: its name {name!r} must start with a letter or underscore "
-            "and hold only letters, digits, '_', '.', '-'; name it like step-000000123"
+            f"snapshot {url}: its name {name!r} must start with a letter or underscore and contain "
+            "only letters, digits, '_', '.', '-'; choose a name such as step-000000123"
         )
 
 
 def check_state_name(name: object) -> None:
-    """Refuses a name that state cannot have.
+    """Checks the name of state.
 
     Raises:
-        InvalidArgumentError: saying what a name may hold.
+        InvalidArgumentError: The name has other characters than those that are allowed.
     """
     if not isinstance(name, str) or not _NAME.match(name):
         raise InvalidArgumentError(
-            f"state {name!r}: its name must start with a letter or underscore and hold only "
-            "letters, digits, '_', '.', '-', at most 200 of them"
+            f"state {name!r}: its name must start with a letter or underscore and contain only "
+            "letters, digits, '_', '.', '-', at most 200 characters"
         )
 
 
 def check_step_and_rank(step: int, rank: int, world_size: int) -> None:
-    """Refuses a step or a rank that cannot be.
+    """Checks a step, a rank and a world size.
 
     Raises:
-        InvalidArgumentError: naming which, and what was found.
+        InvalidArgumentError: One of them is not an integer or is out of range.
     """
     if not is_whole(step) or not 0 <= step < 2**62:
-        raise InvalidArgumentError(f"step must be a whole number from 0, found {step!r}")
+        raise InvalidArgumentError(f"step must be an integer of at least 0, found {step!r}")
     if not is_whole(world_size) or world_size < 1:
         raise InvalidArgumentError(
-            f"world_size must be a whole number from 1, found {world_size!r}"
+            f"world_size must be an integer of at least 1, found {world_size!r}"
         )
     if not is_whole(rank) or not 0 <= rank < world_size:
         raise InvalidArgumentError(f"rank must be from 0 to {world_size - 1}, found {rank!r}")
 
 
 def resolve_token(token: str | None, world_size: int) -> str:
-    """The token; one is drawn where a single rank gives none.
+    """Checks a token and returns it. Generates one if a single rank passes None.
 
     Raises:
-        InvalidArgumentError: it is no token, or missing on several ranks.
+        InvalidArgumentError: The token is malformed, or None with several ranks.
     """
     if token is None and world_size == 1:
         return secrets.token_hex(8)
     if not isinstance(token, str) or not _TOKEN.match(token):
         raise InvalidArgumentError(
             f"token must be 1 to 64 letters, digits, '_' or '-', the same on all {world_size} ranks "
-            f"of an attempt, found {token!r}; let rank 0 draw one and send it to the others"
+            f"of an attempt, found {token!r}; generate one on rank 0 and send it to the others"
         )
     return token
 
 
 def read_base_entry(root: str, base: str | None) -> Base | None:
-    """Returns the manifest entry of the base of a delta in `root`.
+    """Returns the manifest entry for the base of a delta in the folder `root`.
 
     Raises:
-        InvalidArgumentError: the base is in another folder.
+        InvalidArgumentError: The base is in another folder.
     """
     if base is None:
         return None
     place, name = locate(base)
     if place.url != root:
         raise InvalidArgumentError(
-            f"base {base} must be in the folder of its delta, {root}; copy it there, or save a full "
-            "snapshot"
+            f"base {base} must be in the folder of its delta, {root}; copy it to that folder, or save "
+            "a full snapshot"
         )
     return Base(name=name, hash=open_snapshot(base).manifest_hash)

@@ -1,15 +1,15 @@
 """Erasure of keys from all snapshots in a folder.
 
-A committed snapshot never changes, so each that has one of the keys, and each delta over such a one, is
-written again under another name. Only when all of these are committed are the old ones removed, the
-newest first:
+A committed snapshot never changes. Each snapshot that contains one of the keys, and each delta over such
+a snapshot, is therefore rewritten under a new name. The old snapshots are removed, newest first, after
+all new ones are committed:
 
     step-10 ← step-20 ← step-30                   before
-    step-10 ← step-20 ← step-30    step-10.e1 ←   interrupted here, both can be loaded; run again
+    step-10 ← step-20 ← step-30    step-10.e1 ←   if interrupted here, both can be loaded; run again
     step-10.e1 ← step-20.e1 ← step-30.e1          after
 
-A new snapshot says of which one it is, by the hash of its manifest: those of an interrupted attempt are
-found again, and are not written twice.
+A new snapshot records which one it replaces, by the hash of the old manifest. A second run therefore
+recognizes the snapshots of an interrupted run and does not write them again.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ from sparring.snapshot.writer import SnapshotWriter
 __all__ = ["ERASURE", "ErasedSnapshots", "RemoveKeysFromState", "erase_from_snapshots"]
 
 ERASURE = "erasure"
-"""Name of the state of a snapshot that was written in place of another."""
+"""Name of the state that marks a snapshot as the replacement of another one."""
 
 RemoveKeysFromState = Callable[[str, SnapshotState], "SnapshotState | None"]
-"""Name of state, and state → the same without the keys; None: it has none of them."""
+"""Maps the name of state and the state to the same state without the keys, or to None if it contains none
+of them."""
 
 _ENDING = re.compile(r"\.e([0-9]{1,9})\Z")
 
@@ -48,32 +49,32 @@ class ErasedSnapshots:
     """Result of an erasure."""
 
     replaced: dict[str, str] = field(default_factory=dict)
-    """URLs of snapshots that were removed → those that were written in their place."""
+    """URLs of removed snapshots → URLs of their replacements."""
     num_rows: int = 0
-    """Rows that were left out, over all of these."""
+    """Number of rows that were erased, over all replaced snapshots."""
     keys: set[int] = field(default_factory=set)
-    """Keys that had rows in one of these."""
+    """Keys that had a row in a replaced snapshot."""
     clean: list[str] = field(default_factory=list)
-    """URLs of those that had none of the keys, and stay."""
+    """URLs of snapshots that contained none of the keys and were kept."""
     num_dead_attempts: int = 0
-    """Staging folders that were removed."""
+    """Number of staging folders that were removed."""
 
 
 def erase_from_snapshots(
     root_url: str | os.PathLike[str], table: str, keys: Keys, state_without: RemoveKeysFromState
 ) -> ErasedSnapshots:
-    """Leaves keys of a table out of all snapshots in a folder, in which nothing may be saved meanwhile.
+    """Erases keys of a table from all snapshots in a folder. Nothing may be saved there at the same time.
 
     Args:
-        root_url: the folder.
-        table: its name.
-        keys: unique int64.
-        state_without: takes the keys out of state that has them.
+        root_url: Folder of the snapshots.
+        table: Name of the table.
+        keys: ``(n,)`` unique int64.
+        state_without: Removes the keys from state that contains them.
 
     Raises:
-        SnapshotError: a snapshot cannot be read, so what it holds cannot be known; none has the table;
-            or another attempt has written next to this one. All snapshots are as they were.
-        SnapshotIOError: the file system failed. What there was can be loaded; call it again.
+        SnapshotError: A snapshot cannot be read and may contain the keys, no snapshot has the table, or
+            something else was saved at the same time. All old snapshots are unchanged.
+        SnapshotIOError: The file system failed. All steps can still be loaded; call it again.
     """
     wanted = np.sort(check_keys(keys, table, unique=True))
     place, result = open_root(root_url), ErasedSnapshots()
@@ -81,8 +82,8 @@ def erase_from_snapshots(
     if unreadable:
         url, why = next(iter(unreadable.items()))
         raise SnapshotError(
-            f"{len(unreadable)} snapshots in {place.url} cannot be read, so keys cannot be taken out "
-            f"of them: {url} ({why}); remove them, and run it again",
+            f"{len(unreadable)} snapshots in {place.url} cannot be read, so keys cannot be erased from "
+            f"them: {url} ({why}); remove these snapshots, and erase again",
             url=url,
         )
     found = [open_snapshot(url) for url in list_snapshots(root_url)]
@@ -90,7 +91,8 @@ def erase_from_snapshots(
         tables = sorted({name for each in found for name in each.tables})
         if table not in tables:
             raise SnapshotError(
-                f"no snapshot in {place.url} has a table {table!r}; they have {', '.join(tables)}",
+                f"no snapshot in {place.url} has a table {table!r}; choose one of their tables: "
+                f"{', '.join(tables)}",
                 url=place.url,
             )
         with writing(place.url, "staging folders"):
@@ -101,7 +103,7 @@ def erase_from_snapshots(
         for each in found
         if ERASURE in each.state_names(0) and not _contains_any(each, table, wanted, state_without)
     }
-    # A base before what is over it.
+    # Bases before their deltas.
     for old in sorted(found, key=lambda each: len(each.chain)):
         base = None if old.base is None else new.get(old.base.name, old.base)
         known = successors.get(old.manifest_hash)
@@ -123,7 +125,7 @@ def erase_from_snapshots(
 def _contains_any(
     snapshot: Snapshot, table: str, keys: Keys, state_without: RemoveKeysFromState
 ) -> bool:
-    """Whether a file of its own has one of the keys."""
+    """Whether one of the snapshot's own files contains one of the keys."""
     partitions = np.zeros(NUM_PARTITIONS, np.bool_)
     partitions[partition(keys)] = True
     for entry in snapshot.files(table):

@@ -1,4 +1,4 @@
-"""A committed snapshot, found by its URL, with its chain of bases: manifests, segments, state."""
+"""Reads committed snapshots: their manifests, chains of bases, segments and state."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ __all__ = ["Snapshot", "locate", "open_root", "open_snapshot"]
 
 
 def open_root(root_url: str | os.PathLike[str]) -> SnapshotRoot:
-    """Opens the folder that holds snapshots.
+    """Opens a folder of snapshots.
 
     Raises:
-        InvalidArgumentError: no file system goes by that URL, it names no folder, or
-            it holds a password.
-        SnapshotIOError: its file system cannot be reached.
+        InvalidArgumentError: The URL's scheme is unknown, it does not name a folder, or it contains a
+            password.
+        SnapshotIOError: The file system cannot be reached.
     """
     from sparring.snapshot.place.local import LocalRoot
 
@@ -66,10 +66,10 @@ def open_root(root_url: str | os.PathLike[str]) -> SnapshotRoot:
 
 
 def locate(url: str | os.PathLike[str]) -> tuple[SnapshotRoot, str]:
-    """The place that holds a snapshot, and its name there.
+    """Splits the URL of a snapshot into the folder of snapshots, opened, and its name in this folder.
 
     Raises:
-        InvalidArgumentError: the URL names no folder within another.
+        InvalidArgumentError: The URL does not name a folder inside another one.
     """
     given = os.fspath(url)
     _reject_password(given)
@@ -83,28 +83,30 @@ def locate(url: str | os.PathLike[str]) -> tuple[SnapshotRoot, str]:
         parent, _, name = text.rpartition("/")
     if not name or parent.endswith(":/"):
         raise InvalidArgumentError(
-            f"snapshot {url}: names no folder within another; give one like runs/step-000000123"
+            f"snapshot {url} does not name a folder inside another one; pass a path such as "
+            "runs/step-000000123"
         )
     return open_root(parent), name
 
 
 def _check_names_a_folder(text: str) -> None:
-    """Refuses an empty path, which would mean the current folder."""
+    """Rejects an empty path, which would mean the current folder."""
     scheme, is_url, path = text.partition("://")
     if not scheme or (is_url and not path):
         raise InvalidArgumentError(
-            f"{text!r} names no folder; give a path as runs/a, or a URL as s3://bucket/runs/a",
+            f"{text!r} does not name a folder; pass a path such as runs/a, or a URL such as "
+            "s3://bucket/runs/a",
             url=text,
         )
 
 
 def _reject_password(url: str) -> None:
-    """Refuses a URL with a password: messages, metrics and other ranks show it."""
+    """Rejects a URL with a password, because messages, metrics and other ranks show URLs."""
     if has_password(url):
         raise InvalidArgumentError(
-            "the URL of a snapshot must hold no password, because it is printed; give it by the "
-            "variables or files of the file system, as AWS_SECRET_ACCESS_KEY or fsspec's "
-            "configuration"
+            "the URL of a snapshot must not contain a password, because it is printed; pass the "
+            "password in the environment or the configuration of the file system, for example in "
+            "AWS_SECRET_ACCESS_KEY or in fsspec's configuration"
         )
 
 
@@ -113,19 +115,19 @@ _MANIFEST = re.compile(r"manifest(\.\d{1,9})?\.json\Z")
 
 
 def open_snapshot(url: str | os.PathLike[str]) -> Snapshot:
-    """Opens a committed snapshot, and the chain that it is a delta over.
+    """Opens a committed snapshot and, if it is a delta, its chain of bases.
 
-    Reads and checks manifests, and that data files are there; it reads none of them.
+    Reads and checks the manifests and checks that the data files exist. It does not read data files.
 
     Args:
-        url: of the snapshot's folder; or of its manifest, where several snapshots were put into one
-            folder, as a SavedModel's assets are: ``assets/manifest.2.json``.
+        url: URL of the snapshot's folder. If one folder contains several snapshots, for example the
+            assets of a SavedModel, the URL of its manifest: ``assets/manifest.2.json``.
 
     Raises:
-        InvalidArgumentError: the URL names no folder within another.
-        SnapshotError: there is none, or it is a delta whose base is missing or another one.
-        SnapshotDamagedError: a manifest is damaged, or a file is missing.
-        SnapshotIOError: the file system failed.
+        InvalidArgumentError: The URL does not name a folder inside another one.
+        SnapshotError: There is no such snapshot, or the base of a delta is missing or was replaced.
+        SnapshotDamagedError: A manifest is damaged, or a file is missing.
+        SnapshotIOError: The file system failed.
     """
     text = os.fspath(url)
     folder, _, last = text.rpartition("/")
@@ -137,10 +139,10 @@ def open_snapshot(url: str | os.PathLike[str]) -> Snapshot:
 
 
 class Snapshot:
-    """A committed snapshot. It never changes, so it may be read by many at once.
+    """A committed snapshot. It never changes, so any number of threads and processes may read it.
 
-    Made by `open_snapshot`. `scan_rows` reads its rows, `count_rows` counts them, `verify_snapshot`
-    checks all its files.
+    `open_snapshot` creates it. `scan_rows` reads its rows, `count_rows` counts them, and
+    `verify_snapshot` checks all its files.
     """
 
     def __init__(
@@ -152,26 +154,26 @@ class Snapshot:
         base: Snapshot | None,
     ) -> None:
         self.place = place
-        """The folder that holds it."""
+        """Folder that contains the snapshot."""
         self.name = name
         self.url = place.url_of(name)
         self.step: int = manifest.step
-        """The number of the step whose state this is."""
+        """Step whose state the snapshot contains."""
         self.world_size: int = manifest.world_size
-        """The number of ranks that wrote it; any number may read it."""
+        """Number of ranks that wrote it. Any number of ranks may read it."""
         self.base = base
-        """The snapshot that this is a delta over; None: it is full."""
+        """Base of a delta; None for a full snapshot."""
         self.manifest_hash = manifest_hash
-        """Hash by which a delta names its base."""
+        """Hash by which a delta identifies its base."""
         self.own_tables: Mapping[str, TableDescription] = {
             table.name: table.description for table in manifest.tables
         }
-        """The tables of which this snapshot itself has files."""
+        """Tables of this snapshot's own files, by name."""
         self.tables: Mapping[str, TableDescription] = {
             **({} if base is None else base.tables),
             **self.own_tables,
         }
-        """Name → table, over the whole chain."""
+        """Tables of the whole chain, by name."""
         self._files = {entry.name: entry for entry in manifest.files}
 
     def __repr__(self) -> str:
@@ -179,14 +181,14 @@ class Snapshot:
 
     @property
     def chain(self) -> tuple[Snapshot, ...]:
-        """This snapshot, its base, the base's base, …; the last one is full."""
+        """This snapshot, its base, the base of its base, and so on. The last one is full."""
         found = [self]
         while found[-1].base is not None:
             found.append(found[-1].base)
         return tuple(found)
 
     def files(self, table: str | None = None, kind: str | None = None) -> list[FileEntry]:
-        """Manifest entries of this snapshot's own files, of one table or kind, or all."""
+        """Returns the manifest entries of this snapshot's own files, optionally of one table or kind."""
         return [
             entry
             for entry in self._files.values()
@@ -196,16 +198,16 @@ class Snapshot:
     def segments(
         self, entry: FileEntry, wanted: npt.NDArray[np.bool_] | None = None
     ) -> Iterator[ScanChunk]:
-        """The rows or erased keys of one of this snapshot's own files, verified.
+        """Yields the verified rows or erased keys of one of this snapshot's own files.
 
         Args:
-            entry: of the file.
-            wanted: ``(4096,)``: segments that hold none of these partitions may be left out;
-                None: all of them.
+            entry: Manifest entry of the file.
+            wanted: ``(4096,)``, True for each requested partition. Segments without requested
+                partitions may be skipped. None reads all segments.
 
         Raises:
-            SnapshotDamagedError: the file is damaged.
-            SnapshotIOError: the file system failed.
+            SnapshotDamagedError: The file is damaged.
+            SnapshotIOError: The file system failed.
         """
         with reading(self.url, entry.name):
             folder = self.place.open(self.name)
@@ -217,8 +219,8 @@ class Snapshot:
         """Compares the bytes of one of this snapshot's own files with the hashes in the manifest.
 
         Raises:
-            SnapshotDamagedError: they differ; the error contains the offset of the first wrong block.
-            SnapshotIOError: the file system failed.
+            SnapshotDamagedError: They differ; the error contains the offset of the first wrong block.
+            SnapshotIOError: The file system failed.
         """
         with (
             reading(self.url, entry.name),
@@ -230,7 +232,8 @@ class Snapshot:
                     self.url,
                     entry.name,
                     min(file.size_bytes, entry.size_bytes),
-                    f"it has {file.size_bytes:,} bytes, manifest.json says {entry.size_bytes:,}",
+                    f"it has {file.size_bytes:,} bytes, expected {entry.size_bytes:,} according to "
+                    "manifest.json",
                 )
             hashes = hash_blocks(file.read_into, file.size_bytes)
         for block in range(len(entry.blocks) // BLOCK_DIGITS):
@@ -240,48 +243,49 @@ class Snapshot:
                     self.url,
                     entry.name,
                     block * BLOCK_BYTES,
-                    f"the block there hashes to {hashes.blocks[part]}, manifest.json says "
-                    f"{entry.blocks[part]}",
+                    f"the block has the hash {hashes.blocks[part]}, expected {entry.blocks[part]} "
+                    "according to manifest.json",
                 )
         if hashes.whole != entry.hash:
             raise damaged_error(
                 self.url,
                 entry.name,
                 0,
-                f"the file hashes to {hashes.whole}, manifest.json says {entry.hash}",
+                f"the file has the hash {hashes.whole}, expected {entry.hash} according to "
+                "manifest.json",
             )
 
     def unlisted_files(self) -> list[str]:
-        """The names of files in this snapshot's folder that its manifest does not list; sorted.
+        """Returns the sorted names of files in this snapshot's folder that its manifest does not list.
 
         Raises:
-            SnapshotIOError: the file system failed.
+            SnapshotIOError: The file system failed.
         """
         with reading(self.url, "the folder"), self.place.open(self.name) as folder:
             found = set(folder.names())
         return sorted(found - self._files.keys() - {MANIFEST_NAME})
 
     def state_names(self, rank: int | None = None) -> list[str]:
-        """The names of state that a rank wrote, or any rank; sorted."""
+        """Returns the sorted names of the state that a rank wrote; with None, that any rank wrote."""
         return sorted(
             {entry.state for entry in self.files(kind="state") if rank in {None, entry.rank}}
         )
 
     def state(self, name: str, rank: int = 0) -> SnapshotState:
-        """The state that a rank wrote under a name; a delta holds all its state itself.
+        """Reads the state that a rank wrote under a name. A delta contains all of its state itself.
 
         Raises:
-            SnapshotError: the rank wrote no such state.
-            SnapshotDamagedError: the file is damaged.
-            SnapshotIOError: the file system failed.
+            SnapshotError: The rank wrote no such state.
+            SnapshotDamagedError: The file is damaged.
+            SnapshotIOError: The file system failed.
         """
         for entry in self.files(kind="state"):
             if (entry.state, entry.rank) == (name, rank):
                 return self._read_state(entry)
         raise SnapshotError(
-            f"snapshot {self.url} has no state {name!r} of rank {rank}; rank {rank} wrote "
-            f"{', '.join(self.state_names(rank)) or 'none'}, all ranks "
-            f"{', '.join(self.state_names()) or 'none'}",
+            f"snapshot {self.url} has no state {name!r} of rank {rank}; request one of the states of "
+            f"this rank ({', '.join(self.state_names(rank)) or 'none'}) or of another rank "
+            f"({', '.join(self.state_names()) or 'none'})",
             url=self.url,
         )
 
@@ -308,14 +312,14 @@ class Snapshot:
         """Raises `UnknownTableError` if the chain has no such table."""
         if table not in self.tables:
             raise UnknownTableError(
-                f"snapshot {self.url} has no table {table!r}; it has "
+                f"snapshot {self.url} has no table {table!r}; choose one of its tables: "
                 f"{', '.join(sorted(self.tables)) or 'none'}",
                 table=table,
             )
 
 
 def _open_chain(place: SnapshotRoot, name: str, manifest_name: str = MANIFEST_NAME) -> Snapshot:
-    """Opens the newest of a chain, and all below it, without recursion."""
+    """Opens a snapshot and all snapshots of its chain, without recursion."""
     opened: list[tuple[str, Manifest, str]] = []
     expected: Base | None = None
     while True:
@@ -329,7 +333,7 @@ def _open_chain(place: SnapshotRoot, name: str, manifest_name: str = MANIFEST_NA
         if len(opened) > MAX_CHAIN or any(expected.name == each[0] for each in opened):
             raise SnapshotError(
                 f"snapshot {place.url_of(opened[0][0])}: its chain of bases does not end within "
-                f"{MAX_CHAIN} snapshots; load another",
+                f"{MAX_CHAIN} snapshots; load another snapshot",
                 url=place.url_of(opened[0][0]),
             )
         name = expected.name
@@ -352,8 +356,8 @@ def _check_same_tables(snapshot: Snapshot, base: Snapshot) -> None:
             table.has_scores,
         ):
             raise SnapshotError(
-                f"snapshot {snapshot.url}: table {name!r} is {table}, in its base {base.url} it is "
-                f"{other}; a delta must be over a base of the same tables"
+                f"snapshot {snapshot.url}: table {name!r} is {table}, but in its base {base.url} it is "
+                f"{other}; the tables of a delta and its base must be equal. Load another snapshot"
             )
 
 
@@ -367,8 +371,8 @@ def _read_manifest(
             folder = place.open(name)
     except SnapshotDamagedError as error:
         raise SnapshotError(
-            f"there is no snapshot {url}{of_delta} ({error.__cause__}); see `sparring snapshots "
-            f"{place.url}` for those that there are",
+            f"there is no snapshot {url}{of_delta} ({error.__cause__}); list the existing ones with "
+            f"`sparring snapshots {place.url}`",
             url=url,
         ) from error
     with folder, reading(url, file_name):
@@ -376,8 +380,8 @@ def _read_manifest(
             file = folder.open(file_name)
         except FileNotFoundError as error:
             raise SnapshotError(
-                f"{url}{of_delta} is no committed snapshot: it has no {file_name}; see `sparring "
-                f"snapshots {url}` for those that it holds",
+                f"{url}{of_delta} is not a committed snapshot, because it has no {file_name}; if it is "
+                f"a folder of snapshots, list them with `sparring snapshots {url}`",
                 url=url,
             ) from error
         with file:
@@ -389,11 +393,11 @@ def _read_manifest(
     try:
         manifest, found = decode_text(bytes(text), Manifest)
     except NewerFormatError as error:
-        raise SnapshotError(f"snapshot {url}{of_delta} cannot be read: {error}", url=url) from error
+        raise SnapshotError(f"reading snapshot {url}{of_delta} failed: {error}", url=url) from error
     except OtherFormatError as error:
         raise SnapshotError(
-            f"{url}{of_delta} is no snapshot of a training: {error}; name the folder that a training "
-            "saved to. `sparring inspect-served` shows serving snapshots",
+            f"{url}{of_delta} is not a training snapshot: {error}; pass a folder that a training run "
+            "saved to. To inspect a serving snapshot, run `sparring inspect-served`",
             url=url,
         ) from error
     except ValueError as error:
@@ -403,8 +407,9 @@ def _read_manifest(
             raise damaged_error(url, entry.name, 0, f"it is missing, but {file_name} lists it")
     if expected is not None and found != expected.hash:
         raise SnapshotError(
-            f"snapshot {url}: {file_name} has the hash {found}, its delta {place.url_of(delta)} "
-            f"was made over {expected.hash}; the base is another snapshot than that",
+            f"snapshot {url}: {file_name} has the hash {found}, but its delta {place.url_of(delta)} "
+            f"was saved over a base with the hash {expected.hash}, so the base was replaced; load "
+            "another snapshot",
             url=url,
             file=file_name,
             offset=0,

@@ -1,4 +1,4 @@
-"""Lists of snapshots in a folder, removal of old ones, and one full snapshot made of a chain."""
+"""Lists the snapshots in a folder, removes old ones, and compacts a chain into one full snapshot."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ _STALE_SECONDS = 86_400.0
 
 
 def list_snapshots(root_url: str | os.PathLike[str]) -> list[str]:
-    """The URLs of the committed snapshots in a folder, by step, then by name.
+    """Returns the URLs of the committed snapshots in a folder, sorted by step and then by name.
 
-    A snapshot whose manifest cannot be read is left out; `open_snapshot` says why.
+    Omits snapshots whose manifests cannot be read; `list_unreadable_snapshots` lists them with the reason.
 
     Returns:
-        An empty list where there is no such folder.
+        The URLs. An empty list if the folder does not exist.
 
     Raises:
-        InvalidArgumentError: it is no folder.
-        SnapshotIOError: the file system failed.
+        InvalidArgumentError: `root_url` is not a folder.
+        SnapshotIOError: The file system failed.
     """
     return [snapshot.url for snapshot in _list_readable(open_root(root_url))]
 
 
 def list_unreadable_snapshots(root_url: str | os.PathLike[str]) -> dict[str, SnapshotError]:
-    """Snapshots that `list_snapshots` leaves out: URL → why it cannot be read.
+    """Returns the snapshots that `list_snapshots` omits: URL → the error of reading the manifest.
 
     Raises:
-        SnapshotIOError: the file system failed.
+        SnapshotIOError: The file system failed.
     """
     found: dict[str, SnapshotError] = {}
     _list_readable(open_root(root_url), found)
@@ -53,12 +53,12 @@ def list_unreadable_snapshots(root_url: str | os.PathLike[str]) -> dict[str, Sna
 
 
 def latest_snapshot(root_url: str | os.PathLike[str]) -> Snapshot | None:
-    """The readable snapshot of the highest step in a folder, or None.
+    """Returns the readable snapshot with the highest step in a folder, or None.
 
-    Manifests are checked, data files are not.
+    Checks manifests, but not data files.
 
     Raises:
-        SnapshotIOError: the file system failed.
+        SnapshotIOError: The file system failed.
     """
     found = _list_readable(open_root(root_url))
     return found[-1] if found else None
@@ -75,38 +75,38 @@ def retain(
 ) -> list[str]:
     """Removes all but the newest snapshots, and the staging folders of dead attempts.
 
-    Kept are the `keep` newest readable ones, and every base that one of these is over. If all these
-    are over one full snapshot, the newest that is over another one is kept too, so that no single
-    file can take all of them away. One that cannot be read is neither counted nor removed: a person
-    should look at it.
+    Keeps the `keep` newest readable snapshots and their bases. If all of them depend on one full
+    snapshot, also keeps the newest snapshot that depends on another one, so that one damaged file cannot
+    make all of them unreadable. Snapshots that cannot be read are not counted and not removed, so that
+    they can be inspected.
 
     Args:
-        root_url: the folder that holds them.
-        keep: how many; at least 2.
-        newest: URLs that count as newer than all others, whatever their steps, the last one as the
-            newest: those of a run that others share its folder with.
-        damaged: URLs of readable ones of which a file was found damaged. They, and what is over them,
-            are neither counted nor removed, nor are their bases.
-        pinned: URLs of those that are not removed, however old they are, nor are their bases.
-        stale_seconds: an attempt that wrote nothing for so long is dead.
+        root_url: Folder of the snapshots.
+        keep: Number of snapshots to keep, at least 2.
+        newest: URLs of snapshots that count as newer than all others, independent of their steps; the
+            last one is the newest. A run passes its own snapshots if other runs share the folder.
+        damaged: URLs of readable snapshots with a damaged data file. These snapshots, their deltas and
+            their bases are not counted and not removed.
+        pinned: URLs of snapshots that are never removed; their bases are not removed either.
+        stale_seconds: An attempt that wrote nothing for this long is considered dead.
 
     Returns:
-        The URLs of the snapshots that were removed.
+        The URLs of the removed snapshots.
 
     Raises:
-        InvalidArgumentError: fewer than 2 are to be kept.
-        SnapshotIOError: the file system failed.
+        InvalidArgumentError: `keep` is less than 2.
+        SnapshotIOError: The file system failed.
     """
     if keep < 2:
         raise InvalidArgumentError(
-            f"keep must be at least 2, found {keep}: if the newest cannot be read, there must be "
-            "another"
+            f"keep must be at least 2, found {keep}: another snapshot must exist if the newest one "
+            "cannot be read"
         )
     place = open_root(root_url)
     found = _list_readable(place)
     unsound = set(_find_names(place, damaged))
     order = {name: number for number, name in enumerate(_find_names(place, newest))}
-    # Stable: all others stay in the order of their steps.
+    # The sort is stable, so all others remain in the order of their steps.
     ranked = sorted(found, key=lambda each: order.get(each.name, -1))
     counted = [each for each in ranked if unsound.isdisjoint(_names_of_chain(each))]
     kept = counted[-keep:] + _find_independent(counted, keep)
@@ -114,7 +114,7 @@ def retain(
     kept += [each for each in ranked if each not in counted or each.name in pinned_names]
     needed = {name for each in kept for name in _names_of_chain(each)}
     removed = []
-    # The newest first: no delta is ever seen without its base.
+    # The newest first, so that no reader finds a delta without its base.
     for snapshot in reversed(found):
         if snapshot.name not in needed:
             with writing(snapshot.url, "the snapshot"):
@@ -127,7 +127,7 @@ def retain(
 
 
 def _find_independent(counted: Sequence[Snapshot], keep: int) -> list[Snapshot]:
-    """The newest that shares no file with the last `keep`, if those are all over one full snapshot."""
+    """Returns the newest snapshot over another full snapshot, if the last `keep` are all over one."""
     full = {each.chain[-1].name for each in counted[-keep:]}
     if len(full) > 1:
         return []
@@ -135,7 +135,7 @@ def _find_independent(counted: Sequence[Snapshot], keep: int) -> list[Snapshot]:
 
 
 def _find_names(place: SnapshotRoot, urls: Iterable[str]) -> list[str]:
-    """The names of those that are in a place."""
+    """Returns the names of the snapshots that are in the folder `place`."""
     found = [locate(url) for url in urls]
     return [name for its_place, name in found if its_place.url == place.url]
 
@@ -147,7 +147,7 @@ def _names_of_chain(snapshot: Snapshot) -> set[str]:
 def _list_readable(
     place: SnapshotRoot, others: dict[str, SnapshotError] | None = None
 ) -> list[Snapshot]:
-    """The committed snapshots in their order; why some cannot be read goes into `others`."""
+    """Returns the sorted committed snapshots; adds the errors of unreadable ones to `others`."""
     try:
         with reading(place.url, "the folder"):
             names = [name for name in place.names() if place.is_committed(name)]
@@ -156,7 +156,7 @@ def _list_readable(
             return []
         if isinstance(error.__cause__, NotADirectoryError):
             raise InvalidArgumentError(
-                f"{place.url} is no folder; name the one that holds snapshots", url=place.url
+                f"{place.url} is not a folder; pass a folder of snapshots", url=place.url
             ) from error
         raise
     found = []
@@ -167,28 +167,28 @@ def _list_readable(
             if others is not None:
                 others[place.url_of(name)] = error
             continue
-        # A URL resolves links; a snapshot in another folder is not of this one.
+        # A URL resolves symbolic links; a snapshot that is in another folder does not count.
         if locate(snapshot.url)[0].url == place.url:
             found.append(snapshot)
     return sorted(found, key=lambda each: (each.step, each.name))
 
 
 def compact(url: str | os.PathLike[str], into_url: str | os.PathLike[str]) -> Snapshot:
-    """Writes the rows that a chain amounts to, and its newest state, as one full snapshot.
+    """Writes the merged rows of a chain and its newest state as one full snapshot.
 
-    The step, the world size and each rank's state are kept. The chain is not changed.
+    The new snapshot has the same step, world size and state of each rank. The chain is not changed.
 
     Args:
-        url: of the newest snapshot of the chain.
-        into_url: of the snapshot to write.
+        url: URL of the newest snapshot of the chain.
+        into_url: URL of the snapshot to write.
 
     Returns:
         The full snapshot.
 
     Raises:
-        SnapshotError: the target exists already, or the chain cannot be read.
-        SnapshotDamagedError: a file of the chain is damaged; nothing is committed.
-        SnapshotIOError: the file system failed; nothing is committed.
+        SnapshotError: The target exists already, or the chain cannot be read.
+        SnapshotDamagedError: A file of the chain is damaged; nothing is committed.
+        SnapshotIOError: The file system failed; nothing is committed.
     """
     source = open_snapshot(url)
 
@@ -208,18 +208,18 @@ def rewrite(
     state_of: Callable[[str, int], SnapshotState] | None = None,
     extra: Mapping[str, JSON] | None = None,
 ) -> Snapshot:
-    """Writes a snapshot of the same step, by the same ranks, with other files of tables.
+    """Writes a snapshot with the step, ranks and state of another one, but with new files of tables.
 
     Args:
-        source: where step, ranks and state come from.
-        into_url: of the snapshot to write.
-        write_tables: writes all tables, as rank 0.
-        base: as `SnapshotWriter`.
-        state_of: name and rank → state to write; None: that of `source`.
-        extra: name → values of further state.
+        source: Snapshot that provides step, world size and state.
+        into_url: URL of the snapshot to write.
+        write_tables: Writes all tables, as rank 0.
+        base: As for `SnapshotWriter`.
+        state_of: Returns the state to write for a name and a rank; None copies the state of `source`.
+        extra: Name → values of additional state.
 
     Raises:
-        SnapshotError: as `compact`; nothing is committed.
+        SnapshotError: Under the same conditions as `compact`; nothing is committed.
     """
     token = secrets.token_hex(8)
     writers: list[SnapshotWriter] = []
@@ -245,6 +245,6 @@ def rewrite(
             writer.finish()
         return writers[0].commit()
     finally:
-        # Of rank 0 after a commit: nothing. The others free what they hold.
+        # Does nothing on rank 0 after a commit; the other writers release their resources.
         for writer in writers:
             writer.abandon()

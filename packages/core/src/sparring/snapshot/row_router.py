@@ -1,10 +1,10 @@
-"""Writes a stream of rows into files by ranges of partitions, in bounded memory.
+"""Writes a stream of rows into one file per range of partitions, in bounded memory.
 
-Rows come in the storage's order, which is not that of partitions. So each chunk is distributed over one
-buffer per range, and a full buffer becomes a segment of that range's file; another thread writes it,
-while this one goes on with a spare buffer. Rows of a table wait in one buffer until it is clear that the
-table is not small: a small table is one file. Rows that are written ahead share a file, in which each
-segment is of one range.
+Rows arrive in the storage's order, not in the order of partitions. Each chunk is therefore distributed
+over one buffer per range. A full buffer becomes a segment of that range's file. Another thread writes
+it, while this one continues with a spare buffer. The first rows of a table are collected in one buffer,
+because a small table is written as one file. Rows that are written ahead share a file; each of its
+segments contains one range.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ __all__ = ["RowLayout", "RowRouter", "SnapshotOptions", "allocate_returnable"]
 
 @dataclass(frozen=True, slots=True)
 class SnapshotOptions:
-    """Sizes of the files of a snapshot, and of the buffers that write them.
+    """Sizes of the files of a snapshot and of the buffers for writing them.
 
-    A table that fits `small_bytes` is one file. A larger one is cut into `num_ranges` ranges of
-    partitions, so that a reader of some partitions reads few files.
+    A table of up to `small_bytes` is written as one file. A larger table is split into `num_ranges`
+    ranges of partitions, so that a reader of some partitions reads few files.
 
     Args:
-        num_ranges: ranges of partitions, a power of two up to 4,096.
-        file_bytes: a file that reaches this is closed, and its range goes on in another.
-        buffer_bytes: of all ranges' buffers together; each range writes a segment when its share
-            is full, of which no more than 64 MiB are used.
-        small_bytes: the largest table that is one file; held in memory as a whole. No more than
-            64 MiB are used.
-        pause: called by each writing thread after about a MiB of work; it may sleep, to leave the
-            machine to other threads.
+        num_ranges: Number of ranges of partitions, a power of two up to 4,096.
+        file_bytes: Size at which a file is closed and its range continues in another file.
+        buffer_bytes: Total size of the buffers of all ranges. Each range writes a segment when its
+            share, at most 64 MiB, is full.
+        small_bytes: Maximum size of a table in one file, at most 64 MiB. Such a table is buffered in
+            memory completely.
+        pause: Called by each writing thread after about 1 MiB of work. It may sleep to leave the CPU to
+            other threads.
 
     Raises:
-        InvalidArgumentError: any of these is out of range.
+        InvalidArgumentError: A value is out of range.
     """
 
     num_ranges: int = 16
@@ -71,10 +71,10 @@ class SnapshotOptions:
 
 
 _SLICE_ROWS = 65_536
-"""Rows that are dealt out at once, so that a huge chunk needs no huge index."""
+"""Rows that are distributed at a time. This limits the size of the index for a huge chunk."""
 
 _UNIT_ROWS = 64
-"""A segment has a multiple of so many rows, so that the next one is aligned."""
+"""Segments contain a multiple of this many rows, so that the next segment is aligned."""
 
 _SPARE_BUFFERS = 4
 
@@ -83,10 +83,10 @@ SealFile = Callable[[DataFile, bool], None]
 
 
 def allocate_returnable(count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Zeros ``(count,)`` whose memory returns to the system on release (anonymous mmap).
+    """Returns ``(count,)`` zeros in an anonymous mmap, whose memory returns to the system on release.
 
-    For large buffers of occasional work: an allocator keeps freed memory for each thread, after a few
-    saves several times what one save needs.
+    Intended for large buffers that are used occasionally. An allocator keeps freed memory per thread,
+    which after a few saves is several times the memory of one save.
     """
     if not count:
         return np.empty(0, dtype)
@@ -94,12 +94,12 @@ def allocate_returnable(count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 class RowLayout:
-    """Sizes of one key of the stream.
+    """Size of the data of one key in the stream.
 
     Args:
-        width: elements of a row; 0 for erased keys.
-        dtype: of rows.
-        has_scores: whether scores come too.
+        width: Elements per row; 0 for erased keys.
+        dtype: Dtype of rows.
+        has_scores: Whether each key has a score.
     """
 
     __slots__ = ("dtype", "has_scores", "width")
@@ -111,16 +111,17 @@ class RowLayout:
 
     @property
     def key_bytes(self) -> int:
-        """Bytes that one key takes, its row and score included."""
+        """Bytes per key, including its row and its score."""
         return 8 + 8 * self.has_scores + self.width * self.dtype.itemsize
 
     def max_keys_in(self, size_bytes: int) -> int:
-        """Keys of a segment of `size_bytes`: at least one, no more than readers accept."""
+        """Returns the number of keys of a segment of `size_bytes`: at least one, and at most as many as
+        readers accept."""
         return max(1, min(size_bytes, SEGMENT_BYTES) // self.key_bytes)
 
 
 class _Buffer:
-    """Rows of one range that wait for the others of their segment."""
+    """Collects the rows of one range until they fill a segment."""
 
     __slots__ = ("capacity", "count", "keys", "rows", "scores")
 
@@ -137,7 +138,7 @@ class _Buffer:
             self.rows = flat.reshape(capacity, layout.width)
 
     def take(self, keys: Keys, rows: Rows | None, scores: Scores | None, order: Keys) -> None:
-        """Appends those at the places of `order`, which must fit."""
+        """Appends the rows at the positions `order`, which must fit."""
         begin, end = self.count, self.count + len(order)
         # A mode other than `raise` writes into `out` without another copy.
         np.take(keys, order, out=self.keys[begin:end], mode="clip")
@@ -159,15 +160,15 @@ class _Buffer:
 
 
 class RowRouter:
-    """Takes rows, and hands files over to be sealed.
+    """Distributes rows over files, and passes complete files to `seal`.
 
     Args:
-        layout: of what comes.
-        options: how files are cut.
-        create: makes the next file of a range.
-        seal: takes a file that is complete, and whether it has one segment and a fitting header.
-        writer: the thread that writes segments.
-        is_shared: all ranges go into one file.
+        layout: Layout of the stream.
+        options: Sizes of files and buffers.
+        create: Creates the next file of a range.
+        seal: Receives a complete file, and whether it consists of one segment with its final header.
+        writer: Thread that writes segments.
+        is_shared: Whether all ranges share one file.
     """
 
     def __init__(
@@ -198,10 +199,10 @@ class RowRouter:
         self._files: list[DataFile | None] = [None] * (1 if is_shared else ranges)
 
     def add(self, keys: Keys, rows: Rows | None, scores: Scores | None) -> None:
-        """Takes rows in any order; the arrays may be changed afterwards.
+        """Adds rows in any order. The caller may reuse the arrays afterwards.
 
         Raises:
-            SnapshotIOError: the file system failed.
+            SnapshotIOError: The file system failed.
         """
         for begin in range(0, len(keys), _SLICE_ROWS):
             part = slice(begin, begin + _SLICE_ROWS)
@@ -212,10 +213,10 @@ class RowRouter:
             )
 
     def finish(self) -> None:
-        """Writes what waits, and hands all files over.
+        """Writes all buffered rows, and passes all files to `seal`.
 
         Raises:
-            SnapshotIOError: the file system failed.
+            SnapshotIOError: The file system failed.
         """
         if self._small is not None:
             if self._small.count:
@@ -235,7 +236,7 @@ class RowRouter:
                 self._files[place] = None
 
     def close(self) -> None:
-        """Gives up files that were not handed over."""
+        """Closes the files that were not passed to `seal`."""
         wait(future for future, _ in self._writing)
         for file in self._files:
             if file is not None:
@@ -296,12 +297,12 @@ class RowRouter:
             self._files[slot] = None
 
     def _append(self, file: DataFile, segment: Segment) -> None:
-        """On the thread that writes."""
+        """Writes a segment, on the writer thread."""
         file.append(segment)
         self._options.pause()
 
     def _await_oldest(self) -> None:
-        """Waits until a buffer is written and may be filled again."""
+        """Waits until the oldest buffer is written and may be reused."""
         future, buffer = self._writing.popleft()
         future.result()
         buffer.count = 0

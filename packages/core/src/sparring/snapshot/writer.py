@@ -1,11 +1,11 @@
-"""Writes one rank's part of a snapshot, and commits the whole.
+"""Writes one rank's part of a snapshot, and commits the snapshot.
 
-    write_table, write_state …   data files, each synced and hashed
-    finish                       the rank's part: its files, with their hashes
-    commit (rank 0)              all parts → the manifest → rename → sync of the folder above
-    await_commit (all others)    until it is there, or rank 0 has given up
+    write_table, write_state …   write data files, each synced and hashed
+    finish                       writes the rank's part file: its data files with their hashes
+    commit (rank 0)              all parts → the manifest → rename → sync of the parent folder
+    await_commit (other ranks)   waits until rank 0 has committed or abandoned the snapshot
 
-Before the commit no reader sees the snapshot; after it, no one changes it.
+A snapshot is invisible to readers before the commit, and immutable after it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ __all__ = ["SnapshotWriter"]
 
 _SEALING_THREADS = 2
 _MAX_SEALING = 32
-"""Files that wait to be sealed, each open: meanwhile the next table may begin."""
+"""Maximum number of open files that wait to be sealed while the next table is written."""
 _AHEAD_BUFFER_BYTES, _AHEAD_SMALL_BYTES = 10 << 20, 2 << 20
 
 _log = logging.getLogger(__name__)
@@ -70,31 +70,31 @@ class _TableFile:
 
     @property
     def stem(self) -> str:
-        """Begin of its name."""
+        """First part of the file name."""
         if self.columns is None:
             return f"{self.kind}.{self.table}"
         return f"{self.kind}.{self.table}.columns-{self.columns.begin}-{self.columns.end}"
 
 
 class SnapshotWriter:
-    """One rank's part of one snapshot. Used by one thread.
+    """Writes one rank's part of one snapshot. Only one thread may use it.
 
     Args:
-        url: of the snapshot itself, as ``…/step-000000123``; all ranks give the same.
-        step: the number of the step whose state this is.
-        rank: that writes this part.
-        world_size: ranks that write parts.
-        base: the URL of the snapshot in the same folder that this is a delta over; None: a full
-            snapshot.
-        deadline_seconds: how long `commit` waits for the parts of other ranks, and they for it.
-        token: names this attempt to save; all its ranks give the same one, and no other attempt
-            does. None draws one, which only a single rank can.
-        options: how files are cut, and where threads may pause.
+        url: URL of the snapshot itself, such as ``…/step-000000123``; the same on all ranks.
+        step: Step whose state the snapshot contains.
+        rank: Rank that writes this part.
+        world_size: Number of ranks that write parts.
+        base: URL of the base of a delta, a snapshot in the same folder; None for a full snapshot.
+        deadline_seconds: How long `commit` waits for the parts of other ranks, and `await_commit` for
+            the commit.
+        token: Unique name of this attempt to save, the same on all ranks. None generates one, which is
+            only possible with a single rank.
+        options: Sizes of files and buffers, and a function that pauses writing threads.
 
     Raises:
-        InvalidArgumentError: any of these is out of range.
-        SnapshotError: the snapshot exists already, or the base is none.
-        SnapshotIOError: the file system failed.
+        InvalidArgumentError: An argument is out of range.
+        SnapshotError: The snapshot exists already, or `base` is not a snapshot.
+        SnapshotIOError: The file system failed.
     """
 
     def __init__(
@@ -128,8 +128,8 @@ class SnapshotWriter:
         with writing(self.url, "the staging folder"):
             if self._place.exists(self._name):
                 raise SnapshotError(
-                    f"snapshot {self.url} exists already, and a snapshot is never written twice; "
-                    "choose another name, or remove it first",
+                    f"snapshot {self.url} exists already, and a snapshot is never overwritten; choose "
+                    "another name, or remove the snapshot first",
                     url=self.url,
                 )
             self._folder = self._place.stage(self._name, self.token)
@@ -147,26 +147,27 @@ class SnapshotWriter:
         erased: Iterable[Keys] = (),
         columns: ColumnBlock | None = None,
     ) -> None:
-        """Writes this rank's rows of a table, in bounded memory; or, called for each of some blocks of
-        columns, the rows of these.
+        """Writes this rank's rows of a table, in bounded memory.
+
+        Call it once per table, or once per block of columns if the rows are split by columns.
 
         Args:
-            table: the same on all ranks, and for all its blocks.
-            chunks: rows of unique keys, in any order; their arrays may be used again by the
-                iterator. Scores are read where `table.has_scores`.
-            erased: of a delta: keys that had rows in the base and have none now.
-            columns: that rows of `chunks` have; None: all.
+            table: Description of the table, the same on all ranks and for all blocks of columns.
+            chunks: Rows of unique keys, in any order. The iterator may reuse the arrays. Scores are
+                read if `table.has_scores`.
+            erased: For a delta: keys that had a row in the base and have none now.
+            columns: Columns in the rows of `chunks`; None for all.
 
         Raises:
-            InvalidArgumentError: the table was written already, chunks do not fit it, or a full
-                snapshot is to have erased keys.
-            SnapshotError: another rank failed, with its cause.
-            SnapshotIOError: the file system failed.
+            InvalidArgumentError: The table was written already, the chunks do not fit it, or erased
+                keys were passed for a full snapshot.
+            SnapshotError: Another rank failed; the message contains its cause.
+            SnapshotIOError: The file system failed.
         """
         self._check_unwritten(table, columns)
         self._written.add((table.name, columns))
         known = self._tables.get(table.name)
-        if known is None or table.has_scores:  # a block without a storage does not know of scores
+        if known is None or table.has_scores:  # without a storage, a block has no scores to report
             self._tables[table.name] = TableEntry.of(table)
         self._write_rows(table, chunks, self._options, columns)
         self._write_erased(table, erased, columns)
@@ -177,21 +178,21 @@ class SnapshotWriter:
         chunks: Iterable[ScanChunk],
         columns: ColumnBlock | None = None,
     ) -> None:
-        """Writes some rows of a table before its turn, into files of their own: of all partitions,
-        each segment of one range.
+        """Writes some rows of a table before the call of `write_table`, into separate files.
 
-        It may be called while `write_table` takes the rows of another table. `write_table` must
-        follow, with the other rows.
+        It may be called while `write_table` reads the rows of another table. A call of `write_table`
+        with the remaining rows must follow. Such a file spans all partitions, and each of its segments
+        contains one range.
 
         Args:
-            table: the same on all ranks.
-            chunks: as for `write_table`.
-            columns: as for `write_table`.
+            table: Description of the table, the same on all ranks.
+            chunks: As for `write_table`.
+            columns: As for `write_table`.
 
         Raises:
-            InvalidArgumentError: the table was written already, or chunks do not fit it.
-            SnapshotError: another rank failed, with its cause.
-            SnapshotIOError: the file system failed.
+            InvalidArgumentError: The table was written already, or the chunks do not fit it.
+            SnapshotError: Another rank failed; the message contains its cause.
+            SnapshotIOError: The file system failed.
         """
         self._check_unwritten(table, columns)
         options = replace(
@@ -200,23 +201,28 @@ class SnapshotWriter:
         self._write_rows(table, chunks, options, columns, is_ahead=True)
 
     def start_threads(self) -> None:
-        """Starts the threads that write and seal: none may be while the interpreter ends. Without it
-        the first file does, or large table."""
+        """Starts the threads that write and seal files.
+
+        Otherwise the first file or the first large table starts them, which is not possible while the
+        interpreter shuts down.
+        """
         self._threads.start()
         self._row_thread.start()
 
     def check_other_ranks(self) -> None:
-        """Looks, at most once a second, whether the attempt has failed on another rank.
+        """Checks, at most once per second, whether the attempt has failed on another rank.
 
         Raises:
-            SnapshotError: it has, with its cause.
-            SnapshotIOError: the file system failed.
+            SnapshotError: Another rank failed; the message contains its cause.
+            SnapshotIOError: The file system failed.
         """
         self._attempt.poll()
 
     def fail(self, reason: BaseException) -> None:
-        """Lets the thread that writes, or waits for other ranks, raise `reason` soon; from another
-        thread."""
+        """Makes the thread that writes or waits for other ranks raise `reason` soon.
+
+        It may be called on any thread.
+        """
         self._attempt.abort_reason = reason
 
     def _check_unwritten(self, table: TableDescription, columns: ColumnBlock | None) -> None:
@@ -230,7 +236,8 @@ class SnapshotWriter:
             in self._written
         ):
             raise InvalidArgumentError(
-                f"snapshot {self.url}: table {table.name!r} was written already; write each once",
+                f"snapshot {self.url}: table {table.name!r} was written already; write each table "
+                "only once",
                 table=table.name,
             )
 
@@ -263,16 +270,16 @@ class SnapshotWriter:
     def write_state(
         self, name: str, values: JSON = None, arrays: Mapping[str, npt.ArrayLike] | None = None
     ) -> None:
-        """Writes state other than tables: step counts, counters, random state, model parameters.
+        """Writes state other than tables, such as step counts, random state or model parameters.
 
         Args:
-            name: unique within the rank; letters, digits, ``_``, ``.``, ``-``.
-            values: JSON, infinity and NaN included.
-            arrays: name → array of booleans, integers or floats.
+            name: Name of the state, unique within the rank: letters, digits, ``_``, ``.``, ``-``.
+            values: JSON values, including infinity and NaN.
+            arrays: Name → array of booleans, integers or floats.
 
         Raises:
-            InvalidArgumentError: a name given twice, or something that cannot be saved exactly.
-            SnapshotIOError: the file system failed.
+            InvalidArgumentError: The name was used before, or a value cannot be saved exactly.
+            SnapshotIOError: The file system failed.
         """
         self._check_state("writing")
         check_state_name(name)
@@ -282,7 +289,8 @@ class SnapshotWriter:
             text = json.dumps(values)
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidArgumentError(
-                f"state {name!r}: values must be JSON ({error}); pass arrays as arrays"
+                f"state {name!r}: values must be convertible to JSON ({error}); pass arrays in the "
+                "argument arrays"
             ) from error
         with writing(self.url, stored):
             file = self._folder.create(stored)
@@ -306,10 +314,10 @@ class SnapshotWriter:
         )
 
     def finish(self) -> None:
-        """Returns when this rank's part is durable and listed in the staging folder.
+        """Writes this rank's part file. Returns when all files of the rank are durable.
 
         Raises:
-            SnapshotIOError: the file system failed.
+            SnapshotIOError: The file system failed.
         """
         self._check_state("writing")
         self._collect(0)
@@ -328,14 +336,14 @@ class SnapshotWriter:
             with writing(self.url, name):
                 self._folder.put(name, text)
         except SnapshotIOError:
-            # The part may be there all the same, and rank 0 be committing it.
+            # The part may exist nevertheless, and rank 0 may be committing it.
             if self._exists(name, len(text)):
                 self._state = "finished"
             raise
         self._state = "finished"
 
     def _exists(self, name: str, most: int) -> bool:
-        """Whether a file is in the staging folder; True where that cannot be found out."""
+        """Whether a file is in the staging folder; True if this cannot be determined."""
         try:
             with writing(self.url, name):
                 return self._folder.read(name, most) is not None
@@ -343,24 +351,28 @@ class SnapshotWriter:
             return True
 
     def commit(self) -> Snapshot:
-        """Makes the snapshot visible, once all ranks have finished. Only rank 0 calls it.
+        """Makes the snapshot visible after all ranks have finished. Only rank 0 calls it.
+
+        Returns:
+            The committed snapshot.
 
         Raises:
-            DeadlineError: a rank's part did not come in time.
-            SnapshotError: another rank failed, with its cause; parts do not go together, or another
-                attempt was committed meanwhile.
-            SnapshotIOError: the file system failed.
+            DeadlineError: A rank did not finish its part before the deadline.
+            SnapshotError: Another rank failed (the message contains its cause), the parts do not match,
+                or another attempt committed the same snapshot.
+            SnapshotIOError: The file system failed.
         """
         self._check_state("finished")
         if self.rank:
             raise InvalidArgumentError(
-                f"snapshot {self.url}: rank {self.rank} called commit; only rank 0 does"
+                f"snapshot {self.url}: rank {self.rank} called commit, which only rank 0 may; call "
+                "await_commit on this rank"
             )
         manifest = encode_text(self._attempt.await_manifest(self._deadline_seconds))
         if len(manifest) > MANIFEST_BYTES:
             raise SnapshotError(
-                f"snapshot {self.url}: its manifest has {len(manifest)} bytes, at most "
-                f"{MANIFEST_BYTES} are read; save fewer rows into one snapshot"
+                f"snapshot {self.url}: its manifest has {len(manifest)} bytes, more than the "
+                f"{MANIFEST_BYTES} that readers accept; save fewer rows per snapshot"
             )
         with writing(self.url, "the manifest"):
             self._folder.discard([part_name(rank) for rank in range(self.world_size)])
@@ -368,8 +380,8 @@ class SnapshotWriter:
                 self._place.publish(self._folder, self._name, manifest)
             except FileExistsError as error:
                 raise SnapshotError(
-                    f"snapshot {self.url} was committed by another attempt meanwhile, and a "
-                    "snapshot is never written twice; this attempt is given up",
+                    f"snapshot {self.url} was committed by another attempt at the same time, and a "
+                    "snapshot is never overwritten; save under another name",
                     url=self.url,
                 ) from error
         self._state = "committed"
@@ -377,34 +389,34 @@ class SnapshotWriter:
         return open_snapshot(self.url)
 
     def await_commit(self) -> None:
-        """Returns when rank 0 has committed the snapshot. All other ranks may call it.
+        """Waits until rank 0 has committed the snapshot. Ranks other than 0 may call it.
 
         Raises:
-            DeadlineError: it did not within the deadline.
-            SnapshotError: rank 0 has given the attempt up, with the cause.
-            SnapshotIOError: the file system failed.
+            DeadlineError: Rank 0 did not commit it before the deadline.
+            SnapshotError: Rank 0 has abandoned the attempt; the message contains the cause.
+            SnapshotIOError: The file system failed.
         """
         self._check_state("finished")
         if not self.rank:
             raise InvalidArgumentError(
-                f"snapshot {self.url}: rank 0 called await_commit; it calls commit"
+                f"snapshot {self.url}: rank 0 called await_commit; call commit on rank 0"
             )
         self._attempt.await_commit(self._entries, self._deadline_seconds)
         self._state = "committed"
         self._release()
 
     def abandon(self, cause: BaseException | None = None) -> None:
-        """Gives the attempt up, and removes what it staged. A second call does nothing.
+        """Abandons the attempt, and removes its staged files. A second call does nothing.
 
-        A rank other than 0 that has finished leaves its files: rank 0 may just be committing.
-        `retain` removes left-over files.
+        A rank other than 0 that has finished does not remove its files, because rank 0 may be committing
+        them. `retain` removes such files later.
 
         Args:
-            cause: what other ranks are told, so that they give up soon and for the same cause; None:
-                they know already.
+            cause: Cause to report to other ranks, so that they fail soon with the same cause; None if
+                they know it already.
 
         Raises:
-            SnapshotIOError: the file system failed.
+            SnapshotIOError: The file system failed.
         """
         if self._state in {"committed", "abandoned"}:
             return
@@ -429,8 +441,8 @@ class SnapshotWriter:
     def _check_state(self, expected: str) -> None:
         if self._state != expected:
             raise ClosedError(
-                f"snapshot {self.url}: this part is {self._state}, the call needs it {expected}; "
-                "call finish once, after all tables and state, and then commit on rank 0"
+                f"snapshot {self.url}: this part is in state {self._state!r}, the call requires "
+                f"{expected!r}; call finish once, after all tables and state, and then commit on rank 0"
             )
 
     def _write_erased(
@@ -443,8 +455,8 @@ class SnapshotWriter:
                 keys = check_keys(given, table.name, unique=False)
                 if len(keys) and self._base is None:
                     raise InvalidArgumentError(
-                        f"snapshot {self.url}: table {table.name!r} has erased keys, but a full "
-                        "snapshot has no base that could hold them; name the base",
+                        f"snapshot {self.url}: table {table.name!r} has erased keys, which a full "
+                        "snapshot does not support; pass the base of a delta",
                         table=table.name,
                     )
                 router.add(keys, None, None)
@@ -482,7 +494,7 @@ class SnapshotWriter:
         stored = self._folder.stored_name(name)
         if stored in self._names:
             raise InvalidArgumentError(
-                f"snapshot {self.url}: {name} was written already; give each state a name of its own"
+                f"snapshot {self.url}: {name} was written already; use a different name for each state"
             )
         self._names.add(stored)
         self._files.append(name)
@@ -510,7 +522,7 @@ class SnapshotWriter:
         )
 
     def _collect(self, most: int) -> None:
-        """Waits until at most `most` files are being sealed."""
+        """Waits until at most `most` files are still being sealed."""
         while len(self._sealing) > most:
             self.check_other_ranks()
             if wait(self._sealing[:1], POLL_SECONDS).done:

@@ -1,1 +1,1 @@
-"""The files of a snapshot, as ``docs/format/snapshot.md`` describes them."""
+"""Readers and writers of the files of a snapshot; ``docs/format/snapshot.md`` describes the format."""

@@ -1,12 +1,12 @@
-"""Files of a snapshot, in the format of safetensors: their header, and writers of rows and of state.
+"""Data files of a snapshot in the safetensors format: their header, and writers of rows and of state.
 
     ┌────────────┬──────────────────────────────┬───────────────────────────────┐
     │ n (8 bytes)│ header: n bytes of JSON      │ data: the tensors, without gap│
     └────────────┴──────────────────────────────┴───────────────────────────────┘
 
-The safetensors library reads such files whole, or by memory map, from paths that it follows. Files
-here are streamed, in bounded memory, and come from strangers; so the header is written and read
-here, and the library is what tests read files with.
+The safetensors library reads whole files, or maps them, and follows links in paths. Files of a snapshot
+are streamed in bounded memory and are untrusted, so this module reads and writes the header itself.
+Tests read the files with the library.
 
 Rows and erased keys are written segment by segment:
 
@@ -14,10 +14,11 @@ Rows and erased keys are written segment by segment:
     │ header │ keys.0 scores.0 rows.0│ keys.1 scores.1 rows.1│ …
     └────────┴──────────────────────┴──────────────────────┴───
 
-The header's room is kept free until all segments are known. In a file of rows that were written
-before their turn, segments are of fewer partitions than the file: a text in the header names those of
-each, so that a reader of some partitions leaves the others out. A reader that does not know of it reads
-all segments. State is arrays as tensors, and values as JSON among the header's texts.
+The space for the header is reserved until all segments are known. In a file of rows that were written
+ahead, a segment contains fewer partitions than the file. Metadata in the header lists the partitions of
+each segment, so that a reader of some partitions can skip the other segments; a reader that ignores it
+reads all segments. A file of state contains arrays as tensors, and the values as JSON in the header's
+metadata.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ DTYPE_CODES = {
     "float32": "F32",
     "float64": "F64",
 }
-"""NumPy's name of a dtype → how safetensors calls it."""
+"""NumPy name of a dtype → its safetensors name."""
 
 _NAMES = {code: name for name, code in DTYPE_CODES.items()}
 _MAX_DIMENSIONS = 32
@@ -83,10 +84,10 @@ class Tensor:
     """One tensor of a file.
 
     Args:
-        name: within the file.
-        code: its dtype, as safetensors calls it.
-        shape: of the tensor.
-        begin: where its bytes begin, counted from the end of the header.
+        name: Name within the file.
+        code: Dtype, by its safetensors name.
+        shape: Shape of the tensor.
+        begin: Offset of its bytes from the end of the header.
     """
 
     name: str
@@ -101,14 +102,14 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Tensors in the order of their bytes, and the texts that go with them."""
+    """Tensors, in the order of their bytes, and the metadata of the file."""
 
     tensors: tuple[Tensor, ...]
     metadata: Mapping[str, str]
 
 
 def decode_dtype(code: str) -> np.dtype[Any]:
-    """The NumPy dtype, little-endian, that safetensors calls `code`."""
+    """Returns the little-endian NumPy dtype with the safetensors name `code`."""
     if code == "BF16":
         import ml_dtypes
 
@@ -120,7 +121,9 @@ def decode_dtype(code: str) -> np.dtype[Any]:
 def encode_header(
     tensors: Sequence[Tensor], metadata: Mapping[str, str] | None = None, reserved: int = 0
 ) -> bytes:
-    """The bytes before the data: length, JSON, spaces up to `reserved` bytes or a multiple of 64.
+    """Returns the bytes before the data: length, JSON, and spaces up to `reserved` bytes.
+
+    With `reserved` 0, pads to a multiple of 64 bytes.
 
     Raises:
         ValueError: `reserved` is too small.
@@ -135,7 +138,7 @@ def encode_header(
     text = json.dumps(described, separators=(",", ":")).encode()
     total = reserved or -(-(8 + len(text)) // 64) * 64
     if 8 + len(text) > total:
-        raise ValueError(f"a header of {len(text)} bytes does not fit {reserved}")
+        raise ValueError(f"a header of {len(text)} bytes does not fit into {reserved} bytes")
     return (total - 8).to_bytes(8, "little") + text.ljust(total - 8)
 
 
@@ -143,16 +146,16 @@ def decode_header(text: bytes, data_bytes: int) -> Header:
     """Decodes and checks a header.
 
     Args:
-        text: the JSON, without the length before it.
-        data_bytes: bytes of the file behind the header; the tensors must fill them exactly.
+        text: JSON text, without the length before it.
+        data_bytes: Number of bytes after the header; the tensors must fill them exactly.
 
     Raises:
-        ValueError: it is no header of such a file; the text says why.
+        ValueError: The text is not a valid header of such a file; the message contains the reason.
     """
     described = _parse(text)
     metadata = described.pop("__metadata__", {})
     if not _is_string_mapping(metadata):
-        raise ValueError("__metadata__ must map texts to texts")
+        raise ValueError("__metadata__ must map strings to strings")
     tensors = sorted(
         (_tensor(name, value) for name, value in described.items()),
         key=lambda tensor: (tensor.begin, tensor.end),
@@ -160,10 +163,14 @@ def decode_header(text: bytes, data_bytes: int) -> Header:
     end = 0
     for tensor in tensors:
         if tensor.begin != end:
-            raise ValueError(f"tensor {tensor.name!r} begins at {tensor.begin}, must at {end}")
+            raise ValueError(
+                f"tensor {tensor.name!r} begins at offset {tensor.begin}, expected {end}"
+            )
         end = tensor.end
     if end != data_bytes:
-        raise ValueError(f"tensors of {end} bytes in a file with {data_bytes} bytes of data")
+        raise ValueError(
+            f"the tensors have {end} bytes, but the file has {data_bytes} bytes of data"
+        )
     return Header(tuple(tensors), metadata)
 
 
@@ -173,7 +180,7 @@ def _parse(text: bytes) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("the JSON is nested too deeply") from None
     if not isinstance(described, dict):
-        raise ValueError("the header is no JSON object")
+        raise ValueError("the header is not a JSON object")
     return described
 
 
@@ -183,18 +190,19 @@ def _is_string_mapping(value: object) -> bool:
 
 def _tensor(name: str, value: object) -> Tensor:
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
-        raise ValueError(f"tensor {name!r} needs dtype, shape and data_offsets, and no more")
+        raise ValueError(f"tensor {name!r} must have exactly dtype, shape and data_offsets")
     code, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(code, str) or code not in _NAMES:
         raise ValueError(f"tensor {name!r} has the unknown dtype {code!r}")
     if not _are_counts(shape) or len(shape) > _MAX_DIMENSIONS:
-        raise ValueError(f"tensor {name!r} has no legal shape")
+        raise ValueError(f"tensor {name!r} has an invalid shape")
     if not _are_counts(offsets) or len(offsets) != 2:
-        raise ValueError(f"tensor {name!r} has no legal data_offsets")
+        raise ValueError(f"tensor {name!r} has invalid data_offsets")
     tensor = Tensor(name, code, tuple(shape), offsets[0])
     if tensor.end != offsets[1]:
         raise ValueError(
-            f"tensor {name!r} of shape {shape} and {code} cannot take {offsets[1] - offsets[0]} bytes"
+            f"tensor {name!r} of shape {shape} and dtype {code} cannot have "
+            f"{offsets[1] - offsets[0]} bytes"
         )
     return tensor
 
@@ -207,7 +215,7 @@ def _are_counts(values: object) -> bool:
 
 
 _PARTITIONS = "partitions"
-"""The name of the text with the partitions of each segment: ``begin-end``, a space between."""
+"""Name of the metadata with the partitions of each segment: ``begin-end``, separated by spaces."""
 
 _TEXT = re.compile(r"\d{1,4}-\d{1,4}( \d{1,4}-\d{1,4})*\Z", re.ASCII)
 
@@ -215,40 +223,41 @@ _TEXT = re.compile(r"\d{1,4}-\d{1,4}( \d{1,4}-\d{1,4})*\Z", re.ASCII)
 def decode_partitions(
     header: Header, num_segments: int, whole: tuple[int, int]
 ) -> list[tuple[int, int]]:
-    """The range of each segment.
+    """Returns the range of partitions of each segment.
 
     Args:
-        header: of the file.
-        num_segments: in it.
-        whole: the range of the file, which contains each of them.
+        header: Header of the file.
+        num_segments: Number of segments in the file.
+        whole: Range of the file, which contains all ranges of segments.
 
     Raises:
-        ValueError: the text is not as it should be.
+        ValueError: The metadata is malformed or does not match the segments.
     """
     text = header.metadata.get(_PARTITIONS)
     if text is None:
         return [whole] * num_segments
     if not _TEXT.match(text):
-        raise ValueError("the partitions of its segments cannot be read")
+        raise ValueError("the metadata with the partitions of its segments is malformed")
     ranges = [
         (int(begin), int(end)) for begin, end in (each.split("-") for each in text.split(" "))
     ]
     if len(ranges) != num_segments:
         raise ValueError(
-            f"it has partitions of {len(ranges)} segments, and {num_segments} segments"
+            f"its metadata lists the partitions of {len(ranges)} segments, but it has {num_segments}"
         )
     for begin, end in ranges:
         if not whole[0] <= begin < end <= whole[1]:
             raise ValueError(
-                f"a segment of partitions {begin} to {end} in a file of {whole[0]} to {whole[1]}"
+                f"a segment has partitions {begin} to {end}, outside of the file's partitions "
+                f"{whole[0]} to {whole[1]}"
             )
     return ranges
 
 
 _RESERVED_BYTES = 32 << 10
 _MAX_SEGMENTS = 100
-"""Their descriptions fit the room: three tensors of at most 100 bytes each, and 10 bytes for the
-partitions."""
+"""Maximum whose descriptions fit into the reserved header: three tensors of at most 100 bytes each, and
+10 bytes for the partitions, per segment."""
 
 
 class Segment:
@@ -256,8 +265,8 @@ class Segment:
 
     Args:
         keys: ``(n,)`` int64.
-        scores: ``(n,)`` uint64, or None where the table has none.
-        rows: ``(n, width)``, or None for erased keys.
+        scores: ``(n,)`` uint64; None if the table has no scores.
+        rows: ``(n, width)``; None for erased keys.
     """
 
     __slots__ = ("arrays", "num_keys")
@@ -269,13 +278,13 @@ class Segment:
 
 
 class DataFile:
-    """A file that grows by segments.
+    """Writes a file of rows or erased keys, segment by segment.
 
     Args:
-        url: of the snapshot, for messages.
-        name: of the file.
-        file: new and empty.
-        partitions: that its keys are of.
+        url: URL of the snapshot, for messages.
+        name: Name of the file.
+        file: New, empty file.
+        partitions: Half-open range of the partitions of its keys.
     """
 
     def __init__(self, url: str, name: str, file: WriteFile, partitions: tuple[int, int]) -> None:
@@ -291,15 +300,15 @@ class DataFile:
 
     @property
     def is_full(self) -> bool:
-        """Whether the header has no room for another segment."""
+        """Whether the header has no space for another segment."""
         return self._num_segments == _MAX_SEGMENTS
 
     def describe(self, segment: Segment, partitions: tuple[int, int] | None = None) -> None:
-        """Notes that `segment` comes next; `append`, on another thread, writes it.
+        """Adds `segment` to the header as the next segment. `append` writes it, on another thread.
 
         Args:
-            segment: it.
-            partitions: that its keys are of; None: those of the file.
+            segment: Next segment.
+            partitions: Range of the partitions of its keys; None for the range of the file.
         """
         self._partitions.append(partitions or self.partitions)
         for name, array in segment.arrays:
@@ -318,7 +327,7 @@ class DataFile:
         """Writes a segment.
 
         Raises:
-            SnapshotIOError: the file system failed.
+            SnapshotIOError: The file system failed.
         """
         with writing(self._url, self.name, self._file.size_bytes):
             if not self._file.size_bytes:
@@ -326,10 +335,10 @@ class DataFile:
             self._file.append(_bytes_of(array) for _, array in segment.arrays)
 
     def write_single(self, segment: Segment) -> None:
-        """Writes the only segment of this file, behind a header that fits.
+        """Writes the final header and the only segment of this file.
 
         Raises:
-            SnapshotIOError: the file system failed.
+            SnapshotIOError: The file system failed.
         """
         self.describe(segment)
         with writing(self._url, self.name):
@@ -337,14 +346,17 @@ class DataFile:
             self._file.append(_bytes_of(array) for _, array in segment.arrays)
 
     def seal(self, pause: Callable[[], None], *, is_alone: bool = False) -> FileHashes:
-        """Writes the header, and returns when the file is durable; closes it.
+        """Writes the header, makes the file durable, and closes it.
 
         Args:
-            pause: called after each piece of the work.
-            is_alone: the file has its header already.
+            pause: Called after each piece of work.
+            is_alone: Whether the file has its header already, because `write_single` wrote it.
+
+        Returns:
+            The hashes of the file.
 
         Raises:
-            SnapshotIOError: the file system failed.
+            SnapshotIOError: The file system failed.
         """
         with writing(self._url, self.name, self._file.size_bytes), self._file:
             if not is_alone:
@@ -353,7 +365,7 @@ class DataFile:
             return self._file.seal(pause)
 
     def close(self) -> None:
-        """Gives the file up."""
+        """Closes the file without sealing it."""
         self._file.close()
 
     def _metadata(self) -> dict[str, str]:
@@ -363,7 +375,7 @@ class DataFile:
 
 
 def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
-    # As bytes, because a memoryview knows no bfloat16.
+    # As bytes, because memoryview does not support bfloat16.
     return array.reshape(-1).view(np.uint8).data
 
 
@@ -372,11 +384,11 @@ _PIECE_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class SnapshotState:
-    """State of one rank, as given to `SnapshotWriter.write_state`.
+    """State of one rank, as passed to `SnapshotWriter.write_state`.
 
     Args:
-        values: JSON.
-        arrays: name → array.
+        values: JSON values.
+        arrays: Name → array.
     """
 
     values: JSON
@@ -391,24 +403,24 @@ def write_state_file(
     values: str,
     arrays: Mapping[str, npt.NDArray[Any]],
 ) -> None:
-    """Writes a whole file of state, unsealed.
+    """Writes a complete file of state, without sealing it.
 
     Args:
-        url: of the snapshot, for messages.
-        state: name of the state, for messages.
-        name: of the file.
-        file: new and empty.
-        values: JSON.
-        arrays: of the state.
+        url: URL of the snapshot, for messages.
+        state: Name of the state, for messages.
+        name: Name of the file.
+        file: New, empty file.
+        values: Values of the state, as JSON text.
+        arrays: Arrays of the state.
 
     Raises:
-        InvalidArgumentError: an array cannot be saved exactly, or the values are too long.
-        SnapshotIOError: the file system failed.
+        InvalidArgumentError: An array cannot be saved exactly, or the values are too large.
+        SnapshotIOError: The file system failed.
     """
     little = {key: _little_endian(state, key, array) for key, array in arrays.items()}
     tensors = []
     begin = 0
-    # Widest elements first: each array then begins at a multiple of its element.
+    # Widest elements first, so that each array begins at a multiple of its element size.
     for key in sorted(little, key=lambda each: (-little[each].dtype.itemsize, each)):
         array = little[key]
         tensors.append(Tensor(key, DTYPE_CODES[array.dtype.name], array.shape, begin))
@@ -416,8 +428,8 @@ def write_state_file(
     header = encode_header(tensors, {"values": values})
     if len(header) > STATE_HEADER_BYTES:
         raise InvalidArgumentError(
-            f"state {state!r}: its values and names take {len(header)} bytes, at most "
-            f"{STATE_HEADER_BYTES} are saved; pass numbers as arrays"
+            f"state {state!r}: its values and names have {len(header)} bytes, the maximum is "
+            f"{STATE_HEADER_BYTES}; pass numbers as arrays"
         )
     with writing(url, name):
         file.append([memoryview(header)])
@@ -429,13 +441,13 @@ def write_state_file(
 
 
 def decode_state_values(header: Header) -> JSON:
-    """The values in the header of a file of state.
+    """Returns the values in the header of a file of state.
 
     Raises:
-        ValueError: there are none, or they are no JSON.
+        ValueError: The header has no values, or they are not valid JSON.
     """
     if set(header.metadata) != {"values"}:
-        raise ValueError("its header must have 'values', and no other text")
+        raise ValueError("the metadata of its header must contain only 'values'")
     try:
         return json.loads(header.metadata["values"])
     except RecursionError:
@@ -444,10 +456,13 @@ def decode_state_values(header: Header) -> JSON:
 
 def _little_endian(state: str, key: object, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if not isinstance(key, str) or key == "__metadata__":
-        raise InvalidArgumentError(f"state {state!r}: {key!r} cannot be the name of an array")
+        raise InvalidArgumentError(
+            f"state {state!r}: the name of an array must be a string other than '__metadata__', found "
+            f"{key!r}; rename it"
+        )
     if array.dtype.name not in DTYPE_CODES:
         raise InvalidArgumentError(
-            f"state {state!r}: array {key!r} has dtype {array.dtype}, none of "
-            f"{', '.join(DTYPE_CODES)}; convert it"
+            f"state {state!r}: array {key!r} has the unsupported dtype {array.dtype}; convert it to "
+            f"one of {', '.join(DTYPE_CODES)}"
         )
     return array.astype(array.dtype.newbyteorder("<"), copy=False)

@@ -1,11 +1,11 @@
-"""The manifest of a snapshot, and a rank's part of it; bounds, hashes and table descriptions in it.
+"""Manifest of a snapshot and part file of a rank: bounds, hashes and descriptions of tables.
 
-JSON that carries its own hash:
+Both are JSON files that end with their own hash:
 
 {
  "format": "sparring snapshot",
  …
- "hash": "0123456789abcdef0123456789abcdef"     of all bytes before this line
+ "hash": "0123456789abcdef0123456789abcdef"     hash of all bytes before this line
 }
 """
 
@@ -58,50 +58,50 @@ __all__ = [
 ]
 
 # Bounds are checked before memory is allocated, so a hostile snapshot costs no more than a small one.
-# The writer stays well within them.
+# Files of the writer are much smaller than these bounds.
 
 VERSION = 1
-"""Of the format. Readers refuse any other."""
+"""Version of the format. Readers reject any other version."""
 
 NUM_PARTITIONS = 4096
-"""Of a table's key space; `sparring.kernels.functions.partition` gives a key's."""
+"""Number of partitions of the key space; see `sparring.kernels.functions.partition`."""
 
 BLOCK_BYTES = 1 << 20
-"""Each block of this size of a file has a hash of its own: where damage is looked for."""
+"""Size of the blocks of a file that have separate hashes, by which damage is located."""
 
 MANIFEST_NAME = "manifest.json"
 
 MANIFEST_BYTES = 256 << 20
-"""The longest manifest that is read. A terabyte of rows needs about 20 MiB."""
+"""Maximum size of a manifest. A terabyte of rows needs about 20 MiB."""
 
 HEADER_BYTES = 1 << 20
-"""The longest header of a file of rows or erased keys that is read."""
+"""Maximum size of the header of a file of rows or erased keys."""
 
 STATE_HEADER_BYTES = 64 << 20
-"""The longest header of a file of state that is read; it holds the state's values."""
+"""Maximum size of the header of a file of state, which contains the values of the state."""
 
 SEGMENT_BYTES = 64 << 20
-"""The longest segment of a file of rows that is read: so much memory reading needs."""
+"""Maximum size of a segment of a file of rows; reading needs this much memory."""
 
 MAX_CHAIN = 1000
-"""The most deltas over one full snapshot."""
+"""Maximum number of deltas over one full snapshot."""
 
 
 BLOCK_DIGITS = 16
-"""Hexadecimal digits of the hash of a block."""
+"""Number of hexadecimal digits of the hash of a block."""
 
 ReadInto = Callable[[int, memoryview], None]
-"""Fills the view with the bytes of a file that begin at an offset."""
+"""Fills the view with the bytes of a file from an offset."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileHashes:
-    """Expected hashes of a file's bytes.
+    """Size and hashes of a file.
 
     Args:
-        size_bytes: of the file.
-        whole: xxh3-128 of all bytes, 32 hexadecimal digits.
-        blocks: xxh3-64 of each block of `BLOCK_BYTES`, 16 digits each, one after the other.
+        size_bytes: Size of the file.
+        whole: XXH3-128 of all bytes, 32 hexadecimal digits.
+        blocks: XXH3-64 of each block of `BLOCK_BYTES`, 16 hexadecimal digits each, concatenated.
     """
 
     size_bytes: int
@@ -110,48 +110,48 @@ class FileHashes:
 
 
 class NewerFormatError(ValueError):
-    """A manifest of a later format. From 2 on, `read_by` in it is the first release that reads it."""
+    """The manifest has a later format. From format 2, `read_by` names the first release that reads it."""
 
     def __init__(self, version: int, read_by: object) -> None:
         release = "a later release of sparring"
         if isinstance(read_by, str) and _RELEASE.match(read_by):
             release = f'sparring>={read_by}: pip install "sparring>={read_by}"'
         super().__init__(
-            f"it has format {version}, and this is sparring {__version__}, which reads format "
-            f"{VERSION}; use {release}"
+            f"it has format {version}, but sparring {__version__} reads only format {VERSION}; use "
+            f"{release}"
         )
 
 
 class OtherFormatError(ValueError):
-    """A whole manifest of something else than a snapshot."""
+    """The file is an undamaged manifest of something other than a snapshot."""
 
 
 _RELEASE = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9}){0,3}\Z")
 
 
 def text_hash(data: bytes) -> str:
-    """xxh3-128, 32 hexadecimal digits."""
+    """Returns the XXH3-128 of `data` as 32 hexadecimal digits."""
     return xxhash.xxh3_128_hexdigest(data)
 
 
 def block_hash(data: memoryview) -> str:
-    """xxh3-64, 16 hexadecimal digits."""
+    """Returns the XXH3-64 of `data` as 16 hexadecimal digits."""
     return xxhash.xxh3_64_hexdigest(data)
 
 
 def no_pause() -> None:
-    """Does not pause."""
+    """Does nothing; the default for `pause`."""
 
 
 def hash_blocks(
     read_into: ReadInto, size_bytes: int, pause: Callable[[], None] = no_pause
 ) -> FileHashes:
-    """The hashes of a file, in one pass over it.
+    """Computes the hashes of a file in one pass over it.
 
     Args:
-        read_into: reads the file.
-        size_bytes: of the file.
-        pause: called after each block.
+        read_into: Reads a range of the file.
+        size_bytes: Size of the file.
+        pause: Called after each block.
     """
     whole = xxhash.xxh3_128()
     blocks = []
@@ -171,17 +171,17 @@ JSON = Any
 
 @dataclass(frozen=True, slots=True)
 class TableDescription:
-    """A table, as far as its rows are concerned.
+    """Description of the rows of a table in a snapshot.
 
     Args:
-        name: of the table.
-        dim: elements of an embedding.
-        dtype: of embeddings.
-        state_width: elements of optimizer state behind each embedding.
-        state_method: the update method of that state; empty where unknown.
-        has_scores: whether rows come with scores.
-        extra: what else is worth keeping. `of` puts the seed, the initializer and the placement
-            there, because rows that were never written are computed from them.
+        name: Name of the table.
+        dim: Elements per embedding.
+        dtype: Dtype of embeddings.
+        state_width: Elements of optimizer state after each embedding.
+        state_method: Update method that the state belongs to; empty if unknown.
+        has_scores: Whether the snapshot contains a score per row.
+        extra: Additional values. `of` stores the seed, the initializer and the placement, because rows
+            that were never written are computed from them.
     """
 
     name: str
@@ -200,14 +200,14 @@ class TableDescription:
         has_scores: bool = False,
         extra: Mapping[str, JSON] | None = None,
     ) -> TableDescription:
-        """The description of `table`.
+        """Creates the description of `table`.
 
         Args:
-            table: as declared, with its state.
-            has_scores: whether the storage keeps scores that are to be saved.
-            extra: added to the seed, the initializer and the placement.
+            table: Declaration of the table, with its state.
+            has_scores: Whether the storage has scores to save.
+            extra: Values to add to the seed, the initializer and the placement.
         """
-        assert isinstance(table.initializer, Initializer)  # TableConfig sees to it
+        assert isinstance(table.initializer, Initializer)  # TableConfig converts it
         known = {
             "seed": table.seed,
             "initializer": table.initializer.as_dict(),
@@ -225,16 +225,16 @@ class TableDescription:
 
     @property
     def config(self) -> TableConfig:
-        """A table of the same rows, with the default initializer; it gives their layout.
+        """Table with the same layout of rows. Its initializer is not the one of the saved table.
 
         Raises:
-            InvalidArgumentError: there can be no such table.
+            InvalidArgumentError: The description is not valid for a table.
         """
         return TableConfig(
             self.name,
             self.dim,
             self.dtype,
-            # Of every legal dim and dtype it stays within the range.
+            # Valid for every dim and dtype, unlike the other initializers.
             initializer="zeros",
             state_width=self.state_width,
             state_method=self.state_method,
@@ -242,19 +242,20 @@ class TableDescription:
 
     @property
     def width(self) -> int:
-        """Elements of the table's dtype in a whole row."""
+        """Elements per whole row."""
         return self.config.width
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
-        """The dtype of arrays of rows."""
+        """NumPy dtype of rows."""
         return self.config.numpy_dtype
 
     def check(self, table: TableConfig) -> None:
-        """Refuses a table whose rows these cannot be.
+        """Checks that the rows fit a declared table.
 
         Raises:
-            InvalidArgumentError: naming what differs, in the snapshot and in the table.
+            InvalidArgumentError: They do not. The message lists the differing values of the snapshot and
+                of the table.
         """
         asked, found = table, self.config
         differing = [
@@ -270,8 +271,8 @@ class TableDescription:
             )
         if differing:
             raise InvalidArgumentError(
-                f"snapshot of table {self.name!r} does not fit the table that is declared: "
-                f"{'; '.join(differing)}. Declare it as it was saved, or load another snapshot",
+                f"snapshot of table {self.name!r} does not fit the declared table: "
+                f"{'; '.join(differing)}. Declare the table as it was saved, or load another snapshot",
                 table=self.name,
                 differing=tuple(differing),
             )
@@ -283,7 +284,7 @@ _TAIL_BYTES = len(b'\n "hash": ""\n}\n') + 32
 _Count = Annotated[int, Field(ge=0, lt=2**62)]
 _Rank = Annotated[int, Field(ge=0, lt=2**31)]
 _Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
-# No path: no separator, no leading dot.
+# A file name, not a path: without separators and without a leading dot.
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,254}$")]
 
 
@@ -292,14 +293,14 @@ class _Entry(BaseModel):
 
 
 class Base(_Entry):
-    """The snapshot that a delta is over: a sibling, with the hash of its manifest."""
+    """Base of a delta: the name of a snapshot in the same folder, and the hash of its manifest."""
 
     name: _Name
     hash: _Hash
 
 
 class TableEntry(_Entry):
-    """See `TableDescription`."""
+    """`TableDescription` in the manifest."""
 
     name: str
     dim: int
@@ -342,21 +343,21 @@ class TableEntry(_Entry):
 
 
 class FileEntry(_Entry):
-    """One data file.
+    """One data file in the manifest.
 
     Args:
-        name: in the snapshot's folder.
-        kind: `rows` and `erased` belong to a table, `state` has a name of its own.
-        rank: that wrote it.
-        table: whose rows or keys it holds; empty for state.
-        state: the state's name; empty for rows and erased keys.
-        partitions: half-open range that its keys are of.
-        columns: half-open range of embeddings that its rows have, and of each array of state; None: all.
-            Of erased keys: those that lost these columns.
-        num_keys: rows, or erased keys.
-        size_bytes: of the file.
-        hash: xxh3-128 of the file.
-        blocks: xxh3-64 of each block of 1 MiB, one after the other.
+        name: Name in the snapshot's folder.
+        kind: `rows` or `erased` for a file of a table, `state` for a file of state.
+        rank: Rank that wrote it.
+        table: Table of the rows or keys; empty for state.
+        state: Name of the state; empty for rows and erased keys.
+        partitions: Half-open range of the partitions of its keys.
+        columns: Half-open range of the columns of the embedding, and of each array of optimizer state,
+            that its rows contain; for erased keys, the columns that were erased. None for all.
+        num_keys: Number of rows or erased keys.
+        size_bytes: Size of the file.
+        hash: XXH3-128 of the file.
+        blocks: XXH3-64 of each block of 1 MiB, concatenated.
     """
 
     name: _Name
@@ -374,20 +375,22 @@ class FileEntry(_Entry):
     @model_validator(mode="after")
     def _check(self) -> FileEntry:
         if (self.kind == "state") == bool(self.table) or (self.kind == "state") != bool(self.state):
-            raise ValueError(f"file {self.name!r} of kind {self.kind} must name what it is of")
+            raise ValueError(
+                f"file {self.name!r} of kind {self.kind} must have a table or a state, depending on kind"
+            )
         if not 0 <= self.partitions[0] < self.partitions[1] <= NUM_PARTITIONS:
-            raise ValueError(f"file {self.name!r} has no legal range of partitions")
+            raise ValueError(f"file {self.name!r} has an invalid range of partitions")
         if self.columns is not None and (
             self.kind == "state" or not 0 <= self.columns[0] < self.columns[1]
         ):
-            raise ValueError(f"file {self.name!r} has no legal range of columns")
+            raise ValueError(f"file {self.name!r} has an invalid range of columns")
         if len(self.blocks) != BLOCK_DIGITS * -(-self.size_bytes // BLOCK_BYTES):
-            raise ValueError(f"file {self.name!r} has not as many hashes as blocks")
+            raise ValueError(f"file {self.name!r} does not have one hash per block")
         return self
 
     @property
     def block(self) -> ColumnBlock | None:
-        """Its columns; None: all."""
+        """Columns of the file; None for all."""
         return None if self.columns is None else ColumnBlock(*self.columns)
 
 
@@ -411,32 +414,36 @@ class _Contents(_Entry):
             raise ValueError("a rank's state is listed twice")
         for file in self.files:
             if file.table and file.table not in tables:
-                raise ValueError(f"file {file.name!r} is of table {file.table!r}, not listed")
+                raise ValueError(
+                    f"file {file.name!r} has table {file.table!r}, which is not in the list of tables"
+                )
             if file.columns is not None:
                 _check_columns(file, tables[file.table].description)
             if file.rank >= self.world_size:
-                raise ValueError(f"file {file.name!r} is of rank {file.rank}, not of this world")
+                raise ValueError(
+                    f"file {file.name!r} has rank {file.rank}, but world_size is {self.world_size}"
+                )
         return self
 
 
 def _check_columns(file: FileEntry, table: TableDescription) -> None:
-    """Refuses columns that a table does not have, or that its state does not go by."""
+    """Rejects columns that the table does not have, or a table whose state cannot be split by columns."""
     assert file.columns is not None
     if file.columns[1] > table.dim or not ColumnBlock.divides_state(table.config):
         raise ValueError(
-            f"file {file.name!r} is of columns {file.columns} of table {table.name!r}, which has "
-            f"{table.dim}, and {table.state_width} elements of state"
+            f"file {file.name!r} has columns {file.columns}, which do not fit table {table.name!r} with "
+            f"dim {table.dim} and {table.state_width} elements of state"
         )
 
 
 class Manifest(_Contents):
-    """All that a committed snapshot holds."""
+    """Contents of a committed snapshot."""
 
     format: Literal["sparring snapshot"] = "sparring snapshot"
 
 
 class Part(_Contents):
-    """One rank's files, in the staging folder; gone once the snapshot is committed."""
+    """Part file with one rank's data files, in the staging folder; removed by the commit."""
 
     format: Literal["sparring snapshot part"] = "sparring snapshot part"
     token: str
@@ -447,10 +454,10 @@ _Text = TypeVar("_Text", Manifest, Part)
 
 
 def encode_text(contents: Manifest | Part) -> bytes:
-    """The file, a line for each table and file, its hash at the end."""
+    """Encodes a manifest or part file: one line per table and file, and the hash at the end."""
     plain = contents.model_dump(mode="json")
     for file in plain["files"]:
-        if file["columns"] is None:  # as manifests were before there were columns
+        if file["columns"] is None:  # the same bytes as before the format had columns
             del file["columns"]
     lines = ["{"]
     for name in sorted(plain, key=lambda each: (each in {"tables", "files"}, each != "format")):
@@ -467,32 +474,32 @@ def encode_text(contents: Manifest | Part) -> bytes:
 
 
 def decode_text(text: bytes, kind: type[_Text]) -> tuple[_Text, str]:
-    """Decodes the text of `encode_text`; returns the value and its hash.
+    """Decodes the text of `encode_text`, and returns the value and its hash.
 
     Raises:
-        ValueError: damaged, or not such a file; the text says why.
+        ValueError: The text is damaged or has another format; the message contains the reason.
     """
     tail = _TAIL.search(text, max(0, len(text) - _TAIL_BYTES))
     if tail is None:
-        raise ValueError("it does not end with its hash: cut off, or no manifest")
+        raise ValueError("it does not end with its hash, so it is truncated or not a manifest")
     found, expected = text_hash(text[: tail.start()]), tail[1].decode()
     if found != expected:
-        raise ValueError(f"its bytes hash to {found}, it says {expected}")
+        raise ValueError(f"its bytes have the hash {found}, expected {expected}")
     try:
         plain = json.loads(text.decode(), object_pairs_hook=reject_repeated_keys)
     except RecursionError:
         raise ValueError("the JSON is nested too deeply") from None
     if not isinstance(plain, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     plain.pop("hash", None)
     wanted = kind.model_fields["format"].default
     if plain.get("format", wanted) != wanted:
-        raise OtherFormatError(f"it is a {plain['format']!r}, asked was a {wanted!r}")
+        raise OtherFormatError(f"it is a {plain['format']!r}, expected a {wanted!r}")
     version = plain.get("version")
     if isinstance(version, int) and version > VERSION:
         raise NewerFormatError(version, plain.get("read_by"))
     if version != VERSION:
-        raise ValueError(f"its format has version {version!r}, this reads version {VERSION}")
+        raise ValueError(f"its format has version {version!r}, expected version {VERSION}")
     try:
         return kind.model_validate(plain), expected
     except ValidationError as error:
@@ -504,8 +511,8 @@ def decode_text(text: bytes, kind: type[_Text]) -> tuple[_Text, str]:
 
 
 def reject_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The JSON object of these pairs; ValueError where a name is given twice."""
+    """Returns the JSON object of these pairs. Raises ValueError if a name occurs twice."""
     made = dict(pairs)
     if len(made) != len(pairs):
-        raise ValueError("a name is given twice")
+        raise ValueError("a name occurs twice in one JSON object")
     return made

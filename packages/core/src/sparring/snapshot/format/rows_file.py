@@ -1,4 +1,4 @@
-"""Verified reads of a data file: only bytes of blocks with the right hash are returned."""
+"""Verified reads of a data file: returns only bytes of blocks whose hashes match the manifest."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ def _count_references(arrays: list[Bytes], place: int) -> int:
     return sys.getrefcount(arrays[place])
 
 
-# What this Python counts for an array that only a list holds.
+# Reference count, in this version of Python, of an array that is referenced only by a list.
 _UNUSED_REFERENCES = _count_references([np.empty(0, np.uint8)], 0)
 
 
 class _Buffers:
-    """Memory for reads. New memory costs more than reading into it: each page is a fault."""
+    """Reusable memory for reads. New memory costs more than reading into it, because each page faults."""
 
     def __init__(self) -> None:
         self._buffers: list[Bytes] = []
 
     def take(self, size_bytes: int) -> Bytes:
-        """Memory that no array is a view of."""
+        """Returns memory that no other array is a view of."""
         for place in range(len(self._buffers)):
-            # A view holds the array that it is of.
+            # A view keeps a reference to its array.
             if _count_references(self._buffers, place) == _UNUSED_REFERENCES:
                 if len(self._buffers[place]) < size_bytes:
                     self._buffers[place] = np.empty(size_bytes, np.uint8)
@@ -65,15 +65,15 @@ class _Buffers:
 
 
 class BlockReader:
-    """One data file, open.
+    """Reads one data file, and verifies each block that it reads.
 
     Args:
-        url: of the snapshot, for messages.
-        folder: of the snapshot.
-        entry: what manifest.json says of the file.
+        url: URL of the snapshot, for messages.
+        folder: Folder of the snapshot.
+        entry: Manifest entry of the file.
 
     Raises:
-        SnapshotDamagedError: the file is missing, no regular file, or of another size.
+        SnapshotDamagedError: The file is missing, is not a regular file, or has another size.
     """
 
     def __init__(self, url: str, folder: ReadFolder, entry: FileEntry) -> None:
@@ -88,9 +88,9 @@ class BlockReader:
                 url,
                 entry.name,
                 min(found, entry.size_bytes),
-                f"it has {found:,} bytes, manifest.json says {entry.size_bytes:,}",
+                f"it has {found:,} bytes, expected {entry.size_bytes:,} according to manifest.json",
             )
-        # The block that the last read ended in: the next one mostly begins there.
+        # The last block of the previous read, because the next read usually begins in it.
         self._kept_block = -1
         self._kept: Bytes = np.empty(0, np.uint8)
         self._buffers = _Buffers()
@@ -105,11 +105,11 @@ class BlockReader:
         self._file.close()
 
     def read(self, begin: int, end: int) -> Bytes:
-        """Verified bytes, in memory that is reused once they are released.
+        """Returns the verified bytes of a range, in memory that is reused after the array is released.
 
         Raises:
-            SnapshotDamagedError: a block of theirs is damaged.
-            SnapshotIOError: the file system failed.
+            SnapshotDamagedError: A block of the range is damaged.
+            SnapshotIOError: The file system failed.
         """
         first, last = begin // BLOCK_BYTES, -(-end // BLOCK_BYTES)
         start, stop = first * BLOCK_BYTES, min(last * BLOCK_BYTES, self.entry.size_bytes)
@@ -131,18 +131,21 @@ class BlockReader:
         return buffer[begin - start : end - start]
 
     def header(self, most_bytes: int) -> tuple[Header, int]:
-        """The file's header, and the offset of its data.
+        """Returns the file's header and the offset of its data.
 
         Raises:
-            SnapshotDamagedError: it is no safetensors file, or its header has more than
-                `most_bytes`.
+            SnapshotDamagedError: It is not a safetensors file, or its header has more than `most_bytes`
+                bytes.
         """
         size = self.entry.size_bytes
         if size < 8:
             raise self.damaged_error(0, f"{size} bytes are too few for a safetensors file")
         length = int(self.read(0, 8).view("<u8")[0])
         if length > min(most_bytes, size - 8):
-            raise self.damaged_error(0, f"its header says that it has {length:,} bytes")
+            raise self.damaged_error(
+                0,
+                f"its header has {length:,} bytes, expected at most {min(most_bytes, size - 8):,}",
+            )
         text = self.read(8, 8 + length).tobytes()
         try:
             return decode_header(text, size - 8 - length), 8 + length
@@ -150,7 +153,7 @@ class BlockReader:
             raise self.damaged_error(8, str(error)) from error
 
     def damaged_error(self, offset: int, reason: str) -> Exception:
-        """The error that this file is damaged."""
+        """Creates the error for damage in this file."""
         return damaged_error(self.url, self.entry.name, offset, reason)
 
     def _check(self, block: int, data: Bytes) -> None:
@@ -159,13 +162,13 @@ class BlockReader:
         if found != expected:
             raise self.damaged_error(
                 block * BLOCK_BYTES,
-                f"the block of {len(data):,} bytes there hashes to {found}, manifest.json says "
-                f"{expected}",
+                f"the block of {len(data):,} bytes has the hash {found}, expected {expected} according "
+                "to manifest.json",
             )
 
 
 Range = tuple[int, int]
-"""Partitions, half-open."""
+"""Half-open range of partitions."""
 
 _Placed = tuple[tuple[Tensor, ...], Range]
 """The tensors of a segment, and the partitions of its keys."""
@@ -178,19 +181,20 @@ def read_segments(
     table: TableDescription,
     wanted: npt.NDArray[np.bool_] | None = None,
 ) -> Iterator[ScanChunk]:
-    """The segments of a file, each verified before it is given.
+    """Yields the segments of a file, each verified before it is yielded.
 
     Args:
-        url: of the snapshot, for messages.
-        folder: of the snapshot.
-        entry: of kind `rows` or `erased`; for erased keys rows have no width, and scores are 0. Rows
-            are of its columns.
-        table: whose rows they are.
-        wanted: ``(4096,)``: segments that hold none of these partitions are not read; None: all.
+        url: URL of the snapshot, for messages.
+        folder: Folder of the snapshot.
+        entry: Manifest entry of a file of kind `rows` or `erased`. Rows have the columns of the file.
+            For erased keys, rows have no columns and scores are 0.
+        table: Description of the table.
+        wanted: ``(4096,)``, True for each requested partition. Segments without requested partitions
+            are not read. None reads all segments.
 
     Raises:
-        SnapshotDamagedError: the file is damaged, or does not fit the table.
-        SnapshotIOError: the file system failed.
+        SnapshotDamagedError: The file is damaged, or does not fit the table.
+        SnapshotIOError: The file system failed.
     """
     config = table.config if entry.block is None else entry.block.table_of(table.config)
     names = ["keys"]
@@ -207,14 +211,15 @@ def read_segments(
                 if (tensor.code, tensor.shape) != (codes[name], (count, *shapes[name])):
                     raise reader.damaged_error(
                         8,
-                        f"tensor {tensor.name!r} is {tensor.code} {tensor.shape}, table "
-                        f"{table.name!r} needs {codes[name]} {(count, *shapes[name])}",
+                        f"tensor {tensor.name!r} is {tensor.code} {tensor.shape}, expected "
+                        f"{codes[name]} {(count, *shapes[name])} for table {table.name!r}",
                     )
             if segment[-1].end - segment[0].begin > SEGMENT_BYTES:
                 raise reader.damaged_error(8, f"a segment has more than {SEGMENT_BYTES:,} bytes")
         if sum(counts) != entry.num_keys:
             raise reader.damaged_error(
-                8, f"it has {sum(counts):,} keys, manifest.json says {entry.num_keys:,}"
+                8,
+                f"it has {sum(counts):,} keys, expected {entry.num_keys:,} according to manifest.json",
             )
         try:
             ranges = decode_partitions(header, len(segments), entry.partitions)
@@ -233,20 +238,22 @@ def _segments(reader: BlockReader, header: Header, names: list[str]) -> list[tup
     for place, tensor in enumerate(tensors):
         expected = f"{names[place % size]}.{place // size}"
         if tensor.name != expected:
-            raise reader.damaged_error(8, f"tensor {tensor.name!r} is where {expected!r} must be")
+            raise reader.damaged_error(8, f"it has tensor {tensor.name!r}, expected {expected!r}")
     if len(tensors) % size:
-        raise reader.damaged_error(8, f"{len(tensors)} tensors are not {size} for each segment")
+        raise reader.damaged_error(
+            8, f"it has {len(tensors)} tensors, expected {size} tensors per segment"
+        )
     return [tensors[begin : begin + size] for begin in range(0, len(tensors), size)]
 
 
 def _chunks(
     reader: BlockReader, segments: list[_Placed], data_begin: int, dtype: np.dtype[Any]
 ) -> Iterator[ScanChunk]:
-    """One segment after the other."""
+    """Yields one chunk per segment."""
     for segment, partitions in segments:
         data = reader.read(data_begin + segment[0].begin, data_begin + segment[-1].end)
         chunk = _chunk(reader, (segment, partitions), data, data_begin, dtype)
-        # What is held here cannot be read into.
+        # A buffer that is still referenced here could not be reused.
         del data
         yield chunk
         del chunk
@@ -266,7 +273,7 @@ def _chunk(
         part = data[tensor.begin - begin : tensor.end - begin]
         name = tensor.name.partition(".")[0]
         element = dtype if name == "rows" else np.dtype(np.uint64 if name == "scores" else np.int64)
-        # Aligned as our writer makes them; other writers' are copied.
+        # Segments of our writer are aligned; unaligned ones of other writers are copied.
         arrays[name] = np.require(part.view(element), requirements="A").reshape(tensor.shape)
     keys: Keys = arrays["keys"]
     _check_partitions(reader, keys, data_begin + begin, partitions)
@@ -285,4 +292,6 @@ def _check_partitions(reader: BlockReader, keys: Keys, offset: int, expected: Ra
         return
     partitions = _native.partition(keys)
     if int(partitions.min()) < low or int(partitions.max()) >= high:
-        raise reader.damaged_error(offset, f"it has keys beyond its partitions {low} to {high - 1}")
+        raise reader.damaged_error(
+            offset, f"it has keys outside of its partitions {low} to {high - 1}"
+        )

@@ -1,1 +1,1 @@
-"""File systems that hold snapshots: the local one, or any of fsspec."""
+"""File systems for snapshots: the local one, or any file system of fsspec."""

@@ -1,8 +1,8 @@
-"""Snapshots on the local file system: staged in the same folder, renamed on commit.
+"""Snapshots on the local file system: staged in the same folder, and renamed on commit.
 
-Every file is opened relative to the descriptor of its folder, follows no link and must be a
-regular file. Whatever touches the disk is a function of `os`, called as such: that is where
-`sparring_testing.faults.faulty_disk` lets it fail.
+Every file is opened relative to the descriptor of its folder, without following symbolic links, and must
+be a regular file. All disk access calls functions as attributes of `os`, because
+`sparring_testing.faults.faulty_disk` replaces them to inject failures.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class LocalWriteFile(WriteFile):
     """A new local file.
 
     Args:
-        descriptor: open for reading and writing.
-        owned: whether to close it with this.
+        descriptor: File descriptor, open for reading and writing.
+        owned: Whether `close` closes the descriptor.
     """
 
     def __init__(self, descriptor: int, *, owned: bool = True) -> None:
@@ -81,8 +81,8 @@ class LocalWriteFile(WriteFile):
                 self.size_bytes += written
                 rest = rest[written:]
         if self.size_bytes - self._begun_bytes >= _WRITE_BEHIND_BYTES:
-            # Begins to write what is dirty, and waits for nothing: `sync` then has little to do, and
-            # no other writer of the machine meets a flood.
+            # Starts to write dirty pages without waiting for them. `sync` then has little to write, and
+            # other processes do not compete with a large burst of writes.
             begun, self._begun_bytes = self._begun_bytes, self.size_bytes
             os.posix_fadvise(
                 self._descriptor, begun, self.size_bytes - begun, os.POSIX_FADV_DONTNEED
@@ -94,21 +94,21 @@ class LocalWriteFile(WriteFile):
             offset += os.pwrite(self._descriptor, data[offset:], offset)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """As `ReadFile.read_into`."""
+        """See `ReadFile.read_into`."""
         _read_into(self._descriptor, offset, buffer)
 
     def hashes(self, pause: Callable[[], None]) -> FileHashes:
-        """The hashes of the written file, read back; `pause` is called after each block."""
+        """Reads the written file back and returns its hashes. Calls `pause` after each block."""
         return hash_blocks(self.read_into, self.size_bytes, pause)
 
     def sync(self) -> None:
-        """Returns when the file is durable."""
+        """Makes the file durable."""
         os.fsync(self._descriptor)
 
     def seal(self, pause: Callable[[], None]) -> FileHashes:
         hashes = self.hashes(pause)
         os.fsync(self._descriptor)
-        # It is not read soon: its pages of the cache serve the next file, not fresh ones.
+        # The file is not read soon, so its pages of the page cache can be reused for the next file.
         os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         return hashes
 
@@ -162,7 +162,7 @@ class _LocalWriteFolder(WriteFolder):
 
 
 class LocalRoot(SnapshotRoot):
-    """A local folder of snapshots; made when the first one is staged."""
+    """A local folder of snapshots, created when the first snapshot is staged."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
@@ -191,7 +191,7 @@ class LocalRoot(SnapshotRoot):
     def stage(self, name: str, token: str) -> WriteFolder:
         _make_folders(self.path)
         staging = self._staging(name, token)
-        # Another rank of this attempt may have made it; the next line refuses all but a folder.
+        # Another rank of this attempt may have created it. The next line raises if it is not a folder.
         with suppress(FileExistsError):
             os.mkdir(staging)
         return _LocalWriteFolder(staging)
@@ -204,11 +204,11 @@ class LocalRoot(SnapshotRoot):
         assert isinstance(staging, _LocalWriteFolder)
         staging.put(MANIFEST_NAME, manifest)
         try:
-            # A folder that is not empty is never replaced, and a snapshot is never empty.
+            # A rename never replaces a folder that is not empty, and a snapshot is never empty.
             os.rename(staging.path, self.path / name)
         except OSError as error:
             if error.errno in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
-                raise FileExistsError(errno.EEXIST, "there is one already", name) from error
+                raise FileExistsError(errno.EEXIST, "it exists already", name) from error
             raise
         _sync_folder(self.path)
 
@@ -216,8 +216,8 @@ class LocalRoot(SnapshotRoot):
         _remove_folder(self._staging(name, token))
 
     def remove(self, name: str) -> None:
-        # First out of sight, whole, then file by file.
-        # No token has a tilde: this is no staging folder.
+        # Renamed first, because removing its files is not atomic. A token cannot contain a tilde, so
+        # the new name is not the name of a staging folder.
         hidden = self.path / f".{name}.~removed"
         _remove_folder(hidden)
         os.rename(self.path / name, hidden)
@@ -241,8 +241,8 @@ class LocalRoot(SnapshotRoot):
 
 
 def _close(descriptor: int) -> None:
-    """Closes it, if there is one. What was to last was synced before, so a failure loses nothing; the
-    descriptor is gone all the same."""
+    """Closes an open descriptor. Ignores errors, because durable data was synced before, and the
+    descriptor is released even if close fails."""
     if descriptor >= 0:
         with suppress(OSError):
             os.close(descriptor)
@@ -257,7 +257,7 @@ def _read_into(descriptor: int, offset: int, buffer: memoryview) -> None:
 
 
 def _last_write_time(folder: Path) -> float:
-    """When the folder or a file in it was last written to."""
+    """Returns the time of the last write to the folder or to a file in it."""
     times = [folder.stat().st_mtime]
     with os.scandir(folder) as entries:
         times += [entry.stat(follow_symlinks=False).st_mtime for entry in entries]
@@ -265,7 +265,7 @@ def _last_write_time(folder: Path) -> float:
 
 
 def _make_folders(path: Path) -> None:
-    """Makes a folder and those above it, each durable in the one above."""
+    """Creates a folder and its parents, and makes the entry of each durable."""
     if path.is_dir():
         return
     _make_folders(path.parent)
@@ -288,7 +288,7 @@ def _unlink(name: str, descriptor: int) -> None:
 
 
 def _remove_folder(path: Path) -> None:
-    """Removes a flat folder, if there is one, and follows nothing out of it."""
+    """Removes a folder without subfolders, if it exists, without following symbolic links."""
     try:
         descriptor = os.open(path, _FOLDER)
     except FileNotFoundError:

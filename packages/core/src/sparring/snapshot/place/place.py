@@ -1,9 +1,9 @@
-"""Contract of a file system that holds snapshots, and how its errors are told.
+"""Contract of a file system for snapshots, and the conversion of its errors.
 
-A place is a folder of snapshots. `sparring.snapshot.place.local` and
-`sparring.snapshot.place.remote` implement it; tests put one around it that fails or kills at any call.
-Names are single path components. Methods raise OSError as the file system gives it; callers turn it into
-errors that name the snapshot, the file and the offset, by `reading` and `writing`.
+`sparring.snapshot.place.local` and `sparring.snapshot.place.remote` implement it. Tests wrap an
+implementation to fail or to kill the process at any call. Names are single path components. Methods
+raise the OSError of the file system. Callers use `reading` and `writing` to convert it into an error
+with the snapshot, the file and the offset.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ReadFile(Closable):
 
     @abstractmethod
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fills `buffer` from `offset` on; EOFError where the file ends before."""
+        """Fills `buffer` with the bytes from `offset`. Raises EOFError if the file is too short."""
 
 
 class ReadFolder(Closable):
@@ -44,15 +44,15 @@ class ReadFolder(Closable):
 
     @abstractmethod
     def names(self) -> list[str]:
-        """All entries, of whatever kind."""
+        """Returns the names of all entries, of any type."""
 
     @abstractmethod
     def open(self, name: str) -> ReadFile:
-        """Opens a regular file, through no link. Never waits, as for a FIFO."""
+        """Opens a regular file. Follows no symbolic link, and does not block, for example on a FIFO."""
 
 
 class WriteFile(Closable):
-    """A new file that only its writer knows of."""
+    """A new file, visible only to its writer until it is sealed."""
 
     size_bytes: int
 
@@ -65,46 +65,46 @@ class WriteFile(Closable):
 
     @abstractmethod
     def seal(self, pause: Callable[[], None]) -> FileHashes:
-        """Returns when the file is durable. Nothing is written to it afterwards.
+        """Makes the file durable, and returns its hashes. Nothing may be written to it afterwards.
 
         Args:
-            pause: called after each piece of the work.
+            pause: Called after each piece of work.
         """
 
 
 class WriteFolder(Closable):
-    """The staging folder of one attempt, which the ranks share."""
+    """The staging folder of one attempt, shared by all ranks."""
 
     @abstractmethod
     def stored_name(self, name: str) -> str:
-        """The name in the snapshot of a file called `name`."""
+        """Returns the name in the snapshot of the file `name`."""
 
     @abstractmethod
     def create(self, name: str) -> WriteFile:
-        """A new file; FileExistsError where there is one."""
+        """Creates a file. Raises FileExistsError if it exists."""
 
     @abstractmethod
     def put(self, name: str, data: bytes) -> None:
-        """Writes a small file that others see whole or not at all, and returns when it is durable."""
+        """Writes a small file atomically, and returns when it is durable."""
 
     @abstractmethod
     def read(self, name: str, most: int) -> bytes | None:
-        """A small file, or None where there is none; ValueError if longer than `most` bytes."""
+        """Reads a small file; None if it does not exist. Raises ValueError if it exceeds `most` bytes."""
 
     @abstractmethod
     def discard(self, names: Iterable[str]) -> None:
-        """Removes files; unknown ones are no error."""
+        """Removes files. Ignores names that do not exist."""
 
     @abstractmethod
     def is_gone(self) -> bool:
-        """Whether it was published or removed, where that can be seen; otherwise False."""
+        """Whether the folder was published or removed; False if the file system cannot report this."""
 
 
 class SnapshotRoot(ABC):
     """A folder of snapshots.
 
     Args:
-        url: of the folder.
+        url: URL of the folder.
     """
 
     def __init__(self, url: str) -> None:
@@ -112,65 +112,65 @@ class SnapshotRoot(ABC):
 
     @abstractmethod
     def url_of(self, name: str) -> str:
-        """The URL of a snapshot."""
+        """Returns the URL of a snapshot."""
 
     @abstractmethod
     def names(self) -> list[str]:
-        """The folders in this place, committed or not, without staging folders."""
+        """Returns the names of the snapshots in the folder, committed or not, without staging folders."""
 
     @abstractmethod
     def is_committed(self, name: str) -> bool:
-        """Whether a folder of this name has a manifest."""
+        """Whether the snapshot `name` has a manifest."""
 
     @abstractmethod
     def exists(self, name: str) -> bool:
-        """Whether a snapshot of this name cannot be written any more."""
+        """Whether the name is in use, so that a new snapshot cannot have it."""
 
     @abstractmethod
     def open(self, name: str) -> ReadFolder: ...
 
     @abstractmethod
     def stage(self, name: str, token: str) -> WriteFolder:
-        """The staging folder of an attempt; the first rank makes it."""
+        """Opens the staging folder of an attempt, and creates it if no rank has created it."""
 
     @abstractmethod
     def check_usable(self, token: str) -> None:
-        """Returns if it is, or can be made, a folder to write to, as far as that shows.
+        """Checks, as far as possible, that the folder exists or can be created, and is writable.
 
         Args:
-            token: of no attempt.
+            token: Token that no attempt uses.
         """
 
     @abstractmethod
     def publish(self, staging: WriteFolder, name: str, manifest: bytes) -> None:
-        """Writes the manifest last and makes the snapshot visible; returns when that is durable.
+        """Writes the manifest, makes the snapshot visible, and returns when this is durable.
 
-        FileExistsError where there is one of that name.
+        Raises FileExistsError if a snapshot of that name exists.
         """
 
     @abstractmethod
     def abandon(self, name: str, token: str, unread_mark: str | None = None) -> None:
-        """Removes what an attempt has staged that was not published.
+        """Removes the staged files of an attempt that was not published.
 
         Args:
-            unread_mark: a file of it that tells other ranks why, and that some have not read yet: it
-                stays where `WriteFolder.is_gone` could not tell them.
+            unread_mark: Mark file with the cause that some ranks have not read. It is kept if
+                `WriteFolder.is_gone` cannot report to them that the folder was removed.
         """
 
     @abstractmethod
     def remove(self, name: str) -> None:
-        """Removes a snapshot, its visibility first."""
+        """Makes a snapshot invisible, and then removes its files."""
 
     @abstractmethod
     def remove_stale(self, older_than_seconds: float) -> list[str]:
-        """Removes staging folders without writes for that long; returns their names."""
+        """Removes staging folders without writes in this period, and returns their names."""
 
 
 _NOT_REGULAR = {errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.ENOTDIR, errno.ENXIO}
 
 
 def damaged_error(url: str, file: str, offset: int, reason: str) -> SnapshotDamagedError:
-    """The error that a file is damaged."""
+    """Creates the error for a damaged file."""
     return SnapshotDamagedError(
         f"snapshot {url}: {file} is damaged at byte {offset:,}: {reason}; load an older snapshot",
         url=url,
@@ -181,11 +181,11 @@ def damaged_error(url: str, file: str, offset: int, reason: str) -> SnapshotDama
 
 @contextmanager
 def reading(url: str, file: str, offset: int = 0) -> Iterator[None]:
-    """Turns errors of reading into those of snapshots.
+    """Converts errors of reading a file into errors of snapshots.
 
     Raises:
-        SnapshotDamagedError: the file is missing, too short or no regular file.
-        SnapshotIOError: the file system failed.
+        SnapshotDamagedError: The file is missing, too short or not a regular file.
+        SnapshotIOError: The file system failed.
     """
     try:
         yield
@@ -197,10 +197,10 @@ def reading(url: str, file: str, offset: int = 0) -> Iterator[None]:
         raise damaged_error(url, file, offset, str(error)) from error
     except OSError as error:
         if error.errno in _NOT_REGULAR:
-            raise damaged_error(url, file, offset, f"it is no regular file ({error})") from error
+            raise damaged_error(url, file, offset, f"it is not a regular file ({error})") from error
         raise SnapshotIOError(
-            f"snapshot {url}: reading {file} at byte {offset:,} failed: {error}; look there, then "
-            "load again",
+            f"snapshot {url}: reading {file} at byte {offset:,} failed: {error}; check the file "
+            "system, then load again",
             url=url,
             file=file,
             offset=offset,
@@ -209,10 +209,10 @@ def reading(url: str, file: str, offset: int = 0) -> Iterator[None]:
 
 @contextmanager
 def writing(url: str, file: str, offset: int = 0) -> Iterator[None]:
-    """Turns errors of writing into those of snapshots.
+    """Converts errors of writing a file into errors of snapshots.
 
     Raises:
-        SnapshotIOError: the file system failed.
+        SnapshotIOError: The file system failed.
     """
     try:
         yield
@@ -221,7 +221,7 @@ def writing(url: str, file: str, offset: int = 0) -> Iterator[None]:
     except OSError as error:
         raise SnapshotIOError(
             f"snapshot {url}: writing {file} at byte {offset:,} failed: {error}; nothing was "
-            "committed. Make room or mend the disk, then save again",
+            "committed. Free disk space or repair the file system, then save again",
             url=url,
             file=file,
             offset=offset,

@@ -1,8 +1,9 @@
-"""Snapshots on any file system of fsspec: files under their last names, the manifest last.
+"""Snapshots on any file system of fsspec: files are written under their final names, the manifest last.
 
-Object stores rename nothing and sync nothing. So an attempt writes straight into the snapshot's
-folder, under names that begin with its token, and the manifest, put last and whole, commits. Data
-files are made on the local disk, because their headers are known last, and uploaded when complete.
+Object stores support neither rename nor sync. An attempt therefore writes directly into the snapshot's
+folder, under names that begin with its token. The manifest is written last and atomically, which commits
+the snapshot. Data files are written to the local disk first, because their headers are known only at the
+end, and are uploaded when they are complete.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ _UPLOAD_BYTES = 8 << 20
 
 
 def open_remote_root(root_url: str) -> RemoteRoot:
-    """A folder of snapshots on another file system.
+    """Opens a folder of snapshots on a file system of fsspec.
 
     Raises:
-        InvalidArgumentError: fsspec knows no such file system, its package is not installed, or
-            the URL lacks what the file system needs.
-        SnapshotIOError: the file system cannot be reached.
+        InvalidArgumentError: fsspec does not support the scheme, a package for the file system is not
+            installed, or the URL is incomplete for this file system.
+        SnapshotIOError: The file system cannot be reached.
     """
     system, path = open_file_system(root_url, SnapshotIOError)
     return RemoteRoot(root_url, system, path)
@@ -40,7 +41,7 @@ def open_remote_root(root_url: str) -> RemoteRoot:
 
 @contextmanager
 def _as_os_errors() -> Iterator[None]:
-    """Turns a client's own errors into errors of the file system."""
+    """Converts errors of a client library into OSError."""
     try:
         yield
     except (OSError, EOFError):
@@ -50,7 +51,7 @@ def _as_os_errors() -> Iterator[None]:
 
 
 class _System:
-    """fsspec's file system, whose methods raise no classes of its client's own."""
+    """A file system of fsspec whose methods convert errors of its client library into OSError."""
 
     def __init__(self, system: Any) -> None:
         self._system = system
@@ -72,7 +73,7 @@ class _RemoteReadFile(ReadFile):
         if described["type"] != "file":
             raise OSError(errno.EINVAL, "not a regular file")
         if described["size"] is None:
-            raise OSError(errno.ENOTSUP, "the file system does not say how long it is")
+            raise OSError(errno.ENOTSUP, "the file system does not report the size of the file")
         self._system, self._path = system, path
         self.size_bytes = int(described["size"])
 
@@ -83,7 +84,7 @@ class _RemoteReadFile(ReadFile):
         buffer[:] = data
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing, because no resource is open."""
 
 
 class _RemoteReadFolder(ReadFolder):
@@ -97,13 +98,13 @@ class _RemoteReadFolder(ReadFolder):
         return _RemoteReadFile(self._system, f"{self._path}/{name}")
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing, because no resource is open."""
 
 
 class _RemoteWriteFile(WriteFile):
     def __init__(self, system: Any, path: str) -> None:
         self._system, self._path = system, path
-        # Unlinked at once: it goes with the process.
+        # Has no name on the disk, so it disappears with the process.
         self._local = tempfile.TemporaryFile(prefix="sparring-", buffering=0)  # noqa: SIM115
         self._file = LocalWriteFile(self._local.fileno(), owned=False)
 
@@ -142,7 +143,7 @@ class _RemoteWriteFolder(WriteFolder):
     def create(self, name: str) -> WriteFile:
         path = f"{self.path}/{name}"
         if self._system.exists(path):
-            raise FileExistsError(errno.EEXIST, "there is one already", path)
+            raise FileExistsError(errno.EEXIST, "it exists already", path)
         return _RemoteWriteFile(self._system, path)
 
     def put(self, name: str, data: bytes) -> None:
@@ -152,7 +153,7 @@ class _RemoteWriteFolder(WriteFolder):
         path = f"{self.path}/{self.stored_name(name)}"
         self._system.invalidate_cache(self.path)
         try:
-            # By its bytes: not every file system says how long a file is.
+            # Reads one byte more than allowed, because not every file system reports sizes.
             data = bytes(self._system.cat_file(path, start=0, end=most + 1))
         except FileNotFoundError:
             return None
@@ -169,16 +170,16 @@ class _RemoteWriteFolder(WriteFolder):
         return False  # object stores have no folders
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing, because no resource is open."""
 
 
 class RemoteRoot(SnapshotRoot):
     """A folder of snapshots on a file system of fsspec.
 
     Args:
-        url: of the folder.
-        system: fsspec's file system.
-        path: of the folder in it.
+        url: URL of the folder.
+        system: File system of fsspec.
+        path: Path of the folder in `system`.
     """
 
     def __init__(self, url: str, system: Any, path: str) -> None:
@@ -216,7 +217,7 @@ class RemoteRoot(SnapshotRoot):
 
     def publish(self, staging: WriteFolder, name: str, manifest: bytes) -> None:
         if self.is_committed(name):
-            raise FileExistsError(errno.EEXIST, "there is one already", name)
+            raise FileExistsError(errno.EEXIST, "it exists already", name)
         self._system.pipe_file(f"{self._path}/{name}/{MANIFEST_NAME}", manifest)
 
     def abandon(self, name: str, token: str, unread_mark: str | None = None) -> None:
@@ -231,7 +232,7 @@ class RemoteRoot(SnapshotRoot):
 
     def remove(self, name: str) -> None:
         path = f"{self._path}/{name}"
-        # Without its manifest the rest is no snapshot.
+        # The manifest first, because without it the folder is not a snapshot.
         self._system.rm_file(f"{path}/{MANIFEST_NAME}")
         for each in _names(self._system, path):
             self._system.rm_file(f"{path}/{each}")
@@ -256,8 +257,8 @@ class RemoteRoot(SnapshotRoot):
         return stale
 
     def _refresh_path(self, name: str) -> str:
-        """The path of a snapshot: listings are remembered, and another process may have committed or
-        removed it since."""
+        """Returns the path of a snapshot. Invalidates cached listings, because another process may have
+        committed or removed it."""
         path = f"{self._path}/{name}"
         for each in (self._path, path):
             self._system.invalidate_cache(each)
