@@ -76,6 +76,6 @@ def test_no_serving_snapshot_is_said_so(training: Any, capsys: pytest.CaptureFix
     assert "there is no serving snapshot" in capsys.readouterr().err
     assert main(["inspect", training.served_url(1)]) == 1
     told = " ".join(capsys.readouterr().err.split())
-    assert "it is a 'sparring serving snapshot', asked was a 'sparring snapshot'" in told
-    assert told.endswith("`sparring inspect-served` shows serving snapshots")
+    assert "it is a 'sparring serving snapshot', expected a 'sparring snapshot'" in told
+    assert told.endswith("run `sparring inspect-served`")
     assert "an older snapshot" not in told

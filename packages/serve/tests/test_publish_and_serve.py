@@ -633,7 +633,7 @@ def test_another_dtype_publishes_the_newest_snapshot_again(
             "serving.yaml --role parameters, or sparring serve",
         ),
         (["shards=[[a:1],[b:1]]"], "say which one this server is, as --shard 1/2"),
-        (["snapshots=https://me:secret@host/a"], "must hold no password"),
+        (["snapshots=https://me:secret@host/a"], "must not contain a password"),
     ],
 )
 def test_wrong_servers_are_refused(

@@ -176,11 +176,11 @@ def test_what_is_no_snapshot_is_told_of(
     chain: Snapshot, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = Path(chain.url).parent
-    with pytest.raises(SnapshotError, match=f"see `sparring snapshots {folder}`"):
+    with pytest.raises(SnapshotError, match=f"`sparring snapshots {folder}`"):
         open_snapshot(str(folder))
     (tmp_path / "file").touch()
     assert main(["snapshots", str(tmp_path / "file")]) == 2
-    assert "is no folder; name the one that holds snapshots" in capsys.readouterr().err
+    assert "is not a folder; pass a folder of snapshots" in capsys.readouterr().err
     (Path(chain.url) / "manifest.json").write_text("junk")
     assert main(["snapshots", str(folder)]) == 0
     captured = capsys.readouterr()

@@ -358,7 +358,7 @@ def test_a_rank_that_dies_in_a_save_leaves_the_others_a_deadline(tmp_path: Path)
         writer.finish()
         if collective.rank == 0:
             return "dead"
-        with pytest.raises(DeadlineError, match="rank 0 has not committed it within") as caught:
+        with pytest.raises(DeadlineError, match="rank 0 did not commit it within") as caught:
             writer.await_commit()
         writer.abandon(caught.value)
         return str(sorted(path.name for path in next(tmp_path.iterdir()).iterdir()))

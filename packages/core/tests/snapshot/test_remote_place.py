@@ -150,7 +150,7 @@ def test_nothing_is_seen_before_the_manifest(root: str) -> None:
         writer.write_table(ITEM, [make_chunk([writer.rank])])
         writer.finish()
         assert list_snapshots(root) == []
-        with pytest.raises(SnapshotError, match="no committed snapshot"):
+        with pytest.raises(SnapshotError, match="not a committed snapshot"):
             open_snapshot(url)
     snapshot = writers[0].commit()
     writers[1].abandon()
@@ -214,7 +214,7 @@ def test_an_empty_path_is_not_the_current_folder(
     monkeypatch.chdir(tmp_path)
     calls = (open_root, list_snapshots, open_snapshot, SnapshotWriter, lambda _: retain(url, 2))
     for call in calls:
-        with pytest.raises(InvalidArgumentError, match="names no folder"):
+        with pytest.raises(InvalidArgumentError, match="does not name a folder"):
             call(url) if call is not SnapshotWriter else SnapshotWriter(url, step=1)
     assert not list(tmp_path.iterdir())
 
@@ -380,5 +380,5 @@ def test_marks_are_read_where_nobody_says_how_long_they_are() -> None:
 def test_a_snapshot_of_which_nobody_says_how_long_its_files_are_is_refused() -> None:
     root = f"{uuid.uuid4().hex}/runs"
     save(f"memory://{root}", 1, make_chunk([1]))
-    with pytest.raises(SnapshotIOError, match="does not say how long it is"):
+    with pytest.raises(SnapshotIOError, match="does not report the size"):
         open_snapshot(latest_snapshot(f"memory://{root}").url.replace("memory", "unsized"))

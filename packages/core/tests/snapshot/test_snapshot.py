@@ -269,7 +269,7 @@ def test_an_empty_table_and_one_without_scores_are_saved(tmp_path: Path) -> None
     assert rows_by_key(snapshot) == {}
     assert (count_rows(snapshot, "item"), count_rows(snapshot, "plain")) == (0, 2)
     assert dict(snapshot.tables) == {"plain": table, "item": ITEM}
-    with pytest.raises(UnknownTableError, match="it has item, plain"):
+    with pytest.raises(UnknownTableError, match="choose one of its tables: item, plain"):
         scan_rows(snapshot, "user")
 
 
@@ -299,7 +299,7 @@ def test_state_comes_back_with_values_and_arrays(tmp_path: Path) -> None:
     assert snapshot.state("nothing").values is None
     assert snapshot.state_names() == ["nothing", "optimizer"]
     with pytest.raises(
-        SnapshotError, match="no state 'model' of rank 0; rank 0 wrote nothing, opt"
+        SnapshotError, match="no state 'model' of rank 0; .*nothing, opt"
     ):
         snapshot.state("model")
 
@@ -327,7 +327,7 @@ def test_commit_waits_for_all_ranks_but_not_for_ever(tmp_path: Path) -> None:
         str(tmp_path / "a"), step=3, world_size=3, token="t", deadline_seconds=0.05
     )
     writer.finish()
-    with pytest.raises(DeadlineError, match=r"ranks \[1, 2\] did not come"):
+    with pytest.raises(DeadlineError, match=r"ranks \[1, 2\] did not write"):
         writer.commit()
     writer.abandon()
     assert not list(tmp_path.iterdir())
@@ -345,7 +345,7 @@ def test_parts_of_another_attempt_are_not_mixed_in(tmp_path: Path) -> None:
         living.commit()
     other = SnapshotWriter(url, step=4, rank=1, world_size=2, token="live")
     other.finish()
-    with pytest.raises(SnapshotError, match="ranks of one attempt must give the same"):
+    with pytest.raises(SnapshotError, match="same values on all ranks"):
         living.commit()
     with pytest.raises(InvalidArgumentError, match="token must be"):
         SnapshotWriter(url, step=3, world_size=2)
@@ -382,7 +382,7 @@ def test_a_snapshot_is_never_written_twice(tmp_path: Path) -> None:
 
 def test_calls_out_of_order_are_refused(tmp_path: Path) -> None:
     writer = SnapshotWriter(str(tmp_path / "a"), step=1)
-    with pytest.raises(ClosedError, match="needs it finished"):
+    with pytest.raises(ClosedError, match="requires 'finished'"):
         writer.commit()
     writer.write_table(ITEM, [])
     with pytest.raises(InvalidArgumentError, match="written already"):
@@ -390,14 +390,14 @@ def test_calls_out_of_order_are_refused(tmp_path: Path) -> None:
     writer.write_state("a")
     with pytest.raises(InvalidArgumentError, match="written already"):
         writer.write_state("a")
-    with pytest.raises(InvalidArgumentError, match="must be JSON"):
+    with pytest.raises(InvalidArgumentError, match="must be convertible to JSON"):
         writer.write_state("b", {"a": object()})
-    with pytest.raises(InvalidArgumentError, match="dtype complex128"):
+    with pytest.raises(InvalidArgumentError, match="dtype complex128; convert"):
         writer.write_state("c", arrays={"a": np.ones(2, np.complex128)})
     with pytest.raises(InvalidArgumentError, match="its name must start"):
         writer.write_state("../d")
     writer.finish()
-    with pytest.raises(ClosedError, match="needs it writing"):
+    with pytest.raises(ClosedError, match="requires 'writing'"):
         writer.write_state("e")
     writer.abandon()
     writer.abandon()
@@ -456,7 +456,7 @@ def test_there_is_no_snapshot_where_none_was_committed(tmp_path: Path) -> None:
     with pytest.raises(SnapshotError, match="there is no snapshot"):
         open_snapshot(tmp_path / "a")
     (tmp_path / "b").mkdir()
-    with pytest.raises(SnapshotError, match=r"no committed snapshot: it has no manifest\.json"):
+    with pytest.raises(SnapshotError, match=r"not a committed snapshot, because it has no manifest\.json"):
         open_snapshot(tmp_path / "b")
-    with pytest.raises(InvalidArgumentError, match="names no folder"):
+    with pytest.raises(InvalidArgumentError, match="does not name a folder"):
         open_snapshot("/")
