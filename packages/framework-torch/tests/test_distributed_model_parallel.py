@@ -261,7 +261,7 @@ def test_a_plan_says_how_tables_are_sharded() -> None:
         DistributedModelParallel(Small(), plan={"small": "table-wise"})
     with (
         StepContainer() as container,
-        pytest.raises(InvalidArgumentError, match="give it the plan"),
+        pytest.raises(InvalidArgumentError, match="pass the plan to the container"),
     ):
         DistributedModelParallel(Small(), container=container, plan={"small": "row_wise"})
 

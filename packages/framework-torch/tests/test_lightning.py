@@ -91,7 +91,7 @@ def test_training_goes_on_from_a_checkpoint(
     assert rows_of(served.model) == rows_of(whole.model)
     if most_bytes == 10:
         assert len(list((tmp_path / "rows").glob("step-*"))) == 3
-        with pytest.raises(InvalidArgumentError, match=r"begins at step 0; go on from the"):
+        with pytest.raises(InvalidArgumentError, match=r"starts at step 0; resume from the"):
             fit(Lit(), tmp_path / "first", 1, *callbacks("rows"))
 
 
@@ -102,7 +102,7 @@ def test_snapshots_within_epochs_and_old_ones(tmp_path: Path) -> None:
     fit(Lit(), tmp_path, 3, steps)
     names = sorted(each.name for each in (tmp_path / "rows").glob("step-*"))
     assert names == ["step-000000000009", "step-000000000012"]
-    with pytest.raises(InvalidArgumentError, match="keep must be at least 1, or None; found 0"):
+    with pytest.raises(InvalidArgumentError, match="keep must be at least 1 or None, found 0"):
         SnapshotCallback("rows", keep=0)
 
 

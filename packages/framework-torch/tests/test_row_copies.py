@@ -85,7 +85,7 @@ def test_what_cannot_be_copied_says_what_to_do(
     train(model, optimizer, 0, 1)
     monkeypatch.setattr(rows_in_state, "MAX_BYTES", 100)
     for attempt in (copy.deepcopy, pickle.dumps):
-        with pytest.raises(UnsupportedError, match="bytes of rows, and up to 100 are copied"):
+        with pytest.raises(UnsupportedError, match="bytes of rows, more than the maximum of 100"):
             attempt(model)
 
 
@@ -115,7 +115,7 @@ def test_a_copy_that_shares_reads_live_rows_and_refuses_training() -> None:
         compiled(ids).sum().backward()
     with torch.no_grad():
         copied(ids)
-    with pytest.raises(UnsupportedError, match="give the Optimizer the modules that train"):
+    with pytest.raises(UnsupportedError, match="give the Optimizer the modules that are trained"):
         Optimizer(copied, "sgd", lr=0.1)
     # A copy of it has rows of its own again.
     own = copy.deepcopy(copied)
@@ -169,7 +169,9 @@ def test_averaged_models_average_the_dense_part() -> None:
     resumed.load_state_dict(states[1])
     assert torch.equal(resumed.eval()(ids), averaged(ids))
     train(model, optimizer, 4, 5)
-    with pytest.raises(InvalidArgumentError, match="the state_dict has others; load the state of"):
+    with pytest.raises(
+        InvalidArgumentError, match="the state_dict has different ones; load the state of"
+    ):
         averaged.load_state_dict(states[1])
 
 

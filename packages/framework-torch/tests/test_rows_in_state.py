@@ -127,7 +127,9 @@ def test_a_shared_table_travels_once() -> None:
     alone.load_state_dict(model.seen.state_dict())
     assert torch.equal(alone(torch.tensor([[3]])), model.seen(torch.tensor([[3]])))
     parts = {"_extra_state": state["seen._extra_state"]}
-    with pytest.raises(InvalidArgumentError, match=r"travel with another module.*whole model"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"in the entry of a previous module.*whole model"
+    ):
         EmbeddingBag(3, name="items", storage="memory").load_state_dict(parts)
     # Modules that had been looked up in apart stay apart.
     apart = Model()
@@ -231,16 +233,16 @@ def test_what_does_not_go_together_is_refused() -> None:
     train(model, optimizer_of(model), 0, 2)
     saved = model.items.state_dict()
     wrong: list[tuple[Callable[[], Embedding], Any, str]] = [
-        (lambda: Embedding(4, name="items"), InvalidArgumentError, "have dim 3, the table of this"),
+        (lambda: Embedding(4, name="items"), InvalidArgumentError, "have dim 3, expected"),
         (
             lambda: Embedding(3, name="x"),
             InvalidArgumentError,
-            "are those of items; give the module",
+            "found saved rows of tables items; name the tables",
         ),
         (
             lambda: Embedding(3, name="items", num_embeddings=3),
             CapacityError,
-            "larger num_embeddings",
+            "increase num_embeddings",
         ),
     ]
     for make, kind, message in wrong:
@@ -272,7 +274,7 @@ def test_many_rows_name_a_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     train(model, optimizer, 0, 3)
     container = model.users.agent.container
     with pytest.raises(
-        UnsupportedError, match=r"bytes, and up to 100.*step 3.*there is none: call"
+        UnsupportedError, match=r"bytes, more than the maximum of 100.*step 3.*there is none: call"
     ):
         model.state_dict()
     container.save(str(tmp_path / "three"), blocking=False)
@@ -302,10 +304,10 @@ def test_many_rows_name_a_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert train(other, resumed, 3, 5) == expected
 
     (tmp_path / "three").rename(tmp_path / "away")
-    with pytest.raises(SnapshotError, match=r"cannot be read.*bring that snapshot back to .*three"):
+    with pytest.raises(SnapshotError, match=r"cannot be read.*restore that snapshot at .*three"):
         Model().load_state_dict(saved["model"])
     container.save(str(tmp_path / "three"))
-    with pytest.raises(SnapshotError, match=r"found another one there, of hash"):
+    with pytest.raises(SnapshotError, match=r"but the one found there has hash"):
         Model().load_state_dict(saved["model"])
 
 
@@ -318,7 +320,7 @@ def test_ranks_name_a_snapshot(tmp_path: Path) -> None:
         optimizer = optimizer_of(model)
         # To load into it; it says that it has no rows.
         before = model.state_dict()
-        with pytest.raises(UnsupportedError, match=r"of 2 ranks before their first step"):
+        with pytest.raises(UnsupportedError, match=r"by 2 ranks before their first step"):
             model.load_state_dict(before)
         train(model, optimizer, 0, 3)
         with pytest.raises(UnsupportedError, match=r"users are on 2 ranks.*step 3 instead"):
@@ -330,7 +332,9 @@ def test_ranks_name_a_snapshot(tmp_path: Path) -> None:
         optimizer.load_state_dict(saved["optimizer"])
         assert train(model, optimizer, 3, 5) == after
         lone = Embedding(3, name="items", storage="memory").state_dict()
-        with pytest.raises(UnsupportedError, match="of one rank, and there are 2: load it in one"):
+        with pytest.raises(
+            UnsupportedError, match="of one rank, but there are 2 ranks: load it in one"
+        ):
             model.items.load_state_dict(lone)
         container.close()
         return saved, after

@@ -15,7 +15,7 @@ from .test_transpiler import Small, sgd
 from .test_transpiler_programs import check_same, trained_on_two_ranks
 from .transpiled_programs import PROGRAMS, optimizers_of, train
 
-pytest.importorskip("torch.distributed.tensor", reason="FSDP2 came with torch 2.6")
+pytest.importorskip("torch.distributed.tensor", reason="FSDP2 requires torch 2.6")
 
 NAMES = ["adagrad", "SparseAdam and Adam", "DLRM", "accumulated gradients", "clipped gradients"]
 
@@ -106,10 +106,10 @@ def test_a_parameter_without_dimensions_is_refused() -> None:
 
 def test_what_does_not_go_with_it_is_refused(tmp_path: Path) -> None:
     model = Small()
-    with pytest.raises(InvalidArgumentError, match="found 'fsdp'; give 'ddp' or 'fsdp2'"):
+    with pytest.raises(InvalidArgumentError, match="found 'fsdp', expected 'ddp' or 'fsdp2'"):
         distribute(model, sgd(model), dense="fsdp")
-    with pytest.raises(InvalidArgumentError, match="on all ranks or on none"):
+    with pytest.raises(InvalidArgumentError, match="all ranks must use the same parameters"):
         distribute(model, sgd(model), dense="fsdp2", find_unused_parameters=True)
-    with pytest.raises(InvalidArgumentError, match="trainers of a service have none"):
+    with pytest.raises(InvalidArgumentError, match="trainers of a service have no ranks"):
         distribute(model, sgd(model), dense="fsdp2", service=tmp_path / "serving.yaml")
     assert isinstance(model.words, nn.Embedding)

@@ -227,7 +227,7 @@ def test_what_a_service_cannot_do_is_refused_and_nothing_is_changed(tmp_path: Pa
                 torch.optim.SparseAdam(model.parameters(), maximize=True),
                 {},
                 UnsupportedError,
-                "a service updates rows by update methods",
+                "a service needs an update method",
             ),
             (model, sgd(model), {"plan": "auto"}, InvalidArgumentError, "leave out plan"),
             (

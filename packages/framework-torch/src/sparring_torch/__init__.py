@@ -1,7 +1,7 @@
-"""The PyTorch adapter of sparring: ids in, embeddings out, torch's own optimizers.
+"""PyTorch adapter of sparring: TorchRec's modules and torch's optimizers for dynamic tables.
 
-Names are imported when they are asked for: listing plugins imports `sparring_torch.plugin`, and
-should not have to wait for torch, nor need it.
+Names are imported on first use, so that listing plugins, which imports `sparring_torch.plugin`, does
+not import torch.
 """
 
 from __future__ import annotations

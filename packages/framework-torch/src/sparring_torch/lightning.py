@@ -1,7 +1,7 @@
-"""`SnapshotCallback`: snapshots of the rows at the steps at which Lightning writes checkpoints.
+"""`SnapshotCallback`: saves snapshots of the rows when Lightning writes checkpoints.
 
-A checkpoint has the rows itself where they are on one rank and take up to 1 GiB. Otherwise it names the
-snapshot of its step, which this writes before Lightning asks the model for its state.
+A checkpoint contains the rows if they are on one rank and at most 1 GiB. Otherwise it names the
+snapshot of its step, which this callback writes before Lightning reads the model's state.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["SnapshotCallback"]
 
 
 def _callback_class() -> Any:
-    """Lightning's `Callback`, by the name of the package that the program has imported."""
+    """Returns Lightning's `Callback` from the package that the program has imported."""
     names = ["lightning.pytorch", "pytorch_lightning"]
     for name in sorted(names, key=lambda name: name not in sys.modules):
         try:
@@ -26,28 +26,29 @@ def _callback_class() -> Any:
         except ModuleNotFoundError as error:
             if error.name != name.partition(".")[0]:
                 raise
-    raise PluginError("sparring_torch.lightning needs Lightning; install it: pip install lightning")
+    raise PluginError("sparring_torch.lightning requires Lightning; run: pip install lightning")
 
 
 _Callback: Any = _callback_class()
 
 
 class SnapshotCallback(_Callback):  # type: ignore[misc]
-    """Saves a snapshot of all tables of the model, as ``url/step-000000001000``.
+    """Saves a snapshot of all tables of the model as ``url/step-000000001000``.
 
-    It does so at the end of epochs, before validation ends, and every so many steps: give it the times of
-    `ModelCheckpoint`, which saves after it. ``trainer.fit(ckpt_path=…)`` loads the snapshot that the
+    It saves at the end of epochs, before validation ends, and after a number of steps. Use the intervals
+    of `ModelCheckpoint`, which saves after it. ``trainer.fit(ckpt_path=…)`` loads the snapshot that the
     checkpoint names.
 
     Args:
-        url: a folder, or a URL of fsspec.
-        every_n_epochs: between two snapshots at the end of an epoch; None: none there.
-        every_n_train_steps: between two snapshots within epochs; None: none there.
-        keep: how many stay, the newest; None: all. A checkpoint is of no use without its snapshot, so
-            not fewer than checkpoints that are kept.
+        url: a folder, or an fsspec URL.
+        every_n_epochs: number of epochs between snapshots at the end of an epoch; None disables them.
+        every_n_train_steps: number of steps between snapshots; None disables them.
+        keep: number of snapshots to keep, the newest ones; None keeps all. A checkpoint requires its
+            snapshot, so this must be at least the number of checkpoints to keep.
 
     Raises:
-        InvalidArgumentError: a number below 1; when training begins, there are snapshots of later steps.
+        InvalidArgumentError: a number is less than 1, or the folder contains snapshots of later steps
+            when training starts.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class SnapshotCallback(_Callback):  # type: ignore[misc]
         for name, number in numbers.items():
             if number is not None and number < 1:
                 raise InvalidArgumentError(
-                    f"SnapshotCallback: {name} must be at least 1, or None; found {number}"
+                    f"SnapshotCallback: {name} must be at least 1 or None, found {number}"
                 )
         self._url = url.rstrip("/")
         self._every_n_epochs = every_n_epochs
@@ -75,32 +76,32 @@ class SnapshotCallback(_Callback):  # type: ignore[misc]
         self._options = SaveOptions(retention=None if keep is None else Retention(url, keep))
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Refuses a folder in which another run was further."""
+        """Rejects a folder with snapshots of later steps."""
         steps = _container_of(pl_module).counters.steps
         later = [url for url in list_snapshots(self._url) if open_snapshot(url).step > steps]
         if later:
             raise InvalidArgumentError(
-                f"SnapshotCallback: {self._url} has {later[-1]}, and training begins at step {steps}; go "
-                "on from the checkpoint of that step (trainer.fit(ckpt_path=…)), or save in another "
-                "folder",
+                f"SnapshotCallback: {self._url} contains {later[-1]}, but training starts at step "
+                f"{steps}; resume from the checkpoint of that step with trainer.fit(ckpt_path=…), or "
+                "use another folder",
                 url=self._url,
             )
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Saves every `every_n_train_steps`."""
+        """Saves every `every_n_train_steps` steps."""
         every = self._every_n_train_steps
         if every is not None and trainer.global_step % every == 0:
             self._save(pl_module)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Saves where checkpoints are written after validation."""
+        """Saves before checkpoints that are written after validation."""
         if trainer.training and not trainer.sanity_checking:
             self._save_at_end(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Saves every `every_n_epochs`."""
+        """Saves every `every_n_epochs` epochs."""
         self._save_at_end(trainer, pl_module)
 
     def _save_at_end(self, trainer: Any, pl_module: Any) -> None:

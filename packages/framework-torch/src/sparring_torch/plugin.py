@@ -1,4 +1,4 @@
-"""Plugin of sparring-torch. Importing it imports no torch."""
+"""Plugin of sparring-torch; imports no torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def sparring_register_framework() -> Sequence[FrameworkDescriptor]:
         FrameworkDescriptor(
             name="torch",
             api_version=API_VERSION,
-            summary="PyTorch: modules under TorchRec's names, torch's own optimizers.",
+            summary="PyTorch: modules with TorchRec's names, optimizers of torch.",
             unavailable=_why_unavailable,
             module="sparring_torch",
         )
@@ -39,7 +39,7 @@ def sparring_register_collective() -> Sequence[CollectiveDescriptor]:
         CollectiveDescriptor(
             name="torch",
             api_version=API_VERSION,
-            summary="A torch.distributed group: gloo.",
+            summary="A torch.distributed group over gloo.",
             options=TorchCollectiveOptions,
             unavailable=_why_unavailable,
             factory=_join,
@@ -55,7 +55,7 @@ def sparring_register_rendezvous() -> Sequence[RendezvousDescriptor]:
         RendezvousDescriptor(
             name="torch",
             api_version=API_VERSION,
-            summary="torchrun's variables, and its TCPStore.",
+            summary="torchrun's variables and its TCPStore.",
             options=TorchRendezvousOptions,
             unavailable=_why_unavailable,
             factory=_meet,

@@ -4,10 +4,10 @@ Messages are sent over a separate gloo group, so that tags and time-outs do not 
 program; tensors on GPUs are sent over NCCL (`sparring_torch.distributed.device_collective`). This module
 initializes ``torch.distributed`` if the program has not done so.
 
-gloo has no mercy on a message that is larger than its buffer: it ends the process. And of a smaller
-one it does not tell. So the size goes into the tag: messages of another size do not meet.
+gloo ends the process if a message is larger than the receiver's buffer, and does not report a smaller
+one. Therefore the size is part of the tag, so that messages of different sizes do not match.
 
-    tag on the wire, 31 bits:   tag of the message (20 bits, and three of ours) | size mod 1,021
+    tag on the wire, 31 bits:   tag of the message (20 bits, and three of sparring) | size mod 1,021
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sparring_torch.distributed.options import TorchCollectiveOptions
 
 __all__ = ["TorchCollective", "join_torch"]
 
-# A prime: sizes that differ by a whole number of rows leave different remainders.
+# A prime, so that sizes which differ by a multiple of the row size have different remainders.
 _SIZE_MODULUS = 1021
 _SIZE_BITS = 10
 
@@ -37,18 +37,18 @@ _SIZE_BITS = 10
 def join_torch(
     membership: Membership, options: TorchCollectiveOptions, deadline_seconds: float
 ) -> Collective:
-    """Joins all ranks of the default group, and initialises it if need be. All ranks call it.
+    """Joins all ranks of the default group; initializes it if necessary. All ranks must call it.
 
     Raises:
-        DeadlineError: not all ranks came.
-        InvalidArgumentError: the group has other ranks than the rendezvous found.
-        UnsupportedError: this torch has no gloo.
-        PluginError, DeviceError: the option `process_group` names NCCL, and it cannot be used.
+        DeadlineError: not all ranks joined in time.
+        InvalidArgumentError: the group has other ranks than the rendezvous.
+        UnsupportedError: this build of torch has no gloo.
+        PluginError, DeviceError: the option `process_group` contains NCCL, but it cannot be used.
     """
     if not dist.is_available() or not dist.is_gloo_available():
         raise UnsupportedError(
             "collective 'torch': this build of torch has no torch.distributed with gloo; install "
-            "one that has"
+            "a build with gloo"
         )
     if membership.world_size == 1 and not dist.is_initialized():
         return TorchCollective(None, deadline_seconds=deadline_seconds)
@@ -58,9 +58,9 @@ def join_torch(
         _initialize(membership, options, timeout)
     elif (dist.get_rank(), dist.get_world_size()) != (membership.rank, membership.world_size):
         raise InvalidArgumentError(
-            f"collective 'torch': the rendezvous says rank {membership.rank} of "
-            f"{membership.world_size}, torch.distributed says rank {dist.get_rank()} of "
-            f"{dist.get_world_size()}; give both the same ranks"
+            f"collective 'torch': found rank {membership.rank} of {membership.world_size} from the "
+            f"rendezvous, but rank {dist.get_rank()} of {dist.get_world_size()} from "
+            "torch.distributed; give both the same ranks"
         )
     group = dist.new_group(backend="gloo", timeout=timeout, group_desc="sparring")
     host = TorchCollective(group, deadline_seconds=deadline_seconds, owns_default=owns_default)
@@ -80,15 +80,15 @@ def _initialize(
         )
     except ValueError as error:
         raise InvalidArgumentError(
-            f"collective 'torch': torch.distributed cannot be initialised with init_method "
-            f"{options.init_method!r}: {error}; start the ranks with torchrun, or give the option "
+            "collective 'torch': torch.distributed cannot be initialized with init_method "
+            f"{options.init_method!r}: {error}; start the ranks with torchrun, or set the option "
             "init_method",
             init_method=options.init_method,
         ) from error
     except dist.DistError as error:
         raise DeadlineError(
             f"collective 'torch': {membership.world_size} ranks did not meet at "
-            f"{options.init_method!r} within {options.start_seconds:g} s: {error}; look at the "
+            f"{options.init_method!r} within {options.start_seconds:g} s: {error}; check the logs of "
             "ranks that did not start",
             init_method=options.init_method,
         ) from error
@@ -98,9 +98,9 @@ class TorchCollective(Collective):
     """One rank of a gloo group.
 
     Args:
-        group: used by nothing else; None is a world of one.
-        deadline_seconds: the longest that any wait may take.
-        owns_default: whether `close` destroys all groups of ``torch.distributed``, or only `group`.
+        group: a group for this collective only; None is a world of one rank.
+        deadline_seconds: maximum duration of any wait.
+        owns_default: whether `close` destroys all groups of ``torch.distributed`` or only `group`.
     """
 
     def __init__(
@@ -122,11 +122,11 @@ class TorchCollective(Collective):
             send=lambda tensor, peer, tag: self._post(True, tensor, peer, tag),
             receive=lambda tensor, peer, tag: self._post(False, tensor, peer, tag),
         )
-        # The threads must have ended before the interpreter does.
+        # The threads must end before the interpreter does.
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Tells the others. Does not wait for messages that are under way."""
+        """Notifies the other ranks; does not wait for messages in flight."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -148,7 +148,7 @@ class TorchCollective(Collective):
         return self._start(False, buffer, source, tag)
 
     def _start(self, is_sending: bool, buffer: Array, peer: int, tag: int) -> Work:
-        # torch knows no read-only memory, and warns of it.
+        # torch does not support read-only memory, and warns about it.
         flat = (buffer if buffer.flags.writeable else buffer.copy()).reshape(-1).view(np.uint8)
         tensor = torch.from_numpy(flat)
         key = (is_sending, peer, tag)

@@ -1,8 +1,8 @@
-"""The ``torch`` collective for tensors on GPUs, which are sent over NCCL, straight from GPU memory.
+"""Extends the ``torch`` collective to tensors on GPUs, which are sent over NCCL from GPU memory.
 
-``torch.distributed`` supports NCCL too, but its watchdog ends the process if a message is late, and
-single messages cannot be cancelled. So tensors on GPUs use the collective ``nccl``, with the library that
-torch itself brings, and everything in host memory is sent over gloo.
+``torch.distributed`` supports NCCL, too, but its watchdog ends the process if a message is late, and
+single messages cannot be canceled. Therefore tensors on GPUs use the collective ``nccl``, with the NCCL
+library of torch, and host memory is sent over gloo.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ __all__ = ["view_on_gpu", "with_devices"]
 _log = logging.getLogger(__name__)
 
 _NAME = "nccl"
-"""The name of the collective for GPU memory, and of the backend in names of process groups."""
+"""Name of the collective for GPU memory, and of the backend in process groups."""
 
 
 def with_devices(host: Collective, membership: Membership, process_group: str) -> Collective:
     """Returns a collective that also sends tensors on this rank's GPU, or `host` if the job does not use
-    NCCL. All ranks call it.
+    NCCL. All ranks must call it.
 
-    The job uses NCCL if `process_group` names it, or if the default group has it and it can be used.
+    The job uses NCCL if `process_group` contains it, or if the default group has it and it can be used.
 
     Args:
-        host: carries what is in host memory.
-        membership: its local rank is the number of the GPU.
+        host: the collective for host memory.
+        membership: the membership of this rank, whose local rank is the number of its GPU.
         process_group: the option of that name.
 
     Raises:
-        PluginError, DeviceError: `process_group` names NCCL, and it cannot be used here.
+        PluginError, DeviceError: `process_group` contains NCCL, but it cannot be used here.
     """
     is_named = _NAME in process_group
     if not is_named and not (dist.is_initialized() and _NAME in dist.get_backend_config()):
@@ -54,11 +54,10 @@ def with_devices(host: Collective, membership: Membership, process_group: str) -
 
 
 def _find_collective(is_named: bool) -> CollectiveDescriptor | None:
-    """Returns the collective for GPU memory, or None if it cannot be used and `process_group` does not
-    name it.
+    """Returns the collective for GPU memory, or None if it cannot be used and is not required.
 
     Raises:
-        PluginError: `process_group` names it, and it is not installed.
+        PluginError: it is required, but not installed.
     """
     try:
         found = make_plugin_manager().collective(_NAME)
@@ -74,8 +73,8 @@ def _find_collective(is_named: bool) -> CollectiveDescriptor | None:
 
 
 def view_on_gpu(buffer: Any, stream: int | None) -> tuple[Any, int | None]:
-    """Returns a tensor on a GPU as bytes, and the stream that its message is ordered after: without
-    `stream`, torch's current one, so no thread waits. Returns other buffers as they are.
+    """Returns a tensor on a GPU as bytes, and the stream after which its message is ordered: `stream`,
+    or torch's current stream, so that no thread waits. Returns other buffers unchanged.
 
     Raises:
         InvalidArgumentError: the tensor is not contiguous.
@@ -87,7 +86,7 @@ def view_on_gpu(buffer: Any, stream: int | None) -> tuple[Any, int | None]:
             f"collective: buffers must be C-contiguous, found strides {buffer.stride()} for shape "
             f"{tuple(buffer.shape)}; copy it first"
         )
-    # The same memory without a gradient. Some dtypes of torch have no name in other libraries.
+        # A view without a gradient; other libraries have no names for some dtypes of torch.
     as_bytes = buffer.detach().reshape(-1).view(torch.uint8)
     return as_bytes, current_stream(buffer) if stream is None else stream
 

@@ -1,8 +1,8 @@
-"""`DistributedModelParallel`: a model on all ranks of its job.
+"""`DistributedModelParallel`: trains a model on all ranks of its job.
 
 tables                 sharded over ranks by the container; the exchange moves rows and gradients
-ordinary parameters    alike on all ranks: from rank 0 at first, then by averaged gradients; or cut over
-                       ranks by FSDP2
+ordinary parameters    equal on all ranks: broadcast from rank 0, then updated by averaged gradients; or
+                       sharded over ranks by FSDP2
 """
 
 from __future__ import annotations
@@ -31,57 +31,57 @@ __all__ = ["DistributedModelParallel", "check_dense"]
 
 @dataclass(frozen=True, slots=True)
 class _CollectiveChoice:
-    """A backend with its defaults."""
+    """Name of a plugin, with default options."""
 
     backend: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 class DistributedModelParallel(nn.Module):
-    """Wraps a model that holds tables and ordinary parameters, so that it trains on all ranks.
+    """Wraps a model with tables and ordinary parameters, so that it trains on all ranks.
 
-    A script for one process becomes one for many by one line, before optimizers are made::
+    One line, before optimizers are created, turns a script for one process into one for many::
 
         model = DistributedModelParallel(Model())
         sparse = sparring_torch.Optimizer(model, torch.optim.Adagrad, lr=0.05)
         dense = torch.optim.Adam(model.parameters(), lr=1e-3)
 
-    Started by torchrun or mpiexec, it joins the others; started alone, it changes nothing. Each rank
-    trains on its own batches, and gradients are averaged over ranks: with losses that are
-    means, W ranks with batches of b samples take the steps of one process with batches of W · b.
+    Under torchrun or mpiexec, the process joins the other ranks; otherwise nothing changes. Each rank
+    trains on its own batches, and gradients are averaged over ranks: with losses that are means, W ranks
+    with batches of b samples take the same steps as one process with batches of W · b.
 
-    Tables stay in the container that they share with all ranks. Ordinary parameters and buffers
-    are those of rank 0 at first. Where `torch.distributed` is initialised, or torchrun started the
-    ranks, `torch.nn.parallel.DistributedDataParallel` averages their gradients over the default
-    group; otherwise the collective of the container does. With ``dense="fsdp2"``, FSDP2 of torch keeps a
-    share of each on each rank, of its gradient and its optimizer state too.
+    Tables are in a container that is shared with all ranks. Ordinary parameters and buffers are
+    broadcast from rank 0. If `torch.distributed` is initialized, or torchrun started the ranks,
+    `torch.nn.parallel.DistributedDataParallel` averages their gradients over the default group;
+    otherwise the collective of the container does. With ``dense="fsdp2"``, torch's FSDP2 shards the
+    parameters, their gradients and their optimizer state.
 
-    `parameters`, `state_dict` and the like are those of the module, without a prefix; rows are no
-    parameters and are not among them.
+    Methods such as `parameters` and `state_dict` are those of the module, without a prefix. Rows are not
+    parameters and are not included.
 
     Args:
-        module: the model; its tables hold no rows yet, or it was made with `container`.
-        container: where its tables live on this rank; None joins the job.
-        exchange: how rows and gradients travel, if the job is joined.
-        plan: how tables are sharded, if the job is joined: a `sparring.contracts.ShardingPlan`, or
-            table → kind or `TableSharding`; the same on all ranks. Tables that it does not name are
-            ``row_wise``. ``auto``: rank 0 makes it from the tables of `module`, the ranks and their
-            nodes, by sparring-plan where that is installed; a logger of this package's says it. Other
-            text is the path of a file of ``sparring plan``.
-        deadline_seconds: the longest that one exchange may take, if the job is joined.
-        find_unused_parameters: for `DistributedDataParallel`: some parameters take part in some
-            batches only.
-        dense: ordinary parameters on several ranks: ``ddp``: whole on each; ``fsdp2``: cut over them.
-        plugin_manager: where backends are looked up; None looks through the installed plugins.
+        module: the model. Its tables must not contain rows yet, unless it was created with `container`.
+        container: container of the tables on this rank; None joins the job.
+        exchange: options of the exchange of rows and gradients, if the job is joined.
+        plan: sharding of tables, if the job is joined: a `sparring.contracts.ShardingPlan`, or a mapping
+            from table to kind or `TableSharding`; the same on all ranks. Other tables are
+            ``row_wise``. With ``auto``, rank 0 computes a plan from the tables of `module`, the ranks and
+            their nodes with sparring-plan, if installed, and logs it. Any other string is the path of a
+            file that ``sparring plan`` wrote.
+        deadline_seconds: maximum duration of one exchange, if the job is joined.
+        find_unused_parameters: passed to `DistributedDataParallel`: whether batches may use only some
+            of the parameters.
+        dense: ordinary parameters on several ranks: ``ddp`` replicates them; ``fsdp2`` shards them.
+        plugin_manager: the plugin manager for backends; None uses the installed plugins.
 
     Raises:
-        InvalidArgumentError: no tables in `module`; its tables live in another container; the
-            ranks of `torch.distributed` are others than those of the launcher; the plan names
-            another table or rank; or another value of `dense`, or one that does not go with the rest.
-        UnsupportedError: ``fsdp2``, and a parameter that cannot be cut.
-        CapacityError: ``auto``, and the tables do not fit the memory.
-        PluginError: a backend or sharding kind that no plugin offers, or that cannot run here.
-        DeadlineError: not all ranks came.
+        InvalidArgumentError: `module` has no tables, or tables in another container;
+            `torch.distributed` has other ranks than the launcher; the plan names an unknown table or
+            rank; or `dense` is unknown or not supported with the other arguments.
+        UnsupportedError: with ``fsdp2``, a parameter cannot be sharded.
+        CapacityError: with ``auto``, the tables do not fit in memory.
+        PluginError: no plugin provides a backend or sharding kind, or it cannot run here.
+        DeadlineError: not all ranks joined in time.
     """
 
     def __init__(
@@ -106,13 +106,13 @@ class DistributedModelParallel(nn.Module):
             (container,) = given.values()
         if any(each is not container for each in given.values()):
             raise InvalidArgumentError(
-                f"DistributedModelParallel: the tables of this module were given {len(given)} "
-                "containers; make them with one, or with none: container=None"
+                f"DistributedModelParallel: found {len(given)} containers of the module's tables; "
+                "create the tables with one container, or with container=None"
             )
         if container is not None and plan is not None:
             raise InvalidArgumentError(
-                "DistributedModelParallel: the tables live in a container that was given, which has a "
-                "plan of its own; give it the plan: StepContainer(plan=…)"
+                "DistributedModelParallel: found a plan, but the tables are in a container, which has "
+                "its own plan; pass the plan to the container: StepContainer(plan=…)"
             )
         manager = plugin_manager or make_plugin_manager()
         self.container = container or _join_container(
@@ -133,8 +133,8 @@ class DistributedModelParallel(nn.Module):
             if not is_initialized:
                 self.container.close()
                 raise InvalidArgumentError(
-                    "dense='fsdp2' needs the ranks of torch.distributed, and this job has others; start "
-                    "them by torchrun, or give dense='ddp'"
+                    "dense='fsdp2' requires the ranks of torch.distributed, which is not initialized "
+                    "in this job; start the ranks with torchrun, or use dense='ddp'"
                 )
             self.container.quiesce()
             broadcast(module, collective)
@@ -156,9 +156,9 @@ class DistributedModelParallel(nn.Module):
         num_ranks = self.container.collective.world_size
         if num_ranks > 1:
             raise UnsupportedError(
-                f"copy or pickle of DistributedModelParallel: found a model on {num_ranks} ranks, and "
-                "only a model on one rank can be copied whole; save model.state_dict(), with the "
-                "rows by container.save(url)"
+                f"copy or pickle of DistributedModelParallel: found a model on {num_ranks} ranks, "
+                "but only a model on one rank can be copied; save model.state_dict(), and the rows "
+                "with container.save(url)"
             )
         return {name: value for name, value in vars(self).items() if name != "container"}
 
@@ -168,7 +168,7 @@ class DistributedModelParallel(nn.Module):
 
     @property
     def module(self) -> nn.Module:
-        """The model itself, as it was given."""
+        """The wrapped model."""
         wrapped = self._wrapped
         if isinstance(wrapped, (DistributedDataParallel, FullySharded)):
             inner: nn.Module = wrapped.module
@@ -177,20 +177,20 @@ class DistributedModelParallel(nn.Module):
 
     @property
     def sharded(self) -> FullySharded | None:
-        """The wrapper that cuts ordinary parameters over ranks; None: each rank has all of them."""
+        """The wrapper that shards ordinary parameters over ranks; None if they are replicated."""
         return self._wrapped if isinstance(self._wrapped, FullySharded) else None
 
     def undo_sharding(self) -> None:
-        """Gives ordinary parameters back to the module, whole and plain. All ranks call it.
+        """Replaces the module's sharded parameters by full ones. All ranks must call it.
 
-        They are no longer averaged then.
+        Their gradients are no longer averaged afterwards.
         """
         if self.sharded is not None:
             self.sharded.undo()
             self._wrapped = self.module
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
-        """Output of the model."""
+        """Returns the output of the model."""
         output = self._wrapped(*arguments, **named)
         if not torch.is_grad_enabled():
             self._release()
@@ -201,18 +201,18 @@ class DistributedModelParallel(nn.Module):
             self.sharded.release()
 
     def close(self) -> None:
-        """Leaves the job and closes the tables' storages. A second call does nothing."""
+        """Leaves the job and closes the tables' storages. Further calls have no effect."""
         self.container.close()
 
     def state_dict(self, *arguments: Any, **named: Any) -> Any:
-        """That of the module. Of parameters that FSDP2 cut it has `DTensor`s."""
+        """Returns that of the module; parameters sharded by FSDP2 are `DTensor`s."""
         self._release()
         return self.module.state_dict(*arguments, **named)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Into the module; all ranks load the same. Where FSDP2 cuts parameters, whole ones are cut."""
+        """Loads into the module, on all ranks the same; FSDP2 shards full parameters."""
         self._release()
         if self.sharded is not None:
             own = dict(self.module.named_parameters(remove_duplicate=False))
@@ -224,28 +224,28 @@ class DistributedModelParallel(nn.Module):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Those of the module."""
+        """Yields those of the module."""
         return self.module.named_parameters(prefix, recurse, remove_duplicate)
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
-        """Those of the module."""
+        """Yields those of the module."""
         return self.module.named_buffers(prefix, recurse, remove_duplicate)
 
 
 def check_dense(dense: str, *, find_unused_parameters: bool = False) -> None:
-    """Refuses what `dense` cannot be.
+    """Validates `dense`.
 
     Raises:
-        InvalidArgumentError: always then.
+        InvalidArgumentError: it is unknown or not supported with `find_unused_parameters`.
     """
     if dense not in ("ddp", "fsdp2"):
-        raise InvalidArgumentError(f"dense: found {dense!r}; give 'ddp' or 'fsdp2'")
+        raise InvalidArgumentError(f"dense: found {dense!r}, expected 'ddp' or 'fsdp2'")
     if dense == "fsdp2" and find_unused_parameters:
         raise InvalidArgumentError(
-            "find_unused_parameters is for dense='ddp'; with 'fsdp2' each parameter takes part in a "
-            "batch on all ranks or on none"
+            "find_unused_parameters requires dense='ddp'; with 'fsdp2', all ranks must use the same "
+            "parameters in a batch"
         )
 
 
@@ -256,8 +256,8 @@ def _join_container(
     deadline_seconds: float,
     plan: PlanLike,
 ) -> StepContainer:
-    """A container in the job that this process was started for."""
-    # Where torch.distributed is initialised, its ranks are the job's.
+    """Creates a container in the job of this process."""
+    # If torch.distributed is initialized, the job has the same ranks.
     is_initialized = dist.is_available() and dist.is_initialized()
     job = join_job(
         _CollectiveChoice("environment" if is_initialized else AUTO),
@@ -277,5 +277,5 @@ def _join_container(
             ),
         )
     except BaseException:
-        job.close()  # the plan was refused
+        job.close()  # the plan was rejected
         raise

@@ -1,11 +1,11 @@
-"""Ordinary parameters cut over ranks by FSDP2 of torch (`torch.distributed.fsdp.fully_shard`).
+"""Ordinary parameters sharded over ranks by torch's FSDP2 (`torch.distributed.fsdp.fully_shard`).
 
-    between steps    each rank has a share of each parameter, of its gradient and of its optimizer state
-    forward          all-gather: the whole of each parameter, until the backward pass has used it
-    backward         reduce-scatter: the mean of the gradients over ranks, each rank its share
+    between steps    each rank stores a shard of each parameter, its gradient and its optimizer state
+    forward          all-gather: full parameters, until the backward pass has used them
+    backward         reduce-scatter: each rank gets its shard of the mean gradients
 
-The module is one unit: all its parameters are gathered together. Anchors of tables stay out of it.
-What it takes of torch is imported when it is used: it came with torch 2.6, and its import takes a second.
+The module is one unit: all its parameters are gathered together. Anchors of tables are excluded.
+FSDP2 is imported when it is used, because it requires torch 2.6, and its import takes a second.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ __all__ = ["FullySharded", "check_shardable"]
 
 
 class FullySharded(nn.Module):
-    """Wraps a module, whose parameters become `DTensor`s.
+    """Wraps a module and converts its parameters to `DTensor`s.
 
-    FSDP2 puts its hooks and its class on this wrapper, so that the module within stays what it is.
+    FSDP2 adds its hooks and its class to this wrapper, so that the wrapped module stays unchanged.
 
     Args:
-        module: with the same parameters on all ranks of the default group of `torch.distributed`.
+        module: module with equal parameters on all ranks of the default group of `torch.distributed`.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -47,16 +47,16 @@ class FullySharded(nn.Module):
         fully_shard(self, mesh=self.mesh, ignored_params=anchors)
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
-        """Output of the module."""
+        """Returns the output of the module."""
         return self.module(*arguments, **named)
 
     def release(self) -> None:
-        """Frees whole parameters that a forward pass without a backward pass left."""
+        """Frees full parameters after a forward pass without a backward pass."""
         sharded: Any = self
         sharded.reshard()
 
     def undo(self) -> None:
-        """Puts whole parameters, as they were trained, into the module. All ranks call it."""
+        """Replaces the module's sharded parameters by full ones. All ranks must call it."""
         self.release()
         made: dict[int, nn.Parameter] = {}
         for module in self.module.modules():
@@ -73,29 +73,32 @@ class FullySharded(nn.Module):
 
 
 def check_shardable(module: nn.Module) -> None:
-    """Raises where FSDP2 cannot cut the parameters of a module.
+    """Checks that FSDP2 can shard the parameters of a module.
 
     Raises:
-        UnsupportedError: a parameter without dimensions, one that is cut already, or several devices.
+        UnsupportedError: a parameter has no dimensions or is already sharded, or parameters are on
+            several devices.
     """
     import torch.distributed.fsdp
 
     if not hasattr(torch.distributed.fsdp, "fully_shard"):
         raise UnsupportedError(
-            f"FSDP2 came with torch 2.6, and this is {torch.__version__}; give dense='ddp'"
+            f"dense='fsdp2' requires torch 2.6 or later, found {torch.__version__}; use dense='ddp'"
         )
     parameters = dict(dense_parameters(module))
     for name, each in parameters.items():
         if is_sharded(each):
-            raise UnsupportedError(f"FSDP2: parameter {name} is cut over ranks already")
+            raise UnsupportedError(
+                f"FSDP2: parameter {name} is already sharded; give a module with plain parameters"
+            )
         if not each.ndim:
             raise UnsupportedError(
-                f"FSDP2: parameter {name} has no dimensions and cannot be cut; give it shape (1,), or "
-                "dense='ddp'"
+                f"FSDP2: parameter {name} has no dimensions and cannot be sharded; give it shape (1,), "
+                "or use dense='ddp'"
             )
     devices = {each.device for each in parameters.values()}
     if len(devices) > 1:
         raise UnsupportedError(
-            f"FSDP2: parameters are on {', '.join(sorted(map(str, devices)))}; move them to one device, "
-            "or give dense='ddp'"
+            f"FSDP2: found parameters on {', '.join(sorted(map(str, devices)))}; move them to one "
+            "device, or use dense='ddp'"
         )

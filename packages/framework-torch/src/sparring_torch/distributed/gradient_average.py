@@ -1,7 +1,7 @@
-"""Gradients of ordinary parameters, averaged over ranks without `torch.distributed`.
+"""Averages gradients of ordinary parameters over ranks without `torch.distributed`.
 
-What `DistributedDataParallel` does over a process group of torch, over any collective of ours: under
-mpiexec there is no such group.
+It replaces `DistributedDataParallel` for any collective of sparring, for example under mpiexec, where
+there is no process group of torch.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ __all__ = ["GradientAverager", "broadcast"]
 
 
 class GradientAverager:
-    """Averages at the end of each backward pass, as `DistributedDataParallel` does.
+    """Averages gradients at the end of each backward pass, as `DistributedDataParallel` does.
 
-    Every rank makes the same backward passes, each with a loss that depends on some parameter.
+    All ranks must make the same backward passes, each with a loss that depends on some parameter.
 
     Args:
-        module: whose parameters.
-        collective: this rank's place in the group.
-        wait: returns when nothing else uses the collective.
+        module: module with the parameters.
+        collective: the collective of this rank.
+        wait: waits until nothing else uses the collective.
     """
 
     def __init__(self, module: nn.Module, collective: Collective, wait: Callable[[], None]) -> None:
@@ -53,7 +53,7 @@ class GradientAverager:
             for each in self._parameters
         ]
         has_any = torch.tensor([each.grad is not None for each in self._parameters])
-        # float64 holds every gradient exactly, so one exchange does for all dtypes.
+        # float64 represents all gradients exactly, so one exchange serves all dtypes.
         joined = torch.cat([*(each.cpu().double() for each in flat), has_any.double()])
         self._wait()
         mean = torch.from_numpy(self._collective.all_reduce(joined.numpy(), Reduction.MEAN))
@@ -70,7 +70,7 @@ class GradientAverager:
 
 
 def broadcast(module: nn.Module, collective: Collective) -> None:
-    """Gives parameters and buffers of rank 0 to all ranks."""
+    """Copies parameters and buffers of rank 0 to all ranks."""
     with torch.no_grad():
         parameters = [each for _, each in dense_parameters(module)]
         for each in (*parameters, *module.buffers()):

@@ -1,16 +1,16 @@
-"""Threads that know how the other ranks are while the main thread is blocked inside gloo.
+"""Threads that watch the other ranks while the main thread is blocked in gloo.
 
-gloo's waits have drawbacks for us. A wait that times out closes all connections of this rank, so to
-the other ranks it looks dead; and nothing but that ends a wait early. So no wait of ours times out
-inside gloo. Instead:
+If a wait times out in gloo, it closes all connections of this rank, which then looks dead to the other
+ranks; but only a timeout ends a wait early. Therefore no wait of this module times out in gloo.
+Instead:
 
-    one thread for each peer   waits for the peer's notices (`sparring.contracts.ranks.notices`), replies
-                               to its questions, and so learns at once when the peer leaves, reports a
-                               failure, or its connection closes
-    one timekeeper             looks now and then whether the main thread has waited too long
+    one thread per peer   waits for the peer's notices (`sparring.contracts.ranks.notices`), replies to
+                          its questions, and notices immediately if the peer leaves, reports a failure,
+                          or its connection closes
+    one timekeeper        checks periodically whether the main thread has waited too long
 
-The one that finds that the main thread waits in vain first tells the other ranks who failed,
-and then ends the wait by letting a receive of its own time out.
+If a thread finds that the main thread waits in vain, it first reports to the other ranks which rank
+failed, and then ends the wait by letting a separate receive time out.
 """
 
 from __future__ import annotations
@@ -39,38 +39,38 @@ __all__ = ["NO_TIMEOUT", "GroupWatch", "PostMessage"]
 
 NO_TIMEOUT = timedelta(days=365)
 
-# How long a rank that lost a connection waits for somebody's notice on who failed first, and how
-# long after a last notice what was sent before it may still come.
+# How long a rank that lost a connection waits for a notice about the first failure, and how long
+# after a peer's last notice its earlier messages may still arrive.
 _GRACE_SECONDS = 0.1
 
-# For last notices to leave before the connections close.
+# Time for last notices to be sent before connections close.
 _LINGER_SECONDS = 0.02
 
 _RECENT_SECONDS = 0.25
 
-# How long threads may take to end once their connections are closed.
+# How long threads may take to end after their connections are closed.
 _END_SECONDS = 2.0
 
 _BREAK_TAG = NOTICE_TAG + 1
 
 PostMessage = Callable[[torch.Tensor, int, int], dist.Work]
-"""``(tensor, peer, tag) -> work`` starts a message."""
+"""``(tensor, peer, tag) -> work``: starts a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Wait:
-    """The call in which the main thread is blocked."""
+    """The wait in which the main thread is blocked."""
 
     peer: int
     limit: float
 
 
 class GroupWatch:
-    """Watches over the peers of one rank.
+    """Watches the peers of one rank.
 
     Args:
-        rank: of `world_size`.
-        deadline_seconds: of each wait, which brings its own limit.
+        rank: this rank of `world_size`.
+        deadline_seconds: maximum duration of a wait.
         send: starts a message to a peer.
         receive: starts a message from a peer.
     """
@@ -93,32 +93,32 @@ class GroupWatch:
         self._last_poll = (NO_RANK, 0.0)
         self._failure: Failure | None = None
         self._is_closed = False
-        # rank -> when it said that it takes part in nothing more, and why
+        # rank -> when its last notice arrived, and why it left
         self._gone: dict[int, tuple[float, Failure]] = {}
         self._lost: dict[int, float] = {}
         self._threads: list[threading.Thread] = []
         self._inquiry = Inquiry(rank, deadline_seconds)
-        # gloo loses a message whose work is gone before it has left.
+        # gloo loses a message if its work is freed before the message is sent.
         self._sent: deque[tuple[torch.Tensor, dist.Work]] = deque(maxlen=8 * world_size)
         for peer in self._peers:
-            # Posted here, so that a notice finds it however early it comes.
+            # Posted here, so that no notice arrives too early.
             message = torch.from_numpy(empty_notice())
             work = receive(message, peer, NOTICE_TAG)
             self._start(f"sparring-peer-{peer}", self._listen, peer, message, work)
         if self._peers:
             self._start("sparring-timekeeper", self._watch_deadline)
 
-    # -- asked by works ---------------------------------------------------------------
+    # -- called by works --------------------------------------------------------------
 
     def begin_wait(self, peer: int, limit: float) -> None:
-        """The main thread is about to block; `limit` is a time of `time.monotonic`."""
+        """Records that the main thread is about to block; `limit` is in `time.monotonic` time."""
         self._waiting = _Wait(peer, limit)
 
     def end_wait(self) -> None:
         self._waiting = None
 
     def poll_failure(self, peer: int, limit: float) -> Failure | None:
-        """Why a wait for `peer` until `limit` is in vain, if it is. Does not block."""
+        """Returns why a wait for `peer` until `limit` is in vain, or None. Does not block."""
         now = time.monotonic()
         self._last_poll = (peer, now)
         with self._lock:
@@ -139,7 +139,7 @@ class GroupWatch:
         return self._failure
 
     def explain(self, peer: int, error: Exception) -> Failure:
-        """The rank that failed first, after gloo raised `error` in a wait for `peer`."""
+        """Returns the first failure, after gloo raised `error` in a wait for `peer`."""
         limit = time.monotonic() + _GRACE_SECONDS
         while self._failure is None and time.monotonic() < limit:
             time.sleep(0.005)
@@ -157,7 +157,7 @@ class GroupWatch:
         return Failure(first, f"its connection failed ({reason})")
 
     def fail(self, failure: Failure) -> None:
-        """Remembers the first failure, and tells all others."""
+        """Records the first failure, and reports it to all others."""
         with self._lock:
             if self._failure is not None:
                 return
@@ -167,9 +167,9 @@ class GroupWatch:
             self._send_notice(failure.notice(), listeners)
 
     def close(self) -> None:
-        """Tells all others that this rank leaves, closes all connections, and ends the threads.
+        """Reports to all others that this rank leaves, closes connections, and ends the threads.
 
-        A thread that came back from gloo while the interpreter ends would abort the process.
+        A thread that returns from gloo while the interpreter ends would abort the process.
         """
         if self._failure is None:
             self._send_notice(Notice(NoticeKind.LEFT), self._list_live_peers())
@@ -185,7 +185,7 @@ class GroupWatch:
     # -- the threads ------------------------------------------------------------------
 
     def _start(self, name: str, target: Callable[..., None], *arguments: object) -> None:
-        # Daemons, so that one that cannot be ended does not keep this process alive.
+        # Daemons, so that a thread that cannot be ended does not keep the process alive.
         thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
@@ -199,7 +199,7 @@ class GroupWatch:
                     break
                 work = self._receive(message, peer, NOTICE_TAG)
                 self._answer(peer, notice)
-        # gloo has one class of error, for a closed connection too.
+        # gloo has only one class of error, also for a closed connection.
         except RuntimeError:
             with self._lock:
                 self._lost.setdefault(peer, time.monotonic())
@@ -224,7 +224,7 @@ class GroupWatch:
         waiting, (looked_at, at) = self._waiting, self._last_poll
         if waiting is not None:
             return waiting.peer
-        # Who asks again and again whether a message is there waits too.
+        # A rank that polls repeatedly for a message waits, too.
         return looked_at if time.monotonic() - at < _RECENT_SECONDS else NO_RANK
 
     def _watch_deadline(self) -> None:
@@ -237,7 +237,7 @@ class GroupWatch:
         self._end_wait_early()
 
     def _end_wait_early(self) -> None:
-        """Ends the wait that the main thread is in, and with it all connections."""
+        """Ends the main thread's wait, and with it all connections."""
         waiting = self._waiting
         if waiting is None:
             return
@@ -248,12 +248,12 @@ class GroupWatch:
         """Closes the connection to `peer`, and with it all others."""
         try:
             self._receive(torch.empty(1), peer, _BREAK_TAG).wait(timedelta(milliseconds=1))
-        # That is what was wanted; or the connection is closed already, which is as good.
+        # This is expected, or the connection is already closed.
         except RuntimeError:
             return
 
     def _list_live_peers(self) -> list[int]:
-        """The ranks that may still listen."""
+        """Returns the ranks that may still listen."""
         with self._lock:
             return [
                 peer for peer in self._peers if peer not in self._gone.keys() | self._lost.keys()
@@ -265,6 +265,6 @@ class GroupWatch:
             try:
                 self._sent.append((message, self._send(message, peer, NOTICE_TAG)))
             except RuntimeError:
-                # It is gone too.
+                # The peer is gone, too.
                 with self._lock:
                     self._lost.setdefault(peer, time.monotonic())

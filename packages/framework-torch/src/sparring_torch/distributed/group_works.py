@@ -21,14 +21,15 @@ _END_SECONDS = 2.0
 
 
 class Channel:
-    """Messages of one tag in one direction between this rank and one peer, in their order.
+    """Messages of one tag in one direction between this rank and one peer, in order.
 
-    gloo cannot say whether a message has come; it can only wait. So the first `GroupWork.done` of a
-    channel starts a thread that waits. Channels that are only waited for need none.
+    gloo cannot test whether a message has arrived; it can only wait. Therefore the first
+    `GroupWork.done` of a channel starts a thread that waits. Channels that are only waited for need
+    no thread.
     """
 
     def __init__(self) -> None:
-        # Works that no one waited for yet; they keep their buffers alive.
+        # Works that nothing has waited for yet; they keep their buffers alive.
         self.pending: deque[GroupWork] = deque()
         self._queue: queue.SimpleQueue[GroupWork | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -39,7 +40,7 @@ class Channel:
         self.pending.append(work)
 
     def hand_over(self, last: GroupWork) -> None:
-        """Lets the thread wait for `last` and all before it."""
+        """Lets the thread wait for `last` and all works before it."""
         if self._thread is None:
             self._thread = threading.Thread(
                 target=self._wait_for_works, name="sparring-channel", daemon=True
@@ -54,7 +55,7 @@ class Channel:
                 return
 
     def close(self) -> None:
-        """Ends the thread, whose connections are closed by now."""
+        """Ends the thread; its connections must already be closed."""
         self._queue.put(None)
         if self._thread is not None:
             self._thread.join(_END_SECONDS)
@@ -65,14 +66,14 @@ class Channel:
 
 
 class GroupWork(Work):
-    """One message under way.
+    """One message in flight.
 
     Args:
-        owner: names the ranks in errors.
-        watch: knows who failed.
-        channel: the messages before this one.
-        under_way: gloo's own work.
-        tensor: the buffer as torch sees it.
+        owner: the collective, which names the ranks in errors.
+        watch: knows which ranks failed.
+        channel: the channel with the messages before this one.
+        in_flight: gloo's work.
+        tensor: the buffer as a tensor.
         peer: the other rank.
     """
 
@@ -125,7 +126,7 @@ class GroupWork(Work):
             raise self._error
 
     def wait_on_thread(self) -> None:
-        """Body of the channel's thread."""
+        """Runs on the channel's thread."""
         try:
             self._under_way.wait(NO_TIMEOUT)
         except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""The options of collective and rendezvous ``torch``. Importing this imports no torch."""
+"""Options of collective and rendezvous ``torch``; imports no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["TorchCollectiveOptions", "TorchRendezvousOptions"]
 
 
 class TorchCollectiveOptions(Options):
-    """The options of collective ``torch``."""
+    """Options of collective ``torch``."""
 
     init_method: str = Field(
         "env://",
@@ -30,7 +30,7 @@ class TorchCollectiveOptions(Options):
 
 
 class TorchRendezvousOptions(Options):
-    """The options of rendezvous ``torch``."""
+    """Options of rendezvous ``torch``."""
 
     device: Literal["cpu", "cuda"] = Field(
         "cpu", description="The device of this rank; `cuda` is the GPU of its local rank."

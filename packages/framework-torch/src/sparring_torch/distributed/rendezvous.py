@@ -1,4 +1,4 @@
-"""Ranks that torchrun started, and the store through which they meet."""
+"""Rendezvous of ranks that torchrun started, through its store."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["TorchRendezvous"]
 
 
 class TorchRendezvous(Rendezvous):
-    """The ranks of torchrun's variables, and the TCPStore at MASTER_ADDR:MASTER_PORT.
+    """Reads torchrun's variables, and uses the TCPStore at MASTER_ADDR:MASTER_PORT.
 
-    Where torchrun's agent keeps a store there, that one is used; otherwise rank 0 serves one. The
-    same place serves ``torch.distributed.init_process_group``; names do not collide.
+    If torchrun's agent serves a store there, that one is used; otherwise rank 0 serves one.
+    ``torch.distributed.init_process_group`` uses the same store with other keys.
 
     Raises:
-        DeadlineError: the store did not answer within `start_seconds`.
-        InvalidArgumentError: torchrun's variables are missing or make no sense.
+        DeadlineError: the store did not reply within `start_seconds`.
+        InvalidArgumentError: torchrun's variables are missing or invalid.
     """
 
     def __init__(self, options: TorchRendezvousOptions) -> None:
@@ -37,7 +37,7 @@ class TorchRendezvous(Rendezvous):
                 f"rendezvous 'torch': the variable {' and '.join(missing)} is missing; start the "
                 "ranks with torchrun, or choose rendezvous 'environment'"
             )
-        # A restarted job must not read what the last one set.
+        # A restarted job must not read values of the previous attempt.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self._store = PrefixStore(f"sparring/{attempt}", self._open_store(options))
 
@@ -48,12 +48,12 @@ class TorchRendezvous(Rendezvous):
             store, _, _ = next(rendezvous("env://", timeout=timeout))
         except dist.DistError as error:
             raise DeadlineError(
-                f"rendezvous 'torch': no store answered at {place} within "
-                f"{options.start_seconds:g} s ({error}); see whether rank 0 runs there"
+                f"rendezvous 'torch': no store replied at {place} within "
+                f"{options.start_seconds:g} s ({error}); check that rank 0 runs there"
             ) from error
         except ValueError as error:
             raise InvalidArgumentError(
-                f"rendezvous 'torch': {place} is no place to meet: {error}; start the ranks with "
+                f"rendezvous 'torch': cannot use a store at {place}: {error}; start the ranks with "
                 "torchrun"
             ) from error
         assert isinstance(store, Store)
@@ -63,19 +63,19 @@ class TorchRendezvous(Rendezvous):
         return self._membership
 
     def set(self, key: str, value: bytes) -> None:
-        self._store.set(key, bytes(value))  # type: ignore[arg-type] # its stub says str
+        self._store.set(key, bytes(value))  # type: ignore[arg-type] # annotated as str
 
     def get(self, key: str, timeout_seconds: float) -> bytes:
         try:
-            # A store that has it answers at once; zero would mean its default, which is minutes.
+            # If the key exists, this returns at once; zero would mean the default of minutes.
             self._store.wait([key], timedelta(seconds=max(timeout_seconds, 0.001)))
         except dist.DistError as error:
             raise DeadlineError(
                 f"rendezvous 'torch': no rank set {key!r} within {timeout_seconds:g} s, or the "
-                f"store is gone ({error}); see whether all ranks run",
+                f"store is gone ({error}); check that all ranks run",
                 key=key,
             ) from error
         return bytes(self._store.get(key))
 
     def close(self) -> None:
-        """Nothing is held beyond the store, which the other ranks may still need."""
+        """Does nothing, because the other ranks may still need the store."""

@@ -39,13 +39,13 @@ class TableModule(LookupModule, RowsInState):
     """Base class of modules that look up embeddings in tables."""
 
     agent: TrainAgent
-    explain_missing_weight = ""
+    missing_weight_reason = ""
     """Why `weight` cannot be read, if the reason is not that the module has tables."""
 
     def __getattr__(self, name: str) -> Any:
         if name in ("weight", "embedding_bags", "embeddings"):
             raise AttributeError(
-                self.explain_missing_weight
+                self.missing_weight_reason
                 or f"{type(self).__name__} has no {name}, because its tables are not matrices; read "
                 "rows with read_embeddings(ids), and write them with Embedding.from_pretrained or "
                 "StepContainer.assign"

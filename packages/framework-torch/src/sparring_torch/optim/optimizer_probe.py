@@ -154,12 +154,8 @@ class _Trial:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._optimizer_class, self._hyperparameters, self._dtype = (
-            optimizer_class,
-            hyperparameters,
-            dtype,
-        )
-        self._device = device
+        self._optimizer_class, self._hyperparameters = optimizer_class, hyperparameters
+        self._dtype, self._device = dtype, device
         generator = torch.Generator("cpu").manual_seed(1)
         start = torch.randn(_ROWS, _DIM, dtype=dtype, generator=generator, device="cpu")
         gradients = torch.randn(_STEPS, _ROWS, _DIM, dtype=dtype, generator=generator, device="cpu")

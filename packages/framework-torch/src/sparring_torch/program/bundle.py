@@ -1,4 +1,4 @@
-"""Bundles: the folder of an exported program, as Python reads it."""
+"""Loads bundles, the folders of exported programs, in Python."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def load_program(bundle: str | os.PathLike[str], served: str | os.PathLike[str])
 
     Args:
         bundle: the folder that `export_program` wrote.
-        served: a serving snapshot, or a folder of them, of which the newest is taken.
+        served: a serving snapshot, or a folder of them, of which the newest is used.
 
     Raises:
-        InvalidArgumentError: there is no bundle of torch, or a file of it is damaged.
+        InvalidArgumentError: the folder is not a bundle of torch, or a file in it is damaged.
         ProgramError: the program was exported for other tables, or for another version of them.
         PluginError: sparring-packed is not installed.
     """

@@ -29,7 +29,7 @@ from sparring_torch.program.library import LIBRARY, load_library, packed
 __all__ = ["export_program"]
 
 _ROWS, _OFFSETS, _OFFSETS_AND_END, _LENGTHS = range(4)
-"""How bags are given, as in ``lookup_ops.cc``."""
+"""Formats of bags, as in ``lookup_ops.cc``."""
 
 
 def export_program(
@@ -41,32 +41,32 @@ def export_program(
     follow: bool = False,
     dynamic_shapes: Any = None,
 ) -> Path:
-    """Writes a trained module as a bundle that runs without Python, over serving snapshots.
+    """Exports a trained module as a bundle that runs without Python, with serving snapshots.
 
-    The program is compiled by AOTInductor for the processor of this machine. Embeddings are no part
-    of it: it looks them up in tables that are bound to it where it runs, by ``sparring_program.h`` in
-    C++ or by `load_program` in Python, and that are refreshed there.
+    AOTInductor compiles the program for the processor of this machine. The program does not contain
+    embeddings: it looks them up in tables that are bound to it at run time, with
+    ``sparring_program.h`` in C++ or `load_program` in Python, and that can be refreshed.
 
     Args:
-        module: with tables of sparring; it is put into evaluation mode.
-        example_inputs: one batch, as the module takes it.
-        bundle: the folder to make; it must not exist.
-        served: a serving snapshot of the module's tables, or a folder of them: the version that the
-            program is bound to. `sparring publish` writes them.
-        follow: the program may read later versions of the same tables, too. Its other parameters stay
-            as they are now.
-        dynamic_shapes: as of `torch.export.export`; None: inputs have the shapes of the example.
+        module: a module with tables; it is put into evaluation mode.
+        example_inputs: one batch of inputs of the module.
+        bundle: the folder to create; it must not exist.
+        served: a serving snapshot of the module's tables, or a folder of them: the version to which the
+            program is bound. `sparring publish` writes them.
+        follow: whether the program may read later versions of the tables. Its other parameters stay
+            unchanged.
+        dynamic_shapes: see `torch.export.export`; None means that inputs have the example's shapes.
 
     Returns:
         `bundle`.
 
     Raises:
-        InvalidArgumentError: no tables in the module; the folder exists; `served` lacks a table
-            of the module, or has it with another dim.
+        InvalidArgumentError: the module has no tables, the folder exists, or a table is missing in
+            `served` or has another dim.
         ProgramError: there is no serving snapshot.
         PluginError: sparring-packed is not installed.
-        UnsupportedError: torch is older than 2.10, there is no C++ compiler, or the module looks
-            up in a way that no program has.
+        UnsupportedError: torch is older than 2.10, there is no C++ compiler, or programs do not support
+            a lookup of the module.
     """
     inner = module.module if isinstance(module, DistributedModelParallel) else module
     modules = list_table_modules(inner)
@@ -92,7 +92,7 @@ def _declarations(modules: Sequence[Any]) -> list[Any]:
 
 
 def _bind_lookups(graph: Graph, handle: str) -> None:
-    """Replaces lookups in tables of this process by lookups in tables that are bound to a handle."""
+    """Replaces lookups in tables of this process by lookups in tables bound to a handle."""
     ours = torch.ops.sparring
     for node in list(graph.nodes):
         if node.target is ours.lookup.default:
@@ -101,7 +101,7 @@ def _bind_lookups(graph: Graph, handle: str) -> None:
             _replace(graph, node, _pooled(node, handle))
         elif "sparring::" in str(getattr(node.target, "_schema", "")):
             raise UnsupportedError(
-                f"the program has the operator {node.target}, which is of training; export a module in "
+                f"the program has the operator {node.target} for training; export a module in "
                 "evaluation mode, without gradients"
             )
     graph.eliminate_dead_code()
@@ -132,7 +132,7 @@ def _replace(graph: Graph, node: Node, bound: _BoundLookup) -> None:
 
 
 def _padding(module: Any) -> tuple[bool, int]:
-    """Whether an id stands for none, and which. Programs have no empty lists of numbers."""
+    """Returns whether there is a padding id, and the id, because programs have no empty lists."""
     padding = getattr(module, "padding_idx", None)
     return padding is not None, padding or 0
 
@@ -172,7 +172,7 @@ def _pooled(node: Node, handle: str) -> _BoundLookup:
         positions = list(positions[:-1])
     else:
         raise UnsupportedError(
-            f"a program cannot look up as {type(module).__name__} does; use Embedding, EmbeddingBag, "
+            f"programs do not support lookups of {type(module).__name__}; use Embedding, EmbeddingBag, "
             "EmbeddingBagCollection or EmbeddingCollection"
         )
     means = [int(mode == "mean") for _, mode in module.agent.features]

@@ -1,6 +1,6 @@
-"""The operators of exported programs, and the functions that bind tables to them: compiled, loaded once.
+"""Compiles and loads the operators of exported programs, and the functions that bind tables to them.
 
-One library serves all programs of a process, as an operator can be registered once only.
+One library serves all programs of a process, because an operator can be registered only once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SOURCE = Path(__file__).with_name("native") / "lookup_ops.cc"
 _NAMESPACE = "sparring_program"
 _OLDEST_TORCH = (2, 10)
 _ABI = "0x020a000000000000"
-"""Torch 2.10, the first whose stable ABI has strings and lists."""
+"""torch 2.10, the first release whose stable ABI has strings and lists."""
 
 
 def packed() -> Any:
@@ -56,7 +56,7 @@ def packed() -> Any:
 
 
 def build_library(folder: Path) -> None:
-    """Compiles the library into `folder`, with the reader next to it.
+    """Compiles the library into `folder`, next to a copy of the reader.
 
     Raises:
         UnsupportedError: torch is older than 2.10, or there is no C++ compiler.
@@ -65,14 +65,14 @@ def build_library(folder: Path) -> None:
     release = tuple(int(each) for each in torch.__version__.split("+")[0].split(".")[:2])
     if release < _OLDEST_TORCH:
         raise UnsupportedError(
-            f"programs are exported by torch 2.10 and later, found {torch.__version__}; its stable ABI "
-            "is what operators are written against. Upgrade torch"
+            f"exported programs require torch 2.10 or later, found {torch.__version__}, because "
+            "operators use its stable ABI. Upgrade torch"
         )
     compiler = os.environ.get("CXX", "c++")
     if shutil.which(compiler) is None:
         raise UnsupportedError(
-            f"exporting a program needs a C++ compiler, found none called {compiler!r}; install g++, or "
-            "name yours by the environment variable CXX"
+            f"exporting a program requires a C++ compiler, found none named {compiler!r}; install "
+            "g++, or set the environment variable CXX to the name of a compiler"
         )
     reader: Path = packed().library_path()
     of_torch = Path(torch.__file__).parent
@@ -87,16 +87,16 @@ def build_library(folder: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise UnsupportedError(
-            f"the operators of exported programs were not compiled by {compiler}: "
-            f"{done.stderr[-1000:]}; C++20 is needed, as of g++ 11"
+            f"{compiler} failed to compile the operators of exported programs: "
+            f"{done.stderr[-1000:]}; use a compiler for C++20, for example g++ 11"
         )
 
 
 def load_library(folder: Path | None = None) -> Library:
-    """The library of this process: of `folder`, or compiled now. Later calls give the first one.
+    """Returns the library of this process, loaded from `folder` or compiled; later calls reuse it.
 
     Raises:
-        UnsupportedError, PluginError: as `build_library`.
+        UnsupportedError, PluginError: see `build_library`.
     """
     if _loaded:
         return _loaded[0]
@@ -115,16 +115,16 @@ class Library:
     """The library of the operators."""
 
     folder: Path
-    """Folder that contains it."""
+    """Folder that contains the library."""
     functions: ProgramLibrary
-    """Its functions of ``sparring_program.h``."""
+    """Functions of ``sparring_program.h`` in the library."""
 
 
 _loaded: list[Library] = []
 
 
 def _register_shapes() -> None:
-    """Shapes of what the operators return, for exports."""
+    """Registers shapes of the operators' results, for exports."""
 
     def lookup(_handle: str, _table: str, dim: int, *arguments: Any) -> Tensor:
         ids = arguments[-1]

@@ -1,4 +1,4 @@
-"""Rows of tables in one tensor of bytes, as they travel in a `state_dict`, in a copy or in a pickle.
+"""Packs rows of tables into one tensor of bytes, for a `state_dict`, a copy or a pickle.
 
 ::
 
@@ -7,12 +7,12 @@
     └────────────────┴────────────────┴──────────────────────┴────────┴────────┴─────
     0                8                16                     16 + length         each at a multiple of 8
 
-The length is that of the header; the digest is the xxh3-64 of all bytes from 16 on.
+The length is the size of the header; the digest is the xxh3-64 of all bytes from 16 on.
 
-A tensor of uint8, because safetensors takes nothing but tensors, and ``torch.load(weights_only=True)``
-no classes. Arrays of a table: `keys` ``(n)`` int64, `rows` ``(n, row bytes)`` uint8, `scores` ``(n)``
-uint64, `state` of a new row, `admission`: what its filter has counted, `visit_keys` and `visit_steps` of
-rows that expire.
+The rows are a uint8 tensor, because safetensors supports only tensors, and
+``torch.load(weights_only=True)`` supports no classes. Arrays of a table: `keys` ``(n)`` int64, `rows`
+``(n, row bytes)`` uint8, `scores` ``(n)`` uint64, `state` of a new row, `admission`: counts of its
+filter, `visit_keys` and `visit_steps` of rows with a TTL.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 _BEGIN = 16
-"""Of the header."""
+"""Offset of the header."""
 _DTYPES = {
     "keys": "<i8",
     "rows": "<u1",
@@ -54,23 +54,23 @@ _DTYPES = {
     "visit_keys": "<i8",
     "visit_steps": "<i8",
 }
-"""Of arrays; that of `state` is the table's computing dtype."""
+"""Dtypes of arrays; `state` has the table's computing dtype."""
 
 
 class RowsTensor(Tensor):
-    """Rows of a module in a `state_dict`: a plain tensor of uint8 for all but two callers.
+    """Rows of a module in a `state_dict`: a uint8 tensor with special treatment in two places.
 
-    - Another module of the same `state_dict` finds here which tables travel already.
-    - `torch.distributed.checkpoint` loads into tensors of the saved size, and the one of a fresh model is
-      smaller. So it saves this one as a value, which is replaced as a whole.
+    - Other modules of the same `state_dict` find here which tables it already contains.
+    - `torch.distributed.checkpoint` loads into tensors of the saved size, but the tensor of a new model
+      is smaller. Therefore it saves this one as a value, which is replaced at once.
     """
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     number: int = 0
-    """Place among the entries of its `state_dict`."""
+    """Number of this entry in its `state_dict`."""
     holds: Mapping[tuple[int, str], int] = {}
-    """Identity of the container and name of each table whose rows are here → how many."""
+    """(id of the container, table name) → number of rows in this tensor."""
 
     def __create_write_items__(self, name: str, _: object) -> Any:
         from torch.distributed.checkpoint.planner_helpers import _create_write_items
@@ -86,28 +86,28 @@ class RowsTensor(Tensor):
 
 
 class _Whole:
-    """A value of no tensor type."""
+    """A value that is not a tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedTable:
-    """One table: the description of its rows and, unless they are elsewhere, its arrays."""
+    """Description of a table and, unless its rows are elsewhere, its arrays."""
 
     described: dict[str, Any]
     arrays: Mapping[str, Sequence[npt.NDArray[Any]]]
-    """Each in parts, one after the other."""
+    """Chunks of each array, in order."""
 
     @property
     def num_rows(self) -> int:
         return sum(map(len, self.arrays.get("keys", ())))
 
     def array(self, name: str) -> npt.NDArray[Any]:
-        """One array as a whole."""
+        """Returns an array that has one chunk."""
         return self.arrays[name][0]
 
 
 def pack(header: Mapping[str, Any], tables: Mapping[str, PackedTable]) -> RowsTensor:
-    """A tensor of `header` and `tables`; `unpack` gives them back."""
+    """Packs `header` and `tables` into a tensor for `unpack`."""
     begin, parts = 0, []
     described = {}
     for name, table in tables.items():
@@ -134,28 +134,28 @@ def pack(header: Mapping[str, Any], tables: Mapping[str, PackedTable]) -> RowsTe
 
 
 def unpack(packed: object, place: str) -> tuple[dict[str, Any], dict[str, PackedTable]]:
-    """Header and tables of a tensor that `pack` made; arrays are views of it where it is in memory.
+    """Returns header and tables of a tensor from `pack`; arrays are views of it if possible.
 
     Args:
-        packed: the tensor, from a file that anyone may have written.
-        place: where it was, for messages.
+        packed: the tensor, which may come from an untrusted file.
+        place: name of the tensor for messages.
 
     Raises:
-        DataError: it is none of these.
+        DataError: the tensor was not created by `pack`, or is damaged.
     """
     if not isinstance(packed, Tensor) or packed.dtype != torch.uint8 or packed.dim() != 1:
         found = getattr(packed, "dtype", type(packed).__name__)
         raise DataError(
-            f"{place}: expected rows that a module of sparring_torch saved, one tensor of torch.uint8, "
-            f"found {found}; load a state_dict that such a model gave"
+            f"{place}: found {found}, expected saved rows of a module of sparring_torch, one tensor of "
+            "torch.uint8; load a state_dict of such a model"
         )
     data = packed.detach().as_subclass(Tensor).cpu().contiguous().numpy()
     if data.ctypes.data % 8:
-        data = data.copy()  # a file of others may have been mapped at any byte
+        data = data.copy()  # it may be mapped at an unaligned address
     try:
         length, digest = map(int, data[:_BEGIN].view("<u8"))
         if digest != xxhash.xxh3_64_intdigest(data[_BEGIN:].data):
-            raise ValueError("their digest is another")
+            raise ValueError("the digest does not match")
         text = data[_BEGIN : _BEGIN + length].tobytes()
         header = json.loads(text)
         if len(text) != length or header["format"] != 1:
@@ -177,15 +177,15 @@ def _table(described: dict[str, Any], data: npt.NDArray[np.uint8]) -> PackedTabl
     for name, (begin, num_bytes) in described["arrays"].items():
         array = data[begin : begin + num_bytes]
         if len(array) != num_bytes:
-            raise ValueError("it ends early")
+            raise ValueError(f"array {name!r} is truncated")
         arrays[name] = [array.view(_DTYPES.get(name, computing))]
     if len(arrays["state"][0]) != described["state_width"]:
-        raise ValueError("the state of a new row is not whole")
+        raise ValueError("the state of a new row has a wrong width")
     return PackedTable(described, arrays)
 
 
 def _config(described: Mapping[str, Any]) -> TableConfig:
-    """A table with such rows."""
+    """Returns the configuration of a table with such rows."""
     found = {
         name: described[name] for name in ("name", "dim", "dtype", "state_width", "state_method")
     }
@@ -198,9 +198,9 @@ def gather_table(
     """Copies the rows of a table on this rank, with their state, their scores, and its filter.
 
     Args:
-        container: where the table lives.
-        table: its name.
-        are_rows_here: otherwise the description alone, for rows that are stored elsewhere.
+        container: the container of the table.
+        table: name of the table.
+        are_rows_here: False copies only the description, for rows that are stored elsewhere.
     """
     config, entry = container.tables[table], container.entry(table)
     known = TableDescription.of(config)
@@ -213,7 +213,7 @@ def gather_table(
         **known.extra,
     }
     initial = entry.initial_state
-    if initial is None:  # no optimizer has said so: there is no state, or that of an open storage
+    if initial is None:  # no optimizer set it: there is no state, or that of an opened storage
         initial = np.zeros(config.state_width, config.computing_dtype)
     arrays: dict[str, list[npt.NDArray[Any]]] = {"state": [initial]}
     if not are_rows_here:
@@ -226,7 +226,7 @@ def gather_table(
         arrays["admission"] = [np.frombuffer(entry.admission_filter.save(), np.uint8)]
     visits, steps = entry.visits, container.counters.steps
     if visits is not None:
-        visits.seal(steps)  # of writes since the last step
+        visits.seal(steps)  # includes writes since the last step
         visits.merge()
         if visits.is_complete:
             arrays |= {"visit_keys": [visits.keys], "visit_steps": [visits.steps]}
@@ -235,7 +235,7 @@ def gather_table(
 
 
 def has_same_rows(container: StepContainer, table: str, saved: PackedTable) -> bool:
-    """Whether a table on this rank has the rows that `gather_table` gave, with their state."""
+    """Returns whether a table on this rank has the saved rows, including their state."""
     now = gather_table(container, table).arrays
     keys, rows = np.concatenate(now["keys"]), np.concatenate(now["rows"])
     if len(keys) != saved.num_rows or rows.size != saved.array("rows").size:
@@ -249,39 +249,40 @@ def has_same_rows(container: StepContainer, table: str, saved: PackedTable) -> b
 
 
 def set_state(container: StepContainer, table: str, saved: PackedTable) -> None:
-    """Makes room for the saved state behind embeddings, where no optimizer has done so.
+    """Adds the saved optimizer state to the layout of rows, if no optimizer has set it.
 
     Raises:
-        InvalidArgumentError: the saved rows are others than the table's, or have the state of another
+        InvalidArgumentError: the saved rows do not match the table, or have the state of another
             optimizer; nothing has changed.
     """
     config, found = container.tables[table], _config(saved.described)
     for name in ("dim", "dtype"):
         if getattr(config, name) != getattr(found, name):
             raise InvalidArgumentError(
-                f"table {table!r}: the saved rows have {name} {getattr(found, name)!r}, the table of "
-                f"this model {getattr(config, name)!r}; nothing was loaded. Make the module as it was",
+                f"table {table!r}: the saved rows have {name} {getattr(found, name)!r}, expected "
+                f"{getattr(config, name)!r}; nothing was loaded. Create the module as it was saved",
                 table=table,
             )
     if found.state_method and not config.state_method:
         container.set_state(table, saved.array("state"), found.state_method)
     elif (found.state_method, found.state_width) != (config.state_method, config.state_width):
         raise InvalidArgumentError(
-            f"table {table!r}: the saved rows have the state of {found.state_method or 'no optimizer'}, "
-            f"and are updated by {config.state_method or 'another'}; nothing was loaded. Make the "
-            "Optimizer with the class or method that they were saved with; or load before it is made, "
-            f"and call container.drop_state({table!r}) where the state of another is stored",
+            f"table {table!r}: the saved rows have the state of "
+            f"{found.state_method or 'no optimizer'}, but are updated by "
+            f"{config.state_method or 'another'}; nothing was loaded. Create the Optimizer with the "
+            "class or method with which they were saved; or load before it is created, and call "
+            f"container.drop_state({table!r}) if the state of another optimizer is stored",
             table=table,
         )
 
 
 def restore_table(container: StepContainer, table: str, saved: PackedTable) -> None:
-    """Replaces the rows of a table on this rank by those that `gather_table` gave.
+    """Replaces the rows of a table on this rank by saved rows.
 
     Raises:
-        DataError: they are not whole.
-        InvalidArgumentError: as `give_state`, or of a filter that was declared otherwise.
-        CapacityError: the storage has no room for them, and may not evict.
+        DataError: the saved rows are incomplete.
+        InvalidArgumentError: see `set_state`, or the filter has other settings.
+        CapacityError: the storage is too small for the rows and does not evict.
     """
     config = _config(saved.described)
     keys = saved.array("keys")
@@ -289,17 +290,17 @@ def restore_table(container: StepContainer, table: str, saved: PackedTable) -> N
     wrong = [name for name, size in sizes.items() if saved.array(name).size != size]
     if wrong or len(np.unique(keys)) != len(keys):
         raise DataError(
-            f"the saved rows of table {table!r} are damaged: "
-            f"{wrong[0] if wrong else 'keys'} and keys do not go together; load an older state_dict",
+            f"load: the saved rows of table {table!r} are damaged: {wrong[0] if wrong else 'keys'} do "
+            "not match the keys; load an older state_dict",
             table=table,
         )
     set_state(container, table, saved)
     entry = container.entry(table)
-    storage = container.state.tables.open(entry)  # a load mends one that holds a part
+    storage = container.state.tables.open(entry)  # a load repairs one with a part of its rows
     if not storage.capabilities.evicts and len(keys) > (storage.capacity or len(keys)):
         raise CapacityError(
-            f"table {table!r}: {len(keys):,} rows were saved, and its storage holds up to "
-            f"{storage.capacity:,}; give it a larger num_embeddings",
+            f"table {table!r}: found {len(keys):,} saved rows, but its storage has capacity for "
+            f"{storage.capacity:,}; increase num_embeddings",
             table=table,
         )
     if entry.admission_filter is not None:
@@ -307,7 +308,7 @@ def restore_table(container: StepContainer, table: str, saved: PackedTable) -> N
         if "admission" in saved.arrays:
             entry.admission_filter.load(saved.array("admission").tobytes())
     if container.prefetches.unfinished:
-        container.prefetches.note(table, None)  # their rows are read again
+        container.prefetches.note(table, None)  # prefetched rows are read again
     begin_load(storage, "a state_dict or a copy")
     rows = saved.array("rows").reshape(len(keys), config.row_bytes)
     restore(storage, keys, rows.view(config.numpy_dtype), saved.array("scores"))
@@ -316,4 +317,4 @@ def restore_table(container: StepContainer, table: str, saved: PackedTable) -> N
         times = [(int(step), float(time)) for step, time in saved.described["visit_times"]]
         entry.visits.replace(saved.array("visit_keys"), saved.array("visit_steps"), times)
     elif entry.visits is not None:
-        entry.visits.forget()  # rows count as visited in the next step
+        entry.visits.forget()  # rows count as accessed in the next step

@@ -1,10 +1,10 @@
-"""Copies and pickles of modules: their rows are copied as weights are, or shared.
+"""Copies and pickles of modules with their rows; rows are copied like weights, or shared.
 
     copy.deepcopy, pickle, torch.save(model)    rows and state are copied, into a container of the copy
     copy.deepcopy in `shared_rows`              the copy reads the rows of the original
 
-Modules of one container share one in the copy too, and a table of several modules is copied once: a
-`_ContainerMark` and `_TableMark`s stand for them, of which `copy` and `pickle` make one copy each.
+Modules that share a container also do so in the copy, and a table of several modules is copied once:
+`_ContainerMark` and `_TableMark`s represent them, of which `copy` and `pickle` create one copy each.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _shares_rows: ContextVar[bool] = ContextVar("shares_rows", default=False)
 
 @contextmanager
 def shared_rows() -> Iterator[None]:
-    """Copies that ``copy.deepcopy`` makes of modules in this block read the rows of the original.
+    """Makes copies by ``copy.deepcopy`` in this block read the rows of the original.
 
-    For averages of weights, which copy a model to hold them::
+    For averages of weights, which copy a model::
 
         with sparring_torch.shared_rows():
             averaged = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=…)
 
-    Such a copy looks up the rows as they are at the moment: those of the model that trains. It cannot be
-    trained: a lookup in training mode with autograd on raises, and so does an `Optimizer` over it.
+    Such a copy reads the current rows of the trained model. It cannot be trained: a lookup in training
+    mode with autograd enabled raises, and so does an `Optimizer` for it.
     """
     token = _shares_rows.set(True)
     try:
@@ -52,9 +52,9 @@ def shared_rows() -> Iterator[None]:
 
 
 class CopiedTables(TableGroup):
-    """The tables of a module, which are copied and pickled with their rows."""
+    """Tables of a module that are copied and pickled with their rows."""
 
-    # Of this object and its container alone: a copy makes its own.
+    # Specific to this object and its container, so a copy creates its own.
     _host: Any
     _path: Any
 
@@ -92,7 +92,7 @@ class CopiedTables(TableGroup):
 
 
 class SharedTables:
-    """The tables of a module, for a copy of it that reads them only."""
+    """Tables of a module for a copy that only reads them."""
 
     has_optimizer = False
 
@@ -100,7 +100,7 @@ class SharedTables:
         self.original = original
 
     def __getattr__(self, name: str) -> Any:
-        if name == "original":  # not made yet
+        if name == "original":  # before __init__
             raise AttributeError(name)
         return getattr(self.original, name)
 
@@ -108,28 +108,28 @@ class SharedTables:
         return copy.deepcopy(self.original, memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # Not as the original says: pickle demands the class of what it was given.
+        # Not that of the original, because pickle requires the same class.
         return _same, (self.original,)
 
     def join(self, container: StepContainer) -> NoReturn:
-        """Refuses: an `Optimizer` would train the original twice."""
+        """Raises, because an `Optimizer` would train the original twice."""
         raise UnsupportedError(
-            f"tables {', '.join(self.original.table_names)} are those of another model, whose copy in "
-            "shared_rows() reads them only; give the Optimizer the modules that train"
+            f"tables {', '.join(self.original.table_names)} belong to another model, and this copy in "
+            "shared_rows() only reads them; give the Optimizer the modules that are trained"
         )
 
     def path_for(self, ids: Tensor, *, is_training: bool) -> Any:
-        """As the original's; the first call of each forward pass."""
+        """Same as for the original; the first call of each forward pass."""
         self._check_reads(is_training)
         return self.original.path_for(ids, is_training=is_training)  # type: ignore[attr-defined]
 
     def lookup(self, table: str, ids: Any, *, is_training: bool) -> Any:
-        """As the original's."""
+        """Same as for the original."""
         self._check_reads(is_training)
         return self.original.lookup(table, ids, is_training=is_training)  # type: ignore[attr-defined]
 
     def path_of_gradient(self, _ids: Tensor) -> NoReturn:
-        """Refuses the gradient of a compiled program, which has looked up without one."""
+        """Rejects the gradient of a compiled program, whose lookup registered none."""
         self._reject_training()
 
     def _check_reads(self, is_training: bool) -> None:
@@ -139,8 +139,8 @@ class SharedTables:
     def _reject_training(self) -> NoReturn:
         raise UnsupportedError(
             f"this copy shares the rows of tables {', '.join(self.original.table_names)} with another "
-            "model (shared_rows()) and cannot train them; call eval() on it, or look up under "
-            "torch.no_grad(). A copy.deepcopy outside of shared_rows() has rows of its own"
+            "model (shared_rows()) and cannot train them; call eval() on it, or use torch.no_grad(). A "
+            "copy.deepcopy outside of shared_rows() has separate rows"
         )
 
 
@@ -149,19 +149,19 @@ def _same(tables: CopiedTables) -> CopiedTables:
 
 
 class _ContainerMark:
-    """Stands for a container in a copy or a pickle."""
+    """Represents a container in a copy or a pickle."""
 
     def __init__(self, container: StepContainer) -> None:
         self._container = weakref.ref(container)
         self._tables: dict[str, _TableMark] = {}
 
     def table(self, name: str) -> _TableMark:
-        """Mark of a table, always the same."""
+        """Returns the mark of a table, which is unique."""
         return self._tables.setdefault(name, _TableMark(self._container, name))
 
     def __reduce__(self) -> Any:
         container = self._container()
-        assert container is not None  # what is copied holds it
+        assert container is not None  # the copied object references it
         settings = {
             "non_finite_gradients": container.non_finite_gradients.value,
             "memory_bytes": container.state.memory_bytes,
@@ -176,7 +176,7 @@ class _ContainerMark:
 
 
 class _TableMark:
-    """Stands for a table in a copy or a pickle."""
+    """Represents a table in a copy or a pickle."""
 
     def __init__(self, container: weakref.ref[StepContainer], name: str) -> None:
         self._container, self._name = container, name
@@ -198,14 +198,12 @@ class _TableMark:
         if num_bytes > rows_in_state.MAX_BYTES:
             _reject(
                 name,
-                f"has {num_bytes:,} bytes of rows, and up to {rows_in_state.MAX_BYTES:,} are copied in "
-                "memory",
+                f"has {num_bytes:,} bytes of rows, more than the maximum of "
+                f"{rows_in_state.MAX_BYTES:,}",
             )
         storage = container.entry(name).storage
         if storage is not None and (storage.capabilities.persistent or storage.capabilities.shared):
-            _reject(
-                name, "is in a storage that outlives the process, and the copy would open it too"
-            )
+            _reject(name, "is in a storage that outlives the process and can be opened only once")
         return pack({"format": 1}, {name: gather_table(container, name)}).as_subclass(Tensor)
 
 
@@ -218,14 +216,14 @@ class _CopiedContainer:
 
 
 class _CopiedTable:
-    """The rows of one table, until one of its modules has put them into the container of the copy."""
+    """Rows of one table, until a module writes them to the container of the copy."""
 
     def __init__(self, name: str, packed: Tensor) -> None:
         self._name = name
         self._packed: Tensor | None = packed
 
     def restore(self, copied: _CopiedContainer) -> None:
-        """Called by each module of the table; the first call brings the rows."""
+        """Writes the rows in the first call; each module of the table calls it."""
         if self._packed is not None:
             _, tables = unpack(self._packed, f"copy of table {self._name!r}")
             restore_table(copied.container, self._name, tables[self._name])
@@ -242,7 +240,7 @@ def _get_mark(container: StepContainer) -> _ContainerMark:
 def _reject(table: str, reason: str) -> NoReturn:
     raise UnsupportedError(
         f"copy or pickle of a model: table {table!r} {reason}. Copy it in `with "
-        "sparring_torch.shared_rows():` to read the rows of the original; or make another model, and "
-        "bring the rows over by container.save(url) and container.load(url)",
+        "sparring_torch.shared_rows():` to read the rows of the original; or create another model, and "
+        "transfer the rows with container.save(url) and container.load(url)",
         table=table,
     )

@@ -1,9 +1,9 @@
-"""Rows in the `state_dict` of modules: inside, or by the name of a snapshot.
+"""Saves rows in the `state_dict` of modules: the rows themselves, or the name of a snapshot.
 
     one rank, up to `MAX_BYTES`    keys, rows, optimizer state and scores of all tables of a module
     otherwise                       URL and hash of the snapshot of this step
 
-It never communicates and never writes. What loads it finds all rows, or raises.
+It never communicates and never writes files. Loading finds all rows, or raises.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from sparring_torch.state.packed_rows import (
 __all__ = ["MAX_BYTES", "RowsInState", "count_row_bytes", "without_rows"]
 
 MAX_BYTES = 1 << 30
-"""Bytes of rows of one module that travel in a `state_dict`; of one table that travel in a copy."""
+"""Maximum bytes of rows of one module in a `state_dict`, and of one table in a copy."""
 
 _KEY = "_extra_state"
 
 _omits_rows: ContextVar[bool] = ContextVar("leaves_rows_out", default=False)
 _entries_before: ContextVar[tuple[RowsTensor, ...]] = ContextVar("entries_before", default=())
-"""Entries of other modules in the `state_dict` under way."""
+"""Entries of other modules in the `state_dict` that is being created."""
 
 
 @contextmanager
 def without_rows() -> Iterator[None]:
-    """`state_dict` and `load_state_dict` leave rows out in this block.
+    """Makes `state_dict` and `load_state_dict` skip rows in this block.
 
-    For ordinary weights alone, where rows are saved by ``container.save`` or come from another place.
+    Use it to save or load only ordinary weights, for example if rows are saved by ``container.save``.
     """
     token = _omits_rows.set(True)
     try:
@@ -58,34 +58,34 @@ def without_rows() -> Iterator[None]:
 
 
 def count_row_bytes(container: StepContainer, table: str) -> int:
-    """Of all rows of a table on this rank."""
+    """Returns the size of all rows of a table on this rank."""
     return container.num_rows(table) * container.tables[table].row_bytes
 
 
 class _LoadCall:
-    """One call of `load_state_dict`, which visits modules one after the other.
+    """One call of `load_state_dict`, which processes modules one after another.
 
-    It holds what it knows weakly: torch does not say when a call ends.
+    It keeps weak references, because torch does not report when a call ends.
     """
 
     def __init__(self, errors: list[str] | None = None) -> None:
         self.errors = errors
-        """The list that torch makes for each call: the same for all modules of one."""
+        """The list that torch creates per call, the same for all modules of the call."""
         self.packed = weakref.WeakValueDictionary[int, Tensor]()
-        """Number → an entry that has rows."""
+        """Number → entry with rows."""
         self.loaded = weakref.WeakKeyDictionary[StepContainer, set[str]]()
-        """Container → its tables that are loaded."""
+        """Container → names of its loaded tables."""
         self.joined: weakref.ref[StepContainer] | None = None
-        """Where tables live that lived nowhere before."""
+        """Container of tables that had none before."""
 
     def has_loaded(self, container: StepContainer, table: str) -> bool:
-        """Whether rows of a table have been replaced by this call."""
+        """Returns whether this call has replaced the rows of a table."""
         return table in self.loaded.get(container, ())
 
     def note(
         self, container: StepContainer, tables: Iterable[str], step: int, url: str | None = None
     ) -> None:
-        """These tables of a container are loaded. Once all of them are, it stands at their step."""
+        """Records loaded tables. When all tables of a container are loaded, sets its step."""
         known = self.loaded.setdefault(container, set())
         known.update(tables)
         if known >= set(container.tables):
@@ -101,30 +101,30 @@ _calls = _Calls()
 
 
 class RowsInState(nn.Module):
-    """Gives the rows of its tables to `state_dict`, and takes them from `load_state_dict`."""
+    """Adds the rows of its tables to `state_dict`, and loads them in `load_state_dict`."""
 
     agent: TableGroup
 
     def get_extra_state(self) -> Tensor:
-        """The rows of all tables, with their optimizer state, in one tensor of uint8.
+        """Returns the rows of all tables, with their optimizer state, in one uint8 tensor.
 
-        On several ranks, and of more than `MAX_BYTES`, it names the snapshot of this step instead.
+        With several ranks, or more than `MAX_BYTES`, it names the snapshot of this step instead.
 
         Raises:
-            UnsupportedError: there is no such snapshot: call ``container.save`` first.
+            UnsupportedError: there is no such snapshot; call ``container.save`` first.
         """
         return torch.empty(0) if _omits_rows.get() else self._packed(_entries_before.get())
 
     def set_extra_state(self, state: object) -> None:
-        """Replaces the rows of all tables by those that `get_extra_state` gave.
+        """Replaces the rows of all tables by those from `get_extra_state`.
 
-        What was looked up for the next step is dropped. Where it names a snapshot, all ranks call it.
+        Pending lookups are dropped. If the state names a snapshot, all ranks must call it.
 
         Raises:
-            DataError: it is no such state, or damaged; no row has changed.
-            InvalidArgumentError: the rows of another table, or with another optimizer's state.
-            SnapshotError: the snapshot that it names is gone, or is another one.
-            UnsupportedError: the rows of one rank, where there are several.
+            DataError: the state is invalid or damaged; no row has changed.
+            InvalidArgumentError: the rows belong to another table or have another optimizer's state.
+            SnapshotError: the named snapshot does not exist, or is a different one.
+            UnsupportedError: the state contains the rows of one rank, but there are several.
         """
         if not _omits_rows.get():
             self._load_rows(state, _LoadCall())
@@ -152,15 +152,15 @@ class RowsInState(nn.Module):
         key = prefix + _KEY
         if key not in state_dict and not _omits_rows.get():
             raise InvalidArgumentError(
-                f"this state_dict has no rows of tables {', '.join(self.agent.table_names)}: no entry "
-                f"{key!r}. Was it saved by a model without tables, or in without_rows()? To load "
-                "ordinary weights alone, with rows from container.load(url) or none, call "
+                f"this state_dict has no rows of tables {', '.join(self.agent.table_names)}: it has no "
+                f"entry {key!r}. It may be from a model without tables, or saved in without_rows(). To "
+                "load only ordinary weights, with rows from container.load(url) or none, call "
                 "load_state_dict in `with sparring_torch.without_rows():`",
                 key=key,
             )
         if _calls.current is None or _calls.current.errors is not error_msgs:
             _calls.current = _LoadCall(error_msgs)
-        saved = state_dict.pop(key, None)  # of torch's own copy
+        saved = state_dict.pop(key, None)  # from torch's copy
         try:
             super()._load_from_state_dict(
                 state_dict,
@@ -207,13 +207,13 @@ class RowsInState(nn.Module):
         return packed
 
     def _snapshot(self, container: StepContainer, tables: list[str]) -> dict[str, Any] | None:
-        """The one to name; None: rows travel themselves."""
+        """Returns the snapshot to name; None means that the rows are included."""
         world_size = container.collective.world_size
         num_bytes = sum(count_row_bytes(container, name) for name in tables)
         if world_size == 1 and num_bytes <= MAX_BYTES:
             return None
         if not num_bytes and not container.counters.steps:
-            # `torch.distributed.checkpoint` asks a model for its state to load into it.
+            # `torch.distributed.checkpoint` reads the state of a new model before it loads.
             return None
         container.saves.join()
         newest, step = container.saves.newest, container.counters.steps
@@ -221,15 +221,15 @@ class RowsInState(nn.Module):
             reason = (
                 f"are on {world_size} ranks"
                 if world_size > 1
-                else f"take {num_bytes:,} bytes, and up to {MAX_BYTES:,} travel in it"
+                else f"take {num_bytes:,} bytes, more than the maximum of {MAX_BYTES:,}"
             )
             raise UnsupportedError(
-                f"state_dict: the rows of tables {', '.join(tables)} {reason}. It can name a snapshot of "
-                f"step {step} instead, and "
+                f"state_dict: the rows of tables {', '.join(tables)} {reason}. It can name a "
+                f"snapshot of step {step} instead, but "
                 + ("there is none" if newest is None else f"the newest is of step {newest[1]}")
-                + ": call container.save(url) before state_dict(), of the container that the optimizer "
-                "of the rows has, on all ranks (sparring_torch.lightning has a callback that does), or "
-                "leave rows out in `with sparring_torch.without_rows():`"
+                + ": call container.save(url) on all ranks before state_dict(), with the container of "
+                "the rows' optimizer (sparring_torch.lightning has a callback for this), or skip rows "
+                "in `with sparring_torch.without_rows():`"
             )
         return {"url": newest[0], "hash": open_snapshot(newest[0]).manifest_hash}
 
@@ -240,13 +240,15 @@ class RowsInState(nn.Module):
         place = f"tables {', '.join(agent.table_names)}"
         header, tables = unpack(state, place)
         if not header.keys() >= {"number", "step", "world_size", "elsewhere", "snapshot"}:
-            raise DataError(f"{place}: the saved rows are those of a copy, not of a state_dict")
+            raise DataError(
+                f"{place}: the saved rows are from a copy of a model; load those of a state_dict"
+            )
         elsewhere: dict[str, int] = header["elsewhere"]
         missing = set(agent.table_names) - set(tables) - set(elsewhere)
         if missing:
             raise InvalidArgumentError(
-                f"{place}: the saved rows are those of {', '.join(tables)}; give the module the names "
-                "with which its tables were saved",
+                f"{place}: found saved rows of tables {', '.join(tables)}; name the tables of the "
+                "module as they were when saved",
                 tables=sorted(missing),
             )
         container = self._container_for(call, elsewhere)
@@ -264,12 +266,12 @@ class RowsInState(nn.Module):
 
     @property
     def _live_agent(self) -> TableGroup:
-        """That of the original, of a copy in `shared_rows`."""
+        """The agent, or that of the original for a copy in `shared_rows`."""
         live: TableGroup = getattr(self.agent, "original", self.agent)
         return live
 
     def _container_for(self, call: _LoadCall, elsewhere: Mapping[str, int]) -> StepContainer:
-        """Modules that live nowhere yet are brought together, as an `Optimizer` would."""
+        """Joins modules without a container in one container, as an `Optimizer` does."""
         agent = self._live_agent
         known = None if call.joined is None else call.joined()
         own = set(agent.table_names) - set(elsewhere)
@@ -283,10 +285,10 @@ class RowsInState(nn.Module):
 def _without_known_rows(
     container: StepContainer, tables: Mapping[str, PackedTable], header: Mapping[str, Any]
 ) -> dict[str, PackedTable]:
-    """Those that a copy in `shared_rows` may load: its rows are those of a model that may train.
+    """Returns the tables that a copy in `shared_rows` may load; it must not change shared rows.
 
     Raises:
-        InvalidArgumentError: that model has other rows.
+        InvalidArgumentError: the model that owns the rows has other ones.
     """
     named = header["snapshot"]
     is_known = named is not None and container.saves.newest == (named["url"], header["step"])
@@ -296,9 +298,9 @@ def _without_known_rows(
             unknown[name] = saved
         elif not is_known and (named is not None or not has_same_rows(container, name, saved)):
             raise InvalidArgumentError(
-                f"this copy shares the rows of table {name!r} with another model (shared_rows()), and "
-                "the state_dict has others; load the state of that model first, or load it in `with "
-                "sparring_torch.without_rows():`",
+                f"this copy shares the rows of table {name!r} with another model (shared_rows()), "
+                "but the state_dict has different ones; load the state of that model first, or load "
+                "this one in `with sparring_torch.without_rows():`",
                 table=name,
             )
     return unknown
@@ -307,17 +309,17 @@ def _without_known_rows(
 def _entry_elsewhere(
     call: _LoadCall, table: str, number: int, place: str
 ) -> tuple[dict[str, Any], dict[str, PackedTable]]:
-    """Header and table of a module before, with which the rows travel."""
+    """Returns header and table from the entry of a previous module that contains the rows."""
     if number not in call.packed:
         raise InvalidArgumentError(
-            f"{place}: the rows of table {table!r} travel with another module of the model that was "
-            "saved, which comes before; load the state_dict of the whole model",
+            f"{place}: the rows of table {table!r} are in the entry of a previous module of the saved "
+            "model; load the state_dict of the whole model",
             table=table,
         )
     header, tables = unpack(call.packed[number], place)
     if table not in tables:
         raise DataError(
-            f"{place}: the saved rows of table {table!r} are nowhere in this state_dict"
+            f"{place}: this state_dict does not contain the rows of table {table!r}; load an older one"
         )
     return header, {table: tables[table]}
 
@@ -328,7 +330,7 @@ def _load(
     header: Mapping[str, Any],
     call: _LoadCall,
 ) -> None:
-    """Loads some tables of one entry."""
+    """Loads tables of one entry."""
     named, step = header["snapshot"], int(header["step"])
     if named is not None:
         _load_snapshot(container, tables, named, call)
@@ -346,19 +348,19 @@ def _load(
 def _check_ranks(
     container: StepContainer, tables: Mapping[str, PackedTable], saved_by: int
 ) -> None:
-    """Refuses rows inside a state unless one rank saved them, and one rank loads them."""
+    """Rejects rows in a state unless one rank saved them and one rank loads them."""
     names, world_size = ", ".join(tables), container.collective.world_size
     if saved_by > 1:
         raise UnsupportedError(
-            f"this state_dict was taken of {saved_by} ranks before their first step, and has no rows of "
-            f"tables {names}; nothing was loaded of them. Load one that names a snapshot, or ordinary "
-            "weights alone in `with sparring_torch.without_rows():`"
+            f"this state_dict was saved by {saved_by} ranks before their first step, and has no rows "
+            f"of tables {names}; nothing was loaded. Load one that names a snapshot, or only ordinary "
+            "weights in `with sparring_torch.without_rows():`"
         )
     if world_size > 1:
         raise UnsupportedError(
-            f"this state_dict has the rows of tables {names} of one rank, and there are {world_size}: "
-            "load it in one process, call container.save(url) there, and container.load(url) on all "
-            "ranks; ordinary weights load in `with sparring_torch.without_rows():`"
+            f"this state_dict has the rows of tables {names} of one rank, but there are {world_size} "
+            "ranks: load it in one process, call container.save(url) there, and container.load(url) on "
+            "all ranks; load ordinary weights in `with sparring_torch.without_rows():`"
         )
 
 
@@ -370,7 +372,7 @@ def _load_snapshot(
 ) -> None:
     url, expected = named["url"], named["hash"]
     what_to_do = (
-        f"Nothing was loaded of tables {', '.join(tables)}: bring that snapshot back to {url}, or load "
+        f"Nothing was loaded for tables {', '.join(tables)}: restore that snapshot at {url}, or load "
         "another one with container.load(url) and the ordinary weights in `with "
         "sparring_torch.without_rows():`"
     )
@@ -379,21 +381,21 @@ def _load_snapshot(
         snapshot = open_snapshot(url)
     except SnapshotError as error:
         raise SnapshotError(
-            f"this state_dict has its rows in the snapshot {url}, which cannot be read: {error}. "
+            f"load: the rows are in the snapshot {url}, which cannot be read: {error}. "
             + what_to_do,
             url=url,
         ) from error
     if snapshot.manifest_hash != expected:
         raise SnapshotError(
-            f"this state_dict has its rows in the snapshot {url} of hash {expected}, found another one "
-            f"there, of hash {snapshot.manifest_hash}. {what_to_do}",
+            f"load: the rows are in the snapshot {url} with hash {expected}, but the one found there "
+            f"has hash {snapshot.manifest_hash}. {what_to_do}",
             url=url,
         )
     for name, saved in tables.items():
         set_state(container, name, saved)
     names = [name for name in tables if not call.has_loaded(container, name)]
     if set(snapshot.tables) == set(container.tables) and not call.loaded.get(container):
-        container.load(url)  # with counters
+        container.load(url)  # including counters
         call.note(container, snapshot.tables, container.counters.steps, url)
     elif names:
         container.load(url, tables=names)

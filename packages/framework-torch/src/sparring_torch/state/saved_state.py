@@ -1,8 +1,7 @@
-"""State that torch keeps in addition to the rows of tables, as numbers and arrays: no pickle.
+"""Converts state of torch objects to numbers and arrays for snapshots, without pickle.
 
-A `state_dict` is a tree of mappings, lists, numbers and tensors. It becomes JSON with the tensors
-taken out:
-
+A `state_dict` is a tree of mappings, lists, numbers and tensors. It is converted to JSON, with tensors
+stored separately:
     {"step": 3, "betas": (0.9, 0.999), 7: tensor}
     {"map": [["step", 3], ["betas", {"tuple": [0.9, 0.999]}], [7, {"tensor": "dense.0", "dtype": …}]]}
 """
@@ -36,16 +35,14 @@ class _Stateful(Protocol):
 def gather_state(**parts: _Stateful) -> State:
     """Copies the state of modules, optimizers and schedulers, for `StepContainer.save`.
 
-    Of a `sparring_torch.Optimizer` this is what it keeps for whole tables; rows, and the state of
-    each row, are saved with the tables.
-
-    Where FSDP2 cut parameters over ranks, all ranks call it: the copy has the whole of each.
+    For a `sparring_torch.Optimizer`, this is the state per table; rows and their state are saved with
+    the tables. If FSDP2 shards parameters, all ranks must call it; the copy contains full parameters.
 
     Args:
-        **parts: by name, whatever has `state_dict` and `load_state_dict`.
+        **parts: named objects with `state_dict` and `load_state_dict`.
 
     Raises:
-        UnsupportedError: a state holds something else than numbers, text and tensors.
+        UnsupportedError: a state contains something other than numbers, strings and tensors.
     """
     arrays: dict[str, npt.NDArray[Any]] = {}
     with without_rows():
@@ -54,20 +51,20 @@ def gather_state(**parts: _Stateful) -> State:
 
 
 def restore_state(state: State, **parts: _Stateful) -> None:
-    """Gives parts back what `gather_state` copied.
+    """Loads the state that `gather_state` copied.
 
     Args:
-        state: of `StepContainer.load`.
-        **parts: made as they were, under the same names; those that are left out stay as they are.
+        state: state from `StepContainer.load`.
+        **parts: objects under the same names; others of the state are ignored.
 
     Raises:
-        InvalidArgumentError: the state has nothing under a name, or the part refuses it.
+        InvalidArgumentError: the state has no such name, or a part rejects its state.
     """
     restored = {}
     for name in parts:
         if not isinstance(state.values, Mapping) or name not in state.values:
             raise InvalidArgumentError(
-                f"this state has nothing for {name!r}; it has "
+                f"restore_state: found no state of {name!r}; the state contains "
                 f"{', '.join(state.values or ()) or 'nothing'}",
                 name=name,
             )
@@ -82,8 +79,8 @@ def restore_state(state: State, **parts: _Stateful) -> None:
 
 
 def gather_random_state() -> State:
-    """Copies torch's random state of this rank: the CPU's, and that of the current GPU if one is
-    in use."""
+    """Copies torch's random state of this rank: of the CPU, and of the current GPU if it is in
+    use."""
     states = {"torch": torch.get_rng_state().numpy().copy()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states["cuda"] = torch.cuda.get_rng_state().numpy().copy()
@@ -91,7 +88,7 @@ def gather_random_state() -> State:
 
 
 def restore_random_state(state: State) -> None:
-    """Gives torch the random state back that `gather_random_state` copied."""
+    """Sets torch's random state to that copied by `gather_random_state`."""
     torch.set_rng_state(torch.from_numpy(np.array(state.arrays["torch"], np.uint8)))
     if "cuda" in state.arrays and torch.cuda.is_available():
         torch.cuda.set_rng_state(torch.from_numpy(np.array(state.arrays["cuda"], np.uint8)))
@@ -139,8 +136,8 @@ def _unpack(value: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
     name, dtype = str(value.get("tensor")), getattr(torch, str(value.get("dtype")), None)
     if name not in arrays or not isinstance(dtype, torch.dtype):
         raise InvalidArgumentError(
-            f"this state has no tensor {name!r} of {value.get('dtype')}; it was not written by "
-            "gather_state",
+            f"restore_state: found no tensor {name!r} of {value.get('dtype')} in the state; use a "
+            "state from gather_state",
             name=name,
         )
     tensor = torch.from_numpy(np.array(arrays[name]))
@@ -149,7 +146,7 @@ def _unpack(value: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
 
 def _make_error(place: str, found: str) -> UnsupportedError:
     return UnsupportedError(
-        f"state {place}: found {found}; numbers, text, lists, mappings and dense tensors can be "
-        "saved. Save the rest by yourself, and give this part a state_dict without it",
+        f"state {place}: found {found}, but only numbers, text, lists, mappings and dense tensors can "
+        "be saved; save the rest separately, and give this part a state_dict without it",
         place=place,
     )

@@ -1,4 +1,4 @@
-"""Names for tables that the user did not name."""
+"""Names of tables that the user did not name."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _holders: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 
 def find_free_table_name(stem: str, holder: object) -> str:
-    """`stem`, or `stem` and a number, that no living module holds; from now on `holder` does.
+    """Returns `stem`, or `stem` with a number, that no living module uses, and reserves it.
 
     Two modules without names must not share a table, and their initial rows, which depend on the
-    table's name, must differ. A name is free again when its holder is gone.
+    table's name, must differ. A name becomes free when its holder is freed.
     """
     for number in count():
         name = stem if number == 0 else f"{stem}_{number}"
@@ -26,5 +26,5 @@ def find_free_table_name(stem: str, holder: object) -> str:
 
 
 def reserve_table_name(name: str, holder: object) -> None:
-    """`name`, of a module that was copied or unpickled, is not free while `holder` lives."""
+    """Reserves the name of a copied or unpickled module while `holder` lives."""
     _holders.setdefault(name, holder)

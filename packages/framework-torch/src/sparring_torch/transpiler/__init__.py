@@ -1,7 +1,7 @@
-"""`distribute`: the program of one machine as a program of many ranks, and back.
+"""`distribute`: converts a program for one machine to a program for many ranks, and back.
 
-model, optimizer ──► scan ──► report: replaced, kept, refused ──► nothing refused?
+model, optimizer ──► scan ──► report: replaced, kept, unsupported ──► nothing unsupported?
                                                                       │
           modules with tables in place of embeddings ◄────────────────┘
-          weights copied into tables, one optimizer for rows and parameters
+          weights copied to tables, one optimizer for rows and parameters
 """

@@ -1,4 +1,4 @@
-"""`Distribution`: the steps by which a program of one machine becomes one of many ranks."""
+"""`Distribution`: converts a program for one machine to one for many ranks."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 
 @dataclass(frozen=True, slots=True)
 class DistributionOptions:
-    """The choices of a user, as `distribute` describes them.
+    """Choices of the user; see `distribute`.
 
     Raises:
-        InvalidArgumentError: a value is none of those that exist, or two exclude each other.
+        InvalidArgumentError: a value is unknown, or two values exclude each other.
     """
 
     plan: PlanLike = None
@@ -60,25 +60,25 @@ class DistributionOptions:
         check_dense(self.dense, find_unused_parameters=self.find_unused_parameters)
         if self.is_served and self.is_sharded:
             raise InvalidArgumentError(
-                "distribute: dense='fsdp2' cuts parameters over ranks, and trainers of a service have "
-                "none"
+                "distribute: dense='fsdp2' shards parameters over ranks, but trainers of a service "
+                "have no ranks; use dense='ddp'"
             )
 
     @property
     def is_served(self) -> bool:
-        """Whether a service has the tables."""
+        """Whether a service stores the tables."""
         return self.service is not None
 
     @property
     def is_sharded(self) -> bool:
-        """Whether ordinary parameters are cut over ranks."""
+        """Whether ordinary parameters are sharded over ranks."""
         return self.dense == "fsdp2"
 
     def table_storage(self) -> StorageLike:
         """Returns the storage of the rows.
 
         Raises:
-            InvalidArgumentError: there is a plan or a storage as well as a service.
+            InvalidArgumentError: a plan or a storage was given in addition to a service.
         """
         if self.service is None:
             return self.storage
@@ -86,30 +86,32 @@ class DistributionOptions:
 
 
 class Distribution:
-    """A model and its optimizers, which are scanned, checked and then replaced.
+    """Scans a model and its optimizers, checks them, and replaces their parts.
 
     Args:
         model: a module of torch on one machine.
-        optimizer: of its parameters; or several, or none.
-        options: what the user chose.
+        optimizer: optimizer of its parameters; or several, or None.
+        options: choices of the user.
 
     Raises:
-        InvalidArgumentError: `model` is no module, or `optimizer` no optimizer of torch.
+        InvalidArgumentError: `model` is not a module, or `optimizer` not an optimizer of torch.
     """
 
     def __init__(
         self, model: nn.Module, optimizer: Optimizers, options: DistributionOptions
     ) -> None:
         if not isinstance(model, nn.Module):
-            raise InvalidArgumentError(f"distribute takes a module, found {type(model).__name__}")
+            raise InvalidArgumentError(
+                f"distribute: found {type(model).__name__}, expected a torch.nn.Module"
+            )
         self._model, self._options = model, options
         self._optimizers = _optimizers(optimizer)
         self._made: dict[int, TableModule] = {}
-        """The `id` of a module that is replaced → the module with tables."""
+        """`id` of a replaced module → the module with tables."""
 
     @cached_property
     def scan(self) -> Scan:
-        """Modules to replace, and the report of all modules. Scanning changes nothing."""
+        """Modules to replace, and the report on all modules; has no side effects."""
         options = self._options
         return scan(
             self._model,
@@ -121,22 +123,22 @@ class Distribution:
         )
 
     def report(self) -> DistributionReport:
-        """Returns what becomes of each module and of the optimizer."""
+        """Returns what happens to each module and to the optimizer."""
         return self.scan.report
 
     def check(self) -> None:
         """Rejects a program if any part of it cannot be distributed.
 
         Raises:
-            UnsupportedError: names all such parts.
+            UnsupportedError: lists all such parts.
         """
         self.report().check()
 
     def replace(self) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
-        """Replaces modules and optimizers; if that fails, the model is as it was.
+        """Replaces modules and optimizers; if this fails, the model is unchanged.
 
         Returns:
-            The model, which is wrapped if there are several ranks, and the optimizers.
+            The model, wrapped if there are several ranks, and the optimizers.
         """
         self._put_tables()
         before = [each for _, each in dense_parameters(self._model)]
@@ -166,7 +168,7 @@ class Distribution:
         return wrapped if is_several else self._model, optimizers
 
     def _put_tables(self) -> None:
-        """Puts modules with tables, still without rows, into the model."""
+        """Replaces modules by modules with tables, still without rows."""
         storage = self._options.table_storage()
         self._made = {
             id(each.module): each.kind.make(each.module, each.table, storage)
@@ -186,33 +188,31 @@ class Distribution:
         )
 
     def _undo(self, wrapped: DistributedModelParallel | None) -> None:
-        """Puts the modules of torch back."""
+        """Restores the modules of torch."""
         if wrapped is not None:
             wrapped.undo_sharding()
         for each in self.scan.found:
             replace_module(self._model, each.paths, each.module)
 
     def _weights(self) -> Iterator[tuple[str, Tensor, int | None]]:
-        """Table, weight, and the row that is not written, for each table."""
+        """Yields table, weight and the row that is not written, for each table."""
         for each in self.scan.found:
             yield from each.kind.rows(each.module, each.table)
 
     @torch.no_grad()
     def _move_weights(self, container: StepContainer) -> None:
-        """Writes weights into tables, and takes them from the modules that had them."""
+        """Writes weights to tables, and removes them from the replaced modules."""
         if not self._options.is_served:
             for table, weight, skipped in self._weights():
                 _write(container, table, weight, skipped)
         for each in self.scan.found:
             module = self._made[id(each.module)]
             replaced: Any = ReplacedModule(each.kind, each.module, each.table, each.paths)
-            module.replaced, module.explain_missing_weight = (
-                replaced,
-                replaced.explain_missing_weight,
-            )
+            module.replaced = replaced
+            module.missing_weight_reason = replaced.missing_weight_reason
 
     def _taken(self) -> set[int]:
-        """The `id` of each weight that is in a table now."""
+        """Returns the `id` of each weight that is now in a table."""
         return {id(weight) for each in self.scan.found for weight in each.kind.weights(each.module)}
 
 
@@ -223,7 +223,7 @@ def _optimizers(given: Any) -> list[torch.optim.Optimizer]:
     for each in optimizers:
         if not isinstance(each, torch.optim.Optimizer):
             raise InvalidArgumentError(
-                f"distribute takes optimizers of torch, found {type(each).__name__}"
+                f"distribute: found {type(each).__name__}, expected optimizers of torch"
             )
     return optimizers
 
@@ -237,7 +237,7 @@ def _follow(
     before: Sequence[nn.Parameter],
     after: Sequence[nn.Parameter],
 ) -> None:
-    """Gives optimizers the parameters that took the place of others, with this rank's share of state."""
+    """Replaces parameters in optimizers, and shards their state like the new parameters."""
     now = {id(old): new for old, new in zip(before, after, strict=True) if old is not new}
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -251,7 +251,7 @@ def _follow(
 
 
 def _take_out(optimizer: torch.optim.Optimizer, taken: Collection[int]) -> None:
-    """Takes parameters out of an optimizer's groups, and their state."""
+    """Removes parameters and their state from an optimizer."""
     for group in optimizer.param_groups:
         kept = [number for number, each in enumerate(group["params"]) if id(each) not in taken]
         for each in group["params"]:
@@ -264,6 +264,6 @@ def _take_out(optimizer: torch.optim.Optimizer, taken: Collection[int]) -> None:
 
 def _write(container: StepContainer, table: str, weight: Tensor, skipped: int | None) -> None:
     values = weight.detach().cpu()
-    # Of bfloat16 numpy knows nothing.
+    # NumPy does not support bfloat16.
     values = values.float() if values.dtype is torch.bfloat16 else values
     write_rows(container, table, values.numpy(), skipped)

@@ -1,4 +1,4 @@
-"""`JointOptimizer`: the user's optimizer, over the rows of tables and over what remained of it."""
+"""`JointOptimizer`: the user's optimizer for rows of tables and for the remaining parameters."""
 
 from __future__ import annotations
 
@@ -23,19 +23,18 @@ _OWN = ("params", "param_names")
 
 
 class JointOptimizer(OptimizerOfParts):
-    """One optimizer in place of one: rows and parameters take their steps together.
+    """Replaces the user's optimizer; rows and parameters take their steps together.
 
-    `param_groups` are those of the user's optimizer, as many and in the same order: what is written to a
-    group, by a scheduler or by hand, is the rows' too where the group had embeddings. `step` steps the
-    rows first, because it may refuse a step, and then no parameter has moved.
+    `param_groups` correspond to those of the user's optimizer. Changes to a group, for example by a
+    scheduler, also apply to the rows of its embeddings. `step` steps the rows first: if this raises, no
+    parameter has changed.
 
     Args:
-        dense: the user's optimizer, from whose groups the embeddings were taken.
-        rows: of the tables.
-        places: which group of `dense` the embeddings were in, for each group of `rows`.
-        report: what became of the modules.
-        known: where `rows` steps by an update method: which, for a group as it is; None: by the class
-            of `dense`.
+        dense: the user's optimizer, from whose groups the embeddings were removed.
+        rows: optimizer of the rows.
+        places: for each group of `rows`, the number of the group of `dense` with its embeddings.
+        report: report on the modules.
+        known: finds the update method of `rows` for a group; None if `rows` uses the class of `dense`.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class JointOptimizer(OptimizerOfParts):
         ]
         for place, group in enumerate(groups):
             group["params"] = list(group["params"])
-            # Without elements: gradient scalers find the gradients of rows there.
+            # Parameters without elements, where gradient scalers find the gradients of rows.
             for own, of in zip(rows.param_groups, places, strict=True):
                 group["params"] += own["params"] if of == place else []
         super().__init__(groups, dict(dense.defaults))
@@ -64,20 +63,20 @@ class JointOptimizer(OptimizerOfParts):
 
     @property
     def container(self) -> StepContainer:
-        """Where the tables live."""
+        """The container of the tables."""
         return self.rows.container
 
     @property
     def state(self) -> Any:
-        """State of each parameter; that of rows is with the rows."""
+        """State of each parameter; the state of rows is stored with the rows."""
         return self.dense.state if hasattr(self, "dense") else {}
 
     @state.setter
     def state(self, state: object) -> None:
-        """Ignores what torch's constructor sets."""
+        """Ignores the state that torch's constructor sets."""
 
     def _write_groups(self) -> None:
-        """Brings hyper-parameters, as they are in `param_groups`, to both parts."""
+        """Copies hyper-parameters from `param_groups` to both parts."""
         for shown, group in zip(self.param_groups, self.dense.param_groups, strict=True):
             group.update({name: each for name, each in shown.items() if name not in _OWN})
         for own, place in zip(self.rows.param_groups, self._places, strict=True):
@@ -86,7 +85,7 @@ class JointOptimizer(OptimizerOfParts):
             own.update(values if self._known is None else find_hyper(self._known, shown))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds ordinary parameters, as torch's; what stands for rows is left out."""
+        """Adds a group of ordinary parameters; parameters that represent rows are skipped."""
         if not self._is_made:
             return super().add_param_group(param_group)
         parameters = param_group["params"]
@@ -97,15 +96,15 @@ class JointOptimizer(OptimizerOfParts):
         return None
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes over what `state_dict` gave.
+        """Loads a `state_dict`.
 
         Raises:
-            InvalidArgumentError: it is of another optimizer; nothing is changed.
+            InvalidArgumentError: it belongs to another optimizer; nothing is changed.
         """
         if set(state_dict) != {"rows", "dense"}:
             raise InvalidArgumentError(
-                f"this state_dict has {', '.join(map(str, state_dict)) or 'nothing'}, expected rows and "
-                "dense; one that was saved before `distribute` is loaded before it"
+                f"load_state_dict: found {', '.join(map(str, state_dict)) or 'nothing'}, expected rows "
+                "and dense; load a state_dict from before `distribute` before you call it"
             )
         self.rows.load_state_dict(state_dict["rows"])
         self.dense.load_state_dict(shard_state(state_dict["dense"], self.dense))
@@ -114,6 +113,6 @@ class JointOptimizer(OptimizerOfParts):
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise UnsupportedError(
-            "a distributed optimizer is not copied or pickled, as it belongs to its model; save its "
-            "state_dict()"
+            "a distributed optimizer cannot be copied or pickled, because it belongs to its model; "
+            "save its state_dict()"
         )

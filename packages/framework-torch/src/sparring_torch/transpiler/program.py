@@ -31,7 +31,7 @@ def distribute(  # noqa: PLR0913 - each is one choice of the user's, by keyword
     find_unused_parameters: bool = False,
     dense: str = "ddp",
 ) -> tuple[Any, Any]:
-    """Makes the program of one machine one of many ranks, in place; torchrun starts it.
+    """Converts a program for one machine to one for many ranks, in place; start it with torchrun.
 
     Two lines of a program change::
 
@@ -39,33 +39,33 @@ def distribute(  # noqa: PLR0913 - each is one choice of the user's, by keyword
         …
         model, optimizer = distribute(model, optimizer)
 
-    Each `nn.Embedding` and `nn.EmbeddingBag` is replaced by a module with a table that begins with its
-    weight, and the optimizer by one that steps tables and parameters. Parameters of several ranks are
-    averaged by `DistributedModelParallel`. Call it once weights are made or loaded and the optimizer is
-    made, before schedulers are.
+    Each `nn.Embedding` and `nn.EmbeddingBag` is replaced by a module with a table that contains its
+    weight, and the optimizer by one that steps tables and parameters. On several ranks,
+    `DistributedModelParallel` averages gradients. Call it after weights are initialized or loaded and
+    the optimizer is created, but before schedulers are.
 
     Args:
-        model: a module of torch on one machine; rank 0's weights count.
-        optimizer: of its parameters, and of no others; or several, of which one has all embeddings.
-        plan: how tables are sharded, as of `DistributedModelParallel`.
-        semantics: ``exact``: an optimizer that would move rows without a gradient is refused; ``lazy``:
-            such rows stay as they are, and the optimizer differs from what it was.
-        keep: paths of modules that stay as they are, with weights on all ranks.
-        storage: what keeps the rows.
-        service: the file of a service of the role ``parameters`` that has the tables: lookups pull, and
-            steps push and wait until that is applied. Each process is a trainer without ranks. A service
-            without rows gets the weights; one with rows keeps them.
-        find_unused_parameters: as of `DistributedModelParallel`.
-        dense: as of `DistributedModelParallel`.
+        model: a module of torch on one machine; the weights of rank 0 are used.
+        optimizer: optimizer of all its parameters; or several, of which one has all embeddings.
+        plan: sharding of tables, see `DistributedModelParallel`.
+        semantics: ``exact`` rejects an optimizer that changes rows without a gradient; ``lazy`` accepts
+            it, and such rows stay unchanged.
+        keep: paths of modules that are not replaced; all ranks have their weights.
+        storage: storage of the rows.
+        service: configuration file of a service of the role ``parameters`` that stores the tables.
+            Lookups pull from it, and steps push to it and wait until the push is applied. Each process
+            is a trainer without ranks. A service without rows receives the weights; others keep theirs.
+        find_unused_parameters: see `DistributedModelParallel`.
+        dense: see `DistributedModelParallel`.
 
     Returns:
-        The model, which is wrapped where there are several ranks, and the optimizer, or as many as were
-        given. ``optimizer.report`` is the `DistributionReport`.
+        The model, wrapped if there are several ranks, and the optimizer, or as many as were given.
+        ``optimizer.report`` is the `DistributionReport`.
 
     Raises:
-        UnsupportedError: a module or the optimizer cannot be distributed; its text lists all of them, and
-            ``report`` has them. Nothing was changed.
-        InvalidArgumentError: another value of `semantics`, or something that is no module or optimizer.
+        UnsupportedError: a module or the optimizer cannot be distributed. The message and ``report`` list
+            all of them. Nothing was changed.
+        InvalidArgumentError: `semantics` is unknown, or an argument is not a module or optimizer.
     """
     options = DistributionOptions(
         plan, semantics, keep, storage, service, find_unused_parameters, dense
@@ -86,31 +86,31 @@ def distribution_report(
     keep: Collection[str] = (),
     dense: str = "ddp",
 ) -> DistributionReport:
-    """Report of what `distribute` would do with the same arguments. It changes nothing.
+    """Returns the report on what `distribute` would do with the same arguments.
 
     Raises:
-        InvalidArgumentError: as `distribute`.
+        InvalidArgumentError: see `distribute`.
     """
     options = DistributionOptions(semantics=semantics, keep=keep, dense=dense)
     return Distribution(model, optimizer, options).report()
 
 
 def restore(model: nn.Module) -> nn.Module:
-    """Gives the modules back that `distribute` replaced, with the trained weights, in place.
+    """Restores the modules that `distribute` replaced, with the trained weights, in place.
 
-    All ranks call it; each gets all weights. An optimizer for them is made again.
+    All ranks must call it, and receive all weights. Create a new optimizer for them.
 
     Args:
-        model: what `distribute` returned.
+        model: the model that `distribute` returned.
 
     Returns:
-        The model, not wrapped.
+        The model without a wrapper.
 
     Raises:
-        InvalidArgumentError: nothing of it was replaced by `distribute`.
+        InvalidArgumentError: the model has no module that `distribute` replaced.
     """
     if not isinstance(model, nn.Module):
-        raise InvalidArgumentError(f"restore takes a module, found {type(model).__name__}")
+        raise InvalidArgumentError(f"restore: found {type(model).__name__}, expected a module")
     inner: nn.Module = model.module if isinstance(model, DistributedModelParallel) else model
     modules = [
         each
@@ -119,8 +119,8 @@ def restore(model: nn.Module) -> nn.Module:
     ]
     if not modules:
         raise InvalidArgumentError(
-            f"restore: {type(inner).__name__} has no module that distribute replaced; give what "
-            "distribute returned"
+            f"restore: {type(inner).__name__} has no module that distribute replaced; give the model "
+            "that distribute returned"
         )
     read = [_weights(each) for each in modules]
     if isinstance(model, DistributedModelParallel):
@@ -135,7 +135,7 @@ def restore(model: nn.Module) -> nn.Module:
 
 
 def _weights(module: TableModule) -> list[Tensor]:
-    """Each weight of a replaced module, as it was trained."""
+    """Returns the trained weights of a replaced module."""
     replaced: ReplacedModule = module.replaced
     weights = []
     for each in replaced.tables:

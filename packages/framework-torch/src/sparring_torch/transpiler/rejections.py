@@ -1,4 +1,4 @@
-"""Reasons why an embedding, or its optimizer, cannot be distributed."""
+"""Finds reasons why an embedding or its optimizer cannot be distributed."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _MOVES_MET_ROWS: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
     torch.optim.Adagrad: ("weight_decay",),
     torch.optim.SparseAdam: (),
 }
-"""Optimizers that leave a row without a gradient as it is, if these hyper-parameters are 0."""
+"""Optimizers that do not change rows without a gradient if these hyper-parameters are 0."""
 
 
 class RejectionFinder:
     """Finds why a module of a model cannot be replaced.
 
     Args:
-        model: the whole of it.
-        optimizers: of its parameters.
+        model: the complete model.
+        optimizers: optimizers of its parameters.
         paths: id of a module → its paths.
     """
 
@@ -55,9 +55,9 @@ class RejectionFinder:
                         self._listed[id(each)] = f"{type(module).__name__}.{name}"
 
     def reason(self, module: nn.Module, kind: Kind) -> str:
-        """Why a module cannot be replaced; empty: it can."""
+        """Returns why a module cannot be replaced; empty if it can."""
         if self._paths[id(module)] == [""]:
-            return "it is the whole model; put it into a module"
+            return "it is the complete model; put it into a module"
         return (
             kind.refusal(module)
             or self._tie(module, kind)
@@ -77,16 +77,16 @@ class RejectionFinder:
     def _use(self, module: nn.Module, kind: Kind) -> str:
         for weight in kind.weights(module):
             if id(weight) in self._listed:
-                return f"{self._listed[id(weight)]} has its weight as a matrix; a table is none"
+                return f"{self._listed[id(weight)]} uses its weight as a matrix, but a table is not one"
         for each in module.modules():
             if id(each) in self._listed:
                 where = self._listed[id(each)]
                 return (
-                    f"{where} has it in a plain list or dict, or past torch; make that a ModuleList, a "
-                    "ModuleDict or an ordinary attribute"
+                    f"{where} contains it in a plain list or dict, or outside of torch's modules; "
+                    "make that a ModuleList, a ModuleDict or an ordinary attribute"
                 )
             if parametrize.is_parametrized(each):
-                return "its weight is parametrized; a table has no weight to compute"
+                return "its weight is parametrized, but a table has no weight to compute"
             if each._forward_hooks or each._forward_pre_hooks or each._backward_hooks:
                 return "it has hooks; register them after distribute"
         return ""
@@ -98,8 +98,8 @@ class RejectionFinder:
                 is_kept = any(each is not None for each in state.values())
                 if is_kept and float(state.get("step", 1)) > 0:
                     return (
-                        f"{type(optimizer).__name__} has taken steps with its weight; distribute with an "
-                        "optimizer that has taken none"
+                        f"{type(optimizer).__name__} has taken steps with its weight; distribute "
+                        "with an optimizer that has taken none"
                     )
         return ""
 
@@ -107,13 +107,13 @@ class RejectionFinder:
 def find_optimizer_rejection(
     optimizer: torch.optim.Optimizer, place: int, *, is_lazy: bool, is_served: bool
 ) -> str:
-    """Why an optimizer cannot step rows as it steps weights; empty: it can.
+    """Returns why an optimizer cannot step rows like weights; empty if it can.
 
     Args:
-        optimizer: that has the embeddings.
-        place: in which of its groups.
-        is_lazy: whether rows without a gradient may stay where it would move them.
-        is_served: whether rows are in a service, which has update methods only.
+        optimizer: the optimizer with the embeddings.
+        place: number of the group with the embeddings.
+        is_lazy: whether rows without a gradient may stay unchanged although the optimizer changes them.
+        is_served: whether rows are in a service, which supports only update methods.
     """
     optimizer_class, group = type(optimizer), optimizer.param_groups[place]
     if not is_lazy:
@@ -124,24 +124,24 @@ def find_optimizer_rejection(
                 f" with {name}={group[name]}" for name in found
             )
             return (
-                f"{what} moves rows, or ages their state, in steps that give them no gradient, and rows "
-                "of tables change when a batch meets them. Give embeddings SGD without momentum, Adagrad "
-                "or SparseAdam, without weight_decay; or, for rows that move when they are met, "
-                "semantics='lazy'"
+                f"{what} changes rows, or their state, in steps without a gradient for them, but "
+                "rows of tables change only when a batch contains their ids. Use SGD without "
+                "momentum, Adagrad or SparseAdam for embeddings, without weight_decay; or set "
+                "semantics='lazy' to change rows only when a batch contains them"
             )
     given = get_hyperparameters(optimizer, place)
     try:
         probe(over_rows(optimizer_class), given, torch.float32)
         known = to_update_method(over_rows(optimizer_class), given) if is_served else None
         if isinstance(known, str):
-            return f"a service updates rows by update methods, and none takes its steps: {known}"
+            return f"a service needs an update method, but none is equivalent: {known}"
     except SparringError as error:
         return str(error)
     return ""
 
 
 def get_hyperparameters(optimizer: torch.optim.Optimizer, place: int) -> dict[str, Any]:
-    """Keyword arguments that make an optimizer of this class with the values of a group."""
+    """Returns keyword arguments to create an optimizer of this class with the values of a group."""
     known = inspect.signature(type(optimizer)).parameters
     group = optimizer.param_groups[place]
     return {name: each for name, each in group.items() if name in known and name != "params"}

@@ -1,4 +1,4 @@
-"""The module of torch whose place a module with tables took."""
+"""The module of torch that a module with tables replaced."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["ReplacedModule", "replace_module"]
 
 @dataclass(frozen=True, slots=True)
 class ReplacedTable:
-    """A weight that is in a table now: its rows, the one that is not, and an empty tensor like it."""
+    """A weight that is now in a table; `row` is the one that is not, `empty` an empty weight."""
 
     name: str
     num_rows: int
@@ -28,22 +28,22 @@ class ReplacedTable:
 
 
 class ReplacedModule:
-    """Keeps a module, without the elements of its weights, until `restore`.
+    """Keeps a replaced module, without the elements of its weights, until `restore`.
 
-    A weight that the program got hold of before raises wherever it is used: in a list, a closure or
-    an optimizer it would be left as it was.
+    A weight that the program still references, in a list, a closure or an optimizer, raises when it is
+    used, because it would not be trained.
 
     Args:
-        kind: how it was replaced.
-        module: of torch.
-        table: name of its table; of several, what their names begin with.
-        paths: in the model.
+        kind: how the module was replaced.
+        module: the module of torch.
+        table: name of its table, or the prefix of the names of several.
+        paths: paths in the model.
     """
 
     def __init__(self, kind: Kind, module: nn.Module, table: str, paths: Sequence[str]) -> None:
         self.kind, self.module, self.paths = kind, module, paths
         self.tables: list[ReplacedTable] = []
-        self.explain_missing_weight = explain_missing_weight(
+        self.missing_weight_reason = explain_missing_weight(
             paths[0], kind.table_names(module, table)
         )
         for name, weight, skipped in kind.rows(module, table):
@@ -54,17 +54,17 @@ class ReplacedModule:
         self._weights = [(each, type(each)) for each in kind.weights(module)]
         for each, its_class in self._weights:
             if its_class is nn.Parameter:
-                _take(each, self.explain_missing_weight)
+                _take(each, self.missing_weight_reason)
 
     def give_back(self, weights: Sequence[Tensor]) -> None:
-        """Puts trained weights into the module."""
+        """Writes trained weights to the module."""
         for each, its_class in self._weights:
             each.__class__ = its_class
         self.kind.give_back(self.module, weights)
 
 
 def replace_module(model: nn.Module, paths: Sequence[str], module: nn.Module) -> None:
-    """Puts a module into a model, at each of some paths."""
+    """Sets a module of a model at each of the paths."""
     for path in paths:
         parent, _, name = path.rpartition(".")
         model.get_submodule(parent)._modules[name] = module
@@ -77,7 +77,7 @@ class _TakenWeight(nn.Parameter):
 
     @classmethod
     def __torch_function__(cls, *_: Any, **__: Any) -> NoReturn:
-        raise UnsupportedError(f"a weight is used that was made before distribute. {cls.why}")
+        raise UnsupportedError(f"found a use of a weight from before distribute. {cls.why}")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
@@ -90,12 +90,12 @@ class _TakenWeight(nn.Parameter):
 
 
 def _take(weight: nn.Parameter, why: str) -> None:
-    """Makes a parameter raise wherever it is used."""
+    """Makes a parameter raise whenever it is used."""
     weight.__class__ = type("TakenWeight", (_TakenWeight,), {"why": why})
 
 
 def _taken(data: Tensor, requires_grad: bool, why: str) -> nn.Parameter:
-    """Such a parameter in a copy or a pickle."""
+    """Creates such a parameter in a copy or a pickle."""
     weight = nn.Parameter(data, requires_grad)
     _take(weight, why)
     return weight

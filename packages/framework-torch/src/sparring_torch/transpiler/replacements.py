@@ -1,4 +1,4 @@
-"""Which module with tables takes the place of an embedding of torch, and of which it cannot."""
+"""Which module with tables replaces an embedding of torch, and which embeddings are unsupported."""
 
 from __future__ import annotations
 
@@ -29,39 +29,39 @@ class Kind(ABC):
     """Whether such a module has several tables."""
 
     def weights(self, module: Any) -> Sequence[nn.Parameter]:
-        """The weights that become tables."""
+        """Returns the weights that become tables."""
         return [module.weight]
 
     def table_names(self, module: Any, table: str) -> str:
-        """Names of the tables, for the report."""
+        """Returns the names of the tables for the report."""
         return table
 
     @abstractmethod
     def refusal(self, module: Any) -> str:
-        """Why it cannot be replaced; empty: it can."""
+        """Returns why the module cannot be replaced; empty if it can."""
 
     def note(self, module: Any) -> str:
-        """Remark on the replacement, for the report."""
+        """Returns a remark on the replacement for the report."""
         if module.weight.dtype in (torch.float16, torch.bfloat16):
             return "rows of 16 bits are updated in float32 and rounded stochastically"
         return ""
 
     @abstractmethod
     def make(self, module: Any, table: str, storage: StorageLike) -> TableModule:
-        """The module with tables, without rows."""
+        """Creates the module with tables, without rows."""
 
     def rows(self, module: Any, table: str) -> list[tuple[str, Tensor, int | None]]:
-        """Table, weight, and the row that is not written, for each table."""
+        """Returns table, weight and the row that is not written, for each table."""
         return [(table, module.weight, module.padding_idx)]
 
     def give_back(self, module: Any, weights: Sequence[Tensor]) -> None:
-        """Puts trained weights into the module that was replaced."""
+        """Writes trained weights to the module that was replaced."""
         for parameter, values in zip(self.weights(module), weights, strict=True):
             parameter.data = values
 
 
 class _TorchKind(Kind):
-    """`nn.Embedding` and `nn.EmbeddingBag`."""
+    """Replaces `nn.Embedding` and `nn.EmbeddingBag`."""
 
     def __init__(self, torch_class: type[nn.Module]) -> None:
         self._torch_class = torch_class
@@ -76,17 +76,18 @@ class _TorchKind(Kind):
             return f"its weight is {weight.dtype}; tables are float32, float64, float16 or bfloat16"
         if module.max_norm is not None:
             return (
-                f"max_norm={module.max_norm} renormalises rows in a lookup, which changes no table"
+                f"max_norm={module.max_norm} renormalizes rows in a lookup, but lookups never change "
+                "tables"
             )
         if module.scale_grad_by_freq:
-            return "scale_grad_by_freq divides gradients by counts of a batch, which tables do not"
+            return "scale_grad_by_freq divides gradients by counts in a batch, but tables do not"
         if getattr(module, "mode", "sum") == "max":
-            return "mode='max'; bags of tables are summed or averaged"
+            return "mode='max' is not supported; tables support sum and mean"
         padding = module.padding_idx if self._torch_class is nn.Embedding else None
         if padding is not None and bool(weight[padding].any()):
             return (
-                f"its row of padding_idx={padding} is not zeros, and reads as zeros from a table; set it "
-                f"to zeros before: weight.data[{padding}] = 0"
+                f"its row of padding_idx={padding} is not zero, but reads as zeros from a table; set "
+                f"it to zero before: weight.data[{padding}] = 0"
             )
         return ""
 
@@ -135,19 +136,19 @@ class _RangeCheck:
         low, high = (int(each) for each in torch.aminmax(ids))
         if low < 0 or high >= count:
             error = InvalidArgumentError(
-                f"embedding {table!r}: found id {low if low < 0 else high}, and the module that it "
-                f"replaced has embeddings 0 to {count - 1}; for ids of any size write "
+                f"embedding {table!r}: found id {low if low < 0 else high}, but the module that it "
+                f"replaced has embeddings 0 to {count - 1}; for ids of any size, use "
                 "sparring_torch.Embedding(dim) in the model",
                 table=table,
             )
-            module.agent.refuse(error, is_training=module.is_training)
+            module.agent.raise_on_all_ranks(error, is_training=module.is_training)
 
 
 _EMBEDDING, _EMBEDDING_BAG = _TorchKind(nn.Embedding), _TorchKind(nn.EmbeddingBag)
 
 
 def find_kind(module: nn.Module) -> Kind | None:
-    """How a module is replaced; None where it has no rows to look up."""
+    """Returns how a module is replaced; None if it is not an embedding."""
     if isinstance(module, nn.Embedding):
         return _EMBEDDING
     return _EMBEDDING_BAG if isinstance(module, nn.EmbeddingBag) else None

@@ -1,4 +1,4 @@
-"""The optimizer of a distributed program's rows: torch's own class, or an update method of a service."""
+"""Creates the optimizer of a distributed program's rows: torch's class, or a service's method."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ def row_optimizer(
     *,
     is_served: bool,
 ) -> tuple[Optimizer, KnownOptimizer | None]:
-    """The optimizer of all tables that are trained; and, for a service, how it finds its method.
+    """Creates the optimizer of all trained tables; with a service, also returns how to find its method.
 
     Args:
-        scanned: the program.
-        made: `id` of a module that is replaced → the module with tables.
-        optimizer: the user's, which has the embeddings.
+        scanned: the scanned program.
+        made: `id` of a replaced module → the module with tables.
+        optimizer: the user's optimizer, which has the embeddings.
         is_served: whether rows are in a service.
 
     Raises:
-        UnsupportedError: its groups need several update methods, and a service has one for all tables.
+        UnsupportedError: groups need different update methods, but a service has one for all tables.
     """
     modules = [made[id(each.module)] for each in scanned.found if each.is_trained]
     places = _map_tables_to_groups(scanned)
     optimizer_class = over_rows(type(optimizer))
-    # One group does for all tables where one has all embeddings.
+    # If one group has all embeddings, one group is enough for all tables.
     place, *others = dict.fromkeys(places.values())
     by_table = {name: get_hyperparameters(optimizer, own) for name, own in places.items() if others}
     given = get_hyperparameters(optimizer, place)
@@ -47,7 +47,7 @@ def row_optimizer(
     if not is_served:
         return Optimizer(modules, optimizer_class, tables=by_table, **given), None
     known = to_update_method(optimizer_class, given)
-    assert isinstance(known, KnownOptimizer)  # the scan would have refused it
+    assert isinstance(known, KnownOptimizer)  # the scan would have rejected it
     group = optimizer.param_groups[place]
     method = find_form(known, group).method
     by_table = {
@@ -57,21 +57,21 @@ def row_optimizer(
     }
     if len(by_table) < len(places):
         raise UnsupportedError(
-            "distribute: its groups take steps of several update methods, and the tables of one "
-            "optimizer of a service have one"
+            "distribute: groups of the optimizer need different update methods, but all tables of one "
+            "optimizer of a service have the same; use the same settings for all embeddings"
         )
     return Optimizer(modules, method, tables=by_table, **find_hyper(known, group)), known
 
 
 def list_group_positions(scanned: Scan, rows: Optimizer) -> list[int]:
-    """For each group of `rows`, the one of the user's optimizer that has its embeddings."""
+    """Returns, for each group of `rows`, the number of the user's group with its embeddings."""
     places = _map_tables_to_groups(scanned)
-    first = next(iter(places.values()))  # of all, where `rows` has one group
+    first = next(iter(places.values()))  # if `rows` has one group, it is that of all tables
     return [places.get(group.get("table", ""), first) for group in rows.param_groups]
 
 
 def _map_tables_to_groups(scanned: Scan) -> dict[str, int]:
-    """Table → the group of the user's optimizer that has it."""
+    """Returns the number of the user's group for each table."""
     places = {
         table: each.place
         for each in scanned.found

@@ -1,4 +1,4 @@
-"""`scan`: a model and its optimizer looked at, and neither changed."""
+"""`scan`: inspects a model and its optimizers without changing them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _SERVED_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True, slots=True)
 class FoundTable:
-    """A module that becomes one with tables.
+    """A module that will be replaced.
 
     Args:
-        module: the module itself.
+        module: the module.
         kind: how it is replaced.
-        paths: in the model.
-        table: name of the table; of several, what their names begin with.
-        place: which group of the optimizer has its weight; None: no optimizer has it.
+        paths: paths in the model.
+        table: name of the table, or the prefix of the names of several.
+        place: number of the optimizer's group with its weight; None if no optimizer has it.
     """
 
     module: nn.Module
@@ -48,11 +48,11 @@ class Scan:
     """Result of `scan`.
 
     Args:
-        report: of all modules.
-        found: those to replace.
-        tables: modules with tables that the model has already.
-        owner: which of the optimizers has the embeddings; None: none has.
-        table_places: which of its groups has each of `tables`.
+        report: report on all modules.
+        found: modules to replace.
+        tables: modules that already have tables.
+        owner: number of the optimizer with the embeddings; None if there is none.
+        table_places: number of its group for each of `tables`.
     """
 
     report: DistributionReport
@@ -71,15 +71,15 @@ def scan(
     is_sharded: bool,
     keep: Collection[str],
 ) -> Scan:
-    """Looks at each module of a model, and at its optimizers.
+    """Inspects all modules of a model, and its optimizers.
 
     Args:
-        model: of one machine.
-        optimizers: of its parameters.
-        is_lazy: whether rows without a gradient may stay where the optimizer would move them.
-        is_served: whether a service has the tables.
-        is_sharded: whether FSDP2 cuts ordinary parameters over ranks.
-        keep: paths of modules that stay as they are.
+        model: a model on one machine.
+        optimizers: optimizers of its parameters.
+        is_lazy: whether rows without a gradient may stay unchanged although the optimizer changes them.
+        is_served: whether a service stores the tables.
+        is_sharded: whether FSDP2 shards ordinary parameters over ranks.
+        keep: paths of modules that are not replaced.
     """
     scanner = _Scanner(model, optimizers, keep, is_served, is_sharded)
     scanner.scan_program()
@@ -126,28 +126,29 @@ class _Scanner:
         self._inside: set[int] = set()
 
     def scan_program(self) -> None:
-        """Finds what stands in the way whatever the modules are."""
+        """Finds problems that do not depend on modules."""
         model = self._model
         if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
-            self._reject(model, "give the module that it wraps; several ranks wrap it again")
+            self._reject(model, "give the module inside of it; distribute wraps it again")
         if isinstance(model, torch.jit.ScriptModule):
-            self._reject(model, "it is scripted; give the module that it was made of")
+            self._reject(model, "it is scripted; give the module from which it was created")
         for path in sorted(self._keep - {path for each in self._paths.values() for path in each}):
-            reason = "keep names it, and the model has no such path"
+            reason = "it is in keep, but the model has no such path"
             self.reports.append(ModuleReport(path, "", Outcome.UNSUPPORTED, reason))
         for optimizer in self._optimizers:
             reason = ""
             if any("initial_lr" in group for group in optimizer.param_groups):
                 reason = (
-                    "a scheduler was made for it; make it after distribute, for what that returns"
+                    "a scheduler was created for it; create schedulers after distribute, for the new "
+                    "optimizer"
                 )
             if type(optimizer).__module__.startswith("sparring_torch."):
-                reason = "it is an optimizer of rows already; give those of torch.optim"
+                reason = "it is already an optimizer of rows; give optimizers of torch.optim"
             if reason:
                 self._reject_optimizer(optimizer, reason)
 
     def scan_module(self, module: nn.Module) -> None:
-        """Replaces, keeps or refuses a module that is not inside of one that was."""
+        """Replaces, keeps or rejects a module, unless it is part of a module with tables."""
         if id(module) in self._inside:
             return
         kind = find_kind(module)
@@ -157,7 +158,7 @@ class _Scanner:
             number, place = self._groups.get(id(module.anchor), (None, None))
             self.owner = number if self.owner is None else self.owner
             self.table_places.append(place)
-            self._report(module, Outcome.KEPT, "it looks up in tables already")
+            self._report(module, Outcome.KEPT, "it already has tables")
         elif kind is None or not self._keep.isdisjoint(self._paths[id(module)]):
             own = [(name, each) for name, each in module._parameters.items() if each is not None]
             reason = "ordinary parameters" if kind is None else "named in keep"
@@ -165,7 +166,7 @@ class _Scanner:
                 scalars = ", ".join(name for name, each in own if not each.ndim)
                 self._reject(
                     module,
-                    f"FSDP2 cuts no parameter without dimensions: {scalars}; shape (1,) is one",
+                    f"FSDP2 shards no parameter without dimensions: {scalars}; give it shape (1,)",
                 )
             elif own:
                 self._report(module, Outcome.KEPT, reason + self._is_cut * ", FSDP2 on many ranks")
@@ -180,7 +181,7 @@ class _Scanner:
         reason = self._why_not.reason(module, kind) or self._find_reason_against(places)
         if self._is_served and any(each.dtype not in _SERVED_DTYPES for each in weights):
             reason = reason or (
-                "a service has rows of float32, float16 or bfloat16, and its weight is "
+                "a service supports rows of float32, float16 or bfloat16, but its weight is "
                 f"{weights[0].dtype}"
             )
         if reason:
@@ -204,13 +205,13 @@ class _Scanner:
         for number, _ in places:
             if self.owner is not None and number != self.owner:
                 return (
-                    f"its weight is in optimizer {number}, others are in optimizer {self.owner}; give "
-                    "all of them to one optimizer, in groups of their own if need be"
+                    f"its weight is in optimizer {number}, but others are in optimizer {self.owner}; "
+                    "give all of them to one optimizer, in separate groups if necessary"
                 )
         return ""
 
     def scan_optimizer(self, is_lazy: bool) -> None:
-        """Finds whether the optimizer of the embeddings can step rows; and whether there are any."""
+        """Checks that the optimizer of the embeddings supports rows, and that there are embeddings."""
         trained = {
             each.place
             for each in self.found
@@ -243,7 +244,7 @@ class _Scanner:
 
 
 def _table_name(path: str, taken: Collection[str]) -> str:
-    """A path as the name of a table: letters, digits, ``_``, ``.``, ``-``."""
+    """Converts a path to the name of a table: letters, digits, ``_``, ``.``, ``-``."""
     name = re.sub(r"[^A-Za-z0-9_.\-]", "_", path)
     if not re.match(r"[A-Za-z_]", name):
         name = f"embedding.{name}"

@@ -1,4 +1,4 @@
-"""Update methods of a service, for optimizers of torch."""
+"""Finds update methods of a service for optimizers of torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["find_form", "find_hyper", "to_update_method"]
 def to_update_method(
     optimizer_class: type[torch.optim.Optimizer], hyperparameters: Mapping[str, Any]
 ) -> KnownOptimizer | str:
-    """The update methods for an optimizer of torch; or why there is none."""
+    """Returns the update methods for an optimizer of torch, or why there is none."""
     layout = probe(optimizer_class, hyperparameters, torch.float32)
     return find_known_optimizer(
         optimizer_class, hyperparameters, {(torch.float32, torch.device("cpu")): layout}
@@ -25,22 +25,22 @@ def to_update_method(
 
 
 def find_form(known: KnownOptimizer, group: Mapping[str, Any]) -> FusedForm:
-    """The update method for a group as it is now.
+    """Returns the update method for the current values of a group.
 
     Raises:
-        UnsupportedError: there is none for its values.
+        UnsupportedError: there is none for these values.
     """
     form = known.find_form(group)
     if isinstance(form, str):
-        raise UnsupportedError(f"no update method of a service takes this step: {form}")
+        raise UnsupportedError(f"no update method of a service is equivalent to this step: {form}")
     return form
 
 
 def find_hyper(known: KnownOptimizer, group: Mapping[str, Any]) -> dict[str, Any]:
-    """Hyper-parameters of the update method for a group as it is now.
+    """Returns hyper-parameters of the update method for the current values of a group.
 
     Raises:
-        UnsupportedError: as `form_of`.
+        UnsupportedError: see `find_form`.
     """
     hyper = find_form(known, group).hyper.model_dump()
     first = "initial_accumulator_value"

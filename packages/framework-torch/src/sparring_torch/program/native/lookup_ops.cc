@@ -1,10 +1,10 @@
-// Operators of exported programs: lookups in the tables that are bound to a handle.
+// Operators of exported programs: lookups in tables that are bound to a handle.
 //
 //   lookup         ids (*)                 → (*, dim) float32
 //   pooled_lookup  ids, bags, weights      → (bags, sum of dims) float32
-//   flat_lookup    ids, lengths            → (elements, 1) float32: rows of one feature after another
+//   flat_lookup    ids, lengths            → (elements, 1) float32: rows, feature after feature
 //
-// Written against torch's stable ABI: one library runs on torch 2.10 and every later release.
+// Uses torch's stable ABI, so that one library runs with torch 2.10 and all later releases.
 #include <sys/mman.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -25,7 +25,7 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// How `bags` says which ids are of one bag.
+// Format of `bags`.
 enum Form : int64_t {
   kRows = 0,           // ids (bags, n); no `bags`
   kOffsets = 1,        // (bags) starts
@@ -63,7 +63,7 @@ std::vector<int64_t> whole_numbers(const Tensor& tensor, const char* what) {
   return found;
 }
 
-// Ids as the reader takes them: those of the tensor itself where it can be.
+// Ids in the type of the reader; copied only if the tensor has another type or is not contiguous.
 class Ids {
  public:
   explicit Ids(const Tensor& tensor) : kept_(tensor) {
@@ -83,21 +83,21 @@ class Ids {
   const int64_t* data_;
 };
 
-// A new tensor. A large one is fresh memory, whose first touch costs more than a lookup unless its
-// pages are large; NumPy asks for them in the same way.
+// Creates a tensor. A large one is new memory, whose first access costs more than a lookup unless its
+// pages are large; NumPy requests large pages in the same way.
 Tensor floats(const Tensor& like, std::vector<int64_t> sizes) {
   Tensor made = torch::stable::new_empty(like, sizes, ScalarType::Float);
   const uintptr_t bytes = static_cast<uintptr_t>(made.numel()) * sizeof(float);
   if (bytes >= uintptr_t{4} << 20) {
     const auto begin = reinterpret_cast<uintptr_t>(made.mutable_data_ptr());
     const uintptr_t page = 4096, first = (begin + page - 1) / page * page;
-    // Where it is refused, pages are small.
+    // If the request fails, pages are small.
     (void)madvise(reinterpret_cast<void*>(first), begin + bytes - first, MADV_HUGEPAGE);
   }
   return made;
 }
 
-// Without the ids that stand for none; `offsets` are moved. Empty where all are kept.
+// Ids and weights without padding ids; empty if there are no padding ids.
 struct Kept {
   std::vector<int64_t> ids;
   std::vector<float> weights;
@@ -149,8 +149,8 @@ std::vector<std::string> lines(const std::string& text) {
   return found;
 }
 
-// `names` has a line for each output, `dims` and `means` an element; `places` are the features of
-// the batch that outputs are of.
+// `names` has one line per output, and `dims` and `means` one element; `places` are the positions in
+// the batch of the features of the outputs.
 Tensor pooled_lookup(std::string handle, std::string names, std::vector<int64_t> dims,
                      std::vector<int64_t> means, bool has_padding, int64_t padding,
                      int64_t form, Tensor given, std::optional<Tensor> bags, std::optional<Tensor> weights,
