@@ -441,7 +441,7 @@ def test_an_id_out_of_range_is_refused() -> None:
 
 def test_arguments_of_another_kind_are_refused() -> None:
     for given, words in (
-        ({"semantics": "some"}, "give 'exact' or 'lazy'"),
+        ({"semantics": "some"}, "must be 'exact' or 'lazy'"),
         ({"keep": "words"}, r"\['words'\]"),
     ):
         with pytest.raises(InvalidArgumentError, match=words):

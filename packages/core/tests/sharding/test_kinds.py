@@ -96,17 +96,17 @@ def test_blocks_with_the_same_owners_are_one() -> None:
 @pytest.mark.parametrize(
     ("kind", "ranks", "columns", "words"),
     [
-        ("column_wise", (), 3, "dim 4, which 3 blocks of columns do not divide; .* 1, 2, 4"),
-        ("grid", (), 8, "dim 4, which 8 blocks"),
-        ("column_wise", (0, 1, 2), None, "which 3 blocks of columns do not divide"),
-        ("column_wise", (0, 1, 2, 3), 2, "4 ranks .*name 2 ranks, one for each block"),
-        ("grid", (0, 1, 2), 2, "3 ranks .*name 2 times as many"),
-        ("grid", (0, 0, 1, 1), 2, "names a rank twice for one block"),
+        ("column_wise", (), 3, "dim 4, which is not divisible by 3 blocks .* 1, 2, 4"),
+        ("grid", (), 8, "dim 4, which is not divisible by 8 blocks"),
+        ("column_wise", (0, 1, 2), None, "not divisible by 3 blocks"),
+        ("column_wise", (0, 1, 2, 3), 2, "4 ranks .*specify 2 ranks, one per block"),
+        ("grid", (0, 1, 2), 2, "3 ranks .*specify a multiple of 2 ranks"),
+        ("grid", (0, 0, 1, 1), 2, "has a rank twice in one block"),
         ("table_column_wise", (1, 2), 2, "2 nodes of 2 ranks. .*choose column_wise"),
-        ("row_wise", (), 2, "keeps rows whole; found columns=2. Leave columns out"),
-        ("table_wise", (0,), 2, "keeps rows whole"),
-        ("table_row_wise", (), 2, "keeps rows whole"),
-        ("data_parallel", (), 2, "keeps rows whole"),
+        ("row_wise", (), 2, "does not split rows; found columns=2. Leave columns out"),
+        ("table_wise", (0,), 2, "does not split rows"),
+        ("table_row_wise", (), 2, "does not split rows"),
+        ("data_parallel", (), 2, "does not split rows"),
     ],
 )
 def test_columns_that_cannot_be_divided_are_refused(
@@ -194,7 +194,7 @@ def test_a_plan_for_a_table_that_was_not_declared_is_refused_before_a_row_is_wri
 
 def test_a_plan_may_not_contradict_a_declaration() -> None:
     with StepContainer(plan={"user": "table_wise", "item": "data_parallel"}) as container:
-        with pytest.raises(InvalidArgumentError, match="leave one of them out"):
+        with pytest.raises(InvalidArgumentError, match="remove one of them"):
             container.declare(TableConfig("user", 2, placement="replicated"))
         container.declare(TableConfig("item", 2))
         container.declare(TableConfig("item", 2))  # once more

@@ -72,7 +72,7 @@ def test_uneven_nodes_are_refused_where_a_kind_needs_them(nodes: list[int]) -> N
             owners(place, "table_row_wise")
             continue
         refused += 1
-        with pytest.raises(InvalidArgumentError, match="Nodes must have equally") as error:
+        with pytest.raises(InvalidArgumentError, match="nodes must have the same number") as error:
             owners(place, "table_row_wise")
         assert error.value.details["table"] == "user"
         assert "TableSharding('table_row_wise', [0, 1])" in str(error.value)

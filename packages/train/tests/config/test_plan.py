@@ -136,7 +136,7 @@ GOOD = ("row_wise", "all")
             "tabel_wise; choose one of column_wise",
         ),
         (plan(("table_wise", [0, 1]), GOOD), "24:5", "on one rank; found ranks [0, 1]"),
-        (divided([0, 1, 0], 3), "24:5", "has dim 4, which 3 blocks of columns do not divide"),
+        (divided([0, 1, 0], 3), "24:5", "has dim 4, which is not divisible by 3 blocks"),
         (divided([0, 1], 3), "25:5", "2 ranks are no multiple of 3 blocks"),
         (
             plan(GOOD, ("table_wise", [2])),

@@ -1,7 +1,7 @@
-"""Names of core for framework packages and other packages of sparring, but not for backends.
+"""Names of core for framework adapters and other sparring packages, but not for backends.
 
-Plugins of third parties import `sparring.contracts`, which changes by the rules of
-``docs/reference/versions.md``; the names of this module may change with each release.
+The names of this module may change in each release. Third-party plugins import `sparring.contracts`,
+which changes by the rules of ``docs/reference/versions.md``.
 
 Each name is imported from its module when it is first used. ``__init__.pyi`` lists the names.
 """

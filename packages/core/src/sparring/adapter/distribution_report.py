@@ -1,4 +1,4 @@
-"""`DistributionReport`: outcome and reason for each module of a model."""
+"""`DistributionReport`: the outcome of `distribute` for each module of a model, and its reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = [
 
 
 class Outcome(Enum):
-    """Fate of a module."""
+    """Outcome for one module."""
 
     REPLACED = "replaced"
     KEPT = "kept"
@@ -28,13 +28,13 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ModuleReport:
-    """One module, or the optimizer.
+    """Outcome for one module, or for the optimizer.
 
     Args:
-        path: in the model, all of them where it is shared; `optimizer` for the optimizer.
-        kind: its class.
-        outcome: what becomes of it.
-        reason: why, and what to do where it is refused.
+        path: path in the model, or all paths of a shared module; `optimizer` for the optimizer.
+        kind: name of the class.
+        outcome: whether the module is replaced, kept or unsupported.
+        reason: reason for the outcome; for an unsupported module, also the fix.
     """
 
     path: str
@@ -45,36 +45,36 @@ class ModuleReport:
 
 @dataclass(frozen=True, slots=True)
 class DistributionReport:
-    """All modules with parameters; printed, it is a table."""
+    """Outcomes for all modules with parameters. `str` formats them as a table."""
 
     modules: tuple[ModuleReport, ...]
 
     @property
     def replaced(self) -> tuple[ModuleReport, ...]:
-        """The modules that look up in tables from now on."""
+        """Modules that were replaced by lookups in tables."""
         return self._of(Outcome.REPLACED)
 
     @property
     def kept(self) -> tuple[ModuleReport, ...]:
-        """The modules that stay as they are."""
+        """Modules that remain unchanged."""
         return self._of(Outcome.KEPT)
 
     @property
     def unsupported(self) -> tuple[ModuleReport, ...]:
-        """The modules, or the optimizer, for which `distribute` raises."""
+        """Modules, or the optimizer, for which `distribute` raises."""
         return self._of(Outcome.UNSUPPORTED)
 
     def check(self) -> None:
-        """Refuses a program of which something is refused.
+        """Checks that all modules and the optimizer are supported.
 
         Raises:
-            UnsupportedError: with all such lines; its attribute `report` is this.
+            UnsupportedError: some are unsupported. The message lists them; the attribute `report` is
+                this report.
         """
         if self.unsupported:
             raise UnsupportedError(
-                f"distribute: {len(self.unsupported)} of {len(self.modules)} parts are refused, and "
-                f"nothing "
-                f"was changed\n{DistributionReport(self.unsupported)}",
+                f"distribute: {len(self.unsupported)} of {len(self.modules)} parts are unsupported, and "
+                f"nothing was changed\n{DistributionReport(self.unsupported)}",
                 report=self,
             )
 
@@ -94,15 +94,24 @@ class DistributionReport:
 
 
 def check_choices(semantics: str, keep: Collection[str]) -> None:
-    """Raises `InvalidArgumentError` for another value of `semantics`, or one text as `keep`."""
+    """Checks the arguments of `distribute`.
+
+    Raises:
+        InvalidArgumentError: `semantics` is neither ``exact`` nor ``lazy``, or `keep` is a string.
+    """
     if semantics not in ("exact", "lazy"):
-        raise InvalidArgumentError(f"semantics: found {semantics!r}; give 'exact' or 'lazy'")
+        raise InvalidArgumentError(
+            f"distribute: semantics must be 'exact' or 'lazy', found {semantics!r}"
+        )
     if isinstance(keep, str):
-        raise InvalidArgumentError(f"keep: found text {keep!r}; give a list of paths: [{keep!r}]")
+        raise InvalidArgumentError(
+            f"distribute: keep must be a list of paths, found the string {keep!r}; pass [{keep!r}]"
+        )
 
 
 def describe_added_methods(kind: type, base: type, known: Collection[str]) -> str:
-    """Refusal of a class for methods that it adds to those of `base`, but for `known`; empty: none."""
+    """Describes the methods that a class adds to those of `base`, except `known`, as the reason why it
+    is unsupported. Returns an empty string if there are none."""
     found = {
         name
         for each in kind.__mro__[: kind.__mro__.index(base)]
@@ -113,9 +122,9 @@ def describe_added_methods(kind: type, base: type, known: Collection[str]) -> st
 
 
 def explain_missing_weight(path: str, table: str) -> str:
-    """Text for a use of the weight of a module or layer, which `distribute` put into a table."""
+    """Returns the error message for an access to a weight that `distribute` moved into a table."""
     return (
-        f"{path}: distribute put its weight into table {table}, which is no matrix. Call it with ids, "
-        "all of them if need be, for rows that are trained; or have distribute keep it as it is, "
+        f"{path}: distribute moved its weight into table {table}, so there is no weight matrix. Call the "
+        "module with ids to get trainable rows, or exclude it from distribute with "
         f"keep=[{path!r}]"
     )

@@ -1,4 +1,4 @@
-"""Table requirements of the models of `sparring train`, the same under every framework."""
+"""Checks of the tables of `sparring train` models that are common to all frameworks."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ __all__ = ["check_factors"]
 
 
 def check_factors(users: TableConfig, items: TableConfig) -> None:
-    """Refuses tables that a biased matrix factorisation cannot multiply.
+    """Checks that two tables are suitable for a biased matrix factorization.
 
     Raises:
-        InvalidArgumentError: they differ in dim or dtype, or have no room for a bias and a vector.
+        InvalidArgumentError: the tables differ in dim or dtype, or their dim is less than 2.
     """
     if users.dim != items.dim or users.dtype != items.dtype or users.dim < 2:
         raise InvalidArgumentError(
-            "matrix factorisation needs two tables of one dtype and one dim of at least 2 "
-            f"(bias and vector), found {users.dim} {users.dtype} and {items.dim} {items.dtype}"
+            "matrix factorization needs two tables with the same dtype and the same dim of at least 2 "
+            f"(bias and vector), found {users.dim} {users.dtype} and {items.dim} {items.dtype}; set the "
+            "same dim and dtype for both"
         )

@@ -1,4 +1,4 @@
-"""Whether an update method may stand in for an optimizer of a framework: both step over equal rows."""
+"""Check whether an update method may replace a framework's optimizer: both update the same rows."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ def is_equal_up_to_rounding(
     initial_state: npt.NDArray[Any],
     dim: int,
 ) -> bool:
-    """Whether a few steps of a method and of an optimizer differ by rounding alone.
+    """Whether a few steps of an update method and of an optimizer differ only by rounding.
 
     Args:
-        method: an update method.
-        hyper_of: number of steps so far → its hyper-parameters.
-        native_step: rows ``(n, dim + state_width)``, gradients ``(n, dim)`` and the number of steps so
-            far → rows after the optimizer's step. It may write into its arguments.
-        initial_state: ``(state_width,)`` of a new row, as the optimizer keeps it; its dtype is that of
-            all arrays.
-        dim: elements of an embedding.
+        method: the update method.
+        hyper_of: returns the hyper-parameters, given the number of previous steps.
+        native_step: returns the rows after the optimizer's step, given rows ``(n, dim + state_width)``,
+            gradients ``(n, dim)`` and the number of previous steps. It may write into its arguments.
+        initial_state: ``(state_width,)``: the optimizer's state of a new row. All arrays have its
+            dtype.
+        dim: number of elements of an embedding.
     """
     if method.state_width(dim) != len(initial_state):
         return False
     random = np.random.default_rng(1)
 
     def drawn() -> npt.NDArray[Any]:
-        """Numbers of many sizes."""
+        """Returns random numbers of many magnitudes."""
         scale = 10.0 ** random.uniform(-3, 1, (_ROWS, 1))
         return (random.standard_normal((_ROWS, dim)) * scale).astype(initial_state.dtype)
 
@@ -64,11 +64,11 @@ def is_equal_up_to_rounding(
 def is_rounding_difference(
     before: npt.NDArray[Any], ours: npt.NDArray[Any], theirs: npt.NDArray[Any], dim: int
 ) -> bool:
-    """Whether rows after a step differ by rounding alone.
+    """Whether rows after a step differ only by rounding.
 
-    State may differ by a unit in the last place, embeddings by a unit of their own and four of the
-    step. The step has a root in it and up to three more operations; frameworks take roots from libraries
-    that give the nearest number or one next to it, and update methods take the nearest.
+    State may differ by one unit in the last place (ulp), and embeddings by one ulp of the embedding
+    plus four ulps of the step. A step consists of a square root and up to three more operations. Update
+    methods use the correctly rounded root; frameworks use libraries whose root may be off by one ulp.
     """
     most = np.spacing(np.maximum(np.abs(before), np.abs(theirs)))
     most[:, :dim] += 4 * np.spacing(np.abs(theirs - before)[:, :dim])

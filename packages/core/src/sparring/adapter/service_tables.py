@@ -1,4 +1,4 @@
-"""Tables of `distribute`: where those of a service are, and how all of them get their first rows."""
+"""Tables of `distribute`: the storage of a parameter service, and the initial rows of all tables."""
 
 from __future__ import annotations
 
@@ -22,15 +22,21 @@ __all__ = ["fill_service", "choose_service_storage", "write_rows"]
 def choose_service_storage(
     config: str | os.PathLike[str], plan: PlanLike, storage: StorageLike
 ) -> StorageChoice:
-    """The storage of the service of a file; pushes wait until they are applied.
+    """Returns the storage for the parameter service of a configuration. Its pushes wait until they are
+    applied.
+
+    Args:
+        config: path of the service's configuration.
+        plan: plan that was passed to `distribute`; must be None.
+        storage: storage that was passed to `distribute`; must be the default.
 
     Raises:
-        InvalidArgumentError: `plan` or `storage` says where rows are, too.
+        InvalidArgumentError: `plan` or `storage` was passed as well.
         UnsupportedError: a launcher started this process as one of several ranks.
     """
     if plan is not None or storage != "hkv":
         raise InvalidArgumentError(
-            "distribute: service=… says where rows are; leave out plan and storage"
+            "distribute: service=… determines where rows are stored; leave out plan and storage"
         )
     _check_alone()
     options = {"config": os.fspath(config), "role": "parameters", "wait": "applied"}
@@ -44,8 +50,9 @@ def _check_alone() -> None:
         return  # no launcher started it
     if size > 1:
         raise UnsupportedError(
-            f"this process is one of {size} ranks, and trainers of a service have none; start each as a "
-            "process of its own, without torchrun or mpiexec",
+            f"distribute: this process is one of {size} ranks, but trainers of a parameter service must "
+            "not be ranks of a job; start each of them as a separate process, without torchrun or "
+            "mpiexec",
             world_size=size,
         )
 
@@ -53,17 +60,17 @@ def _check_alone() -> None:
 def fill_service(
     container: StepContainer, embeddings: Mapping[str, npt.NDArray[np.floating]]
 ) -> bool:
-    """Gives a service without rows its first ones; one with rows keeps them.
+    """Writes the initial rows of a parameter service, unless it already has rows.
 
     Args:
-        container: with all tables.
-        embeddings: table → ``(n, dim)`` of the keys 0 to n - 1.
+        container: container of all tables.
+        embeddings: for each table, the ``(n, dim)`` embeddings of the keys 0 to n - 1.
 
     Returns:
-        Whether it got them.
+        Whether the rows were written.
 
     Raises:
-        UnsupportedError: the storage takes no rows at once.
+        UnsupportedError: the storage does not support replacing all rows.
         InvalidArgumentError: rows of the service have another dtype than a table here.
         SparringError: as `SupportsReplaceAll.replace_all`.
     """
@@ -73,15 +80,16 @@ def fill_service(
         table = each.table
         if not isinstance(each, SupportsReplaceAll):
             raise UnsupportedError(
-                f"the storage of table {table.name!r} takes no rows of whole tables; use that of "
-                "sparring-serve, remote"
+                f"distribute: the storage of table {table.name!r} does not support replacing all rows; "
+                "use the storage remote of sparring-serve"
             )
         if each.rows_dtype != table.dtype:
-            others.append(f"{table.name} is {table.dtype}, and {each.rows_dtype} there")
+            others.append(f"{table.name} is {table.dtype}, in the service {each.rows_dtype}")
     if others:
         raise InvalidArgumentError(
-            f"weights and the rows of the service differ in dtype: {'; '.join(others)}. Declare the "
-            "`dtype` of the weights for these in parameters.tables, or convert the weights first"
+            "distribute: weights and the rows of the service differ in dtype: "
+            f"{'; '.join(others)}. Declare the `dtype` of the weights in parameters.tables of the "
+            "service, or convert the weights first"
         )
     if any(each.size for each in storages):
         return False
@@ -97,10 +105,14 @@ def write_rows(
     values: npt.NDArray[np.floating],
     skipped: int | None = None,
 ) -> None:
-    """Writes rank 0's rows of a table, each rank a part of them. All ranks call it.
+    """Writes rank 0's rows to a table. All ranks must call it; each writes a part of the rows.
 
-    `values` are ``(n, dim)`` of the keys 0 to n - 1, without the key `skipped`; those of other ranks
-    give the shape alone.
+    Args:
+        container: container of the table.
+        table: name of the table.
+        values: ``(n, dim)`` embeddings of the keys 0 to n - 1. On other ranks than 0, only the shape
+            is used.
+        skipped: key that is not written; None: all are.
     """
     collective = container.collective
     values = np.ascontiguousarray(values)

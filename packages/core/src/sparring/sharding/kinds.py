@@ -1,4 +1,4 @@
-"""The sharding kinds of core: generators of layouts."""
+"""Sharding kinds of core: functions that create the layout of a table."""
 
 from __future__ import annotations
 
@@ -24,44 +24,47 @@ __all__ = [
 
 
 def row_wise(request: LayoutRequest) -> Layout:
-    """Rows over all ranks, as the job's shard map says."""
+    """Distributes rows over all ranks by the job's shard map."""
     _check_whole(request, "row_wise")
-    _check_all_ranks(request, "row_wise", "table_row_wise spreads rows over some of them")
+    _check_all_ranks(
+        request, "row_wise", "leave ranks out, or choose table_row_wise to use some ranks"
+    )
     return Layout(request.shard_map.owners, request.shard_map.world_size)
 
 
 def table_wise(request: LayoutRequest) -> Layout:
-    """All rows on one rank: the one that the plan names, else one by the table's name."""
+    """Stores all rows on one rank: the rank of the plan, otherwise a rank derived from the table's
+    name."""
     _check_whole(request, "table_wise")
     ranks = request.ranks or (_choose(request, request.shard_map.world_size),)
     if len(ranks) != 1:
         raise InvalidArgumentError(
-            f"sharding plan: table {request.table.name!r} is table_wise, on one rank; found ranks "
-            f"{list(ranks)}. Name one, or choose table_row_wise, which spreads rows over them",
+            f"sharding plan: table {request.table.name!r} is table_wise, which means on one rank; found "
+            f"ranks {list(ranks)}. Specify one rank, or choose table_row_wise to use all of these",
             table=request.table.name,
         )
     return _spread(request, ranks, "table_wise")
 
 
 def table_row_wise(request: LayoutRequest) -> Layout:
-    """Rows over the ranks that the plan names, of a node or of several; else over those of one
-    node, by the table's name."""
+    """Distributes rows over the ranks of the plan, otherwise over the ranks of a node that is derived
+    from the table's name."""
     _check_whole(request, "table_row_wise")
     ranks = sorted(request.ranks) or _node(request, _choose(request, _num_nodes(request)))
     return _spread(request, ranks, "table_row_wise")
 
 
 def data_parallel(request: LayoutRequest) -> Layout:
-    """All rows on every rank."""
+    """Stores all rows on every rank."""
     _check_whole(request, "data_parallel")
-    _check_all_ranks(request, "data_parallel", "name none")
+    _check_all_ranks(request, "data_parallel", "leave ranks out")
     shards = request.shard_map
     return Layout(shards.owners, shards.world_size, "data_parallel", is_replicated=True)
 
 
 def column_wise(request: LayoutRequest) -> Layout:
-    """Each block of columns on one rank: those that the plan names, in order; else one after the
-    other, from one by the table's name on."""
+    """Stores each block of columns on one rank: on the ranks of the plan in order, otherwise on
+    consecutive ranks, starting at one that is derived from the table's name."""
     world_size = request.shard_map.world_size
     begin = _choose(request, world_size)
     ranks = [(begin + number) % world_size for number in range(world_size)]
@@ -69,13 +72,13 @@ def column_wise(request: LayoutRequest) -> Layout:
 
 
 def table_column_wise(request: LayoutRequest) -> Layout:
-    """As `column_wise`, on the ranks of one node."""
+    """Stores each block of columns on one rank, like `column_wise`, with all ranks on one node."""
     nodes = {rank // request.ranks_per_node for rank in request.ranks}
     if len(nodes) > 1:
         raise InvalidArgumentError(
-            f"sharding plan: table {request.table.name!r} is table_column_wise, on the ranks of one "
-            f"node; found ranks {list(request.ranks)} of {len(nodes)} nodes of "
-            f"{request.ranks_per_node} ranks. Name those of one, or choose column_wise",
+            f"sharding plan: table {request.table.name!r} is table_column_wise, which means on the ranks "
+            f"of one node; found ranks {list(request.ranks)} of {len(nodes)} nodes of "
+            f"{request.ranks_per_node} ranks. Specify ranks of one node, or choose column_wise",
             table=request.table.name,
         )
     ranks = _node(request, _choose(request, _num_nodes(request)))
@@ -83,8 +86,9 @@ def table_column_wise(request: LayoutRequest) -> Layout:
 
 
 def grid(request: LayoutRequest) -> Layout:
-    """Each block of columns by ranges of rows over the ranks of one node: those that the plan names,
-    block after block; else node after node, from one by the table's name on."""
+    """Distributes the rows of each block of columns over the ranks of one node: over the ranks of the
+    plan, block after block, otherwise over consecutive nodes, starting at one that is derived from the
+    table's name."""
     count = _num_nodes(request)
     begin = _choose(request, count)
     nodes = [_node(request, (begin + number) % count) for number in range(count)]
@@ -92,12 +96,12 @@ def grid(request: LayoutRequest) -> Layout:
 
 
 def _divide_columns(request: LayoutRequest, kind: str, groups: Sequence[Sequence[int]]) -> Layout:
-    """Blocks of columns, each over the ranks of a place.
+    """Creates the layout of blocks of columns, each over a group of ranks.
 
     Args:
-        request: what is asked for.
-        kind: its name.
-        places: where blocks go that the plan names no ranks for, one after the other.
+        request: table, ranks and columns of the plan.
+        kind: name of the sharding kind.
+        groups: groups of ranks that are used in turn if the plan does not specify ranks.
     """
     name, dim, columns, ranks = (
         request.table.name,
@@ -111,8 +115,8 @@ def _divide_columns(request: LayoutRequest, kind: str, groups: Sequence[Sequence
     if columns > dim or dim % columns:
         divisors = [each for each in range(1, dim + 1) if not dim % each]
         raise InvalidArgumentError(
-            f"sharding plan: table {name!r} has dim {dim}, which {columns} blocks of columns do not "
-            f"divide; choose columns of {', '.join(map(str, divisors))}",
+            f"sharding plan: table {name!r} has dim {dim}, which is not divisible by {columns} blocks of "
+            f"columns; set columns to one of {', '.join(map(str, divisors))}",
             table=name,
             columns=columns,
         )
@@ -121,11 +125,11 @@ def _divide_columns(request: LayoutRequest, kind: str, groups: Sequence[Sequence
         is_single = kind != "grid"
         if rest or (is_single and per_block != 1):
             wanted = (
-                f"{columns} ranks, one for each block" if is_single else f"{columns} times as many"
+                f"{columns} ranks, one per block" if is_single else f"a multiple of {columns} ranks"
             )
             raise InvalidArgumentError(
                 f"sharding plan: table {name!r} is {kind} with {columns} blocks of columns, found "
-                f"{len(ranks)} ranks {list(ranks)}; name {wanted}, or other columns",
+                f"{len(ranks)} ranks {list(ranks)}; specify {wanted}, or change columns",
                 table=name,
                 columns=columns,
             )
@@ -133,8 +137,8 @@ def _divide_columns(request: LayoutRequest, kind: str, groups: Sequence[Sequence
         for each in groups:
             if len(set(each)) < len(each):
                 raise InvalidArgumentError(
-                    f"sharding plan: table {name!r} names a rank twice for one block of columns, found "
-                    f"{list(each)}; name each of its ranges of rows another rank",
+                    f"sharding plan: table {name!r} has a rank twice in one block of columns, found "
+                    f"{list(each)}; specify a different rank for each range of rows",
                     table=name,
                 )
     owners = np.stack([_owners(groups[number % len(groups)]) for number in range(columns)])
@@ -146,7 +150,7 @@ def _divide_columns(request: LayoutRequest, kind: str, groups: Sequence[Sequence
 
 
 def _spread(request: LayoutRequest, ranks: Sequence[int], kind: str) -> Layout:
-    """Contiguous ranges of partitions, as equal as can be."""
+    """Creates a layout of contiguous ranges of partitions, of sizes as equal as possible."""
     return Layout(_owners(ranks), request.shard_map.world_size, kind)
 
 
@@ -160,21 +164,22 @@ def _num_nodes(request: LayoutRequest) -> int:
 
 
 def _node(request: LayoutRequest, number: int) -> list[int]:
-    """The ranks of a node."""
+    """Returns the ranks of a node."""
     begin = number * request.ranks_per_node
     return list(range(begin, min(begin + request.ranks_per_node, request.shard_map.world_size)))
 
 
 def _choose(request: LayoutRequest, count: int) -> int:
-    """One of `count`, alike on all ranks, and others for other tables."""
+    """Returns a number less than `count`, derived from the table's name and so the same on all
+    ranks."""
     return xxhash.xxh3_64_intdigest(request.table.name.encode()) % count
 
 
 def _check_whole(request: LayoutRequest, kind: str) -> None:
-    """Refuses blocks of columns of a kind that keeps rows whole."""
+    """Rejects blocks of columns for a kind that does not split rows."""
     if request.columns is not None and request.columns != 1:
         raise InvalidArgumentError(
-            f"sharding plan: table {request.table.name!r} is {kind}, which keeps rows whole; found "
+            f"sharding plan: table {request.table.name!r} is {kind}, which does not split rows; found "
             f"columns={request.columns}. Leave columns out, or choose column_wise, table_column_wise "
             "or grid",
             table=request.table.name,
@@ -186,7 +191,7 @@ def _check_all_ranks(request: LayoutRequest, kind: str, remedy: str) -> None:
     everyone = tuple(range(request.shard_map.world_size))
     if tuple(sorted(request.ranks)) not in ((), everyone):
         raise InvalidArgumentError(
-            f"sharding plan: table {request.table.name!r} is {kind}, which is for all "
+            f"sharding plan: table {request.table.name!r} is {kind}, which uses all "
             f"{len(everyone)} ranks; found ranks {list(request.ranks)}; {remedy}",
             table=request.table.name,
         )

@@ -1,4 +1,4 @@
-"""The layouts of a job's tables, by its plan."""
+"""Layouts of a job's tables, by its sharding plan."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ __all__ = ["Layouts"]
 
 
 class Layouts:
-    """Makes the layouts of a job's tables.
+    """Creates the layouts of a job's tables.
 
     Args:
-        plan: of the job; the same on all ranks.
-        rendezvous: whose ranks and shard map.
-        plugins: returns where sharding kinds are looked up; called for tables of the plan only.
+        plan: sharding plan of the job; the same on all ranks.
+        rendezvous: provides the ranks and the shard map.
+        plugins: returns the plugin manager that finds sharding kinds; called only if the plan has
+            tables.
 
     Raises:
-        PluginError: the plan names a kind that no plugin offers.
-        InvalidArgumentError: it names a rank that this job does not have.
+        PluginError: no plugin provides a sharding kind of the plan.
+        InvalidArgumentError: the plan names a rank that this job does not have.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class Layouts:
         self._shard_map = rendezvous.shard_map()
         self._membership = rendezvous.membership()
         owners, world_size = self._shard_map.owners, self._shard_map.world_size
-        # One of each, however many tables.
+        # Shared by all tables.
         self._row_wise = Layout(owners, world_size)
         self._replicated = Layout(owners, world_size, "data_parallel", is_replicated=True)
         for table in plan.tables:
@@ -47,17 +48,17 @@ class Layouts:
             if unknown:
                 raise InvalidArgumentError(
                     f"sharding plan: table {table!r} is planned for rank {unknown[0]}; this job has "
-                    f"ranks 0 to {self._shard_map.world_size - 1}. Make the plan for this number of "
+                    f"ranks 0 to {self._shard_map.world_size - 1}. Create a plan for this number of "
                     "ranks",
                     table=table,
                     rank=unknown[0],
                 )
 
     def layout(self, table: TableConfig) -> Layout:
-        """The layout of a table: as the plan says, otherwise by its placement.
+        """Returns the layout of a table: by the plan, otherwise by its placement.
 
         Raises:
-            InvalidArgumentError: the plan contradicts the declaration, or its kind refuses the ranks.
+            InvalidArgumentError: the plan contradicts the declaration, or its kind rejects the ranks.
         """
         sharding = self.plan.sharding_of(table.name)
         if sharding is None:
@@ -77,48 +78,48 @@ class Layouts:
             )
         if layout.columns and layout.columns[-1] != table.dim:
             raise InvalidArgumentError(
-                f"sharding kind {kind!r} must divide the {table.dim} columns of table {table.name!r}, "
-                f"found blocks to {layout.columns[-1]}",
+                f"sharding kind {kind!r} must split all {table.dim} columns of table {table.name!r}, "
+                f"found blocks that end at {layout.columns[-1]}",
                 table=table.name,
             )
         if table.is_replicated and not layout.is_replicated:
             raise InvalidArgumentError(
-                f"sharding plan: table {table.name!r} is planned {kind}, and declared with placement "
-                "'replicated', which is data_parallel; leave one of them out",
+                f"sharding plan: table {table.name!r} is planned as {kind}, but declared with placement "
+                "'replicated', which is data_parallel; remove one of them",
                 table=table.name,
             )
         if sharding.transfer == "pooled" and layout.is_replicated:
             raise InvalidArgumentError(
-                f"sharding plan: table {table.name!r} is {kind}, of which every rank has all rows: there "
-                "is nothing to be pooled elsewhere; leave transfer='pooled' out",
+                f"sharding plan: table {table.name!r} is {kind}, so every rank has all its rows and no "
+                "other rank can pool for it; leave transfer='pooled' out",
                 table=table.name,
             )
         return layout if sharding.transfer == "rows" else replace(layout, transfer="pooled")
 
     def _check_nodes(self, table: str, kind: str) -> None:
-        """Refuses nodes that do not follow from the number of a rank."""
+        """Checks that the node of a rank follows from its number."""
         member, world_size = self._membership, self._shard_map.world_size
         per_node = member.local_world_size
         if world_size % per_node == 0 and member.rank % per_node == member.local_rank:
             return
         raise InvalidArgumentError(
-            f"sharding plan: table {table!r} is {kind}, on a node. Nodes must have equally many ranks, "
-            f"which follow each other; rank {member.rank} of {world_size} is number "
-            f"{member.local_rank} of {per_node} on its node. Name the table's ranks: "
-            f"TableSharding({kind!r}, [0, 1]); or start as many ranks on each node",
+            f"sharding plan: table {table!r} is {kind}, which assigns nodes. All nodes must have the "
+            f"same number of consecutive ranks; rank {member.rank} of {world_size} is number "
+            f"{member.local_rank} of {per_node} on its node. Specify the table's ranks: "
+            f"TableSharding({kind!r}, [0, 1]); or start the same number of ranks on each node",
             table=table,
         )
 
     def check_tables(self, declared: list[str]) -> None:
-        """Refuses a plan that names tables which are not declared.
+        """Checks that all tables of the plan were declared.
 
         Raises:
-            InvalidArgumentError: naming the first of them.
+            InvalidArgumentError: the plan contains a table that was not declared.
         """
         unknown = [name for name in self.plan.tables if name not in declared]
         if unknown:
             raise InvalidArgumentError(
-                f"sharding plan: it names table {unknown[0]!r}, which was not declared: "
+                f"sharding plan: it contains table {unknown[0]!r}, which was not declared: "
                 f"{format_suggestion(unknown[0], declared)}. Declare all tables of the plan before "
                 f"the first "
                 "row is written, or correct the plan",

@@ -1,4 +1,4 @@
-"""The sharding kinds of core."""
+"""Plugin that registers the sharding kinds of core."""
 
 from __future__ import annotations
 
@@ -18,45 +18,45 @@ def sparring_register_sharding_kinds() -> Sequence[ShardingKindDescriptor]:
         ShardingKindDescriptor(
             name="row_wise",
             api_version=API_VERSION,
-            summary="Rows over all ranks.",
+            summary="Distributes rows over all ranks.",
             factory=_row_wise,
         ),
         ShardingKindDescriptor(
             name="table_wise",
             api_version=API_VERSION,
-            summary="All rows of a table on one rank.",
+            summary="Stores all rows of a table on one rank.",
             factory=_table_wise,
         ),
         ShardingKindDescriptor(
             name="table_row_wise",
             api_version=API_VERSION,
-            summary="Rows over the ranks of one node, or over those that the plan names.",
+            summary="Distributes rows over the ranks of one node, or over the ranks of the plan.",
             factory=_table_row_wise,
             needs_nodes=True,
         ),
         ShardingKindDescriptor(
             name="data_parallel",
             api_version=API_VERSION,
-            summary="All rows on every rank; for small tables.",
+            summary="Stores all rows on every rank; for small tables.",
             factory=_data_parallel,
         ),
         ShardingKindDescriptor(
             name="column_wise",
             api_version=API_VERSION,
-            summary="Each block of columns on one rank.",
+            summary="Stores each block of columns on one rank.",
             factory=_column_wise,
         ),
         ShardingKindDescriptor(
             name="table_column_wise",
             api_version=API_VERSION,
-            summary="Each block of columns on one rank of a node.",
+            summary="Stores each block of columns on one rank of a node.",
             factory=_table_column_wise,
             needs_nodes=True,
         ),
         ShardingKindDescriptor(
             name="grid",
             api_version=API_VERSION,
-            summary="Each block of columns by rows over the ranks of a node.",
+            summary="Distributes the rows of each block of columns over the ranks of a node.",
             factory=_grid,
             needs_nodes=True,
         ),
