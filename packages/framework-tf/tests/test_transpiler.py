@@ -320,7 +320,7 @@ def test_a_use_of_the_weight_raises_when_it_runs(kind: str, is_eager: bool) -> N
     model.compile(optimizer=optimizer, loss="mse", run_eagerly=is_eager)
     with pytest.raises((AttributeError, UnsupportedError)) as caught:
         model.train_on_batch(np.ones((2, 3)), np.ones((2, 3, 1)))
-    assert "words: distribute put its weight into table words" in str(caught.value)
+    assert "words: distribute moved its weight into table words" in str(caught.value)
     assert "keep=['words']" in str(caught.value)
 
 

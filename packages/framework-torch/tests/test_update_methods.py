@@ -301,7 +301,7 @@ def test_non_finite_gradients_change_nothing(value: float) -> None:
     before = made(ids).detach().clone()
     out = made(torch.tensor([[2], [3]]))
     (out * torch.tensor([[1.0], [value]], dtype=torch.float64)).sum().backward()
-    with pytest.raises(NonFiniteGradientError, match="1 of 2 keys, key 3 among them"):
+    with pytest.raises(NonFiniteGradientError, match=r"1 of 2 keys, .* key 3"):
         optimizer.step()
     assert made.num_rows() == {"t": 2}
     torch.testing.assert_close(made(ids), before, rtol=0, atol=0)
@@ -328,7 +328,7 @@ def test_sums_that_overflow_are_found_although_each_gradient_is_finite() -> None
     optimizer = Optimizer(made, "sgd", lr=1.0)
     # Of the last key there is one gradient; of the fourth of 5 the sum is infinite.
     (made(torch.tensor([[5], [5], [5], [5], [6]])) * 1e38).sum().backward()
-    with pytest.raises(NonFiniteGradientError, match="key 5 among them"):
+    with pytest.raises(NonFiniteGradientError, match="example key 5"):
         optimizer.step()
     assert made.num_rows() == {"t": 0}
 
@@ -340,7 +340,7 @@ def test_weights_that_make_a_finite_gradient_overflow_are_found(policy: str) -> 
     ids, weights = torch.tensor([[5], [6]]), torch.tensor([[-1e30], [1.0]])
     (made(ids, per_sample_weights=weights) * 1e30).sum().backward()
     if policy == "raise":
-        with pytest.raises(NonFiniteGradientError, match="key 5 among them"):
+        with pytest.raises(NonFiniteGradientError, match="example key 5"):
             optimizer.step()
     else:
         optimizer.step()

@@ -138,7 +138,7 @@ def test_non_finite_gradients_raise_before_any_row_changes(value: float) -> None
             step.accumulate(step.lookup("good", [1]), np.ones((1, 2)))
             step.accumulate(step.lookup("item", [3, 8]), gradient)
 
-    with pytest.raises(NonFiniteGradientError, match=r"step 1.*'item'.*1 of 2 keys, key 8"):
+    with pytest.raises(NonFiniteGradientError, match=r"step 1.*'item'.*1 of 2 keys, .* key 8"):
         broken_step()
     np.testing.assert_array_equal(read(made, [3]), before)
     assert (made.num_rows("item"), made.num_rows("good")) == (1, 0)

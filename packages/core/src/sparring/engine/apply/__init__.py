@@ -1,11 +1,12 @@
-"""Applies what a step accumulated: gradients to their owners, checked, into rows.
+"""Application of a step: sends gradients to their owners, checks them, and updates rows.
 
-Everything that can be refused is refused before the first row changes, by all ranks together: what
-one of them finds out goes round before gradients travel, and again before rows are written. What
-cannot be foreseen, a disk that fails or memory that ends while a storage writes, may leave a step that
-some tables took and others did not: `PartialStepError` names them. There are two ways.
+All checks are made before the first row changes. Ranks exchange their errors before gradients are sent,
+and again before rows are written, so that all of them raise. Failures during the write, such as a
+failing
+disk or exhausted memory, may leave a step that only some tables applied: `PartialStepError` names them.
+There are two variants.
 
-- By a function over rows: `apply_update`. Rows and gradients are arrays, as frameworks' own
-  optimizers want them. All tables' new rows are computed before the first is written.
-- By update methods: `apply_methods`. Built-in ones run fused where all rows are on this rank.
+- A function over rows: `apply_update`. Rows and gradients are arrays, as the optimizers of frameworks
+  require. The new rows of all tables are computed before the first one is written.
+- Update methods: `apply_methods`. Built-in methods run fused if all rows are on this rank.
 """

@@ -29,19 +29,20 @@ __all__ = [
 
 @dataclass(slots=True)
 class Commit:
-    """Vote of a rank, and its outcome."""
+    """Vote of a rank, and its result."""
 
     num_rows: dict[str, int]
-    """Table → rows that this rank will change, or keys that have gradients."""
+    """Number of rows that this rank will change, or of keys that have gradients, by table."""
     touched: list[str]
-    """The tables of which any rank will change rows, in the order of declaration."""
+    """Tables whose rows any rank will change, in the order of declaration."""
     num_kept: dict[str, int] = field(default_factory=dict)
-    """Table → rows that this rank will change, without those that were not admitted."""
+    """Number of rows that this rank will change, without those that were not admitted, by table."""
 
 
 @contextmanager
 def commit_vote(state: EngineState) -> Iterator[Commit]:
-    """Surrounds all that may refuse a step: ranks go on from its end together, or all raise."""
+    """Context of all checks of a step. At its end, all ranks continue, or all raise the error of
+    one."""
     commit = Commit({}, [])
     own_error: BaseException | None = None
     try:
@@ -75,24 +76,24 @@ def commit_vote(state: EngineState) -> Iterator[Commit]:
     )
     _check_blocks_agree(blocks, list(zip(kept, sizes, strict=True)))
     for entry, total, of_squares in zip(replicated, sums, squares, strict=True):
-        # Equal numbers, and no others, have W * (sum of squares) = (square of the sum).
+        # W * (sum of squares) equals (square of the sum) only if all numbers are equal.
         if world_size * of_squares != total * total:
             name = entry.config.name
             raise InvalidArgumentError(
-                f"table {name!r}: the replicas of its rows have come apart: ranks differ in how many "
-                f"rows they hold, or in how many this step changes or admits; here it holds "
-                f"{_size(entry)}, of which this step changes {commit.num_rows.get(name, 0)}. No row was "
-                "changed. Restart all ranks from the last snapshot",
+                f"table {name!r}: the replicas of its rows have diverged: ranks differ in their number "
+                f"of rows, or in how many rows this step changes or admits. This rank has "
+                f"{_size(entry)} rows, of which this step changes {commit.num_rows.get(name, 0)}. No row "
+                "was changed. Restart all ranks from the last snapshot",
                 table=name,
             )
 
 
 def _check_blocks_agree(blocks: Sequence[TableEntry], counts: Sequence[tuple[int, int]]) -> None:
-    """Refuses a step, on all ranks, where blocks of columns of one table have come apart.
+    """Raises on all ranks if the blocks of columns of a table have diverged.
 
     Args:
-        blocks: of all tables that are divided.
-        counts: of each, over all ranks: rows that the step changes, and rows before it.
+        blocks: blocks of all tables that are sharded by columns.
+        counts: for each block, over all ranks: rows that the step changes, and rows before the step.
     """
     first: dict[str, tuple[int, int]] = {}
     for each, found in zip(blocks, counts, strict=True):
@@ -112,35 +113,33 @@ def _size(entry: TableEntry) -> int:
 
 
 def _digest(commit: Commit, entry: TableEntry) -> int:
-    """Number of 20 bits that replicas of a table compare: rows held, to be changed, and admitted.
-
-    Rows that were evicted or refused show in it, as they make these counts differ.
-    """
+    """Returns a 20-bit digest that replicas of a table compare: of the numbers of stored, changed and
+    admitted rows. Evicted or rejected rows make these numbers differ."""
     name = entry.config.name
     counts = (_size(entry), commit.num_rows.get(name, 0), commit.num_kept.get(name, 0))
-    # 20 bits, so that the sum of squares of any number of ranks fits 64.
+    # 20 bits, so that the sum of squares over all ranks fits into 64 bits.
     return zlib.crc32(struct.pack("<3q", *counts)) >> 12
 
 
 @contextmanager
 def partial_step_errors(state: EngineState) -> Iterator[None]:
-    """Surrounds what comes after `committing` and before the first write.
+    """Context of the work between `commit_vote` and the first write.
 
     Raises:
-        PartialStepError: this rank, of several, had no memory, its device failed, or numpy was told to
-            raise what its numbers met; the others have applied the step.
+        PartialStepError: this rank ran out of memory, its device failed, or numpy raised a
+            floating-point error, while other ranks apply the step.
     """
     try:
         yield
-    except (DeviceError, MemoryError, FloatingPointError) as error:  # others meet all ranks alike
+    except (DeviceError, MemoryError, FloatingPointError) as error:  # all ranks raise other errors
         if state.collective.world_size == 1:
             raise
         state.exchange.give_up(error)
         names = tuple(state.tables.entries)
         raise PartialStepError(
-            f"step {state.counters.steps + 1} reached other ranks only: here it failed when all "
+            f"step {state.counters.steps + 1} reached other ranks only: on this rank it failed after all "
             f"had agreed to apply it ({type(error).__name__}: {error}). No row of this rank has "
-            "changed. Mend what failed, then restart all ranks from the last snapshot",
+            "changed. Fix the cause, then restart all ranks from the last snapshot",
             written=(),
             failed=(),
             untouched=names,
@@ -150,8 +149,7 @@ def partial_step_errors(state: EngineState) -> Iterator[None]:
 def check_method_capacities(state: EngineState, owned: Mapping[str, OwnedGradients]) -> None:
     """`check_room` of every table that `KernelSet.update_storage` will change.
 
-    The update of a single table on a single rank changes nothing where it raises, so nothing need
-    be asked.
+    A single table on a single rank needs no check, because its update changes nothing if it raises.
     """
     if len(state.tables.entries) == 1 and state.collective.world_size == 1:
         return
@@ -159,7 +157,7 @@ def check_method_capacities(state: EngineState, owned: Mapping[str, OwnedGradien
         storage = state.tables.storage(name)
         if not state.tables.entries[name].may_refuse:
             continue
-        # Asking waits for the device.
+        # Counted only if necessary, because counting waits for the device.
         capacity, num_keys = storage.capacity, len(each.keys)
         assert capacity is not None
         if storage.size + num_keys > capacity:
@@ -167,7 +165,7 @@ def check_method_capacities(state: EngineState, owned: Mapping[str, OwnedGradien
 
 
 def _num_new(state: EngineState, name: str, owned: OwnedGradients) -> int:
-    """Rows that an update will make."""
+    """Returns the number of rows that an update will create."""
     kernels, entry = owned.kernels, state.tables.entries[name]
     to_host = kernels.arrays.to_host
     found = to_host(kernels.find_storage(state.tables.storage(name), owned.keys, 1).found)
@@ -182,12 +180,12 @@ def _num_new(state: EngineState, name: str, owned: OwnedGradients) -> int:
 
 
 def check_capacity(storage: Storage, num_new: int) -> None:
-    """Refuses a step before its first write where a later write would find no room."""
+    """Raises `CapacityError` if a storage has no capacity for the new rows of a step."""
     size, capacity = storage.size, storage.capacity
     assert capacity is not None
     if size + num_new > capacity:
         raise CapacityError(
-            f"table {storage.table.name!r} holds {size} rows and may hold {capacity}; this step "
+            f"table {storage.table.name!r} has {size} rows and a capacity of {capacity}; this step "
             f"would add {num_new}. No row was changed. Raise its capacity, or choose a policy "
             "that evicts",
             table=storage.table.name,

@@ -1,4 +1,4 @@
-"""A step by a function over rows, as the own optimizers of frameworks want it."""
+"""Application of a step with a function over rows, for the optimizers of frameworks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["apply_update"]
 
 
 def apply_update(state: EngineState, update: Update) -> None:
-    """As `StepContainer.apply`."""
+    """Implements `StepContainer.apply`."""
     taken, own_error = take_gradients(state, are_summed=True)
     kernels = choose_kernels(state, taken)
     owned = exchange_gradients(state, taken, own_error, kernels, by_rows=kernels.keys())
@@ -63,7 +63,8 @@ def _with_empty(
     touched: Sequence[str],
     kernels: Mapping[str, KernelSet],
 ) -> list[TableUpdate]:
-    """Also the tables of which other ranks alone change rows: optimizers count steps by table."""
+    """Adds empty updates of tables whose rows only other ranks change, because optimizers count steps
+    per table."""
     result = []
     for name in touched:
         known = updates.get(name)

@@ -1,6 +1,6 @@
-"""The rows that a step will change, in arrays: found or made, and admitted.
+"""Gathers the rows that a step will change into arrays: finds or creates them, and applies admission.
 
-keys ──► find ──► admit ──► new rows made ──► rows (u, width) and gradients (u, dim)
+keys ──► find ──► admit ──► create new rows ──► rows (u, width) and gradients (u, dim)
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ __all__ = ["GatheredRows", "TableUpdate", "Update", "gather_rows", "empty_update
 class TableUpdate:
     """Rows and gradients of one table for an update, which changes `rows` in place.
 
-    Arrays are NumPy's; or, where a framework handed in its own on a device, those of the framework
-    there, as `sparring.contracts.device.kernels.DeviceArray`.
+    Arrays are NumPy arrays, or, if a framework passed gradients on a device, arrays of the framework on
+    that device (`sparring.contracts.device.kernels.DeviceArray`).
     """
 
     table: TableConfig
@@ -40,22 +40,22 @@ class TableUpdate:
     gradients: Rows
     """``(u, dim)`` of the computing dtype."""
     step: int
-    """The number of this step, from 1: rounding to 16 bits is seeded by it."""
+    """Number of this step, from 1. It seeds the rounding to 16 bits."""
 
 
 class Update(Protocol):
-    """Changes the rows of all updates in place, in one call for a step."""
+    """Function that changes the rows of all tables in place. It is called once per step."""
 
     def __call__(self, updates: Sequence[TableUpdate], /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class GatheredRows:
-    """The rows that a step will change of one table, and what is counted once it has."""
+    """Rows of one table that a step will change, and data for the counters."""
 
     kernels: KernelSet
     update: TableUpdate | None
-    """None where no key was admitted."""
+    """None if no key was admitted."""
     decision: Decision | None
     row_handles: Any = None
     """Native `RowHandles` of the keys of `update`, if they are known."""
@@ -64,15 +64,16 @@ class GatheredRows:
 def gather_rows(
     state: EngineState, owned: Mapping[str, OwnedGradients], steps: Mapping[str, int]
 ) -> dict[str, GatheredRows]:
-    """The rows that gradients will change, by table.
+    """Returns the rows that gradients will change, by table.
 
     Args:
-        owned: table → its gradients, some in each.
-        steps: table → the step that is given to its `TableUpdate`.
+        state: state of the engine.
+        owned: gradients by table; at least one per table.
+        steps: `TableUpdate.step` by table.
 
     Raises:
-        CapacityError: there is no room for new ones.
-        DeviceMemoryError, DeviceError: the device has no memory for a copy of them, or failed.
+        CapacityError: there is no capacity for new rows.
+        DeviceMemoryError, DeviceError: the device has no memory for a copy of the rows, or failed.
     """
     gathered = {}
     for name, each in owned.items():
@@ -81,14 +82,14 @@ def gather_rows(
 
 
 def num_kept(gathered: Mapping[str, GatheredRows]) -> dict[str, int]:
-    """Rows that will change, by table."""
+    """Returns the number of rows that will change, by table."""
     return {
         name: 0 if each.update is None else len(each.update.keys) for name, each in gathered.items()
     }
 
 
 def empty_update(kernels: KernelSet, table: TableConfig, step: int) -> TableUpdate:
-    """Of a table of which other ranks alone change rows."""
+    """Returns an update without rows, of a table whose rows only other ranks change."""
     empty, dtype = kernels.arrays.empty, table.computing_dtype.name
     keys, rows = empty((0,), "int64"), empty((0, table.dim + table.state_width), dtype)
     return TableUpdate(table, keys, rows, empty((0, table.dim), dtype), step)
@@ -108,7 +109,7 @@ def _gather(state: EngineState, name: str, owned: OwnedGradients, step: int) -> 
         row_handles.find(rows, found)
     decision = None
     if entry.admission_filter is not None or entry.may_refuse:
-        # Which keys are new must be known here, which waits for a device.
+        # New keys must be known here; this waits for the device.
         is_found = np.asarray(arrays.to_host(found)).astype(np.bool_, copy=False)
         if entry.admission_filter is not None and not is_found.all():
             decision = decide_unseen(

@@ -1,8 +1,8 @@
-"""The gradients of a step: taken on this rank, added up by key, and brought to their owners.
+"""Gradients of a step: taken from the resource manager, summed by key, and sent to their owners.
 
     taken ──► summed by key ──► finite? ──► pushed to the owners of the keys ──► `OwnedGradients`
 
-Arrays are those of the kernels that take the table's step: of a device, or NumPy's with the kernels
+Arrays belong to the kernels that update the table: arrays of a device, or NumPy arrays for the kernels
 of the CPU, `HOST`.
 """
 
@@ -39,10 +39,11 @@ __all__ = [
 def take_gradients(
     state: EngineState, *, are_summed: bool
 ) -> tuple[dict[str, Any], BaseException | None]:
-    """Gradients accumulated of each table, and why the step cannot be applied, if it cannot.
+    """Returns the accumulated gradients of each table, and the error if the step cannot be applied.
 
     Args:
-        are_summed: as of `ResourceManager.take_step`.
+        state: state of the engine.
+        are_summed: as for `ResourceManager.take_step`.
     """
     own_error: BaseException | None = try_quiesce(state, Purpose.WRITE)
     if state.exchange.pooling.has_lookups:
@@ -61,19 +62,21 @@ def take_gradients(
 def choose_kernels(
     state: EngineState, taken: Mapping[str, Any], on_host: Set[str] = frozenset()
 ) -> dict[str, KernelSet]:
-    """The kernels that take each table's step: those of tables on devices first, then `HOST`.
+    """Returns the kernels that update each table: tables on devices first, then tables on the `HOST`.
 
-    On one rank the gradients decide. On several, all ranks must go the same way, also those whose
-    batch is empty: what all of them have alike decides. A table stays on a device where
+    On one rank, the device of the gradients determines the kernels. On several ranks, all of them must
+    use the same kernels, including ranks with an empty batch, so only common settings matter. A table
+    stays on a device if
 
-    - a framework said so (`StepContainer.keep_on_device`), on all ranks: that is among the settings that
-      ranks compare at each exchange;
-    - gradients are not narrowed to travel;
-    - its gradients have one owner: those of a replicated table go to all ranks via host memory.
+    - a framework requested it with `StepContainer.keep_on_device`, which ranks compare at each
+    exchange;
+    - gradients are exchanged in their own dtype;
+    - it is not replicated, because gradients of replicated tables go to all ranks via host memory.
 
     Args:
-        taken: table → its gradients, where it has any. On several ranks they decide nothing.
-        on_host: tables that the host takes wherever they are; the same on all ranks.
+        state: state of the engine.
+        taken: gradients by table. They are ignored on several ranks.
+        on_host: tables that are always updated on the host; the same on all ranks.
     """
     kernels: dict[str, KernelSet] = {}
     if state.collective.world_size == 1:
@@ -105,21 +108,22 @@ def exchange_gradients(
     *,
     defers_finite_check: bool = False,
 ) -> dict[str, OwnedGradients]:
-    """The finite gradients of all ranks for the keys of this one, by table; none without keys.
+    """Exchanges gradients and returns the finite ones of all ranks for this rank's keys, by table.
 
-    They are sums over all ranks; `check_and_average` makes means of them, where these are wanted.
+    They are sums over all ranks; `check_and_average` divides them if the reduction is the mean.
 
     Args:
-        taken: table → what was accumulated on this rank; nothing where it cannot apply the step.
-        why_not: why it cannot.
-        kernels: of all tables; the same on all ranks.
-        by_rows: the tables whose rows are wanted in arrays.
-        defers_finite_check: as of `sum_own_gradients`.
+        state: state of the engine.
+        taken: accumulated gradients of this rank by table; empty if it cannot apply the step.
+        own_error: error of this rank, if it cannot apply the step.
+        kernels: kernels of all tables; the same on all ranks.
+        by_rows: tables whose rows are needed in arrays.
+        defers_finite_check: as for `sum_own_gradients`.
 
     Raises:
-        BaseException: `why_not`, or in its place another rank's, naming that rank.
-        NonFiniteGradientError: there are such gradients, on any rank, and the policy is to raise.
-        PeerFailure: a rank is gone, silent or elsewhere.
+        BaseException: `own_error`, or the error of another rank, with that rank's number.
+        NonFiniteGradientError: any rank has non-finite gradients, and the policy is to raise.
+        PeerFailure: a rank is gone, does not respond, or is in another operation.
     """
     own, owned = _OwnGradients({}, 0), dict[str, OwnedGradients]()
     if own_error is None:
@@ -154,18 +158,19 @@ def exchange_gradients(
 
 
 def sum_gradients(state: EngineState) -> Mapping[str, OwnedGradients]:
-    """Adds the gradients so far up by key, over all ranks: each has then those of its own keys.
+    """Sums the accumulated gradients by key over all ranks, so that each rank has the sums of its own
+    keys.
 
-    All ranks call it. The step takes them from `ResourceManager.summed`, and moves none of them again.
-    Forward passes under way stay valid, NaN and infinity are among the sums, and means over ranks are
-    made by the step.
+    All ranks must call it. The step uses the sums from `ResourceManager.summed` without exchanging them
+    again, and computes means over ranks. Pending lookups stay valid. The sums may contain NaN and
+    infinity.
 
     Returns:
-        `ResourceManager.summed`: by table, or by block of columns of a table that is divided.
+        `ResourceManager.summed`: the sums by table, or by block of a table that is sharded by columns.
 
     Raises:
-        BaseException: why this rank, or another, cannot apply a step.
-        PeerFailure: a rank is gone, silent or elsewhere.
+        BaseException: the error because of which this or another rank cannot apply a step.
+        PeerFailure: a rank is gone, does not respond, or is in another operation.
     """
     own_error = take_bag_gradients(state, try_quiesce(state, Purpose.WRITE), ends_step=False)
     taken = dict[str, Any]()
@@ -193,7 +198,7 @@ def sum_gradients(state: EngineState) -> Mapping[str, OwnedGradients]:
             pushed = _push(state, works, names, summed, own_error, by_rows=set())
             for name, sums in zip(names, pushed, strict=True):
                 failure = failure or sums.error
-                # Every rank has the sums of a replicated table; one of them gives them back.
+                # Every rank has the sums of a replicated table, so only rank 0 keeps them.
                 if not state.tables.entries[name].config.is_replicated or not state.collective.rank:
                     owned[name] = sums
         Coordinator(state.collective, "sum of gradients").agree(failure)
@@ -204,8 +209,8 @@ def sum_gradients(state: EngineState) -> Mapping[str, OwnedGradients]:
 
 
 def check_and_average(state: EngineState, owned: Mapping[str, OwnedGradients]) -> None:
-    """Raises what the owner of some keys met with while it added up their gradients; then makes means
-    over ranks of sums, if the container wants these."""
+    """Raises an error that this rank had while it summed gradients; then divides the sums by the number
+    of ranks, if the reduction is the mean."""
     for each in owned.values():
         if each.error is not None:
             raise each.error
@@ -215,12 +220,13 @@ def check_and_average(state: EngineState, owned: Mapping[str, OwnedGradients]) -
     for each in owned.values():
         gradients: Any = each.gradients
         dtype = str(gradients.dtype).rsplit(".", 1)[-1]
-        # By an array: PyTorch multiplies by the reciprocal of a plain number, which has other bits.
+        # An array, because PyTorch multiplies by the reciprocal of a Python number, which rounds
+        # differently.
         gradients /= each.kernels.arrays.from_host(np.array([world_size], dtype))
 
 
 class _OwnGradients(NamedTuple):
-    """This rank's own gradients without those of rows that hold NaN or infinity."""
+    """This rank's gradients, without those of rows that contain NaN or infinity."""
 
     summed: dict[str, SummedByKey]
     num_skipped: int
@@ -233,11 +239,14 @@ def sum_own_gradients(
     *,
     defers_finite_check: bool = False,
 ) -> _OwnGradients:
-    """This rank's gradients by key; before anything is rounded to travel.
+    """Returns this rank's gradients summed by key, before they are rounded for the exchange.
 
     Args:
-        defers_finite_check: who takes the gradients looks at `SummedByKey.num_bad`, where there is one,
-            which saves a wait here.
+        state: state of the engine.
+        taken: accumulated gradients by table.
+        kernels: kernels by table.
+        defers_finite_check: whether the caller checks `SummedByKey.num_bad`, if there is one. This
+            avoids a wait for the device.
     """
     together = _sum_together(taken, kernels)
     defers_finite_check = defers_finite_check and len(together) == len(taken)
@@ -263,7 +272,7 @@ def sum_own_gradients(
 def _sum_together(
     taken: Mapping[str, Any], kernels: Mapping[str, KernelSet]
 ) -> dict[str, SummedByKey]:
-    """The gradients that one call adds up for all tables of a device: those of one batch each."""
+    """Sums the gradients of all tables of a device that have a single batch, in one call."""
     summed = dict[str, SummedByKey]()
     for works, names in group_by_device(kernels):
         bags = {}
@@ -289,7 +298,7 @@ def _sum_together(
 
 
 def _sum_by_key(state: EngineState, name: str, taken: Any, kernels: KernelSet) -> SummedByKey:
-    """Gradients that were accumulated, added up by key."""
+    """Returns accumulated gradients summed by key."""
     if isinstance(taken, DeviceGradients) and kernels is not HOST:
         return taken.by_key()
     summed: SummedByKey = taken
@@ -300,7 +309,7 @@ def _sum_by_key(state: EngineState, name: str, taken: Any, kernels: KernelSet) -
         summed = SummedByKey(keys, gradients, row_handles=handles)
     if kernels is HOST:
         return summed
-    # Of a table that other modules look up via the host.
+    # Other modules look up this table via the host.
     from_host = kernels.arrays.from_host
     return SummedByKey(from_host(summed.keys), from_host(summed.gradients))
 
@@ -314,8 +323,8 @@ def _keep_finite(
     if state.non_finite is NonFinite.RAISE:
         step, key = state.counters.steps, int(arrays.to_host(found.keys)[np.argmin(is_good)])
         raise NonFiniteGradientError(
-            f"step {step}: the gradients of table {name!r} hold NaN or infinity for "
-            f"{num_bad} of {len(is_good)} keys, key {key} among them; no "
+            f"step {step}: the gradients of table {name!r} contain NaN or infinity for "
+            f"{num_bad} of {len(is_good)} keys, for example key {key}; no "
             "row was changed. Lower the learning rate, clip gradients, or choose "
             "non_finite_gradients='skip' (in a configuration training.non_finite_gradients=skip)",
             table=name,
@@ -327,9 +336,9 @@ def _keep_finite(
 
 
 def group_by_device(kernels: Mapping[str, KernelSet]) -> list[tuple[KernelSet, list[str]]]:
-    """The tables of one device together, in the order of declaration; the host's last.
+    """Groups tables by device, in the order of declaration, with the host last.
 
-    Without any table the host's, for ranks to agree that there is nothing.
+    Without tables it returns the host, so that ranks can agree that there are no gradients.
     """
     groups: dict[str, tuple[KernelSet, list[str]]] = {}
     for name, each in kernels.items():
@@ -352,7 +361,7 @@ def _push(
         if found is None:
             none = empty((0, table.dim), table.computing_dtype.name)
             found = SummedByKey(empty((0,), "int64"), none)
-        # A storage that was not opened yet might have rows.
+        # None also if the storage is not open yet, because it may contain rows.
         storage = entry.storage if name in by_rows else None
         requests.append(PushRequest(table, found.keys, found.gradients, storage=storage))
     return state.exchange.push_all(requests, kernels=kernels, error=error)

@@ -1,4 +1,5 @@
-"""A step by update methods, built-in ones fused where all rows are on this rank."""
+"""Application of a step with update methods; built-in methods run fused if all rows are on this
+rank."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ __all__ = ["apply_methods"]
 
 
 def apply_methods(state: EngineState, choices: Mapping[str, MethodChoice]) -> list[str]:
-    """As `StepContainer.apply_methods`."""
+    """Implements `StepContainer.apply_methods`."""
     taken, own_error = take_gradients(state, are_summed=False)
     try:
         choices = expand_choices(state.tables, choices)
@@ -66,7 +67,7 @@ def apply_methods(state: EngineState, choices: Mapping[str, MethodChoice]) -> li
 def _try_fused_step(
     state: EngineState, taken: Mapping[str, Any], choices: Mapping[str, MethodChoice]
 ) -> Any | None:
-    """A fused step over gradients as they came; None where they must be looked at first."""
+    """Creates a fused step over unsummed gradients, or returns None if they must be checked first."""
     for name, each in taken.items():
         if not isinstance(choices[name].method, NativeMethod) or isinstance(each, DeviceGradients):
             return None
@@ -82,13 +83,20 @@ def _apply_owned(
     *,
     defers_finite_check: bool = True,
 ) -> list[str]:
-    """Through gradients in arrays: they may come from other ranks, or be skipped.
+    """Applies gradients in arrays, which may come from other ranks or be skipped.
 
-    Rows on a device change there in place, those of all its tables together; those of the host in
-    one fused visit of all tables, or, where a method is written in Python, in arrays.
+    Rows on a device are updated in place, all tables of the device together. Rows on the host are
+    updated by one fused step, or, if a method is written in Python, in arrays.
 
     Args:
-        defers_finite_check: whether gradients are finite may be looked at by the update itself.
+        state: state of the engine.
+        taken: accumulated gradients by table.
+        choices: update method by table.
+        own_error: error of this rank, if it cannot apply the step.
+        defers_finite_check: whether the update itself may check that gradients are finite.
+
+    Returns:
+        The entries that had a gradient on any rank.
     """
     entries = state.tables.entries
     kernels = choose_kernels(
@@ -97,10 +105,10 @@ def _apply_owned(
     tables = [name for name, each in kernels.items() if each is HOST]
     by_rows = set() if _is_fused(tables, choices) else set(tables)
     if state.collective.world_size > 1:
-        # A storage that is reached via Python finds rows no faster fused; by rows, they are
-        # found while gradients travel.
+        # A storage that is accessed via Python is not faster fused. With arrays, its rows are found
+        # while gradients are exchanged.
         by_rows |= {name for name in tables if not _is_native(state, name)}
-        # Native code makes new rows, and rounds, as of a table's first columns.
+        # Native code creates and rounds new rows as if they were a table's first columns.
         if any(entries[name].block is not None for name in tables):
             by_rows = set(tables)
     defers_finite_check = defers_finite_check and _may_defer_finite_check(state, kernels)
@@ -133,7 +141,7 @@ def _apply_owned(
                 if each.update is not None:
                     _update_rows(each.update, choices[name])
     changed = write_methods(state, there, choices, after=list(here))
-    if changed is None:  # gradients are not finite: which, and what then?
+    if changed is None:  # gradients are not finite: check them before the update this time
         return _apply_owned(state, taken, choices, own_error, defers_finite_check=False)
     if step is None:
         write_rows(state, gathered, before=changed)
@@ -144,7 +152,7 @@ def _apply_owned(
 
 
 def _may_defer_finite_check(state: EngineState, kernels: Mapping[str, KernelSet]) -> bool:
-    """Whether nothing before the write depends on it, and no table is written before the look."""
+    """Whether no step before the write depends on the check, and no table is written before it."""
     return (
         state.collective.world_size == 1
         and state.memory_bytes is None
@@ -171,8 +179,8 @@ def _update_rows(update: TableUpdate, choice: MethodChoice) -> None:
     choice.method.update(rows, choice.hyper)
     if rows.embeddings is not views[0] or rows.state is not views[1]:
         raise InvalidArgumentError(
-            f"update of table {update.table.name!r}: method {choice.method.name!r} put another "
-            "array in place of rows.embeddings or rows.state, which changes no row; write into "
+            f"update of table {update.table.name!r}: method {choice.method.name!r} replaced the "
+            "array rows.embeddings or rows.state, which changes no row; write into "
             "it: rows.embeddings[:] = …. No row was changed",
             table=update.table.name,
         )
@@ -202,8 +210,8 @@ def _check_choices(waiting: Mapping[str, Any], choices: Mapping[str, MethodChoic
     for name in waiting:
         if name not in choices:
             raise InvalidArgumentError(
-                f"table {name!r} has gradients, but its module was not given to the optimizer; chosen "
-                f"are update methods of {', '.join(choices) or 'none'}",
+                f"apply_methods: table {name!r} has gradients, but no update method; found methods for "
+                f"{', '.join(choices) or 'no table'}. Pass its module to the optimizer",
                 table=name,
             )
 

@@ -14,7 +14,8 @@ __all__ = ["push_gradients", "take_pushed"]
 
 
 def take_pushed(state: EngineState, taken: dict[str, Any]) -> dict[str, Any]:
-    """Takes out of `taken` the gradients of tables whose storages update their rows themselves."""
+    """Removes from `taken`, and returns, the gradients of tables whose storages update their rows
+    themselves."""
     names = []
     for name in taken:
         state.tables.storage(name)
@@ -26,14 +27,14 @@ def take_pushed(state: EngineState, taken: dict[str, Any]) -> dict[str, Any]:
 def push_gradients(
     state: EngineState, taken: Mapping[str, Any], choices: Mapping[str, MethodChoice]
 ) -> list[str]:
-    """Hands gradients to the storages, a table at a time.
+    """Passes gradients to the storages, one table at a time.
 
     Returns:
         The tables that had gradients.
 
     Raises:
-        NonFiniteGradientError: there are such gradients, and the policy is to raise. Nothing was sent.
-        SparringError: what a storage raised; tables before it have the step.
+        NonFiniteGradientError: a gradient is not finite, and the policy is to raise. Nothing was sent.
+        SparringError: a storage failed; the tables before it have applied the step.
     """
     own = sum_own_gradients(state, taken, dict.fromkeys(taken, HOST))
     state.counters.rows_skipped_non_finite += own.num_skipped

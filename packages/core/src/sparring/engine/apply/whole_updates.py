@@ -1,4 +1,4 @@
-"""Rows of blocks of columns as optimizers see them: one array for each table."""
+"""Concatenation of the rows of blocks of columns, so that optimizers see one array per table."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ __all__ = ["block_shape", "whole_updates"]
 def whole_updates(
     tables: Tables, updates: Mapping[str, TableUpdate]
 ) -> Iterator[dict[str, TableUpdate]]:
-    """Surrounds an update of rows: those of blocks of one table are one under the other, as rows of a
-    table of its name that is as wide as a block.
+    """Context of an update: the rows of all blocks of a table are concatenated, as rows of a table of
+    the same name that has the width of a block.
 
     Args:
-        updates: by entry; their rows have changed at the end.
+        tables: tables of this rank.
+        updates: updates by entry; their rows are changed at the end.
     """
     grouped: dict[str, list[TableUpdate]] = {}
     for name, each in updates.items():
@@ -55,6 +56,7 @@ def whole_updates(
 
 
 def block_shape(tables: Tables, table: str) -> TableConfig:
-    """A table as optimizers see it: itself, or as wide as one of its blocks, all of which are alike."""
+    """Returns a table as optimizers see it: the table itself, or a table with the shape of its blocks,
+    which all have the same shape."""
     first = tables.parts_of(table)[0]
     return first.config if first.block is None else replace(first.config, name=table)

@@ -1,4 +1,4 @@
-"""Writes what a step has computed, counts it, and says how far it came where a storage failed."""
+"""Writes the rows of a step, counts them, and reports the tables that changed if a storage failed."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ __all__ = ["write_fused", "write_methods", "write_rows"]
 def write_rows(
     state: EngineState, gathered: Mapping[str, GatheredRows], before: Sequence[str] = ()
 ) -> None:
-    """Upserts rows that were computed in arrays, a table at a time.
+    """Upserts rows that were computed in arrays, one table at a time.
 
     Args:
+        state: state of the engine.
         gathered: rows by table.
-        before: the tables that the step has changed already.
+        before: tables that the step has already changed.
 
     Raises:
-        Exception: what a storage raised; no row has changed.
-        PartialStepError: it did when other tables had changed already.
+        Exception: the error of a storage; no other table has changed.
+        PartialStepError: a storage failed after other tables had changed.
     """
     written: list[str] = []
     for name, each in gathered.items():
@@ -90,20 +91,21 @@ def write_methods(
     choices: Mapping[str, MethodChoice],
     after: Sequence[str] = (),
 ) -> list[str] | None:
-    """Changes rows in place by update methods of core: those of all tables of a device together.
+    """Updates rows in place with update methods of core, all tables of a device together.
 
     Args:
+        state: state of the engine.
         owned: gradients by table.
-        choices: the method of each of them.
-        after: the tables that the step changes after these.
+        choices: update method by table.
+        after: tables that the step changes after these.
 
     Returns:
-        The tables that have changed: not those of which a filter admitted no key. None where
-        gradients whose `num_bad` was not looked at are not finite: then nothing has changed.
+        The tables that have changed, without tables of which a filter admitted no key. None if
+        gradients with an unchecked `num_bad` are not finite; then nothing has changed.
 
     Raises:
         DeviceMemoryError, DeviceError: the device failed or was full; no row has changed.
-        PartialStepError: it did when other tables had changed already.
+        PartialStepError: the device failed after other tables had changed.
     """
     todo, changed = list(owned), list[str]()
     for _, names in group_by_device({name: each.kernels for name, each in owned.items()}):
@@ -138,13 +140,17 @@ def _update_tables(
     asked: Mapping[str, _AdmissionQuery | None],
     changes: list[StorageChange],
 ) -> tuple[bool, Exception | None]:
-    """Updates the tables of `asked`, which are of one device, and lets saves and prefetches know of it.
+    """Updates the tables of `asked`, which are on one device, and notifies saves and prefetches.
 
     Args:
-        changes: gets those of the tables that have changed.
+        state: state of the engine.
+        owned: gradients by table.
+        choices: update method by table.
+        asked: query to the admission filter by table.
+        changes: the changes of the updated tables are appended here.
 
     Returns:
-        Whether gradients were finite, and what went wrong.
+        Whether gradients were finite, and the error of a failed update.
     """
     updates, keys = list[StorageUpdate](), dict[str, npt.NDArray[np.int64]]()
     is_finite, failure = True, None
@@ -179,7 +185,7 @@ def _update_tables(
                 writes[name].note_evicted(change.evicted.rows)
     for name, change in zip(asked, changes, strict=False):
         if name in keys:
-            # What was evicted reads as its initial value again.
+            # Evicted keys read as their initial value again, so any key may have changed.
             state.prefetches.note(name, None if change.evicted.count else keys[name])
     return is_finite, failure
 
@@ -193,14 +199,14 @@ def _make_query(state: EngineState, name: str, owned: OwnedGradients) -> _Admiss
 
 @dataclass(slots=True)
 class _AdmissionQuery:
-    """Question to an admission filter, and its answer."""
+    """Query to an admission filter, and its reply."""
 
     admission_filter: Any
     step: int
     decision: Decision | None
-    """Its earlier answer about all keys that have no row; it is asked once."""
+    """Earlier reply about all keys that have no row; the filter is queried only once."""
     answered: tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]] | None = None
-    """Keys, and which of them were admitted."""
+    """Keys, and whether each was admitted."""
 
     def __call__(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         is_admitted: npt.NDArray[np.bool_]
@@ -214,7 +220,8 @@ class _AdmissionQuery:
         return is_admitted
 
     def record(self) -> int:
-        """Counts the keys, now that the step was applied. Returns how many were refused."""
+        """Records the keys in the filter after the step was applied. Returns the number of keys that
+        were not admitted."""
         if self.answered is None:
             return 0
         self.admission_filter.record(*self.answered)
@@ -228,11 +235,15 @@ def _write(
     keys: DeviceArray,
     change: Callable[..., EvictionResult],
 ) -> None:
-    """Writes rows of `keys`, and lets saves and prefetches know of it.
+    """Writes the rows of `keys`, and notifies saves and prefetches.
 
     Args:
-        change: ``change(keeps_evicted=…)`` writes them; rows that leave are kept in host memory where
-            they are wanted there.
+        state: state of the engine.
+        name: name of the entry.
+        kernels: kernels of its device.
+        keys: keys that are written.
+        change: ``change(keeps_evicted=…)`` writes the rows, and if True copies evicted rows to host
+            memory.
     """
     log, prefetches = state.tables.entries[name].write_log, state.prefetches
     if log.is_active or prefetches.unfinished:
@@ -241,7 +252,7 @@ def _write(
             evicted = change(keeps_evicted=log.is_active)
             if evicted.rows is not None:
                 write.note_evicted(evicted.rows)
-        # What was evicted reads as its initial value again.
+        # Evicted keys read as their initial value again, so any key may have changed.
         prefetches.note(name, None if evicted.count else on_host)
     else:
         evicted = change(keeps_evicted=False)
@@ -251,13 +262,16 @@ def _write(
 def write_fused(
     state: EngineState, step: Any, names: Sequence[str], before: Sequence[str] = ()
 ) -> list[str]:
-    """Lets native code find, compute and write rows in one visit.
+    """Runs a fused step, which finds, computes and writes rows in native code.
 
     Args:
-        before: the tables that the step has changed already.
+        state: state of the engine.
+        step: native `FusedStep`.
+        names: entries of the step.
+        before: tables that the step has already changed.
 
     Returns:
-        The tables that had gradients: a batch may have no id for a table that it holds.
+        The tables that had gradients; a batch may contain no id of a table.
     """
     failure = _apply_fused(state, step, names)
     touched, written, failed = [], [], []
@@ -282,7 +296,7 @@ def write_fused(
 
 
 def _apply_fused(state: EngineState, step: Any, names: Sequence[str]) -> Exception | None:
-    """Writes; returns what went wrong."""
+    """Applies the fused step; returns its error."""
     with ExitStack() as logged:
         writes = {}
         for position, name in enumerate(names):
@@ -315,15 +329,16 @@ def _raise_partial_step(
     failed: Sequence[str],
     untouched: Sequence[str] = (),
 ) -> NoReturn:
-    """Raises what a storage raised while it wrote: as it is, if no other table has changed."""
+    """Raises the error of a storage that failed while it wrote; as `PartialStepError` if other tables
+    have changed."""
     if not written:
         raise error
     unchanged = f"; not changed: {', '.join(untouched)}" if untouched else ""
     raise PartialStepError(
-        f"step {state.counters.steps + 1} reached some of its tables only, as writing "
+        f"step {state.counters.steps + 1} reached only some of its tables, because writing "
         f"{failed[0]} failed ({type(error).__name__}: {error}). Changed: {', '.join(written)}; "
-        f"failed: {', '.join(failed)}{unchanged}. Mend what failed, then load a snapshot; or go "
-        "on, if a step that part of the tables took does no harm",
+        f"failed: {', '.join(failed)}{unchanged}. Fix the cause, then load a snapshot; or continue, "
+        "if a partially applied step is acceptable",
         written=tuple(written),
         failed=tuple(failed),
         untouched=tuple(untouched),
