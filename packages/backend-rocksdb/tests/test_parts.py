@@ -77,7 +77,7 @@ def test_another_number_of_ranks_is_refused_until_it_loads(
     path = f"{tmp_path}/rows-{{rank}}"
     parts = train(storage, path, 2)
     assert sum(parts) == len(KEYS)
-    refusal = r"'item': its storage holds \d+ rows of rank 0 of 2 .* where all partitions should be"
+    refusal = r"'item': its storage contains \d+ rows of rank 0 of 2 .* this rank needs all partitions"
     with pytest.raises(InvalidArgumentError, match=refusal):
         train(storage, path, 1)
     assert train(storage, path, 1, load=f"{tmp_path}/saved-by-2") == [len(KEYS)]
@@ -87,7 +87,7 @@ def test_another_number_of_ranks_is_refused_until_it_loads(
 def test_all_rows_on_one_rank_are_no_replica(tmp_path: Path) -> None:
     path = f"{tmp_path}/rows-{{rank}}"
     assert train(ROCKSDB, path, 2, plan=TableSharding("table_wise", (0,))) == [len(KEYS), 0]
-    refusal = "rows of rank 0 of 2 .* where all partitions .*2 replicas"
+    refusal = "rows of rank 0 of 2 .* needs all partitions .*2 replicas"
     with pytest.raises(InvalidArgumentError, match=refusal):
         train(ROCKSDB, path, 2, plan="data_parallel")
 

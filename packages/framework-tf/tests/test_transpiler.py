@@ -329,7 +329,7 @@ def test_the_weights_of_a_layer_that_was_replaced_are_not_given_as_they_were() -
     model, optimizer = distribute(with_layer(words), SGD(0.1))
     model.compile(optimizer=optimizer, loss=lambda *_: tf.nn.l2_loss(words.embeddings))
     for use in (words.get_weights, lambda: model.train_on_batch(np.ones((1, 3)), np.ones(1))):
-        with pytest.raises(UnsupportedError, match=r"words: distribute put its weight"):
+        with pytest.raises(UnsupportedError, match=r"words: distribute moved its weight"):
             use()
     assert restore(model).get_layer("words").get_weights()[0].shape == (ROWS, DIM)
 

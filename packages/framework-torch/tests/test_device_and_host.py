@@ -86,7 +86,7 @@ def test_what_a_table_here_refuses_no_table_there_takes(refusing: str, optimizer
     before = [read(module) for module in modules.values()]
     for module in modules.values():
         module.train()(torch.arange(80)[None]).sum().backward()
-    with pytest.raises(CapacityError, match=f"table '{refusing}' holds 16 rows"):
+    with pytest.raises(CapacityError, match=f"table '{refusing}' has 16 rows"):
         chosen.step()
     after = [read(module) for module in modules.values()]
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))

@@ -140,7 +140,7 @@ def test_a_full_table_on_the_device_of_one_rank_stops_the_step_on_all(optimizer:
 
     messages = run_ranks("direct", 2, body)
     assert "rank 1 cannot apply it, so no rank does" in messages[0]
-    assert "may hold 15" in messages[1]
+    assert "a capacity of 15" in messages[1]
 
 
 def test_a_full_table_alone_is_asked_before_other_ranks_write() -> None:

@@ -40,7 +40,7 @@ def test_a_storage_opened_for_a_method_serves_it_and_no_other() -> None:
         optimizer.step()
         optimizer.zero_grad()
         assert storage.find([1]).rows.tobytes() == rows
-    with pytest.raises(InvalidArgumentError, match="of adam, lamb needs 12 of its own"):
+    with pytest.raises(InvalidArgumentError, match="of adam, but lamb needs 12 elements"):
         Optimizer(bag(given()), "lamb")
     with pytest.raises(InvalidArgumentError, match="12 elements of state, but update method 'sgd'"):
         Optimizer(bag(given()), "sgd")

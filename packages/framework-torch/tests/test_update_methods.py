@@ -369,7 +369,7 @@ def test_a_full_storage_refuses_the_step_of_all_tables() -> None:
     )
     optimizer = Optimizer([one, full], "sgd", lr=1.0)
     (one(torch.tensor([[1]])).sum() + full(torch.tensor([[1, 2, 3]])).sum()).backward()
-    with pytest.raises(CapacityError, match="may hold 2; this step would add 3"):
+    with pytest.raises(CapacityError, match="a capacity of 2; this step would add 3"):
         optimizer.step()
     assert one.num_rows() == {"t": 0}
     assert full.num_rows() == {"full": 0}

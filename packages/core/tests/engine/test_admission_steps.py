@@ -271,7 +271,7 @@ def test_two_ranks_admit_what_one_process_admits() -> None:
 def test_admission_is_part_of_the_declaration() -> None:
     made = container_of()
     made.declare(TABLE)
-    with pytest.raises(InvalidArgumentError, match="declared already"):
+    with pytest.raises(InvalidArgumentError, match="already declared"):
         made.declare(TableConfig("t", 2, admission=Frequency(3), **ZEROS))
 
 

@@ -108,11 +108,11 @@ def test_a_save_that_runs_is_not_the_newest_after_an_assignment(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("keys", "embeddings", "message"),
     [
-        ([1, 2, 1], np.zeros((3, 2)), "key 1 is given 2 times"),
-        ([1.5], np.zeros((1, 2)), "one-dimensional whole numbers"),
-        ([[1]], np.zeros((1, 2)), "one-dimensional whole numbers"),
+        ([1, 2, 1], np.zeros((3, 2)), "key 1 occurs 2 times"),
+        ([1.5], np.zeros((1, 2)), "one-dimensional array of integers"),
+        ([[1]], np.zeros((1, 2)), "one-dimensional array of integers"),
         ([1], np.zeros((1, 3)), r"of shape \(1, 2\)"),
-        ([2**63], np.zeros((1, 2)), "must be int64, found 9223372036854775808"),
+        ([2**63], np.zeros((1, 2)), "must fit into int64, found 9223372036854775808"),
     ],
 )
 def test_what_fits_no_table_is_refused(keys: Any, embeddings: Any, message: str) -> None:
@@ -136,7 +136,7 @@ def test_what_one_rank_refuses_all_ranks_refuse() -> None:
             return said
 
     one, other = run_ranks(2, body)
-    assert "rank 1 failed: table 'item': key 1 is given 2 times" in one[0]
-    assert "key 1 is given 2 times" in other[0]
+    assert "rank 1 failed: table 'item': key 1 occurs 2 times" in one[0]
+    assert "key 1 occurs 2 times" in other[0]
     assert "capacity" in one[1]
     assert "capacity" in other[1]

@@ -194,7 +194,7 @@ def test_wrong_use_is_refused_and_changes_nothing() -> None:
         with pytest.raises(InvalidArgumentError, match="must be \\(2, 4\\) float64"):
             made.resources.accumulate(found.shadow_id or 0, gradient)
     assert not made.resources.has_gradient("item")
-    with pytest.raises(InvalidArgumentError, match="declared already"):
+    with pytest.raises(InvalidArgumentError, match="already declared"):
         made.declare(TableConfig("item", 5))
     made.declare(TABLE)
     with pytest.raises(InvalidArgumentError, match="opened for"):
@@ -246,16 +246,16 @@ def test_a_table_is_not_declared_a_second_time_with_another_storage() -> None:
     made.declare(TABLE)
     made.declare(TABLE, StorageChoice("memory"))
     for other in (StorageChoice("hkv"), StorageChoice("memory", {"capacity": 9})):
-        with pytest.raises(InvalidArgumentError, match=r"'item' is declared already with.*declare"):
+        with pytest.raises(InvalidArgumentError, match=r"'item' is already declared with.*declare"):
             made.declare(TABLE, other)
     with open_storage("memory", TABLE) as given:
-        with pytest.raises(InvalidArgumentError, match="declared already with"):
+        with pytest.raises(InvalidArgumentError, match="already declared with"):
             made.declare(TABLE, given)
         table = TableConfig("other", 4)
         own = open_storage("memory", table)
         made.declare(table, own)
         made.declare(table, own)
-        with pytest.raises(InvalidArgumentError, match="declared already with"):
+        with pytest.raises(InvalidArgumentError, match="already declared with"):
             made.declare(table, open_storage("memory", table))
 
 

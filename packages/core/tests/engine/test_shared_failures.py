@@ -122,7 +122,7 @@ def test_rows_of_another_part_on_one_rank_stop_all(
             return error_of(lambda: CALLS[call](container, tmp_path))
 
     errors = run_ranks(WORLD_SIZE, body, deadline=20.0)
-    check_all_have_it(errors, InvalidArgumentError, "holds 1 rows of rank 0 of 9")
+    check_all_have_it(errors, InvalidArgumentError, "contains 1 rows of rank 0 of 9")
 
 
 def test_ids_that_are_none_on_one_rank_stop_the_lookup_of_all() -> None:

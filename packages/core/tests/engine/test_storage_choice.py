@@ -52,7 +52,7 @@ def test_a_container_fills_in_its_own_rank_and_knows_the_choice_again() -> None:
         assert choice is not None
         assert choice.options == {"path": f"rows/{rank}-of-2/item"}
         container.declare(table, CHOICE)
-        with pytest.raises(InvalidArgumentError, match="declared already"):
+        with pytest.raises(InvalidArgumentError, match="already declared"):
             container.declare(table, StorageChoice("tiered", {"path": "elsewhere"}))
 
 

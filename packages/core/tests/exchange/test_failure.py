@@ -338,7 +338,7 @@ def test_a_full_storage_on_one_rank_stops_the_step_on_all_and_training_goes_on(
     messages = run_ranks(3, body)
     for rank in (0, 2):
         assert "rank 1 cannot apply it, so no rank does" in messages[rank]
-        assert "may hold 12" in messages[rank]
+        assert "a capacity of 12" in messages[rank]
     assert messages[1].startswith("table 'item' holds")
 
 

@@ -165,7 +165,7 @@ def test_a_lookup_ahead_of_a_replicated_table_is_refreshed_from_what_all_ranks_p
 def test_a_storage_that_evicts_keeps_no_replica() -> None:
     def body(made: StepContainer) -> None:
         made.declare(SMALL, StorageChoice("hkv", {"capacity": 128, "policy": "lru"}))
-        with pytest.raises(InvalidArgumentError, match="may evict rows"):
+        with pytest.raises(InvalidArgumentError, match="may evict different rows"):
             made.storage("small")
 
     on_ranks(2, body)

@@ -274,9 +274,9 @@ def test_updates_that_couple_columns_are_refused_by_name(
 @pytest.mark.parametrize(
     ("storage", "more", "words"),
     [
-        (StorageChoice("memory", {"capacity": 9}), {}, "up to 9 rows.*no capacity"),
-        (StorageChoice("memory", {"capacity": 9, "policy": "lru"}), {}, "up to 9 rows"),
-        (None, {}, "given open.*StorageChoice"),
+        (StorageChoice("memory", {"capacity": 9}), {}, "9 rows.*omit its capacity"),
+        (StorageChoice("memory", {"capacity": 9, "policy": "lru"}), {}, "capacity of 9 rows"),
+        (None, {}, "passed in open.*StorageChoice"),
         (StorageChoice("memory"), {"admission": Bloom(2)}, "Bloom filter.*admission Frequency"),
     ],
     ids=str,

@@ -1,4 +1,4 @@
-"""Embeddings brought in from elsewhere: each row goes to the ranks that keep it."""
+"""Assignment of embeddings to a table: each row is sent to the ranks that own it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CHUNK_ROWS = 65_536
 
 
 def assign(state: EngineState, table: str, keys: npt.ArrayLike, embeddings: npt.ArrayLike) -> None:
-    """As `StepContainer.assign`."""
+    """Implements `StepContainer.assign`."""
     state.check_open()
     coordinator = Coordinator(state.collective, f"assign to table {table!r}")
     error = try_quiesce(state, Purpose.WRITE)
@@ -33,11 +33,11 @@ def assign(state: EngineState, table: str, keys: npt.ArrayLike, embeddings: npt.
                 state.tables.storage(part.config.name)
             if entry.initial_state is None and entry.config.state_width:
                 raise InvalidArgumentError(
-                    f"table {table!r}: its rows have optimizer state, and it is not known yet with "
-                    "which state new rows begin; make the optimizer first, then assign",
+                    f"assign to table {table!r}: its rows have optimizer state, whose initial value is "
+                    "not known yet; create the optimizer first",
                     table=table,
                 )
-            state.saves.join()  # it would end as the newest, without what is assigned
+            state.saves.join()  # its snapshot would be the newest one, without the assigned rows
         except Exception as failure:
             error = failure
     coordinator.agree(error)
@@ -51,7 +51,7 @@ def assign(state: EngineState, table: str, keys: npt.ArrayLike, embeddings: npt.
             if error is None and len(own_keys):
                 try:
                     _write(state, part, own_keys, own)
-                except Exception as failure:  # rows of others must still be passed on
+                except Exception as failure:  # the rows of other ranks must still be exchanged
                     error = failure
     coordinator.agree(error)
 
@@ -63,28 +63,28 @@ def _checked(
     found, values = np.asarray(keys), np.asarray(embeddings)
     if found.ndim != 1 or (len(found) and found.dtype.kind not in "iu"):
         raise InvalidArgumentError(
-            f"keys for table {name!r} must be one-dimensional whole numbers, found shape "
+            f"assign: keys for table {name!r} must be a one-dimensional array of integers, found shape "
             f"{found.shape} of {found.dtype}; pass numpy.asarray(ids, numpy.int64)",
             table=name,
         )
     if values.shape != (len(found), dim) or values.dtype.kind not in "fiu":
         raise InvalidArgumentError(
-            f"embeddings for table {name!r} must be numbers of shape {(len(found), dim)}, one row "
-            f"for each key, found shape {values.shape} of {values.dtype}",
+            f"assign: embeddings for table {name!r} must be numbers of shape {(len(found), dim)}, one "
+            f"row per key, found shape {values.shape} of {values.dtype}",
             table=name,
         )
     if len(found) and found.dtype.kind == "u" and int(found.max()) > np.iinfo(np.int64).max:
         raise InvalidArgumentError(
-            f"keys for table {name!r} must be int64, found {int(found.max())}; convert them so that "
-            "no two become one",
+            f"assign: keys for table {name!r} must fit into int64, found {int(found.max())}; map them to "
+            "int64 without collisions",
             table=name,
         )
     checked = np.ascontiguousarray(found, np.int64)
     different, counts = np.unique(checked, return_counts=True)
     if len(different) < len(checked):
         raise InvalidArgumentError(
-            f"table {name!r}: key {int(different[np.argmax(counts)])} is given {int(counts.max())} "
-            "times, with an embedding each; give each key once",
+            f"assign to table {name!r}: key {int(different[np.argmax(counts)])} occurs "
+            f"{int(counts.max())} times; pass each key once",
             table=name,
         )
     return checked, np.ascontiguousarray(values, entry.config.computing_dtype)
@@ -93,7 +93,8 @@ def _checked(
 def _routed(
     state: EngineState, entry: TableEntry, coordinator: Coordinator, keys: Keys, embeddings: Rows
 ) -> Iterator[tuple[Keys, Rows]]:
-    """Chunks of what all ranks were given and this one keeps; each key once in a chunk."""
+    """Yields chunks of the keys and embeddings that this rank owns, from all ranks. Keys are unique
+    within a chunk."""
     collective = state.collective
     num_chunks = max(coordinator.gather(-(-len(keys) // _CHUNK_ROWS)))
     for number in range(num_chunks):
@@ -109,7 +110,7 @@ def _routed(
                 np.concatenate(collective.all_to_all([each[membership] for membership in places]))
                 for each in (own_keys, own)
             )
-            # Ranks may have given the same key: that of the last rank stays.
+            # Several ranks may have passed the same key; the last rank wins.
             _, last = np.unique(own_keys[::-1], return_index=True)
             last = len(own_keys) - 1 - last
             own_keys, own = own_keys[last], own[last]

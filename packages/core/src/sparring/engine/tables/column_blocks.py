@@ -1,12 +1,13 @@
-"""Tables whose columns are divided: each block is an entry of its own, and joined up where users see it.
+"""Tables that are sharded by columns: each block of columns is a separate entry, joined for the user.
 
     lookup      the same keys from the owners of each block ──► columns side by side ──► rows (u, dim)
     step        gradients by key (u, dim) ──► their columns to the owners of each block
-                rows of blocks on this rank, one under the other ──► one update of the table
+                rows of this rank's blocks, concatenated ──► one update of the table
 
-Everything in between, exchanges, storages, saves and votes, works on blocks as on tables. Initial values
-and rounding are functions of the key, the column and the table, so they are made for all columns of a
-row, and cut. An update goes by columns, or is refused: `check_method`.
+Exchanges, storages, saves and votes treat blocks like tables. Initial values and rounding are functions
+of the key, the column and the table. Therefore they are computed for all columns of a row and then cut.
+An
+update method must support separate updates of columns: `check_method`.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ __all__ = [
 
 
 def join_rows(entry: TableEntry, pulled: Sequence[PullResult]) -> PullResult:
-    """The rows of a table from those of its blocks, which were pulled for the same keys.
+    """Joins the rows of a table's blocks, which were pulled for the same keys.
 
     Args:
-        entry: the table.
-        pulled: of each of its parts.
+        entry: entry of the table.
+        pulled: rows of each of its parts.
 
     Raises:
-        InvalidArgumentError: a block has a row of a key of which another has none.
+        InvalidArgumentError: only some blocks have a row for a key.
     """
     if len(pulled) == 1:
         return pulled[0]
@@ -62,17 +63,18 @@ def _differing(entry: TableEntry, part: TableEntry) -> InvalidArgumentError:
     name = entry.config.name
     return InvalidArgumentError(
         f"table {name!r}: block {part.config.name!r} of its columns has rows of other keys than block "
-        f"{entry.parts[0].config.name!r}, as after a step that only some ranks wrote; restart all ranks "
-        "from the last snapshot",
+        f"{entry.parts[0].config.name!r}, probably after a step that only some ranks wrote; restart all "
+        "ranks from the last snapshot",
         table=name,
     )
 
 
 def split_gradients(tables: Tables, summed: Mapping[str, SummedByKey]) -> dict[str, SummedByKey]:
-    """Gradients by key of all that has rows: those of tables that are divided by their columns.
+    """Splits the gradients of tables that are sharded by columns, and returns gradients by entry.
 
     Args:
-        summed: by table; or by block, where they have been to their owners already.
+        tables: tables of this rank.
+        summed: gradients by table, or by block if they were already exchanged.
     """
     divided = {name: each for name, each in summed.items() if name in tables.entries}
     for name in summed.keys() - divided.keys():
@@ -95,13 +97,15 @@ def split_gradients(tables: Tables, summed: Mapping[str, SummedByKey]) -> dict[s
 def fill_new_rows(
     entry: TableEntry, rows: DeviceArray, keys: DeviceArray, found: DeviceArray, kernels: KernelSet
 ) -> None:
-    """Puts initial values where there was no row.
+    """Fills rows of keys that were not found with their initial values.
 
     Args:
-        rows: ``(n, width)`` of the table's dtype, or its embeddings alone; changed.
+        entry: entry of the rows.
+        rows: ``(n, width)`` of the table's dtype, or only embeddings; changed in place.
         keys: ``(n,)``
-        found: ``(n,)``: rows where it is False are filled, with the entry's initial state where they
-            have state.
+        found: ``(n,)``: rows with False are filled, including the entry's initial state if the rows
+            contain state.
+        kernels: kernels of the arrays.
     """
     config, initial = entry.config, entry.initial_state
     has_state = rows.shape[1] > config.dim
@@ -125,12 +129,14 @@ def fill_new_rows(
 
 
 def round_rows(entry: TableEntry, keys: Keys, rows: Rows, step: int, kernels: KernelSet) -> Rows:
-    """Computed rows as they are stored: those of 16-bit tables rounded stochastically.
+    """Converts computed rows to stored rows; rows of 16-bit tables are rounded stochastically.
 
     Args:
+        entry: entry of the rows.
         keys: ``(n,)``
         rows: ``(n, dim + state_width)`` of the computing dtype.
-        step: of the table.
+        step: step of the table, which seeds the rounding.
+        kernels: kernels of the arrays.
     """
     config, rounding = entry.config, Rounding(keys, entry.initializer.rounding_seed, step)
     if entry.block is None or not config.is_16_bit:
@@ -148,15 +154,15 @@ def round_rows(entry: TableEntry, keys: Keys, rows: Rows, step: int, kernels: Ke
 
 
 def table_names(tables: Tables, names: Iterable[str]) -> list[str]:
-    """The tables of entries, each once."""
+    """Returns the names of the tables of entries, without repeats."""
     return list(dict.fromkeys(tables.entry(name).table_name for name in names))
 
 
 def expand_choices(tables: Tables, choices: Mapping[str, MethodChoice]) -> dict[str, MethodChoice]:
-    """The method of each table, and of its blocks.
+    """Returns the update method of each table and of its blocks.
 
     Raises:
-        UnsupportedError: a method couples the columns of a table that is divided.
+        UnsupportedError: a method couples the columns of a table that is sharded by columns.
     """
     found = dict(choices)
     for name in choices.keys() & tables.declared.keys():
@@ -169,22 +175,22 @@ def expand_choices(tables: Tables, choices: Mapping[str, MethodChoice]) -> dict[
 
 
 def check_method(entry: TableEntry, name: str, why_coupled: str) -> None:
-    """Refuses an update that needs whole rows, of a table whose columns are divided.
+    """Rejects an update that needs whole rows if the table is sharded by columns.
 
     Args:
-        entry: the table.
-        name: of the method or optimizer.
-        why_coupled: why it does; empty: it goes by columns.
+        entry: entry of the table.
+        name: name of the method or optimizer.
+        why_coupled: reason why it needs whole rows; empty if it does not.
 
     Raises:
-        UnsupportedError: naming what to choose.
+        UnsupportedError: the update needs whole rows. The message contains the alternatives.
     """
     if why_coupled and entry.has_column_blocks:
         table = entry.config.name
         raise UnsupportedError(
             f"table {table!r} is sharded {entry.layout.kind}, and {name} cannot update blocks of columns "
-            f"apart: {why_coupled}. Choose a method that works element by element, as adagrad or adam, "
-            "or a sharding kind that keeps rows whole, as row_wise, table_wise or table_row_wise",
+            f"separately: {why_coupled}. Choose an element-wise method such as adagrad or adam, or a "
+            "sharding kind that does not split rows: row_wise, table_wise or table_row_wise",
             table=table,
             method=name,
         )

@@ -1,4 +1,4 @@
-"""`TableEntry`: one declared table of a rank and its storage, once it is opened."""
+"""`TableEntry`: one declared table of a rank, and its storage after it was opened."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ALL = "all partitions"
 
 
 def _part_text(shard: Shard, *, is_replicated: bool) -> str:
-    # All rows on one rank of several are no replica: the other ranks have none.
+    # If only one of several ranks has rows, it is not a replica.
     if shard.world_size == 1:
         return _ALL
     if is_replicated:
@@ -50,7 +50,7 @@ def _part_text(shard: Shard, *, is_replicated: bool) -> str:
 
 
 class TableEntry:
-    """A declared table and, once rows may be written, its storage."""
+    """A declared table, and its storage after it was opened."""
 
     __slots__ = (
         "admission_filter",
@@ -92,20 +92,22 @@ class TableEntry:
         self.choice = choice
         self.storage = storage
         self.block = block
-        """Which columns of which table these are; None: all of a table's own."""
+        """Block of columns that this entry contains; None: all columns of its table."""
         self.parts: tuple[TableEntry, ...] = (self,)
-        """Entries that have the rows: this, or the blocks of columns of a table that is divided."""
+        """Entries that have the rows: this entry, or the blocks of a table that is sharded by
+        columns."""
         self.initial_state: npt.NDArray[Any] | None = None
         self.forget_admission()
         self.num_not_admitted = 0
         self.kernels: KernelSet | None = None
-        """Kernels of the device on which lookups and steps are to leave rows; None: the host."""
+        """Kernels of the device on which lookups and steps keep rows; None: the host."""
         self.was_probed = False
-        """Whether rows that outlived an earlier process were looked for."""
+        """Whether the storage was searched for rows of an earlier process."""
         self.part: str | None = None
-        """Text for `note_part` to write, until the note is known to be there."""
+        """Text that `note_part` has to write; None after the storage contains it."""
         self.initializer = kernels.initializer_spec(self._described)
-        """Of the whole table: initial values and rounding are functions of its name and its columns."""
+        """Initializer of the whole table, because initial values and rounding are functions of its name
+        and its columns."""
         own = self.initializer if block is None else kernels.initializer_spec(config)
         self.view = _native.TableView(config.dtype, own)
         self.embedding = Columns(0, config.dim)
@@ -120,11 +122,11 @@ class TableEntry:
             self.write_log.add_observer(self.visits)
         self.background = background
         self.may_refuse = False
-        """Whether a write may find no room."""
+        """Whether a write may raise because the storage is full."""
         self.written_back: SupportsBackground | None = None
-        """The storage, where it writes in the background."""
+        """The storage, if it writes in the background."""
         self.pushed_to: SupportsPush | None = None
-        """The storage, where it updates its rows itself."""
+        """The storage, if it updates its rows itself."""
         self.attach_storage(storage)
 
     @property
@@ -133,48 +135,48 @@ class TableEntry:
 
     @property
     def table_name(self) -> str:
-        """Of the declared table whose rows these are."""
+        """Name of the declared table of these rows."""
         return self._described.name
 
     @property
     def has_column_blocks(self) -> bool:
-        """Whether its columns are divided, and its rows are those of several `parts`."""
+        """Whether the table is sharded by columns, with several `parts`."""
         return len(self.parts) > 1
 
     @property
     def is_first(self) -> bool:
-        """Whether rows are counted here, not only in another block of columns of theirs."""
+        """Whether this entry counts the table's rows: a whole table, or its first block of columns."""
         return self.block is None or self.block.number == 0
 
     def forget_admission(self) -> None:
-        """Forgets which ids were seen."""
+        """Replaces the admission filter by an empty one."""
         self.admission_filter = make_filter(parse_admission(self.config.admission), self._described)
 
     def check_same_storage(self, storage: StorageChoice | Storage | None) -> None:
-        """Refuses a second declaration that would put the rows elsewhere; None says nothing.
+        """Checks the storage of a second declaration; None is always accepted.
 
         Raises:
-            InvalidArgumentError: `storage` is not what the table was declared with.
+            InvalidArgumentError: the table was declared with another storage.
         """
         declared = self.storage if self.choice is None else self.choice
         if storage is None or storage is declared or storage == declared:
             return
         raise InvalidArgumentError(
-            f"table {self.config.name!r} is declared already with {declared}, found {storage}; "
+            f"declare: table {self.config.name!r} is already declared with {declared}, found {storage}; "
             "declare it once, or leave the storage out the second time",
             table=self.config.name,
         )
 
     def check_state(self, config: TableConfig) -> None:
-        """Refuses rows of `config` where rows with another optimizer's state are stored.
+        """Checks that the stored rows do not have the state of another optimizer than `config`.
 
         Raises:
-            InvalidArgumentError: naming what to call or to run.
+            InvalidArgumentError: they do. The message contains the call or the command to run.
         """
         storage, method = self.storage, config.state_method or "the optimizer"
         if storage is None:
             return
-        # Of a storage that was given without a method, the first optimizer says whose it is.
+        # The first optimizer becomes the owner of a storage that was passed in without a method.
         found = self.config if self.choice is None else storage.table
         if not found.has_other_state(config):
             return
@@ -183,45 +185,45 @@ class TableEntry:
         if self.choice is None:
             whose = f", {config.state_method!r}" if config.state_method else ""
             remedy = (
-                f"give one that was opened for TableConfig.with_state({config.state_width}{whose})"
+                f"pass one that was opened for TableConfig.with_state({config.state_width}{whose})"
             )
         elif storage.capabilities.persistent:
             command = format_conversion_command(
                 self.choice.backend, self.choice.options, found, config
             )
-            remedy = f"keep the embeddings and start their state again in another place: {command}"
+            remedy = f"convert it, which keeps the embeddings and resets their state: {command}"
         else:
             remedy = (
-                f"call StepContainer.drop_state({self.table_name!r}) first: embeddings stay, and their "
-                "state starts again"
+                f"call StepContainer.drop_state({self.table_name!r}) first, which keeps embeddings and "
+                "resets their state"
             )
-        given = "the storage given" if self.choice is None else "its storage"
+        given = "the storage passed in" if self.choice is None else "its storage"
         raise InvalidArgumentError(
-            f"table {config.name!r}: {given} holds {storage.size} rows with {found.state_width} "
-            f"elements of state of {found.state_method or 'an unknown optimizer'}, {method} needs "
-            f"{config.state_width} of its own; use the same kind of optimizer, or {remedy}",
+            f"table {config.name!r}: {given} has {storage.size} rows with {found.state_width} "
+            f"elements of state of {found.state_method or 'an unknown optimizer'}, but {method} needs "
+            f"{config.state_width} elements; use the same kind of optimizer, or {remedy}",
             table=config.name,
         )
 
     def expect_part(self, shard: Shard) -> None:
-        """Records which rows this rank keeps, if another run may have kept others in the same place."""
+        """Records which rows this rank stores, if the storage may contain rows of an earlier run."""
         assert self.storage is not None
         capabilities = self.storage.capabilities
         if capabilities.persistent and not capabilities.shared:
             self.part = _part_text(shard, is_replicated=self.layout.is_replicated)
 
     def note_part(self) -> None:
-        """Writes a note into the storage, which is empty yet, of which rows it will hold."""
+        """Writes a note into the empty storage that describes the rows it will contain."""
         if self.storage is not None and self.part is not None:
             write_note(self.storage, PART_NOTE, self.part)
             self.part = None
 
     def check_whole(self) -> None:
-        """Refuses rows of a load that did not end, and rows that another rank kept.
+        """Checks that the storage contains neither a part of a load nor rows of another rank.
 
         Raises:
-            InterruptedLoadError: naming what was loaded.
-            InvalidArgumentError: naming whose rows they are.
+            InterruptedLoadError: a load was interrupted; the message names its snapshot.
+            InvalidArgumentError: the rows belong to other ranks, which the message names.
         """
         if self.storage is None:
             return
@@ -229,28 +231,28 @@ class TableEntry:
             self._check_part()
         source = interrupted_load(self.storage)
         if source is None:
-            if self.view.is_cut_short:  # it was cleared since
+            if self.view.is_cut_short:  # the storage was cleared since
                 self.view.end_load(is_whole=True)
             return
-        if not self.view.is_cut_short:  # another process began it
+        if not self.view.is_cut_short:  # another process started the load
             self.view.end_load(is_whole=False)
         name = self.config.name
         raise InterruptedLoadError(
-            f"table {name!r}: a load of {source} was cut short, and its storage holds a part of "
-            "the rows. Load a snapshot again (sparring train --resume, or container.load), or "
-            "begin without rows: open the storage with sparring.open_storage and call clear()",
+            f"table {name!r}: a load of {source} was cut short, and its storage contains only a part "
+            "of the rows. Load a snapshot again (sparring train --resume, or container.load), or "
+            "start without rows: open the storage with sparring.open_storage and call clear()",
             table=name,
             source=source,
         )
 
     def end_load(self) -> None:
-        """Native lookups, which wait since `view.begin_load`, go on, or are refused as by
+        """Ends the wait of native lookups since `view.begin_load`: they continue, or raise like
         `check_whole`."""
         storage = self.storage
         try:
             is_whole = storage is None or storage.is_closed or interrupted_load(storage) is None
         except Exception:
-            is_whole = False  # it cannot say now; `check_whole` asks again
+            is_whole = False  # unknown because of the error; `check_whole` checks again
         self.view.end_load(is_whole)
 
     def _check_part(self) -> None:
@@ -262,11 +264,11 @@ class TableEntry:
             found = "unknown ranks"
         if found is not None and found != self.part and self.storage.size:
             raise InvalidArgumentError(
-                f"table {self.config.name!r}: its storage holds {self.storage.size} rows of "
-                f"{found}, where {self.part} should be; rows would be missing on some ranks. "
-                "Give each number of ranks, and each plan, a place of its own ({world_size} in the "
-                "storage's options) and bring the rows over by a snapshot: save with the ranks and the "
-                "plan that there were, then load it (sparring train --resume)",
+                f"table {self.config.name!r}: its storage contains {self.storage.size} rows of "
+                f"{found}, but this rank needs {self.part}; rows would be missing on some ranks. "
+                "Use a separate location for each number of ranks and each plan ({world_size} in the "
+                "storage's options), and transfer the rows with a snapshot: save with the previous ranks "
+                "and plan, then load it (sparring train --resume)",
                 table=self.config.name,
             )
         if found == self.part:
@@ -275,7 +277,7 @@ class TableEntry:
             self.note_part()
 
     def attach_storage(self, storage: Storage | None) -> None:
-        """Reads from `storage` from now on, natively too; None: no key has a row."""
+        """Sets the storage of the entry, also for native lookups; None: no key has a row."""
         if self.storage is not None and storage is not self.storage:
             self.storage.watcher = None
             self.write_log.clearing()
@@ -297,7 +299,7 @@ class TableEntry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableBlock:
-    """Which columns of which table an entry has."""
+    """Block of columns of a table that an entry contains."""
 
     whole: TableEntry
     columns: ColumnBlock
@@ -305,13 +307,13 @@ class TableBlock:
 
 
 class ColumnBlocksEntry(TableEntry):
-    """A table whose columns are divided: its rows are those of `parts`, and it has no storage."""
+    """A table that is sharded by columns. Its rows are in its `parts`, and it has no storage."""
 
     __slots__ = ()
 
     @property
     def storage(self) -> Storage | None:
-        """Refuses: its rows are in the storages of its parts.
+        """Not supported, because the rows are in the storages of the parts.
 
         Raises:
             UnsupportedError: always.
@@ -319,9 +321,9 @@ class ColumnBlocksEntry(TableEntry):
         name = self.config.name
         raise UnsupportedError(
             f"table {name!r} is sharded {self.layout.kind}: the blocks of its columns are in "
-            f"{len(self.parts)} storages, on several ranks, and none has whole rows. Save a snapshot "
-            "(container.save), and read it or load it under another plan; or choose a kind that keeps "
-            "rows whole, as row_wise",
+            f"{len(self.parts)} storages on several ranks, and none has whole rows. Save a snapshot "
+            "(container.save), and read it or load it under another plan; or choose a kind that does not "
+            "split rows, such as row_wise",
             table=name,
         )
 

@@ -1,4 +1,4 @@
-"""Expiry of rows: after some steps all ranks remove, at the same step, rows that were not visited."""
+"""TTL of rows: after some steps, all ranks remove rows that were not accessed, at the same step."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _log = logging.getLogger(__name__)
 
 
 def note_step(state: EngineState) -> None:
-    """Notes the visits of a step that was applied, and removes rows that have expired if a sweep is due.
+    """Records the accesses of an applied step, and removes expired rows if a sweep is due.
 
     Raises:
-        SparringError: rows could not be removed, here or on another rank; the step was applied.
+        SparringError: rows could not be removed on some rank; the step was applied.
     """
     due, error = [], None
     for entry in state.tables.expiring:
@@ -32,7 +32,7 @@ def note_step(state: EngineState) -> None:
             if not visits.is_complete and entry.storage is not None:
                 chunks = entry.storage.scan(columns=Columns(0, 1))
                 visits.adopt((chunk.keys.copy() for chunk in chunks), step)
-        except Exception as failure:  # other ranks may wait in a sweep
+        except Exception as failure:  # raised after the sweep, because other ranks may wait in it
             error = failure
         if visits.is_due(step):
             due.append(entry)
@@ -56,13 +56,14 @@ def _sweep(state: EngineState, entries: Sequence[TableEntry], error: Exception |
 
 
 def _remove(state: EngineState, entry: TableEntry, now: float) -> None:
-    """Erases what has expired of one table. Saves, deltas and prefetches learn of it as of any write."""
+    """Erases the expired rows of one table. Saves, deltas and prefetches are notified as for any
+    write."""
     visits, storage = entry.visits, entry.storage
     assert visits is not None
     keys = visits.take_expired(state.counters.steps, now)
     if storage is None or not len(keys):
         return
-    visits.is_complete, num_rows = False, 0  # should it fail on the way
+    visits.is_complete, num_rows = False, 0  # stays False if an erase fails
     for begin in range(0, len(keys), _ERASE_BATCH_KEYS):
         if state.saves.running is not None:
             state.saves.wait_for_capacity()

@@ -30,8 +30,8 @@ __all__ = [
 ]
 
 StorageLike = str | StorageChoice | Storage | Mapping[str, Any]
-"""Storage of a table: the name of a backend; a backend with options, as a `StorageChoice` or as a mapping
-such as ``{"backend": "hkv", "capacity": 1000}``; or an open storage."""
+"""Storage of a table: the name of a backend; a backend with options, as a `StorageChoice` or as a
+mapping such as ``{"backend": "hkv", "capacity": 1000}``; or an open storage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ class TableDeclaration:
 
     @property
     def device(self) -> str:
-        """Device of the rows: ``cpu``, or, for example, ``cuda:1`` if the storage accepts arrays of that
-        GPU."""
+        """Device of the rows: ``cpu``, or, for example, ``cuda:1`` if the storage accepts arrays of
+        that GPU."""
         return find_storage_device(self.storage)
 
 

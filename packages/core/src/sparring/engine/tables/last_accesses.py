@@ -1,12 +1,12 @@
-"""Last visits of the keys of one table on this rank: which rows have expired.
+"""Last access of each key of one table on this rank, from which expired rows follow.
 
-    pending    keys of the step under way
+    pending    keys of the current step
     recent     keys and steps of writes since the last merge
-    keys       ascending, each once; steps has the last visit of each
+    keys       unique and ascending; `steps` contains the last access of each
 
-Only steps are kept with keys, 16 bytes a key. Days are those of `times`: pairs of a step and the time at
-which rank 0 had taken it. A visit counts as made at the first of these times that is not before it, so no
-row expires early.
+Only the step is stored per key, 16 bytes per key. `times` contains pairs of a step and the time at
+which rank 0 had applied it, for a TTL in days. An access counts at the first of these times that is not
+before it, so no row expires early.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ __all__ = ["LastAccesses"]
 _SECONDS_PER_DAY = 86_400.0
 
 _SWEEPS = 8
-"""Sweeps within `after_steps`: a row stays for an eighth of that longer at most."""
+"""Sweeps per `after_steps`: a row stays at most an eighth of the TTL too long."""
 
 _STEPS_BETWEEN_CHECKS = 100
-"""At the clock, which ranks agree on."""
+"""Interval of sweeps for a TTL in days; ranks agree on the time at each sweep."""
 
 _TIMES = 64
-"""Times that are kept within `after_days`."""
+"""Number of times that are kept per `after_days`."""
 
 _MIN_MERGED = 65_536
 
@@ -38,12 +38,12 @@ Steps = npt.NDArray[np.int64]
 
 
 class LastAccesses:
-    """Last visits of one table's keys. Used by one thread at a time."""
+    """Last access of each key of one table. Used by one thread at a time."""
 
     def __init__(self, expiry: Expiry) -> None:
         self.expiry = expiry
         self.is_complete = False
-        """Whether every row has a visit; otherwise rows of an earlier process may have none."""
+        """Whether the last access of every row is known. Rows of an earlier process may be unknown."""
         self.keys: Keys = np.empty(0, np.int64)
         self.steps: Steps = np.empty(0, np.int64)
         self.times: list[tuple[int, float]] = []
@@ -52,17 +52,17 @@ class LastAccesses:
         self._num_recent = 0
 
     def before_write(self, keys: Keys) -> None:
-        """Nothing is visited before the write."""
+        """Does nothing; a write is an access only after it."""
 
     def after_write(self, keys: Keys, evicted: EvictedRows | None, *, is_erased: bool) -> None:
-        """Notes keys of a write; arrays may be used again by the caller."""
+        """Records the keys of a write. The caller may reuse the arrays."""
         self._pending.append(keys.copy())
 
     def rows_cleared(self, table: str) -> None:
-        """Keeps the visits: keys without rows expire in time."""
+        """Does nothing; keys without rows expire after their TTL."""
 
     def seal(self, step: int) -> None:
-        """Counts pending keys as visited in `step`."""
+        """Records pending keys as accessed in `step`."""
         for keys in self._pending:
             self._recent.append((keys, step))
             self._num_recent += len(keys)
@@ -71,7 +71,8 @@ class LastAccesses:
             self.merge()
 
     def adopt(self, chunks: Iterable[Keys], step: int) -> None:
-        """Counts keys that no visit is known of as visited in `step`; `chunks` are those of all rows."""
+        """Records keys without a known access as accessed in `step`; `chunks` contain the keys of all
+        rows."""
         self.merge()
         unknown = [keys[~np.isin(keys, self.keys)] for keys in chunks]
         self._recent.extend((keys, step) for keys in unknown)
@@ -79,7 +80,7 @@ class LastAccesses:
         self.is_complete = True
 
     def merge(self) -> None:
-        """Brings recent visits into `keys` and `steps`."""
+        """Merges recent accesses into `keys` and `steps`."""
         if not self._recent:
             return
         keys = np.concatenate([self.keys, *(keys for keys, _ in self._recent)])
@@ -93,18 +94,18 @@ class LastAccesses:
         self.keys, self.steps = keys[is_last], steps[is_last]
 
     def is_due(self, step: int) -> bool:
-        """Whether to look for expired rows after `step`: the same on all ranks."""
+        """Whether a sweep is due after `step`; the same on all ranks."""
         most = self.expiry.after_steps
         if most is not None and step % max(1, most // _SWEEPS) == 0:
             return True
         return self.expiry.after_days is not None and step % _STEPS_BETWEEN_CHECKS == 0
 
     def take_expired(self, step: int, now: float) -> Keys:
-        """Forgets the keys that have expired, and returns them.
+        """Removes the keys that have expired, and returns them.
 
         Args:
-            step: that was taken last.
-            now: the time, as rank 0 says.
+            step: last applied step.
+            now: time of rank 0, in seconds.
         """
         most, days = self.expiry.after_steps, self.expiry.after_days
         oldest = -1 if most is None else step - most
@@ -126,18 +127,18 @@ class LastAccesses:
         return expired
 
     def drop_pending(self) -> None:
-        """Forgets keys that were noted since the last `seal`, as those of rows that were removed."""
+        """Forgets keys that were recorded since the last `seal`, because their rows were removed."""
         self._pending = []
 
     def forget(self) -> None:
-        """Forgets all visits: other rows come."""
+        """Forgets all accesses, because all rows are replaced."""
         self._pending, self._recent, self._num_recent = [], [], 0
         self.keys, self.steps = self.keys[:0], self.steps[:0]
-        self.times = []  # steps may be counted from an earlier one again
+        self.times = []  # a load may set an earlier step
         self.is_complete = False
 
     def replace(self, keys: Keys, steps: Steps, times: Iterable[tuple[int, float]]) -> None:
-        """Puts the visits of all rows in place of those that are known; a key may be repeated."""
+        """Replaces all known accesses by those of all rows. Keys may repeat."""
         self.forget()
         self._recent = [(keys, steps)]
         self.times = list(times)

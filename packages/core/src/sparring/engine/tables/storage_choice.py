@@ -1,4 +1,4 @@
-"""Choice of the backend that holds a table's rows, and checks of declarations."""
+"""Choice of the backend that stores a table's rows, and checks of declarations."""
 
 from __future__ import annotations
 
@@ -25,35 +25,45 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class StorageChoice:
-    """Which backend holds a table's rows, and its options.
+    """Backend that stores a table's rows, and its options.
 
-    In options that are text, ``{rank}``, ``{world_size}`` and ``{table}`` stand for what they say, so
-    that one configuration gives each rank a place of its own: ``path: rows/{rank}-of-{world_size}``.
+    In string options, ``{rank}``, ``{world_size}`` and ``{table}`` are replaced by their values, so
+    that
+    each rank gets a separate location: ``path: rows/{rank}-of-{world_size}``.
+
+    Args:
+        backend: name of the backend.
+        options: options of the backend.
+
+    Example:
+        >>> StorageChoice("rocksdb", {"path": "rows/{rank}"}).on(1, 4, "user").options
+        {'path': 'rows/1'}
     """
 
     backend: str = "hkv"
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def on(self, rank: int, world_size: int, table: str) -> StorageChoice:
-        """The choice with its options filled in for one table on one rank."""
+        """Returns the choice with the placeholders of its options replaced, for one table on one
+        rank."""
         words = {"{rank}": str(rank), "{world_size}": str(world_size), "{table}": table}
         return StorageChoice(self.backend, _fill_in(self.options, words))
 
     @property
     def uses_own_device(self) -> bool:
-        """Whether any device among its options is ``cuda`` without a number."""
+        """Whether any device in the options is ``cuda`` without a number."""
         return bool(_replace_device(self.options, "") != self.options)
 
     def on_device(self, own: str) -> StorageChoice:
-        """The choice with ``device: cuda`` read as this rank's own GPU, also in what it stacks."""
+        """Returns the choice with ``device: cuda`` replaced by this rank's GPU, also in the tiers of a
+        stack."""
         return StorageChoice(self.backend, _replace_device(self.options, own))
 
 
 def find_storage_device(storage: StorageChoice | Storage | None) -> str:
-    """Where the rows of a table are: ``cpu``, or the device whose arrays its storage takes.
+    """Returns the device of a table's rows: ``cpu``, or the device whose arrays the storage accepts.
 
-    Of storages that have devices, ``device`` among the options says which; of a stack it is its
-    first tier's.
+    This is the option ``device``; for a stack, the option of its first tier.
     """
     if isinstance(storage, Storage):
         return next((each for each in storage.capabilities.devices if each != "cpu"), "cpu")
@@ -81,7 +91,7 @@ def _replace_device(value: Any, own: str) -> Any:
 
 
 def _fill_in(value: Any, words: Mapping[str, str]) -> Any:
-    """`value` with words replaced in every text within; other braces stay."""
+    """Returns `value` with words replaced in every string within; other braces are kept."""
     if isinstance(value, str):
         return re.sub("|".join(map(re.escape, words)), lambda found: words[found[0]], value)
     if isinstance(value, PurePath):
@@ -94,15 +104,16 @@ def _fill_in(value: Any, words: Mapping[str, str]) -> Any:
 
 
 def check_declaration(table: object, storage: object) -> None:
-    """Refuses what `StepContainer.declare` cannot make a table of.
+    """Checks the arguments of `StepContainer.declare`.
 
     Raises:
-        InvalidArgumentError: `table` is no `TableConfig`, or `storage` no choice and no storage.
+        InvalidArgumentError: `table` is not a `TableConfig`, or `storage` is neither a choice nor a
+            storage.
     """
     if not isinstance(table, TableConfig):
         raise InvalidArgumentError(
             f"declare: table must be a sparring.TableConfig, found {type(table).__name__}; "
-            "make one: sparring.TableConfig(name, dim)"
+            "create one with sparring.TableConfig(name, dim)"
         )
     if storage is not None and not isinstance(storage, (Storage, StorageChoice)):
         raise InvalidArgumentError(
@@ -113,10 +124,11 @@ def check_declaration(table: object, storage: object) -> None:
 
 
 def check_given(storage: Storage, table: TableConfig) -> None:
-    """Refuses an open storage that is for another table.
+    """Checks that an open storage was opened for `table`.
 
     Raises:
-        InvalidArgumentError: they differ in more than that `table` does not say whose state it is.
+        InvalidArgumentError: the tables differ. An unspecified owner of the state in `table` is
+            accepted.
     """
     found = storage.table
     if found.with_state(0) == table.with_state(0) and not found.has_other_state(table):
@@ -128,31 +140,31 @@ def check_given(storage: Storage, table: TableConfig) -> None:
     ]
     planned = " (a plan with data_parallel makes it 'replicated')" if table.is_replicated else ""
     raise InvalidArgumentError(
-        f"table {table.name!r}: the storage given was opened for a table of "
-        f"{'; '.join(differing)}{planned}. Open it for such a table, or declare the one that it was "
+        f"declare: the storage passed for table {table.name!r} was opened for another table: "
+        f"{'; '.join(differing)}{planned}. Open it for this table, or declare the table that it was "
         "opened for",
         table=table.name,
     )
 
 
 def check_placement(storage: Storage, world_size: int) -> None:
-    """Refuses a storage that would make replicas differ.
+    """Rejects a storage with which the replicas of a table would diverge.
 
     Raises:
-        InvalidArgumentError: it may evict, by times of its own, rows that other replicas keep, or
-            all replicas would be the same rows, changed once by each rank.
+        InvalidArgumentError: the table is replicated, and the storage evicts rows or is shared by
+            ranks.
     """
     if storage.table.is_replicated and world_size > 1 and storage.capabilities.shared:
         raise InvalidArgumentError(
             f"table {storage.table.name!r} is replicated on {world_size} ranks, but its storage "
-            "keeps one copy for all of them, which each would change; choose placement 'sharded' (in "
-            "a plan: row_wise), or a storage in each rank's own memory",
+            "has one copy for all of them, which each rank would update; choose placement 'sharded' (in "
+            "a plan: row_wise), or a storage in the memory of each rank",
             table=storage.table.name,
         )
     if storage.table.is_replicated and world_size > 1 and storage.capabilities.evicts:
         raise InvalidArgumentError(
             f"table {storage.table.name!r} is replicated on {world_size} ranks, but its storage "
-            "may evict rows, each rank's others; choose placement 'sharded' (in a plan: row_wise), or "
+            "may evict different rows on each rank; choose placement 'sharded' (in a plan: row_wise), or "
             "a storage that does not evict",
             table=storage.table.name,
         )
@@ -161,42 +173,40 @@ def check_placement(storage: Storage, world_size: int) -> None:
 def check_column_blocks(
     table: TableConfig, storage: Storage | StorageChoice | None, *, is_given: bool = False
 ) -> None:
-    """Refuses what could make the blocks of a table's columns differ in their keys.
+    """Rejects settings with which the blocks of a table's columns could have different keys.
 
     Args:
-        table: whose columns are divided.
-        storage: that was declared, or that was opened for one of its blocks.
-        is_given: it was declared.
+        table: table that is sharded by columns.
+        storage: storage that was declared, or that was opened for one of the blocks.
+        is_given: whether `storage` was declared.
 
     Raises:
-        UnsupportedError: the storage was given open for whole rows, holds a limited number of rows, or
-            keeps them where blocks of another plan would be missed; or the admission filter
-            counts ids of a rank together.
+        UnsupportedError: the storage was passed in open, has a capacity, or outlives the process; or
+            the admission filter counts all ids of a rank together.
     """
     if isinstance(table.admission, Bloom):
-        found = "its Bloom filter counts all ids of a rank together, and each block has other ranks"
+        found = "its Bloom filter counts all ids of a rank together, but the blocks have different ranks"
         remedy = "choose admission Frequency"
     elif not isinstance(storage, Storage):
         return
     elif is_given:
         found, remedy = (
-            "its storage was given open, for whole rows",
-            "declare it by a StorageChoice",
+            "its storage was passed in open, for whole rows",
+            "declare it with a StorageChoice",
         )
     elif storage.capacity is not None:
         found = (
-            f"its storage holds up to {storage.capacity} rows, and blocks could lose different ones"
+            f"its storage has a capacity of {storage.capacity} rows, and blocks could evict different "
+            "ones"
         )
-        remedy = "give it no capacity (no num_embeddings)"
+        remedy = "omit its capacity (num_embeddings)"
     elif storage.capabilities.persistent or storage.capabilities.shared:
-        found = (
-            "its storage outlives the process, where another plan would not find the rows of blocks"
-        )
-        remedy = "choose one in memory, and save snapshots"
+        found = "its storage outlives the process, and another plan would not find the rows of its blocks"
+        remedy = "choose a storage in memory, and save snapshots"
     else:
         return
     raise UnsupportedError(
-        f"table {table.name!r} is to be divided by columns, of which each block must have the same keys; "
-        f"{found}: {remedy}, or a sharding kind that keeps rows whole, as row_wise",
+        f"table {table.name!r} is sharded by columns, and all blocks must have the same keys, but "
+        f"{found}: {remedy}, or choose a sharding kind that does not split rows, such as row_wise",
         table=table.name,
     )

@@ -36,15 +36,15 @@ __all__ = ["Tables"]
 
 
 class Tables:
-    """The tables of one rank. It waits for no background work: callers `quiesce` first.
+    """The tables of one rank. It does not wait for background work: callers must `quiesce` first.
 
     Args:
-        place: whose shard of each table this is.
-        rendezvous: who owns what.
-        resources: learns of each table that is declared.
-        events: where storages of stacks work in the background.
-        plugin_manager: where backends are looked up; None: among the installed plugins.
-        plan: how tables are sharded.
+        membership: rank whose shard of each table this is.
+        rendezvous: provides the owners of partitions.
+        resources: is notified of each declared table.
+        events: event loop for background work of stacks of storages.
+        plugin_manager: finds backends; None: the installed plugins.
+        plan: sharding plan.
 
     Raises:
         PluginError, InvalidArgumentError: the plan names an unknown kind or rank.
@@ -60,12 +60,12 @@ class Tables:
         plan: ShardingPlan,
     ) -> None:
         self.entries: dict[str, TableEntry] = {}
-        """All that have rows, by name, in the order of declaration: tables, and the blocks of columns of
-        those that are divided."""
+        """Entries that have rows, by name, in the order of declaration: tables, and the blocks of
+        tables that are sharded by columns."""
         self.declared: dict[str, TableEntry] = {}
         """Tables by name, in the order of declaration."""
         self.expiring: list[TableEntry] = []
-        """Those whose rows expire."""
+        """Entries with a TTL."""
         self._membership = membership
         self._rendezvous = rendezvous
         self._resources = resources
@@ -75,16 +75,16 @@ class Tables:
 
     @cached_property
     def plugin_manager(self) -> PluginManager:
-        """Where backends are looked up. Made once, for reading what is installed takes milliseconds."""
+        """Finds backends. Created once, because reading the installed plugins takes milliseconds."""
         return self._given_plugin_manager or make_plugin_manager()
 
     @cached_property
     def own_device(self) -> str | None:
-        """As `StepContainer.own_device`."""
+        """See `StepContainer.own_device`."""
         return find_own_gpu(self._rendezvous.membership(), self.plugin_manager)
 
     def declare(self, table: TableConfig, storage: StorageChoice | Storage | None) -> None:
-        """As `StepContainer.declare`."""
+        """Implements `StepContainer.declare`."""
         rank, world_size = self._membership.rank, self._membership.world_size
         check_declaration(table, storage)
         layout = self.layouts.layout(table)
@@ -100,7 +100,7 @@ class Tables:
                 known.check_same_storage(storage)
                 return
             raise InvalidArgumentError(
-                f"table {table.name!r} is declared already, otherwise: {known.config} and {table}; "
+                f"declare: table {table.name!r} is already declared as {known.config}, found {table}; "
                 "give one of them another name",
                 table=table.name,
             )
@@ -110,7 +110,7 @@ class Tables:
         if isinstance(storage, Storage):
             check_given(storage, table)
             check_placement(storage, world_size)
-            # The storage knows whose state it holds; a declaration need not say.
+            # The storage knows the owner of its state; a declaration need not specify it.
             table = storage.table
             choice, opened = None, storage
         else:
@@ -124,7 +124,7 @@ class Tables:
     def _declare_blocks(
         self, table: TableConfig, storage: StorageChoice | Storage | None, layout: Layout
     ) -> None:
-        """Adds a table whose columns are divided: each block as a table of its own."""
+        """Adds a table that is sharded by columns, with one entry per block."""
         check_column_blocks(table, storage, is_given=True)
         assert not isinstance(storage, Storage)
         choice, rank = storage or StorageChoice(), self._membership.rank
@@ -140,8 +140,8 @@ class Tables:
         taken = [each.config.name for each in blocks if each.config.name in self.entries]
         if taken:
             raise InvalidArgumentError(
-                f"table {table.name!r}: its block of columns is to be called {taken[0]!r}, and a table "
-                "of that name is declared; give that one another name",
+                f"declare: a block of columns of table {table.name!r} gets the name {taken[0]!r}, but a "
+                "table with that name is declared; rename that table",
                 table=table.name,
             )
         whole.parts = tuple(blocks)
@@ -158,40 +158,40 @@ class Tables:
         self._resources.declare(entry.config, entry.view)
 
     def layout_of(self, table: str) -> Layout:
-        """The layout of a declared table, or of one of its blocks of columns."""
+        """Returns the layout of a declared table, or of one of its blocks of columns."""
         return self.entry(table).layout
 
     def entry(self, table: str) -> TableEntry:
-        """A declared table, or a block of columns by its name.
+        """Returns the entry of a declared table, or of a block of columns.
 
         Raises:
-            UnknownTableError: there is none of this name.
+            UnknownTableError: there is no entry with this name.
         """
         entry = self.declared.get(table) or self.entries.get(table)
         if entry is None:
             raise UnknownTableError(
-                f"table {table!r} was not declared; declared are "
+                f"table {table!r} was not declared; declared tables: "
                 f"{', '.join(self.declared) or 'none'}",
                 table=table,
             )
         return entry
 
     def parts_of(self, table: str) -> tuple[TableEntry, ...]:
-        """The entries with the rows of a table: itself, or its blocks of columns."""
+        """Returns the entries that have the rows of a table: the table, or its blocks of columns."""
         return self.entry(table).parts
 
     def storage(self, table: str) -> Storage:
-        """As `StepContainer.storage`."""
+        """Implements `StepContainer.storage`."""
         entry = self.entries.get(table) or self.entry(table)
         opened = self.open(entry) if entry.storage is None else entry.storage
         entry.check_whole()
         return opened
 
     def open(self, entry: TableEntry) -> Storage:
-        """As `storage`, also where a load was cut short."""
+        """Returns the storage of an entry like `storage`, but also if a load was interrupted."""
         if entry.storage is None:
             self.layouts.check_tables(list(self.declared))
-            assert entry.choice is not None  # a storage that was given is never dropped
+            assert entry.choice is not None  # a storage that was passed in is never dropped
             entry.attach_storage(self.open_storage(entry.choice, entry.config))
             entry.expect_part(entry.layout.shard_of(self._membership.rank))
         assert entry.storage is not None
@@ -199,9 +199,9 @@ class Tables:
         return entry.storage
 
     def probe_existing_rows(self, entry: TableEntry) -> None:
-        """Opens the storage for reading if its place holds rows already.
+        """Opens the storage for reading if it already contains rows.
 
-        Nothing is made where there are none: the optimizer decides how wide rows will be.
+        Without rows, no storage is created, because the optimizer determines the width of the rows.
         """
         if entry.block is not None or entry.was_probed or entry.storage is not None:
             return
@@ -213,11 +213,11 @@ class Tables:
                 entry.config = found
                 entry.whole = Columns(0, found.width)
             self.open(entry)
-        # Last, so that a probe that failed is made again.
+        # Set last, so that a failed probe is repeated.
         entry.was_probed = True
 
     def check_readable(self, entry: TableEntry) -> None:
-        """Opens rows that outlived an earlier process, and refuses a part of a load.
+        """Opens rows of an earlier process, and checks them.
 
         Raises:
             InterruptedLoadError, InvalidArgumentError: as `TableEntry.check_whole`.
@@ -249,7 +249,7 @@ class Tables:
         return opened
 
     def tiers(self, table: str) -> list[StorageChoice]:
-        """As `StepContainer.tiers`."""
+        """Implements `StepContainer.tiers`."""
         choice = self.entry(table).choice
         if choice is None:
             return []
@@ -257,7 +257,7 @@ class Tables:
         return [StorageChoice(each.backend, each.options) for each in inner] or [choice]
 
     def tier_counters(self, table: str) -> list[TierCounters]:
-        """As `StepContainer.tier_counters`."""
+        """Implements `StepContainer.tier_counters`."""
         storage = self.parts_of(table)[0].storage
         if isinstance(storage, SupportsTiers):
             return storage.tier_counters()

@@ -1,4 +1,4 @@
-"""`WriteLog`: tells observers of one table's rows about each write to them."""
+"""`WriteLog`: notifies observers of each write to the rows of one table."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from sparring.contracts.storage.results import EvictedRows, Keys
 __all__ = ["CHANGED_BYTES", "RowObserver", "WriteLog"]
 
 CHANGED_BYTES = 64 << 20
-"""Maximum memory of the set of changed keys of a table: 4 to 6 million keys. Beyond it the next snapshot
-is a full one."""
+"""Maximum memory of the set of changed keys of a table: 4 to 6 million keys. Beyond it the next
+snapshot is a full one."""
 
 
 class RowObserver(Protocol):
     """Observes the writes to the rows of one table, on the thread that writes. No method may raise."""
 
     def before_write(self, keys: Keys) -> None:
-        """Called before the first row of `keys` changes. `after_write` follows in any case."""
+        """Called before the first row of `keys` changes. `after_write` always follows."""
 
     def after_write(self, keys: Keys, evicted: EvictedRows | None, *, is_erased: bool) -> None:
         """Called after the rows have changed.
 
         Args:
             keys: ``(n,)``, as in `before_write`.
-            evicted: rows that left to make room.
+            evicted: rows that were evicted to free capacity.
             is_erased: the write removed the rows of `keys`.
         """
 
@@ -42,7 +42,7 @@ class WriteLog:
 
     Args:
         table: name of the table.
-        owners: of a table that is spread over several ranks; None: this rank keeps all its rows.
+        owners: owners of the keys; None: this rank stores all rows of the table.
     """
 
     def __init__(self, table: str, owners: KeyOwners | None = None) -> None:
@@ -52,13 +52,13 @@ class WriteLog:
         self.is_active = False
         """Whether writes are observed. Not a property: each step reads it for each table."""
         self._changed: _ChangedKeys | None = None
-        # A save ends its view on a thread of its own, while the trainer may add an observer.
+        # A save removes its view on the thread of the save, while the trainer may add an observer.
         self._lock = threading.Lock()
 
     @property
     def changed(self) -> _native.KeySet | None:
-        """Keys written, erased or evicted since a base; None if they are not counted, were too many, or
-        all rows were replaced."""
+        """Keys that were written, erased or evicted since a base; None if they are not tracked, were
+        too many, or all rows were replaced."""
         return None if self._changed is None else self._changed.keys
 
     @changed.setter
@@ -70,13 +70,13 @@ class WriteLog:
             self.add_observer(self._changed)
 
     def add_observer(self, observer: RowObserver) -> None:
-        """Tells `observer` about each write that begins from now on."""
+        """Notifies `observer` of each write that begins from now on."""
         with self._lock:
             self._observers = (*self._observers, observer)
             self.is_active = True
 
     def remove_observer(self, observer: RowObserver) -> None:
-        """Tells `observer` about no further write. Does nothing if it was not added."""
+        """Stops notifying `observer`. Does nothing if it was not added."""
         with self._lock:
             self._observers = tuple(each for each in self._observers if each is not observer)
             self.is_active = bool(self._observers)
@@ -87,24 +87,24 @@ class WriteLog:
             self.owners.check_written(keys)
 
     def writing(self, keys: Keys) -> AbstractContextManager[Write]:
-        """Surrounds a write to rows of `keys`."""
+        """Returns the context of a write to the rows of `keys`."""
         observers = self._observers
         return _ObservedWrite(observers, keys) if observers else UNWATCHED
 
     def clearing(self) -> None:
-        """Tells all observers that all rows are about to be removed, or moved to another storage."""
+        """Notifies all observers that all rows are about to be removed or moved to another storage."""
         for observer in self._observers:
             observer.rows_cleared(self._table)
 
 
 class _ChangedKeys:
-    """Counts the keys that differ from a base, as long as they are not too many."""
+    """Tracks the keys that differ from a base, up to `CHANGED_BYTES`."""
 
     def __init__(self, log: WriteLog, keys: _native.KeySet) -> None:
         self._log, self.keys = log, keys
 
     def before_write(self, keys: Keys) -> None:
-        """Nothing changes before the write."""
+        """Does nothing; keys count as changed after the write."""
 
     def after_write(self, keys: Keys, evicted: EvictedRows | None, *, is_erased: bool) -> None:
         self.keys.add(keys)
@@ -139,6 +139,6 @@ class _ObservedWrite:
         return self
 
     def __exit__(self, *error: object) -> None:
-        # The last one first: a save that began during training holds a lock during the write.
+        # In reverse order, like nested locks: a save may hold a lock during the write.
         for observer in reversed(self._observers):
             observer.after_write(self._keys, self._evicted, is_erased=self._is_erased)
