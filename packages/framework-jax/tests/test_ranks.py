@@ -131,7 +131,7 @@ def test_ranks_of_torchrun_are_told_to_name_a_collective(monkeypatch: pytest.Mon
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(
-        PluginError, match=r"collective of 'jax', and there is none.*start them with mpiexec"
+        PluginError, match=r"collective of 'jax', but there is none.*start them with mpiexec"
     ):
         join_job()
 

@@ -80,7 +80,7 @@ def test_a_planner_is_told_of_the_tables(monkeypatch: pytest.MonkeyPatch) -> Non
     [
         ({"usr": "table_wise"}, InvalidArgumentError, "did you mean 'user'"),
         ({"user": "tabel_wise"}, PluginError, "did you mean 'table_wise'"),
-        ("plan.yaml", InvalidArgumentError, "found 'plan.yaml'; give 'auto'"),
+        ("plan.yaml", InvalidArgumentError, "found 'plan.yaml'; pass 'auto'"),
     ],
 )
 def test_plans_that_do_not_fit_are_refused(plan: Any, error: Any, words: str) -> None:

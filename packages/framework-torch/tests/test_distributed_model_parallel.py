@@ -301,7 +301,7 @@ def test_auto_on_one_rank_changes_nothing() -> None:
     wrapped = DistributedModelParallel(Small(), plan="auto")
     assert wrapped.container.layout("small").kind == "row_wise"
     wrapped.close()
-    with pytest.raises(InvalidArgumentError, match="found 'automatic'; give 'auto'"):
+    with pytest.raises(InvalidArgumentError, match="found 'automatic'; pass 'auto'"):
         DistributedModelParallel(Small(), plan="automatic")
 
 

@@ -136,7 +136,7 @@ def test_what_one_rank_refuses_all_ranks_refuse() -> None:
             return said
 
     one, other = run_ranks(2, body)
-    assert "rank 1 failed: table 'item': key 1 occurs 2 times" in one[0]
+    assert "rank 1 failed: embeddings for table 'item': key 1 occurs 2 times" in one[0]
     assert "key 1 occurs 2 times" in other[0]
     assert "capacity" in one[1]
     assert "capacity" in other[1]

@@ -160,7 +160,7 @@ def test_a_path_is_read_by_the_planner(reads_files: bool, tmp_path: Path) -> Non
         member = Membership(collective.rank, 2)
         job = Job(member, ThreadRendezvous(2), collective)
         if not reads_files:
-            with pytest.raises(PluginError, match="reads no files; install sparring-plan"):
+            with pytest.raises(PluginError, match="cannot read plan files; install sparring-plan"):
                 resolve_plan(str(path), lambda: TABLES, job, manager)
             return
         assert resolve_plan(str(path), lambda: TABLES, job, manager) == ShardingPlan()
@@ -181,7 +181,7 @@ def test_a_job_takes_a_plan_as_it_is_given_and_makes_that_of_auto(
         given = {"user": "row_wise"}
         assert resolve_plan(given, lambda: TABLES, job, manager) is given
         assert resolve_plan(None, lambda: TABLES, job, manager) is None
-        with pytest.raises(InvalidArgumentError, match=r"found 'plan.yaml'; give 'auto'"):
+        with pytest.raises(InvalidArgumentError, match=r"found 'plan.yaml'; pass 'auto'"):
             resolve_plan("plan.yaml", lambda: TABLES, job, manager)
         return [resolve_plan("auto", lambda: TABLES, job, manager)]
 

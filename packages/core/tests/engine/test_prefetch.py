@@ -255,6 +255,6 @@ def test_a_lookup_ahead_ends_once() -> None:
         dropped = made.prefetch(repeating_ids(0, 0))
         dropped.drop()
         dropped.drop()
-        with pytest.raises(InvalidArgumentError, match="finished or dropped already"):
+        with pytest.raises(InvalidArgumentError, match="already finished or dropped"):
             dropped.finish()
         assert not made.prefetches.unfinished

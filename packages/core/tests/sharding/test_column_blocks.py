@@ -241,7 +241,7 @@ def test_rows_of_another_optimizer_are_refused_with_the_name_that_drops_their_st
         (
             "rowwise_adagrad",
             {},
-            "rowwise_adagrad cannot update blocks of columns apart.*adagrad or adam",
+            "rowwise_adagrad cannot update blocks of columns separately.*adagrad or adam",
         ),
         ("partial_rowwise_adam", {}, "row_wise, table_wise or table_row_wise"),
         ("lamb", {}, "update of an element depends on other elements"),

@@ -539,7 +539,7 @@ def test_prefetched_rows_of_a_pooled_table_are_told(caplog: Any) -> None:
             assert len(prefetch.finish()[0].keys) == 2
 
     run_ranks(2, body)
-    told = [each for each in caplog.records if "goes by rows" in each.getMessage()]
+    told = [each for each in caplog.records if "transferred by rows" in each.getMessage()]
     assert len(told) == 2, "once a rank"
 
 
@@ -584,7 +584,7 @@ def test_a_table_says_how_its_bags_travel() -> None:
     run_ranks(2, body)
     with opened(None, 1) as alone:
         assert alone.transfer("user")[0] == "rows"
-        with pytest.raises(InvalidArgumentError, match="by lookup_all"):
+        with pytest.raises(InvalidArgumentError, match="with lookup_all"):
             look_up(alone, {"user": one_bag([1])})
     with pytest.raises(InvalidArgumentError, match="'rows' or 'pooled', found 'bags'"):
         TableSharding("row_wise", transfer="bags")  # type: ignore[arg-type]

@@ -382,11 +382,11 @@ class StepContainer:
         Args:
             requests: table and ids; the same tables in the same order on all ranks.
             is_registered: whether gradients will follow.
-            refusal: error of this rank, which all ranks raise in place of the lookup. The ids of this
+            own_error: error of this rank, which all ranks raise in place of the lookup. The ids of this
                 rank are ignored.
 
         Raises:
-            Exception: `refusal`, or the error of another rank, with that rank's number.
+            Exception: `own_error`, or the error of another rank, with that rank's number.
         """
         self.check_open()
         lookups = look_up(self.state, requests, is_training=is_registered, own_error=own_error)
@@ -411,11 +411,11 @@ class StepContainer:
 
         Args:
             requests: as for `lookup_all`. The ids must not change until `finish` returns.
-            refusal: as for `lookup_all`.
+            own_error: as for `lookup_all`.
 
         Raises:
             UnknownTableError, InterruptedLoadError, InvalidArgumentError: as `lookup_all`. On several
-                ranks, `Prefetch.finish` raises the latter two and `refusal`.
+                ranks, `Prefetch.finish` raises the latter two and `own_error`.
         """
         self.check_open()
         return Prefetch(self.state, requests, own_error)

@@ -47,8 +47,8 @@ class Step:
         """
         if lookup.shadow_id is None:
             raise InvalidArgumentError(
-                "accumulate: this lookup was not registered, so it accepts no gradient; call lookup with "
-                "is_registered=True"
+                "accumulate: this lookup was not registered, so it accepts no gradient; use "
+                "the result of Step.lookup"
             )
         given = as_array(gradient, "gradient")
         if given.size and given.dtype.kind not in "fiu" and given.dtype.name != "bfloat16":

@@ -1,1 +1,1 @@
-"""The job of a rank: how it joins, its plan, its settings and its memory."""
+"""Job of a rank: joining, sharding plan, settings and memory budget."""

@@ -1,6 +1,6 @@
-"""``plan="auto"``: rank 0 asks the planner, and all ranks get its answer.
+"""``plan="auto"``: rank 0 calls the planner and sends the plan to all ranks.
 
-Without a planner the answer is an empty plan: every table is ``row_wise``.
+Without a planner, the plan is empty: every table is ``row_wise``.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from sparring.updates.resolve import resolve_method
 __all__ = ["PlanLike", "automatic_plan", "request_plan", "resolve_plan", "describe_workload"]
 
 PlanLike = ShardingPlan | Mapping[str, TableSharding | str] | str | None
-"""A plan as users give one: table → kind or `TableSharding`; ``auto``; the path of a plan's file; None:
-all tables ``row_wise``."""
+"""A sharding plan as users specify it: a mapping of tables to a kind or a `TableSharding`; ``auto``;
+the path of a plan file; or None: all tables are ``row_wise``."""
 
 _NONE: Mapping[str, object] = MappingProxyType({})
 _IN_MEMORY = ("hkv", "memory")
-"""Backends whose rows are in the memory of the rank's machine."""
+"""Backends that store rows in the memory of the rank's machine."""
 
 _NORMS_OF_ROWS = ("clip_norm", "clipnorm", "global_clipnorm")
-"""Hyper-parameters, ours and Keras's, that clip a gradient by the norm of a row or more."""
+"""Hyper-parameters, also of Keras, that clip a gradient by the norm of a row or of more elements."""
 
 _log = logging.getLogger(__name__)
 
@@ -52,19 +52,19 @@ def describe_workload(
     method: str | None = None,
     hyperparameters: Mapping[str, object] = _NONE,
 ) -> TableWorkload:
-    """A table as a planner is told of it.
+    """Describes a table for a planner.
 
     Args:
-        table: as declared.
-        storage: what keeps it.
-        features: that look up in it.
-        method: the update method or native optimizer; None: unknown.
-        hyperparameters: of `method`, as a user gave them.
+        table: configuration of the table.
+        storage: storage of its rows.
+        features: features that look up in it.
+        method: update method or native optimizer; None: unknown.
+        hyperparameters: hyper-parameters of `method`, as the user specified them.
     """
     if isinstance(storage, Storage):
         offered = storage.capabilities
         rows, is_in_memory = storage.capacity, not offered.persistent and not offered.shared
-        supports_replication = False  # it was opened for a table that is, or is not
+        supports_replication = False  # an open storage determines whether its table is replicated
     else:
         capacity, policy = (storage.options.get(each) for each in ("capacity", "policy"))
         rows = capacity if isinstance(capacity, int) else None
@@ -88,7 +88,7 @@ def describe_workload(
 
 
 def _moves_elements(method: str | None, hyperparameters: Mapping[str, object]) -> bool:
-    """Whether an update is known to move each element without the others of its row."""
+    """Whether an update is known to be element-wise, independent of other elements of the row."""
     if method is None:
         return False
     try:
@@ -104,24 +104,24 @@ def resolve_plan(
     job: Job,
     plugin_manager: PluginManager,
 ) -> ShardingPlan | Mapping[str, TableSharding | str] | None:
-    """The plan for a container of `job`. All ranks call it.
+    """Returns the sharding plan for a container of `job`. All ranks must call it.
 
     Args:
-        plan: as a user gave it.
-        tables: returns those of the job; called for ``auto`` only.
-        job: whose ranks.
-        plugin_manager: where the planner is looked up.
+        plan: plan as the user specified it.
+        tables: returns the tables of the job; called only if the plan is a string.
+        job: job of this rank.
+        plugin_manager: finds the planner.
 
     Raises:
-        InvalidArgumentError: text that is neither ``auto`` nor the path of a file.
-        ConfigError: the file is no plan of these tables and ranks.
-        CapacityError: ``auto``, and the tables do not fit the memory.
+        InvalidArgumentError: the plan is a string that is neither ``auto`` nor the path of a file.
+        ConfigError: the file is not a plan of these tables and ranks.
+        CapacityError: for ``auto``, the tables do not fit into the memory.
     """
     if not isinstance(plan, str):
         return plan
     if plan != AUTO and not Path(plan).is_file():
         raise InvalidArgumentError(
-            f"plan: found {plan!r}; give 'auto', the path of a file of `sparring plan`, a dict of table "
+            f"plan: found {plan!r}; pass 'auto', the path of a file of `sparring plan`, a dict of table "
             "to sharding kind, or a ShardingPlan"
         )
     request = PlanRequest(tuple(tables()), job.collective.world_size)
@@ -129,8 +129,8 @@ def resolve_plan(
         planner = plugin_manager.planner()
         if planner.read is None:
             raise PluginError(
-                f"plan {plan!r}: planner {planner.name!r} reads no files; install sparring-plan, which "
-                "does"
+                f"plan {plan!r}: planner {planner.name!r} cannot read plan files; install sparring-plan, "
+                "which can"
             )
         return planner.read(plan, request)
     made = automatic_plan(request, job.collective, job.membership, plugin_manager)
@@ -148,17 +148,17 @@ def automatic_plan(
     membership: Membership,
     plugin_manager: PluginManager,
 ) -> PlanResult:
-    """The plan that rank 0 makes; the same on all ranks, which all call it.
+    """Returns the plan of rank 0 on all ranks, which must all call it.
 
     Args:
-        request: the tables and what is known of the job; its ranks of a node are found here.
-        collective: of the job, not in use.
-        membership: of this rank.
-        plugin_manager: where the planner is looked up.
+        request: tables and properties of the job; the ranks per node are determined here.
+        collective: collective of the job, which must not be in use.
+        membership: membership of this rank.
+        plugin_manager: finds the planner.
 
     Raises:
-        CapacityError: the tables do not fit the memory.
-        SparringError: rank 0 could not plan; all ranks raise the same.
+        CapacityError: the tables do not fit into the memory.
+        SparringError: the planner failed on rank 0; all ranks raise the same error.
     """
     if collective.world_size == 1:
         return PlanResult(ShardingPlan())
@@ -169,7 +169,7 @@ def automatic_plan(
         try:
             asked = replace(request, world_size=collective.world_size, ranks_per_node=per_node)
             answer = _as_json(request_plan(asked, plugin_manager))
-        except Exception as error:  # the others wait for an answer
+        except Exception as error:  # reported to the other ranks, which wait for the plan
             failure = error
             answer = {"error": type(error).__name__, "message": str(error)}
     sent = np.frombuffer(json.dumps(answer).encode(), np.uint8)
@@ -188,11 +188,11 @@ def automatic_plan(
 
 
 def request_plan(request: PlanRequest, plugin_manager: PluginManager) -> PlanResult:
-    """The planner's plan; without a planner an empty one, and why.
+    """Returns the plan of the planner; without a planner, an empty plan and the reason.
 
     Raises:
-        CapacityError: the tables do not fit the memory.
-        PluginError: the planner returned something else than a plan.
+        CapacityError: the tables do not fit into the memory.
+        PluginError: the planner did not return a plan.
     """
     try:
         planner = plugin_manager.planner()
@@ -222,7 +222,8 @@ def _as_json(made: PlanResult) -> dict[str, Any]:
 
 
 def _ranks_per_node(collective: Collective, membership: Membership) -> tuple[int, tuple[str, ...]]:
-    """Ranks of each node; 1, and why, where nodes differ or their ranks do not follow each other."""
+    """Returns the number of ranks per node; 1 and the reason if nodes have different numbers of ranks
+    or non-consecutive ranks."""
     mine = np.array([membership.local_rank, membership.local_world_size], np.int64)
     local_rank, sizes = np.stack(collective.all_gather(mine)).T
     size, ranks = int(sizes[0]), np.arange(collective.world_size)
@@ -233,7 +234,7 @@ def _ranks_per_node(collective: Collective, membership: Membership) -> tuple[int
         for rank, own, each in zip(ranks[:8], local_rank[:8], sizes[:8], strict=True)
     )
     return 1, (
-        "each rank is planned as a node of its own, as nodes have different numbers of ranks, or ranks "
-        f"that do not follow each other: rank (local rank of local ranks) are {found}"
+        "each rank is planned as a separate node, because nodes have different numbers of ranks or "
+        f"non-consecutive ranks: rank (local rank of local ranks) are {found}"
         + (", …" if len(ranks) > 8 else ""),
     )

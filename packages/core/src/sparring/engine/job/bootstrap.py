@@ -1,8 +1,8 @@
 """Job bootstrap: a process finds and joins the other ranks of its job.
 
-``auto`` looks at what started the process. Nothing did: a world of one. torchrun did: rendezvous
-``environment``, and the collective of the framework. mpiexec did: ``environment`` and ``mpi``. So
-one configuration serves one process and many.
+``auto`` depends on the launcher. Without a launcher, the process is the only rank. With torchrun, it
+uses the rendezvous ``environment`` and the collective of the framework; with mpiexec, ``environment``
+and ``mpi``. Therefore one configuration works for one process and for many.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AUTO = "auto"
 
 
 class Choice(Protocol):
-    """A backend and its options, as a section of a configuration has them."""
+    """A backend and its options, as in a section of a configuration."""
 
     @property
     def backend(self) -> str: ...
@@ -36,14 +36,14 @@ class Choice(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A rank's connection to the others. A context manager that leaves at its end."""
+    """A rank's connection to the other ranks; a context manager that closes it."""
 
     membership: Membership
     rendezvous: Rendezvous
     collective: Collective
 
     def close(self) -> None:
-        """Leaves. Ranks that still wait for this one are told."""
+        """Leaves the job. Ranks that still wait for this rank are notified."""
         self.collective.close()
         self.rendezvous.close()
 
@@ -56,7 +56,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Backends:
-    """The backends that ``auto`` stands for."""
+    """Names of the rendezvous and the collective, with ``auto`` resolved."""
 
     rendezvous: str
     collective: str
@@ -69,13 +69,13 @@ def resolve_backends(
     framework: str,
     variables: Mapping[str, str] | None = None,
 ) -> Backends:
-    """The backends of this process.
+    """Returns the backends of this process.
 
     Args:
-        rendezvous: a name, or ``auto``.
-        collective: a name, or ``auto``.
-        framework: whose collective, of the same name, ranks of torchrun use; it may have none.
-        variables: the environment; None means this process's.
+        rendezvous: name of the rendezvous, or ``auto``.
+        collective: name of the collective, or ``auto``.
+        framework: name of the framework, whose collective ranks of torchrun use, if it has one.
+        variables: environment variables; None: the environment of this process.
     """
     launcher = find_launcher(os.environ if variables is None else variables)
     if rendezvous == AUTO:
@@ -98,19 +98,19 @@ def join_job(
     deadline_seconds: float,
     plugin_manager: PluginManager,
 ) -> Job:
-    """Meets the other ranks and connects to them. All ranks call it.
+    """Finds the other ranks and connects to them. All ranks must call it.
 
     Args:
-        rendezvous: where ranks meet.
-        collective: how they exchange buffers.
-        framework: as in `resolve_backends`.
-        deadline_seconds: the longest that one exchange may take.
-        plugin_manager: where backends are looked up.
+        rendezvous: rendezvous of the ranks.
+        collective: collective that exchanges buffers.
+        framework: as for `resolve_backends`.
+        deadline_seconds: deadline of each exchange.
+        plugin_manager: finds backends.
 
     Raises:
-        PluginError: a backend that no plugin offers, or that cannot run here.
-        InvalidArgumentError: options that it does not take; an environment that makes no sense.
-        DeadlineError: not all ranks came.
+        PluginError: no plugin provides a backend, or a backend cannot run here.
+        InvalidArgumentError: unknown options, or inconsistent environment variables.
+        DeadlineError: not all ranks joined in time.
     """
     names = resolve_backends(rendezvous.backend, collective.backend, framework=framework)
     meeting = plugin_manager.rendezvous(names.rendezvous)
@@ -122,8 +122,8 @@ def join_job(
         if collective.backend != AUTO or names.collective != framework:
             raise
         raise PluginError(
-            f"these ranks were not started by mpiexec, so they use the collective of {framework!r}, and "
-            f"there is none: {error}; start them with mpiexec, or name a collective that is installed"
+            f"these ranks were not started by mpiexec, so they use the collective of {framework!r}, but "
+            f"there is none: {error}; start them with mpiexec, or specify an installed collective"
         ) from error
     joined = group.factory(
         membership,

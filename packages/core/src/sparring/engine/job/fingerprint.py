@@ -1,4 +1,4 @@
-"""Fingerprint of a job: settings that all ranks must have alike, compared at each exchange."""
+"""Fingerprint of a job: settings that must be equal on all ranks and are compared at each exchange."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["JobFingerprint"]
 
 
 class JobFingerprint:
-    """Names to values, made again only where something changed.
+    """Settings by name, cached until one of them changes.
 
     Args:
-        config: the run's configuration, JSON values only; empty where there is none.
+        config: the run's configuration, JSON values only; may be empty.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -25,7 +25,7 @@ class JobFingerprint:
         self._described: tuple[object, Mapping[str, Any]] | None = None
 
     def describe(self, state: EngineState) -> Mapping[str, Any]:
-        """The settings: the same object as last time where nothing changed."""
+        """Returns the settings; the same object as in the previous call if nothing changed."""
         tables = tuple(entry.config for entry in list(state.tables.declared.values()))
         devices = _find_row_paths(state)
         policies = {
@@ -75,7 +75,8 @@ def _version() -> str:
 
 
 def _find_row_paths(state: EngineState) -> dict[str, str]:
-    """Table → how its rows travel between devices, for all ranks to compare."""
+    """Describes how the rows of each table are transferred between devices, for comparison by all
+    ranks."""
     if state.collective.world_size == 1:
         return {}
     words: dict[str, str] = {}
@@ -89,7 +90,7 @@ def _find_row_paths(state: EngineState) -> dict[str, str]:
         kind, number = kernels.device.partition(":")[0], devices.index(kernels.device)
         is_direct = state.exchange.stager(kernels).is_direct
         how = "as they are" if is_direct else "via pinned memory"
-        # Tables of one device travel together, so which ones these are must be alike too.
+        # Tables of one device are transferred together, so their grouping must be equal too.
         which = "" if number == 0 else f", device {number + 1} of this rank"
         words[entry.config.name] = f"between devices ({kind}{which}), {how}"
     return words

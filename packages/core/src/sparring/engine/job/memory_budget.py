@@ -9,7 +9,7 @@ __all__ = ["format_bytes", "check_memory"]
 
 
 def format_bytes(count: int) -> str:
-    """A number of bytes for a message: exact, and so that a person sees the order of it."""
+    """Formats a number of bytes, exactly and with a binary prefix."""
     shown, unit = float(count), "bytes"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if shown < 1024:
@@ -19,10 +19,10 @@ def format_bytes(count: int) -> str:
 
 
 def check_memory(state: EngineState, budget: int) -> None:
-    """Refuses the step that is to be written if this rank's tables hold more than they may.
+    """Checks the memory of this rank's tables before a step is written.
 
     Raises:
-        CapacityError: with the budget, what was found, and the largest table.
+        CapacityError: the tables exceed the budget. The message contains the largest table.
     """
     held = {
         name: 0 if entry.storage is None else entry.storage.memory_bytes
@@ -33,10 +33,10 @@ def check_memory(state: EngineState, budget: int) -> None:
         return
     largest = max(held, key=lambda name: held[name])
     raise CapacityError(
-        f"the tables of rank {state.membership.rank} hold {format_bytes(found)}, the most of it "
-        f"table {largest!r} with {format_bytes(held[largest])}; their budget is {format_bytes(budget)} "
-        "of memory. No row was changed. Raise the budget (StepContainer(memory_bytes=…), in a "
-        "configuration tables.memory_bytes), add ranks, or bound the tables by a capacity and a "
+        f"the tables of rank {state.membership.rank} use {format_bytes(found)} of memory, the largest is "
+        f"table {largest!r} with {format_bytes(held[largest])}; their budget is {format_bytes(budget)}. "
+        "No row was changed. Raise the budget (StepContainer(memory_bytes=…), in a "
+        "configuration tables.memory_bytes), add ranks, or limit the tables with a capacity and a "
         "policy that evicts",
         memory_bytes=found,
         budget_bytes=budget,

@@ -1,8 +1,8 @@
-"""Lookups: ids of several tables to the rows of shadows, in one exchange between ranks.
+"""Lookups: convert ids of several tables to rows of shadows, in one exchange between ranks.
 
 ids (n) ──► dedup ──► keys (u) ──► pulled from their owners ──► rows (u, dim)
                                               │
-        initial values where there was no row ┘
+               initial values of missing rows ┘
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 
 @dataclass(slots=True)
 class PlannedLookup:
-    """The distinct ids of one table in a batch."""
+    """Deduplicated ids of one table in a batch."""
 
     entry: TableEntry
     keys: DeviceArray
@@ -50,7 +50,7 @@ class PlannedLookup:
     """``(n,)``: the key of each id."""
 
     def pulls(self) -> list[PullRequest]:
-        """The embeddings that are wanted, of each block of columns."""
+        """Returns the requests for the embeddings, one per block of columns."""
         return [
             PullRequest(part.storage, part.config, self.keys, part.embedding)
             for part in self.entry.parts
@@ -59,16 +59,16 @@ class PlannedLookup:
 
 @dataclass(slots=True)
 class Lookup:
-    """Ids turned into the rows of a shadow; arrays are those of the kernels that looked up."""
+    """Result of a lookup: the rows of a shadow. The arrays belong to the kernels of the lookup."""
 
     keys: DeviceArray
     """``(u,)`` in order of first occurrence."""
     inverse: DeviceArray
     """``(n,)``: the row of each id."""
     rows: DeviceArray
-    """``(u, dim)`` of the computing dtype: the caller's own; storages hold other memory."""
+    """``(u, dim)`` of the computing dtype: a copy that the caller may change."""
     shadow_id: int | None = None
-    """Under which to hand in a gradient; None where nothing was registered."""
+    """Id for `ResourceManager.accumulate`; None if the lookup was not registered."""
 
 
 def look_up(
@@ -79,23 +79,25 @@ def look_up(
     is_training: bool,
     own_error: Exception | None = None,
 ) -> list[Lookup]:
-    """As `StepContainer.lookup_all`; nothing is registered.
+    """Implements `StepContainer.lookup_all`, without registering the lookups.
 
-    On a device the host learns how many keys there are, and how many of them each rank owns, and
-    waits for that.
+    On a device, the host waits for the number of keys and the number of keys per owner.
 
     Args:
+        state: state of the engine.
         requests: table and ids ``(n,)`` int64; the same tables in the same order on all ranks.
-        kernels: of the device that holds ids and tables; rows stay there.
-        is_training: gradients will come.
-        refusal: why this rank cannot, for all ranks to raise; its ids are not looked at.
+        kernels: kernels of the device of ids and tables; rows stay there.
+        is_training: whether gradients will follow.
+        own_error: error of this rank, which all ranks raise in place of the lookup. The ids of this
+            rank are ignored.
 
     Raises:
-        Exception: `refusal`, or in its place another rank's, naming that rank.
+        Exception: `own_error`, or the error of another rank, with that rank's number.
         UnknownTableError: a table was not declared.
         BackgroundError: the last load in the background failed.
         InterruptedLoadError, InvalidArgumentError: as `StepContainer.lookup_all`, on any rank.
-        PeerFailure: a rank is gone, silent, elsewhere, or could not read its rows.
+        PeerFailure: a rank is gone, does not respond, is in another operation, or could not read its
+            rows.
         DeviceMemoryError: a device has no memory for keys or rows, on any rank.
     """
     state.check_open()
@@ -130,11 +132,15 @@ def prepare_reads(
     own_error: Exception | None,
     kernels: KernelSet = HOST,
 ) -> tuple[list[tuple[TableEntry, DeviceArray]], Exception | None]:
-    """The tables of a lookup, ready to be read, and why this rank cannot, for others to be told.
+    """Prepares the tables of a lookup for reading.
+
+    Returns:
+        The entries with their ids, and the error of this rank, which is to be raised on all ranks. If
+        there is an error, the ids are empty.
 
     Raises:
         UnknownTableError: a table was not declared.
-        Exception: as the second result, where there are no other ranks.
+        Exception: the error of this rank, if there is only one rank.
     """
     entries = [(state.tables.entry(table), ids) for table, ids in requests]
     own_error = try_quiesce(state, Purpose.READ, own_error)
@@ -156,7 +162,7 @@ def prepare_reads(
 def plan_lookups(
     requests: Sequence[tuple[TableEntry, DeviceArray]], kernels: KernelSet = HOST
 ) -> list[PlannedLookup]:
-    """Deduplicates the ids of each table. Waits for a device once a table."""
+    """Deduplicates the ids of each table. Waits for a device once per table."""
     plans = []
     for entry, ids in requests:
         found = kernels.dedup(ids)
@@ -167,11 +173,12 @@ def plan_lookups(
 def complete_lookups(
     plans: Sequence[PlannedLookup], pulled: Sequence[PullResult], kernels: KernelSet = HOST
 ) -> list[Lookup]:
-    """Lookups of the rows that were pulled, with initial values where there was none.
+    """Completes lookups with the pulled rows, and fills missing rows with their initial values.
 
     Args:
-        plans: of tables.
-        pulled: of their `PlannedLookup.pulls`, one table after the other.
+        plans: planned lookups.
+        pulled: results of their `PlannedLookup.pulls`, in order.
+        kernels: kernels of the arrays.
     """
     lookups, rest = [], iter(pulled)
     for plan in plans:
@@ -184,10 +191,13 @@ def complete_lookups(
 def fill_and_decode(
     entry: TableEntry, keys: DeviceArray, pulled: PullResult, kernels: KernelSet = HOST
 ) -> DeviceArray:
-    """Puts initial values where there was no row; returns rows of the computing dtype.
+    """Fills missing rows with their initial values, and returns rows of the computing dtype.
 
     Args:
-        entry: a table, or a block of its columns.
+        entry: entry of a table, or of a block of its columns.
+        keys: ``(u,)`` keys of the rows.
+        pulled: the rows.
+        kernels: kernels of the arrays.
     """
     if len(keys):
         found = kernels.arrays.view(pulled.found, "bool")
@@ -199,8 +209,8 @@ def fill_and_decode(
 
 
 def pulls_on_device(state: EngineState, tables: Iterable[str]) -> bool:
-    """Whether rows of these tables come from their owners to this rank's device without a visit to
-    the host; the same on all ranks."""
+    """Whether rows of these tables are transferred between devices without a copy to the host; the same
+    on all ranks."""
     return state.exchange.options.row_wire_dtype is WireDtype.EXACT and all(
         state.tables.entry(table).kernels is not None for table in tables
     )
@@ -209,7 +219,8 @@ def pulls_on_device(state: EngineState, tables: Iterable[str]) -> bool:
 def failure_reports(
     state: EngineState, kernels: KernelSet, tables: Sequence[str]
 ) -> AbstractContextManager[None]:
-    """Surrounds work on rows that came from other ranks to a device: where it fails, they are told."""
+    """Returns the context of work on pulled rows on a device: it reports a failure to the other
+    ranks."""
     if kernels is HOST or state.collective.world_size == 1:
         return nullcontext()
     configs = [state.tables.entry(table).config for table in tables]
@@ -218,7 +229,8 @@ def failure_reports(
 
 @contextmanager
 def own_error_first(own_error: Exception | None) -> Iterator[None]:
-    """Raises this rank's own refusal, also where the other ranks could not be told of it."""
+    """Context that raises this rank's own error, even if it could not be reported to the other
+    ranks."""
     try:
         yield
     except PeerFailure as failure:
@@ -230,7 +242,7 @@ def own_error_first(own_error: Exception | None) -> Iterator[None]:
 def _check_ids(table: str, ids: npt.NDArray[np.int64]) -> None:
     if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype != np.int64:
         raise InvalidArgumentError(
-            f"ids for table {table!r} must be one-dimensional int64, found "
+            f"lookup: ids for table {table!r} must be one-dimensional int64, found "
             f"{type(ids).__name__}, shape {getattr(ids, 'shape', None)}, dtype "
             f"{getattr(ids, 'dtype', None)}; pass numpy.asarray(ids, numpy.int64)",
             table=table,

@@ -1,11 +1,11 @@
-"""Tables whose owners pool: bags to pools, and gradients of pools to the keys of their rows.
+"""Tables whose bags are pooled by the owners of their rows: lookups, and gradients of the pools.
 
     look_up_bags ──► pools (b, dim) ──► model, loss ──► ResourceManager.accumulate_bags
-                                                             │ kept until the step
+                                                             │ stored until the step
     gradients of this rank's own keys ◄── owners expand ◄────┘ take_bag_gradients
 
-What owners add up goes to their accumulators, as if they had looked these keys up themselves. So from
-there on a step knows no transfer: it checks, admits, updates and counts as ever.
+Owners add the summed gradients to their accumulators, as if they had looked up these keys themselves.
+Therefore the rest of a step does not depend on the transfer.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class BagLookup:
     """Bags of one table.
 
     Args:
-        table: by name.
-        ids: ``(n,)`` int64, with repeats.
-        offsets: ``(b + 1,)`` int64, never falling, from 0 to n.
+        table: name of the table.
+        ids: ``(n,)`` int64; they may repeat.
+        offsets: ``(b + 1,)`` int64, non-decreasing, from 0 to n.
         mode: ``sum``, or ``mean``, which divides each sum by the number of ids in its bag.
         weights: ``(n,)`` of the table's computing dtype, or None.
-        trains_weights: `bag_weight_gradients` will be called.
+        trains_weights: whether `bag_weight_gradients` will be called.
     """
 
     table: str
@@ -66,30 +66,34 @@ class BagLookup:
 
 @dataclass(frozen=True, slots=True)
 class PooledLookup:
-    """Bags turned into pools."""
+    """Result of a lookup of bags."""
 
     pools: Rows
-    """``(b, dim)`` of the computing dtype, the caller's own; zeros where a bag is empty."""
+    """``(b, dim)`` of the computing dtype, which the caller may change; zeros for empty bags."""
     shadow_id: int | None = None
-    """Under which to hand in the gradient of the pools; None where nothing was registered."""
+    """Id for `ResourceManager.accumulate_bags`; None if the lookup was not registered."""
 
 
 def look_up_bags(
     state: EngineState, requests: Sequence[BagLookup], *, is_training: bool
 ) -> list[PooledLookup]:
-    """Bags to one pool each, made by the owners of their rows. Changes no table.
+    """Looks up bags, which the owners of their rows pool. Changes no table.
 
-    All ranks call it for the same tables in the same order, of which each is one that
-    `find_transfer` calls pooled.
+    All ranks must call it for the same tables in the same order. `find_transfer` must return ``pooled``
+    for each of them.
 
     Args:
-        is_training: a gradient will come: enter the lookup into the batch-inputs map.
+        state: state of the engine.
+        requests: bags of each table.
+        is_training: whether a gradient will follow. If so, the lookup is recorded in the batch-inputs
+            map.
 
     Raises:
         UnknownTableError: a table was not declared.
-        InvalidArgumentError: ids, offsets or weights of another shape or dtype, or a table that goes
-            by rows; on any rank.
-        PeerFailure: a rank is gone, silent, elsewhere, or could not read its rows.
+        InvalidArgumentError: ids, offsets or weights have another shape or dtype, or a table is
+            transferred by rows; on any rank.
+        PeerFailure: a rank is gone, does not respond, is in another operation, or could not read its
+            rows.
     """
     state.check_open()
     found, own_error = prepare_reads(state, [(each.table, each.ids) for each in requests], None)
@@ -123,7 +127,7 @@ def look_up_bags(
 
 
 def _make_request(part: TableEntry, given: BagLookup, *, trains_weights: bool) -> BagRequest:
-    """The request of a table, or of a block of its columns."""
+    """Creates the request for a table, or for a block of its columns."""
 
     def fill(rows: Rows, keys: Keys, found: npt.NDArray[np.bool_]) -> None:
         fill_new_rows(part, rows, keys, found, HOST)
@@ -143,17 +147,19 @@ def _make_request(part: TableEntry, given: BagLookup, *, trains_weights: bool) -
 def bag_weight_gradients(
     state: EngineState, lookups: Sequence[PooledLookup], gradients: Sequence[Rows | None]
 ) -> list[npt.NDArray[Any]]:
-    """The gradient ``(n,)`` of the weights of all requests of one `look_up_bags` that train weights.
+    """Returns the gradients ``(n,)`` of the weights of one `look_up_bags` call that trains weights.
 
-    Rows are with their owners, so all ranks call it, in the backward pass.
+    All ranks must call it in the backward pass, because the owners of the rows compute the gradients.
 
     Args:
-        lookups: all of that call.
-        gradients: of each ``(b, dim)``; None: none came.
+        state: state of the engine.
+        lookups: all results of that call.
+        gradients: gradient ``(b, dim)`` of each lookup's pools, or None if there is none.
 
     Raises:
         InvalidArgumentError: the step of the lookup is over.
-        PeerFailure: a rank is gone, silent, or elsewhere, as where its backward pass came to no weight.
+        PeerFailure: a rank is gone, does not respond, or is in another operation, for example because
+            its backward pass did not reach a weight.
     """
     quiesce(state, Purpose.MEET)
     requested: list[RequestedBags] = []
@@ -161,7 +167,10 @@ def bag_weight_gradients(
     sizes = []
     for lookup, gradient in zip(lookups, gradients, strict=True):
         if lookup.shadow_id is None:
-            raise InvalidArgumentError("this lookup was not registered, so it takes no gradient")
+            raise InvalidArgumentError(
+                "gradients of weights: this lookup was not registered, so it accepts no gradient; look "
+                "the bags up with is_training=True"
+            )
         blocks: list[tuple[RequestedBags, Rows | None]] = [
             (each, None) for each in state.resources.bags(lookup.shadow_id).parts
         ]
@@ -178,16 +187,18 @@ def bag_weight_gradients(
 def take_bag_gradients(
     state: EngineState, own_error: BaseException | None, *, ends_step: bool
 ) -> BaseException | None:
-    """Brings the gradients of pools to the owners of their rows, which add them up by key.
+    """Sends the gradients of pools to the owners of their rows, which sum them by key.
 
-    All ranks call it. Without a lookup of such tables since the last step it does nothing.
+    All ranks must call it. Without a lookup of such tables since the last step it does nothing.
 
     Args:
-        why_not: why this rank cannot apply the step.
-        ends_step: no gradient of earlier lookups will come.
+        state: state of the engine.
+        own_error: error of this rank, if it cannot apply the step.
+        ends_step: whether no more gradients of earlier lookups will follow.
 
     Returns:
-        Why this rank cannot apply the step: `why_not`, what another rank said, or what it met itself.
+        The error because of which this rank cannot apply the step: `own_error`, the error of another
+        rank, or an error of this function.
     """
     pooling = state.exchange.pooling
     if not pooling.has_lookups:
@@ -197,7 +208,7 @@ def take_bag_gradients(
     given = [] if own_error is not None else state.resources.take_bags()
     try:
         with state.span("push"):
-            # Sums before the step have NaN and infinity among them.
+            # Sums that are made before the step may contain NaN and infinity.
             skips = ends_step and state.non_finite is NonFinite.SKIP
             error = pooling.push(tables, given, partial(_add, state, skips), own_error)
     except Exception as found:
@@ -208,10 +219,10 @@ def take_bag_gradients(
 
 
 def _add(state: EngineState, skips: bool, rank: int, table: TableConfig, found: Gradients) -> None:
-    """Adds what one rank has for a table, by key; where `skips`, without keys that are not finite."""
+    """Adds the gradients of one rank for a table by key; if `skips`, without non-finite ones."""
     keys, gradients = _sum_by_key(table, found)
     if skips and not _native.is_finite(gradients):
-        # Of this rank only, as where it had added its gradients up itself.
+        # Skipped per rank, as if each rank had summed its own gradients.
         is_good = _native.finite_rows(gradients)
         if state.tables.entries[table.name].is_first:
             state.counters.rows_skipped_non_finite += int(np.count_nonzero(~is_good))
@@ -236,20 +247,20 @@ def _check(state: EngineState, entry: TableEntry, given: BagLookup) -> None:
     if not pools_at_owners(state, entry):
         _, why = find_transfer(state, table.name)
         raise InvalidArgumentError(
-            f"bags of table {table.name!r} are not pooled by their owners: {why}; look its rows up "
-            "by lookup_all",
+            f"lookup: bags of table {table.name!r} are not pooled by their owners: {why}; look its "
+            "rows up with lookup_all",
             table=table.name,
         )
     if given.mode not in ("sum", "mean"):
         raise InvalidArgumentError(
-            f"bags of table {table.name!r}: mode must be 'sum' or 'mean', found {given.mode!r}",
+            f"lookup of bags of table {table.name!r}: mode must be 'sum' or 'mean', found {given.mode!r}",
             table=table.name,
         )
     _native.check_offsets(given.offsets, len(given.ids), f"offsets of table {table.name!r}")
     weights, dtype = given.weights, table.computing_dtype
     if weights is not None and (weights.shape != given.ids.shape or weights.dtype != dtype):
         raise InvalidArgumentError(
-            f"weights of table {table.name!r} must be {given.ids.shape} {dtype}, found "
-            f"{weights.shape} {weights.dtype}",
+            f"lookup: weights for table {table.name!r} must have shape {given.ids.shape} and dtype "
+            f"{dtype}, found {weights.shape} {weights.dtype}",
             table=table.name,
         )

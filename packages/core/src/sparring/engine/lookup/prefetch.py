@@ -1,14 +1,14 @@
-"""Prefetches: lookups of a batch that begin before the step of the batch before it has ended.
+"""Prefetches: lookups of a batch that start before the step of the previous batch has ended.
 
     this thread     … │ forward, backward of batch i │ step i │ finish │ forward of batch i+1 …
     prefetch thread   │ look up batch i+1 │                        │
                                                                    └ again: the keys that step i changed
 
-So results are exact: `finish` returns, bit for bit, the rows of a lookup that began then.
+Results are exact: `finish` returns, bit for bit, the rows of a lookup at that time.
 
-On several ranks the exchange belongs to one thread at a time. A step or another lookup that needs it
-first joins the prefetch (`quiesce`). So the exchanges of a rank follow each other as its calls do, and
-in one order on all ranks that make the same calls.
+On several ranks, one thread at a time uses the exchange. A step or another lookup that needs it first
+joins the prefetch (`quiesce`). Therefore the exchanges of a rank are in the order of its calls, which
+is the same on all ranks.
 """
 
 from __future__ import annotations
@@ -37,10 +37,9 @@ __all__ = ["Prefetch"]
 
 
 class Prefetch:
-    """A lookup under way on the prefetch thread; see `StepContainer.prefetch`.
+    """A lookup in progress on the prefetch thread; see `StepContainer.prefetch`.
 
-    `finish` or `drop` ends it. On several ranks all of them end it in the same way at the same
-    time.
+    Call `finish` or `drop` to end it. All ranks must end it in the same way at the same time.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class Prefetch:
         self._running = state.prefetches.begin(names, self._pull)
 
     def _pull(self) -> None:
-        """On the prefetch thread."""
+        """Runs on the prefetch thread."""
         state = self._state
         with state.span("prefetch"):
             self._plans = plan_lookups(self._requests)
@@ -78,15 +77,16 @@ class Prefetch:
             self._lookups = complete_lookups(self._plans, pulled)
 
     def finish(self) -> list[Lookup]:
-        """Returns the lookups, in the order of the requests, as if they were made now; not registered.
+        """Returns the lookups in the order of the requests, as if they were made now. They are not
+        registered.
 
         Raises:
-            InvalidArgumentError: it was finished or dropped before.
+            InvalidArgumentError: the prefetch was already finished or dropped.
             SparringError: as `StepContainer.lookup_all`.
         """
         if self._has_ended:
             raise InvalidArgumentError(
-                "this prefetch was finished or dropped already; begin another by prefetch"
+                "finish: this prefetch was already finished or dropped; start another one with prefetch"
             )
         state = self._state
         state.process.check()
@@ -97,7 +97,7 @@ class Prefetch:
         if error is not None:
             raise error
         if state.loads.num_begun != self._num_loads:
-            # A load has replaced all rows since, and may have failed.
+            # A load has replaced all rows in the meantime, and may have failed.
             again = [(entry.config.name, ids) for entry, ids in self._requests]
             self._lookups = look_up(state, again, is_training=False)
         elif self._must_refresh():
@@ -108,7 +108,7 @@ class Prefetch:
         return self._lookups
 
     def drop(self) -> None:
-        """Ends it without a result."""
+        """Ends the prefetch without a result."""
         if not self._has_ended and self._state.process.is_own:
             self._has_ended = True
             join_prefetch(self._state, self._running)
@@ -118,10 +118,10 @@ class Prefetch:
         changed = self._running.changed
         for part, storage in zip(self._parts, self._storages, strict=True):
             if part.storage is not storage:
-                # Another one was opened since, which may hold anything.
+                # Another storage was opened in the meantime, with any rows.
                 changed[part.config.name].are_all = True
         if self._state.collective.world_size > 1:
-            # All ranks must decide alike, and each knows what changed in its own shard only.
+            # All ranks must take the same decision, but each knows only the changes of its own shard.
             return self._state.counters.steps != self._step
         return any(each.are_all or each.parts for each in changed.values())
 

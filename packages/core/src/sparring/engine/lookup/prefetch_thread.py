@@ -1,4 +1,4 @@
-"""The thread that prefetches run on, and the keys that steps change meanwhile."""
+"""Thread of prefetches, and the keys that steps change during a prefetch."""
 
 from __future__ import annotations
 
@@ -16,42 +16,43 @@ __all__ = ["PrefetchCounters", "PrefetchThread", "RunningPrefetch"]
 
 @dataclass(slots=True)
 class PrefetchCounters:
-    """Totals of prefetches since the container was made."""
+    """Totals of prefetches since the container was created."""
 
     lookups: int = 0
-    """Prefetches that were finished."""
+    """Number of finished prefetches."""
     rows: int = 0
-    """Rows that they gave."""
+    """Rows that they returned."""
     rows_refreshed: int = 0
-    """Of these, read again because a step had changed them."""
+    """Returned rows that were read again because a step had changed them."""
     wait_seconds: float = 0.0
-    """Time for which the driving thread waited for them."""
+    """Time that the driving thread waited for prefetches."""
 
 
 @dataclass(slots=True, eq=False)
 class RunningPrefetch:
-    """One prefetch that was neither finished nor dropped."""
+    """A prefetch that was neither finished nor dropped."""
 
     future: Future[None]
     changed: dict[str, ChangedKeys]
-    """Table → keys that were written since the prefetch began."""
+    """Keys that were written since the prefetch started, by table."""
 
 
 class PrefetchThread:
-    """Runs the prefetches of a container, one after the other."""
+    """Runs the prefetches of a container, one at a time."""
 
     def __init__(self) -> None:
         self.counters = PrefetchCounters()
         self.unfinished: list[RunningPrefetch] = []
         self._thread = Threads("sparring-prefetch")
-        # Registered after the end of the collective, and called before it.
+        # Registered after the end of the collective, and so called before it.
         at_exit(self.close)
 
     def begin(self, tables: Iterable[str], pull: Callable[[], None]) -> RunningPrefetch:
-        """Begins a prefetch of rows of `tables`. No other may be running.
+        """Starts a prefetch of rows of `tables`. No other prefetch may be running.
 
         Args:
-            pull: runs on the thread.
+            tables: names of the entries.
+            pull: function that runs on the thread.
         """
         changed = {table: ChangedKeys() for table in tables}
         running = RunningPrefetch(self._thread.submit(pull), changed)
@@ -63,7 +64,7 @@ class PrefetchThread:
         self.unfinished.remove(running)
 
     def note(self, table: str, keys: Keys | None) -> None:
-        """Notes that rows of `table` change: those of `keys`, or, if None, any."""
+        """Records that the rows of `keys` change in `table`; None: any rows."""
         for running in self.unfinished:
             known = running.changed.get(table)
             if known is None:
@@ -74,5 +75,5 @@ class PrefetchThread:
                 known.parts.append(keys)
 
     def close(self) -> None:
-        """Waits for the thread."""
+        """Waits for the thread and ends it."""
         self._thread.close()

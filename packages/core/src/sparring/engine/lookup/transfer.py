@@ -1,4 +1,4 @@
-"""Transfers of tables: whether bags travel as rows, or as pools of their owners; and why."""
+"""Transfer of tables: whether bags are sent as rows, or pooled by the owners of their rows."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ def pools_at_owners(state: EngineState, entry: TableEntry) -> bool:
 
 
 def find_transfer(state: EngineState, table: str) -> tuple[Transfer, str]:
-    """How bags of a table travel, and why.
+    """Returns how bags of a table are transferred, and the reason.
 
     Raises:
-        UnknownTableError: it was not declared.
+        UnknownTableError: the table was not declared.
     """
     entry = state.tables.entry(table)
     if pools_at_owners(state, entry):
-        return "pooled", "the plan says so; what is no bag goes by rows"
+        return "pooled", "the plan specifies it; lookups without pooling are transferred by rows"
     if entry.layout.transfer == "rows":
-        return "rows", "the plan does not say pooled"
+        return "rows", "the plan does not specify pooled"
     if entry.kernels is not None:
-        return "rows", f"they stay on {entry.kernels.device}, where none pools for other ranks"
-    return "rows", "this rank holds all of them"
+        return "rows", f"they stay on {entry.kernels.device}, where owners cannot pool"
+    return "rows", "all of them are on this rank"
 
 
 def log_row_lookups(state: EngineState, entries: Iterable[TableEntry]) -> None:
-    """Logs, once for each table, that rows are looked up of one whose plan says pooled."""
+    """Logs, once per table, that rows are looked up although the plan specifies pooled."""
     told = state.exchange.pooling.logged_tables
     for entry in entries:
         name = entry.config.name
@@ -48,7 +48,7 @@ def log_row_lookups(state: EngineState, entries: Iterable[TableEntry]) -> None:
             continue
         told.add(name)
         _log.info(
-            "table %r is planned with transfer='pooled', and a lookup of it goes by rows: only sums and "
-            "means of bags are pooled by owners, and those not in Keras, nor where they are prefetched",
+            "table %r is planned with transfer='pooled', but a lookup of it is transferred by rows: "
+            "owners pool only sums and means of bags, and neither in Keras nor in prefetches",
             name,
         )

@@ -83,7 +83,7 @@ def _checked(
     different, counts = np.unique(checked, return_counts=True)
     if len(different) < len(checked):
         raise InvalidArgumentError(
-            f"assign to table {name!r}: key {int(different[np.argmax(counts)])} occurs "
+            f"embeddings for table {name!r}: key {int(different[np.argmax(counts)])} occurs "
             f"{int(counts.max())} times; pass each key once",
             table=name,
         )
