@@ -77,7 +77,9 @@ def test_another_number_of_ranks_is_refused_until_it_loads(
     path = f"{tmp_path}/rows-{{rank}}"
     parts = train(storage, path, 2)
     assert sum(parts) == len(KEYS)
-    refusal = r"'item': its storage contains \d+ rows of rank 0 of 2 .* this rank needs all partitions"
+    refusal = (
+        r"'item': its storage contains \d+ rows of rank 0 of 2 .* this rank needs all partitions"
+    )
     with pytest.raises(InvalidArgumentError, match=refusal):
         train(storage, path, 1)
     assert train(storage, path, 1, load=f"{tmp_path}/saved-by-2") == [len(KEYS)]

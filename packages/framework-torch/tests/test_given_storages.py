@@ -34,7 +34,9 @@ def test_a_storage_opened_for_a_method_serves_it_and_no_other() -> None:
         optimizer.step()
         optimizer.zero_grad()
         rows = storage.find([1]).rows.tobytes()
-        with pytest.raises(InvalidArgumentError, match=r"of adam, but lamb needs 12 .*with_state\(12"):
+        with pytest.raises(
+            InvalidArgumentError, match=r"of adam, but lamb needs 12 .*with_state\(12"
+        ):
             Optimizer(made, "lamb")
         made(torch.tensor([[2]])).sum().backward()
         optimizer.step()

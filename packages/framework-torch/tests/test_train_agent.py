@@ -273,7 +273,9 @@ def test_gradients_of_a_table_that_the_optimizer_lacks_are_refused() -> None:
         other = Embedding(DIM, name="other", storage="memory", container=container)
         optimizer = Optimizer(one, torch.optim.SGD, lr=1.0)
         (one(IDS).sum() + other(IDS).sum()).backward()
-        with pytest.raises(InvalidArgumentError, match="'other' has gradients, but no update method"):
+        with pytest.raises(
+            InvalidArgumentError, match="'other' has gradients, but no update method"
+        ):
             optimizer.step()
         assert one.num_rows() == {"one": 0}
 

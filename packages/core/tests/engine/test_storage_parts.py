@@ -93,7 +93,9 @@ def test_rows_of_other_ranks_are_rejected_until_a_snapshot_is_loaded(
     errors = run(list(again), after[1])
     if keeps_notes or after[0] > 1:
         whose = "(rank 0 of|all partitions)" if keeps_notes else "unknown ranks"
-        message = f"'item': its storage contains .* rows of {whose}.*transfer the rows with a snapshot"
+        message = (
+            f"'item': its storage contains .* rows of {whose}.*transfer the rows with a snapshot"
+        )
         assert re.search(message, "\n".join(errors)), errors
     assert run(again, after[1], load=str(tmp_path / "saved")) == [""] * after[0]
     if keeps_notes:
