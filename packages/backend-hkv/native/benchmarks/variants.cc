@@ -1,12 +1,12 @@
-// Times one build of the table, on one thread: benchmarks/techniques.py runs several
-// that were built otherwise, in turn. After "ready", each line of standard input that
-// names a work is answered by the nanoseconds that a key took.
+// Measures one build of the table on one thread. benchmarks/techniques.py alternates between
+// several builds. After "ready", each line of standard input names a workload; the reply is the
+// time per key in nanoseconds.
 //
 //   variants ROWS ROW_BYTES KEYS
 //
 // visit         reads the rows of KEYS random keys, as pooling does
-// update        reads and writes them, state included
-// update_apart  the same, with the last 4 bytes of each row in a table of their own
+// update        reads and writes them, including the state
+// update_apart  the same, with the last 4 bytes of each row in a separate table
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -106,7 +106,7 @@ int main(int argc, char** argv) {
   std::string work;
   Keys keys(num_keys);
   while (std::getline(std::cin, work)) {
-    // Keys of one update are distinct: a random stretch of a shuffled list is.
+    // Keys of one update must be distinct, so a random range of a shuffled list is used.
     const size_t begin = random() % (num_rows - num_keys);
     std::copy_n(all.begin() + static_cast<std::ptrdiff_t>(begin), num_keys, keys.begin());
     std::shuffle(keys.begin(), keys.end(), random);

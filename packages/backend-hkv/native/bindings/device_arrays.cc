@@ -11,8 +11,8 @@ namespace py = pybind11;
 namespace sparring::hkv {
 namespace {
 
-// The structs of DLPack 0.x, which every library still hands over on request: the
-// layout is frozen by its specification.
+// The structs of DLPack 0.x, which every library still exports on request. The specification
+// guarantees this layout.
 struct DlDevice {
   int32_t type;
   int32_t id;
@@ -67,7 +67,7 @@ DeviceHandle::DeviceHandle(std::shared_ptr<device::Device> device)
 }
 
 DeviceHandle::~DeviceHandle() {
-  // Tables may outlive this; they go on without.
+  // Tables may outlive this object; they continue without a reclaimer.
   device_->set_reclaimer({});
   residents_.clear();
   if (reads_ != nullptr) device_->free_event(reads_);
@@ -110,9 +110,9 @@ int64_t DeviceHandle::read_word(const void* from, device::Stream stream) {
   const std::unique_ptr<int64_t, std::function<void(int64_t*)>> word(
       take_word(), [this](int64_t* taken) {
         const std::lock_guard<std::mutex> lock(mutex_);
-        words_.push_back(taken);  // take_word() made room
+        words_.push_back(taken);  // take_word() reserved the capacity
       });
-  // Not under the lock: others' streams have nothing to do with this one.
+  // Without the lock, so that calls on other streams do not wait for this one.
   device_->copy(word.get(), from, sizeof(int64_t), stream);
   device_->wait(stream);
   return *word;
@@ -144,7 +144,7 @@ DeviceArray::DeviceArray(const DeviceHandle& device, const py::handle& object, c
            ", and these kernels work on " + device.device().name() + "; move it there");
   }
   try {
-    // -1: the caller's stream is the one that the array is ready on.
+    // -1: the array is ready on the caller's stream.
     capsule_ = where.first == kCpu ? object.attr("__dlpack__")()
                                    : object.attr("__dlpack__")(py::arg("stream") = -1);
   } catch (py::error_already_set& error) {

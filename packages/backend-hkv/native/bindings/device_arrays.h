@@ -1,6 +1,5 @@
-// Arrays of a device as Python gives them, by the DLPack protocol: NumPy's, PyTorch's,
-// CuPy's. Checked here: dtype, shape, layout, alignment, and that they lie on the device.
-// What indices hold is taken for granted.
+// Arrays on a device that Python passes by the DLPack protocol, from NumPy, PyTorch or CuPy.
+// Checks the dtype, shape, layout, alignment and device, but not the values of indices.
 #ifndef SPARRING_HKV_BINDINGS_DEVICE_ARRAYS_H_
 #define SPARRING_HKV_BINDINGS_DEVICE_ARRAYS_H_
 
@@ -22,14 +21,14 @@
 
 namespace sparring::hkv {
 
-// Types of devices, as DLPack and storage_abi.h number them.
+// Device types, with the numbers of DLPack and storage_abi.h.
 inline constexpr int32_t kCpu = 1;
 inline constexpr int32_t kCuda = 2;
 
 // Raises sparring.errors.InvalidArgumentError.
 [[noreturn]] void refuse(const std::string& message);
 
-// A device that Python holds, and words of pinned memory to read results by.
+// A device owned by Python, and words of pinned memory for reading results.
 class DeviceHandle {
  public:
   explicit DeviceHandle(std::shared_ptr<device::Device> device);
@@ -38,25 +37,25 @@ class DeviceHandle {
   DeviceHandle& operator=(const DeviceHandle&) = delete;
 
   device::Device& device() const { return *device_; }
-  // For tables, which outlive the handle.
+  // For tables, which may outlive the handle.
   const std::shared_ptr<device::Device>& shared_device() const { return device_; }
-  // By which rows that leave a table, and numbers, come to the host.
+  // Copies evicted rows and counts to the host.
   device::ReadBack& read_back() { return read_back_; }
-  // DLPack's code, 1 = CPU, 2 = CUDA, and number.
+  // DLPack's device type (1 = CPU, 2 = CUDA) and device number.
   int32_t type() const { return type_; }
   int32_t number() const { return number_; }
-  // Bytes on the device; freed once the streams are through that were named to keep_until().
+  // Bytes on the device. They are freed when the streams passed to keep_until() have executed.
   using Resident = std::shared_ptr<const device::Buffer>;
   static constexpr size_t kMostResidents = 64;
-  // These bytes on the device: for the few small arrays that steps want again and again, of which
-  // the last kMostResidents are kept. Waits, where it has not seen them before.
+  // Returns a copy of these bytes on the device. For small arrays that many steps use; the last
+  // kMostResidents are cached. Waits for the copy if the bytes are not cached.
   Resident resident(const void* bytes, size_t num_bytes);
-  // What was put on `stream` reads residents. REQUIRES: the caller still holds them.
+  // Keeps residents until the work enqueued on `stream` is done. REQUIRES: the caller owns them.
   void keep_until(device::Stream stream);
-  // `function()` gives back what it keeps of the device's memory without use, and says whether
-  // there was any: asked where the device has no memory left. Holds the GIL.
+  // Adds a function that releases unused device memory of a framework and returns whether there
+  // was any. It is called if the device has no free memory. Requires the GIL.
   void add_reclaimer(pybind11::object function);
-  // *from (1) int64, device, once the stream has come there. Waits for that stream alone.
+  // Reads *from (1) int64, device, in the order of the stream. Waits only for that stream.
   int64_t read_word(const void* from, device::Stream stream);
 
  private:
@@ -68,36 +67,37 @@ class DeviceHandle {
   int32_t type_;
   int32_t number_;
   std::mutex mutex_;
-  // Residents come and go on a stream of their own, as callers' streams do not live as long.
-  device::Stream own_stream_ = nullptr;  // NULL: not made yet
+  // Residents are allocated and freed on a separate stream, because callers' streams may be
+  // destroyed.
+  device::Stream own_stream_ = nullptr;  // NULL until it is created
   device::Event reads_ = nullptr;
-  std::list<std::pair<std::string, Resident>> residents_;  // the least recently used first
+  std::list<std::pair<std::string, Resident>> residents_;  // least recently used first
   std::vector<int64_t*> words_;  // unused
-  size_t num_words_ = 0;         // in use or not
+  size_t num_words_ = 0;         // used and unused
 };
 
-// For `expected` shapes: any length.
+// In expected shapes: any length.
 inline constexpr int64_t kAny = -1;
 
-// An array, kept alive with this.
+// An array, which this object keeps alive.
 class DeviceArray {
  public:
-  // Raises InvalidArgumentError for what is no array, not on the device, or not
-  // C-contiguous (rows may be apart where `rows_apart`).
+  // Raises InvalidArgumentError unless the object is an array on the device that is C-contiguous
+  // (rows may have any stride if `rows_apart`).
   DeviceArray(const DeviceHandle& device, const pybind11::handle& object, const char* name,
               bool rows_apart = false);
 
   const std::vector<int64_t>& shape() const { return shape_; }
   int64_t length() const { return shape_[0]; }
   int64_t num_elements() const;
-  // Bytes from one row to the next, of two dimensions.
+  // Bytes from one row to the next, for arrays with two dimensions.
   int64_t row_stride() const { return row_stride_; }
   int64_t element_bytes() const { return element_bytes_; }
   void* bytes() const { return data_; }
 
-  // Raises InvalidArgumentError unless the shape is this one.
+  // Raises InvalidArgumentError if the array has a different shape.
   void check_shape(std::initializer_list<int64_t> expected) const;
-  // The elements; raises InvalidArgumentError where they are others.
+  // Returns the elements; raises InvalidArgumentError if they have a different type.
   template <class T>
   T* as() const {
     check_dtype(code_of<T>(), sizeof(T));
@@ -110,7 +110,7 @@ class DeviceArray {
   device_kernels::RowType row_type() const;
 
  private:
-  // DLPack's type codes. Booleans are written as uint8 by older libraries.
+  // DLPack's type code. Older libraries export booleans as uint8.
   template <class T>
   static constexpr int code_of() {
     if constexpr (std::is_floating_point_v<T>) return 2;
@@ -128,7 +128,7 @@ class DeviceArray {
   std::vector<int64_t> shape_;
 };
 
-// Calls body(T{}) with the array's dtype, float or double.
+// Calls body(T{}) with the array's element type, float or double.
 template <class Body>
 auto with_float_dtype(const DeviceArray& array, const char* name, const Body& body) {
   if (array.is<float>()) return body(float{});

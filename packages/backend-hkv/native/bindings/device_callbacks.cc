@@ -14,13 +14,13 @@ namespace py = pybind11;
 namespace sparring::hkv {
 namespace {
 
-// The same memory.
+// Returns a NumPy array that shares the memory.
 template <class T>
 py::array_t<T> array_of(std::vector<T>&& values, std::vector<py::ssize_t> shape) {
   auto owned = std::make_unique<std::vector<T>>(std::move(values));
   const T* const data = owned->data();
   const py::capsule owner(owned.get(), [](void* held) { delete static_cast<std::vector<T>*>(held); });
-  static_cast<void>(owned.release());  // the capsule has it
+  static_cast<void>(owned.release());  // the capsule owns it now
   return py::array_t<T>(std::move(shape), data, owner);
 }
 
@@ -63,7 +63,7 @@ int32_t Departed::receive(void* context, int64_t count, const int64_t* keys, con
                            self.stream_);
     }
   } catch (const std::bad_alloc&) {
-    return 1;  // the rows have left; the table says so
+    return 1;  // the rows were evicted; the table reports the error
   }
   self.count_ += count;
   return 0;

@@ -1,5 +1,5 @@
-// What a table on a device asks back during a call, brought to Python: who may have a row, and who
-// had to leave.
+// Callbacks of a device table during a call, implemented by Python: the admission of new keys,
+// and evicted rows.
 #ifndef SPARRING_HKV_BINDINGS_DEVICE_CALLBACKS_H_
 #define SPARRING_HKV_BINDINGS_DEVICE_CALLBACKS_H_
 
@@ -15,7 +15,7 @@
 
 namespace sparring::hkv {
 
-// What the work in a callback threw: it may not cross the border of the storage.
+// Stores an exception of a callback, because exceptions must not cross the C ABI.
 struct Thrown {
   std::exception_ptr error;
   template <class Body>
@@ -31,20 +31,20 @@ struct Thrown {
   }
 };
 
-// Asks a Python function, which gets keys (n) int64 and answers (n) bool, both in host memory.
+// Calls a Python function with keys (n) int64, which returns (n) bool, both in host memory.
 struct Asking {
   device::Device* device;
   device::Stream stream;
-  const int64_t* keys;     // of the call, device
+  const int64_t* keys;     // of the whole call, device
   pybind11::object admit;  // None: no admission check
 
-  // Waits for the stream. Holds no GIL.
+  // Waits for the stream. The caller must not hold the GIL.
   //   positions    (count) int64, device
-  //   is_admitted  (count) uint8, device, written
+  //   is_admitted  (count) uint8, device, output
   void ask(int64_t count, const int64_t* positions, uint8_t* is_admitted) const;
 };
 
-// Rows that had to leave: counted, and copied to the host where somebody wants them.
+// Receives evicted rows: counts them and, if requested, copies them to the host.
 class Departed {
  public:
   Departed(device::ReadBack& departing, device::Stream stream, int64_t row_bytes, bool is_kept)
@@ -52,12 +52,12 @@ class Departed {
   Departed(const Departed&) = delete;
   Departed& operator=(const Departed&) = delete;
 
-  // To be given to one call. Waits for the stream where rows are kept.
+  // The sink for one call. It waits for the stream if rows are kept.
   SparringEvictionSink sink() { return {&Departed::receive, this}; }
 
   int64_t count() const { return count_; }
-  // Keys (n) int64, rows (n, row_bytes) uint8, scores (n) uint64; None where nothing is kept.
-  // Once: what was kept goes with them.
+  // Returns keys (n) int64, rows (n, row_bytes) uint8, scores (n) uint64; None if rows are not kept.
+  // Can be called once, because it moves the arrays.
   pybind11::object arrays();
 
  private:

@@ -1,10 +1,10 @@
-// Kernels over the rows of a storage, where they lie: any storage of storage_abi.h that
-// takes calls of this device, without another package's code in between.
+// Kernels that read and write the rows of a storage in place. They support any storage of
+// storage_abi.h with calls on this device, and call it directly.
 //
 //   pool_storage     visit  ── show:   row pointers ──► bags
-//   update_storage   update ── change: row pointers ──► new rows made, all changed
+//   update_storage   update ── change: row pointers ──► new rows initialized, all rows updated
 //
-// pool_storages and update_storages do so for several of this package's tables in one set of launches.
+// pool_storages and update_storages process several tables of this package with one set of launches.
 #include "bindings/device_fused.h"
 
 #include <pybind11/numpy.h>
@@ -51,15 +51,15 @@ Arguments call_on(const DeviceHandle& handle, Stream stream) {
   return arguments;
 }
 
-// An array of the type that rows are computed with.
+// Returns the elements of an array of the type in which rows are computed.
 void* computing(const DeviceArray& array, kernels::RowType type) {
   return kernels::computing_bytes(type) == 8 ? static_cast<void*>(array.as<double>())
                                              : static_cast<void*>(array.as<float>());
 }
 
-// Raises what a call of a storage reported. Holds the GIL.
+// Raises an error that a storage reported. Requires the GIL.
 void check_status(SparringStatus status, SparringCall& call, const Thrown& thrown) {
-  // A table that was lost over it says more than what was thrown.
+  // If the device was lost, that error is more important than the exception of the callback.
   if (thrown.error && status != SPARRING_DEVICE_LOST) {
     if (call.error.release != nullptr) call.error.release(&call.error);
     std::rethrow_exception(thrown.error);
@@ -67,7 +67,7 @@ void check_status(SparringStatus status, SparringCall& call, const Thrown& throw
   border::raise_unless_ok(status, call);
 }
 
-// One table's part of a lookup: arrays, and the call of its storage.
+// One table's part of a lookup: its arrays and the call of its storage.
 class Pooling {
  public:
   Pooling(DeviceHandle& handle, Stream stream, const py::object& capsule,
@@ -108,12 +108,12 @@ class Pooling {
   Pooling(const Pooling&) = delete;
   Pooling& operator=(const Pooling&) = delete;
 
-  // NULL: no key has a row.
+  // NULL if no key has a row.
   SparringStorage* storage() const { return storage_; }
   SparringVisit& call() { return call_; }
   const Thrown& thrown() const { return thrown_; }
 
-  // Holds no GIL, as the others that follow.
+  // This and the following methods do not require the GIL.
   void pool_nothing() {
     const Buffer rows = device::make_buffer<void*>(device_, static_cast<size_t>(call_.count), stream_);
     device_.fill(rows.as<void>(), 0, rows.num_bytes(), stream_);
@@ -156,14 +156,14 @@ void pool_storage(DeviceHandle& handle, uint64_t stream_address, const py::objec
   check_status(status, work.call().call, work.thrown());
 }
 
-// The table of a storage that this module has made.
+// Returns the table of a storage that this module created.
 DeviceTable& table_of(SparringStorage* storage) {
   if (storage->find != border::Callbacks<DeviceStorage>::find)
     refuse("tables in one call must be sparring-hkv's own, on one device");
   return static_cast<DeviceStorage*>(storage->self)->table();
 }
 
-// Calls body(), and raises what it throws; an error that a callback met says more. Holds the GIL.
+// Calls body(). Raises its exception or, preferably, that of a callback. Requires the GIL.
 template <class Body>
 void run_together(const Body& body, const std::function<const Thrown*()>& thrown) {
   std::optional<border::StatusError> failure;
@@ -191,7 +191,7 @@ const Thrown* first_thrown(const Works& works) {
   return nullptr;
 }
 
-// As pool_storage for each tuple of its arguments from `capsule` on, in one set of launches.
+// Like pool_storage for each tuple of its arguments from `capsule` on, in one set of launches.
 void pool_storages(DeviceHandle& handle, uint64_t stream_address, const py::list& lookups) {
   const auto stream = reinterpret_cast<Stream>(stream_address);
   std::vector<std::unique_ptr<Pooling>> works;
@@ -228,8 +228,8 @@ struct Updating {
   DeviceHandle::Resident resident;
 };
 
-// The state of new rows, where kernels reach it: an array of the device as it is, one of the host
-// as the copy that the device keeps.
+// The initial state of new rows, accessible to kernels: a device array in place, or the device's
+// copy of a host array.
 struct InitialState {
   const void* data = nullptr;  // NULL: zeros
   DeviceHandle::Resident resident;
@@ -259,7 +259,7 @@ InitialState initial_state_of(DeviceHandle& handle, const py::object& state,
   return {data, std::move(resident)};
 }
 
-// One table's part of a step: arrays, and the call of its storage.
+// One table's part of a step: its arrays and the call of its storage.
 class Update {
  public:
   Update(DeviceHandle& handle, Stream stream, const py::object& capsule, const kernels::Update& step,
@@ -310,7 +310,7 @@ class Update {
   SparringUpdate& call() { return call_; }
   const Thrown& thrown() const { return work_.thrown; }
 
-  // Before any row changes: afterwards nothing may fail. Holds no GIL.
+  // Allocates memory before any row changes, so that later steps cannot fail. The GIL is not held.
   void take_memory() {
     const kernels::RowLayout& layout = work_.update.layout;
     decoded_ = device::make_buffer<float>(
@@ -320,7 +320,7 @@ class Update {
     work_.update.decoded = decoded_.as<float>();
   }
 
-  // How many rows are new, and what left.
+  // Returns the number of new rows, and the evicted rows.
   py::tuple result() {
     return py::make_tuple(call_.inserted, departed_->count(), departed_->arrays());
   }
@@ -334,7 +334,7 @@ class Update {
       updating.initialize.flags = is_new;
       updating.initialize.count = updating.update.count = count;
       updating.initialize.rows = updating.update.rows = {rows, nullptr, 0};
-      // Rows are seldom new.
+      // Most updates insert no rows.
       if (updating.call->inserted != 0) {
         kernels::initialize(*updating.device, updating.stream, updating.initialize);
         if (updating.resident) updating.handle->keep_until(updating.stream);
@@ -353,7 +353,7 @@ class Update {
   Buffer decoded_;
 };
 
-// Returns how many rows are new, and what left.
+// Returns the number of new rows, and the evicted rows.
 py::tuple update_storage(DeviceHandle& handle, uint64_t stream_address, const py::object& capsule,
                          const kernels::Update& step, const Initializer& initializer,
                          const std::string& dtype, const py::object& keys,
@@ -371,9 +371,9 @@ py::tuple update_storage(DeviceHandle& handle, uint64_t stream_address, const py
   return work.result();
 }
 
-// As update_storage for each tuple of its arguments from `capsule` on, in one set of launches, with
-// one wait. `num_bad`: (1) int64, device; where it is not 0, nothing changes and false is returned.
-// `results` gets those of the storages that have changed, also where it throws.
+// Like update_storage for each tuple of its arguments from `capsule` on, in one set of launches with
+// one wait. `num_bad`: (1) int64, device; if it is not 0, nothing changes and false is returned.
+// `results` gets the results of the storages that changed, even if an exception is thrown.
 bool update_storages(DeviceHandle& handle, uint64_t stream_address, const py::list& updates,
                      const py::object& num_bad, py::list results) {
   const auto stream = reinterpret_cast<Stream>(stream_address);

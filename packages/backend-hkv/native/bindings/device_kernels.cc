@@ -1,5 +1,5 @@
-// The key operations of a device, on arrays that the caller made. See
-// sparring_hkv/device_kernels.py, which makes results and checks the rest.
+// The key operations of a device, on arrays that the caller allocated.
+// sparring_hkv/device_kernels.py allocates results and checks the remaining arguments.
 #include "bindings/device_kernels.h"
 
 #include <pybind11/stl.h>
@@ -30,7 +30,7 @@ using device::Buffer;
 using device::Stream;
 using NoGil = py::gil_scoped_release;
 
-// Throws StreamRefused where it is another device's, or captured.
+// Throws StreamRefused if the stream belongs to another device or is being captured.
 Stream stream_of(const DeviceHandle& handle, uint64_t stream) {
   handle.device().check_stream(reinterpret_cast<Stream>(stream));
   return reinterpret_cast<Stream>(stream);
@@ -62,8 +62,8 @@ int64_t dedup(DeviceHandle& handle, uint64_t stream, const py::object& ids, cons
   return handle.read_word(num_keys.as<void>(), on);
 }
 
-// Ids of several tables, one behind the other: see device_kernels/dedup.h. Returns where the keys of
-// each begin: a number more than there are tables.
+// Deduplicates the concatenated ids of several tables; see device_kernels/dedup.h. Returns the start
+// of each table's keys, and the end of the last.
 std::vector<int64_t> dedup_tables(DeviceHandle& handle, uint64_t stream, const py::object& ids,
                                   const std::vector<int64_t>& offsets, const py::object& keys,
                                   const py::object& inverse) {
@@ -140,7 +140,7 @@ void gather(DeviceHandle& handle, uint64_t stream, const py::object& rows,
   kernels::gather(handle.device(), stream_of(handle, stream), arguments);
 }
 
-// The weights (n), or NULL.
+// Returns the weights (n), or NULL.
 template <class T>
 T* weights_of(const std::optional<DeviceArray>& weights, int64_t count) {
   if (!weights) return nullptr;
@@ -154,7 +154,7 @@ std::optional<DeviceArray> optional_array(const DeviceHandle& handle, const py::
   return DeviceArray(handle, object, name);
 }
 
-// Offsets (b + 1); their number of bags.
+// Returns the number of bags for offsets (b + 1).
 int64_t num_bags_of(const DeviceArray& offsets) {
   if (offsets.shape().size() != 1 || offsets.length() < 1)
     refuse("offsets must have one dimension and one number more than there are bags");
@@ -187,7 +187,7 @@ uint64_t* word_of(const DeviceArray& array) {
   return reinterpret_cast<uint64_t*>(array.as<int64_t>());
 }
 
-// `num_bad`: (1) int64, grows where a sum is not finite; None: not asked.
+// `num_bad`: (1) int64, incremented for each sum that is not finite; None to skip the check.
 void scatter(DeviceHandle& handle, uint64_t stream, const py::object& source,
              const py::object& targets, const py::object& offsets, const py::object& weights,
              const py::object& out, bool is_mean, const py::object& num_bad) {
@@ -258,8 +258,8 @@ Initializer make_initializer(const std::string& kind, std::pair<double, double> 
   return {known, parameters.first, parameters.second, philox_key};
 }
 
-// 16-bit embeddings with state behind them: a GPU that reads the state elsewhere than at a multiple
-// of its size is lost. Rows' lengths are multiples of it.
+// Checks 16-bit embeddings followed by state. If the state is misaligned, reading it puts the GPU
+// into an unrecoverable error state. Row lengths are multiples of the alignment.
 void check_state_alignment(const DeviceArray& rows, const kernels::RowLayout& layout) {
   const int64_t unit = kernels::computing_bytes(layout.type);
   const auto address = reinterpret_cast<uintptr_t>(rows.bytes());
@@ -375,7 +375,7 @@ kernels::HyperParameters hyper_from(const py::dict& given) {
   return hyper;
 }
 
-// What is the same for all rows of a step.
+// Parameters that are the same for all rows of a step.
 kernels::Update make_update(const std::string& method, const py::dict& hyper, int64_t step,
                             uint64_t rounding_seed) {
   kernels::Update update{};

@@ -1,5 +1,5 @@
-// sparring_hkv._cuda, and sparring_hkv._emulated: the same over the emulator. Importing
-// either needs no driver.
+// The modules sparring_hkv._cuda and sparring_hkv._emulated, which is the same on the emulator.
+// Importing them requires no driver.
 #include <pybind11/pybind11.h>
 
 #include <chrono>
@@ -105,7 +105,7 @@ void bind_machine(py::module_& module, py::class_<DeviceHandle>&) {
 
 #endif
 
-// Device errors as those of sparring.errors, with what was asked and free.
+// Converts device errors to those of sparring.errors, with the requested and the free bytes.
 void translate(std::exception_ptr pointer) {
   try {
     if (pointer) std::rethrow_exception(pointer);
@@ -127,7 +127,7 @@ void translate(std::exception_ptr pointer) {
 PYBIND11_MODULE(SPARRING_HKV_MODULE, module) {
   module.attr("__version__") = SPARRING_HKV_VERSION;
   py::register_local_exception_translator(&translate);
-  // Local, because the modules of both devices may be loaded in one process.
+  // Module-local, because both modules may be loaded in one process.
   py::class_<DeviceHandle> handle(module, "Device", py::module_local());
   handle
       .def(py::init(&open_device), py::arg("index") = 0,
@@ -150,7 +150,7 @@ PYBIND11_MODULE(SPARRING_HKV_MODULE, module) {
              "there was any; asked where the device has none left.");
   bind_machine(module, handle);
   module.def("streams", [](const DeviceHandle& self) {
-    // The table lives as long as the process.
+    // The table of streams exists until the process ends.
     return py::capsule(device::streams_of(self.shared_device()), SPARRING_STREAMS_CAPSULE);
   }, py::arg("device"), "The device's streams as a capsule of stream_abi.h.");
   bind_device_kernels(module);

@@ -1,4 +1,4 @@
-// Opens tables of a device as capsules of storage_abi.h.
+// Opens device tables as capsules of storage_abi.h.
 #include "bindings/device_table.h"
 
 #include <pybind11/stl.h>
@@ -17,9 +17,9 @@ namespace py = pybind11;
 namespace sparring::hkv {
 namespace {
 
-constexpr int32_t kGpu = 2;  // DLPack's code
+constexpr int32_t kGpu = 2;  // DLPack's device type
 
-// The capsule owns the struct: its destructor calls release, without the GIL.
+// The capsule owns the struct. Its destructor calls release without the GIL.
 py::capsule create_table(const DeviceHandle& handle, uint64_t row_bytes,
                          std::optional<int64_t> capacity, std::optional<uint64_t> memory_bytes,
                          const std::string& policy, uint64_t hash_seed,
@@ -32,11 +32,11 @@ py::capsule create_table(const DeviceHandle& handle, uint64_t row_bytes,
     options.table.policy = Policy::kind_of(policy);
     options.table.hash_seed = hash_seed;
     options.device_memory_bytes = device_memory_bytes.value_or(0);
-    // The emulator's memory passes for a GPU's, as the CPU's arrays are staged for it too.
+    // The emulator reports its memory as GPU memory, so CPU arrays are staged for it too.
     const SparringDevice place{kGpu, handle.type() == kGpu ? handle.number() : 0};
     SparringStorage* storage = nullptr;
     {
-      // Memory for many rows, or pinned memory, takes seconds.
+      // Allocating memory for many rows, or pinned memory, takes seconds.
       const py::gil_scoped_release release;
       storage = border::make_storage(
           std::make_shared<DeviceStorage>(handle.shared_device(), place, options),
@@ -45,7 +45,7 @@ py::capsule create_table(const DeviceHandle& handle, uint64_t row_bytes,
     PyObject* capsule = PyCapsule_New(storage, SPARRING_STORAGE_CAPSULE, [](PyObject* self) {
       auto* owned =
           static_cast<SparringStorage*>(PyCapsule_GetPointer(self, SPARRING_STORAGE_CAPSULE));
-      // It waits for the device, and gives back pinned memory.
+      // Release waits for the device and frees pinned memory.
       const py::gil_scoped_release release;
       owned->release(owned);
     });
@@ -59,7 +59,7 @@ py::capsule create_table(const DeviceHandle& handle, uint64_t row_bytes,
   }
 }
 
-// ---- calls whose arrays lie on the device: they go through the same struct ----
+// ---- calls with arrays on the device, through the same struct ----
 
 SparringStorage* storage_of(const py::capsule& capsule) {
   auto* storage =
@@ -105,7 +105,7 @@ void find(const py::capsule& capsule, const DeviceHandle& handle, uint64_t strea
   run(storage_of(capsule)->find, storage_of(capsule)->self, arguments);
 }
 
-// Returns the evicted rows: their number and, if `keeps_departed`, the rows; -1 if not counted.
+// Returns the number of evicted rows and, if `keeps_departed`, the rows; -1 if not counted.
 py::tuple upsert(const py::capsule& capsule, DeviceHandle& handle, uint64_t stream,
                  const py::object& keys, const py::object& rows, int64_t row_bytes,
                  bool counts_departed, bool keeps_departed) {
@@ -113,7 +113,7 @@ py::tuple upsert(const py::capsule& capsule, DeviceHandle& handle, uint64_t stre
   const DeviceArray from(handle, rows, "rows", true);
   by_key.check_shape({kAny});
   from.check_shape({by_key.length(), kAny});
-  // A narrower array would be read beyond its rows.
+  // With a narrower array, the table would read beyond its rows.
   if (from.shape()[1] * from.element_bytes() != row_bytes) {
     refuse("rows must have " + std::to_string(row_bytes) + " bytes, found " +
            std::to_string(from.shape()[1] * from.element_bytes()));

@@ -1,5 +1,5 @@
-// sparring_hkv._native: opens tables as capsules of storage_abi.h. Everything
-// else a table can do goes through that struct, not through Python.
+// sparring_hkv._native opens tables as capsules of storage_abi.h. All other operations use that
+// struct, not Python.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -23,7 +23,7 @@ namespace {
   throw py::error_already_set();
 }
 
-// The capsule owns the struct: its destructor calls release.
+// The capsule owns the struct. Its destructor calls release.
 py::capsule create(uint64_t row_bytes, std::optional<int64_t> capacity,
                    std::optional<uint64_t> memory_bytes, const std::string& policy,
                    uint64_t hash_seed) {

@@ -7,7 +7,7 @@ namespace py = pybind11;
 namespace sparring::hkv {
 namespace {
 
-// A thread that asks for the GIL while the interpreter ends is ended itself, amid what it does.
+// While the interpreter shuts down, a thread that acquires the GIL is terminated.
 bool is_over() {
 #if PY_VERSION_HEX >= 0x030D0000
   return !Py_IsInitialized() || Py_IsFinalizing() != 0;
@@ -20,7 +20,7 @@ bool is_over() {
 
 Reclaimers::~Reclaimers() {
   if (!Py_IsInitialized()) {
-    // They went with the interpreter.
+    // The interpreter has already freed them.
     for (py::object& function : functions_) function.release();
     return;
   }
@@ -39,7 +39,7 @@ bool Reclaimers::call() {
   if (is_over()) return false;
   const py::gil_scoped_acquire hold;
   bool has_given = false;
-  const std::vector<py::object> functions = functions_;  // a call may lead to add()
+  const std::vector<py::object> functions = functions_;  // a copy, because a call may call add()
   for (const py::object& function : functions) {
     try {
       has_given = py::bool_(function()) || has_given;

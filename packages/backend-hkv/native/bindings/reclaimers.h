@@ -1,4 +1,4 @@
-// Functions of Python that give back what frameworks keep of a device's memory without using it.
+// Python functions that release device memory which frameworks keep without using it.
 #ifndef SPARRING_HKV_BINDINGS_RECLAIMERS_H_
 #define SPARRING_HKV_BINDINGS_RECLAIMERS_H_
 
@@ -13,14 +13,15 @@ class Reclaimers {
   Reclaimers() = default;
   Reclaimers(const Reclaimers&) = delete;
   Reclaimers& operator=(const Reclaimers&) = delete;
-  // Takes the GIL.
+  // Acquires the GIL.
   ~Reclaimers();
 
-  // Holds the GIL. What is there already is not added again.
+  // Adds a function unless it was added before. Requires the GIL.
   void add(pybind11::object function);
 
-  // Calls all; returns whether one gave something back. An exception of one is reported as
-  // unraisable. Takes the GIL: no caller may hold a lock that a thread waits for with the GIL.
+  // Calls all functions and returns whether one of them released memory. Exceptions are reported as
+  // unraisable. Acquires the GIL, so the caller must not hold a lock for which a thread with the GIL
+  // waits.
   bool call();
 
  private:

@@ -1,6 +1,6 @@
-// Sorting, sums and selections over device arrays: CUB's on CUDA, plain C++ on
-// the emulator. All are deterministic; none waits for the device. Temporary
-// memory comes from the device, on the stream. Counts are below 2^31.
+// Sorting, sums and selections over device arrays, with CUB on CUDA and plain C++
+// on the emulator. All are deterministic and none waits for the device. Temporary
+// memory is allocated from the device, on the stream. Counts are below 2^31.
 //
 // Throw OutOfDeviceMemory and DeviceError; the outputs are undefined then.
 #ifndef SPARRING_HKV_DEVICE_ALGORITHMS_H_
@@ -28,7 +28,7 @@
 
 namespace sparring::device {
 
-// Bits [begin, end) of a key, the lowest being 0.
+// Bits [begin, end) of a key; bit 0 is the lowest.
 struct BitRange {
   int begin;
   int end;
@@ -37,12 +37,12 @@ struct BitRange {
 #if defined(__CUDACC__)
 
 namespace detail {
-// CUB is asked twice: for the bytes it needs, then to work.
+// CUB is called twice: to query the bytes it needs, then to run.
 template <class Ask>
 void with_temporary(Device& device, Stream stream, const char* doing, Ask ask) {
   LaunchBatch::flush_current();
   const InUse here(device);
-  // CUB looks at the thread's last error: one that somebody else left behind is not ours.
+  // CUB reads the thread's last error, so an error of other code is cleared first.
   static_cast<void>(cudaGetLastError());
   size_t num_bytes = 0;
   throw_if_start_failed(ask(nullptr, num_bytes), doing);
@@ -55,8 +55,8 @@ void with_temporary(Device& device, Stream stream, const char* doing, Ask ask) {
 
 // A stable sort of (key, value) pairs by the bits `bits` of the keys, ascending.
 // Key: uint32_t, uint64_t. Inputs and outputs do not overlap.
-//   keys, values              (count) Key, uint32, device, read
-//   sorted_keys, sorted_values (count) Key, uint32, device, written
+//   keys, values              (count) Key, uint32, device, input
+//   sorted_keys, sorted_values (count) Key, uint32, device, output
 template <class Key>
 void sort_pairs(Device& device, Stream stream, const Key* keys, const uint32_t* values,
                 Key* sorted_keys, uint32_t* sorted_values, uint64_t count, BitRange bits) {
@@ -71,7 +71,7 @@ void sort_pairs(Device& device, Stream stream, const Key* keys, const uint32_t* 
   auto& emulated = static_cast<EmulatedDevice&>(device);
   LaunchBatch::flush_current();
   emulated.begin_launch(stream);
-  // As much temporary memory as a sort by digits needs, so that out of memory is met here too.
+  // As much temporary memory as a radix sort needs, so that tests can exhaust memory here too.
   const Buffer temporary(device, count * (sizeof(Key) + 4), stream);
   const Key mask = bits.end - bits.begin >= static_cast<int>(8 * sizeof(Key))
                        ? static_cast<Key>(~Key{0})
@@ -91,7 +91,7 @@ void sort_pairs(Device& device, Stream stream, const Key* keys, const uint32_t* 
 }
 
 // sums[i] = values[0] + ... + values[i - 1]. T: uint32_t, uint64_t; may be in place.
-//   values (count) T, device, read;  sums (count) T, device, written
+//   values (count) T, device, input;  sums (count) T, device, output
 template <class T>
 void exclusive_sum(Device& device, Stream stream, const T* values, T* sums, uint64_t count) {
   if (count == 0) return;
@@ -117,9 +117,9 @@ void exclusive_sum(Device& device, Stream stream, const T* values, T* sums, uint
 #endif
 }
 
-// The items whose flag is not 0, in their order, and how many there are.
-//   items (count) T, flags (count) uint8, device, read
-//   selected (up to count) T, num_selected (1) uint32, device, written
+// Selects the items whose flag is not 0, in order, and counts them.
+//   items (count) T, flags (count) uint8, device, input
+//   selected (up to count) T, num_selected (1) uint32, device, output
 template <class T>
 void select_flagged(Device& device, Stream stream, const T* items, const uint8_t* flags,
                     T* selected, uint32_t* num_selected, uint64_t count) {

@@ -1,8 +1,8 @@
-// Memory that several threads touch at once, and wide accesses.
+// Atomic accesses to memory that threads share, and wide accesses.
 //
-// All atomics are relaxed: they order nothing but themselves. fence() orders a
-// thread's accesses before it and after it, for a thread that reads through
-// these functions.
+// All atomics are relaxed: they order no other accesses. fence() orders a thread's
+// accesses before it and after it, for threads that read through these functions.
+//
 #ifndef SPARRING_HKV_DEVICE_ATOMICS_H_
 #define SPARRING_HKV_DEVICE_ATOMICS_H_
 
@@ -20,7 +20,7 @@ namespace sparring::device {
 #if defined(__CUDACC__)
 
 namespace detail {
-// CUDA spells 64-bit atomics with `unsigned long long`, which uint64_t is not on Linux.
+// CUDA declares 64-bit atomics for `unsigned long long`, which is not uint64_t on Linux.
 template <class T>
 using Word = std::conditional_t<sizeof(T) == 4,
                                 std::conditional_t<std::is_signed_v<T>, int, unsigned>,
@@ -32,7 +32,7 @@ __device__ __forceinline__ Word<T>* word(T* at) {
 }
 }  // namespace detail
 
-// All return what was there before.
+// All return the previous value.
 template <class T>
 __device__ __forceinline__ T atomic_add(T* at, T value) {
   if constexpr (std::is_floating_point_v<T>) {
@@ -72,7 +72,7 @@ __device__ __forceinline__ T atomic_exchange(T* at, T value) {
     return static_cast<T>(atomicExch(detail::word(at), static_cast<detail::Word<T>>(value)));
   }
 }
-// Puts `desired` there if `expected` is what it finds.
+// Stores `desired` if the value is `expected`.
 template <class T>
 __device__ __forceinline__ T atomic_cas(T* at, T expected, T desired) {
   if constexpr (sizeof(T) == 8) {
@@ -94,8 +94,8 @@ __device__ __forceinline__ void atomic_store(T* at, T value) {
 }
 __device__ __forceinline__ void fence() { __threadfence(); }
 
-// One access of 16 bytes. REQUIRES: 16-byte alignment; not shared memory, which the compiler is
-// told, as it cannot know of addresses that lie in memory themselves.
+// One access of 16 bytes. REQUIRES: 16-byte alignment, and global memory. The compiler is told so,
+// because it cannot infer the address space of a pointer loaded from memory.
 __device__ __forceinline__ Vector16 load_16(const void* from) {
   __builtin_assume(__isGlobal(from));
   const uint4 read = *static_cast<const uint4*>(from);
@@ -106,7 +106,7 @@ __device__ __forceinline__ void store_16(void* to, const Vector16& value) {
   *static_cast<uint4*>(to) =
       make_uint4(value.words[0], value.words[1], value.words[2], value.words[3]);
 }
-// The same for what this kernel touches once: it does not push other lines out.
+// The same for data that this kernel reads once, which should not evict other cache lines.
 __device__ __forceinline__ Vector16 load_16_once(const void* from) {
   const uint4 read = __ldcs(static_cast<const uint4*>(from));
   return {{read.x, read.y, read.z, read.w}};
@@ -176,7 +176,7 @@ inline void atomic_store(T* at, T value) {
 }
 inline void fence() {
 #if defined(__SANITIZE_THREAD__)
-  // ThreadSanitizer knows nothing of fences; this orders as much.
+  // ThreadSanitizer does not support fences; this read-modify-write orders as much.
   static std::atomic<int> crossing{0};
   crossing.fetch_add(1, std::memory_order_seq_cst);
 #else

@@ -1,4 +1,4 @@
-// Bits and bytes in words: one instruction each on a GPU, plain C++ elsewhere.
+// Operations on bits and bytes of words: one instruction each on a GPU, plain C++ elsewhere.
 #ifndef SPARRING_HKV_DEVICE_BITS_H_
 #define SPARRING_HKV_DEVICE_BITS_H_
 
@@ -20,7 +20,7 @@ SPARRING_DEVICE unsigned num_ones(uint32_t word) {
 #endif
 }
 
-// The lowest bit that is set. REQUIRES: word != 0.
+// Index of the lowest set bit. REQUIRES: word != 0.
 SPARRING_DEVICE unsigned lowest_one(uint32_t word) {
 #if defined(__CUDACC__)
   return static_cast<unsigned>(__ffs(static_cast<int>(word)) - 1);
@@ -37,7 +37,7 @@ SPARRING_DEVICE unsigned leading_zeros(uint32_t word) {
 #endif
 }
 
-// The one with `rank` others below it. REQUIRES: rank < num_ones(word).
+// Index of the set bit with `rank` set bits below it. REQUIRES: rank < num_ones(word).
 SPARRING_DEVICE unsigned nth_one(uint32_t word, unsigned rank) {
   unsigned at = 0;
   for (unsigned width = 16; width != 0; width /= 2) {
@@ -49,7 +49,7 @@ SPARRING_DEVICE unsigned nth_one(uint32_t word, unsigned rank) {
   return at;
 }
 
-// 0xff in each byte where the words agree, 0 elsewhere.
+// 0xff in each byte in which the words are equal, otherwise 0.
 SPARRING_DEVICE uint32_t equal_bytes(uint32_t left, uint32_t right) {
 #if defined(__CUDACC__)
   return __vcmpeq4(left, right);
@@ -61,10 +61,10 @@ SPARRING_DEVICE uint32_t equal_bytes(uint32_t left, uint32_t right) {
 #endif
 }
 
-// The four bytes of a word all equal to `byte`.
+// A word whose four bytes are all `byte`.
 SPARRING_DEVICE uint32_t repeated_byte(uint8_t byte) { return byte * 0x01010101u; }
 
-// The lanes below this one, as a mask.
+// Mask of the lanes below this one.
 SPARRING_DEVICE uint32_t lanes_below(unsigned lane) { return (uint32_t{1} << lane) - 1u; }
 
 }  // namespace sparring::device

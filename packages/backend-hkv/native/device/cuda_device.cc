@@ -19,7 +19,7 @@
 namespace sparring::device {
 namespace {
 
-// What `DeviceScope` asks. A lost GPU has been told of already, so nothing is checked.
+// The runtime functions of `DeviceScope`. Errors are ignored: a lost GPU was already reported.
 struct CudaRuntime {
   static int current() {
     int number = 0;
@@ -44,8 +44,8 @@ struct CudaRuntime {
 
 using Using = DeviceScope<CudaRuntime>;
 
-// Memory that is freed in the order of a stream. The pool keeps unused memory up to a limit, and
-// returns the rest to the driver when a stream is waited for.
+// Stream-ordered memory. The pool keeps unused memory up to a limit, and returns the rest to the
+// driver when a stream is synchronized.
 struct Pool {
   cudaMemPool_t pool = nullptr;
   std::atomic<uint64_t> used_bytes{0};
@@ -56,8 +56,8 @@ struct Pool {
   ~Pool() {
     if (pool != nullptr) cudaMemPoolDestroy(pool);
   }
-  // Where the GPU has no pools, as some that are shared among machines, there is none: its memory
-  // is taken by cudaMalloc then, and given back when the stream is through.
+  // GPUs without memory pools, such as some virtual GPUs, have none. Their memory is allocated by
+  // cudaMalloc and freed when the stream is done.
   void make(int index, uint64_t kept_bytes) {
     int has_pools = 0;
     throw_if_failed(cudaDeviceGetAttribute(&has_pools, cudaDevAttrMemoryPoolsSupported, index),
@@ -73,7 +73,7 @@ struct Pool {
   void trim() const {
     if (pool != nullptr && cudaMemPoolTrimTo(pool, 0) != cudaSuccess) cudaGetLastError();
   }
-  // From the driver, in use or not.
+  // Memory reserved from the driver, used or unused.
   uint64_t held_bytes() const {
     uint64_t bytes = used_bytes;
     if (pool != nullptr &&
@@ -121,7 +121,7 @@ class CudaDevice : public Device {
     Pool& pool = pool_of(lifetime);
     void* memory = take(pool, num_bytes, stream);
     if (memory == nullptr) {
-      // Unused memory that the pools keep is given back first.
+      // Unused memory of the pools is released first.
       temporary_.trim();
       lasting_.trim();
       memory = take(pool, num_bytes, stream);
@@ -137,7 +137,7 @@ class CudaDevice : public Device {
     const Using here(index_);
     Pool& pool = pool_of(lifetime);
     pool.used_bytes -= num_bytes;
-    // A lost GPU has nothing to free.
+    // On a lost GPU nothing can be freed.
     if (pool.pool != nullptr) {
       cudaFreeAsync(memory, of(stream));
     } else {
@@ -276,8 +276,8 @@ class CudaDevice : public Device {
     return cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess ? free_bytes : 0;
   }
 
-  // As much as calls have had at once, so that the next one need not ask the driver, which takes
-  // milliseconds to map what a call of a million keys needs.
+  // Keeps the maximum that calls have used at once, so that the next call does not wait for the
+  // driver, which takes milliseconds to map the memory for a call of a million keys.
   void keep(uint64_t used) {
     const uint64_t wanted = std::min(used, most_kept_bytes_);
     if (temporary_.pool == nullptr || wanted <= kept_bytes_) return;
@@ -291,14 +291,14 @@ class CudaDevice : public Device {
   Pool& pool_of(Lifetime lifetime) {
     return lifetime == Lifetime::kLasting ? lasting_ : temporary_;
   }
-  // NULL where there is no memory left.
+  // Returns NULL if there is no free memory.
   void* take(Pool& pool, size_t num_bytes, Stream stream) const {
     void* memory = nullptr;
     const cudaError_t status =
         pool.pool != nullptr ? cudaMallocFromPoolAsync(&memory, num_bytes, pool.pool, of(stream))
                              : cudaMalloc(&memory, num_bytes);
     if (status == cudaErrorMemoryAllocation) {
-      cudaGetLastError();  // this one does not stay
+      cudaGetLastError();  // clears the error
       return nullptr;
     }
     check_status(status, "allocating device memory");

@@ -1,4 +1,4 @@
-// A GPU. Plain C++: the CUDA runtime is behind cuda_device.cc.
+// A GPU. Plain C++: only cuda_device.cc uses the CUDA runtime.
 #ifndef SPARRING_HKV_DEVICE_CUDA_DEVICE_H_
 #define SPARRING_HKV_DEVICE_CUDA_DEVICE_H_
 
@@ -9,23 +9,23 @@
 
 namespace sparring::device {
 
-// How many GPUs there are. 0: `reason` says why (no driver, none visible, ...).
+// The number of GPUs. If it is 0, `reason` contains the cause (no driver, none visible, ...).
 struct GpuCount {
   int count;
   std::string reason;
 };
 GpuCount count_gpus();
 
-// Of temporary memory that was given back so much is kept for the next call at first, and asked of
-// the driver no more; then as much as calls have had at once, up to this share of the GPU's memory. It
-// is let go where memory runs short.
+// Freed temporary memory of this size is kept for the next call. It grows to the maximum that calls
+// have used at once, up to a fraction of the GPU's memory, and is released if memory runs out.
 inline constexpr uint64_t kKeptBytes = uint64_t{256} << 20;
 inline constexpr uint64_t kMostKeptShare = 50;  // a fiftieth
 
-// Memory comes from two pools of its own (cudaMallocAsync): one for tables, which keeps nothing
-// that is given back, and one for what calls need, which keeps `kept_bytes` or more. Arrays of the framework
-// are its own allocator's, and are handed over. Throws DeviceError where there is no such GPU,
-// OutOfDeviceMemory where it has no memory for the kernels.
+// Memory comes from two separate pools (cudaMallocAsync): one for tables, which keeps no freed
+// memory, and one for calls, which keeps at least `kept_bytes`. Arrays of the framework come from
+// its
+// own allocator. Throws DeviceError if the GPU does not exist, and OutOfDeviceMemory if it has no
+// memory for the kernels.
 std::unique_ptr<Device> make_cuda_device(int index, uint64_t kept_bytes = kKeptBytes);
 
 }  // namespace sparring::device

@@ -1,4 +1,4 @@
-// The driver's functions, found at run time: a machine without a driver loads this module too.
+// Functions of the driver, looked up at run time, so that this module loads without a driver.
 #ifndef SPARRING_HKV_DEVICE_CUDA_DRIVER_H_
 #define SPARRING_HKV_DEVICE_CUDA_DRIVER_H_
 
@@ -6,7 +6,7 @@
 
 namespace sparring::device {
 
-// A function as CUDA 12.0 has it; NULL where there is none.
+// Returns a function with the interface of CUDA 12.0, or NULL if there is none.
 inline void* driver_function(const char* name) {
   void* found = nullptr;
   cudaDriverEntryPointQueryResult result{};

@@ -1,5 +1,6 @@
-// What the CUDA runtime answers, as exceptions: an error of one call, after which the device
-// goes on, or one that stays with the device until the process ends.
+// Converts status codes of the CUDA runtime to exceptions: errors of one call, after which the
+// device
+// is usable, and errors that persist until the process ends.
 #ifndef SPARRING_HKV_DEVICE_CUDA_STATUS_H_
 #define SPARRING_HKV_DEVICE_CUDA_STATUS_H_
 
@@ -16,8 +17,8 @@ inline std::string text_of(cudaError_t status) {
   return std::string(cudaGetErrorName(status)) + ", " + cudaGetErrorString(status);
 }
 
-// By its description in the CUDA runtime's reference: whether "the process must be terminated
-// and relaunched", or no GPU is left to work on.
+// Based on the descriptions in the reference of the CUDA runtime: whether "the process must be
+// terminated and relaunched", or no GPU is left.
 enum class CudaSeverity { kCall, kLost, kUnknown };
 inline CudaSeverity severity_of(cudaError_t status) {
   switch (status) {
@@ -66,8 +67,8 @@ inline CudaSeverity severity_of(cudaError_t status) {
   }
 }
 
-// Clears the error of a call, so that other code that asks the thread for its last error does not
-// see it. An error that remains is the device's, and every later call returns it.
+// Clears the error of a call, so that other code that reads the thread's last error does not see it.
+// An error that remains after that is persistent, and every later call returns it.
 inline bool is_lost(cudaError_t status) {
   cudaGetLastError();
   const CudaSeverity severity = severity_of(status);
@@ -79,7 +80,7 @@ inline bool is_lost(cudaError_t status) {
   return after != cudaSuccess;
 }
 
-// Throws DeviceError or DeviceLost, naming `doing`; OutOfDeviceMemory never: who allocates tells.
+// Throws DeviceError or DeviceLost with `doing`; never OutOfDeviceMemory, which allocation reports.
 inline void throw_if_failed(cudaError_t status, const std::string& doing) {
   if (status == cudaSuccess) return;
   const std::string message = doing + ": " + text_of(status);
@@ -87,7 +88,7 @@ inline void throw_if_failed(cudaError_t status, const std::string& doing) {
   throw DeviceError(message);
 }
 
-// The same of what starts kernels: the driver may need memory for one, and does not say how much.
+// The same for kernel launches: the driver may need memory and does not report how much.
 inline void throw_if_start_failed(cudaError_t status, const std::string& doing) {
   if (status != cudaErrorMemoryAllocation) return throw_if_failed(status, doing);
   cudaGetLastError();

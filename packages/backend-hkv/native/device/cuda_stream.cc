@@ -6,7 +6,7 @@
 namespace sparring::device {
 namespace {
 
-// Of the driver, as cudaStreamGetDevice came with CUDA 12.8 only.
+// Functions of the driver, because cudaStreamGetDevice requires CUDA 12.8.
 struct StreamDriver {
   using Context = void*;
   using GetStreamContext = int (*)(cudaStream_t stream, Context* context);

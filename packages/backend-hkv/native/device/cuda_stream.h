@@ -1,4 +1,4 @@
-// What a stream of CUDA is, asked without putting anything on it.
+// Queries properties of a CUDA stream without enqueueing work on it.
 #ifndef SPARRING_HKV_DEVICE_CUDA_STREAM_H_
 #define SPARRING_HKV_DEVICE_CUDA_STREAM_H_
 
@@ -6,11 +6,11 @@
 
 namespace sparring::device {
 
-// The number of its GPU; -1: the calling thread's, or the driver does not say.
+// The number of the stream's GPU; -1: that of the calling thread, or unknown to the driver.
 int device_of(cudaStream_t stream);
 
-// Whether it is captured into a graph, or is the default stream, use of which would end a capture
-// on another one. Throws DeviceError, DeviceLost.
+// Whether the stream is being captured into a graph, or is the default stream and its use would
+// invalidate the capture of another stream. Throws DeviceError, DeviceLost.
 bool is_captured(cudaStream_t stream);
 
 }  // namespace sparring::device

@@ -1,21 +1,24 @@
-// The calling thread's current GPU and its mode towards captures, changed and put back.
+// Sets the calling thread's current GPU and its capture mode, and restores them.
 //
-// The mode is relaxed: else a call of CUDA that waits, asks for an event or takes pinned memory
-// fails while any thread captures a graph, torch's among them, and spoils that capture. No work here
-// is ever part of a capture: a captured stream is refused before.
+// The capture mode is relaxed. Otherwise, calls of CUDA that wait, query an event or allocate pinned
+// memory would fail while any thread captures a graph (torch does), and invalidate that capture.
+// Work
+// of this package is never part of a capture, because streams that are being captured are rejected.
 //
-// Putting back must have no side effect. To choose a GPU that has no context in this process
-// makes one on it: hundreds of megabytes, and on many ranks all of them on GPU 0, because a thread that
-// never chose a GPU is said to use that one. So
-//   1. a GPU is put back only where it has a context already;
-//   2. else the thread stays where it is: it has used no other GPU before.
+// Restoring must have no side effects. Selecting a GPU without a context in this process creates
+// one:
+// hundreds of megabytes and, with many ranks, all of them on GPU 0, because that is the current GPU
+// of
+// a thread that has selected none. Therefore
+//   1. a GPU is restored only if it already has a context;
+//   2. otherwise the thread keeps the new GPU, because it has used no other one before.
 #ifndef SPARRING_HKV_DEVICE_DEVICE_SCOPE_H_
 #define SPARRING_HKV_DEVICE_DEVICE_SCOPE_H_
 
 namespace sparring::device {
 
 // Runtime: static int current(), void choose(int), bool has_context(int), and
-// int exchange_capture_mode(int), which returns the one before.
+// int exchange_capture_mode(int), which returns the previous mode.
 inline constexpr int kRelaxedCapture = 2;  // cudaStreamCaptureModeRelaxed
 
 template <typename Runtime>
@@ -28,7 +31,7 @@ class DeviceScope {
  public:
   explicit DeviceScope(int number) : before_(Runtime::current()) {
     if (before_ != number) Runtime::choose(number);
-    // On the GPU in use, for CUDA makes a context where the thread's one has none.
+    // After selecting the GPU, because CUDA creates a context if the current GPU has none.
     mode_before_ = Runtime::exchange_capture_mode(kRelaxedCapture);
   }
   ~DeviceScope() {

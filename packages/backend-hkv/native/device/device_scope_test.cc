@@ -9,8 +9,9 @@ using namespace sparring::device;
 
 namespace {
 
-// As the CUDA runtime: to choose a GPU makes a context on it, and a thread that chose none is said
-// to use GPU 0.
+// Like the CUDA runtime: selecting a GPU creates a context on it, and the current GPU of a thread
+// that
+// has selected none is GPU 0.
 struct FakeRuntime {
   inline static thread_local int chosen = 0;
   inline static thread_local int capture_mode = 0;
@@ -49,7 +50,7 @@ void a_gpu_that_was_chosen_is_put_back() {
   { const Scope scope(3); }
   CHECK(FakeRuntime::current() == 1);
   CHECK((FakeRuntime::contexts == std::set<int>{1, 3}));
-  // Also where another thread made its context.
+  // Also if another thread created its context.
   FakeRuntime::chosen = 0;
   FakeRuntime::contexts = {0};
   { const Scope scope(3); }
@@ -59,7 +60,7 @@ void a_gpu_that_was_chosen_is_put_back() {
 void nothing_is_chosen_twice() {
   FakeRuntime::contexts = {};
   FakeRuntime::chosen = 0;
-  // It has a context by the calls that follow.
+  // The calls above created a context on it.
   { const Scope scope(0); }
   CHECK(FakeRuntime::contexts == std::set<int>{0});
 }

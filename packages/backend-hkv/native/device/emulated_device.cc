@@ -15,7 +15,7 @@ namespace sparring::device {
 namespace {
 
 constexpr size_t alignment = 256;
-constexpr size_t border_bytes = 256;  // a multiple of the alignment; 64 of them are watched
+constexpr size_t border_bytes = 256;  // a multiple of the alignment; 64 of them are checked
 constexpr size_t watched_bytes = 64;
 constexpr unsigned char border = 0xb9;
 
@@ -26,8 +26,9 @@ std::atomic<uint64_t> waits_of_all{0};
   std::abort();
 }
 
-// Sixteen bytes of fresh memory one after the other: what was written holds them by a chance of
-// one in 2^128.
+// Whether there are sixteen consecutive bytes of poison. Written data contain them with a
+// probability
+// of 2^-128.
 bool has_poison(const unsigned char* bytes, size_t num_bytes) {
   size_t run = 0;
   for (size_t i = 0; i < num_bytes; ++i) {
@@ -37,10 +38,10 @@ bool has_poison(const unsigned char* bytes, size_t num_bytes) {
   return false;
 }
 
-// The driver's thread of host calls.
+// The thread on which the driver makes host calls.
 class HostCalls {
  public:
-  // Never destroyed: neither is a driver's thread.
+  // Never destroyed, like the thread of a driver.
   static HostCalls& process() {
     static HostCalls* const calls = new HostCalls;
     return *calls;
@@ -227,7 +228,7 @@ void EmulatedDevice::free_pinned(void* memory, size_t num_bytes) noexcept {
   try {
     streams.use_unsafely();
   } catch (const DeviceError&) {
-    // The capture is spoilt, which tests see.
+    // The capture is invalidated, which tests can observe.
   }
   free_piece(memory, num_bytes, Kind::kPinned);
 }
@@ -278,7 +279,7 @@ bool EmulatedDevice::is_device_memory(const void* address) const {
   return piece != nullptr && piece->second != Kind::kPinned;
 }
 
-// A stream and an event are names only.
+// Streams and events are only identifiers.
 Stream EmulatedDevice::make_stream() {
   const Stream stream = new char;
   streams.add(stream, number_);

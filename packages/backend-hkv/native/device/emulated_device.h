@@ -1,10 +1,10 @@
-// Host memory that plays device memory, for kernels on the emulator. What is
-// put on a stream has happened when the call returns, or, with Timing::kLate, not
-// before somebody waits: late_work.h.
+// Host memory that emulates device memory, for kernels on the emulator. Work on a
+// stream is done when the call returns or, with Timing::kLate, only when it is
+// waited for: see late_work.h.
 //
-// Fresh memory is poisoned (every byte 0xd7), memory given back is poisoned
-// too, and 64 bytes on either side of each piece must stay as they were: free()
-// of a piece that was written beyond ends the process with a message.
+// New and freed memory is filled with poison (0xd7). The 64 bytes before and
+// after each allocation must stay unchanged: if they were overwritten, free()
+// ends the process with a message.
 #ifndef SPARRING_HKV_DEVICE_EMULATED_DEVICE_H_
 #define SPARRING_HKV_DEVICE_EMULATED_DEVICE_H_
 
@@ -25,7 +25,7 @@
 
 namespace sparring::device {
 
-// What `DeviceScope` asks.
+// The runtime functions of `DeviceScope`.
 struct EmulatedRuntime {
   inline static thread_local int number = 0;
   static int current() { return number; }
@@ -40,14 +40,14 @@ class EmulatedDevice : public Device {
  public:
   static constexpr unsigned char poison = 0xd7;
 
-  // Devices of one number are one: they share their streams.
+  // Devices with the same number share their streams.
   explicit EmulatedDevice(uint64_t total_bytes = uint64_t{1} << 40, int number = 0)
       : total_bytes_(total_bytes),
         number_(number),
         loaded_kernels_(all_kernels().begin(), all_kernels().end()) {}
-  // Whose streams are late. Arrays of callers must be memory of this device.
+  // Creates a device with late streams. Arrays of callers must be memory of this device.
   static std::unique_ptr<EmulatedDevice> make_late(uint64_t seed);
-  // Ends the process if memory was not given back.
+  // Ends the process if memory was not freed.
   ~EmulatedDevice() override;
 
   std::string name() const override { return emulated_name(number_); }
@@ -55,10 +55,10 @@ class EmulatedDevice : public Device {
   MemoryInfo memory() const override;
   void use() const override { EmulatedRuntime::choose(number_); }
   void check() const override;
-  // Before a kernel is put on a stream.
-  // `kernel`: as all_kernels() has it; NULL: the library's, which is always loaded.
+  // Called before a kernel is enqueued on a stream.
+  // `kernel`: an element of all_kernels(); NULL for a library kernel, which is always loaded.
   void begin_launch(Stream stream, const void* kernel = nullptr, const char* name = "");
-  // `work` now, or when the stream comes there.
+  // Runs `work` now, or when the stream reaches it.
   template <class Work>
   void put(Stream stream, const Work& work) {
     if (late_ == nullptr) return work();
@@ -106,38 +106,38 @@ class EmulatedDevice : public Device {
 
   int current() const override { return EmulatedRuntime::current(); }
   void make_current(int number) const noexcept override { put_back<EmulatedRuntime>(number); }
-  // Of all such devices of this process.
+  // The streams of all emulated devices of this process.
   inline static EmulatedStreams streams;
 
   // ---- for tests ----
 
-  // The n-th allocation from now on, and all after it, fail; -1: none do.
+  // The n-th allocation from now on, and all later ones, fail; -1: none fail.
   void fail_from(int64_t allocation);
-  // The n-th call from now on that would reach a GPU (allocations, copies, fills, launches, waits)
-  // throws DeviceError, and those after it do not; -1: none does.
+  // The n-th call from now on that would use a GPU (allocations, copies, fills, launches, waits)
+  // throws DeviceError, but not those after it; -1: none fail.
   void refuse_once(int64_t call);
-  // Every call that would reach a GPU throws DeviceLost with this text from
-  // now on; empty: no longer.
+  // Every call that would use a GPU throws DeviceLost with this text from now on; an empty text ends
+  // this.
   void break_down(std::string message);
-  // Each kernel is loaded when it is started next, which needs memory, as an allocation does.
+  // Each kernel is loaded again at its next launch, which needs memory like an allocation.
   void unload_kernels();
-  // Waits for the device take so long from now on.
+  // Waits for the device take this long from now on.
   void slow_down(std::chrono::milliseconds wait);
-  // Copies out of this memory of bytes that were never written, so far.
+  // Number of copies of uninitialized bytes out of this memory so far.
   uint64_t num_unwritten_copies() const;
-  // Kernels started so far, the library's (algorithms.h) as one each; copies; fills.
+  // Number of kernels launched so far, with one per library function (algorithms.h); copies; fills.
   uint64_t num_launches() const;
   uint64_t num_copies() const;
   uint64_t num_fills() const;
-  // Pieces taken so far that a GPU may wait for: lasting ones and pinned ones.
+  // Number of allocations so far that may make a GPU wait: lasting and pinned ones.
   uint64_t num_lasting_allocations() const;
-  // Events recorded so far.
+  // Number of events recorded so far.
   uint64_t num_records() const;
-  // Pinned memory freed so far while a stream had work that was not waited for.
+  // Number of times pinned memory was freed while a stream had unfinished work.
   uint64_t num_early_frees() const;
-  // How often somebody waited for the device so far.
+  // Number of waits for the device so far.
   uint64_t num_waits() const;
-  // The same of all such devices of this process.
+  // The same for all emulated devices of this process.
   static uint64_t num_waits_of_all();
 
  private:
@@ -147,23 +147,24 @@ class EmulatedDevice : public Device {
     return lifetime == Lifetime::kLasting ? Kind::kLasting : Kind::kTemporary;
   }
 
-  // On a thread that lives as long as the process, as a driver's does; returns when the call ends.
+  // Calls on a thread that exists until the process ends, like a driver's; returns when the call
+  // ends.
   static void call_from_driver(void (*call)(void*), void* argument);
   void* allocate_piece(size_t num_bytes, Kind kind);
-  // NULL where there is no memory left; then `free_bytes` says how much there is.
+  // Returns NULL if there is no free memory, and sets `free_bytes` to the free amount.
   void* take_piece(size_t num_bytes, Kind kind, uint64_t* free_bytes);
   bool is_device_memory(const void* address) const;
   void free_piece(void* memory, size_t num_bytes, Kind kind) noexcept;
-  // Of the device or pinned; NULL: neither.
+  // Device or pinned memory that contains the address; NULL if there is none.
   const std::pair<size_t, Kind>* piece_of(const void* address) const;
   void copy_now(void* to, const void* from, size_t num_bytes);
-  // What every call that would reach a GPU begins with.
-  // `doing`: for the message.
+  // Every call that would use a GPU calls this first.
+  // `doing`: description for the message.
   void reach_locked(const std::string& doing = "a call");
   void count_wait();
 
   mutable std::mutex mutex_;
-  std::unique_ptr<LateWork> late_;  // NULL: everything happens at once
+  std::unique_ptr<LateWork> late_;  // NULL: all work is done at once
   uint64_t total_bytes_;
   int number_;
   std::set<const void*> loaded_kernels_;

@@ -1,5 +1,5 @@
-// Whose the streams of emulated devices are, and which of them are captured into a graph, so that
-// tests meet what CUDA refuses.
+// Devices of emulated streams, and which streams are being captured into a graph, so that tests can
+// reproduce errors of CUDA.
 #ifndef SPARRING_HKV_DEVICE_EMULATED_STREAMS_H_
 #define SPARRING_HKV_DEVICE_EMULATED_STREAMS_H_
 
@@ -17,36 +17,37 @@ inline std::string emulated_name(int number) {
   return number == 0 ? "emulated" : "emulated:" + std::to_string(number);
 }
 
-// Threads: everything from any thread. A stream that was not added, the default one included,
+// Threads: all functions are thread-safe. A stream that was not added, including the default stream,
 // belongs to every device.
 class EmulatedStreams {
  public:
   void add(Stream stream, int device);
   void remove(Stream stream) noexcept;
 
-  // As Device::check_stream_device and Device::check_stream_capture.
+  // See Device::check_stream_device and Device::check_stream_capture.
   void check_device(Stream stream, int device) const;
   void check_capture(Stream stream) const;
 
-  // What a GPU does that is handed work: it throws DeviceError where the stream is captured, whose
-  // capture is spoilt then, or another device's. Copies, waits and the order of streams may
-  // concern any device's.
+  // Emulates enqueueing work on a GPU: throws DeviceError if the stream belongs to another device or
+  // is being captured, which invalidates the capture. Copies, waits and the order of streams may
+  // involve streams of any device.
   void use(Stream stream);
   void use(Stream stream, int device);
 
-  // A call that CUDA counts as unsafe while a graph is captured: it waits, asks for an event, or
-  // takes or frees pinned memory. Throws DeviceError, and spoils the captures that the calling
-  // thread's mode makes it meet: all of them, but for those of other threads where it is 1
-  // (thread-local); none where it is relaxed.
+  // Emulates a call that CUDA considers unsafe during a capture: it waits, queries an event, or
+  // allocates or frees pinned memory. Throws DeviceError and invalidates captures depending on the
+  // mode of the calling thread: all captures, only those of this thread (mode 1, thread-local), or
+  // none (relaxed).
   void use_unsafely();
-  // The calling thread's; 0: global, CUDA's default.
+  // The mode of the calling thread; 0: global, CUDA's default.
   inline static thread_local int capture_mode = 0;
 
-  // How often the default stream was given work: on a GPU it waits for others, and they for it.
+  // Number of times work was enqueued on the default stream, which on a GPU synchronizes with
+  // others.
   uint64_t num_default_uses() const;
 
   void begin_capture(Stream stream);
-  // Whether nothing has spoilt it.
+  // Whether the capture is still valid.
   bool end_capture(Stream stream);
 
  private:
@@ -54,9 +55,9 @@ class EmulatedStreams {
     int device = 0;
     bool is_captured = false;
     bool is_spoilt = false;
-    std::thread::id captures{};  // the thread that began it
+    std::thread::id captures{};  // the thread that started the capture
   };
-  // What is known of a stream.
+  // Returns the state of a stream.
   Known find(Stream stream) const;
 
   mutable std::mutex mutex_;

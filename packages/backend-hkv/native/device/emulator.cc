@@ -25,7 +25,7 @@ constexpr unsigned num_lanes = 32;
 std::mutex schedule_mutex;
 Schedule current_schedule;
 
-// SplitMix64, as in table/hash.h: good enough to draw orders.
+// SplitMix64, as in table/hash.h: sufficient to draw random orders.
 class Draw {
  public:
   explicit Draw(uint64_t seed) : state_(seed) {}
@@ -73,7 +73,7 @@ std::string where(const Lane& lane) {
 bool is_same_place(const Lane& left, const Lane& right) {
   if (left.waits_at != right.waits_at) return false;
   if (left.waits_at == Operation::kDone) return true;
-  // One place has one name, most of the time at one address.
+  // Equal locations have equal names, usually at the same address.
   const char* left_file = left.place.file_name();
   const char* right_file = right.place.file_name();
   return left.place.line() == right.place.line() && left.place.column() == right.place.column() &&
@@ -82,7 +82,7 @@ bool is_same_place(const Lane& left, const Lane& right) {
 }
 
 class BlockRun;
-// The block and the lane that this thread runs; null outside of kernels.
+// The block and the lane that this thread runs; null outside kernels.
 thread_local BlockRun* running_block = nullptr;
 thread_local Lane* running_lane = nullptr;
 
@@ -111,14 +111,14 @@ class WarpRun {
     return std::any_of(lanes, lanes + num_lanes,
                        [](const Lane& lane) { return lane.waits_at == Operation::kNone; });
   }
-  // Where all lanes are, once none can go on.
+  // The operation at which all lanes are, when none can continue.
   Operation state() const { return lanes[0].waits_at; }
   void pass() {
     exchanges[lanes[0].parity].ballot = 0;
     for (Lane& lane : lanes) lane.waits_at = Operation::kNone;
   }
 
-  // Runs each lane until it waits or pauses; lets all pass where they have met.
+  // Runs each lane until it waits or pauses; lets all continue if they wait at the same operation.
   void advance(Draw& draw, bool is_shuffled) {
     if (is_shuffled) draw.shuffle(order_);
     for (const unsigned number : order_) {
@@ -146,7 +146,7 @@ class WarpRun {
 
 namespace {
 
-// One block at a time: its warps, their stacks, its shared memory.
+// Runs one block at a time: its warps, their stacks, its shared memory.
 class BlockRun {
  public:
   void run(const Task& task, unsigned index, const Schedule& schedule) {
@@ -157,7 +157,7 @@ class BlockRun {
     is_shuffled_ = schedule.seed != 0;
     draw_ = Draw(schedule.seed * 0x2545f4914f6cdd1du + index);
     failure_.clear();
-    // Of exactly the size asked for, so that AddressSanitizer sees what is beyond.
+    // Of exactly the requested size, so that AddressSanitizer detects accesses beyond it.
     struct Free {
       void operator()(void* memory) const { ::operator delete(memory, std::align_val_t(16)); }
     };
@@ -178,13 +178,13 @@ class BlockRun {
     }
   }
 
-  // From within a lane.
+  // Called by a lane.
   void pause_sometimes() {
     if (is_shuffled_ ? draw_.next() % 8 != 0 : ++num_atomics_ % 64 != 0) return;
     Lane* self = running_lane;
     self->warp->fibers[self->number].pause();
   }
-  // A text that stays: what is on a lane's stack is never unwound.
+  // The text must be static: objects on a lane's stack are never destroyed.
   [[noreturn]] void fail(const char* message) {
     failure_ = message;
     for (;;) running_lane->warp->fibers[running_lane->number].pause();
@@ -233,7 +233,7 @@ class BlockRun {
   std::string failure_;
 };
 
-// Making stacks costs more than running small kernels: they are kept.
+// Creating stacks costs more than running small kernels, so they are reused.
 class BlockRuns {
  public:
   std::unique_ptr<BlockRun> take() {
@@ -333,7 +333,7 @@ void run(const Task& task) {
     try {
       for (unsigned i; (i = next.fetch_add(1)) < task.num_blocks;) block->run(task, order[i], as);
     } catch (...) {
-      next = task.num_blocks;  // the others stop too
+      next = task.num_blocks;  // stops the other threads too
       const std::lock_guard<std::mutex> lock(mutex);
       if (!failure) failure = std::current_exception();
     }

@@ -15,7 +15,7 @@ namespace {
 
 constexpr uint64_t seeds[] = {0, 1, 2, 3, 4};
 
-// Writes, for each warp, what each of its operations gave.
+// Writes the result of each operation for each warp.
 struct Operations {
   static constexpr unsigned block_threads = 128;
   uint32_t* results;  // (warps, 32, 8) uint32, device
@@ -58,7 +58,7 @@ void warp_operations_give_what_cuda_gives() {
   }
 }
 
-// Reverses blocks of numbers through shared memory.
+// Reverses blocks of numbers in shared memory.
 struct Reverses {
   static constexpr unsigned block_threads = 256;
   uint32_t* values;
@@ -81,7 +81,7 @@ void warps_of_a_block_meet() {
   }
 }
 
-// Adds up with atomics, and with a lock that lanes of one warp contend for.
+// Sums with atomics, and with a lock for which lanes of one warp compete.
 struct AddsUp {
   static constexpr unsigned block_threads = 64;
   uint64_t* sum;
@@ -173,12 +173,12 @@ void broken_kernels_are_reported_not_hung() {
     CHECK(names(error_of(SkipsBlockSync{}), "all warps must meet at one block.sync"));
     alignas(16) const char bytes[64] = {};
     CHECK(names(error_of(Misaligned{bytes}), "16 bytes"));
-    // The stacks are used again.
+    // The stacks are reused.
     warps_of_a_block_meet();
   }
 }
 
-// The order in which lanes come, as numbers drawn from a counter.
+// The order in which lanes run, as numbers from a counter.
 struct Order {
   static constexpr unsigned block_threads = 64;
   uint32_t* next;

@@ -16,8 +16,8 @@
 #endif
 
 #if defined(__x86_64__)
-// Saves the registers that a call must keep, stores the stack pointer at `*rdi`,
-// goes on with the stack `rsi` where this function left it.
+// Saves the callee-saved registers, stores the stack pointer at `*rdi`, and
+// continues with the stack `rsi`, where this function was left.
 extern "C" void sparring_switch_stack(void** save, void* load);
 asm(R"(
 .text
@@ -81,8 +81,8 @@ void Fiber::start(void (*run)(void*), void* argument) {
   __asan_unpoison_memory_region(stack_, stack_bytes);
 #endif
 #if defined(__x86_64__)
-  // As sparring_switch_stack leaves it: six registers, then where it returns to.
-  // A function begins with its stack pointer 8 below a multiple of 16.
+  // The layout in which sparring_switch_stack leaves a stack: six registers, then the
+  // return address. At the start of a function the stack pointer is 8 below a multiple of 16.
   auto* top = reinterpret_cast<void**>(stack_ + stack_bytes - 24);
   top[-1] = reinterpret_cast<void*>(&Fiber::enter);
   for (int i = 2; i <= 7; ++i) top[-i] = nullptr;
@@ -134,7 +134,7 @@ void Fiber::pause() {
   __tsan_switch_to_fiber(thread_of_resumer_, 0);
 #endif
 #if defined(__SANITIZE_ADDRESS__)
-  // A fiber that ends gives its fake stack back.
+  // A fiber that ends releases its fake stack.
   __sanitizer_start_switch_fiber(is_done_ ? nullptr : &fake_stack_, resumer_stack_,
                                  resumer_stack_bytes_);
 #endif

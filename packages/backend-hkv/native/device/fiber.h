@@ -1,8 +1,8 @@
-// A function that can be left in its middle and gone on with later: a lane of
-// the emulator. A fiber stays on the thread that first ran it until it ends.
+// A function that can be suspended and resumed: a lane of the emulator. A fiber
+// stays on the thread that first ran it until it ends.
 //
-// On x86-64 a switch is a dozen instructions; elsewhere it is swapcontext.
-// AddressSanitizer and ThreadSanitizer are told of each switch.
+// On x86-64 a switch takes a dozen instructions; other processors use swapcontext.
+// AddressSanitizer and ThreadSanitizer are notified of each switch.
 #ifndef SPARRING_HKV_DEVICE_FIBER_H_
 #define SPARRING_HKV_DEVICE_FIBER_H_
 
@@ -17,7 +17,7 @@ namespace sparring::device {
 
 class Fiber {
  public:
-  // Bytes of a fiber's stack; touched pages only are resident.
+  // Size of a fiber's stack in bytes; only used pages are resident.
   static constexpr size_t stack_bytes = 256 * 1024;
 
   Fiber();
@@ -25,12 +25,12 @@ class Fiber {
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 
-  // The next resume() calls run(argument) from its beginning. What an earlier
-  // run left on the stack is forgotten, not unwound.
+  // The next resume() calls run(argument) from its start. Objects that an earlier
+  // run left on the stack are not destroyed.
   void start(void (*run)(void*), void* argument);
   // Runs the fiber until it calls pause() or its function returns.
   void resume();
-  // Back to the caller of resume(). REQUIRES: called by the fiber itself.
+  // Returns to the caller of resume(). REQUIRES: called by the fiber itself.
   void pause();
   bool is_done() const { return is_done_; }
 
@@ -50,7 +50,7 @@ class Fiber {
   ucontext_t fiber_context_;
   ucontext_t resumer_context_;
 #endif
-  // For the sanitizers.
+  // State for the sanitizers.
   void* fake_stack_ = nullptr;
   void* thread_of_fiber_ = nullptr;
   void* thread_of_resumer_ = nullptr;

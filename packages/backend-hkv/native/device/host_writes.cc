@@ -12,7 +12,7 @@ HostWrites::~HostWrites() {
     try {
       device_.wait_event(piece.event);
     } catch (const DeviceError&) {
-      // A device that has failed reads nothing more.
+      // A device that has failed reads no more.
     }
     device_.free_event(piece.event);
     device_.free_pinned(piece.memory, piece.num_bytes);
@@ -35,7 +35,7 @@ void HostWrites::write(void* to, const void* from, size_t num_bytes, Stream stre
     try {
       device_.record(piece->event, stream);
     } catch (const DeviceError&) {
-      device_.wait(stream);  // the piece may be used again
+      device_.wait(stream);  // the buffer may be reused
       throw;
     }
   }
@@ -61,7 +61,7 @@ auto HostWrites::take(size_t num_bytes) -> const Piece* {
         pieces_.push_back(piece);
         return &pieces_.back();
       } catch (const OutOfDeviceMemory&) {
-        // One that is in use, then.
+        // No free buffer; a used one is waited for.
       }
     }
     found = std::find_if(pieces_.begin(), pieces_.end(), fits);

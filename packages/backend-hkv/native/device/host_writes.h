@@ -1,10 +1,11 @@
-// Copies of host memory to a device, read before the call returns, whatever memory it is:
-// via pinned pieces, which are used again once their copy is done.
+// Copies host memory to a device and reads it before the call returns, for any kind of memory. The
+// data are copied to pinned buffers, which are reused when their copy is done.
 //
-//   host ──memcpy──► piece ──stream──► device
+//   host ──memcpy──► buffer ──stream──► device
 //
-// A copy straight from pageable memory is read then on most machines, but NVIDIA promises it for
-// none, and a GPU that reads the host's memory by itself (GH200) may read it later.
+// On most machines a direct copy from pageable memory also reads it before returning, but NVIDIA
+// does
+// not guarantee it, and a GPU that can read host memory itself (GH200) may read it later.
 #ifndef SPARRING_HKV_DEVICE_HOST_WRITES_H_
 #define SPARRING_HKV_DEVICE_HOST_WRITES_H_
 
@@ -18,19 +19,19 @@ namespace sparring::device {
 
 class HostWrites {
  public:
-  // Longer copies take several pieces.
+  // Larger copies use several buffers.
   static constexpr size_t kMostPieceBytes = size_t{1} << 20;
   static constexpr size_t kLeastPieceBytes = size_t{4} << 10;
-  // Of pinned memory; a caller that needs more waits for the oldest piece.
+  // Maximum pinned memory; beyond it, a caller waits for the oldest buffer.
   static constexpr size_t kMostBytes = size_t{16} << 20;
 
   explicit HostWrites(Device& device) : device_(device) {}
-  // Waits for what is under way.
+  // Waits for copies in progress.
   ~HostWrites();
   HostWrites(const HostWrites&) = delete;
   HostWrites& operator=(const HostWrites&) = delete;
 
-  // Without pinned memory it waits for the stream. Throws DeviceError.
+  // Waits for the stream if there is no pinned memory. Throws DeviceError.
   void write(void* to, const void* from, size_t num_bytes, Stream stream);
 
  private:
@@ -40,13 +41,13 @@ class HostWrites {
     Event event;
   };
 
-  // NULL where there is no pinned memory. The piece becomes the newest.
+  // Returns NULL if there is no pinned memory. The buffer becomes the newest.
   const Piece* take(size_t num_bytes);
 
   Device& device_;
   std::mutex mutex_;
-  std::vector<Piece> pieces_;  // the least recently used first
-  size_t num_bytes_ = 0;       // of all pieces
+  std::vector<Piece> pieces_;  // least recently used first
+  size_t num_bytes_ = 0;       // of all buffers
 };
 
 }  // namespace sparring::device

@@ -24,7 +24,7 @@ bool holds(Device& device, const Buffer& buffer, const std::vector<char>& expect
   return found == expected;
 }
 
-// What the emulator is for: on a GPU it may show, or not.
+// The emulator always shows this effect; a GPU may or may not.
 void a_plain_copy_reads_its_source_late() {
   const auto device = EmulatedDevice::make_late(1);
   const Stream stream = device->make_stream();
@@ -60,7 +60,7 @@ void pieces_are_used_again_and_bounded() {
   const uint64_t pieces = device.num_lasting_allocations();
   for (int i = 0; i < 100; ++i) device.write(to.as<void>(), from.data(), 64, nullptr);
   CHECK(device.num_lasting_allocations() == pieces && device.num_waits() == 0);
-  // Nothing passes by itself on a late stream: beyond 16 MiB the oldest piece is waited for.
+  // No work on a late stream is done by itself: beyond 16 MiB, the oldest buffer is waited for.
   const auto late = EmulatedDevice::make_late(7);
   const Stream stream = late->make_stream();
   const size_t num_bytes = 2 * HostWrites::kMostBytes;

@@ -1,6 +1,8 @@
-// The kernels of this module: what their names are, and where they are, so that a device loads all
-// of them when it is opened. The driver else loads one when it is first started, may need memory for
-// it, and may find none amid a change.
+// The names and addresses of the kernels of this module, so that a device loads all of them when it
+// is
+// opened. Otherwise the driver would load each at its first launch, which needs memory and could
+// fail
+// in the middle of an update.
 #ifndef SPARRING_HKV_DEVICE_KERNEL_LIST_H_
 #define SPARRING_HKV_DEVICE_KERNEL_LIST_H_
 
@@ -14,7 +16,7 @@
 
 namespace sparring::device {
 
-// A name as it stands in the source.
+// The name as written in the source.
 inline std::string plain_name(const char* mangled) {
   int status = 0;
   const std::unique_ptr<char, void (*)(void*)> plain(
@@ -22,8 +24,8 @@ inline std::string plain_name(const char* mangled) {
   return plain != nullptr ? plain.get() : mangled;
 }
 
-// CUDA's functions; on the emulator anything that tells one from another. It is complete when the
-// module is loaded.
+// The addresses of CUDA functions; on the emulator, any unique addresses. The list is complete when
+// the module is loaded.
 inline std::vector<const void*>& all_kernels() {
   static std::vector<const void*> kernels;
   return kernels;

@@ -1,12 +1,13 @@
-// The work of emulated streams, for tests that want it late: nothing happens before somebody
-// waits, and then what streams and events leave open is decided by a seed.
+// Work of emulated streams that is deferred, for tests: nothing is done until somebody waits, and
+// then
+// a seed determines the order, as far as streams and events permit.
 //
-//   stream a   kernel │ record e │ copy            put: behind what is there
-//   stream b   kernel │ after e  │ kernel          wait: fronts of streams, drawn one by one, until
+//   stream a   kernel │ record e │ copy            enqueue: append to the queue
+//   stream b   kernel │ after e  │ kernel          wait: run the first work of random streams until
 //                                                  the stream is empty
 //
-// So a read on one stream of data that another one writes, without an event between them, finds
-// the old data for some seed; a read of results without waiting always does.
+// So if one stream reads data that another writes, without an event between them, it reads the old
+// data with some seeds; a read of results without waiting always does.
 #ifndef SPARRING_HKV_DEVICE_LATE_WORK_H_
 #define SPARRING_HKV_DEVICE_LATE_WORK_H_
 
@@ -23,7 +24,7 @@
 
 namespace sparring::device {
 
-// Threads: everything from any thread. Work must not call this.
+// Threads: all functions are thread-safe. Work must not call them.
 class LateWork {
  public:
   using Work = std::function<void()>;
@@ -33,14 +34,14 @@ class LateWork {
   void put(Stream stream, Work work);
   void record(Event event, Stream stream);
   void order_after(Event event, Stream stream);
-  // The stream was given back: what is on it still happens, and its address may come again.
+  // The stream was destroyed: its work is still done, and its address may be reused.
   void forget_stream(Stream stream);
   void forget_event(Event event);
 
-  // Throw what work throws; std::logic_error where streams wait for one another.
+  // Throw the exceptions of work, and std::logic_error if streams wait for each other.
   void wait(Stream stream);
   void wait_event(Event event);
-  // Some work may happen.
+  // May run some work.
   bool is_done(Event event);
   void finish();
 
@@ -50,19 +51,19 @@ class LateWork {
   };
   struct Piece {
     Work work;
-    std::shared_ptr<Point> after;    // NULL: nothing
-    std::shared_ptr<Point> reaches;  // NULL: nothing
+    std::shared_ptr<Point> after;    // may be NULL
+    std::shared_ptr<Point> reaches;  // may be NULL
   };
   using Line = std::deque<Piece>;
 
   void put_locked(Stream stream, Piece piece);
-  // Does the front of a line that is drawn; false if there is none.
+  // Runs the first work of a random queue; returns false if there is none.
   bool step();
 
   std::mutex mutex_;
   std::mt19937_64 random_;
   std::map<Stream, std::shared_ptr<Line>> lines_;
-  std::vector<std::shared_ptr<Line>> all_;  // given back or not; none is empty
+  std::vector<std::shared_ptr<Line>> all_;  // of existing and destroyed streams; none is empty
   std::map<Event, std::shared_ptr<Point>> points_;
 };
 

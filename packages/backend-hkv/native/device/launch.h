@@ -1,4 +1,4 @@
-// Starts kernels. Include it where nvcc compiles (*.cu), or for the emulator.
+// Launches kernels. Include it in files that nvcc compiles (*.cu), or for the emulator.
 #ifndef SPARRING_HKV_DEVICE_LAUNCH_H_
 #define SPARRING_HKV_DEVICE_LAUNCH_H_
 
@@ -24,8 +24,9 @@
 
 namespace sparring::device {
 
-// Enough blocks of `block_threads` for one thread a piece, at most `most`: for
-// kernels that stride over the grid.
+// The number of blocks of `block_threads` for one thread per item, at most `most`, for kernels with
+// a
+// grid-stride loop.
 constexpr unsigned blocks_for(uint64_t num_pieces, unsigned block_threads, unsigned most) {
   const uint64_t blocks = (num_pieces + block_threads - 1) / block_threads;
   return static_cast<unsigned>(std::clamp<uint64_t>(blocks, 1, most));
@@ -46,19 +47,20 @@ template <class Kernel>
 const bool KernelRecord<Kernel>::is_listed =
     list_kernel(reinterpret_cast<const void*>(&run_kernel<Kernel>));
 
-// As launch, at once. Throws DeviceError if the launch was refused, OutOfDeviceMemory if for want of memory, DeviceLost if the device failed before.
+// Like launch, but immediately. Throws DeviceError if the launch was rejected, OutOfDeviceMemory if
+// memory was insufficient, and DeviceLost if the device failed before.
 template <class Kernel>
 void launch_now(Device& device, const Shape& shape, Stream stream, const Kernel& kernel) {
   static_assert(std::is_trivially_copyable_v<Kernel> && Kernel::block_threads % warp_lanes == 0);
   const InUse here(device);
-  static_cast<void>(KernelRecord<Kernel>::is_listed);  // this use of it lists the kernel
+  static_cast<void>(KernelRecord<Kernel>::is_listed);  // this use adds the kernel to the list
   if (shape.shared_bytes > 48 * 1024) {
     throw_if_failed(cudaFuncSetAttribute(run_kernel<Kernel>,
                                          cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          static_cast<int>(shape.shared_bytes)),
                     "asking for shared memory");
   }
-  // Not <<<>>>, whose failure is told from what others left in the thread's last error.
+  // Not <<<>>>, whose failure could not be told from an earlier error of the thread.
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(shape.num_blocks);
   config.blockDim = dim3(Kernel::block_threads);
@@ -78,7 +80,8 @@ struct KernelRecord {
 template <class Kernel>
 const bool KernelRecord<Kernel>::is_listed = list_kernel(&KernelRecord<Kernel>::is_listed);
 
-// Throws KernelError if the kernel breaks a rule of warp.h; of a late stream, from the wait.
+// Throws KernelError if the kernel violates a rule of warp.h; with a late stream, the wait throws
+// it.
 template <class Kernel>
 void launch_now(Device& device, const Shape& shape, Stream stream, const Kernel& kernel) {
   const InUse here(device);
@@ -96,7 +99,7 @@ void launch_now(Device& device, const Shape& shape, Stream stream, const Kernel&
 
 #endif
 
-// Kernels of one type, a range of blocks each.
+// Several kernels of one type, each with a range of blocks.
 template <class Kernel>
 struct BatchOf {
   static constexpr unsigned block_threads = Kernel::block_threads;
@@ -134,7 +137,7 @@ inline constexpr LaunchBatch::Kind kBatchKind{
                  BatchOf<Kernel>{static_cast<const Kernel*>(kernels), first_blocks, count});
     }};
 
-// Starts a kernel, or adds it to the thread's batch. Throws as launch_now.
+// Launches a kernel, or adds it to the batch of the thread. Throws the errors of launch_now.
 template <class Kernel>
 void launch(Device& device, const Shape& shape, Stream stream, const Kernel& kernel) {
   if constexpr (requires { Kernel::is_batched; }) {

@@ -8,7 +8,7 @@ namespace {
 constexpr size_t alignment = 16;
 size_t aligned(size_t num_bytes) { return (num_bytes + alignment - 1) / alignment * alignment; }
 
-// Puts the batch back, also where a launch throws.
+// Restores the batch, even if a launch throws.
 class Suspended {
  public:
   explicit Suspended(LaunchBatch*& current) : current_(current), before_(std::exchange(current, nullptr)) {}
@@ -86,7 +86,7 @@ auto LaunchBatch::take_groups() -> std::vector<Group> {
 }
 
 void LaunchBatch::launch_groups(const std::vector<Group>& groups) {
-  // The kernels of all groups and where their blocks begin, in one copy.
+  // The kernels of all groups and their first blocks, in one copy.
   std::vector<std::byte> arguments;
   const auto append = [&](const void* from, size_t num_bytes) {
     const size_t at = arguments.size();

@@ -1,13 +1,15 @@
-// Launches of several like pieces of work, as one: what N tables do in a step takes as many launches
-// as what one of them does.
+// Combines launches of similar work: a step of N tables takes as many launches as a step of one
+// table.
 //
-//   line 0   Locate │ Describe │ Update          A line is what one table launches, in its order.
-//   line 1   Locate │ Describe │ Update          flush: fronts that are of one kernel go together,
-//   line 2   Locate │ Sort ⇒ flush …             a range of blocks each.
+//   line 0   Locate │ Describe │ Update          A line contains the launches of one table, in order.
+//   line 1   Locate │ Describe │ Update          flush: if the first launches of several lines use the
+//   line 2   Locate │ Sort ⇒ flush …             same kernel, they become one, with a range of blocks each.
 //
-// While a batch lives, launches of its thread are kept in it, where their kernel says
-// `is_batched` and they are for its device and stream. Everything else that is put on a stream is put
-// there behind them: it flushes. Memory that is freed meanwhile is freed behind them too.
+// While a batch exists, launches of its thread on its device and stream are added to it if the
+// kernel
+// has `is_batched`. Any other work on the stream flushes the batch first. Memory that is freed
+// meanwhile is freed after the flush, too.
+//
 #ifndef SPARRING_HKV_DEVICE_LAUNCH_BATCH_H_
 #define SPARRING_HKV_DEVICE_LAUNCH_BATCH_H_
 
@@ -28,7 +30,7 @@ struct Shape {
 
 class LaunchBatch {
  public:
-  // What launch.h knows of a kernel.
+  // The properties of a kernel type, from launch.h.
   struct Kind {
     size_t kernel_bytes;
     void (*launch_one)(Device& device, Stream stream, const Shape& shape, const void* kernel);
@@ -37,24 +39,24 @@ class LaunchBatch {
                        const uint32_t* first_blocks, uint32_t count);
   };
 
-  // Becomes the calling thread's, which has none.
+  // Becomes the batch of the calling thread, which must have none.
   LaunchBatch(Device& device, Stream stream);
-  // REQUIRES: it was flushed, or what is left shall not be done.
+  // REQUIRES: the batch was flushed; otherwise its remaining launches are discarded.
   ~LaunchBatch();
   LaunchBatch(const LaunchBatch&) = delete;
   LaunchBatch& operator=(const LaunchBatch&) = delete;
 
-  // What follows depends on nothing in other lines.
+  // Starts a line, which must not depend on other lines.
   void begin_line() { lines_.emplace_back(); }
-  // Throws DeviceError, OutOfDeviceMemory; what was not launched then is forgotten.
+  // Throws DeviceError, OutOfDeviceMemory; launches that were not made are discarded.
   void flush();
 
   void add(const Kind& kind, const Shape& shape, const void* kernel);
 
-  // The calling thread's, if it takes launches for these.
+  // The batch of the calling thread if it accepts launches for these, else NULL.
   static LaunchBatch* current(const Device& device, Stream stream);
   static void flush_current();
-  // Returns whether it will free the memory.
+  // Returns whether the batch will free the memory.
   static bool takes_free(Device& device, void* memory, size_t num_bytes, Stream stream,
                          Lifetime lifetime);
 

@@ -1,4 +1,4 @@
-// What marks functions of kernels, for nvcc and for any other compiler.
+// Attributes of functions in kernels, for nvcc and for other compilers.
 #ifndef SPARRING_HKV_DEVICE_MACROS_H_
 #define SPARRING_HKV_DEVICE_MACROS_H_
 
@@ -6,7 +6,7 @@
 // Runs on the device only / on both sides.
 #define SPARRING_DEVICE __device__ __forceinline__
 #define SPARRING_HOST_DEVICE __host__ __device__ __forceinline__
-// Before a loop: written out, so that its arrays lie in registers / left a loop.
+// Before a loop: unroll it, so that its arrays are in registers / do not unroll it.
 #define SPARRING_UNROLL _Pragma("unroll")
 #define SPARRING_NO_UNROLL _Pragma("unroll 1")
 #else

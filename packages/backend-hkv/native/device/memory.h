@@ -1,11 +1,12 @@
-// A device's memory and streams, behind an interface: CUDA's, or the host's for
-// the emulator, which can fail on demand.
+// An interface for the memory and streams of a device: CUDA, or the host for the
+// emulator, which can inject failures.
 //
-// Streams order everything here that takes one. Nothing waits for the device
-// but the functions named wait_*, and allocate_pinned / free_pinned.
+// All functions that take a stream are ordered by it. Only the functions named
+// wait_*, allocate_pinned and free_pinned wait for the device.
 //
-// Ownership: who allocates frees, on a stream that comes after the last use.
-// Threads: all functions from any thread; a Buffer from one at a time.
+// Ownership: memory is freed by the code that allocated it, on a stream that is
+// ordered after the last use.
+// Threads: all functions are thread-safe; a Buffer is used by one thread at a time.
 #ifndef SPARRING_HKV_DEVICE_MEMORY_H_
 #define SPARRING_HKV_DEVICE_MEMORY_H_
 
@@ -20,26 +21,27 @@
 
 namespace sparring::device {
 
-// cudaStream_t and cudaEvent_t, without their header. A null stream is the
-// device's default stream.
+// cudaStream_t and cudaEvent_t, without including their header. A null stream is
+// the device's default stream.
 using Stream = void*;
 using Event = void*;
 
-// The device refused a call, and did nothing of it; it goes on.
+// The device rejected a call and did nothing; it remains usable.
 class DeviceError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// The device has failed, and stays so in this process: a lost GPU, a kernel that went astray.
-// What was put on it before may not have happened.
+// The device has failed permanently for this process: the GPU was lost, or a kernel made an invalid
+// access. Work enqueued before may not have been done.
 class DeviceLost : public DeviceError {
  public:
   using DeviceError::DeviceError;
 };
 
-// Nothing may be put on the stream that was handed over, and nothing was. Says whose stream it is,
-// and what to hand over.
+// The stream cannot be used, and no work was enqueued on it. The message names the owner of the
+// stream
+// and a stream to use instead.
 class StreamRefused : public DeviceError {
  public:
   using DeviceError::DeviceError;
@@ -47,7 +49,7 @@ class StreamRefused : public DeviceError {
 
 class OutOfDeviceMemory : public std::runtime_error {
  public:
-  // `used_for`: what the driver needed it for, which does not say how much.
+  // `used_for`: purpose for which the driver needed memory, if the amount is unknown.
   OutOfDeviceMemory(uint64_t asked, uint64_t available, const std::string& used_for = "")
       : std::runtime_error(std::to_string(asked) + " bytes of device memory were asked for, " +
                            std::to_string(available) + " are free"),
@@ -56,7 +58,7 @@ class OutOfDeviceMemory : public std::runtime_error {
         note(used_for.empty() ? "" : " (" + used_for + "; the driver does not say how many)") {}
   uint64_t asked_bytes;
   uint64_t free_bytes;
-  std::string note;  // to be said behind the numbers
+  std::string note;  // appended to the message
 };
 
 struct MemoryInfo {
@@ -64,16 +66,16 @@ struct MemoryInfo {
   uint64_t total_bytes;
 };
 
-// What memory is for. A table's rows and index last, and are taken and given back seldom; the
-// memory of a call is temporary, and taken again by each call. The two are separate, so that
-// neither keeps the other's memory from being given back.
+// How long memory is used. The rows and index of a table are lasting: they are allocated and freed
+// seldom. The memory of a call is temporary and allocated again by each call. They are separate, so
+// that neither prevents the release of the other.
 enum class Lifetime { kTemporary, kLasting };
 
-// What was taken of a device and not given back.
+// Memory that was allocated on a device and not freed.
 struct MemoryUse {
   uint64_t lasting_bytes;
   uint64_t temporary_bytes;
-  uint64_t kept_bytes;  // given back, and kept for the next call
+  uint64_t kept_bytes;  // freed, and kept for the next call
 };
 
 class HostWrites;
@@ -85,47 +87,48 @@ class Device {
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
 
-  // "cuda:0", "emulated"
+  // For example "cuda:0" or "emulated".
   virtual std::string name() const = 0;
-  // For the size of grids that stride.
+  // For the size of grids with a grid-stride loop.
   virtual unsigned num_multiprocessors() const = 0;
   virtual MemoryInfo memory() const = 0;
-  // Makes it the calling thread's device, as every function here does itself.
+  // Makes it the calling thread's device. All functions here do so themselves.
   virtual void use() const = 0;
 
   // Throws DeviceLost if the device has failed.
   virtual void check() const = 0;
 
-  // At least 256-byte aligned; the content is undefined. 0 bytes: null.
+  // At least 256-byte aligned; the content is undefined. Returns null for 0 bytes.
   // Throws OutOfDeviceMemory, DeviceError.
   virtual void* allocate(size_t num_bytes, Stream stream,
                          Lifetime lifetime = Lifetime::kTemporary) = 0;
   virtual void free(void* memory, size_t num_bytes, Stream stream,
                     Lifetime lifetime = Lifetime::kTemporary) noexcept = 0;
-  // Without pinned memory.
+  // Does not include pinned memory.
   virtual MemoryUse memory_use() const = 0;
-  // Host memory that kernels reach at the same address. Throws OutOfDeviceMemory.
+  // Host memory that kernels access at the same address. Throws OutOfDeviceMemory.
   virtual void* allocate_pinned(size_t num_bytes) = 0;
   virtual void free_pinned(void* memory, size_t num_bytes) noexcept = 0;
 
-  // Between any two of device, pinned and plain host memory, all of which must last until the
-  // stream is there; what is written to plain memory is there after wait().
+  // Copies between any two of device, pinned and pageable host memory, which must stay valid until
+  // the
+  // stream has executed the copy. Data copied to pageable memory are available after wait().
   virtual void copy(void* to, const void* from, size_t num_bytes, Stream stream) = 0;
-  // From host memory, which is read before the call returns.
+  // Copies from host memory, which is read before the call returns.
   void write(void* to, const void* from, size_t num_bytes, Stream stream);
   virtual void fill(void* memory, unsigned char byte, size_t num_bytes, Stream stream) = 0;
 
   virtual Stream make_stream() = 0;
   virtual void free_stream(Stream stream) noexcept = 0;
-  // Returns when everything on the stream is done. Throws DeviceError.
+  // Waits until all work on the stream is done. Throws DeviceError.
   virtual void wait(Stream stream) = 0;
-  // Throws StreamRefused where the stream is another device's. Does nothing on the stream.
+  // Throws StreamRefused if the stream belongs to another device. Enqueues nothing.
   virtual void check_stream_device(Stream stream) const = 0;
-  // Throws StreamRefused while the stream is captured into a graph, or where use of it would end
-  // another one's capture. Ends no capture itself.
+  // Throws StreamRefused while the stream is being captured into a graph, or if its use would
+  // invalidate the capture of another stream. Does not invalidate a capture itself.
   virtual void check_stream_capture(Stream stream) const = 0;
 
-  // Before work is put on a caller's stream. Throws StreamRefused as both do.
+  // Must be called before work is enqueued on a caller's stream. Throws StreamRefused like both.
   void check_stream(Stream stream) const {
     check_stream_device(stream);
     check_stream_capture(stream);
@@ -136,31 +139,31 @@ class Device {
   virtual void record(Event event, Stream stream) = 0;
   virtual void wait_event(Event event) = 0;
   virtual bool is_done(Event event) = 0;
-  // Later work on `stream` runs after the event; the calling thread does not wait.
+  // Orders later work on `stream` after the event, without waiting on the calling thread.
   virtual void order_after(Event event, Stream stream) = 0;
-  // `call(argument)` on a thread of the device's choice once the stream is
-  // there. It must not use the device.
+  // Calls `call(argument)` on a thread of the device's choice when the stream
+  // reaches it. The call must not use the device.
   virtual void call_on_host(Stream stream, void (*call)(void*), void* argument) = 0;
 
-  // The number of the calling thread's device, which `use` changes, and the way back.
+  // The number of the calling thread's device, which `use` changes, and a function that restores it.
   virtual int current() const = 0;
   virtual void make_current(int number) const noexcept = 0;
 
-  // Gives back to the device what others keep of its memory without using it, and returns whether
-  // there was any. Called by an allocation that finds no memory, once, before it fails; from any
-  // thread, under whatever locks the caller of `allocate` holds. It takes no memory here.
+  // Releases device memory that others keep without using it, and returns whether there was any. An
+  // allocation that finds no memory calls it once before it fails, on any thread and under the locks
+  // of the caller of `allocate`. It must not allocate memory here.
   using Reclaimer = std::function<bool()>;
-  // An empty one: there is none to call. A call that is running meanwhile ends later.
+  // An empty function removes the reclaimer. A call in progress may end later.
   void set_reclaimer(Reclaimer reclaimer);
 
  protected:
   bool reclaim();
-  // Gives back what `write` has kept: the first thing in a destructor.
+  // Frees the buffers of `write`; destructors must call it first.
   void end_writes() noexcept;
 
  private:
   std::mutex writes_mutex_;
-  std::unique_ptr<HostWrites> writes_;  // NULL: nothing was written yet
+  std::unique_ptr<HostWrites> writes_;  // NULL until the first write
   std::mutex reclaimer_mutex_;
   std::shared_ptr<const Reclaimer> reclaimer_;
 };
@@ -168,7 +171,7 @@ class Device {
 inline void Device::set_reclaimer(Reclaimer reclaimer) {
   auto next = reclaimer ? std::make_shared<const Reclaimer>(std::move(reclaimer)) : nullptr;
   const std::lock_guard<std::mutex> lock(reclaimer_mutex_);
-  reclaimer_.swap(next);  // the old one ends after the lock
+  reclaimer_.swap(next);  // the old one is destroyed after the lock is released
 }
 
 inline bool Device::reclaim() {
@@ -180,7 +183,7 @@ inline bool Device::reclaim() {
   return chosen != nullptr && (*chosen)();
 }
 
-// Makes a device the calling thread's, and puts back the one before at the end.
+// Makes a device the calling thread's, and restores the previous one at the end.
 class InUse {
  public:
   explicit InUse(const Device& device) : device_(device), before_(device.current()) {
@@ -195,7 +198,7 @@ class InUse {
   int before_;
 };
 
-// Device memory of one stream, freed with it.
+// Device memory that is allocated and freed on one stream.
 class Buffer {
  public:
   Buffer() = default;

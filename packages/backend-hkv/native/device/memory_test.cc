@@ -60,7 +60,7 @@ void an_allocation_that_finds_no_memory_asks_others_once() {
   });
   const Buffer fits(device, 400, nullptr);
   CHECK(num_asked == 0);
-  const Buffer more(device, 500, nullptr);  // what was held makes room
+  const Buffer more(device, 500, nullptr);  // kept memory is released for it
   CHECK(num_asked == 1);
   for (const bool has_given : {true, false}) {
     device.set_reclaimer([&, has_given] {

@@ -1,10 +1,11 @@
-// Moving rows of one size, up to 32 of them by a warp.
+// Moves rows of one size, up to 32 per warp.
 //
-//   lanes      0  1 | 2  3 | 4  5 | ...        rows of 32 bytes: two lanes a row, 16 rows at once
-//   lanes      0 ........ 15 | 16 ........ 31  rows of 256 bytes: 16 lanes a row, 2 rows at once
+//   lanes      0  1 | 2  3 | 4  5 | ...        rows of 32 bytes: two lanes per row, 16 rows at once
+//   lanes      0 ........ 15 | 16 ........ 31  rows of 256 bytes: 16 lanes per row, 2 rows at once
 //
-// Rows lie in no order, so each load takes as long as the memory does: a lane has four of them on
-// their way before it stores the first.
+// Rows are scattered in memory, so each load has the full memory latency. Therefore each lane has
+// four
+// loads in flight before it stores the first.
 #ifndef SPARRING_HKV_DEVICE_MOVE_ROWS_H_
 #define SPARRING_HKV_DEVICE_MOVE_ROWS_H_
 
@@ -16,9 +17,9 @@
 
 namespace sparring::device {
 
-// How the lanes of a warp share rows.
+// How the lanes of a warp are assigned to rows.
 struct RowShape {
-  uint32_t num_words;   // of a row
+  uint32_t num_words;   // per row
   uint32_t lanes_bits;  // 2^lanes_bits lanes move a row together
 };
 
@@ -29,7 +30,7 @@ RowShape row_shape(uint64_t row_bytes) {
   return shape;
 }
 
-// The most of 16, 4, 2 and 1 bytes that divides all of these.
+// The largest of 16, 4, 2 and 1 bytes that divides all of these numbers.
 inline unsigned word_bytes(std::initializer_list<uint64_t> numbers) {
   uint64_t all = 0;
   for (const uint64_t number : numbers) all |= number;
@@ -37,7 +38,7 @@ inline unsigned word_bytes(std::initializer_list<uint64_t> numbers) {
 }
 inline uint64_t address(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
 
-// Calls body.template operator()<Word>() with the word of that many bytes.
+// Calls body.template operator()<Word>() with a word of that many bytes.
 template <class Body>
 void with_word(unsigned bytes, const Body& body) {
   switch (bytes) {
@@ -52,7 +53,7 @@ void with_word(unsigned bytes, const Body& body) {
   }
 }
 
-// Whether rows are read again soon.
+// Whether rows will be read again soon.
 enum class Reading { kOnce, kAgain };
 
 template <class Word, Reading kReading>
@@ -72,8 +73,9 @@ SPARRING_DEVICE void store_word(char* to, const Word& word) {
   }
 }
 
-// Each lane brings where its row comes from (NULL: zeros) and where it goes (NULL: nowhere);
-// rows of lanes from `num_rows` on go nowhere. All lanes of the warp call this together.
+// Each lane passes the source of its row (NULL: zeros) and its destination (NULL: none). Rows of
+// lanes
+// from `num_rows` on are skipped. All lanes of the warp must call this together.
 template <class Word, Reading kReading>
 SPARRING_DEVICE void move_rows(const Warp& warp, const RowShape& shape, unsigned num_rows,
                                const char* from, char* to) {
@@ -89,7 +91,7 @@ SPARRING_DEVICE void move_rows(const Warp& warp, const RowShape& shape, unsigned
     for (unsigned k = 0; k < kInFlight; ++k) {
       sources[k] = nullptr;
       targets[k] = nullptr;
-      if (round + k >= num_rounds) continue;  // all lanes alike
+      if (round + k >= num_rounds) continue;  // the same for all lanes
       const unsigned row = ((round + k) << rows_bits) + first_row;
       sources[k] = warp.shuffle(from, row);
       targets[k] = warp.shuffle(to, row);

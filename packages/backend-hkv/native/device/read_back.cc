@@ -31,7 +31,7 @@ void ReadBack::read(std::initializer_list<Span> spans, Stream stream) {
     for (const Span& span : spans) device_->copy(span.to, span.from, span.num_bytes, stream);
     return device_->wait(stream);
   }
-  size_t filled = 0;  // which piece, and how far
+  size_t filled = 0;  // the current buffer, and how much of it is filled
   size_t used = 0;
   const auto leave = [&] {
     device_->record(pieces_[filled].event, stream);
@@ -57,9 +57,9 @@ void ReadBack::read(std::initializer_list<Span> spans, Stream stream) {
   } catch (...) {
     for (Piece& piece : pieces_) piece.holds.clear();
     try {
-      device_->wait(stream);  // what is under way must not meet the next read
+      device_->wait(stream);  // copies in progress must not overlap the next read
     } catch (const DeviceError&) {
-      // Nor does anything go on where the device has failed.
+      // If the device has failed, no copies are in progress.
     }
     throw;
   }

@@ -1,10 +1,10 @@
-// Copies device memory to ordinary host memory via pinned memory, of which there are
-// two pieces of one size: while the device fills one, the other is emptied.
+// Copies device memory to ordinary host memory through two pinned buffers of equal size: while the
+// device fills one, the other is emptied.
 //
-//   device ──► piece 0 ──► host        A copy straight to pageable memory would be one of the
-//   device ──► piece 1 ──► host        driver's own, a little at a time, with the caller waiting.
+//   device ──► buffer 0 ──► host        For a direct copy to pageable memory, the driver would copy
+//   device ──► buffer 1 ──► host        small pieces itself while the caller waits.
 //
-// Spans that are short share a piece, so that little memory takes one copy each and one wait.
+// Short spans share a buffer, so that small reads take one copy each and one wait.
 #ifndef SPARRING_HKV_DEVICE_READ_BACK_H_
 #define SPARRING_HKV_DEVICE_READ_BACK_H_
 
@@ -29,25 +29,25 @@ class ReadBack {
   };
   static constexpr size_t kPieceBytes = size_t{4} << 20;
 
-  // Takes the pinned memory when it is first needed, and keeps it.
+  // Allocates the pinned memory when it is first needed, and keeps it.
   explicit ReadBack(std::shared_ptr<Device> device, size_t piece_bytes = kPieceBytes)
       : device_(std::move(device)), piece_bytes_(piece_bytes) {}
   ~ReadBack();
   ReadBack(const ReadBack&) = delete;
   ReadBack& operator=(const ReadBack&) = delete;
 
-  // Returns when all is there. Without pinned memory it copies straight. Throws DeviceError.
-  // From any thread; one at a time reads.
+  // Returns when all data are copied. Without pinned memory it copies directly. Throws DeviceError.
+  // Thread-safe; reads are serialized.
   void read(std::initializer_list<Span> spans, Stream stream);
 
  private:
   struct Piece {
     char* memory = nullptr;
     Event event = nullptr;
-    std::vector<Span> holds;  // contents of the piece, `from` within it
+    std::vector<Span> holds;  // contents of the buffer, with `from` inside it
   };
 
-  // Returns false where there is no pinned memory.
+  // Returns false if there is no pinned memory.
   bool prepare();
   void empty(Piece& piece);
 

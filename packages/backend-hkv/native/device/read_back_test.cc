@@ -12,7 +12,7 @@ using namespace sparring::device;
 
 namespace {
 
-// Bytes that differ from their neighbors, on the device.
+// Device bytes that differ from their neighbors.
 struct Source {
   Source(Device& device, size_t count) : expected(count), memory(device, count, nullptr) {
     for (size_t i = 0; i < count; ++i) expected[i] = static_cast<char>(i * 31 + i / 251);

@@ -1,4 +1,4 @@
-// What is said of a stream that cannot be used.
+// Messages for streams that cannot be used.
 #ifndef SPARRING_HKV_DEVICE_STREAM_REFUSAL_H_
 #define SPARRING_HKV_DEVICE_STREAM_REFUSAL_H_
 

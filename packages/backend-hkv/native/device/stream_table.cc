@@ -26,7 +26,7 @@ SparringStatus refuse(SparringStreamCall* call, SparringStatus status, const cha
   return status;
 }
 
-// A function of the table out of one of the device; `Body` captures nothing.
+// Creates a function of the table from one of the device; `Body` captures nothing.
 template <class Body>
 constexpr SparringStreamFunction with(Body) {
   return [](void* self, SparringStreamCall* call) -> SparringStatus {

@@ -1,4 +1,4 @@
-// A device's streams for core, as a table of C functions: sparring/stream_abi.h.
+// The streams of a device for core, as a table of C functions: sparring/stream_abi.h.
 #ifndef SPARRING_HKV_DEVICE_STREAM_TABLE_H_
 #define SPARRING_HKV_DEVICE_STREAM_TABLE_H_
 
@@ -9,8 +9,8 @@
 
 namespace sparring::device {
 
-// The table of a device, the same whenever it is asked for. Table and device live as long
-// as the process from then on, as waits for streams may outlive the caller that began them.
+// The table of a device, always the same one. The table and the device then exist until the process
+// ends, because waits for streams may outlive the caller that started them.
 const SparringStreams* streams_of(const std::shared_ptr<Device>& device);
 
 }  // namespace sparring::device

@@ -1,9 +1,9 @@
-// What a kernel may use of the machine. A kernel is written once, against these
-// names, and runs on CUDA (compiled by nvcc) or on the emulator (any C++20
-// compiler), which tests prove it with.
+// The operations that kernels may use. A kernel is written once with these names
+// and runs on CUDA (compiled by nvcc) or on the emulator (any C++20 compiler), on
+// which it is tested.
 //
-// A kernel is a struct: its members are its arguments, copied to the device at
-// the launch, and its call operator is the code of one thread.
+// A kernel is a struct: its members are its arguments, which are copied to the
+// device at the launch, and its call operator is the code of one thread.
 //
 //   struct Doubles {
 //     static constexpr unsigned block_threads = 256;   // a multiple of 32
@@ -17,16 +17,17 @@
 //   launch(device, {.num_blocks = 8}, stream, Doubles{values, n});
 //
 // Rules
-//   1. Every warp operation (ballot, shuffle, match, any, all, sync) is met by
-//      all 32 lanes of the warp, at one place in the code; every block.sync() by
-//      all threads of the block. So what decides whether one is reached is the
-//      same for the warp (or the block), and no lane returns before.
-//   2. Memory is shared between concurrent threads only through the functions of
-//      atomics.h; plain writes are seen by others of the warp after sync(), of
-//      the block after block.sync(), by all at the end of the kernel.
-//   3. Shared memory is what the launch asks for: block.shared(), 16-byte
-//      aligned. No static __shared__ variables.
-// The emulator reports a kernel that breaks rule 1, naming both places.
+//   1. Every warp operation (ballot, shuffle, match, any, all, sync) must be
+//      executed by all 32 lanes of the warp at one location in the code, and
+//      every block.sync() by all threads of the block. Therefore conditions that
+//      decide about one must be uniform in the warp (or the block), and no lane
+//      may return earlier.
+//   2. Concurrent threads share memory only through the functions of atomics.h;
+//      plain writes are visible to the warp after sync(), to the block after
+//      block.sync(), and to all at the end of the kernel.
+//   3. Shared memory is requested at the launch: block.shared(), 16-byte aligned.
+//      There are no static __shared__ variables.
+// The emulator reports a kernel that violates rule 1, with both locations.
 #ifndef SPARRING_HKV_DEVICE_WARP_H_
 #define SPARRING_HKV_DEVICE_WARP_H_
 
@@ -40,7 +41,7 @@ namespace sparring::device {
 constexpr unsigned warp_lanes = 32;
 constexpr unsigned all_lanes = 0xffffffffu;
 
-// 16 bytes, moved at once.
+// 16 bytes that are moved with one access.
 struct alignas(16) Vector16 {
   uint32_t words[4];
 };

@@ -1,4 +1,4 @@
-// The names of warp.h as CUDA's intrinsics. Include warp.h.
+// Implements warp.h with CUDA's intrinsics. Include warp.h instead.
 #ifndef SPARRING_HKV_DEVICE_WARP_CUDA_H_
 #define SPARRING_HKV_DEVICE_WARP_CUDA_H_
 
@@ -17,7 +17,7 @@ class Warp {
   __device__ __forceinline__ bool all(bool holds) const { return __all_sync(all_lanes, holds); }
   __device__ __forceinline__ void sync() const { __syncwarp(all_lanes); }
 
-  // The value that lane `source % 32` brought.
+  // The value of lane `source % 32`.
   template <class T>
   __device__ __forceinline__ T shuffle(T value, unsigned source) const {
     return moved(value, [source](uint32_t word) {
@@ -31,21 +31,21 @@ class Warp {
       return __shfl_xor_sync(all_lanes, word, static_cast<int>(mask));
     });
   }
-  // The value of the lane `distance` before; its own where there is none.
+  // The value of the lane `distance` before this one; its own value if there is none.
   template <class T>
   __device__ __forceinline__ T shuffle_up(T value, unsigned distance) const {
     return moved(value, [distance](uint32_t word) {
       return __shfl_up_sync(all_lanes, word, distance);
     });
   }
-  // The value of the lane `distance` behind; its own where there is none.
+  // The value of the lane `distance` after this one; its own value if there is none.
   template <class T>
   __device__ __forceinline__ T shuffle_down(T value, unsigned distance) const {
     return moved(value, [distance](uint32_t word) {
       return __shfl_down_sync(all_lanes, word, distance);
     });
   }
-  // The lanes that brought an equal value; 4 or 8 bytes.
+  // Mask of the lanes with an equal value of 4 or 8 bytes.
   template <class T>
   __device__ __forceinline__ uint32_t match(T value) const {
     static_assert(std::is_integral_v<T> && (sizeof(T) == 4 || sizeof(T) == 8));
@@ -81,7 +81,7 @@ class Block {
  public:
   __device__ __forceinline__ Block() : Block(blockIdx.x, gridDim.x) {}
 
-  // This block as one of `count`, of which the one with number `first` in the grid is the first.
+  // This block as one of `count` blocks, the first of which has number `first` in the grid.
   __device__ __forceinline__ Block part(unsigned first, unsigned count) const {
     return Block(index_ - first, count);
   }
@@ -109,7 +109,7 @@ class Block {
 
   __device__ __forceinline__ void sync() const { __syncthreads(); }
 
-  // The block's shared memory, as many bytes as the launch asked for.
+  // The block's shared memory, with the size requested at the launch.
   template <class T>
   __device__ __forceinline__ T* shared() const {
     extern __shared__ Vector16 sparring_shared_memory[];

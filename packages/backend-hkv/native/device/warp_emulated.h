@@ -1,4 +1,4 @@
-// The names of warp.h over the emulator. Include warp.h.
+// Implements warp.h on the emulator. Include warp.h instead.
 #ifndef SPARRING_HKV_DEVICE_WARP_EMULATED_H_
 #define SPARRING_HKV_DEVICE_WARP_EMULATED_H_
 
@@ -85,7 +85,7 @@ class Block {
   uint64_t warp_in_grid() const { return uint64_t{index()} * num_warps() + warp_index(); }
   uint64_t grid_warps() const { return uint64_t{num_blocks()} * num_warps(); }
 
-  // This block as one of `count`, of which the one with number `first` in the grid is the first.
+  // This block as one of `count` blocks, the first of which has number `first` in the grid.
   Block part(unsigned first, unsigned count) const {
     return Block(*self_, {view_.index - first, count, view_.num_threads, view_.shared});
   }

@@ -10,12 +10,13 @@ namespace {
 
 constexpr uint32_t kEmpty = 0xffffffffu;
 
-// Where the ids of one table begin and end, among those of several.
+// Segments of the concatenated ids of several tables.
 struct Segments {
   const int64_t* offsets;  // (count + 1), or NULL: one segment
   int64_t count;
 
-  // The last that begins at or before position i; empty ones have none.
+  // The segment of position i: the last one that starts at or before it. Empty segments have no
+  // position.
   SPARRING_DEVICE int64_t of(int64_t i) const {
     int64_t low = 0;
     int64_t high = count;
@@ -31,11 +32,11 @@ struct Segments {
   }
 };
 
-// Which slot each id has; the slots get where ids occurred first.
+// Assigns a slot to each id; each slot gets the position of the first occurrence of its id.
 struct TakesSlots {
   static constexpr unsigned block_threads = kBlockThreads;
   const int64_t* ids;
-  int64_t* slot_of;  // (n): the inverse, not yet numbers of keys
+  int64_t* slot_of;  // (n): the inverse, with slots instead of key numbers
   uint32_t* slots;   // (mask + 1)
   uint64_t mask;
   uint64_t count;
@@ -85,8 +86,8 @@ struct NumbersKeys {
   static constexpr unsigned block_threads = kBlockThreads;
   const int64_t* ids;
   const uint32_t* slots;
-  const uint32_t* numbers;  // (n): first occurrences before each position
-  int64_t* inverse;         // in: slots; out: numbers of keys
+  const uint32_t* numbers;  // (n): number of first occurrences before each position
+  int64_t* inverse;         // input: slots; output: key numbers
   int64_t* keys;
   int64_t* num_keys;
   uint64_t count;

@@ -1,16 +1,16 @@
-// The distinct ids of a batch, and where each id went, on a device.
+// Finds the distinct ids of a batch, and the position of each id among them, on a device.
 //
-//   slots   | 7 | . | 0 | . | 3 | ...     4 bytes each, twice as many as ids or more
+//   slots   | 7 | . | 0 | . | 3 | ...     4 bytes each, at least twice as many as ids
 //
-// A slot holds the position of an id in the batch, and stands for that id; `.` is
-// empty. No id is reserved: the id itself is looked up in the batch. Each id finds
-// or takes a slot by linear probing, and lowers the position in it, so that in the
-// end each slot holds where its id first occurred. Counting first occurrences over
-// the batch then numbers the keys, whatever the order of threads was.
+// A slot contains the position of an id in the batch, which represents that id; `.` is
+// empty. No id is reserved, because ids are compared in the batch. Each id finds or
+// takes a slot by linear probing and stores the minimum position in it, so that finally
+// each slot contains the first occurrence of its id. A prefix sum over the first
+// occurrences numbers the keys, independently of the order of threads.
 //
-// Memory traffic for n ids: 8 n read; n slots of a table of 8 n to 16 n bytes read or
-// taken by one atomic each; 8 n read again at the places found; 4 n flags written and
-// summed; 8 u keys and 8 n inverse written.
+// Memory traffic for n ids: 8 n read; n atomics on slots in a table of 8 n to 16 n bytes;
+// 8 n read again at the positions found; 4 n flags written and summed; 8 u keys and 8 n
+// inverse written.
 #ifndef SPARRING_HKV_DEVICE_KERNELS_DEDUP_H_
 #define SPARRING_HKV_DEVICE_KERNELS_DEDUP_H_
 
@@ -20,14 +20,14 @@
 
 namespace sparring::device_kernels {
 
-// The most ids in one call.
+// Maximum number of ids per call.
 inline constexpr int64_t kMostIds = 0x7fffffff;
 
-// Ids of several segments, one behind the other, are told apart by their segment too: then keys of a
-// segment are neighbors, in the order of segments.
+// Equal ids in different segments are different keys. The keys of a segment are contiguous, in the
+// order of segments.
 //
-// Keys come in the order in which ids first occur; ids[i] == keys[inverse[i]]. The
-// result is the same for any order of threads. Does not wait for the device.
+// Keys are in the order of their first occurrence; ids[i] == keys[inverse[i]]. The
+// result does not depend on the order of threads. Does not wait for the device.
 // Throws OutOfDeviceMemory, DeviceError.
 struct Dedup {
   const int64_t* ids;  // (n) int64, device
@@ -37,7 +37,7 @@ struct Dedup {
   int64_t* num_keys;   // out (1) int64, device: u
   const int64_t* offsets = nullptr;  // (num_segments + 1) int64, device; NULL: one segment
   int64_t num_segments = 1;
-  int64_t* key_offsets = nullptr;    // out (num_segments + 1) int64, device, in place of num_keys
+  int64_t* key_offsets = nullptr;    // out (num_segments + 1) int64, device, instead of num_keys
 };
 void dedup(device::Device& device, device::Stream stream, const Dedup& arguments);
 

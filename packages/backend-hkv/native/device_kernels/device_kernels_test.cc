@@ -1,6 +1,7 @@
-// The key operations over the emulator, in several orders of lanes, warps and blocks, against
-// plain loops. That they have the bits of core's is tested from Python; here the sanitizers look
-// for races and for accesses beyond the arrays.
+// Compares the key operations on the emulator, in several orders of lanes, warps and blocks, with
+// plain loops. Python tests compare the bits with those of core. Here the sanitizers detect races
+// and
+// out-of-bounds accesses.
 #include <algorithm>
 #include <map>
 #include <numeric>
@@ -22,7 +23,7 @@ namespace device = sparring::device;
 
 namespace {
 
-// Calls body(device) under several orders.
+// Calls body(device) with several schedules.
 template <class Body>
 void in_several_orders(const Body& body) {
   for (uint64_t seed = 0; seed < (device::emulator::kIsSlow ? 2 : 4); ++seed) {
@@ -90,7 +91,7 @@ void route_groups_keys_by_owner() {
   });
 }
 
-// Whole numbers, so that sums are exact in any order.
+// Integers, so that sums are exact in any order.
 void sums_lose_nothing_however_long_segments_are() {
   const int64_t count = 6000;
   const int64_t num_rows = 300;
@@ -116,8 +117,8 @@ void sums_lose_nothing_however_long_segments_are() {
   });
 }
 
-// The order that sums.h gives for a long target: parts by pieces of the sorted order, eight
-// stretches of parts, and those one after the other.
+// The order of sums.h for a target with many occurrences: parts by pieces of the sorted order, eight
+// ranges of parts, and then those in order.
 float sum_of_long(const std::vector<float>& values, size_t begin) {
   std::vector<float> parts;
   for (size_t at = 0; at < values.size();) {
@@ -134,8 +135,9 @@ float sum_of_long(const std::vector<float>& values, size_t begin) {
   return sum;
 }
 
-// A hot key is shared by many blocks, in the order that is promised; short ones are added up one
-// row after the other.
+// The sum of a hot key is divided among many blocks, in the documented order; short sums are
+// computed
+// row by row.
 void hot_keys_are_summed_in_the_promised_order() {
   const std::vector<size_t> lengths = {1000, 7000, 3, 1024, 1025, 5000, 512, 0, 30, 1100};
   for (const int64_t dim : {8, 5}) {
@@ -196,7 +198,7 @@ void pooling_adds_the_rows_of_bags() {
   });
 }
 
-// Every other row is made, then all are changed; all orders give the same bytes.
+// Every other row is created, then all are updated; all schedules give the same bytes.
 void rows_are_made_and_changed_where_they_lie() {
   for (const RowType type : {RowType::float32, RowType::float64, RowType::bfloat16}) {
     const int64_t dim = 21;
@@ -228,13 +230,13 @@ void rows_are_made_and_changed_where_they_lie() {
       const device::Buffer decoded = device::make_buffer<float>(
           emulated, static_cast<size_t>(num_decoded(type, count, dim)), nullptr);
       arguments.decoded = decoded.as<float>();
-      // Rows are changed where nothing may fail any more, out of memory neither.
+      // The update of rows must not allocate memory, because it must not fail.
       static_cast<device::EmulatedDevice&>(emulated).fail_from(0);
       update(emulated, nullptr, arguments);
       static_cast<device::EmulatedDevice&>(emulated).fail_from(-1);
       if (first_result.empty()) first_result = rows;
       CHECK(rows == first_result);
-      // Rows of zeros that got no gradient stay such; only new rows were made.
+      // Zero rows without a gradient stay zero; only new rows were created.
       for (size_t at = 0; at < rows.size(); ++at) {
         const bool is_made = is_new[at / static_cast<size_t>(layout.row_bytes)] != 0;
         CHECK(is_made || rows[at] == 0);

@@ -1,4 +1,4 @@
-// Neighboring elements of a row, read and written at once.
+// Adjacent elements of a row, read and written with one access.
 #ifndef SPARRING_HKV_DEVICE_KERNELS_ELEMENTS_H_
 #define SPARRING_HKV_DEVICE_KERNELS_ELEMENTS_H_
 
@@ -9,7 +9,7 @@
 
 namespace sparring::device_kernels {
 
-// kCount elements of T, read at once where they fill 16 bytes.
+// kCount elements of T, read with one access if they fill 16 bytes.
 template <class T, unsigned kCount>
 struct Elements {
   T values[kCount];

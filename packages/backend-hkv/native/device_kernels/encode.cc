@@ -5,7 +5,7 @@
 namespace sparring::device_kernels {
 namespace {
 
-// Columns that share one Philox block; a thread does them.
+// Number of columns that share one Philox block; one thread processes them.
 constexpr uint64_t kColumns = 8;
 
 template <class Half>
@@ -32,7 +32,7 @@ struct Encodes {
   Rounding rounding;
   uint64_t count;
   uint64_t dim;
-  uint64_t num_blocks;  // of columns, of a row
+  uint64_t num_blocks;  // blocks of columns per row
 
   SPARRING_DEVICE void operator()(const Block& block) const {
     for (uint64_t at = block.thread_in_grid(); at < count * num_blocks; at += block.grid_threads()) {

@@ -1,5 +1,5 @@
-// float32 embeddings to 16 bits and back, on a device; bit for bit what core's
-// native/kernels/halves.h defines.
+// Converts float32 embeddings to 16 bits and back on a device, bit for bit as defined by
+// core's native/kernels/halves.h.
 #ifndef SPARRING_HKV_DEVICE_KERNELS_ENCODE_H_
 #define SPARRING_HKV_DEVICE_KERNELS_ENCODE_H_
 
@@ -10,7 +10,7 @@
 
 namespace sparring::device_kernels {
 
-// Embeddings of a 16-bit type, each at the beginning of a row.
+// Embeddings of a 16-bit type, each at the start of a row.
 struct HalfRows {
   RowType type;
   RowPlaces rows;
@@ -23,7 +23,7 @@ void decode(device::Device& device, device::Stream stream, const HalfRows& rows,
 
 struct Rounding {
   const int64_t* keys = nullptr;       // (n) int64, device, or NULL: round to nearest
-  const int64_t* positions = nullptr;  // (n) int64, device: row i is of keys[positions[i]], or NULL
+  const int64_t* positions = nullptr;  // (n) int64, device: row i has keys[positions[i]], or NULL
   uint64_t seed = 0;
   int64_t step = 0;
 };

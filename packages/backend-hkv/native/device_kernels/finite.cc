@@ -12,7 +12,7 @@ struct ChecksRows {
   static constexpr unsigned block_threads = kBlockThreads;
   FiniteRows<T> a;
 
-  // A warp does a row.
+  // One warp per row.
   SPARRING_DEVICE void operator()(const Block& block) const {
     const Warp warp = block.warp();
     for (uint64_t i = block.warp_in_grid(); i < static_cast<uint64_t>(a.count);

@@ -1,4 +1,4 @@
-// NaN and infinity, on a device.
+// Detects NaN and infinity on a device.
 #ifndef SPARRING_HKV_DEVICE_KERNELS_FINITE_H_
 #define SPARRING_HKV_DEVICE_KERNELS_FINITE_H_
 
@@ -19,7 +19,7 @@ struct FiniteRows {
 template <class T>
 void finite_rows(device::Device& device, device::Stream stream, const FiniteRows<T>& arguments);
 
-// *num_bad = how many of `count` values are NaN or infinite; (1) uint64, device.
+// *num_bad = number of the `count` values that are NaN or infinite; (1) uint64, device.
 template <class T>
 void count_non_finite(device::Device& device, device::Stream stream, const T* values, int64_t count,
                       uint64_t* num_bad);

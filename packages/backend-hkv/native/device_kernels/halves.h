@@ -1,5 +1,5 @@
-// 16-bit numbers, one at a time, on bits: the rounding is part of the format and
-// defined by core's native/kernels/halves.h.
+// 16-bit numbers, converted one at a time with bit operations. The rounding is part of
+// the format and defined by core's native/kernels/halves.h.
 #ifndef SPARRING_HKV_DEVICE_KERNELS_HALVES_H_
 #define SPARRING_HKV_DEVICE_KERNELS_HALVES_H_
 
@@ -7,14 +7,14 @@
 
 namespace sparring::device_kernels {
 
-// The bits of a 16-bit type, and how they follow from those of a float32.
+// The bits of a 16-bit type, and their computation from those of a float32.
 template <class Half>
 struct HalfBits;
 
 template <>
 struct HalfBits<Bfloat16> {
   SPARRING_HOST_DEVICE static float decode(uint32_t half) { return bits_as<float>(half << 16); }
-  // Of magnitudes; of NaNs anything.
+  // For magnitudes; undefined for NaN.
   SPARRING_HOST_DEVICE static uint32_t nearest(uint32_t magnitude) {
     return (magnitude + 0x7fff + (magnitude >> 16 & 1)) >> 16;
   }
@@ -27,7 +27,7 @@ struct HalfBits<Bfloat16> {
 template <>
 struct HalfBits<Float16> {
   static constexpr uint32_t kInfinity = Float16::kInfinity;
-  // What exponents differ by, and 2^-14, the smallest normal number.
+  // The difference of exponents, and 2^-14, the smallest normal number.
   static constexpr uint32_t kRebias = 0x38000000;
   static constexpr uint32_t kSmallestNormal = 0x38800000;
 
@@ -45,7 +45,7 @@ struct HalfBits<Float16> {
   }
   SPARRING_HOST_DEVICE static uint32_t nearest(uint32_t magnitude) {
     if (magnitude < kSmallestNormal) {
-      // The last place of 0.5 is that of a subnormal float16.
+      // The last bit of 0.5 has the value of the last bit of a subnormal float16.
       return bits_as<uint32_t>(bits_as<float>(magnitude) + 0.5f) - bits_as<uint32_t>(0.5f);
     }
     const uint32_t rounded = (magnitude - kRebias + 0xfff + (magnitude >> 13 & 1)) >> 13;
@@ -68,14 +68,14 @@ SPARRING_HOST_DEVICE Half with_sign_or_nan(uint32_t original, uint32_t rounded) 
   return Half{static_cast<uint16_t>(result | (original >> 16 & 0x8000))};
 }
 
-// To nearest, even where two are; beyond the range: infinity.
+// Rounds to nearest, ties to even; beyond the range: infinity.
 template <class Half>
 SPARRING_HOST_DEVICE Half nearest_half(float value) {
   const uint32_t bits = bits_as<uint32_t>(value);
   return with_sign_or_nan<Half>(bits, HalfBits<Half>::nearest(bits & 0x7fffffff));
 }
 
-// Up or down by 16 random bits; beyond the range: the largest finite number.
+// Rounds stochastically with 16 random bits; beyond the range: the largest finite number.
 template <class Half>
 SPARRING_HOST_DEVICE Half stochastic_half(float value, uint32_t random) {
   const uint32_t bits = bits_as<uint32_t>(value);
@@ -88,12 +88,12 @@ SPARRING_HOST_DEVICE Half stochastic_half(float value, uint32_t random) {
   return with_sign_or_nan<Half>(bits, rounded);
 }
 
-// The 16 bits that column `column` of a row is rounded with.
+// The 16 random bits with which column `column` of a row is rounded.
 SPARRING_HOST_DEVICE uint32_t rounding_bits(const PhiloxBlock& block, unsigned column) {
   return block.words[column % 8 / 2] >> (column % 2 * 16) & 0xffff;
 }
 
-// What a value of type T is computed with.
+// The type in which values of type T are computed.
 template <class T>
 struct Stored {
   using Computing = T;

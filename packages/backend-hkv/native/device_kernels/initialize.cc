@@ -8,14 +8,15 @@
 namespace sparring::device_kernels {
 namespace {
 
-// A warp looks at 32 rows, and is done with them where none is to be made, which is the rule.
-// The pieces of the others, four columns or 16 bytes of state each, are dealt out to its lanes.
+// A warp checks 32 rows and is done if none of them is new, which is the usual case. The pieces of
+// new
+// rows, four columns or 16 bytes of state each, are distributed to its lanes.
 template <class T>
 struct Initializes {
   static constexpr unsigned block_threads = kBlockThreads;
   Initialize a;
-  uint32_t num_blocks;        // pieces of four columns, of a row
-  uint32_t pieces_of_row;     // the same, and pieces of its state
+  uint32_t num_blocks;        // pieces of four columns per row
+  uint32_t pieces_of_row;     // the same, plus the pieces of its state
 
   SPARRING_DEVICE void operator()(const Block& block) const {
     const Warp warp = block.warp();
@@ -45,8 +46,8 @@ struct Initializes {
     const uint64_t left = static_cast<uint64_t>(a.layout.dim) - 4 * piece;
     for (uint64_t k = 0; k < 4 && k < left; ++k) to[k] = columns.values[k];
   }
-  // Piece 0 is the gap, which is zeroed so that equal rows have equal bytes; the others are 4
-  // elements of state each.
+  // Piece 0 is the gap, which is zeroed so that equal rows have equal bytes. Each other piece is 4
+  // elements of state.
   SPARRING_DEVICE void make_state(char* row, int64_t piece) const {
     using State = std::conditional_t<std::is_same_v<T, double>, double, float>;
     if (piece == 0) {

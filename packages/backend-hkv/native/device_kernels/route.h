@@ -1,4 +1,4 @@
-// Which partition a key belongs to, and which keys go to which rank, on a device.
+// The partition of each key, and the keys of each rank, on a device.
 #ifndef SPARRING_HKV_DEVICE_KERNELS_ROUTE_H_
 #define SPARRING_HKV_DEVICE_KERNELS_ROUTE_H_
 
@@ -15,9 +15,9 @@ struct Partition {
 };
 void partition(device::Device& device, device::Stream stream, const Partition& arguments);
 
-// Groups keys by owner: those of rank r are keys[order[i]] for i from offsets[r] to
-// offsets[r + 1], in the order in which they came. A stable sort of (owner, place) by
-// the bits of the owner. Does not wait for the device.
+// Groups keys by owner: the keys of rank r are keys[order[i]] for i from offsets[r] to
+// offsets[r + 1], in their original order. A stable sort of (owner, position) by the bits
+// of the owner. Does not wait for the device.
 // REQUIRES: 0 <= owners[p] < world_size for every p.
 // Throws OutOfDeviceMemory, DeviceError.
 struct Route {

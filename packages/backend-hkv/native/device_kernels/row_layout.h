@@ -1,6 +1,6 @@
-// What the bytes of a row mean, as core's native/kernels/row_layout.h draws it: the
-// embedding, up to 3 bytes of gap, the state. On a device rows begin at multiples
-// of the size of their widest element.
+// The layout of a row as in core's native/kernels/row_layout.h: the embedding, a gap of up
+// to 3 bytes, the state. On a device, rows start at multiples of the size of their widest
+// element.
 #ifndef SPARRING_HKV_DEVICE_KERNELS_ROW_LAYOUT_H_
 #define SPARRING_HKV_DEVICE_KERNELS_ROW_LAYOUT_H_
 
@@ -15,7 +15,7 @@ namespace sparring::device_kernels {
 
 enum class RowType : int32_t { float32, float64, float16, bfloat16 };
 
-// Throws std::invalid_argument for a name that is none of these.
+// Throws std::invalid_argument for an unknown name.
 inline RowType row_type_named(const std::string& name) {
   if (name == "float32") return RowType::float32;
   if (name == "float64") return RowType::float64;
@@ -27,7 +27,7 @@ inline RowType row_type_named(const std::string& name) {
 constexpr int64_t element_bytes(RowType type) {
   return type == RowType::float64 ? 8 : type == RowType::float32 ? 4 : 2;
 }
-// Of state, gradients and whatever is computed with.
+// Size of elements of state, gradients and computed values.
 constexpr int64_t computing_bytes(RowType type) { return type == RowType::float64 ? 8 : 4; }
 constexpr bool is_half(RowType type) {
   return type == RowType::float16 || type == RowType::bfloat16;
@@ -37,7 +37,7 @@ struct RowLayout {
   RowType type;
   int64_t dim;          // elements of the embedding, at least 1
   int64_t state_width;  // elements of state, of the computing type
-  int64_t state_begin;  // bytes; row_bytes where there is no state
+  int64_t state_begin;  // in bytes; row_bytes if there is no state
   int64_t row_bytes;
 };
 
@@ -63,9 +63,9 @@ decltype(auto) with_row_type(RowType type, const Body& body) {
   return body(float{});
 }
 
-// Rows one after the other, or wherever a storage keeps them.
+// Contiguous rows, or rows wherever a storage keeps them.
 struct RowPlaces {
-  void* const* pointers;  // (count) device, or NULL: `first` and `stride` say where
+  void* const* pointers;  // (count) device, or NULL: use `first` and `stride`
   char* first;            // device
   int64_t stride;         // bytes
 

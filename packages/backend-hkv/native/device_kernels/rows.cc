@@ -38,8 +38,8 @@ struct Gathers {
   }
 };
 
-// Where the rows of a pool come from: read(i, column) are the elements of the row of id i from
-// `column` on; where it has none, is_there(i) says so, and make() what they would be.
+// The source of the rows of a pool: read(i, column) returns the elements of the row of id i from
+// `column` on. If there is no row, is_there(i) is false and make() returns its initial elements.
 template <class T>
 struct DenseRows {
   using Computing = T;
@@ -70,8 +70,9 @@ struct ShownRows {
     if (rows[i] == nullptr) return result;
     const auto* from = static_cast<const Stored_*>(rows[i]) + column;
     Elements<Stored_, kCount> read;
-    // A storage promises no more than that rows are aligned to their elements. All rows of one are
-    // alike, so lanes go one way.
+    // A storage guarantees only that rows are aligned to their elements. All rows of a storage have
+    // the
+    // same alignment, so lanes do not diverge.
     if (reinterpret_cast<uintptr_t>(from) % sizeof(read) == 0) {
       read = Elements<Stored_, kCount>::load(from);
     } else {
@@ -92,8 +93,8 @@ struct ShownRows {
   }
 };
 
-// A tile does one bag, its lanes kCount columns each; the rows of a bag are added in
-// the order of its ids.
+// A tile processes one bag, and each lane kCount columns; the rows of a bag are added in the
+// order of its ids.
 template <class Rows, unsigned kCount, unsigned kLanes, bool kHasWeights>
 struct Pools {
   using T = typename Rows::Computing;
@@ -121,7 +122,7 @@ struct Pools {
   SPARRING_DEVICE void pool_columns(uint64_t bag, uint64_t begin, uint64_t end,
                                     uint64_t column) const {
     Elements<T, kCount> sum{};
-    // Several rows are on their way before the first is added: they lie in no order.
+    // Several loads are in flight before the first row is added, because rows are scattered.
     for (uint64_t i = begin; i < end; i += kInFlight) {
       Elements<T, kCount> pieces[kInFlight] = {};
       SPARRING_UNROLL
@@ -140,7 +141,7 @@ struct Pools {
     }
     sum.store(out + bag * dim + column);
   }
-  // Seldom, and long, so that it is there once, and pieces stay in registers.
+  // Rare and long, so it is not inlined, and pieces stay in registers.
   SPARRING_DEVICE void make_missing(Elements<T, kCount> (&pieces)[kInFlight], uint64_t i,
                                     uint64_t end, uint64_t column) const {
     SPARRING_NO_UNROLL
@@ -165,7 +166,7 @@ struct Pools {
   }
 };
 
-// `rows` whose elements may be read kCount at a time.
+// `rows` whose elements can be read kCount at a time.
 template <unsigned kCount, class Rows, class T>
 void launch_pool(Device& device, Stream stream, const Rows& rows, const int64_t* offsets,
                  const T* weights, T* out, uint64_t num_bags, uint64_t dim, bool is_mean) {
@@ -204,7 +205,7 @@ struct WeightGradients {
       a.out[i] = a.is_mean ? product / static_cast<T>(a.offsets[bag + 1] - a.offsets[bag]) : product;
     }
   }
-  // The bag that id i is in: the last one that begins at or before it.
+  // The bag of id i: the last one that starts at or before it.
   SPARRING_DEVICE uint64_t bag_of(int64_t i) const {
     int64_t low = 0;
     int64_t high = a.num_bags;

@@ -1,5 +1,5 @@
-// Arithmetic that both sides do alike, to the bit. Multiplications are fused with
-// additions only by `multiply_add`: -fmad=false for nvcc, -ffp-contract=off elsewhere.
+// Arithmetic with identical bits on host and device. Multiplications and additions are fused
+// only by `multiply_add`: -fmad=false for nvcc, -ffp-contract=off elsewhere.
 #ifndef SPARRING_HKV_DEVICE_KERNELS_SCALARS_H_
 #define SPARRING_HKV_DEVICE_KERNELS_SCALARS_H_
 
@@ -30,7 +30,7 @@ SPARRING_DEVICE double square_root(double x) {
 #endif
 }
 
-// a * b + c, rounded once.
+// a * b + c with one rounding.
 SPARRING_DEVICE float multiply_add(float a, float b, float c) {
 #if defined(__CUDACC__)
   return __fmaf_rn(a, b, c);
@@ -46,7 +46,7 @@ SPARRING_DEVICE double multiply_add(double a, double b, double c) {
 #endif
 }
 
-// Whether it is infinite or no number: all bits of the exponent are set.
+// Whether the value is infinite or NaN: all bits of the exponent are set.
 template <class T>
 SPARRING_DEVICE bool is_bad(T value) {
   if constexpr (std::is_same_v<T, float>) {

@@ -1,4 +1,4 @@
-// Where segments of sorted numbers begin.
+// Finds the starts of segments of sorted numbers.
 //
 //   sorted   0 0 0 2 2 3         starts   0 3 3 5 6
 #ifndef SPARRING_HKV_DEVICE_KERNELS_SEGMENTS_H_
@@ -10,7 +10,7 @@
 
 namespace sparring::device_kernels {
 
-// How many bits the numbers below `limit` have, at least 1: what a sort looks at.
+// Number of bits of the numbers below `limit`, at least 1: the bits that a sort must consider.
 inline int num_bits_below(uint64_t limit) {
   int bits = 1;
   while (bits < 63 && uint64_t{1} << bits < limit) ++bits;
@@ -25,7 +25,7 @@ struct Starts {
   uint64_t num_segments;
   Start* starts;           // out (num_segments + 1), device
 
-  // Position i writes the starts of the segments after that of i - 1, up to its own.
+  // Position i writes the starts of the segments after that of i - 1, up to its own segment.
   SPARRING_DEVICE void operator()(const Block& block) const {
     for (uint64_t i = block.thread_in_grid(); i <= count; i += block.grid_threads()) {
       const uint64_t first = i == 0 ? 0 : uint64_t{sorted[i - 1]} + 1;

@@ -13,7 +13,7 @@
 namespace sparring::device_kernels {
 namespace {
 
-// What the sort is given, and which bag each occurrence is in.
+// Prepares the input of the sort, and the bag of each occurrence.
 struct Prepares {
   static constexpr unsigned block_threads = kBlockThreads;
   const int64_t* targets;
@@ -21,7 +21,7 @@ struct Prepares {
   uint32_t* places;
   uint64_t count;
   const int64_t* offsets;  // (num_bags + 1), or NULL: bag i is occurrence i
-  uint32_t* bags;          // out (n), if there are offsets
+  uint32_t* bags;          // out (n) if there are offsets
   uint64_t num_bags;
 
   SPARRING_DEVICE void operator()(const Block& block) const {
@@ -30,7 +30,7 @@ struct Prepares {
       places[i] = static_cast<uint32_t>(i);
     }
     if (offsets == nullptr) return;
-    constexpr unsigned lanes = 4;  // a bag; most have few ids
+    constexpr unsigned lanes = 4;  // per bag; most have few ids
     for (uint64_t at = block.thread_in_grid(); at / lanes < num_bags; at += block.grid_threads()) {
       const uint64_t bag = at / lanes;
       const int64_t end = offsets[bag + 1];
@@ -40,7 +40,7 @@ struct Prepares {
   }
 };
 
-// A call that looks at its sums while they are in registers.
+// Checks sums while they are in registers.
 template <class T>
 struct Checked : Scatter<T> {
   template <unsigned kCount>
@@ -52,14 +52,14 @@ struct Checked : Scatter<T> {
   }
 };
 
-// Sums over stretches of the sorted order, a tile each.
+// Sums ranges of the sorted order, one per tile.
 template <class T, unsigned kCount, unsigned kLanes>
 struct Sums {
   static constexpr unsigned kInFlight = kLanes < 8 ? kLanes : 8;
   using Piece = Elements<T, kCount>;
   Checked<T> a;
   const uint32_t* bags;            // (n), or NULL: occurrence i is bag i
-  const uint32_t* places;          // (n) occurrences by target
+  const uint32_t* places;          // (n) occurrences sorted by target
   const uint32_t* sorted_targets;  // (n)
   const uint32_t* starts;          // (num_rows + 1)
 
@@ -67,8 +67,9 @@ struct Sums {
     return starts[target + 1] - starts[target] > kLongSegment;
   }
 
-  // out (dim) = the occurrences [begin, end) of the sorted order, added up one after the other;
-  // `kIsWhole`: all of a target. `out` NULL: the tile has nothing to do. All tiles of the warp call this together.
+  // out (dim) = the sum of the occurrences [begin, end) of the sorted order, in order;
+  // `kIsWhole`: they are all occurrences of a target. `out` NULL: nothing to do. All tiles of the
+  // warp must call this together.
   template <bool kIsWhole>
   SPARRING_DEVICE void add_up(const Tile<kLanes>& tile, uint64_t begin, uint64_t end,
                               T* out) const {
@@ -92,7 +93,7 @@ struct Sums {
   }
 
  private:
-  // Where an occurrence comes from, and what it is multiplied with.
+  // The source of an occurrence, and its factor.
   struct Source {
     uint32_t bag = 0;
     T scale = 1;
@@ -110,8 +111,9 @@ struct Sums {
     return a.offsets != nullptr ? a.offsets[bag + 1] - a.offsets[bag] : 1;
   }
 
-  // Occurrences [first, first + kInFlight) of the tile's `num_left`, all on their way before the
-  // first is added.
+  // Adds the occurrences [first, first + kInFlight) of the tile's `num_left`, with all loads in
+  // flight
+  // before the first is added.
   SPARRING_DEVICE void add_some(const Tile<kLanes>& tile, const Source& own, unsigned first,
                                 uint64_t num_left, uint64_t column, Piece& sum) const {
     const auto dim = static_cast<uint64_t>(a.dim);
@@ -134,7 +136,7 @@ struct Sums {
   }
 };
 
-// A tile does one target.
+// One target per tile.
 template <class T, unsigned kCount, unsigned kLanes>
 struct SumsShort {
   static constexpr unsigned block_threads = kBlockThreads;
@@ -153,8 +155,8 @@ struct SumsShort {
   }
 };
 
-// The sorted order in pieces of kPiece. A long segment spans several pieces, and a piece holds
-// parts of at most two long segments: that of its first occurrence and that of its last.
+// The sorted order in pieces of kPiece. A long segment spans several pieces, and a piece contains
+// parts of at most two long segments: those of its first and last occurrence.
 struct Pieces {
   uint64_t count;  // n
   SPARRING_HOST_DEVICE uint64_t num_pieces() const { return (count + kPiece - 1) / kPiece; }
@@ -162,13 +164,13 @@ struct Pieces {
   SPARRING_DEVICE uint64_t end(uint64_t piece) const {
     return begin(piece) + kPiece < count ? begin(piece) + kPiece : count;
   }
-  // Where the sum of the part of [segment_begin, ...) in a piece is kept.
+  // Index of the sum of the part of [segment_begin, ...) in a piece.
   SPARRING_DEVICE static uint64_t place(uint64_t piece, uint64_t segment_begin) {
     return 2 * piece + (segment_begin > begin(piece) ? 1 : 0);
   }
 };
 
-// A tile does one part of a long segment.
+// One part of a long segment per tile.
 template <class T, unsigned kCount, unsigned kLanes>
 struct SumsParts {
   static constexpr unsigned block_threads = kBlockThreads;
@@ -203,8 +205,8 @@ struct SumsParts {
   }
 };
 
-// A block adds up the parts of one long segment, by the piece that it begins in: each warp a
-// stretch of them, then the warps' sums in order.
+// A block sums the parts of one long segment, identified by the piece in which it starts: each warp
+// sums a range of parts, then the sums of the warps are added in order.
 template <class T, unsigned kCount>
 struct SumsLong {
   static constexpr unsigned block_threads = kBlockThreads;
@@ -223,7 +225,7 @@ struct SumsLong {
       const uint32_t target = sorted_targets[pieces.end(piece) - 1];
       const uint64_t begin = starts[target];
       const uint64_t end = starts[target + 1];
-      // All threads alike.
+      // The same for all threads.
       if (end - begin <= kLongSegment || begin < Pieces::begin(piece)) continue;
       add_up(block, target, begin, piece, (end - 1) / kPiece + 1);
     }
@@ -269,7 +271,7 @@ struct SumsLong {
   }
 };
 
-// Where occurrences are: what the kernels share.
+// The sorted occurrences, which the kernels share.
 struct Sorted {
   const uint32_t* bags;
   const uint32_t* places;
@@ -277,7 +279,7 @@ struct Sorted {
   const uint32_t* starts;
 };
 
-// Rows that may be read kCount elements at a time.
+// Rows that can be read kCount elements at a time.
 template <unsigned kCount, class T>
 void add_up(Device& device, Stream stream, const Scatter<T>& a, const Sorted& sorted) {
   const auto num_rows = static_cast<uint64_t>(a.num_rows);

@@ -1,4 +1,4 @@
-// Parts of a warp that work on one thing each, and grids that fit the device.
+// Parts of a warp that process one item each, and grids that fit the device.
 #ifndef SPARRING_HKV_DEVICE_KERNELS_TILE_H_
 #define SPARRING_HKV_DEVICE_KERNELS_TILE_H_
 
@@ -19,8 +19,8 @@ using device::make_buffer;
 
 inline constexpr unsigned kBlockThreads = 256;
 
-// kLanes of a warp, a power of two. Its operations are the warp's: all its tiles
-// take part, at one place in the code.
+// kLanes of a warp, a power of two. Its operations are those of the warp: all tiles of the
+// warp must execute them at one location in the code.
 template <unsigned kLanes>
 class Tile {
  public:
@@ -29,24 +29,24 @@ class Tile {
 
   SPARRING_DEVICE explicit Tile(const Block& block) : warp_(block.warp()) {}
   SPARRING_DEVICE unsigned lane() const { return warp_.lane() % kLanes; }
-  // The tile's place in the grid, and how many there are.
+  // The number of the tile in the grid, and the number of tiles.
   SPARRING_DEVICE static uint64_t in_grid(const Block& block) {
     return block.thread_in_grid() / kLanes;
   }
   SPARRING_DEVICE static uint64_t count(const Block& block) { return block.grid_threads() / kLanes; }
 
-  // What lanes of the warp did to memory before, they all see after it.
+  // Makes earlier memory accesses of the lanes of the warp visible to all of them.
   SPARRING_DEVICE void sync() const { warp_.sync(); }
 
-  // Whether it holds in any lane of the whole warp.
+  // Whether the condition is true in any lane of the whole warp.
   SPARRING_DEVICE bool any_of_warp(bool holds) const { return warp_.any(holds); }
-  // The value of the tile's lane `source`.
+  // The value of lane `source` of the tile.
   template <class T>
   SPARRING_DEVICE T shuffle(T value, unsigned source) const {
     return warp_.shuffle(value, warp_.lane() / kLanes * kLanes + source);
   }
 
-  // The sum of the lanes in halves: lane l and lane l + 16, l + 8, ...; all get it.
+  // The sum over the lanes by halves: lane l and lane l + 16, l + 8, ...; all lanes get it.
   template <class T>
   SPARRING_DEVICE T sum_in_halves(T value) const {
     for (unsigned half = kLanes / 2; half > 0; half /= 2)
@@ -58,20 +58,20 @@ class Tile {
   Warp warp_;
 };
 
-// Rounds that all tiles of the grid go through, so that a warp's tiles stay
-// together where some have nothing left to do.
+// Number of rounds that all tiles of the grid execute, so that the tiles of a warp stay
+// together even if some have nothing left to do.
 SPARRING_DEVICE uint64_t rounds_for(uint64_t count, uint64_t num_tiles) {
   return (count + num_tiles - 1) / num_tiles;
 }
 
-// Blocks for `num_threads`, at most what keeps the device busy.
+// A grid for `num_threads`, limited to the number of blocks that keep the device busy.
 inline device::Shape grid_for(const Device& device, uint64_t num_threads,
                               unsigned block_threads = kBlockThreads) {
   return {device::blocks_for(num_threads, block_threads, 32 * device.num_multiprocessors())};
 }
 
-// Calls body.template operator()<lanes>() with the narrowest tile that covers
-// `num_words` in one go, at most a warp.
+// Calls body.template operator()<lanes>() with the narrowest tile that covers `num_words` in
+// one round, at most a warp.
 template <class Body>
 void with_tile(int64_t num_words, const Body& body) {
   if (num_words <= 4) return body.template operator()<4>();

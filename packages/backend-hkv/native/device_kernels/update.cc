@@ -14,7 +14,7 @@ struct Updates {
   static constexpr bool is_batched = true;
   UpdateConstants<T> constants;
   RowPlaces rows;
-  T* embeddings;  // (count, dim), or NULL: they begin the rows
+  T* embeddings;  // (count, dim), or NULL: they are at the start of the rows
   T* gradients;
   const int64_t* positions;
   uint64_t count;

@@ -1,10 +1,10 @@
-// Update methods on a device: gradients into rows, embedding and state in one visit.
-// The formulas and the order of their sums are those of core's native/kernels/update.h,
-// and so are the bits, 16-bit rows with their stochastic rounding included.
+// Update methods on a device: apply gradients to rows, embedding and state in one pass.
+// The formulas and the order of their sums, and therefore the bits, are those of core's
+// native/kernels/update.h, including 16-bit rows with stochastic rounding.
 //
-// 16 lanes (float64: 8) do a row. Memory traffic of a row: its embedding and state
-// read and written, its gradient read (and written, by methods that keep an
-// intermediate there); rows of 16 bits pass through a float32 buffer besides.
+// 16 lanes (float64: 8) process a row. Memory traffic per row: its embedding and state are
+// read and written, its gradient is read (and written, by methods that store an intermediate
+// there); rows of 16 bits also pass through a float32 buffer.
 #ifndef SPARRING_HKV_DEVICE_KERNELS_UPDATE_H_
 #define SPARRING_HKV_DEVICE_KERNELS_UPDATE_H_
 
@@ -27,21 +27,21 @@ struct Update {
   int64_t step;                         // of this update, from 1
   uint64_t rounding_seed;               // of 16-bit rows
   const int64_t* keys;                  // (n) int64, device
-  const int64_t* positions = nullptr;   // (n) int64, device: row i takes key and gradient
+  const int64_t* positions = nullptr;   // (n) int64, device: row i uses key and gradient
                                         // positions[i]; NULL: i
   RowPlaces rows;                       // in, out (n)
   void* gradients;                      // (n, dim) of the computing type, device; overwritten
   int64_t count;                        // n
-  float* decoded = nullptr;             // (num_decoded) float32, device: room for 16-bit rows
+  float* decoded = nullptr;             // (num_decoded) float32, device: buffer for 16-bit rows
 };
 
-// How many float32 `update` needs room for, besides its arguments: none unless rows have 16
-// bits. The caller takes it, since rows are changed where nothing may fail any more.
+// Number of float32 in the buffer that `update` needs; 0 unless rows have 16 bits. The caller
+// allocates it, because nothing may fail while rows are updated.
 constexpr int64_t num_decoded(RowType type, int64_t count, int64_t dim) {
   return is_half(type) ? count * dim : 0;
 }
 
-// Does not wait for the device, and takes no memory.
+// Does not wait for the device, and allocates no memory.
 // REQUIRES: layout.state_width == updates::state_width_of(method, dim).
 // Throws DeviceError.
 void update(device::Device& device, device::Stream stream, const Update& arguments);

@@ -1,5 +1,5 @@
-// What update methods do to a row, for kernels; core's native/kernels/level_update.inc
-// is the same text for the CPU, and sparring/updates says where methods come from.
+// The update methods for one row, for kernels. core's native/kernels/level_update.inc contains
+// the same formulas for the CPU, and sparring/updates the sources of the methods.
 #ifndef SPARRING_HKV_DEVICE_KERNELS_UPDATE_ROW_H_
 #define SPARRING_HKV_DEVICE_KERNELS_UPDATE_ROW_H_
 
@@ -9,7 +9,7 @@
 
 namespace sparring::device_kernels {
 
-// One column of a row whose state begins with as many numbers as it has columns.
+// One column of a row whose state starts with one number per column.
 template <class T>
 struct Column {
   T embedding;
@@ -17,16 +17,16 @@ struct Column {
   T gradient;
 };
 
-// One row and the lanes that change it, each its own columns. A tile without a row
-// has dim 0, and takes part in the sums.
+// One row and the lanes that update it, each with its own columns. A tile without a row has
+// dim 0 and takes part in the sums.
 template <class T>
 struct UpdatedRow {
   DotTile<T> tile;
   T* embedding;  // (dim)
-  T* state;      // as the method lays it out
+  T* state;      // in the layout of the method
   T* gradient;   // (dim), may be overwritten
   int64_t dim;
-  T width;       // dim as a number to divide by, of tiles without a row too
+  T width;       // dim as a divisor, also in tiles without a row
 
   template <class Body>
   SPARRING_DEVICE void each_column(const Body& body) const {
@@ -35,8 +35,8 @@ struct UpdatedRow {
   SPARRING_DEVICE Column<T> column(int64_t at) const {
     return {embedding[at], state[at], gradient[at]};
   }
-  // store(at, load(at)) for each column, with the loads of several on their way before the first is
-  // stored: the compiler cannot know that a store changes none of the loads behind it.
+  // store(at, load(at)) for each column, with several loads in flight before the first store: the
+  // compiler cannot assume that a store does not change the data of later loads.
   template <class Load, class Store>
   SPARRING_DEVICE void each_loaded(const Load& load, const Store& store) const {
     constexpr int kInFlight = 4;
@@ -54,7 +54,7 @@ struct UpdatedRow {
     }
   }
   SPARRING_DEVICE T squares_of(const T* values) const { return dot(tile, values, values, dim); }
-  // State that the row has one number of: all lanes read it before one writes it.
+  // State with one number per row: all lanes read it before one writes it.
   SPARRING_DEVICE T number(int64_t at) const { return dim > 0 ? state[at] : T{0}; }
   SPARRING_DEVICE void set_number(int64_t at, T value) const {
     tile.sync();
@@ -143,8 +143,8 @@ SPARRING_DEVICE void update_rowwise_adagrad(const UpdateConstants<T>& c,
   descend(row, row.gradient, c.lr / (square_root(sum) + c.eps));
 }
 
-// The moments after the gradient g of one column; returns what the embedding moves
-// by, before the learning rate: see update_adam and update_lamb.
+// Updates the moments with the gradient g of one column; returns the change of the embedding
+// without the learning rate: see update_adam and update_lamb.
 template <class T>
 struct Moments {
   T first;
@@ -230,8 +230,8 @@ SPARRING_DEVICE void update_lion(const UpdateConstants<T>& c, const UpdatedRow<T
                   });
 }
 
-// Squares and then the linear terms z; `gradient` becomes z brought towards zero by
-// l1, with the opposite sign.
+// Updates the sums of squares and the linear terms z; `gradient` becomes z shrunk towards zero
+// by l1, with the opposite sign.
 template <class T>
 SPARRING_DEVICE void advance_ftrl(const UpdateConstants<T>& c, const UpdatedRow<T>& row) {
   row.each_column([&](int64_t at) {
@@ -280,7 +280,7 @@ SPARRING_DEVICE void update_adamw(const UpdateConstants<T>& c, const UpdatedRow<
   update_adam(c, row);
 }
 
-// Keras's optimizers: see core's level_update.inc.
+// Keras optimizers: see core's level_update.inc.
 template <class T>
 SPARRING_DEVICE void shrink_as_keras(const UpdateConstants<T>& c, const UpdatedRow<T>& row) {
   if (c.weight_decay == 0) return;

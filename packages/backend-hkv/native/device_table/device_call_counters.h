@@ -1,4 +1,4 @@
-// Sees to it that what a call counted is gone when the call has failed.
+// Resets the counters of a call if the call fails.
 #ifndef SPARRING_HKV_DEVICE_TABLE_DEVICE_CALL_COUNTERS_H_
 #define SPARRING_HKV_DEVICE_TABLE_DEVICE_CALL_COUNTERS_H_
 
@@ -18,14 +18,14 @@ class DeviceTable::State::CallCounters {
       state_.device.fill(reinterpret_cast<char*>(state_.counters) + begin, 0,
                          sizeof(DeviceCounters) - begin, stream_);
     } catch (const device::DeviceError&) {
-      // What is still counted would be booked by the next call.
+      // Otherwise the next call would add these counts.
       state_.begin_change();
     }
   }
   CallCounters(const CallCounters&) = delete;
   CallCounters& operator=(const CallCounters&) = delete;
 
-  // A settling kernel is on the stream.
+  // Call it when the settling kernel is enqueued.
   void settled() { is_settled_ = true; }
 
  private:

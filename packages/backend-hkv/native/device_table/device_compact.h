@@ -1,5 +1,6 @@
-// Positions of flags whose value is wanted, in order. As select_flagged of algorithms.h,
-// but in memory that was taken before: here nothing may fail any more.
+// The positions of selected flags, in order. Like select_flagged of algorithms.h, but with memory
+// that
+// was allocated before, because here nothing may fail.
 #ifndef SPARRING_HKV_DEVICE_TABLE_DEVICE_COMPACT_H_
 #define SPARRING_HKV_DEVICE_TABLE_DEVICE_COMPACT_H_
 
@@ -10,13 +11,13 @@
 
 namespace sparring::hkv {
 
-// Flags that one warp counts.
+// Number of flags that one warp counts.
 inline constexpr uint64_t kCompactPiece = 1024;
 inline uint64_t num_compact_pieces(uint64_t count) {
   return (count + kCompactPiece - 1) / kCompactPiece;
 }
 
-// Flags by their values: bit v says whether v is wanted.
+// Selects flags by value: bit v says whether value v is selected.
 struct WantedFlags {
   const uint8_t* flags;  // (count) device, each below 8
   uint64_t count;
@@ -44,7 +45,7 @@ struct CountFlags {
   }
 };
 
-// Exclusive sums in place, and their total. One warp.
+// Exclusive prefix sums in place, and their total. One warp.
 struct SumPieces {
   static constexpr unsigned block_threads = device::warp_lanes;
   uint32_t* sums;  // (num_pieces) device
@@ -94,8 +95,8 @@ struct WritePositions {
   }
 };
 
-//   sums (num_compact_pieces(count)) uint32 scratch, positions (up to count) uint32 out,
-//   total (1) uint32 out; all device
+  //   sums (num_compact_pieces(count)) uint32 scratch, positions (up to count) uint32 out,
+  //   total (1) uint32 out; all device
 inline void compact(device::Device& device, device::Stream stream, unsigned most_blocks,
                     const WantedFlags& wanted, uint32_t* sums, uint32_t* positions,
                     uint32_t* total) {

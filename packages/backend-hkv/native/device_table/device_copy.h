@@ -1,4 +1,4 @@
-// Rows of the table into dense arrays and back, 32 a warp: device/move_rows.h.
+// Copies rows of the table to dense arrays and back, 32 per warp: device/move_rows.h.
 #ifndef SPARRING_HKV_DEVICE_TABLE_DEVICE_COPY_H_
 #define SPARRING_HKV_DEVICE_TABLE_DEVICE_COPY_H_
 
@@ -13,8 +13,8 @@ using device::address;
 using device::word_bytes;
 using device::with_word;
 
-// Calls body(i, num_rows) for all i of [0, count), a lane each, the whole warp together: the first
-// `num_rows` lanes have an i below count.
+// Calls body(i, num_rows) for all i of [0, count), one per lane, with the whole warp together: the
+// first `num_rows` lanes have an i below count.
 template <class Body>
 SPARRING_DEVICE void for_each_row(const device::Block& block, uint64_t count, const Body& body) {
   for (uint64_t first = block.warp_in_grid() * device::warp_lanes; first < count;
@@ -25,13 +25,13 @@ SPARRING_DEVICE void for_each_row(const device::Block& block, uint64_t count, co
   }
 }
 
-// Bytes of rows by their numbers into a dense array: zeros for kNoDeviceRow.
+// Copies bytes of rows, given by number, to a dense array; kNoDeviceRow gives zeros.
 template <class Word>
 struct GatherRows {
   static constexpr unsigned block_threads = kBlockThreads;
   DeviceRowsView rows;
-  uint64_t begin;           // first byte of the row that is wanted
-  device::RowShape shape;   // of the bytes that are wanted
+  uint64_t begin;           // first requested byte of the row
+  device::RowShape shape;   // of the requested bytes
   const uint32_t* numbers;  // (count) device
   uint64_t count;
   char* out;  // (count, out_stride) bytes, device
@@ -48,7 +48,7 @@ struct GatherRows {
   }
 };
 
-// Whole rows of the call to where their numbers say; kNoDeviceRow: nowhere.
+// Copies whole rows of the call to rows given by number; kNoDeviceRow is skipped.
 template <class Word>
 struct ScatterRows {
   static constexpr unsigned block_threads = kBlockThreads;

@@ -1,5 +1,5 @@
-// What the device counts: the state of the table that only kernels change, and
-// what they tell the host of one call.
+// Counters on the device: the part of the table's state that only kernels change, and the
+// results of one call for the host.
 #ifndef SPARRING_HKV_DEVICE_TABLE_DEVICE_COUNTERS_H_
 #define SPARRING_HKV_DEVICE_TABLE_DEVICE_COUNTERS_H_
 
@@ -11,24 +11,24 @@
 namespace sparring::hkv {
 
 struct DeviceCounters {
-  // The table. Rows [0, next_row) were handed out before, num_free_rows of them
-  // are in the free list; overflow buckets likewise.
+  // Of the table. Rows [0, next_row) were allocated before, num_free_rows of them
+  // are in the free list; likewise overflow buckets.
   uint64_t size;
   uint32_t next_row;
   uint32_t num_free_rows;
   uint32_t next_overflow;
   uint32_t num_free_overflow;
 
-  // The call. 0 between calls, once the settling kernel has booked them.
+  // Of the call. 0 between calls, after the settling kernel has added them to the table's.
   uint32_t num_missing;         // keys that need a row and a slot
-  uint32_t num_returned;        // rows that were taken and not used
-  uint32_t num_inserted;        // slots that were filled and not taken from another key
+  uint32_t num_returned;        // rows that were allocated and not used
+  uint32_t num_inserted;        // slots that were filled without evicting another key
   uint32_t num_removed;         // slots that were emptied
-  uint32_t overflow_needed;     // a forecast
+  uint32_t overflow_needed;     // an estimate
   uint32_t overflow_taken;
   uint32_t overflow_released;
 
-  // Of the call before, for the host.
+  // Of the previous call, for the host.
   uint32_t last_removed;
 };
 
@@ -37,17 +37,17 @@ struct DeviceFreeLists {
   uint32_t* rows;       // (rows_capacity) device
   uint32_t* overflow;   // (overflow capacity) device
   uint64_t rows_capacity;
-  // Rows that the present insertion took and does not need.
+  // Rows that the current insertion allocated and does not need.
   const uint32_t* returned;  // (num_returned) device, or NULL
 };
 
-// Adds up over the lanes that call it, in one atomic per warp.
+// Counts the lanes whose condition is true, with one atomic per warp.
 SPARRING_DEVICE void add_lanes(const device::Warp& warp, uint32_t* counter, bool counts) {
   const uint32_t lanes = warp.ballot(counts);
   if (warp.lane() == 0 && lanes != 0) device::atomic_add(counter, device::num_ones(lanes));
 }
 
-// Brings the counters of several tables together. One warp.
+// Gathers the counters of several tables. One warp.
 struct CopyCounters {
   static constexpr unsigned block_threads = device::warp_lanes;
   static constexpr bool is_batched = true;
@@ -58,7 +58,7 @@ struct CopyCounters {
   }
 };
 
-// Books what a call counted. One warp.
+// Adds the counts of a call to those of the table. One warp.
 struct SettleCounters {
   enum class Work { kInsertChained, kErase, kInsertOrEvict, kSplit };
   static constexpr unsigned block_threads = device::warp_lanes;
@@ -72,14 +72,14 @@ struct SettleCounters {
     DeviceCounters now = *counters;
     warp.sync();
     if (work == Work::kSplit) {
-      // In the middle of a call that has yet to be booked.
+      // In the middle of a call whose counts are added later.
       now.num_free_overflow += now.overflow_released;
       now.overflow_released = 0;
       if (warp.lane() == 0) *counters = now;
       return;
     }
     if (work == Work::kInsertChained) take_rows(warp, now);
-    // The kernel that removed put the rows of removed slots into the list already.
+    // The erasing kernel has already put the rows of removed slots into the list.
     if (work == Work::kErase && free.rows != nullptr) now.num_free_rows += now.num_removed;
     const uint32_t from_list = now.overflow_taken < now.num_free_overflow ? now.overflow_taken
                                                                           : now.num_free_overflow;
@@ -100,8 +100,9 @@ struct SettleCounters {
         now.num_missing < now.num_free_rows ? now.num_missing : now.num_free_rows;
     now.num_free_rows -= from_list;
     now.next_row += now.num_missing - from_list;
-    // Where the list has no room for them they are lost until the table is cleared: only a
-    // caller that repeats a key within a call gets here.
+    // If the list has no capacity for them, they are lost until the table is cleared. This happens
+    // only
+    // if the caller repeats a key within a call.
     const uint64_t room =
         free.rows_capacity < now.num_free_rows ? 0 : free.rows_capacity - now.num_free_rows;
     const uint32_t kept =

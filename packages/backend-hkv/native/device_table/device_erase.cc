@@ -1,4 +1,4 @@
-// What removes rows by request: erase, and evict of the lowest scores.
+// Removes rows on request: erase, and evict of the lowest scores.
 #include <algorithm>
 #include <utility>
 
@@ -12,7 +12,7 @@
 namespace sparring::hkv {
 namespace {
 
-// Rows that leave in one round of evict, at the most.
+// Maximum number of rows per round of evict.
 constexpr uint64_t kRoundRows = uint64_t{1} << 20;
 
 struct CountUp {
@@ -67,7 +67,7 @@ DeviceTable::State::Insertion DeviceTable::State::prepare_erasure(const int64_t*
   located.numbers = buffer<uint32_t>(count, stream);
   if (layout.has_chains()) {
     const Detour detour(*order, stream, own_stream);
-    // All that were ever handed out may be free one day.
+    // All rows that were ever allocated may become free.
     rows->reserve_list(known.next_row + num_unread);
     located.heads = buffer<uint32_t>(count, stream);
     located.positions = buffer<uint32_t>(count, stream);
@@ -112,7 +112,7 @@ void DeviceTable::erase(SparringErase& call) {
   });
 }
 
-// The `count` lowest of the table, in the order in which they leave.
+// Finds the `count` lowest entries of the table, in the order of eviction.
 DeviceTable::State::Lowest DeviceTable::State::find_lowest(uint64_t count, bool with_rows,
                                                            device::Stream stream) {
   Lowest lowest;
@@ -143,7 +143,7 @@ DeviceTable::State::Lowest DeviceTable::State::find_lowest(uint64_t count, bool 
          CollectLowest{view, counters, search, num_collected.as<uint32_t>(), keys.as<uint64_t>(),
                        scores.as<uint64_t>(), numbers.as<uint32_t>()});
 
-  // Stably by key, then by score.
+  // A stable sort by key, then by score.
   const device::Buffer places = buffer<uint32_t>(count, stream);
   const device::Buffer by_key = buffer<uint32_t>(count, stream);
   const device::Buffer sorted_keys = buffer<uint64_t>(count, stream);
@@ -184,13 +184,13 @@ void DeviceTable::evict(SparringEvict& call) {
         lowest = state.find_lowest(count, call.sink.receive != nullptr, stream);
         located = state.prepare_erasure(lowest.keys.as<int64_t>(), count, stream);
       } catch (const device::OutOfDeviceMemory&) {
-        // Rounds that are done have made room: `wanted` is the most that may leave.
+        // Earlier rounds have evicted rows: `wanted` is a maximum.
         if (call.evicted > 0) return;
         throw;
       } catch (const device::DeviceLost&) {
         throw;
       } catch (const device::DeviceError&) {
-        // As there: the next call says what the device refused, if it still does.
+        // As above: if the device still rejects calls, the next call reports it.
         if (call.evicted > 0) return;
         throw;
       }

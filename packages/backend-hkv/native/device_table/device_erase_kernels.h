@@ -1,4 +1,4 @@
-// Erasing from tables that chain, and splitting their heads: chains stay dense.
+// Erases from tables with chains, and splits their heads. Chains stay dense.
 #ifndef SPARRING_HKV_DEVICE_TABLE_DEVICE_ERASE_KERNELS_H_
 #define SPARRING_HKV_DEVICE_TABLE_DEVICE_ERASE_KERNELS_H_
 
@@ -9,11 +9,11 @@
 
 namespace sparring::hkv {
 
-// Empties the slots of the keys; the last entry of the chain fills the hole.
+// Empties the slots of the keys; the last entry of the chain fills the gap.
 struct EraseChained {
   static constexpr unsigned block_threads = kBlockThreads;
   DeviceIndexView index;
-  SortedKeys sorted;    // by head, the keys that are there first
+  SortedKeys sorted;    // by head, existing keys first
   const int64_t* keys;  // (n) device
   DeviceFreeLists free;
   DeviceCounters* counters;
@@ -35,7 +35,7 @@ struct EraseChained {
     uint32_t slot = kDeviceSlots;
     DeviceBucket before{};
     DeviceBucket last = index.heads.at(head);
-    uint32_t last_link = 0;  // that leads to `last`; 0: it is the head
+    uint32_t last_link = 0;  // the link to `last`; 0: it is the head
     for (;;) {
       if (slot == kDeviceSlots) {
         slot = slot_of_key(warp, last, digests_of_lane(last, warp.lane()), key, digest);
@@ -48,7 +48,7 @@ struct EraseChained {
       last_link = link;
     }
     warp.sync();
-    if (slot == kDeviceSlots) return;  // a key that the caller repeats
+    if (slot == kDeviceSlots) return;  // a duplicate key
 
     // The last occupied slot of the last bucket.
     const uint32_t empty = device::equal_bytes(digests_of_lane(last, warp.lane()), 0);
@@ -56,7 +56,7 @@ struct EraseChained {
     const unsigned lane = 31 - device::leading_zeros(lanes);
     const uint32_t occupied = ~warp.shuffle(empty, lane);
     const uint32_t mover = 4 * lane + (31 - device::leading_zeros(occupied)) / 8;
-    // Whether nothing of the bucket is left but the one that goes.
+    // Whether the removed entry is the only one of the bucket.
     const bool is_alone = mover == first_slot(warp, ~empty);
     if (warp.lane() == 0) {
       const uint32_t row = hole.entries[slot].row;
@@ -78,10 +78,10 @@ struct EraseChained {
 };
 
 // Doubles the heads of a growing index: head h splits into h and h + num_heads.
-// One warp reads a chain bucket by bucket and deals its entries out to two new
-// chains; buckets that were read are used again, and what is left is released.
-// There always is one: t buckets hold at most 128 t entries, and two dense chains
-// of so many entries have at most t + 1 buckets, of which one is the new head.
+// One warp reads a chain bucket by bucket and distributes its entries to two new
+// chains. Buckets that were read are reused, and the remaining ones are released.
+// The buckets suffice: t buckets contain at most 128 t entries, and two dense chains
+// of so many entries have at most t + 1 buckets, one of which is the new head.
 struct SplitHeads {
   static constexpr unsigned block_threads = kBlockThreads;
   DeviceIndexView index;  // with the old number of heads, and the segment of the new ones
@@ -98,13 +98,13 @@ struct SplitHeads {
  private:
   struct Chain {
     DeviceBucket last;
-    uint32_t filled = 0;  // slots of `last`
+    uint32_t filled = 0;  // number of used slots of `last`
   };
 
   SPARRING_DEVICE void split(const device::Warp& warp, uint32_t head) const {
     Chain lower{index.heads.at(head)};
     Chain upper{index.heads.at(head + index.num_heads)};
-    uint32_t spare = 0;  // link to the buckets that were read and are free
+    uint32_t spare = 0;  // link to the free buckets that were read
     DeviceBucket bucket = lower.last;
     uint32_t bucket_link = 0;
     for (;;) {

@@ -1,4 +1,4 @@
-// Insertion into tables that evict, and what leaves them.
+// Insertion into tables that evict, and the evicted rows.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -101,7 +101,7 @@ void DeviceTable::State::upsert_evicting(SparringUpsert& call) {
     device.fill(numbers.as<void>(), 0xff, count * sizeof(uint32_t), stream);
   }
 
-  // Nothing below can fail but the device and the sink.
+  // No operation below can fail, except the device and the sink.
   begin_change();
   policy.begin_call();
   touch_known(insertion, call.scores);

@@ -1,13 +1,13 @@
-// Insertion into tables that evict: a key has one bucket, and where that is full
-// the lowest score leaves (of equal ones the smaller key), which may be the new
-// key itself.
+// Insertion into tables that evict: a key has one bucket. If that is full, the lowest
+// score is evicted (if scores are equal, the smaller key), which may be the new key.
 //
-// The index is settled first, then rows move, in kernels one after another:
-//   1. rows of known keys are written, their scores updated
-//   2. InsertOrEvict: who gets a slot, who leaves, and where its row is now: in
-//      the table, or still in the call where a key of the call left again
-//   3. CopyEvicted: rows that leave are copied to the caller's buffer
-//   4. rows of new keys that stayed are written over them
+// The index is changed first, then rows are moved, by successive kernels:
+//   1. rows of existing keys are written, and their scores updated
+//   2. InsertOrEvict: which keys get a slot, which are evicted, and the location of
+//      their rows: in the table, or in the call if a key of the call was evicted again
+//   3. CopyEvicted: evicted rows are copied to the caller's buffer
+//   4. rows of the new keys that remain are written over them
+//
 #ifndef SPARRING_HKV_DEVICE_TABLE_DEVICE_EVICT_KERNELS_H_
 #define SPARRING_HKV_DEVICE_TABLE_DEVICE_EVICT_KERNELS_H_
 
@@ -20,12 +20,12 @@
 
 namespace sparring::hkv {
 
-// Who leaves because of each key of the call.
+// The entry that each key of the call evicts.
 struct DepartureArrays {
-  uint8_t* leaves;    // (n) 1 where somebody leaves, 0 before
+  uint8_t* leaves;    // (n) 1 if an entry is evicted; initially 0
   int64_t* keys;      // (n)
   uint64_t* scores;   // (n)
-  uint64_t* sources;  // (n) the row that it owned, or in_call + a position of the call
+  uint64_t* sources;  // (n) its row, or in_call + a position in the call
   static constexpr uint64_t in_call = uint64_t{1} << 32;
 };
 
@@ -36,7 +36,7 @@ struct InsertOrEvict {
   ScoreRule rule;
   const int64_t* keys;      // (n) device
   const uint64_t* scores;   // (n) device, or NULL
-  uint32_t* numbers;        // out (n) device, kNoDeviceRow before: rows of keys that stay
+  uint32_t* numbers;        // out (n) device, initially kNoDeviceRow: rows of keys that remain
   DepartureArrays departs;  // out, device; `leaves` NULL: not requested
   DeviceCounters* counters;
 
@@ -54,11 +54,11 @@ struct InsertOrEvict {
   }
 
  private:
-  // A bucket while its warp works on it. Lane l has slots 4l to 4l + 3.
+  // A bucket that a warp is processing. Lane l has slots 4l to 4l + 3.
   struct Owned {
     DeviceBucket bucket;
     uint32_t first_row;
-    uint32_t allowed;  // 0xff in the bytes of slots that may be filled
+    uint32_t allowed;  // 0xff in the bytes of slots that may be used
     uint32_t digests;
     uint32_t filled;  // 0xff in the bytes of slots that this call filled
     uint64_t scores[4];
@@ -78,7 +78,7 @@ struct InsertOrEvict {
     owned.digests = digests_of_lane(owned.bucket, warp.lane());
     SPARRING_UNROLL
     for (uint32_t i = 0; i < 4; ++i) {
-      // Those of empty slots were never written.
+      // Scores of empty slots are not initialized.
       if ((owned.digests >> (8 * i) & 0xffu) == 0) continue;
       owned.scores[i] = owned.bucket.scores[4 * warp.lane() + i];
     }
@@ -99,7 +99,7 @@ struct InsertOrEvict {
                               const KeyWindow::Key& wanted) const {
     const auto [position, key] = wanted;
     const uint8_t digest = digest_of(index.hash(key));
-    // A caller that breaks its promise of unique keys must not break the table.
+    // Duplicate keys violate the contract, but must not damage the table.
     const uint32_t twin = slot_of_key(warp, owned.bucket, owned.digests, key, digest);
     if (twin != kDeviceSlots) {
       if (warp.lane() == 0) numbers[position] = owned.first_row + twin;
@@ -154,7 +154,7 @@ struct InsertOrEvict {
     departs.sources[position] = source;
   }
 
-  // REQUIRES: all allowed slots are occupied, and there is one.
+  // REQUIRES: all allowed slots are occupied, and there is at least one.
   SPARRING_DEVICE uint32_t first_to_leave(const device::Warp& warp, const Owned& owned,
                                           Rank& leaving) const {
     uint64_t lowest = ~uint64_t{0};
@@ -167,7 +167,7 @@ struct InsertOrEvict {
       const uint64_t other = warp.shuffle_xor(lowest, step);
       if (other < lowest) lowest = other;
     }
-    // Keys lie on other lines, so they are read only where scores do not decide.
+    // Keys are in other cache lines, so they are read only if scores are equal.
     int64_t smallest = INT64_MAX;
     uint32_t slot = kDeviceSlots;
     SPARRING_UNROLL
@@ -192,7 +192,7 @@ struct InsertOrEvict {
   }
 };
 
-// Copies those who left, in the order of the keys that displaced them.
+// Copies evicted rows, in the order of the keys that evicted them.
 template <class Word>
 struct CopyEvicted {
   static constexpr unsigned block_threads = kBlockThreads;
@@ -203,9 +203,9 @@ struct CopyEvicted {
   const uint32_t* departures;  // (count) positions of the call, ascending, device
   uint64_t count;
   const char* call_rows;  // (n, call_stride) bytes, device: the rows of the call. NULL: rows of
-                          // keys that leave again are yet to be made, in out_rows
+                          // keys that were evicted again are created later, in out_rows
   uint64_t call_stride;
-  void** made_at;        // (n) device, only if call_rows is NULL: where those of such keys go
+  void** made_at;        // (n) device, only if call_rows is NULL: destinations of those rows
   int64_t* out_keys;     // (count) device
   char* out_rows;        // (count, row_bytes) device
   uint64_t* out_scores;  // (count) device

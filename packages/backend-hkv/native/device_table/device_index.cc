@@ -7,7 +7,7 @@
 namespace sparring::hkv {
 namespace {
 
-// Buckets of the first overflow segment of a growing index.
+// Number of buckets of the first overflow segment of a growing index.
 constexpr uint64_t kFirstOverflow = 16;
 
 }  // namespace
@@ -21,7 +21,7 @@ DeviceIndex::DeviceIndex(device::Device& device, device::Stream stream, const De
       max_overflow_(layout.max_overflow) {
   const bool is_growing = layout.num_fixed_heads == 0;
   const uint64_t heads = is_growing ? 1 : layout.num_fixed_heads;
-  // The overflow of a fixed index is one segment, so that it takes no more than the layout says.
+  // The overflow of a fixed index is one segment, so that it uses exactly the planned memory.
   const uint64_t overflow = is_growing ? kFirstOverflow : std::max<uint64_t>(1, max_overflow_);
   const auto make_buckets = [&](uint64_t first) {
     DeviceBuckets buckets{};
@@ -58,7 +58,7 @@ char* DeviceIndex::add_segment(uint64_t num_buckets) {
   return segments_.back().as<char>();
 }
 
-// Digests are a segment's first bytes, links its last.
+// Digests are the first bytes of a segment, links its last.
 void DeviceIndex::empty(const device::Buffer& segment) {
   const uint64_t num_buckets =
       segment.num_bytes() / DeviceBuckets::bucket_bytes(has_scores_, has_links_);
@@ -79,10 +79,10 @@ void DeviceIndex::reserve_overflow(uint64_t count) {
     const uint64_t size = buckets.segment_size(num_overflow_segments_);
     const uint64_t capacity = overflow_capacity_ + size;
     device::Buffer list(device_, capacity * sizeof(uint32_t), stream_, device::Lifetime::kLasting);
-    // All of it, though only so much is listed as the device has counted: lists are copied whole.
+    // All of it, although only the counted part is used: lists are copied completely.
     device_.fill(list.as<void>(), 0, list.num_bytes(), stream_);
     char*& segment = buckets.segments[num_overflow_segments_];
-    if (segment == nullptr) segment = add_segment(size);  // else of a call that failed after this
+    if (segment == nullptr) segment = add_segment(size);  // else left by a call that failed later
     if (overflow_capacity_ > 0) {
       device_.copy(list.as<void>(), free_overflow_.as<void>(),
                    overflow_capacity_ * sizeof(uint32_t), stream_);
@@ -95,7 +95,7 @@ void DeviceIndex::reserve_overflow(uint64_t count) {
 
 void DeviceIndex::prepare_doubling() {
   const auto segment = static_cast<uint32_t>(std::bit_width(num_heads()));
-  if (view_.heads.segments[segment] != nullptr) return;  // of a call that failed after this
+  if (view_.heads.segments[segment] != nullptr) return;  // left by a call that failed later
   view_.heads.segments[segment] = add_segment(num_heads());
 }
 

@@ -1,7 +1,7 @@
 // The memory of a device table's index: segments of heads and of overflow
 // buckets, and the list of free overflow buckets. See device_bucket.h.
 //
-// Threads: const members concurrently; everything else alone.
+// Threads: const methods may run concurrently; all others are exclusive.
 #ifndef SPARRING_HKV_DEVICE_TABLE_DEVICE_INDEX_H_
 #define SPARRING_HKV_DEVICE_TABLE_DEVICE_INDEX_H_
 
@@ -16,7 +16,7 @@ namespace sparring::hkv {
 
 class DeviceIndex {
  public:
-  // `stream`: on which all memory is taken, filled and freed.
+  // `stream`: for allocating, filling and freeing all memory.
   // Throws OutOfDeviceMemory, DeviceError.
   DeviceIndex(device::Device& device, device::Stream stream, const DeviceLayout& layout,
               bool has_scores, uint64_t seed);
@@ -26,21 +26,21 @@ class DeviceIndex {
   uint64_t num_heads() const { return view_.num_heads; }
   uint64_t overflow_capacity() const { return overflow_capacity_; }
   uint64_t memory_bytes() const;
-  // More rows than this, and the heads had better double. Fixed: never.
+  // If there are more rows than this, the heads should double. Unlimited for a fixed index.
   uint64_t comfortable_rows() const {
     return view_.is_growing ? num_heads() * kDeviceSlots / 4 * 3 : ~uint64_t{0};
   }
   bool can_double() const { return num_heads() < uint64_t{1} << (kMaxSegments - 1); }
 
-  // Room for at least `count` overflow buckets, as far as the layout allows.
-  // Throws OutOfDeviceMemory, DeviceError; then everything is as before.
+  // Allocates at least `count` overflow buckets, up to the limit of the layout.
+  // Throws OutOfDeviceMemory, DeviceError without changing anything.
   void reserve_overflow(uint64_t count);
 
-  // Empties all buckets. Keeps the memory.
+  // Empties all buckets and keeps the memory.
   void clear();
 
-  // Memory for twice as many heads, which `prepare` adds to the view, and
-  // `finish` counts: SplitHeads runs in between. Throws as above.
+  // Allocates memory for twice as many heads. `prepare` adds it to the view and `finish`
+  // changes the number of heads; SplitHeads runs in between. Throws as above.
   // REQUIRES: growing, can_double().
   void prepare_doubling();
   void finish_doubling() { view_.num_heads *= 2; }

@@ -1,4 +1,4 @@
-// Looking at the keys of a call that inserts, and inserting into tables that chain.
+// Looks up the keys of a call that inserts, and inserts into tables with chains.
 #include <bit>
 #include <utility>
 
@@ -12,7 +12,7 @@
 namespace sparring::hkv {
 namespace {
 
-// After the heads doubled: the heads of keys that are to be handled.
+// After the heads doubled: the heads of the keys to insert.
 struct FindHeads {
   static constexpr unsigned block_threads = kBlockThreads;
   DeviceIndexView index;
@@ -28,8 +28,8 @@ struct FindHeads {
   }
 };
 
-// Overflow buckets kept ready, so that calls of few keys need not wait to learn
-// whether there are enough: one for so many heads.
+// Number of heads per free overflow bucket, which are kept so that small calls need not wait to know
+// whether they suffice.
 constexpr uint64_t kHeadsPerSpare = 64;
 
 }  // namespace
@@ -56,7 +56,7 @@ void DeviceTable::State::sort(Insertion& insertion) {
   const uint64_t count = insertion.count;
   insertion.sorted_heads = buffer<uint32_t>(count, insertion.stream);
   insertion.sorted_positions = buffer<uint32_t>(count, insertion.stream);
-  // num_heads itself is a value too.
+  // num_heads itself is a possible value.
   const auto bits = static_cast<int>(std::bit_width(index->num_heads()));
   device::sort_pairs(device, insertion.stream, insertion.heads.as<uint32_t>(),
                      insertion.positions.as<uint32_t>(), insertion.sorted_heads.as<uint32_t>(),
@@ -113,7 +113,7 @@ void DeviceTable::State::grow(Insertion& insertion, uint64_t size) {
 
 void DeviceTable::State::double_heads() {
   index->prepare_doubling();
-  // Released buckets are listed; there are no more of them than there were.
+  // The list must have capacity for released buckets, of which there are no more than existed.
   index->reserve_overflow(index->num_heads() / kHeadsPerSpare);
   begin_change();
   launch(own_stream, index->num_heads() * device::warp_lanes,

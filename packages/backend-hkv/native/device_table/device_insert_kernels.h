@@ -1,4 +1,4 @@
-// Insertion into tables that chain, where no row has to be evicted.
+// Insertion into tables with chains, which does not evict.
 #ifndef SPARRING_HKV_DEVICE_TABLE_DEVICE_INSERT_KERNELS_H_
 #define SPARRING_HKV_DEVICE_TABLE_DEVICE_INSERT_KERNELS_H_
 
@@ -10,7 +10,7 @@
 
 namespace sparring::hkv {
 
-// How many overflow buckets the insertion of these keys will take.
+// Number of overflow buckets that the insertion of these keys will use.
 struct ForecastOverflow {
   static constexpr unsigned block_threads = kBlockThreads;
   DeviceIndexView index;
@@ -40,8 +40,8 @@ struct ForecastOverflow {
   }
 };
 
-// Gives each key a slot and a row number. The key at place j of the sorted order
-// takes the j-th of the free rows, from the top of the list and then new ones.
+// Assigns a slot and a row number to each key. The key at position j of the sorted order
+// gets the j-th free row, first from the top of the list and then new ones.
 struct InsertKeys {
   static constexpr unsigned block_threads = kBlockThreads;
   static constexpr bool is_batched = true;
@@ -80,7 +80,7 @@ struct InsertKeys {
     uint32_t empty;
     for (;;) {
       const uint32_t digests = digests_of_lane(bucket, warp.lane());
-      // A caller that breaks its promise of unique keys must not break the table.
+      // Duplicate keys violate the contract, but must not damage the table.
       const uint32_t twin = slot_of_key(warp, bucket, digests, key, digest);
       if (twin != kDeviceSlots) {
         if (warp.lane() == 0) {
@@ -115,7 +115,7 @@ struct InsertKeys {
                             : counters->next_row + (place - num_free);
   }
 
-  // Links an empty overflow bucket behind this one.
+  // Links an empty overflow bucket after this one.
   SPARRING_DEVICE uint32_t append(const device::Warp& warp, const DeviceBucket& bucket) const {
     uint32_t link = 0;
     if (warp.lane() == 0) {

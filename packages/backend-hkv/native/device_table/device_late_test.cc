@@ -1,6 +1,8 @@
-// Calls of a table from several streams, on a device whose streams are late: nothing has happened
-// when a call returns, and what events leave open happens in an order drawn by a seed. Callers give
-// their arrays back at once, as frameworks do. SPARRING_OPERATIONS sets the length of a sequence.
+// Calls of a table from several streams, on a device whose streams are late: no work is done when a
+// call
+// returns, and a seed determines the order that events leave open. Callers free their arrays at
+// once, as
+// frameworks do. SPARRING_OPERATIONS sets the length of a sequence.
 #include <algorithm>
 #include <cstdlib>
 #include <deque>
@@ -26,13 +28,13 @@ uint64_t num_operations() {
   return asked == nullptr ? 1000 : std::stoull(asked);
 }
 
-// Bytes of an update: new rows get those of `made`, known ones each 1 more.
+// Changes bytes in an update: new rows get those of `made`, existing ones are incremented.
 struct ChangeBytes {
   static constexpr unsigned block_threads = 64;
   const int64_t* positions;
   void* const* rows;
   const uint8_t* is_new;
-  const char* made;  // (n, row_bytes), by position of the call
+  const char* made;  // (n, row_bytes), by position in the call
   uint64_t count;
   uint64_t row_bytes;
 
@@ -47,7 +49,7 @@ struct ChangeBytes {
   }
 };
 
-// A table on a late device, and its model. Each call takes a stream of its own choice.
+// A table on a late device, and its model. Each call uses a random stream.
 class LateSequence {
  public:
   LateSequence(const DeviceTableOptions& options, uint64_t num_keys, uint64_t seed)
@@ -64,7 +66,7 @@ class LateSequence {
       if (stream != nullptr) device_->free_stream(stream);
     }
     found_.clear();
-    table_.reset();  // while work of its callers is under way
+    table_.reset();  // while work of its callers is in progress
   }
 
   void run(uint64_t num_calls) {
@@ -87,7 +89,7 @@ class LateSequence {
   uint64_t draw(uint64_t end) { return random_() % end; }
   device::Stream draw_stream() { return streams_[draw(std::size(streams_))]; }
 
-  // A stream is given back with work on it; a new one may have its address.
+  // Destroys a stream with unfinished work; a new one may have its address.
   void replace_stream() {
     device::Stream& stream = streams_[draw(std::size(streams_))];
     if (stream == nullptr) return;

@@ -10,11 +10,11 @@ namespace {
 
 using border::StatusError;
 
-constexpr uint64_t kMaxRows = kNoDeviceRow;  // row numbers have 32 bits, and one means none
+constexpr uint64_t kMaxRows = kNoDeviceRow;  // row numbers have 32 bits, and one value means none
 constexpr uint64_t kMaxOverflow = uint64_t{1} << 31;
-// Of a fixed index that chains: three quarters of 128 slots.
+// For a fixed index with chains: three quarters of 128 slots.
 constexpr uint64_t kRowsPerHead = 96;
-// Counters, and the list of row chunks: 8 bytes for 16 KiB of rows at the most.
+// Counters, and the list of row chunks: at most 8 bytes per 16 KiB of rows.
 constexpr uint64_t kFixedBytes = 4096;
 
 DeviceLayout fixed_layout(const TableOptions& options, uint64_t rows) {
@@ -27,7 +27,7 @@ uint64_t bytes_of(const TableOptions& options, const DeviceLayout& layout) {
   const bool has_chains = layout.has_chains();
   const uint64_t bucket = DeviceBuckets::bucket_bytes(!has_chains, has_chains);
   const uint64_t row_bytes = layout.max_rows * device_row_stride(options.row_bytes);
-  // Rows and overflow buckets that are free are listed in 4 bytes each.
+  // Free rows and overflow buckets are listed with 4 bytes each.
   const uint64_t listed = has_chains ? 4 * (layout.max_rows + layout.max_overflow) : 0;
   return kFixedBytes + row_bytes / 1024 + row_bytes + listed +
          bucket * (layout.num_fixed_heads + layout.max_overflow);

@@ -1,17 +1,17 @@
-// How many buckets and rows a device table may have, worked out once from its
-// options. The counterpart of table/layout.h.
+// The number of buckets and rows of a device table, computed once from its options. The
+// counterpart of table/layout.h.
 //
-//   options                      index              rows at most    when full
+//   options                      index              maximum rows    when full
 //   nothing                      growing            2^32 - 1        SPARRING_CAPACITY
 //   capacity, policy none        growing            capacity        SPARRING_CAPACITY
 //   memory_bytes, policy none    fixed, chaining    what fits       SPARRING_CAPACITY
 //   either, another policy       fixed, evicting    capacity or     the policy evicts
 //                                                   what fits
 //
-// An evicting index has as many slots that may be filled as rows: buckets of up
-// to 128, each with its own share of the capacity, so that a call never has to
-// look beyond the bucket of a key. A bucket may be full, and evict, before the
-// table is: of random keys, 3 in 100 leave before it is nine tenths full.
+// An evicting index has as many usable slots as rows: buckets of up to 128 slots, each
+// with its own part of the capacity, so that a call never accesses other buckets than
+// those of its keys. A bucket may be full, and evict, before the table is full: 3 % of
+// random keys are evicted before it is 90 % full.
 #ifndef SPARRING_HKV_DEVICE_TABLE_DEVICE_LAYOUT_H_
 #define SPARRING_HKV_DEVICE_TABLE_DEVICE_LAYOUT_H_
 
@@ -31,11 +31,11 @@ struct DeviceLayout {
   bool has_chains() const { return !evicts; }
 };
 
-// Throws StatusError where the options contradict each other or where not even
-// one row fits.
+// Throws StatusError if the options contradict each other or if not even one row
+// fits.
 DeviceLayout make_device_layout(const TableOptions& options);
 
-// Bytes from row to row on the device.
+// Bytes from one row to the next on the device.
 inline uint64_t device_row_stride(uint64_t row_bytes) {
   if (row_bytes >= 16) return (row_bytes + 15) / 16 * 16;
   uint64_t stride = 1;

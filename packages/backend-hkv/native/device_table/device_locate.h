@@ -1,13 +1,14 @@
-// How kernels of the device table look for keys. A warp has 32 keys, one a lane; a bucket is
-// looked at by eight lanes ("a tile"), 16 of its 128 digests each, so that four keys are looked
-// at at once, and the eight groups of four come in two halves:
+// Lookup of keys by kernels of the device table. A warp has 32 keys, one per lane. Eight lanes ("a
+// tile") search a bucket, 16 of its 128 digests each, so that four keys are searched at once. The
+// eight
+// groups of four keys are processed in two halves:
 //
 //   lanes      0 ... 7 | 8 ... 15 | 16 ... 23 | 24 ... 31
-//   group 0    key 0   | key 1    | key 2     | key 3        the digests of groups 0 to 3 are on
-//   group 1    key 4   | key 5    | key 6     | key 7        their way before any is looked at,
-//   ...                                                      and so are the entries behind them
+//   group 0    key 0   | key 1    | key 2     | key 3        the digests of groups 0 to 3 are loaded
+//   group 1    key 4   | key 5    | key 6     | key 7        before any of them is compared, and so
+//   ...                                                      are their entries
 //
-// So a lane has four loads of 16 bytes under way, and hashes are worked out once a key.
+// Therefore each lane has four loads of 16 bytes in flight, and each hash is computed once.
 #ifndef SPARRING_HKV_DEVICE_TABLE_DEVICE_LOCATE_H_
 #define SPARRING_HKV_DEVICE_TABLE_DEVICE_LOCATE_H_
 
@@ -23,14 +24,14 @@ inline constexpr unsigned kGroupsInFlight = 4;
 inline constexpr unsigned kHalfKeys = kTiles * kGroupsInFlight;
 inline constexpr unsigned kBlockThreads = 128;
 
-// The key of a lane.
+// The key of one lane.
 struct LaneKey {
   uint64_t position;  // in the call
-  bool is_wanted;     // else beyond the end of the call
+  bool is_wanted;     // false beyond the end of the call
   int64_t key;
 };
 
-// Calls body(LaneKey, num_keys) for all positions of [0, count), the whole warp together;
+// Calls body(LaneKey, num_keys) for all positions of [0, count), with the whole warp together;
 // the first `num_keys` lanes have keys.
 template <class Body>
 SPARRING_DEVICE void for_each_key(const device::Block& block, const int64_t* keys, uint64_t count,
@@ -47,12 +48,12 @@ SPARRING_DEVICE void for_each_key(const device::Block& block, const int64_t* key
 }
 
 struct DeviceLocation {
-  uint32_t row = kNoDeviceRow;  // kNoDeviceRow: the key is absent
+  uint32_t row = kNoDeviceRow;  // kNoDeviceRow: the key is missing
   uint32_t slot = 0;            // kHasSlot only
-  uint32_t link = 0;            // to the overflow bucket that it is in; 0: in the head
+  uint32_t link = 0;            // to the overflow bucket that contains it; 0: the head does
 };
 
-// One bit for each byte of a mask of bytes.
+// One bit for each byte of a byte mask.
 SPARRING_DEVICE uint32_t bits_of_bytes(uint32_t bytes) {
   return (bytes & 0x01010101u) * 0x01020408u >> 24 & 0xfu;
 }
@@ -63,7 +64,7 @@ class Locator {
   SPARRING_DEVICE Locator(const device::Warp& warp, const DeviceIndexView& index)
       : warp_(warp), index_(index) {}
 
-  // Each lane gets the answer to its key. All lanes of the warp call this together.
+  // Each lane gets the result for its key. All lanes of the warp must call this together.
   SPARRING_DEVICE DeviceLocation locate(const LaneKey& lane_key) {
     DeviceLocation found;
     const uint64_t hash = index_.hash(lane_key.key);
@@ -90,7 +91,7 @@ class Locator {
   }
 
  private:
-  // What a tile knows of the key it looks at.
+  // The state of a tile's search for its key.
   struct Search {
     device::Vector16 digests;
     uint32_t candidates;  // of this lane's 16 slots
@@ -101,7 +102,7 @@ class Locator {
     uint32_t slot;
   };
 
-  // The keys of lanes [first, first + kHalfKeys) that are looked for.
+  // Searches for the keys of lanes [first, first + kHalfKeys).
   SPARRING_DEVICE void look(unsigned first, uint32_t looking, uint32_t link,
                             DeviceLocation& found) const {
     const unsigned tile = warp_.lane() / kTileLanes;
@@ -140,7 +141,7 @@ class Locator {
     for (unsigned k = 0; k < kGroupsInFlight; ++k) {
       confirm(searches[k], lane);
       const uint32_t winners = warp_.ballot(searches[k].row != kNoDeviceRow);
-      // Of this lane's key, if it is of this group.
+      // The result for this lane's key, if it belongs to this group.
       const unsigned asked = warp_.lane() % kTiles * kTileLanes;
       const uint32_t own = winners >> asked & ((1u << kTileLanes) - 1);
       const unsigned winner = asked + (own != 0 ? device::lowest_one(own) : 0);
@@ -152,7 +153,7 @@ class Locator {
     }
   }
 
-  // Digests agree by chance, too: half a candidate more in a full bucket.
+  // Digests may be equal by chance: half a candidate more on average in a full bucket.
   SPARRING_DEVICE void confirm(Search& search, unsigned lane) const {
     search.row = kNoDeviceRow;
     while (search.candidates != 0) {
@@ -169,7 +170,7 @@ class Locator {
 
   const device::Warp warp_;
   const DeviceIndexView& index_;
-  // Of this lane's key.
+  // The key of this lane.
   int64_t key_ = 0;
   uint32_t pattern_ = 0;
   const uint8_t* digests_ = nullptr;

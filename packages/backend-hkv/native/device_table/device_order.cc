@@ -22,7 +22,7 @@ void DeviceOrder::end_read(device::Stream stream) {
   Reader& reader = found != readers_.end()
                        ? found->second
                        : readers_.emplace(stream, Reader{device_.make_event(), false}).first->second;
-  // Else a new stream of an old one's address would hide what the old one still reads.
+  // Otherwise a new stream with the same address would hide the reads of the old one.
   if (reader.has_read) device_.order_after(reader.event, stream);
   device_.record(reader.event, stream);
   reader.has_read = true;
@@ -34,7 +34,7 @@ void DeviceOrder::begin_write(device::Stream stream) {
     if (reader.has_read) device_.order_after(reader.event, stream);
   }
   if (was_written_) device_.order_after(last_write_, stream);
-  // Only now: the next writer has to come after them too, where this one got no further.
+  // Only after all waits: if one failed, the next writer must wait for these readers too.
   for (auto& [other, reader] : readers_) reader.has_read = false;
 }
 
@@ -55,7 +55,7 @@ Detour::~Detour() {
   try {
     order_.pass(own_, stream_);
   } catch (const device::DeviceError&) {
-    // Nothing else will work either, and says so.
+    // Later calls will fail as well and report the error.
   }
 }
 

@@ -1,8 +1,8 @@
-// The order of work on several streams that meet in one table: a write comes
-// after all reads and writes that were put on any stream before it, a read after
-// the last write. Events do it; no thread waits. Work on one stream is ordered so, too:
-// a stream that was given back may come again under its address, before its
-// work is done.
+// The order of work on several streams that use one table: a write runs after all
+// reads and writes that were enqueued on any stream before it, a read after the last
+// write. Events implement this; no thread waits. Work on one stream is ordered with
+// events too, because a new stream may have the address of a destroyed one whose work
+// is not done.
 #ifndef SPARRING_HKV_DEVICE_TABLE_DEVICE_ORDER_H_
 #define SPARRING_HKV_DEVICE_TABLE_DEVICE_ORDER_H_
 
@@ -13,7 +13,7 @@
 
 namespace sparring::hkv {
 
-// Threads: reads concurrently, a write alone.
+// Threads: reads may run concurrently, a write is exclusive.
 class DeviceOrder {
  public:
   explicit DeviceOrder(device::Device& device);
@@ -21,20 +21,20 @@ class DeviceOrder {
   DeviceOrder(const DeviceOrder&) = delete;
   DeviceOrder& operator=(const DeviceOrder&) = delete;
 
-  // Around what is put on `stream`. A failed device makes begin throw DeviceError.
+  // Surround the enqueueing of work on `stream`. If the device has failed, begin throws DeviceError.
   void begin_read(device::Stream stream);
   void end_read(device::Stream stream);
   void begin_write(device::Stream stream);
   void end_write(device::Stream stream);
 
-  // What comes on `later` runs after what is on `earlier` now.
+  // Orders later work on `later` after the present work on `earlier`.
   void pass(device::Stream earlier, device::Stream later);
 
  private:
   device::Device& device_;
   std::mutex mutex_;
-  // One event a stream, recorded after its last read; null where it has none
-  // since the last write.
+  // One event per stream, recorded after its last read; null if it has not read since
+  // the last write.
   struct Reader {
     device::Event event;
     bool has_read;
@@ -45,8 +45,8 @@ class DeviceOrder {
   device::Event passing_;
 };
 
-// While it lives, `own` may change what work on `stream` uses: it comes after
-// what is on `stream` now, and `stream` goes on after it.
+// While it exists, work on `own` may change data that work on `stream` uses: it runs after
+// the present work on `stream`, and later work on `stream` runs after it.
 class Detour {
  public:
   Detour(DeviceOrder& order, device::Stream stream, device::Stream own)

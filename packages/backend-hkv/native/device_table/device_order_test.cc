@@ -1,4 +1,4 @@
-// The emulator does everything at once, so what streams wait for is written down here.
+// The emulator does all work at once, so this test records what streams wait for.
 #include "device_order.h"
 
 #include <map>
@@ -12,11 +12,11 @@ namespace {
 using namespace sparring;
 using namespace sparring::hkv;
 
-// Knows which work each stream has behind it: its own, and what events brought.
+// Records the work that each stream is ordered after: its own, and work ordered by events.
 class RecordingDevice : public device::EmulatedDevice {
  public:
   void work(device::Stream stream, int number) { done_[stream].insert(number); }
-  // Given back with work on it; the next one of this address has nothing behind it.
+  // Destroyed with unfinished work; the next stream with this address is ordered after nothing.
   void forget(device::Stream stream) { done_.erase(stream); }
   bool comes_after(device::Stream stream, int number) { return done_[stream].contains(number); }
 

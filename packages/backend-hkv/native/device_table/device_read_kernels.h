@@ -1,4 +1,4 @@
-// Kernels that look for keys, 32 a warp: find, locate and touch. And the erase of
+// Kernels that look up keys, 32 per warp: find, locate and touch. And the erase of
 // tables without chains.
 #ifndef SPARRING_HKV_DEVICE_TABLE_DEVICE_READ_KERNELS_H_
 #define SPARRING_HKV_DEVICE_TABLE_DEVICE_READ_KERNELS_H_
@@ -12,7 +12,7 @@
 
 namespace sparring::hkv {
 
-// Rows of keys into a dense array, zeros for missing ones. Changes nothing.
+// Copies the rows of keys to a dense array, with zeros for missing ones. Changes nothing.
 template <class Word>
 struct FindRows {
   static constexpr unsigned block_threads = kBlockThreads;
@@ -20,8 +20,8 @@ struct FindRows {
   DeviceRowsView rows;
   const int64_t* keys;  // (count) device
   uint64_t count;
-  uint64_t begin;  // first byte of the row that is wanted
-  device::RowShape shape;  // of the bytes that are wanted
+  uint64_t begin;  // first requested byte of the row
+  device::RowShape shape;  // of the requested bytes
   char* out;       // (count, out_stride) bytes, device
   uint64_t out_stride;
   uint8_t* found;  // (count) device
@@ -40,20 +40,20 @@ struct FindRows {
   }
 };
 
-// The row of each key, and what a sort by bucket needs: the head of those that a
-// later kernel must handle, num_heads for the others.
+// The row of each key, and the input of a sort by bucket: the head of each key that a later
+// kernel must process, and num_heads for the others.
 struct LocateKeys {
   static constexpr unsigned block_threads = kBlockThreads;
   static constexpr bool is_batched = true;
   DeviceIndexView index;
   const int64_t* keys;  // (count) device
   uint64_t count;
-  bool sorts_missing;   // the later kernel is about missing keys; else about those that are there
+  bool sorts_missing;   // the later kernel processes missing keys; else existing ones
   uint32_t* numbers;    // out (count) device
   uint32_t* heads;      // out (count) device, or NULL
   uint32_t* positions;  // out (count) device: 0, 1, 2, ...; or NULL
   uint8_t* missing;     // out (count) device: 1 where the key is missing; or NULL
-  DeviceCounters* counters;  // num_missing grows; or NULL
+  DeviceCounters* counters;  // increments num_missing; or NULL
 
   SPARRING_DEVICE void operator()(const device::Block& block) const {
     const device::Warp warp = block.warp();
@@ -79,7 +79,7 @@ struct LocateKeys {
   }
 };
 
-// Scores of keys that are there, by the rule of the call.
+// Updates the scores of existing keys by the rule of the call.
 struct TouchKeys {
   static constexpr unsigned block_threads = kBlockThreads;
   static constexpr bool is_batched = true;
@@ -104,7 +104,7 @@ struct TouchKeys {
   }
 };
 
-// The same where LocateKeys found the rows.
+// The same if LocateKeys found the rows.
 // REQUIRES: a table without chains, whose slots own their rows.
 struct TouchRows {
   static constexpr unsigned block_threads = kBlockThreads;
@@ -144,7 +144,7 @@ struct EraseUnchained {
       if (i < count && numbers[i] != kNoDeviceRow) {
         const uint32_t head = index.head_of(index.hash(keys[i]));
         const uint32_t slot = numbers[i] - index.first_row(head);
-        // Others empty slots of the same word, and a careless caller this very one.
+        // Other threads empty slots of the same word and, if keys are repeated, this slot.
         const uint32_t byte = uint32_t{0xff} << (8 * (slot % 4));
         auto* word = reinterpret_cast<uint32_t*>(index.heads.at(head).digests) + slot / 4;
         is_erased = (device::atomic_and(word, ~byte) & byte) != 0;

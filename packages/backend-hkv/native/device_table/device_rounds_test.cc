@@ -1,4 +1,4 @@
-// Calls that handle many rows piece by piece.
+// Tests calls that process many rows in rounds.
 #include <cstdint>
 #include <numeric>
 #include <string>
@@ -18,8 +18,8 @@ Keys range(int64_t begin, int64_t end) {
   return keys;
 }
 
-// Of an evict of several rounds: what has left is handed over and counted, and never is the
-// table said to be unchanged.
+// In an evict with several rounds, rows that were evicted are returned and counted, and the call
+// never reports that the table is unchanged.
 void refusals_amid_an_evict_leave_what_the_rounds_before_did() {
   DeviceTableOptions options = device_options(16, -1, PolicyKind::kLru);
   options.round_bytes = 5 * 16;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr uint64_t kFirstChunkBytes = uint64_t{16} << 10;
 constexpr uint64_t kChunkBytes = uint64_t{64} << 20;
-constexpr uint64_t kFirstChunks = 16;  // room in the first list of chunks
+constexpr uint64_t kFirstChunks = 16;  // capacity of the first list of chunks
 
 uint32_t bits_within(uint64_t bytes, uint64_t stride) {
   return stride >= bytes ? 0 : static_cast<uint32_t>(std::bit_width(bytes / stride) - 1);
@@ -29,10 +29,10 @@ DeviceRows::DeviceRows(device::Device& device, device::Stream stream, uint64_t r
 
 DeviceRows::~DeviceRows() {
   try {
-    // Pinned memory is freed at once, whatever streams do.
+    // Pinned memory is freed at once, independently of streams.
     if (!pinned_.empty()) device_.wait(stream_);
   } catch (const device::DeviceError&) {
-    // Nothing runs on a failed device.
+    // On a failed device no work runs.
   }
   for (const Pinned& chunk : pinned_) device_.free_pinned(chunk.memory, chunk.bytes);
 }
@@ -92,7 +92,7 @@ void DeviceRows::reserve_list(uint64_t count) {
   if (count <= list_capacity()) return;
   const uint64_t room = std::min(limit_, std::max<uint64_t>(1024, std::bit_ceil(count)));
   device::Buffer longer(device_, room * sizeof(uint32_t), stream_, device::Lifetime::kLasting);
-  // All of it, though only so much is listed as the device has counted: lists are copied whole.
+  // All of it, although only the counted part is used: lists are copied completely.
   device_.fill(longer.as<void>(), 0, longer.num_bytes(), stream_);
   if (list_capacity() > 0) {
     device_.copy(longer.as<void>(), free_rows_.as<void>(), free_rows_.num_bytes(), stream_);

@@ -1,4 +1,4 @@
-// What reads many rows: scan and visit.
+// Reads many rows: scan and visit.
 #include <algorithm>
 #include <string>
 
@@ -13,10 +13,10 @@ namespace {
 
 using border::StatusError;
 
-// Sorted entries that fit into a chunk.
+// Copies the sorted entries that fit into a chunk.
 struct TakeEntries {
   static constexpr unsigned block_threads = kBlockThreads;
-  const uint32_t* order;  // (count) device; NULL: as they are
+  const uint32_t* order;  // (count) device; NULL: unchanged order
   uint64_t count;
   const int64_t* keys;
   const uint64_t* scores;
@@ -46,7 +46,7 @@ struct Positions {
   }
 };
 
-// Where the rows of keys lie; NULL where they have none.
+// Returns the addresses of the rows of keys; NULL if there is no row.
 struct ShowRows {
   static constexpr unsigned block_threads = kBlockThreads;
   static constexpr bool is_batched = true;
@@ -54,7 +54,7 @@ struct ShowRows {
   DeviceRowsView rows;
   const int64_t* keys;  // (count) device
   uint64_t count;
-  uint64_t begin;      // first byte of the row that is wanted
+  uint64_t begin;      // first requested byte of the row
   const void** shown;  // out (count) device
 
   SPARRING_DEVICE void operator()(const device::Block& block) const {
@@ -67,7 +67,7 @@ struct ShowRows {
   }
 };
 
-// The first hash that leads to the head with this ordinal.
+// The first hash that selects the head with this ordinal.
 uint64_t first_hash(const HeadOrder& order, uint64_t ordinal) {
   if (order.is_growing) return ordinal << (64 - order.bits());
   __extension__ typedef unsigned __int128 Wide;
@@ -94,7 +94,7 @@ void DeviceTable::State::scan(SparringScan& call) {
   const uint64_t num_heads = heads.num_heads;
   const auto capacity = static_cast<uint64_t>(call.capacity);
   const uint64_t size = std::max<uint64_t>(1, read_counters(stream).size);
-  // As many heads as probably hold nine tenths of a chunk.
+  // The number of heads that probably contain nine tenths of a chunk.
   const double likely = 0.9 * static_cast<double>(capacity) * static_cast<double>(num_heads) /
                         static_cast<double>(size);
   const auto window = static_cast<uint64_t>(std::clamp<double>(

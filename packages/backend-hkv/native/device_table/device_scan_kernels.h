@@ -1,5 +1,5 @@
-// Kernels that look at whole buckets: the scan, and the choice of the lowest
-// scores of a table.
+// Kernels that process whole buckets: the scan, and the selection of the lowest scores of
+// a table.
 #ifndef SPARRING_HKV_DEVICE_TABLE_DEVICE_SCAN_KERNELS_H_
 #define SPARRING_HKV_DEVICE_TABLE_DEVICE_SCAN_KERNELS_H_
 
@@ -10,7 +10,7 @@
 
 namespace sparring::hkv {
 
-// Heads in the order of the hashes that lead to them: the order of a scan.
+// Heads in the order of their hashes, which is the order of a scan.
 struct HeadOrder {
   uint32_t num_heads;
   bool is_growing;
@@ -32,8 +32,8 @@ struct HeadOrder {
   }
 };
 
-// The entries of heads [first, first + count) in scan order whose hash is at
-// least `from`: counts them, or writes them out.
+// The entries of heads [first, first + count) in scan order whose hash is at least
+// `from`: counts or writes them.
 struct ScanHeads {
   static constexpr unsigned block_threads = kBlockThreads;
   DeviceIndexView index;
@@ -41,9 +41,9 @@ struct ScanHeads {
   uint64_t first;
   uint64_t count;
   uint64_t from;
-  uint32_t* places;  // (count) device: out, the entries of each head; or in, where they go
+  uint32_t* places;  // (count) device: output, the entries of each head; or input, their destination
   bool writes;
-  // Out, device; only if it writes.
+  // Outputs, device; only if it writes.
   uint64_t* hashes;
   int64_t* keys;
   uint32_t* rows;
@@ -88,16 +88,17 @@ struct ScanHeads {
 
 // ---- the lowest scores: a radix select ----
 //
-// The rank of an entry is 128 bits: its score, then its key with the sign
-// flipped. Sixteen rounds fix the rank of the last one that leaves, 8 bits a
-// round: a histogram of the digits of all entries that agree so far, then the
-// digit in which the wanted one falls. Nothing waits, and the memory is 2 KiB
-// however large the table is.
+// The rank of an entry has 128 bits: its score, then its key with the sign flipped.
+// Sixteen rounds determine the rank of the last entry to evict, 8 bits per round: a
+// histogram of the digits of all entries that agree so far, then the digit that
+// contains the wanted entry. Nothing waits, and the memory is 2 KiB for tables of any
+// size.
+//
 
 struct RankSearch {
-  uint64_t score;   // as far as it is fixed
-  uint64_t key;     // likewise, the sign flipped
-  uint64_t wanted;  // how many of those that agree so far are to leave
+  uint64_t score;   // the bits determined so far
+  uint64_t key;     // likewise, with the sign flipped
+  uint64_t wanted;  // number of entries to evict among those that agree so far
   uint32_t histogram[256];
 };
 
@@ -183,13 +184,13 @@ struct FixDigit {
   }
 };
 
-// All entries whose rank is at most the one that was found, in no order.
+// Collects all entries whose rank is at most the one that was found, in any order.
 struct CollectLowest {
   static constexpr unsigned block_threads = kBlockThreads;
   DeviceIndexView index;
   const DeviceCounters* counters;
   const RankSearch* search;
-  uint32_t* num_collected;  // 0 before
+  uint32_t* num_collected;  // initially 0
   uint64_t* ordered_keys;   // out (wanted) device
   uint64_t* scores;         // out (wanted) device
   uint32_t* rows;           // out (wanted) device

@@ -1,13 +1,13 @@
-// How kernels change buckets: the positions of a call, sorted stably by head, fall
-// into segments of one head each. One warp owns a segment, and so the head with
-// its chain: it handles the keys one after another in the order of the call,
-// without a lock. So the result is what one key at a time would give.
+// How kernels change buckets: the positions of a call, sorted stably by head, form
+// segments with one head each. One warp owns a segment, and therefore the head and its
+// chain. It processes the keys in the order of the call, without a lock, so the result
+// is the same as for one key at a time.
 //
-//   heads       3  3  3 | 7 | 9  9 | n  n  n  n      n = num_heads: not to be handled
+//   heads       3  3  3 | 7 | 9  9 | n  n  n  n      n = num_heads: skipped
 //   positions   0  4  9 | 2 | 1  8 | 3  5  6  7
 //
-// A warp looks for the beginnings of segments in windows of 32 places, and
-// follows the segments that begin there.
+// A warp searches windows of 32 positions for the starts of segments, and processes the
+// segments that start there.
 #ifndef SPARRING_HKV_DEVICE_TABLE_DEVICE_SEGMENTS_H_
 #define SPARRING_HKV_DEVICE_TABLE_DEVICE_SEGMENTS_H_
 
@@ -23,8 +23,8 @@ struct SortedKeys {
   uint64_t count;
 };
 
-// Calls body(head, begin, end) for each segment [begin, end) of `sorted`, on one
-// warp each, all its lanes together.
+// Calls body(head, begin, end) for each segment [begin, end) of `sorted`, on one warp
+// each, with all its lanes together.
 template <class Body>
 SPARRING_DEVICE void for_each_segment(const device::Block& block, const SortedKeys& sorted,
                                       uint32_t num_heads, const Body& body) {
@@ -49,8 +49,9 @@ SPARRING_DEVICE void for_each_segment(const device::Block& block, const SortedKe
   }
 }
 
-// The keys of sorted places that a warp asks for one after the other, upwards: 32 are loaded at a time,
-// a lane each, as a load of a position and one of its key for each would follow each other.
+// The keys at sorted positions that a warp requests in ascending order. 32 are loaded at a time,
+// one per
+// lane, because single loads of a position and then its key would be sequential.
 class KeyWindow {
  public:
   struct Key {
@@ -61,7 +62,7 @@ class KeyWindow {
   SPARRING_DEVICE KeyWindow(const device::Warp& warp, const SortedKeys& sorted, const int64_t* keys)
       : warp_(warp), sorted_(sorted), keys_(keys) {}
 
-  // All lanes of the warp call this together. REQUIRES: place < sorted.count, and not below the last.
+  // All lanes of the warp must call this together. REQUIRES: place < sorted.count, and ascending.
   SPARRING_DEVICE Key at(uint64_t place) {
     if (place - first_ >= device::warp_lanes) load(place);
     const auto lane = static_cast<unsigned>(place - first_);
@@ -79,12 +80,12 @@ class KeyWindow {
   device::Warp warp_;
   SortedKeys sorted_;
   const int64_t* keys_;
-  uint64_t first_ = uint64_t{1} << 63;  // nothing is loaded
+  uint64_t first_ = uint64_t{1} << 63;  // none loaded
   uint32_t position_ = 0;
   int64_t key_ = 0;
 };
 
-// ---- a bucket seen by a whole warp: lane l has slots 4l to 4l + 3 ----
+// ---- a bucket processed by a whole warp: lane l has slots 4l to 4l + 3 ----
 
 SPARRING_DEVICE uint32_t digests_of_lane(const DeviceBucket& bucket, unsigned lane) {
   return reinterpret_cast<const uint32_t*>(bucket.digests)[lane];
@@ -98,14 +99,14 @@ SPARRING_DEVICE uint32_t first_slot(const device::Warp& warp, uint32_t bytes) {
   return lanes == 0 ? kDeviceSlots : 4 * lane + device::lowest_one(chosen) / 8;
 }
 
-// The bytes of the slots below `limit` in the word of this lane.
+// The bytes of the slots below `limit` in this lane's word.
 SPARRING_DEVICE uint32_t bytes_below(uint32_t limit, unsigned lane) {
   const uint32_t first = 4 * lane;
   if (limit >= first + 4) return ~uint32_t{0};
   return limit <= first ? 0 : (uint32_t{1} << (8 * (limit - first))) - 1;
 }
 
-// The slot that holds the key; kDeviceSlots if none does.
+// The slot of the key; kDeviceSlots if there is none.
 SPARRING_DEVICE uint32_t slot_of_key(const device::Warp& warp, const DeviceBucket& bucket,
                                      uint32_t digests, int64_t key, uint8_t digest) {
   uint32_t equal = device::equal_bytes(digests, device::repeated_byte(digest));

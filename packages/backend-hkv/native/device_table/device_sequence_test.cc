@@ -1,6 +1,6 @@
-// Random sequences of calls against a host model that handles one key after
-// another, under several schedules of the emulator, and against the CPU's table
-// where nothing leaves. SPARRING_OPERATIONS sets the length of a sequence.
+// Compares random sequences of calls with a host model that processes one key after
+// another, under several schedules of the emulator, and with the CPU table if nothing is
+// evicted. SPARRING_OPERATIONS sets the length of a sequence.
 #include <algorithm>
 #include <cstdlib>
 #include <random>
@@ -22,7 +22,7 @@ uint64_t num_operations() {
   return asked == nullptr ? 1000 : std::stoull(asked);
 }
 
-// A table, its model and the CPU's table, and calls that all of them get.
+// A table, its model and the CPU table, which all get the same calls.
 class Sequence {
  public:
   Sequence(const DeviceTableOptions& options, uint64_t num_keys, uint64_t seed)
@@ -37,7 +37,7 @@ class Sequence {
 
   void run(uint64_t num_calls) {
     for (uint64_t i = 0; i < num_calls; ++i) {
-      // Host arrays on odd calls; arrays that pass for the device's on even ones.
+      // Host arrays in odd calls; arrays declared as device arrays in even ones.
       device_.set_device(i % 2 == 0 ? kGpu : SparringDevice{1, 0});
       one_call(i);
       if (i % 97 == 0) check_all();

@@ -10,7 +10,7 @@ namespace {
 
 using border::StatusError;
 
-// Calls use the library's algorithms, whose counts have 31 bits.
+// Calls use library algorithms, whose counts have 31 bits.
 constexpr int64_t kMostKeys = std::numeric_limits<int32_t>::max();
 
 }  // namespace
@@ -21,7 +21,7 @@ DeviceTable::State::State(device::Device& device_used, const DeviceTableOptions&
       layout(make_device_layout(asked.table)),
       policy(asked.table.policy),
       own_stream(nullptr),
-      // It does not outlive the table, which does not own the device.
+      // A pointer without ownership: the table does not own the device and does not outlive it.
       to_host(std::shared_ptr<device::Device>(std::shared_ptr<void>(), &device_used), 4096),
       counters(nullptr) {
   own_stream = device.make_stream();
@@ -35,7 +35,7 @@ DeviceTable::State::State(device::Device& device_used, const DeviceTableOptions&
                                           options.table.hash_seed);
     rows = std::make_unique<DeviceRows>(device, own_stream, options.table.row_bytes,
                                         layout.max_rows);
-    // Slots of a table that evicts own their rows from the first.
+    // The slots of a table that evicts own their rows from the start.
     if (layout.evicts) rows->reserve(layout.max_rows, row_budget());
     order->end_write(own_stream);
   } catch (...) {
@@ -50,11 +50,11 @@ DeviceTable::State::State(device::Device& device_used, const DeviceTableOptions&
 
 DeviceTable::State::~State() {
   try {
-    // Others' streams may still use what is freed on this one.
+    // Other streams may still use memory that is freed on this one.
     order->begin_write(own_stream);
-    device.wait(own_stream);  // pinned memory is freed at once, whatever streams do
+    device.wait(own_stream);  // pinned memory is freed at once, independently of streams
   } catch (const device::DeviceError&) {
-    // Nothing of a failed device can be used any more, nor leak.
+    // On a failed device nothing can be used or leaked.
   }
   rows.reset();
   index.reset();
@@ -130,7 +130,7 @@ void DeviceTable::State::write(device::Stream stream, const std::string& what,
       throw;
     } catch (const StatusError& error) {
       end(stream, &DeviceOrder::end_write);
-      // Another table of the same call was lost, and what this one was given may be lost with it.
+      // Another table of the same call was lost, and data passed to this one may be lost with it.
       if (error.status() == SPARRING_DEVICE_LOST && is_changing) throw device::DeviceLost(error.what());
       throw;
     } catch (...) {
@@ -141,15 +141,15 @@ void DeviceTable::State::write(device::Stream stream, const std::string& what,
   });
 }
 
-// Before anything is put on it: what the GPU refuses later cannot be ordered either, and that would
-// be the end of the table.
+// Checked before work is enqueued: if the GPU rejected it later, it could not be ordered, and the
+// table would be lost.
 void DeviceTable::State::check_stream(device::Stream stream) const {
   if (stream == own_stream) return;
   device.check_stream(stream);
 }
 
-// What was put on the stream is ordered, after a failure too. Where it cannot be, nothing that
-// comes may use the table.
+// Enqueued work must be ordered, even after a failure. If that fails, the table can no longer be
+// used.
 void DeviceTable::State::end(device::Stream stream, void (DeviceOrder::*end_work)(device::Stream)) {
   try {
     (order.get()->*end_work)(stream);
@@ -178,7 +178,7 @@ void DeviceTable::State::settle(device::Stream stream, SettleCounters::Work work
 uint64_t DeviceTable::State::row_budget() const {
   if (options.device_memory_bytes == 0) return 0;
   const uint64_t other = index->memory_bytes();
-  // 1 byte: none.
+  // At least 1 byte, which means none.
   return options.device_memory_bytes > other ? options.device_memory_bytes - other : 1;
 }
 

@@ -1,5 +1,5 @@
-// The inside of a DeviceTable, which its source files share. They are compiled by
-// nvcc for a GPU, by the host's compiler for the emulator.
+// The implementation of DeviceTable, which its source files share. They are compiled by
+// nvcc for a GPU, and by the host compiler for the emulator.
 #ifndef SPARRING_HKV_DEVICE_TABLE_DEVICE_STATE_H_
 #define SPARRING_HKV_DEVICE_TABLE_DEVICE_STATE_H_
 
@@ -35,21 +35,21 @@ class DeviceTable::State {
 
   // ---- around every call (device_state.cc) ----
 
-  // Runs `body` as a reader or as the writer, its work ordered on `stream`.
-  // `what` names the call in messages.
+  // Runs `body` as a reader or as the writer, with its work ordered on `stream`.
+  // `what` is the name of the call for messages.
   void read(device::Stream stream, const std::string& what, const std::function<void()>& body);
   void write(device::Stream stream, const std::string& what, const std::function<void()>& body);
 
-  // Throws StreamRefused where the table's work may not be put on it.
+  // Throws StreamRefused if the table must not enqueue work on the stream.
   void check_stream(device::Stream stream) const;
   void end(device::Stream stream, void (DeviceOrder::*end_work)(device::Stream));
 
-  // Turns failures of the device into a status, and remembers those that stay.
+  // Converts failures of the device to a status, and remembers permanent ones.
   void run(const std::string& what, const std::function<void()>& body);
 
-  // ---- what calls are made of ----
+  // ---- building blocks of calls ----
 
-  // As many as run at once.
+  // The number of blocks that run at once.
   unsigned most_blocks() const { return device.num_multiprocessors() * (2048 / kBlockThreads); }
   template <class Kernel>
   void launch(device::Stream stream, uint64_t num_threads, const Kernel& kernel,
@@ -63,12 +63,12 @@ class DeviceTable::State {
     return device::make_buffer<T>(device, count, stream);
   }
 
-  // From here to the end of a write the table is neither what it was nor what it will be: where
-  // the device refuses a call now, the table is lost. REQUIRES: the writer.
+  // From here to the end of a write the table is in an intermediate state: if the device rejects a
+  // call, the table is lost. REQUIRES: called by the writer.
   void begin_change() { is_changing = true; }
   void end_change() { is_changing = false; }
 
-  // Waits. What the device counted, this call's part included.
+  // Waits and returns the counters of the device, including those of this call.
   DeviceCounters read_counters(device::Stream stream);
   void settle(device::Stream stream, SettleCounters::Work work, const uint32_t* returned = nullptr);
   DeviceFreeLists free_lists(const uint32_t* returned) const;
@@ -81,44 +81,44 @@ class DeviceTable::State {
 
   // ---- insertion (device_insert.cc) ----
 
-  // The keys of a call that inserts or erases, looked at but not handled.
+  // The keys of a call that inserts or erases, looked up but not processed.
   struct Insertion {
     device::Stream stream = nullptr;
     const int64_t* keys = nullptr;
     uint64_t count = 0;
-    device::Buffer numbers;    // (count) uint32: rows of keys that are there
-    device::Buffer missing;    // (count) uint8, for updates only
-    device::Buffer heads;      // (count) uint32: of missing keys, num_heads of others
+    device::Buffer numbers;    // (count) uint32: rows of existing keys
+    device::Buffer missing;    // (count) uint8, only for updates
+    device::Buffer heads;      // (count) uint32: heads of missing keys, num_heads for others
     device::Buffer positions;  // (count) uint32
     device::Buffer sorted_heads;
     device::Buffer sorted_positions;
-    device::Buffer returned;   // (count) uint32, for tables that chain
+    device::Buffer returned;   // (count) uint32, for tables with chains
     bool may_insert = true;
-    uint64_t num_missing = 0;  // at the most; exactly, where it was waited for
-    uint64_t num_refused = 0;  // keys that admission kept out
+    uint64_t num_missing = 0;  // a maximum; exact if it was waited for
+    uint64_t num_refused = 0;  // keys that the admission check rejected
     bool is_counted = false;   // whether num_missing is exact
-    uint64_t most_overflow = 0;  // overflow buckets that it may take
+    uint64_t most_overflow = 0;  // maximum number of overflow buckets that it may use
 
     SortedKeys sorted() const {
       return {sorted_heads.as<uint32_t>(), sorted_positions.as<uint32_t>(), count};
     }
   };
-  // Resets what a call counted, unless it was settled.
+  // Resets the counters of a call, unless they were settled.
   class CallCounters;
 
   Insertion locate(const int64_t* keys, uint64_t count, device::Stream stream, bool for_update);
   void sort(Insertion& insertion);
-  // Chaining tables: takes all memory that the insertion needs, or throws.
-  // `update`: asks for admission.
+  // Tables with chains: allocates all memory that the insertion needs, or throws.
+  // `update`: calls the admission check.
   // `counted`: the counters since `insertion` was located; NULL: not read yet.
   void prepare_chained(Insertion& insertion, const char* what, SparringUpdate* update,
                        const DeviceCounters* counted = nullptr);
-  // Keys that the caller does not admit are no longer missing.
+  // Removes keys that the caller does not admit from the missing ones.
   void admit(Insertion& insertion, SparringUpdate& update);
-  // Rows and heads for those that are missing.
+  // Allocates rows and heads for missing keys.
   void grow(Insertion& insertion, uint64_t size);
   void double_heads();
-  // Nothing of these fails but the device.
+  // These can fail only because of the device.
   void insert_chained(Insertion& insertion, const uint64_t* scores);
   void touch_known(const Insertion& insertion, const uint64_t* scores);
   void scatter(const uint32_t* numbers, uint64_t count, const void* rows, uint64_t stride,
@@ -128,7 +128,7 @@ class DeviceTable::State {
 
   // ---- eviction (device_evict.cc) ----
 
-  // What leaves by an insertion: arrays by position of the call, then compacted.
+  // The entries that an insertion evicts: arrays by position in the call, later compacted.
   struct Departures {
     uint64_t most = 0;  // 0: not requested
     device::Buffer leaves, keys, scores, sources;
@@ -142,19 +142,19 @@ class DeviceTable::State {
   };
   // `most`: 0 if the evicted rows are not requested.
   Departures prepare_departures(uint64_t count, uint64_t most, device::Stream stream);
-  // The rows of keys that stay go into `numbers`.
+  // Writes the rows of keys that remain to `numbers`.
   void insert_or_evict(Insertion& insertion, const uint64_t* scores, uint32_t* numbers,
                        const Departures& departures);
-  // Waits. Copies who left; how many they are.
+  // Waits, copies the evicted rows and returns their number.
   uint64_t collect_departures(Departures& departures, const void* call_rows, uint64_t call_stride,
                               void** made_at, uint64_t count, device::Stream stream);
   void hand_over(const SparringEvictionSink& sink, const Departures& departures, uint64_t num_left);
   static void check_taken(int32_t answer);
   void upsert_evicting(SparringUpsert& call);
 
-  // ---- changing rows where they lie (device_update.cc) ----
+  // ---- changing rows in place (device_update.cc) ----
 
-  // Arrays for one call of `change` after another, device.
+  // Arrays for successive calls of `change`, device.
   struct Changes {
     device::Buffer sums, list, total;
     device::Buffer positions, rows, is_new;
@@ -164,7 +164,7 @@ class DeviceTable::State {
   // For `count` keys of changes.list, or for all keys of the call.
   void change(SparringUpdate& call, const Insertion& insertion, const Changes& changes,
               uint64_t count, const uint32_t* numbers, void* const* made_at);
-  // Of keys that were located, and counted as `now` says.
+  // For keys that were located, with the counters `now`.
   void update_located(SparringUpdate& call, Insertion& insertion, const DeviceCounters& now,
                       CallCounters& counted);
   void update_evicting(SparringUpdate& call, Insertion& insertion, const DeviceCounters& now,
@@ -176,9 +176,9 @@ class DeviceTable::State {
 
   void scan(SparringScan& call);
   void show(SparringVisit& call);
-  // Keys that are there, ready to be erased: all memory is taken.
+  // Prepares the erasure of existing keys and allocates all memory.
   Insertion prepare_erasure(const int64_t* keys, uint64_t count, device::Stream stream);
-  // Waits. How many there were.
+  // Waits and returns the number of erased keys.
   uint64_t finish_erasure(const Insertion& located);
   struct Lowest {
     device::Buffer keys, scores, numbers, rows;
@@ -191,22 +191,22 @@ class DeviceTable::State {
   Policy policy;
   device::Stream own_stream;
   std::unique_ptr<DeviceOrder> order;
-  // Counters and totals to the host, via pinned memory: a copy into other memory has the driver wait.
+  // Copies counters and totals to the host through pinned memory: a copy to other memory would wait.
   device::ReadBack to_host;
   device::Buffer counters_memory;
   DeviceCounters* counters;
   std::unique_ptr<DeviceIndex> index;
   std::unique_ptr<DeviceRows> rows;
   mutable ReaderWriterLock lock;
-  bool is_changing = false;  // the writer's
+  bool is_changing = false;  // used by the writer
 
-  // What was read last and what is known to have come since, at the most; and how
-  // many keys were inserted since without being counted.
+  // The counters read last, plus the maximum of later changes; and the number of keys
+  // that were inserted since then without being counted.
   DeviceCounters known{};
   uint64_t num_unread = 0;
 
   std::mutex failure_mutex;
-  std::string failure;  // that stays; empty: none
+  std::string failure;  // a permanent failure; empty: none
 };
 
 }  // namespace sparring::hkv

@@ -14,7 +14,7 @@ namespace {
 
 using border::StatusError;
 
-constexpr int32_t kCpu = 1;  // DLPack's code
+constexpr int32_t kCpu = 1;  // DLPack's device type
 
 bool is_on_host(const SparringCall& call) { return call.device.type == kCpu; }
 
@@ -32,7 +32,7 @@ void DeviceStorage::check_device(const SparringCall& call) const {
                     "(type 1); found " + name_of(call.device) + "; copy the arrays there");
 }
 
-// The device's copies of the arrays of one call. All on the table's own stream.
+// Copies of the arrays of one call on the device, all on the table's own stream.
 class DeviceStorage::Staging {
  public:
   explicit Staging(DeviceStorage& storage)
@@ -41,7 +41,7 @@ class DeviceStorage::Staging {
         place_(storage.place_),
         stream_(storage.table_.stream()) {}
 
-  // What a call of the table needs, for the call of a user.
+  // The arguments for the table, for the call of a user.
   SparringCall call(const SparringCall& asked) const {
     SparringCall call = asked;
     call.device = place_;
@@ -54,7 +54,7 @@ class DeviceStorage::Staging {
     buffers_.push_back(device::make_buffer<T>(device_, count, stream_));
     return buffers_.back().as<T>();
   }
-  // NULL stays NULL.
+  // Returns NULL for NULL.
   template <class T>
   const T* bring(const T* from, uint64_t count) {
     if (from == nullptr) return nullptr;
@@ -62,7 +62,7 @@ class DeviceStorage::Staging {
     device_.write(to, from, count * sizeof(T), stream_);
     return to;
   }
-  // Rows of `bytes` that lie `stride` apart become dense.
+  // Copies rows of `bytes` with distance `stride` to a dense array.
   const void* bring_rows(const void* from, uint64_t count, uint64_t bytes, uint64_t stride) {
     if (stride == bytes) return bring(static_cast<const char*>(from), count * bytes);
     std::vector<char> dense(count * bytes);
@@ -71,7 +71,7 @@ class DeviceStorage::Staging {
     }
     return bring(dense.data(), dense.size());
   }
-  // There when wait() has returned.
+  // Available after wait() has returned.
   template <class T>
   void send(T* to, const T* from, uint64_t count) {
     if (to != nullptr) device_.copy(to, from, count * sizeof(T), stream_);
@@ -101,7 +101,7 @@ class DeviceStorage::Staging {
       return self.asked_sink_.receive(self.asked_sink_.context, count, host_keys.data(),
                                       host_rows.data(), host_scores.data());
     } catch (const std::bad_alloc&) {
-      return 1;  // the rows have left; the table says so
+      return 1;  // the rows were evicted; the table reports the error
     }
   }
 
@@ -182,7 +182,7 @@ void DeviceStorage::upsert(SparringUpsert& call) {
   });
 }
 
-// `change` is a host function here, so rows come and go: found, changed, upserted.
+// `change` is a host function here, so rows are copied: found, changed, upserted.
 void DeviceStorage::update(SparringUpdate& call) {
   if (!is_on_host(call.call)) return table_.update(call);
   const auto count = static_cast<size_t>(call.count);

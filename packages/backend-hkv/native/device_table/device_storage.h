@@ -1,6 +1,6 @@
-// A DeviceTable as a storage: calls whose arrays lie on its device go straight
-// through, those with host arrays are staged, on the table's own stream, and have
-// happened when they return. make_storage<DeviceStorage> is its C border.
+// A DeviceTable as a storage: calls with arrays on its device are forwarded. Calls with host
+// arrays are staged on the table's own stream, and are done when they return.
+// make_storage<DeviceStorage> provides the C ABI.
 #ifndef SPARRING_HKV_DEVICE_TABLE_DEVICE_STORAGE_H_
 #define SPARRING_HKV_DEVICE_TABLE_DEVICE_STORAGE_H_
 
@@ -17,14 +17,14 @@ class DeviceStorage {
   static constexpr const char* kOutOfMemory =
       "the system has no more memory for this call; the table is unchanged";
 
-  // `place`: what calls name the device. Throws as DeviceTable.
+  // `place`: the device as named in calls. Throws like DeviceTable.
   DeviceStorage(std::shared_ptr<device::Device> device, const SparringDevice& place,
                 const DeviceTableOptions& options)
       : device_(std::move(device)), place_(place), departing_(device_), table_(*device_, options) {}
 
   uint64_t row_bytes() const { return table_.row_bytes(); }
   bool keeps_scores() const { return table_.keeps_scores(); }
-  // Throws StatusError for a device that is neither the CPU nor the table's.
+  // Throws StatusError for a device that is neither the CPU nor that of the table.
   void check_device(const SparringCall& call) const;
 
   void find(SparringFind& call);
@@ -47,7 +47,7 @@ class DeviceStorage {
 
   std::shared_ptr<device::Device> device_;
   SparringDevice place_;
-  device::ReadBack departing_;  // rows that leave for the host
+  device::ReadBack departing_;  // for evicted rows that are copied to the host
   DeviceTable table_;
 };
 

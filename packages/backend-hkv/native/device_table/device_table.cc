@@ -67,7 +67,7 @@ void DeviceTable::upsert(SparringUpsert& call) {
     State::Insertion insertion =
         state.locate(call.keys, static_cast<uint64_t>(call.count), stream, false);
     state.prepare_chained(insertion, "upsert", nullptr);
-    // Nothing below can fail but the device.
+    // No operation below can fail, except the device.
     state.begin_change();
     state.policy.begin_call();
     state.insert_chained(insertion, call.scores);

@@ -1,31 +1,30 @@
-// The device table: an index, rows and a policy on one device. Its methods are
-// the callbacks of storage_abi.h for calls whose arrays lie on that device; here
-// they throw StatusError instead of returning a status. DeviceStorage, one floor
-// up, takes host arrays too.
+// The device table: an index, rows and a policy on one device. Its methods are the
+// callbacks of storage_abi.h for calls with arrays on that device; here they throw
+// StatusError instead of returning a status. DeviceStorage also accepts host arrays.
 //
-// What the ABI leaves open where `call.device` is a GPU:
-//   - Work is put on `call.stream` and has not happened when a method returns. The
-//     arrays must live, and stay as they are, until the stream has passed.
-//   - Arrays handed to `show`, `admit`, `change` and a sink's `receive` lie on the
-//     device. Each of these is called once (`change` and `receive` at most once for
-//     known and once for new rows), on the calling thread, and puts its own work on
-//     `call.stream`; the arrays may be used by what is put there before it returns.
+// Details that the ABI leaves open if `call.device` is a GPU:
+//   - Work is enqueued on `call.stream` and is not done when a method returns. The arrays
+//     must stay alive and unchanged until the stream has executed it.
+//   - Arrays passed to `show`, `admit`, `change` and a sink's `receive` are on the device.
+//     Each callback is called once (`change` and `receive` at most once for existing and
+//     once for new rows), on the calling thread, and enqueues its work on `call.stream`.
+//     Work enqueued before it returns may use the arrays.
 //
-// Waiting for the device (what the host must know before it goes on):
+// Waits for the device (if the host needs a result before it continues):
 //   find, visit, touch, upsert into a table that evicts, without a sink    never
-//   upsert into a table that chains        once if the call could outgrow the memory
-//                                          at hand, twice if overflow may be short
-//   upsert that hands over what leaves     once, twice if anything is missing
+//   upsert into a table with chains        once if the call might exceed the allocated
+//                                          memory, twice if overflow buckets may be short
+//   upsert that returns evicted rows       once, twice if keys are missing
 //   update                                 once, and once more for each of: it evicts, it
-//                                          asks for admission, overflow may be short
-//   erase, evict, scan, stat               once or more: they return numbers
+//                                          checks admission, overflow may be short
+//   erase, evict, scan, stat               at least once: they return counts
 //
-// Threads: everything may be called from any thread at any time. The lock is held
-// while work is put on streams; events order the work itself (device_order.h).
+// Threads: all methods are thread-safe. The lock is held while work is enqueued; events
+// order the work itself (device_order.h).
 //
-// Errors: out of device memory, and a call that the device refused, leave the table
-// unchanged and usable. A device that has failed stays so: it is remembered, and every
-// later call refuses with it, as it does where the device refused a call amid a change.
+// Errors: if memory is exhausted or the device rejects a call, the table is unchanged and
+// usable. If the device has failed, or rejected a call in the middle of a change, the
+// failure is remembered, and every later call fails with it.
 #ifndef SPARRING_HKV_DEVICE_TABLE_DEVICE_TABLE_H_
 #define SPARRING_HKV_DEVICE_TABLE_DEVICE_TABLE_H_
 
@@ -42,10 +41,10 @@ namespace sparring::hkv {
 
 struct DeviceTableOptions {
   TableOptions table;
-  // Device memory that index and rows may take; rows beyond it lie in pinned host
-  // memory. 0: all there is.
+  // Maximum device memory of index and rows; rows beyond it are stored in pinned host
+  // memory. 0: unlimited.
   uint64_t device_memory_bytes = 0;
-  // Rows of an evict leave in rounds of so many bytes, and what a round needs stays small.
+  // Bytes of rows per round of an evict, to limit the memory of a round.
   uint64_t round_bytes = uint64_t{256} << 20;
 };
 
@@ -72,11 +71,11 @@ class DeviceTable {
   // REQUIRES: keeps_scores().
   void touch(SparringTouch& call);
   void evict(SparringEvict& call);
-  // As Table::set_option.
+  // See Table::set_option.
   void set_option(const char* name, const char* value);
 
-  // Runs `body`, which may use the device. Its failures become StatusErrors that
-  // begin with `what`, and those of the device itself are remembered.
+  // Runs `body`, which may use the device. Its failures become StatusErrors that start
+  // with `what`, and permanent failures of the device are remembered.
   void guard(const std::string& what, const std::function<void()>& body);
 
   // Bytes of rows in pinned host memory.

@@ -1,4 +1,4 @@
-// Promises of the device table that random sequences do not cover.
+// Tests promises of the device table that random sequences do not cover.
 #include "device_table.h"
 
 #include <cstring>
@@ -53,7 +53,7 @@ void tables_with_room_at_hand_do_not_wait_to_insert() {
   DeviceTableOptions options = device_options(16);
   DeviceClient client(options);
   client.set_device(kGpu);
-  // Heads for 12,288 rows; rows and overflow buckets are made ahead, too.
+  // Heads for 12,288 rows; rows and overflow buckets are also allocated in advance.
   CHECK(client.upsert(range(0, 10000), 1) == SPARRING_OK);
   client.stat();
   CHECK(waits_of(client, [&] { client.upsert(range(10000, 10010), 1); }) == 0);
@@ -86,7 +86,7 @@ void every_failing_allocation_leaves_the_table(const DeviceTableOptions& options
     if (is_staged) return;
     client.clear();
     CHECK(client.upsert(range(0, 90), 1) == SPARRING_OK);
-    if (options.table.policy != PolicyKind::kNone) return;  // their scores are other ones now
+    if (options.table.policy != PolicyKind::kNone) return;  // scores differ after failed calls
   }
 }
 
@@ -112,7 +112,7 @@ SparringStatus evict_some(DeviceClient& client) {
   return client.call(client.get()->evict, arguments);
 }
 
-// Gives new rows the bytes of make_row(key, 9), and adds 1 to each byte of known ones.
+// Writes make_row(key, 9) to new rows, and increments each byte of existing ones.
 struct Change {
   const Keys* keys;
   uint64_t row_bytes;
@@ -201,8 +201,8 @@ void a_failed_device_is_refused_for_ever() {
   CHECK(client.message().find("refuses everything since") != std::string::npos);
 }
 
-// The device refuses the n-th thing that a call asks of it, for each n: before the table changes
-// that is an error of this call alone, after it the table refuses everything.
+// The device rejects the n-th operation of a call, for each n. Before the table changes, that is an
+// error of this call only; after that, the table rejects everything.
 void a_refused_call_leaves_the_table(const DeviceTableOptions& options,
                                      const std::function<SparringStatus(DeviceClient&)>& call) {
   int num_unchanged = 0;
@@ -240,7 +240,7 @@ void refusals_of_one_call_leave_the_table() {
   }
 }
 
-// A reader that fails half-way has put work on its stream all the same.
+// A reader that fails halfway has nevertheless enqueued work on its stream.
 void a_find_that_fails_is_followed_by_writers() {
   DeviceClient client(device_options(16));
   CHECK(client.upsert(range(0, 10), 1) == SPARRING_OK);
@@ -400,7 +400,7 @@ void colliding_keys_chain_and_come_apart_again() {
   DeviceClient client(device_options(16));
   const Keys hostile = colliding_keys(1000, 40);
   CHECK(client.upsert(hostile, 1) == SPARRING_OK);
-  CHECK(client.upsert(range(0, 3000), 1) == SPARRING_OK);  // heads split under the chain
+  CHECK(client.upsert(range(0, 3000), 1) == SPARRING_OK);  // heads split before the chain
   CHECK(client.stat().size == 4000);
   CHECK(client.stat().memory_bytes < 1 << 20);
   CHECK(client.scan(7).size() == 4000);
@@ -411,7 +411,7 @@ void colliding_keys_chain_and_come_apart_again() {
 }
 
 void repeated_keys_do_not_break_the_table() {
-  // Who repeats a key has its row written twice, by any two blocks: one thread, for it is a race.
+  // The row of a repeated key is written twice by any two blocks. One thread, because it is a race.
   namespace emulator = sparring::device::emulator;
   const emulator::Schedule before = emulator::schedule();
   emulator::set_schedule({before.seed, 1});

@@ -16,7 +16,7 @@ using border::StatusError;
 struct DeviceTable::Together {
   using Scope = void (State::*)(device::Stream, const std::string&, const std::function<void()>&);
 
-  // Runs `body` within the scopes of all of them: deadlocks are ruled out by the order.
+  // Runs `body` within the scopes of all tables. The order of locking prevents deadlocks.
   static void within(std::vector<State*> states, Scope scope, device::Stream stream,
                      const std::string& what, const std::function<void()>& body) {
     std::sort(states.begin(), states.end(), std::less<>());
@@ -100,7 +100,7 @@ struct DeviceTable::Together {
           ++*num_done;
         }
       } catch (...) {
-        batch.flush();  // the tables before
+        batch.flush();  // for the tables before
         throw;
       }
       batch.flush();

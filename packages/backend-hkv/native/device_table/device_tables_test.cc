@@ -1,5 +1,5 @@
-// Several tables in one call, on a device whose streams are late, against the same tables one after
-// the other on a device where everything happens at once.
+// Compares several tables in one call, on a device whose streams are late, with the same tables one
+// after another on a device where all work is done at once.
 #include "device_tables.h"
 
 #include <algorithm>
@@ -24,7 +24,7 @@ constexpr uint64_t kRowBytes = 8;
 constexpr size_t kNumTables = 4;
 using Keys = std::vector<int64_t>;
 
-// New rows get the key; known ones get one more.
+// New rows get the key; existing ones are incremented.
 struct Count {
   static constexpr unsigned block_threads = 64;
   static constexpr bool is_batched = true;
@@ -210,7 +210,8 @@ void no_table_is_half_changed_by_a_call_that_fails() {
     }
     tables.machine().refuse_once(-1);
     if (!has_thrown) continue;
-    // The first ones are changed and the others not, or tables that may be neither refuse what comes.
+    // The first tables are changed and the others not; tables in an intermediate state reject later
+    // calls.
     try {
       const std::vector<int64_t> found = tables.visit(keys, 0, true);
       size_t at = 0;

@@ -1,4 +1,4 @@
-// Changing rows where they lie, by the caller's own kernels.
+// Changes rows in place, with kernels of the caller.
 #include <string>
 #include <utility>
 
@@ -12,7 +12,7 @@ namespace {
 
 using border::StatusError;
 
-// What became of a key of an update.
+// The result for a key of an update.
 enum : uint8_t { kKnown = 0, kNew = 1, kRefused = 2 };
 
 struct WidenPositions {
@@ -46,13 +46,13 @@ struct RefuseKeys {
   }
 };
 
-// What `change` is given.
+// The arguments of `change`.
 struct DescribeChanges {
   static constexpr unsigned block_threads = kBlockThreads;
   static constexpr bool is_batched = true;
   DeviceRowsView rows;
   const uint32_t* numbers;  // (n) device
-  void* const* made_at;     // (n) device, where a key has no row number; or NULL
+  void* const* made_at;     // (n) device, for keys without a row number; or NULL
   const uint8_t* missing;   // (n) device
   const uint32_t* list;     // (count) positions, device; NULL: 0, 1, 2, ...
   uint64_t count;
@@ -84,7 +84,7 @@ DeviceTable::State::Changes DeviceTable::State::prepare_changes(uint64_t count,
   return changes;
 }
 
-// The positions of known keys, or of new ones, or of both, into changes.list.
+// Writes the positions of existing keys, new ones, or both to changes.list.
 void DeviceTable::State::list_keys(const Insertion& insertion, const Changes& changes, bool known_too,
                                    bool new_too) {
   const auto wanted =
@@ -145,7 +145,7 @@ void DeviceTable::State::update_chained(SparringUpdate& call, Insertion& inserti
   prepare_chained(insertion, "update", &call, &now);
   const Changes changes = prepare_changes(count, stream);
 
-  // Nothing below can fail but the device.
+  // No operation below can fail, except the device.
   begin_change();
   policy.begin_call();
   insert_chained(insertion, call.scores);
@@ -168,15 +168,15 @@ void DeviceTable::State::update_evicting(SparringUpdate& call, Insertion& insert
   Departures departures;
   if (num_new > 0) {
     sort(insertion);
-    // Rows of keys that leave in this very call are made where they are handed over from.
+    // Rows of keys that this call evicts again are created in the buffer of evicted rows.
     departures = prepare_departures(count, num_new, stream);
     numbers = buffer<uint32_t>(count, stream);
     made_at = buffer<void*>(count, stream);
     device.fill(numbers.as<void>(), 0xff, count * sizeof(uint32_t), stream);
   }
 
-  // From here on only the device and the sink can fail. Known rows are written first, so that no
-  // row is evicted with a value that this call changes.
+  // From here on only the device and the sink can fail. Existing rows are written first, so that an
+  // evicted row never has a value that this call changes.
   begin_change();
   policy.begin_call();
   call.inserted = static_cast<int64_t>(num_new);

@@ -1,6 +1,6 @@
-// What a kernel of the device table is given: the index and the rows, by value.
-// A view holds until the host changes what it shows; the host orders kernels
-// that use an old view before that change.
+// The arguments of a kernel of the device table: the index and the rows, by value. A view
+// is valid until the host changes its data; the host orders kernels that use an old view
+// before that change.
 #ifndef SPARRING_HKV_DEVICE_TABLE_DEVICE_VIEWS_H_
 #define SPARRING_HKV_DEVICE_TABLE_DEVICE_VIEWS_H_
 
@@ -21,7 +21,7 @@ SPARRING_HOST_DEVICE uint64_t reversed_bits(uint64_t word) {
 #endif
 }
 
-// The upper half of a product of 64-bit words.
+// The upper half of the product of two 64-bit words.
 SPARRING_HOST_DEVICE uint64_t multiply_high(uint64_t a, uint64_t b) {
 #if defined(__CUDA_ARCH__)
   return __umul64hi(a, b);
@@ -33,13 +33,13 @@ SPARRING_HOST_DEVICE uint64_t multiply_high(uint64_t a, uint64_t b) {
 
 struct DeviceIndexView {
   DeviceBuckets heads;
-  DeviceBuckets overflow;  // has_links, or never used
+  DeviceBuckets overflow;  // with links, or unused
   uint32_t num_heads;
-  bool is_growing;  // then num_heads is a power of two
+  bool is_growing;  // if true, num_heads is a power of two
   bool has_chains;
   uint64_t seed;
-  // Evicting tables: bucket b may fill slots_per_head slots, the first
-  // num_larger_heads of them one more.
+  // Evicting tables: bucket b may use slots_per_head slots, and the first
+  // num_larger_heads buckets one more.
   uint32_t slots_per_head;
   uint32_t num_larger_heads;
 
@@ -48,7 +48,7 @@ struct DeviceIndexView {
     return is_growing ? static_cast<uint32_t>(reversed_bits(hash) & (num_heads - 1u))
                       : static_cast<uint32_t>(multiply_high(hash, num_heads));
   }
-  // Slots of head `number` that may be filled.
+  // Number of usable slots of head `number`.
   SPARRING_HOST_DEVICE uint32_t limit(uint32_t number) const {
     return has_chains ? kDeviceSlots : slots_per_head + (number < num_larger_heads ? 1 : 0);
   }
@@ -58,12 +58,12 @@ struct DeviceIndexView {
   }
 };
 
-// Rows of one size in chunks: chunks 0 and 1 have 2^first_bits rows, each next
-// one twice as many up to 2^chunk_bits, where they stay. So a small table is
-// small, a large one grows by a fixed amount, and no row ever moves.
+// Rows of one size in chunks: chunks 0 and 1 have 2^first_bits rows, and each following
+// one twice as many, up to 2^chunk_bits. Therefore a small table is small, a large one
+// grows by a fixed amount, and no row ever moves.
 struct DeviceRowsView {
   char* const* chunks;  // device; each points into device or pinned host memory
-  uint64_t stride;      // bytes from row to row; a multiple of 16 from 16 on
+  uint64_t stride;      // bytes from one row to the next; a multiple of 16 if at least 16
   uint32_t first_bits;
   uint32_t chunk_bits;
 
@@ -73,7 +73,7 @@ struct DeviceRowsView {
     for (uint32_t rest = number >> first_bits; rest != 0; rest >>= 1) ++chunk;
     return chunk;
   }
-  // The number of its first row.
+  // The number of the first row of the chunk.
   SPARRING_HOST_DEVICE uint64_t chunk_start(uint64_t chunk) const {
     if (chunk > chunk_bits - first_bits) {
       return (chunk - (chunk_bits - first_bits)) << chunk_bits;

@@ -16,7 +16,7 @@ uint64_t round_up(uint64_t value, uint64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-// The largest power of two of elements that fits the target, at least one.
+// The largest power of two of elements that fits into the target size, at least one.
 uint32_t shift_for(uint64_t element_bytes) {
   uint32_t shift = 0;
   while (shift < 24 && (element_bytes << (shift + 1)) <= kChunkTarget) ++shift;
@@ -41,7 +41,7 @@ char* reserve(uint64_t bytes) {
   return base;
 }
 
-// Advice only, so a refusal is of no consequence.
+// Only a hint, so failure is ignored.
 void advise_huge_pages([[maybe_unused]] char* base, [[maybe_unused]] uint64_t bytes) {
 #ifdef MADV_HUGEPAGE
   madvise(base, bytes, MADV_HUGEPAGE);
@@ -90,7 +90,7 @@ void Arena::commit_last_chunk(uint64_t bytes) {
   if (mprotect(from, target - committed_in_last_, PROT_READ | PROT_WRITE) != 0) {
     throw std::bad_alloc();
   }
-  // Until here a small arena stayed on small pages: it might never need more.
+  // A small arena used small pages so far, because it may not grow any further.
   const uint64_t grown = committed_bytes_ + (target - committed_in_last_);
   if (committed_bytes_ < kHugePage && grown >= kHugePage) advise_huge_pages(base, whole);
   committed_bytes_ = grown;

@@ -1,25 +1,25 @@
 // Elements of one size, numbered from 0, whose addresses never change.
 //
 // Memory is a list of chunks. A chunk is address space for 2^shift elements
-// (64 MiB or a little less), reserved at once and committed from its beginning
-// as elements are asked for. So growing moves nothing, and no call pays for
-// more than it needs:
+// (64 MiB or slightly less). It is reserved at once and committed from its
+// start as elements are requested. Therefore growing moves nothing, and no call
+// allocates more than it needs:
 //
 //   chunk 0   |####################|      # committed, zero until written
-//   chunk 1   |####################|      . reserved, costs nothing
+//   chunk 1   |####################|      . reserved, uses no memory
 //   chunk 2   |######..............|
 //
-// Commit steps double up to 2 MiB and are 2 MiB from there on, so that a small
-// arena is small and a large one is backed by huge pages (where the system has
-// them). Chunks begin on 2 MiB boundaries for the same reason.
+// Commit steps double up to 2 MiB and stay at 2 MiB, so that a small arena is
+// small and a large one uses huge pages (if the system supports them). Chunks
+// start at 2 MiB boundaries for the same reason.
 //
 // Invariants
-//   1. Every chunk but the last is committed whole.
+//   1. Every chunk except the last is completely committed.
 //   2. committed_bytes() <= bytes_for(element_bytes, limit); no page outside
 //      the committed part is ever resident.
-//   3. Bytes that were never written read as zero.
+//   3. Bytes that were never written are zero.
 //
-// Threads: at() and view() concurrently; everything else alone.
+// Threads: at() and view() may run concurrently; all other methods are exclusive.
 #ifndef SPARRING_HKV_TABLE_ARENA_H_
 #define SPARRING_HKV_TABLE_ARENA_H_
 
@@ -32,7 +32,7 @@ namespace sparring::hkv {
 
 class Arena {
  public:
-  // `limit`: the most elements that will ever be asked for.
+  // `limit`: maximum number of elements that will ever be requested.
   // REQUIRES: element_bytes >= 1, limit >= 1.
   Arena(uint64_t element_bytes, uint64_t limit);
   ~Arena();
@@ -40,7 +40,7 @@ class Arena {
   Arena& operator=(const Arena&) = delete;
 
   // Makes elements [0, count) usable.
-  // Throws std::bad_alloc, and then everything is as before.
+  // Throws std::bad_alloc without changing anything.
   // REQUIRES: count <= limit.
   void commit(uint64_t count);
 
@@ -48,10 +48,10 @@ class Arena {
   ArenaView view() const { return {chunks_.data(), element_bytes_, shift_, mask_}; }
 
   uint64_t limit() const { return limit_; }
-  // Committed pages and the list of chunks.
+  // Bytes of the committed pages and of the list of chunks.
   uint64_t memory_bytes() const;
 
-  // The most that memory_bytes() can become for this limit.
+  // The maximum of memory_bytes() for this limit.
   static uint64_t bytes_for(uint64_t element_bytes, uint64_t limit);
 
  private:

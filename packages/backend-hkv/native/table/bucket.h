@@ -1,4 +1,4 @@
-// The bucket: 60 slots whose digests, keys and scores lie apart from the rows.
+// The bucket: 60 slots whose digests, keys and scores are stored separately from the rows.
 //
 //   byte   0          60     64                104        124    128
 //          +----------+------+-----------------+----------+------+---
@@ -7,30 +7,30 @@
 //          +----------+------+-----------------+----------+------+---
 //          |<---- line 0 --->|<------------- line 1 ------------>| lines 2 .. 12
 //
-//   byte 832 (only where the table keeps scores): score x 60, uint64, then 32
-//   bytes of padding: 8 lines more, 1,344 bytes in all.
+//   byte 832 (only if the table stores scores): score x 60, uint64, then 32
+//   bytes of padding: 8 additional lines, 1,344 bytes in total.
 //
 //   Slot s: digest s of line 0; key and row s % 5 of line 1 + s / 5; score s.
-//   `row` numbers a row of the row pool; rows lie there and never move.
-//   `head word` of line 1 is the local depth (growing tables); that of the
-//   other lines is spare.
+//   `row` is the number of a row in the row pool. Rows never move.
+//   `head word` of line 1 is the local depth (growing tables); in the other
+//   lines it is unused.
 //
-// A bucket begins on a 64-byte boundary, so finding a key reads line 0, one
-// entry line, and the row. Readers read all of it under the shared lock; only
-// the writer, under the exclusive lock, changes it.
+// A bucket starts at a 64-byte boundary, so finding a key reads line 0, one
+// entry line, and the row. Readers hold the shared lock; only the writer changes
+// the bucket, under the exclusive lock.
 //
 // Invariants
-//   1. Digest 0 means that the slot is empty. Occupancy is nowhere else: key,
-//      row and score of an empty slot mean nothing, and no key is reserved.
+//   1. Digest 0 means that the slot is empty. The key, row and score of an empty
+//      slot are undefined, and no key is reserved.
 //   2. The digest of an occupied slot is digest_of(hash of its key).
 //   3. A key is in at most one slot of the table, and that slot is in the bucket
-//      (or in the overflow chain of the bucket) to which its hash leads.
-//   4. Chains are dense: every bucket of a chain but the last is full, and the
-//      last is not empty unless it is the only one. So m keys that lead to one
-//      bucket take max(1, ceil(m / 60)) buckets, whatever was erased before.
+//      (or in the overflow chain of the bucket) that its hash selects.
+//   4. Chains are dense: every bucket of a chain except the last is full, and
+//      the last is not empty unless it is the only one. So m keys of one bucket
+//      use max(1, ceil(m / 60)) buckets, regardless of earlier erasures.
 //   5. `overflow` 0 ends a chain; bucket 0 is never an overflow bucket.
-//   6. A row number is in at most one slot, and not in the free list then.
-//   7. A free bucket has no digest but 0; its `overflow` links the free list.
+//   6. A row number is either in exactly one slot or in the free list.
+//   7. A free bucket has only digests 0; its `overflow` links the free list.
 #ifndef SPARRING_HKV_TABLE_BUCKET_H_
 #define SPARRING_HKV_TABLE_BUCKET_H_
 
@@ -72,7 +72,7 @@ struct alignas(64) Bucket {
   SPARRING_HKV_INLINE uint32_t& depth() { return lines[0].head_word; }
   SPARRING_HKV_INLINE uint32_t depth() const { return lines[0].head_word; }
 
-  // REQUIRES: the table keeps scores.
+  // REQUIRES: the table stores scores.
   SPARRING_HKV_INLINE uint64_t* scores() {
     return reinterpret_cast<uint64_t*>(this + 1);
   }

@@ -18,7 +18,7 @@ void splits_lead_each_hash_to_the_bucket_of_its_prefix() {
   uint32_t next = 1;
   const auto bucket_at = [&](uint64_t hash) { return std::prev(buckets.upper_bound(hash)); };
   for (int step = 0; step < 3000; ++step) {
-    // Uneven on purpose: half of all splits fall into one 64th of the hashes.
+    // Intentionally uneven: half of all splits are in one 64th of the hashes.
     const uint64_t hash = step % 2 == 0 ? random() : random() >> 6;
     const auto found = bucket_at(hash);
     const auto [number, depth] = found->second;

@@ -24,7 +24,7 @@ Place first_to_leave(Bucket* bucket) {
   for (uint64_t mask = occupied_slots(bucket); mask != 0; mask &= mask - 1) {
     const auto slot = static_cast<uint32_t>(std::countr_zero(mask));
     const uint64_t score = bucket->scores()[slot];
-    // Keys lie on other lines, so they are read only where scores do not decide.
+    // Keys are on other cache lines, so they are read only if scores are equal.
     if (lowest.bucket == nullptr || score < lowest_score ||
         (score == lowest_score && bucket->key(slot) < bucket->key(lowest.slot))) {
       lowest = {bucket, slot};
@@ -35,7 +35,7 @@ Place first_to_leave(Bucket* bucket) {
 }
 
 void first_to_leave(const Index& index, std::vector<Rank>& heap) {
-  // A heap whose top is the last of those that leave.
+  // A heap whose top is the last of the entries to evict.
   heap.clear();
   for (uint64_t number = 0; number < index.num_bucket_numbers(); ++number) {
     const Bucket* bucket = index.bucket(number);

@@ -1,4 +1,4 @@
-// Choosing who leaves, and handing over what left.
+// Selects rows to evict, and passes evicted rows to the caller.
 #ifndef SPARRING_HKV_TABLE_EVICTION_H_
 #define SPARRING_HKV_TABLE_EVICTION_H_
 
@@ -10,7 +10,7 @@
 
 namespace sparring::hkv {
 
-// The order in which rows leave: lower scores first, then smaller keys.
+// The order of eviction: lower scores first, then smaller keys.
 struct Rank {
   uint64_t score;
   int64_t key;
@@ -20,25 +20,25 @@ struct Rank {
   }
 };
 
-// The entry of the bucket that leaves first; no place if it is empty.
-// REQUIRES: the table keeps scores.
+// The entry of the bucket that is evicted first; an invalid place if the bucket is empty.
+// REQUIRES: the table stores scores.
 Place first_to_leave(Bucket* bucket);
 
-// Fills `leaving` with the entries of the whole index that leave first, in that
-// order: as many as it has capacity for, so that nothing here can fail.
-// REQUIRES: the table keeps scores.
+// Fills `leaving` with the entries of the whole index that are evicted first, in
+// that order, up to its capacity, so that it cannot fail.
+// REQUIRES: the table stores scores.
 void first_to_leave(const Index& index, std::vector<Rank>& leaving);
 
-// Collects rows that leave and hands them over in batches, since a call of the
-// sink for each row would cost more than the row.
+// Collects evicted rows and passes them to the sink in batches, because one call
+// per row would cost more than copying the row.
 class EvictionBuffer {
  public:
-  // Takes all the memory that it will need. Throws std::bad_alloc.
+  // Allocates all memory. Throws std::bad_alloc.
   EvictionBuffer(const SparringEvictionSink& sink, uint64_t row_bytes, uint64_t most);
 
   void add(int64_t key, const char* row, uint64_t score);
-  // Hands over what is left. Throws StatusError if the sink ever refused; rows
-  // that it did not take are gone.
+  // Passes the remaining rows to the sink. Throws StatusError if the sink ever
+  // failed; rows that it did not accept are lost.
   void finish();
 
  private:

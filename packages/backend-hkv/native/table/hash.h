@@ -1,11 +1,11 @@
-// How a key becomes a place. One 64-bit hash serves the directory (its high
-// bits) and the digest (its low 16 bits).
+// Hashes a key. One 64-bit hash serves the directory (its high bits) and the
+// digest (its low 16 bits).
 //
-// The mixer is the finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable
+// The mixer is the finalizer of SplitMix64 (Steele, Lea, Flood: "Fast splittable
 // pseudorandom number generators", OOPSLA 2014). It is a bijection of 64-bit
-// words, so two keys never share a hash: scans rely on that. It is not the
-// mixer by which the engine picks partitions, so that a shard which owns few
-// partitions still fills its buckets evenly.
+// words, so two keys never share a hash; scans rely on that. It differs from the
+// mixer with which the engine selects partitions, so that a shard with few
+// partitions fills its buckets evenly.
 #ifndef SPARRING_HKV_TABLE_HASH_H_
 #define SPARRING_HKV_TABLE_HASH_H_
 
@@ -15,7 +15,7 @@
 
 namespace sparring::hkv {
 
-// `seed`: a secret where ids may be chosen so that they collide; 0 otherwise.
+// `seed`: a secret, if ids may be chosen to collide; otherwise 0.
 SPARRING_HKV_INLINE uint64_t hash_key(int64_t key, uint64_t seed) {
   uint64_t x = (static_cast<uint64_t>(key) ^ seed) + 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -23,7 +23,7 @@ SPARRING_HKV_INLINE uint64_t hash_key(int64_t key, uint64_t seed) {
   return x ^ (x >> 31);
 }
 
-// 1 to 255, evenly; 0 is left to mean "empty slot".
+// 1 to 255, evenly distributed; 0 means "empty slot".
 SPARRING_HKV_INLINE uint8_t digest_of(uint64_t hash) {
   return static_cast<uint8_t>((((hash & 0xffffu) * 255u) >> 16) + 1u);
 }

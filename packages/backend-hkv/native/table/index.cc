@@ -10,7 +10,7 @@
 namespace sparring::hkv {
 namespace {
 
-// Evenly spread keys need a depth of log2(buckets) + 1 or 2; see may_split().
+// Uniformly distributed keys need a depth of log2(buckets) + 1 or 2; see may_split().
 constexpr uint64_t kWordsPerBucket = 16;
 constexpr uint32_t kMaxDepth = 40;
 
@@ -55,7 +55,7 @@ Place Index::insert(int64_t key, uint64_t hash, uint32_t row, uint64_t score) {
     Bucket* last = head;
     while (last->overflow != 0) last = bucket(last->overflow);
     uint64_t empty = match_digest(last, 0);
-    // A chain is undone as soon as the number of buckets justifies the depth.
+    // A chain is split as soon as the number of buckets justifies the depth.
     if ((empty == 0 || last != head) && directory_.is_growing() && may_split(head->depth())) {
       split(hash);
       continue;
@@ -85,7 +85,7 @@ uint32_t Index::erase(int64_t key, uint64_t hash) {
   }
   uint32_t slot = place.slot;
   if (before != nullptr) {
-    // Keep the chain dense: its last entry fills the gap.
+    // Keeps the chain dense: its last entry fills the gap.
     slot = static_cast<uint32_t>(std::bit_width(occupied_slots(last))) - 1;
     if (last != place.bucket || slot != place.slot) {
       put(place.bucket, place.slot, entry_at(last, slot));
@@ -115,7 +115,7 @@ bool Index::collect(uint64_t& cursor, uint64_t capacity, std::vector<Entry>& ent
       if (part->overflow == 0) break;
     }
     if (entries.size() > capacity) {
-      // A bucket that does not fit whole is given in the order of hashes.
+      // A bucket that does not fit completely is returned in the order of hashes.
       const auto by_hash = [](const Entry& a, const Entry& b) { return a.hash < b.hash; };
       std::sort(entries.begin() + static_cast<ptrdiff_t>(before), entries.end(), by_hash);
       cursor = entries[capacity].hash;
@@ -130,9 +130,9 @@ bool Index::collect(uint64_t& cursor, uint64_t capacity, std::vector<Entry>& ent
 }
 
 // Splitting a bucket whose keys share many bits of their hash would double its
-// segment again and again for nothing. With keys that are evenly spread a
-// directory has about four words a bucket; one that would have more than 16
-// times as many words as there are buckets is left alone.
+// segment repeatedly without effect. With uniformly distributed keys a directory
+// has about four words per bucket; a bucket is not split if the directory would
+// have more than 16 times as many words as buckets.
 bool Index::may_split(uint32_t depth) const {
   return depth < kMaxDepth && (uint64_t{2} << depth) <= kWordsPerBucket * (num_buckets() + 1) &&
          num_buckets() < options_.max_buckets;
@@ -165,8 +165,8 @@ void Index::split(uint64_t hash) {
   directory_.split(hash, depth, number);
 }
 
-// Deals the entries of a chain out to two dense chains. The buckets at hand are
-// enough: ceil(a / 60) + ceil(b / 60) <= ceil((a + b) / 60) + 1.
+// Distributes the entries of a chain to two dense chains. The available buckets
+// suffice: ceil(a / 60) + ceil(b / 60) <= ceil((a + b) / 60) + 1.
 void Index::split_chain(Bucket* head, Bucket* upper) {
   const uint32_t depth = head->depth();
   std::vector<Entry> entries;
@@ -178,7 +178,7 @@ void Index::split_chain(Bucket* head, Bucket* upper) {
     if (part->overflow == 0) break;
     spare.push_back(part->overflow);
   }
-  // Nothing below can fail.
+  // No operation below can fail.
   for (const uint32_t number : spare) {
     std::fill_n(bucket(number)->digests, kSlots, uint8_t{0});
     bucket(number)->overflow = 0;

@@ -1,14 +1,14 @@
-// The index: which row each key owns, and its score. It knows nothing of what
-// rows hold. See bucket.h for the layout and its invariants, directory.h for
-// how a hash finds its bucket.
+// The index: the row and the score of each key. It does not know the contents of
+// rows. See bucket.h for the layout and its invariants, and directory.h for how
+// a hash selects its bucket.
 //
-// A full bucket of a growing index splits: its entries move, rows do not. Where
-// many keys share the first bits of their hash, splitting would only make the
-// directory larger; past a depth that the number of buckets does not explain
-// the bucket gets an overflow chain instead, as full buckets of a fixed index
-// always do.
+// A full bucket of a growing index splits: its entries move, rows do not. If
+// many keys share the first bits of their hash, splitting would only enlarge the
+// directory. Beyond a depth that the number of buckets justifies, the bucket
+// gets an overflow chain instead, as full buckets of a fixed index always do.
 //
-// Threads: const members concurrently; everything else alone.
+// Threads: const methods may run concurrently; all others are exclusive.
+//
 #ifndef SPARRING_HKV_TABLE_INDEX_H_
 #define SPARRING_HKV_TABLE_INDEX_H_
 
@@ -26,7 +26,7 @@ namespace sparring::hkv {
 struct Entry {
   uint64_t hash;
   int64_t key;
-  uint64_t score;  // 0 where scores are not kept
+  uint64_t score;  // 0 if scores are not stored
   uint32_t row;
 };
 
@@ -35,7 +35,7 @@ class Index {
   struct Options {
     bool has_scores = false;
     uint64_t num_fixed_buckets = Directory::kGrowing;
-    uint64_t max_buckets = 0xffffffffu;  // chains included
+    uint64_t max_buckets = 0xffffffffu;  // including chains
     uint64_t seed = 0;
   };
 
@@ -50,25 +50,25 @@ class Index {
   Place locate(int64_t key, uint64_t hash) const;
   Bucket* home(uint64_t hash) const { return bucket(directory_.bucket_of(hash)); }
 
-  // Whether `hash` leads to a bucket with an empty slot.
+  // Whether the bucket of `hash` has an empty slot.
   // REQUIRES: that bucket has no chain.
   bool has_room(uint64_t hash) const;
 
-  // Throws std::bad_alloc, and then the index holds what it held.
+  // Throws std::bad_alloc without changing the index.
   // REQUIRES: `key` is absent.
   Place insert(int64_t key, uint64_t hash, uint32_t row, uint64_t score);
-  // Returns the row that the key owned, or kNoRow.
+  // Returns the row of the key, or kNoRow.
   uint32_t erase(int64_t key, uint64_t hash);
-  // Puts another key in the place of one; both lead to the same bucket.
+  // Replaces a key by another one that belongs to the same bucket.
   void replace(Place place, int64_t key, uint64_t hash, uint64_t score);
 
   // Appends entries in the order of their hashes from `cursor` on, at most
-  // `capacity` of them. Returns whether that was the end; otherwise `cursor` has
-  // moved to the first hash that was not visited.
+  // `capacity`. Returns whether the end was reached; otherwise `cursor` is the
+  // first hash that was not visited.
   bool collect(uint64_t& cursor, uint64_t capacity, std::vector<Entry>& entries) const;
 
-  // All buckets that may hold entries, in the order of their numbers: heads of
-  // chains, the rest of chains, and free ones (which are empty).
+  // All buckets that may contain entries, in the order of their numbers: first
+  // and other buckets of chains, and free ones (which are empty).
   uint64_t num_bucket_numbers() const { return buckets_.end(); }
   Bucket* bucket(uint64_t number) const {
     return reinterpret_cast<Bucket*>(buckets_.at(static_cast<uint32_t>(number)));

@@ -22,7 +22,7 @@ struct Known {
 };
 using Oracle = std::unordered_map<int64_t, Known>;
 
-// Invariants 1 to 5 of bucket.h, for what the oracle says is there.
+// Checks invariants 1 to 5 of bucket.h against the expected contents.
 void check_invariants(const Index& index, const Oracle& oracle) {
   std::set<uint32_t> rows;
   uint64_t occupied = 0;
@@ -107,8 +107,8 @@ void fixed_index_agrees_with_a_map() {
 
 void colliding_keys_take_no_more_buckets_than_promised() {
   const uint64_t rows = 4800;
-  // All into one bucket of a fixed index: its chain must fit into rows / 60 buckets,
-  // although keys come and go.
+  // All keys fall into one bucket of a fixed index: its chain must fit into
+  // rows / 60 buckets, although keys are inserted and erased.
   fuzz({.has_scores = true, .num_fixed_buckets = 100, .max_buckets = 100 + rows / 60},
        colliding_keys(6000, 30), rows);
 }
@@ -142,7 +142,7 @@ void chain_splits_once_the_table_has_grown() {
     return length;
   };
   const uint64_t hash = uint64_t{0xabc} << 52;
-  // First 600 keys of one 2^-12th of all hashes, then enough others to justify such a depth.
+  // First 600 keys in one 2^-12th of all hashes, then enough others to justify such a depth.
   std::vector<int64_t> keys = colliding_keys(600, 12, 0xabc);
   for (uint64_t i = 0; i < 200'000; ++i) keys.push_back(key_of_hash(i * 0x9e3779b97f4a7c15u));
   for (const int64_t key : keys) {

@@ -1,7 +1,7 @@
-// Small functions that the kernels share with everybody else must never exist
-// out of line: the kernels are compiled for particular processors, and the
-// linker might pick such a copy for all. See kernels.h. Under nvcc they exist
-// for the GPU too, since its table hashes and scores as this one does.
+// Small functions that kernels share with other code must never be compiled out
+// of line: the kernels are compiled for particular processors, and the linker
+// might use such a copy everywhere. See kernels.h. With nvcc they are also
+// compiled for the GPU, because its table uses the same hashes and scores.
 #ifndef SPARRING_HKV_TABLE_INLINE_H_
 #define SPARRING_HKV_TABLE_INLINE_H_
 

@@ -1,23 +1,23 @@
-// The body of the kernels; see kernels.h. Included once by each kernels_*.cc,
-// inside a namespace of its own, after it has defined
+// The body of the kernels; see kernels.h. Each kernels_*.cc includes it once in
+// its own namespace, after it has defined
 //   uint64_t match(const Bucket*, uint8_t)      the digest scan
 //   struct Vector                               the widest registers: copy, stream
 //
 // A lookup is four dependent memory reads: directory word, digest line, entry
-// line, row. Done key by key they would follow one another. So keys go through
-// the stages in blocks, one block behind the other, and each stage prefetches
-// for the next.
+// line, row. Processed key by key, their latencies would add up. Therefore keys
+// pass through the stages in blocks, and each stage prefetches for the next.
+//
 
 constexpr int kBlock = SPARRING_HKV_BLOCK;
-// Keys located before their rows are copied: small enough for the near cache,
-// large enough that refilling the pipelines does not count.
+// Number of keys that are located before their rows are copied: small enough for
+// the L1 cache, large enough to make refilling the pipeline negligible.
 constexpr int64_t kChunk = 1024;
-// Rows on their way while one is copied.
+// Number of rows that are prefetched ahead of the copied one.
 constexpr int64_t kRowsAhead = 32;
-// More of a long row than this the processor fetches ahead by itself.
+// Beyond this many bytes of a row, the hardware prefetcher takes over.
 constexpr uint64_t kPrefetchBytes = 1024;
-// A function that does nothing but prefetch has no effect in the eyes of the
-// compiler, which may then drop calls of it; unless it is inlined before that.
+// The compiler may remove calls of a function that only prefetches, because it
+// has no effect, unless the function is inlined first.
 SPARRING_HKV_INLINE void prefetch(const void* address) { __builtin_prefetch(address, 0, 3); }
 
 template <bool kIsStreaming>
@@ -33,8 +33,8 @@ SPARRING_HKV_INLINE void copy_row(char* to, const char* from, uint64_t bytes) {
   if (at < bytes) __builtin_memcpy(to + at, from + at, bytes - at);
 }
 
-// Rows of at most 16 elements of 4 bytes are common; a call of memcpy for each
-// costs more than the copy.
+// Rows of at most 16 elements of 4 bytes are common; calling memcpy for each
+// would cost more than the copy.
 SPARRING_HKV_INLINE void copy_short(char* to, const char* from, uint64_t bytes) {
   uint64_t at = 0;
   for (; at + 8 <= bytes; at += 8) __builtin_memcpy(to + at, from + at, 8);
@@ -45,7 +45,7 @@ SPARRING_HKV_INLINE void copy_short(char* to, const char* from, uint64_t bytes) 
   for (; at < bytes; ++at) to[at] = from[at];
 }
 
-// The keys of one block on their way through the stages.
+// The keys of one block as they pass through the stages.
 struct Block {
   const int64_t* keys;
   int n;
@@ -81,9 +81,9 @@ SPARRING_HKV_INLINE void find_buckets(const IndexView& index, Block& block) {
   }
 }
 
-// Where some keys are there and some are not, no predictor knows which, and a
-// branch on it costs as much as a line of the near cache. The first candidate then
-// is looked at without one (kIsMixed), in the line of the digests where there is none.
+// If only some keys exist, their branch is unpredictable, and a misprediction
+// costs as much as a read from the L1 cache. In that case (kIsMixed) the first
+// candidate is compared without a branch; if there is none, the digest line is.
 SPARRING_HKV_INLINE uint32_t first_slot(uint64_t mask) {
   return static_cast<uint32_t>(__builtin_ctzll(mask | uint64_t{1} << kSlots));
 }
@@ -107,7 +107,7 @@ SPARRING_HKV_INLINE void match_digests(Block& block) {
   }
 }
 
-// Stage 3: from candidates to the row, or kNoRow. Chains are followed here.
+// Stage 3: from candidates to the row, or kNoRow. Follows chains.
 SPARRING_HKV_INLINE Place compare_keys(const IndexView& index, const Block& block, int i,
                                        uint32_t& row) {
   Bucket* bucket = block.buckets[i];
@@ -129,7 +129,7 @@ SPARRING_HKV_INLINE Place compare_keys(const IndexView& index, const Block& bloc
   }
 }
 
-// Stage 3 without a branch, where a bucket has at most one candidate and no chain.
+// Stage 3 without a branch, if a bucket has at most one candidate and no chain.
 SPARRING_HKV_INLINE bool compare_first(const Block& block, int i, uint32_t& row) {
   const Bucket* const bucket = block.buckets[i];
   const uint64_t mask = block.masks[i];
@@ -147,7 +147,7 @@ SPARRING_HKV_INLINE bool compare_first(const Block& block, int i, uint32_t& row)
 template <bool kIsGrowing, bool kIsMixed>
 static void locate_as(const IndexView& index, const int64_t* keys, int64_t n, uint32_t* rows,
                       Place* places) {
-  Block blocks[4];  // of which three are under way
+  Block blocks[4];  // three of them are in progress
   const int64_t num_blocks = (n + kBlock - 1) / kBlock;
   for (int64_t step = 0; step < num_blocks + 2; ++step) {
     if (step < num_blocks) {
@@ -180,7 +180,7 @@ static void locate(const IndexView& index, const int64_t* keys, int64_t n, uint3
   }
 }
 
-// Of keys of which some are there.
+// For calls in which only some keys exist.
 static void locate_mixed(const IndexView& index, const int64_t* keys, int64_t n, uint32_t* rows) {
   if (index.num_fixed_buckets == 0) {
     locate_as<true, true>(index, keys, n, rows, nullptr);
@@ -189,11 +189,11 @@ static void locate_mixed(const IndexView& index, const int64_t* keys, int64_t n,
   }
 }
 
-// Asks for the lines of a row. kBytes: how many bytes are wanted, where the
-// compiler knows; else 0.
+// Prefetches the lines of a row. kBytes: the number of bytes if it is known at
+// compile time, else 0.
 SPARRING_HKV_INLINE void prefetch_bytes(const char* row, uint64_t bytes) {
   for (uint64_t byte = 0; byte < bytes && byte < kPrefetchBytes; byte += 64) prefetch(row + byte);
-  // The line that a row reaches into when it does not begin on one.
+  // A row that does not start at a line boundary extends into one more line.
   if (reinterpret_cast<uintptr_t>(row) % 64 != 0) prefetch(row + bytes - 1);
 }
 
@@ -223,11 +223,11 @@ static inline bool may_stream(const RowOutput& output) {
          reinterpret_cast<uintptr_t>(output.out) % Vector::kStreamAlignment == 0;
 }
 
-// Copies rows by number, with those that follow on their way.
+// Copies rows by number, and prefetches the rows that follow.
 template <uint64_t kBytes, bool kIsStreaming>
 static void copy_rows(const RowOutput& shared, const uint32_t* numbers, int64_t n, int64_t at) {
-  // A copy, because the rows that are written might be `shared` for all that the
-  // compiler knows: it would read it again for each of them.
+  // A copy: the compiler must assume that written rows alias `shared`, and would
+  // read it again for each row.
   const RowOutput output = shared;
   for (int64_t i = 0; i < n && i < kRowsAhead; ++i) prefetch_row<kBytes>(output, numbers[i]);
   for (int64_t i = 0; i < n; ++i) {
@@ -238,7 +238,7 @@ static void copy_rows(const RowOutput& shared, const uint32_t* numbers, int64_t 
 
 using CopyRows = void (*)(const RowOutput&, const uint32_t*, int64_t, int64_t);
 
-// The sizes that embeddings of 16 to 128 float32 have get loops of their own.
+// Embeddings of 16 to 128 float32 have specialized loops.
 template <bool kIsStreaming>
 static CopyRows copy_rows_for(uint64_t bytes) {
   switch (bytes) {
@@ -274,7 +274,7 @@ static void find(const IndexView& index, const RowOutput& output, const int64_t*
   if (is_streaming) Vector::fence();
 }
 
-// Shows the rows of located keys a block at a time, one block after they were asked for.
+// Shows the rows of located keys block by block, one block after prefetching them.
 static int32_t show_rows(const RowVisitor& visitor, const uint32_t* numbers, int64_t n,
                          int64_t begin) {
   const void* rows[2][kBlock];

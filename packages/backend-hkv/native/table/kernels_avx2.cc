@@ -1,4 +1,4 @@
-// Compiled with AVX2, BMI and BMI2; called only where the processor has them.
+// Compiled with AVX2, BMI and BMI2; called only if the processor supports them.
 #include <immintrin.h>
 
 #include "hash.h"
@@ -20,7 +20,7 @@ static inline uint64_t match(const Bucket* bucket, uint8_t digest) {
 
 struct Vector {
   static constexpr uint64_t kBytes = 32;
-  // Arrays of numpy begin on 16 bytes, so streaming is done in halves.
+  // NumPy arrays are aligned to 16 bytes, so streaming stores are done in halves.
   static constexpr uint64_t kStreamAlignment = 16;
   static __m256i load(const char* from) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));

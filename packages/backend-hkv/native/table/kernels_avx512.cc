@@ -1,5 +1,5 @@
-// Compiled with AVX-512 F, BW, VL, BMI and BMI2; called only where the processor
-// has them.
+// Compiled with AVX-512 F, BW, VL, BMI and BMI2; called only if the processor
+// supports them.
 #include <immintrin.h>
 
 #include "hash.h"
@@ -16,7 +16,7 @@ static inline uint64_t match(const Bucket* bucket, uint8_t digest) {
 
 struct Vector {
   static constexpr uint64_t kBytes = 64;
-  // Arrays of numpy begin on 16 bytes, so streaming is done in quarters.
+  // NumPy arrays are aligned to 16 bytes, so streaming stores are done in quarters.
   static constexpr uint64_t kStreamAlignment = 16;
   static void copy(char* to, const char* from) {
     _mm512_storeu_si512(to, _mm512_loadu_si512(from));

@@ -1,4 +1,4 @@
-// For any processor: no intrinsics at all.
+// For any processor, without intrinsics.
 #include "hash.h"
 #include "kernels.h"
 #include "match.h"

@@ -1,5 +1,5 @@
-// All kernels that this processor can run must agree, to the byte, with each
-// other and with what was written.
+// All kernels that this processor supports must agree byte for byte with each
+// other and with the written data.
 #include "kernels.h"
 
 #include <algorithm>
@@ -74,7 +74,7 @@ void kernels_agree_for_any_row_size() {
   }
 }
 
-// Large outputs are written past the caches, by other instructions.
+// Large outputs are written with streaming stores.
 void large_outputs_are_right_whatever_their_alignment() {
   constexpr uint64_t kRowBytes = 256;
   constexpr size_t kCount = 5000;
@@ -113,7 +113,7 @@ void large_outputs_are_right_whatever_their_alignment() {
   }
 }
 
-// Whatever share of them is there, in buckets with and without chains.
+// For any fraction of existing keys, in buckets with and without chains.
 void mixed_keys_are_found_as_others_are() {
   constexpr uint64_t kRowBytes = 64;
   constexpr size_t kCount = 4000;
@@ -130,7 +130,7 @@ void mixed_keys_are_found_as_others_are() {
     for (const size_t known_of_ten : {0, 1, 5, 9, 10}) {
       Keys keys(kCount);
       for (size_t i = 0; i < kCount; ++i) {
-        // Absent keys near the bounds of int64 too.
+        // Includes missing keys near the limits of int64.
         const auto key = static_cast<int64_t>(i);
         const int64_t absent = i % 2 == 0 ? INT64_MIN + key : INT64_MAX - key;
         keys[i] = i * 7 % 10 < known_of_ten ? key : absent;
@@ -151,16 +151,16 @@ void mixed_keys_are_found_as_others_are() {
   }
 }
 
-// Where no digest is the key's, digests are read in the place of a key: they must not pass for it.
+// If no digest matches, digests are read in place of a key and must not be taken for it.
 void digests_are_no_keys() {
-  constexpr int64_t kKey = 0;  // which eight empty slots look like
+  constexpr int64_t kKey = 0;  // equal to the digests of eight empty slots
   constexpr uint64_t kRowBytes = 8;
   for (const uint64_t num_fixed_buckets : {Directory::kGrowing, uint64_t{1}}) {
     Index::Options options;
     options.num_fixed_buckets = num_fixed_buckets;
     const Index index(options);
     Pool rows(kRowBytes, 1, 0);
-    rows.allocate();  // the row that they would name
+    rows.allocate();  // the row that they would refer to
     for (const Kernels* kernels : available_kernels()) {
       Bytes out(kRowBytes, 'x');
       uint8_t found = 7;

@@ -12,7 +12,7 @@ namespace {
 
 using border::StatusError;
 
-constexpr uint64_t kMaxRows = kNoRow;  // row numbers have 32 bits, and one means none
+constexpr uint64_t kMaxRows = kNoRow;  // row numbers have 32 bits, and one value means none
 constexpr uint64_t kMaxBuckets = 0xffffffffu;
 constexpr uint64_t kRowsPerBucket = 48;
 

@@ -54,8 +54,8 @@ void a_table_without_a_bound_says_what_bounds_it() {
   CHECK(remedy_when_full(bounded).find("raise its capacity") != std::string::npos);
 }
 
-// Of every size of table, kind of row and policy: memory is never exceeded, and
-// little of it is left unused.
+// For all sizes of tables, row sizes and policies: the memory limit is never
+// exceeded, and most of it is used.
 void memory_bound_holds_and_is_used() {
   for (const PolicyKind policy : {PolicyKind::kNone, PolicyKind::kLru}) {
     for (const uint64_t row_bytes : {uint64_t{4}, uint64_t{100}, uint64_t{5000}}) {

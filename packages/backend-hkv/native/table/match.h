@@ -1,6 +1,6 @@
-// The digest scan: a bit for each slot of a bucket whose digest is the one
-// sought, or 0 for the empty slots. Line 0 is read whole; its last 4 bytes are
-// no digests and are masked away.
+// The digest scan: a bit for each slot of a bucket whose digest is the given
+// one, or 0 for empty slots. Line 0 is read completely; its last 4 bytes are not
+// digests and are masked.
 #ifndef SPARRING_HKV_TABLE_MATCH_H_
 #define SPARRING_HKV_TABLE_MATCH_H_
 
@@ -19,8 +19,8 @@ namespace sparring::hkv {
 
 static_assert(std::endian::native == std::endian::little);
 
-// Any processor: 8 digests a word. In `low` a byte keeps its top bit clear
-// exactly where it was zero, so no carry can leak into a neighbor.
+// For any processor: 8 digests per word. In `low` a byte has its top bit clear
+// exactly if it was zero, so no carry can affect a neighbor.
 SPARRING_HKV_INLINE uint64_t match_words(const Bucket* bucket, uint8_t digest) {
   constexpr uint64_t kLow = 0x7f7f7f7f7f7f7f7fu;
   const uint64_t sought = 0x0101010101010101u * digest;
@@ -48,7 +48,7 @@ SPARRING_HKV_INLINE uint64_t match_sse2(const Bucket* bucket, uint8_t digest) {
 }
 #endif
 
-// For code that is compiled for every processor.
+// For code that is compiled for all processors.
 SPARRING_HKV_INLINE uint64_t match_digest(const Bucket* bucket, uint8_t digest) {
 #if defined(__SSE2__)
   return match_sse2(bucket, digest);

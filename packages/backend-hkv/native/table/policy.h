@@ -1,19 +1,20 @@
-// How scores come about. A larger score is kept longer; where scores are equal
-// the smaller key leaves first.
+// The scores of each policy. Rows with larger scores are kept longer; if scores
+// are equal, the smaller key is evicted first.
 //
 //   policy      score of a new row            after an upsert or a touch
-//   none        not kept, reads as 0          -
+//   none        not stored, reads as 0        -
 //   lru         number of the call            number of the call
 //   lfu         given, or 1                   + given, or + 1; stops at 2^64 - 1
 //   epoch_lru   epoch : number of the call    the same; 32 bits each
 //   epoch_lfu   epoch : given, or 1           epoch : low + given, or + 1
 //   custom      given, or 0                   given; unchanged if none is given
 //
-// Calls are numbered from 1, upserts and touches alike; in epoch_lru from 1
-// again in each epoch. No clock is read, so equal calls give equal scores.
+// Calls, upserts as well as touches, are numbered from 1; in epoch_lru the
+// numbers restart in each epoch. No clock is used, so equal calls give equal
+// scores.
 //
-// While scores are restored, all policies take the scores that a call brings as they
-// are, and calls are not counted: rows of a snapshot get back what they had.
+// While a snapshot is loaded, all policies store the scores of a call unchanged
+// and do not count calls, so rows get the scores that they had.
 #ifndef SPARRING_HKV_TABLE_POLICY_H_
 #define SPARRING_HKV_TABLE_POLICY_H_
 
@@ -28,12 +29,12 @@ class Policy {
  public:
   explicit Policy(PolicyKind kind) : rule_{.kind = kind} {}
 
-  // Throws StatusError for an unknown name, naming those that exist.
+  // Throws StatusError for an unknown name; the message lists the valid ones.
   static PolicyKind kind_of(const std::string& name);
   const char* name() const;
 
   bool keeps_scores() const { return rule_.kind != PolicyKind::kNone; }
-  // Whether a call may bring scores: as they are, or as increments.
+  // Whether a call may contain scores: absolute, or increments.
   bool takes_scores() const {
     return rule_.kind == PolicyKind::kCustom || rule_.kind == PolicyKind::kLfu ||
            rule_.kind == PolicyKind::kEpochLfu || rule_.is_restoring;
@@ -42,9 +43,9 @@ class Policy {
     return rule_.kind == PolicyKind::kEpochLru || rule_.kind == PolicyKind::kEpochLfu;
   }
 
-  // Before the scores of a call are asked for.
+  // Must be called before the scores of a call are computed.
   void begin_call() { rule_.call += rule_.is_restoring ? 0 : 1; }
-  // Of the call that began last.
+  // The rule of the current call.
   const ScoreRule& rule() const { return rule_; }
   uint64_t initial(const uint64_t* given) const { return rule_.initial(given); }
   uint64_t updated(uint64_t score, const uint64_t* given) const {
@@ -52,11 +53,11 @@ class Policy {
   }
 
   uint32_t epoch() const { return rule_.epoch; }
-  // Throws StatusError if it is before the present one, or there are none.
+  // Throws StatusError if it is before the current epoch, or if the policy has no epochs.
   void set_epoch(uint64_t epoch);
 
   void set_restoring(bool is_restoring) { rule_.is_restoring = is_restoring; }
-  // The next call has at least the number after this one.
+  // Makes the number of the next call larger than this one.
   void count_calls_up_to(uint64_t number) {
     rule_.call = number > rule_.call ? number : rule_.call;
   }

@@ -1,11 +1,11 @@
-// An arena with a free list: allocates and takes back elements by number.
+// An arena with a free list: allocates and releases elements by number.
 //
-// Free elements are linked through 4 bytes of themselves, at `link_offset`, so
-// the list needs no memory of its own and releasing cannot fail.
+// Free elements are linked through 4 of their bytes, at `link_offset`, so the
+// list needs no memory and releasing cannot fail.
 //
 // Invariants
-//   1. Numbers in [0, num_used() + num_free()) have been handed out before.
-//   2. A number is either in use or once in the free list.
+//   1. Numbers in [0, num_used() + num_free()) have been allocated before.
+//   2. A number is either in use or in the free list.
 #ifndef SPARRING_HKV_TABLE_POOL_H_
 #define SPARRING_HKV_TABLE_POOL_H_
 
@@ -22,20 +22,20 @@ class Pool {
   Pool(uint64_t element_bytes, uint64_t limit, uint64_t link_offset)
       : arena_(element_bytes, limit), link_offset_(link_offset) {}
 
-  // Makes sure that the next `count` allocations cannot fail.
-  // Throws std::bad_alloc where the limit or the system's memory is short; then
-  // everything is as before.
+  // Guarantees that the next `count` allocations succeed.
+  // Throws std::bad_alloc without changing anything if the limit or the memory
+  // of the system does not suffice.
   void reserve(uint64_t count);
 
-  // The bytes of the element are what its last user left, or zeros.
-  // Throws std::bad_alloc, never after a sufficient reserve().
+  // The element contains the bytes of its last use, or zeros.
+  // Throws std::bad_alloc, but never after a sufficient reserve().
   uint32_t allocate();
   void release(uint32_t index);
 
   char* at(uint32_t index) const { return arena_.at(index); }
   ArenaView view() const { return arena_.view(); }
   uint64_t num_used() const { return first_new_ - num_free_; }
-  // One more than the largest number ever handed out.
+  // The largest number ever allocated, plus one.
   uint64_t end() const { return first_new_; }
   uint64_t limit() const { return arena_.limit(); }
   uint64_t memory_bytes() const { return arena_.memory_bytes(); }

@@ -1,7 +1,7 @@
-// Many readers or one writer, and a stream of readers cannot starve a writer:
-// everybody passes a turnstile first, and a waiting writer stays in it.
-// Meets the named requirements SharedMutex of std::shared_lock and
-// std::unique_lock as far as those are used here.
+// Many readers or one writer. A stream of readers cannot starve a writer: all
+// threads pass a turnstile first, and a waiting writer holds it.
+// Implements the parts of the named requirements SharedMutex that std::shared_lock
+// and std::unique_lock use here.
 #ifndef SPARRING_HKV_TABLE_READER_WRITER_LOCK_H_
 #define SPARRING_HKV_TABLE_READER_WRITER_LOCK_H_
 

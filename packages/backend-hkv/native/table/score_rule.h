@@ -1,5 +1,5 @@
-// What a policy makes of scores within one call: plain data and arithmetic, so
-// that a kernel can take it along. policy.h has the table of what scores mean.
+// Computes scores within one call: plain data and arithmetic, so that it can be
+// passed to a kernel. policy.h describes the scores of each policy.
 #ifndef SPARRING_HKV_TABLE_SCORE_RULE_H_
 #define SPARRING_HKV_TABLE_SCORE_RULE_H_
 
@@ -15,11 +15,11 @@ struct ScoreRule {
   static constexpr uint64_t kMost32 = 0xffffffffu;
 
   PolicyKind kind;
-  uint64_t call = 0;  // the number of the call
+  uint64_t call = 0;  // number of the call
   uint32_t epoch = 0;
   bool is_restoring = false;
 
-  // The score of a new row. `given` NULL: the call brought no scores.
+  // The score of a new row. `given` is NULL if the call contains no scores.
   SPARRING_HKV_INLINE uint64_t initial(const uint64_t* given) const {
     if (is_restoring && given != nullptr) return kind == PolicyKind::kNone ? 0 : *given;
     switch (kind) {
@@ -39,7 +39,7 @@ struct ScoreRule {
     return 0;
   }
 
-  // The score of a row that has `score` and was written or touched.
+  // The score of a row with score `score` after it was written or touched.
   SPARRING_HKV_INLINE uint64_t updated(uint64_t score, const uint64_t* given) const {
     if (is_restoring && given != nullptr) return initial(given);
     switch (kind) {

@@ -1,4 +1,4 @@
-// Options of a policy that are set while a table is open; text both.
+// Options of a policy that can be set while a table is open; names and values are text.
 #ifndef SPARRING_HKV_TABLE_SET_OPTION_H_
 #define SPARRING_HKV_TABLE_SET_OPTION_H_
 
@@ -6,9 +6,9 @@
 
 namespace sparring::hkv {
 
-// `epoch`: a whole number. `scores`: `given` while rows of a snapshot are put back with
-// their scores, else `policy`. `calls`: how many calls these rows have seen.
-// Throws StatusError for another name or a value out of range.
+// `epoch`: an integer. `scores`: `given` while the rows of a snapshot are loaded with their
+// scores, else `policy`. `calls`: the number of calls that these rows have seen.
+// Throws StatusError for an unknown name or a value out of range.
 void set_policy_option(Policy& policy, const char* name, const char* value);
 
 }  // namespace sparring::hkv

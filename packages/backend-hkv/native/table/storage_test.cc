@@ -1,4 +1,4 @@
-// The C border: what it refuses, and that a refused call changes nothing.
+// Tests the C ABI: which calls it rejects, and that a rejected call changes nothing.
 #include "storage.h"
 
 #include <cstring>

@@ -15,22 +15,23 @@ namespace {
 
 using border::StatusError;
 
-// Below this a key costs less than waking a thread.
+// Below this, processing a key is cheaper than waking a thread.
 constexpr int64_t kGrain = 1024;
-// Output from here on is written past the caches, which it would only flush. What
-// fits into a last-level cache is better left there: its reader comes soon.
+// Outputs of at least this size are written with streaming stores, because they
+// would only evict the caches. Smaller ones stay in the last-level cache for
+// their reader.
 constexpr uint64_t kLargeBytes = uint64_t{64} << 20;
 
 using SharedLock = std::shared_lock<ReaderWriterLock>;
 using UniqueLock = std::unique_lock<ReaderWriterLock>;
 
-// Rows on their way while one block of them is shown.
+// Number of rows that are prefetched while a block of them is shown.
 constexpr int64_t kShown = SPARRING_HKV_BLOCK;
-// More of a long row than this the processor fetches ahead by itself.
+// Beyond this many bytes of a row, the hardware prefetcher takes over.
 constexpr uint64_t kMostAskedBytes = 1024;
 
-// One that no table of the process has had, and none of another library, whose numbers begin
-// elsewhere.
+// Returns a number that differs from those of all tables in the process, including those of other
+// libraries, which start elsewhere.
 uint64_t new_generation() {
   static std::atomic<uint64_t> next = [] {
     std::random_device random;
@@ -82,7 +83,7 @@ void Table::find(SparringFind& call) const {
   note_share(call.found, call.count, whole.is_mixed);
 }
 
-// For the finds that follow. Of few keys a share says little.
+// Adapts later finds. Small calls are ignored, because their fraction is not significant.
 void Table::note_share(const uint8_t* found, int64_t count, bool was_mixed) const {
   if (count < kGrain / 4) return;
   const int64_t num_found = std::count(found, found + count, uint8_t{1});
@@ -107,7 +108,7 @@ void Table::visit(SparringVisit& call) const {
   }
 }
 
-// A block is shown while the next one is on its way.
+// Shows one block while the next one is prefetched.
 int32_t Table::show_handles(const SparringVisit& call) const {
   const uint64_t bytes = call.columns.end - call.columns.begin;
   const void* rows[2][kShown];
@@ -186,7 +187,7 @@ void Table::erase(SparringErase& call) {
   uint32_t numbers[kBlock];
   for (int64_t at = 0; at < call.count; at += kBlock) {
     const int64_t size = std::min(kBlock, call.count - at);
-    // Brings what the keys need into the caches, all of it at once.
+    // Loads everything that the keys need into the caches.
     kernels_->locate(index.view(), call.keys + at, size, numbers, nullptr);
     for (int64_t i = 0; i < size; ++i) {
       if (numbers[i] != kNoRow) __builtin_prefetch(contents_->rows.at(numbers[i]), 1);
@@ -224,7 +225,7 @@ void Table::touch(SparringTouch& call) {
   update_scores(call.call.executor, call.keys, call.scores, call.count, nullptr);
 }
 
-// `skipped`: positions, ascending, that keep the scores they have.
+// `skipped`: positions, ascending, whose scores stay unchanged.
 void Table::update_scores(const SparringExecutor* executor, const int64_t* keys,
                           const uint64_t* scores, int64_t count,
                           const std::vector<int64_t>* skipped) const {
@@ -261,7 +262,7 @@ void Table::update_scores(const SparringExecutor* executor, const int64_t* keys,
 
 void Table::evict(SparringEvict& call) {
   const UniqueLock lock(lock_);
-  // In rounds, so that the list of those who leave stays small.
+  // In rounds, to keep the list of evicted entries small.
   constexpr uint64_t kRound = 65536;
   Index& index = contents_->index;
   uint64_t left = std::min(static_cast<uint64_t>(call.wanted), index.size());

@@ -1,13 +1,13 @@
-// The table: an index, the rows, a policy, and the lock around them. Its
-// methods are the callbacks of storage_abi.h, which says what each promises;
-// here they throw border::StatusError or std::bad_alloc instead of returning a
-// status. storage_border.h calls them, and checks arguments before.
+// The table: an index, the rows, a policy, and the lock that protects them. Its
+// methods are the callbacks of storage_abi.h, which documents them; here they
+// throw border::StatusError or std::bad_alloc instead of returning a status.
+// storage_border.h validates arguments and calls them.
 //
-// Threads: everything may be called from any thread at any time. Readers run
-// concurrently; a writer runs alone, and is not starved by readers. Both
-// spread large calls over call.executor while they hold the lock, so the
-// executor must not run other work on the waiting thread that enters the same
-// table, nor may an eviction sink.
+// Threads: all methods are thread-safe. Readers run concurrently; a writer runs
+// exclusively and is not starved by readers. Both distribute large calls over
+// call.executor while they hold the lock. Therefore the executor must not run
+// other work that uses the same table on the waiting thread, nor may an eviction
+// sink.
 #ifndef SPARRING_HKV_TABLE_TABLE_H_
 #define SPARRING_HKV_TABLE_TABLE_H_
 
@@ -42,21 +42,21 @@ class Table {
   bool evicts() const { return layout_.is_bounded && keeps_scores(); }
 
   void find(SparringFind& call) const;
-  // Runs `show` under the readers' lock. A handle is the address of a row.
+  // Calls `show` under the readers' lock. A handle is the address of a row.
   void visit(SparringVisit& call) const;
   void scan(SparringScan& call) const;
   void stat(SparringStat& call) const;
 
   void upsert(SparringUpsert& call);
-  // Runs `admit` and `change` under the writers' lock.
+  // Calls `admit` and `change` under the writers' lock.
   void update(SparringUpdate& call);
   void erase(SparringErase& call);
   void clear();
   // REQUIRES: keeps_scores().
   void touch(SparringTouch& call);
   void evict(SparringEvict& call);
-  // `epoch`: a whole number. `scores`: `given` while rows of a snapshot are put back with
-  // their scores, else `policy`. `calls`: how many calls these rows have seen.
+  // `epoch`: an integer. `scores`: `given` while the rows of a snapshot are loaded with their
+  // scores, else `policy`. `calls`: the number of calls that these rows have seen.
   void set_option(const char* name, const char* value);
 
  private:
@@ -75,32 +75,32 @@ class Table {
                      const std::vector<int64_t>* skipped) const;
 
   int32_t show_handles(const SparringVisit& call) const;
-  // Handles given before are void: a row leaves.
+  // Invalidates all handles, because a row is removed.
   void void_handles();
 
-  // What upsert and update have in common, in the order of these. Rows and scores
-  // of known keys are written on all threads.
+  // The common parts of upsert and update, in this order. Rows and scores of known
+  // keys are written on all threads.
   struct Located {
     std::vector<char*> rows;       // (n) row of each key, or NULL
     std::vector<int64_t> missing;  // positions of NULL, ascending
   };
   Located locate(const SparringExecutor* executor, const int64_t* keys, int64_t count) const;
-  // Looks only for the keys without a handle, where handles are valid.
+  // If handles are valid, looks up only the keys without a handle.
   Located locate(const SparringUpdate& call) const;
   static void note_missing(Located& located);
-  // All of located.missing find room, or nothing happens.
+  // Inserts all of located.missing, or fails without changing anything.
   template <class Call>
   void insert_missing(const Call& call, Located& located);
   void check_room(int64_t count, uint64_t num_missing, const char* operation) const;
 
   void write_rows(const SparringUpsert& call, const Located& located) const;
   void upsert_growing(SparringUpsert& call, Located& located);
-  // Rows may be evicted, those of this call too. Known keys are written first, so
-  // that no row is evicted with a value that this call replaces.
+  // May evict rows, including those of this call. Known keys are written first, so
+  // that an evicted row never has a value that this call replaces.
   void upsert_evicting(SparringUpsert& call, const Located& located);
 
   static void keep_admitted(const SparringUpdate& call, Located& located);
-  // Those that have a place: of located.missing, what was inserted.
+  // Changes the rows of keys that exist, including those of located.missing that were inserted.
   void change_rows(const SparringUpdate& call, const Located& located) const;
   void update_growing(SparringUpdate& call, Located& located);
   void update_evicting(SparringUpdate& call, const Located& located);

@@ -1,4 +1,4 @@
-// The whole table through the C interface, against plain maps.
+// Compares the whole table, through the C ABI, with plain maps.
 #include "table.h"
 
 #include <algorithm>
@@ -27,7 +27,7 @@ Keys distinct(std::mt19937_64& random, const Keys& from, size_t count) {
   return keys;
 }
 
-// Random calls, each followed by a comparison; nothing is ever evicted.
+// Random calls, each followed by a comparison; nothing is evicted.
 void run_machine(const TableOptions& options, const Keys& keys, const SparringExecutor* executor,
                  int steps) {
   std::mt19937_64 random(6);
@@ -105,7 +105,7 @@ void full_table_without_policy_refuses_and_is_unchanged() {
     for (int64_t key = 0; key < capacity; ++key) keys.push_back(key);
     CHECK(client.upsert(Keys(keys.begin(), keys.end() - 3), 1) == SPARRING_OK);
     const Rows before = client.scan();
-    // Known keys, and four new ones where three fit.
+    // Known keys, and four new ones where only three fit.
     Keys mixed(keys.begin(), keys.begin() + 10);
     for (int64_t key = 9001; key <= 9004; ++key) mixed.push_back(key);
     CHECK(client.upsert(mixed, 2) == SPARRING_CAPACITY);
@@ -119,9 +119,9 @@ void full_table_without_policy_refuses_and_is_unchanged() {
   }
 }
 
-// Whatever the policy: never above the capacity, and each key that was ever
-// inserted is in the table, or left through the sink exactly once since, with
-// the row and score that it had.
+// For each policy: the capacity is never exceeded, and each key that was ever
+// inserted is either in the table or was passed to the sink exactly once since
+// then, with its row and score.
 void evicting_table_loses_nothing() {
   for (const PolicyKind policy :
        {PolicyKind::kLru, PolicyKind::kLfu, PolicyKind::kEpochLru, PolicyKind::kEpochLfu,
@@ -164,7 +164,7 @@ void evicting_table_loses_nothing() {
 }
 
 void lowest_score_leaves_and_ties_go_to_the_smaller_key() {
-  // One bucket holds a table of 40 rows, so the order is exact.
+  // A table of 40 rows has one bucket, so the order is exact.
   Client client({.row_bytes = 8, .capacity = 40, .policy = PolicyKind::kCustom});
   Keys keys;
   Scores scores;
@@ -228,7 +228,7 @@ void evict_takes_the_lowest_of_the_whole_table() {
 }
 
 void full_table_with_an_empty_bucket_evicts_elsewhere() {
-  // All rows lie in the first of ten buckets; the next key leads to the last one.
+  // All rows are in the first of ten buckets; the next key belongs to the last one.
   Client client({.row_bytes = 8, .capacity = 480, .policy = PolicyKind::kLru});
   Keys keys;
   for (uint64_t i = 0; i < 480; ++i) keys.push_back(key_of_hash((i % 8 << 61) + i * 1'000'003));

@@ -1,4 +1,4 @@
-// Many readers concurrent with one writer, and concurrent writers. Meant to run
+// Many readers concurrent with one writer, and concurrent writers. Intended to run
 // under ThreadSanitizer too.
 #include <atomic>
 #include <cstring>
@@ -17,7 +17,7 @@ namespace {
 constexpr uint64_t kRowBytes = 64;
 constexpr int64_t kKeys = 3000;
 
-// A row is one number, repeated; a torn row would hold two.
+// A row is one number, repeated; a torn row would contain two.
 void fill_rows(std::vector<uint64_t>& rows, uint64_t value) { rows.assign(rows.size(), value); }
 
 bool is_whole(const uint64_t* row) {
@@ -82,8 +82,8 @@ void readers_see_whole_calls_only(const TableOptions& options) {
       while (!is_over.load()) {
         session.find();
         ++num_finds;
-        // Each upsert wrote all keys, so all rows of a find are of one upsert, not an
-        // older one than the last; or there are none, after an erase.
+        // Each upsert wrote all keys, so all rows of a find are from one upsert, not older than the
+        // last one; or there are none, after an erase.
         for (int64_t i = 0; i < kKeys; ++i) {
           CHECK(session.found[static_cast<size_t>(i)] == session.found[0]);
           const uint64_t* row = session.rows.data() + i * static_cast<int64_t>(kRowBytes / 8);

@@ -1,5 +1,5 @@
-// The upsert and the update of a table. Apart from table.cc because in these index,
-// rows, policy and eviction all meet.
+// The upsert and the update of a table. Separate from table.cc because they combine the index, rows,
+// policy and eviction.
 #include <algorithm>
 #include <cstring>
 #include <mutex>
@@ -16,13 +16,13 @@ namespace {
 using border::StatusError;
 
 constexpr int64_t kGrain = 1024;
-// New keys whose buckets are on their way while one is inserted.
+// Number of new keys whose buckets are prefetched while one is inserted.
 constexpr size_t kInsertedAhead = 8;
-// Rows in a block of an update, and the least that a thread takes.
+// Number of rows in a block of an update, and the minimum per thread.
 constexpr int64_t kChangeBlock = SPARRING_HKV_BLOCK;
 constexpr int64_t kChangeGrain = 512;
 
-// Inlined always: see prefetch() in kernel_body.h.
+// Always inlined: see prefetch() in kernel_body.h.
 SPARRING_HKV_INLINE void prefetch_scores(const Bucket* bucket) {
   __builtin_prefetch(bucket);
   const auto* first = reinterpret_cast<const char*>(bucket->scores());
@@ -76,7 +76,7 @@ Table::Located Table::locate(const SparringUpdate& call) const {
   located.rows.assign(handles, handles + call.count);
   note_missing(located);
   if (located.missing.empty()) return located;
-  // Without a row when the handles were given, which may have one by now.
+  // Keys without a row when the handles were returned may have one now.
   std::vector<int64_t> keys;
   keys.reserve(located.missing.size());
   for (const int64_t i : located.missing) keys.push_back(call.keys[i]);
@@ -125,7 +125,7 @@ void Table::upsert_growing(SparringUpsert& call, Located& located) {
   policy_.begin_call();
   insert_missing(call, located);
 
-  // Nothing below can fail.
+  // No operation below can fail.
   write_rows(call, located);
   if (keeps_scores()) {
     update_scores(call.call.executor, call.keys, call.scores, call.count, &located.missing);
@@ -149,12 +149,12 @@ void Table::insert_missing(const Call& call, Located& located) {
       const int64_t key = call.keys[i];
       const uint64_t hash = index.hash(key);
       const uint64_t* given = call.scores == nullptr ? nullptr : call.scores + i;
-      // A caller that breaks its promise of unique keys must not break the table.
+      // Duplicate keys violate the contract, but must not damage the table.
       if (const Place twin = index.locate(key, hash); twin.bucket != nullptr) {
         located.rows[static_cast<size_t>(i)] = rows.at(twin.bucket->row(twin.slot));
         continue;
       }
-      // The number is taken only when nothing can fail any more.
+      // The row number is set after the last operation that can fail.
       const Place place = index.insert(key, hash, kNoRow, policy_.initial(given));
       place.bucket->row(place.slot) = rows.allocate();
       located.rows[static_cast<size_t>(i)] = rows.at(place.bucket->row(place.slot));
@@ -176,7 +176,7 @@ void Table::upsert_evicting(SparringUpsert& call, const Located& located) {
   contents_->rows.reserve(
       std::min<uint64_t>(missing.size(), layout_.max_rows - index.size()));
 
-  // Nothing below can fail but the sink.
+  // No operation below can fail, except the sink.
   policy_.begin_call();
   write_rows(call, located);
   update_scores(call.call.executor, call.keys, call.scores, call.count, &missing);
@@ -198,7 +198,7 @@ void Table::insert_or_evict(int64_t key, const char* row, const uint64_t* given,
   Index& index = contents_->index;
   Pool& rows = contents_->rows;
   const uint64_t hash = index.hash(key);
-  // As in insert_missing(): a key that the caller repeats.
+  // As in insert_missing(): a duplicate key.
   if (const Place twin = index.locate(key, hash); twin.bucket != nullptr) {
     std::memcpy(rows.at(twin.bucket->row(twin.slot)), row, options_.row_bytes);
     return;
@@ -228,7 +228,7 @@ void Table::insert_or_evict(int64_t key, const char* row, const uint64_t* given,
   std::memcpy(rows.at(number), row, options_.row_bytes);
 }
 
-// In the bucket of the hash, or in the first bucket behind it that holds any.
+// In the bucket of the hash, or in the next bucket that is not empty.
 // REQUIRES: the table is not empty.
 Place Table::first_to_leave_near(uint64_t hash) {
   const uint64_t num_buckets = layout_.num_fixed_buckets;
@@ -274,7 +274,7 @@ void Table::update_growing(SparringUpdate& call, Located& located) {
   policy_.begin_call();
   insert_missing(call, located);
 
-  // Nothing below can fail.
+  // No operation below can fail.
   change_rows(call, located);
   if (keeps_scores()) {
     update_scores(call.call.executor, call.keys, call.scores, call.count, &located.missing);
@@ -286,7 +286,8 @@ void Table::change_rows(const SparringUpdate& call, const Located& located) cons
   const std::vector<int64_t>& missing = located.missing;
   const SparringExecutor* const executor = call.call.executor;
   border::parallel_for(executor, call.count, kChangeGrain, [&](int64_t begin, int64_t end) {
-    // Positions, rows and news of two blocks: one is changed while the next comes.
+    // Positions, rows and flags of new rows for two blocks: one is changed while the next is
+    // prefetched.
     int64_t positions[2][kChangeBlock];
     void* pointers[2][kChangeBlock];
     uint8_t is_new[2][kChangeBlock];
@@ -322,11 +323,11 @@ void Table::update_evicting(SparringUpdate& call, const Located& located) {
   EvictionBuffer evicted(call.evicted, options_.row_bytes, missing.size());
   contents_->rows.reserve(
       std::min<uint64_t>(missing.size(), layout_.max_rows - contents_->index.size()));
-  // New rows are made here, because they may have to leave before they get a place.
+  // New rows are initialized here, because they may be evicted before they are inserted.
   const uint64_t stride = (options_.row_bytes + 7) / 8 * 8;
   std::vector<uint64_t> made(stride / 8 * std::min<uint64_t>(kChangeBlock, missing.size()));
 
-  // Nothing below can fail but the sink.
+  // No operation below can fail, except the sink.
   policy_.begin_call();
   change_rows(call, located);
   update_scores(call.call.executor, call.keys, call.scores, call.count, &missing);

@@ -1,4 +1,4 @@
-// Rows shown and changed where they lie.
+// Tests visits and updates of rows in place.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -24,7 +24,7 @@ struct Shown {
   Client* client;
   const Keys* keys;
   int64_t expected_begin = 0;
-  std::vector<Bytes> rows{};  // empty where the key has none
+  std::vector<Bytes> rows{};  // empty if the key has no row
   int64_t fails_at = -1;
 
   static int32_t show(void* context, int64_t begin, int64_t count, const void* const* rows) {
@@ -87,7 +87,7 @@ void a_visit_shows_rows_in_order_and_keys_may_repeat() {
   }
 }
 
-// Adds to the first word of each row; admits by the lowest bit of the key.
+// Increments the first word of each row; admits keys by their lowest bit.
 struct Changer {
   const Keys* keys = nullptr;
   bool admits_odd_only = false;
@@ -208,7 +208,7 @@ void an_update_that_fails_changes_nothing() {
   CHECK(client.find({1000})[0].empty());
 }
 
-// Rows, scores and evictions are those of find, change and upsert.
+// Rows, scores and evictions are equal to those of find, change and upsert.
 void an_update_evicts_as_an_upsert_does() {
   for (const PolicyKind policy : {PolicyKind::kLru, PolicyKind::kLfu}) {
     const TableOptions options{.row_bytes = kRowBytes, .capacity = 2000, .policy = policy};
@@ -244,7 +244,7 @@ void an_update_evicts_as_an_upsert_does() {
   }
 }
 
-// Handles of keys, as a visit gives them.
+// Handles of keys, as returned by a visit.
 struct Handles {
   std::vector<const void*> rows{};
   uint64_t generation = 0;
@@ -268,7 +268,7 @@ struct Handles {
   }
 };
 
-// What a visit by handles shows, of bytes 4 and on.
+// Returns the bytes that a visit by handles shows, from byte 4 on.
 std::vector<Bytes> shown_by(Client& client, const Keys& keys, const Handles& handles) {
   Shown shown{&client, &keys};
   auto arguments = client.arguments<SparringVisit>();
@@ -303,10 +303,10 @@ void handles_save_the_look_until_a_row_leaves() {
     CHECK(handles.generation != 0);
     CHECK(handles.rows[0] == handles.rows[4] && handles.rows[1] == nullptr && handles.rows[3]);
     CHECK(shown_by(*client, keys, handles) == shown_without(*client, keys));
-    // What was shown is what the handles say: another key's are not looked for.
+    // The row of the handle is shown, even if it is the row of another key.
     CHECK(shown_by(*client, {7}, {{handles.rows[0]}, handles.generation})[0] ==
           shown_without(*client, {5})[0]);
-    // Writes to rows that stay, and new rows, leave handles as they are.
+    // Writes to existing rows, and new rows, do not invalidate handles.
     CHECK(client->upsert({5, 900}, 2) == SPARRING_OK);
     CHECK(Handles::of(*client, keys).generation == handles.generation);
     CHECK(shown_by(*client, keys, handles) == shown_without(*client, keys));
@@ -367,7 +367,7 @@ void an_update_by_handles_is_that_without() {
     Client handled(options);
     std::mt19937_64 random(17);
     Keys waiting;
-    Handles early;  // looked for a round before: others may have been inserted, or have left
+    Handles early;  // from an earlier round: keys may have been inserted or evicted since
     for (int round = 0; round < 60; ++round) {
       const Keys next = distinct_keys(random, 1 + random() % 200, 900);
       Handles of_next = Handles::of(handled, next);

@@ -1,6 +1,6 @@
-// What a reader needs in order to find keys and rows, by value: plain structs
-// and functions that are always inlined, because the kernels use them (see
-// kernels.h). A view is valid as long as no thread writes to what it shows.
+// The data that a reader needs to find keys and rows, by value: plain structs and
+// functions that are always inlined, because the kernels use them (see kernels.h).
+// A view is valid as long as no thread writes to its data.
 #ifndef SPARRING_HKV_TABLE_VIEWS_H_
 #define SPARRING_HKV_TABLE_VIEWS_H_
 
@@ -23,7 +23,7 @@ struct ArenaView {
   }
 };
 
-// A part of a growing directory; see directory.h.
+// One segment of a growing directory; see directory.h.
 inline constexpr uint32_t kSegmentBits = 8;
 inline constexpr uint32_t kSegments = 1u << kSegmentBits;
 
@@ -48,14 +48,14 @@ SPARRING_HKV_INLINE uint64_t fixed_bucket_of(uint64_t hash, uint64_t num_buckets
 
 struct IndexView {
   const Segment* segments;
-  uint64_t num_fixed_buckets;  // 0: growing, by `segments`
+  uint64_t num_fixed_buckets;  // 0: growing, with `segments`
   ArenaView buckets;
   uint64_t seed;
 };
 
-// Where a key is.
+// The location of a key.
 struct Place {
-  Bucket* bucket = nullptr;  // nullptr: the key is absent
+  Bucket* bucket = nullptr;  // nullptr: the key is missing
   uint32_t slot = 0;
 };
 

@@ -1,4 +1,4 @@
-// A user of the C interface, in the words of C++. Rows are vectors of bytes.
+// A C++ client of the C ABI. Rows are vectors of bytes.
 #ifndef SPARRING_HKV_TESTING_CLIENT_H_
 #define SPARRING_HKV_TESTING_CLIENT_H_
 
@@ -29,7 +29,7 @@ struct Held {
 };
 using Rows = std::map<int64_t, Held>;
 
-// Bytes that only this key in this version has.
+// Returns bytes that are unique to this key and version.
 inline Bytes make_row(int64_t key, uint64_t version, uint64_t row_bytes) {
   Bytes row(row_bytes);
   uint64_t x = static_cast<uint64_t>(key) * 0x9e3779b97f4a7c15u + version;
@@ -41,7 +41,7 @@ inline Bytes make_row(int64_t key, uint64_t version, uint64_t row_bytes) {
   return row;
 }
 
-// Collects what leaves.
+// Collects evicted rows.
 struct Sink {
   uint64_t row_bytes;
   std::vector<std::pair<int64_t, Held>>* evicted;
@@ -63,13 +63,13 @@ class Client {
                   const Kernels* kernels = available_kernels().front())
       : Client(make_storage(std::make_unique<Table>(options, kernels), "test 0.1.0"),
                options.row_bytes, executor) {}
-  // Takes the storage over.
+  // Takes ownership of the storage.
   Client(SparringStorage* storage, uint64_t row_bytes, const SparringExecutor* executor = nullptr)
       : row_bytes_(row_bytes),
         executor_(executor),
         storage_(storage, [](SparringStorage* owned) { owned->release(owned); }) {}
 
-  // From now on calls say that their arrays lie there.
+  // Sets the device of the arrays of all later calls.
   void set_device(const SparringDevice& device) { device_ = device; }
 
   SparringStorage* get() const { return storage_.get(); }
@@ -97,12 +97,12 @@ class Client {
     }
     return status;
   }
-  // Of the last call that failed.
+  // The message of the last call that failed.
   const std::string& message() const { return message_; }
 
-  // The rows of keys found, in the order of the keys; a row that is not there is empty.
+  // Returns the rows of the keys in order; a missing row is empty.
   std::vector<Bytes> find(const Keys& keys) {
-    const uint64_t stride = row_bytes_ + 3;  // nothing obliges rows to be aligned
+    const uint64_t stride = row_bytes_ + 3;  // unaligned on purpose
     Bytes rows(keys.size() * stride, 'x');
     std::vector<uint8_t> found(keys.size(), 7);
     auto arguments = this->arguments<SparringFind>();
@@ -124,7 +124,7 @@ class Client {
     return result;
   }
 
-  // Each key's row is make_row(key, version).
+  // The row of each key is make_row(key, version).
   SparringStatus upsert(const Keys& keys, uint64_t version, const Scores* scores = nullptr,
                         std::vector<std::pair<int64_t, Held>>* evicted = nullptr) {
     Bytes rows;
@@ -188,7 +188,7 @@ class Client {
     return arguments;
   }
 
-  // Fails if a key is given twice.
+  // Fails if a key occurs twice.
   Rows scan(int64_t chunk = 1000) {
     Rows all;
     auto arguments = this->arguments<SparringScan>();

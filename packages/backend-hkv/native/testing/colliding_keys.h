@@ -1,4 +1,4 @@
-// Keys that an adversary would send: their hashes share their first bits.
+// Adversarial keys: their hashes share the first bits.
 #ifndef SPARRING_HKV_TESTING_COLLIDING_KEYS_H_
 #define SPARRING_HKV_TESTING_COLLIDING_KEYS_H_
 
@@ -10,7 +10,7 @@
 
 namespace sparring::hkv::testing {
 
-// The key with this hash: hash_key backwards, for seed 0.
+// The key with this hash: the inverse of hash_key for seed 0.
 inline int64_t key_of_hash(uint64_t hash) {
   const auto undo_shift = [](uint64_t x, int shift) {
     uint64_t result = x;
@@ -24,7 +24,7 @@ inline int64_t key_of_hash(uint64_t hash) {
   return key;
 }
 
-// `count` keys whose hashes share their first `bits` bits.
+// Returns `count` keys whose hashes share their first `bits` bits.
 inline std::vector<int64_t> colliding_keys(uint64_t count, uint32_t bits, uint64_t prefix = 0x5a) {
   std::vector<int64_t> keys;
   const uint64_t free_bits = 64 - bits;

@@ -1,5 +1,5 @@
-// A user of a device table over the emulator: by host arrays, or as if its arrays
-// lay on the device, since there they may lie anywhere.
+// A client of a device table on the emulator, with host arrays or with arrays that it
+// declares to be on the device. On the emulator, device arrays may be anywhere.
 #ifndef SPARRING_HKV_TESTING_DEVICE_CLIENT_H_
 #define SPARRING_HKV_TESTING_DEVICE_CLIENT_H_
 

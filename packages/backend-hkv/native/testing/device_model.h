@@ -1,5 +1,5 @@
-// What a device table must do, as plainly as possible: one key after another, on
-// a map. Evicting tables by buckets, as device_layout.h shares them out.
+// The simplest model of a device table: processes one key after another on a map.
+// Evicting tables are modeled by buckets, which device_layout.h assigns.
 #ifndef SPARRING_HKV_TESTING_DEVICE_MODEL_H_
 #define SPARRING_HKV_TESTING_DEVICE_MODEL_H_
 
@@ -33,7 +33,7 @@ class DeviceModel {
            layout_.max_rows;
   }
 
-  // Each key's row is make_row(key, version). REQUIRES: fits(keys).
+  // The row of each key is make_row(key, version). REQUIRES: fits(keys).
   Evicted upsert(const Keys& keys, uint64_t version, const Scores* scores) {
     policy_.begin_call();
     Evicted evicted;
@@ -51,8 +51,8 @@ class DeviceModel {
     return evicted;
   }
 
-  // New rows are make_row(key, version); each byte of a known one is 1 more.
-  // REQUIRES: fits(keys), nothing leaves.
+  // New rows are make_row(key, version); each byte of an existing row is incremented.
+  // REQUIRES: fits(keys), and that no row is evicted.
   void update(const Keys& keys, uint64_t version) {
     policy_.begin_call();
     Evicted evicted;
