@@ -12,5 +12,5 @@ _name, __all__ = attach_stub(__file__, globals())
 
 
 def __getattr__(name: str) -> object:
-    # The only way to the native library: what is wrong with it is said here.
+    # The native library is only loaded here, so that all its load errors have a clear message.
     return load_native() if name == "_native" else _name(name)

@@ -8,7 +8,7 @@ __all__ = ["main"]
 
 
 def main() -> int:
-    """Runs the command; without sparring-cli prints how to install it, and returns 2."""
+    """Runs the command. Without sparring-cli, prints how to install it and returns 2."""
     try:
         from sparring_cli import main as run
     except ModuleNotFoundError as error:

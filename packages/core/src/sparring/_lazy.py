@@ -1,4 +1,4 @@
-"""Public modules whose names are imported from the modules that define them when they are first used."""
+"""Lazy imports of public modules: names are imported from their defining module on first use."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["attach_stub"]
 def attach_stub(
     path: str, namespace: dict[str, object]
 ) -> tuple[Callable[[str], object], list[str]]:
-    """Returns ``__getattr__`` and ``__all__`` of a module whose names its stub lists.
+    """Returns ``__getattr__`` and ``__all__`` for a module whose names are listed in its stub.
 
-    The stub contains lines ``from module import name as name``, which type checkers read, too.
+    The stub contains lines ``from module import name as name``, which type checkers also read.
 
     Args:
         path: ``__file__`` of the module; the stub is next to it.
-        namespace: ``globals()`` of the module, which keeps the names that were imported.
+        namespace: ``globals()`` of the module, where imported names are stored.
     """
     stub = ast.parse(Path(path).with_suffix(".pyi").read_bytes())
     home_of = {

@@ -1,8 +1,8 @@
-"""Loads the native module, and the run-time library of oneTBB that it needs.
+"""Loading of the native module, and of the oneTBB library that it needs.
 
-``_native`` looks for ``libtbb.so.12`` in the ``lib`` folder of its own environment, where the ``tbb``
-wheel puts it. ``pip install --target`` and the like put it elsewhere; the wheel's own list of files
-says where, and loading it first satisfies the dynamic linker.
+``_native`` expects ``libtbb.so.12`` in the ``lib`` folder of its environment, where the ``tbb`` wheel
+installs it. ``pip install --target`` and similar commands install it elsewhere. In this case the library
+is found in the file list of the wheel, and loaded before ``_native``.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ _LIBRARY = "libtbb.so.12"
 
 
 def load_native() -> ModuleType:
-    """``sparring._native``, loaded.
+    """Loads and returns ``sparring._native``.
 
     Raises:
-        ImportError: it cannot be loaded; the message says why and what to do.
+        ImportError: it cannot be loaded; the message contains the reason and the fix.
     """
     failure = native_failure()
     if failure is not None:
-        raise ImportError(f"{failure}. `sparring doctor` says more")
+        raise ImportError(f"{failure}. `sparring doctor` shows details")
     return importlib.import_module("sparring._native")
 
 
 def native_failure() -> str | None:
-    """Imports ``sparring._native``; where the linker finds no oneTBB, loads it first.
+    """Loads ``sparring._native``, and returns the reason if it fails.
 
     Returns:
-        Why it cannot be loaded and what to do, or None if it is. Nothing is raised, because
-        ``sparring doctor`` and pytest have to start in any case.
+        The reason and the fix, or None if the module is loaded. No error is raised, because
+        ``sparring doctor`` and pytest must start in any case.
     """
     try:
         _load()
-    # A module that was built for something else may fail in any way.
+    # A module that was built for another platform may raise any exception.
     except Exception as error:
         reason = " ".join(str(error).split())
         return (
@@ -58,7 +58,7 @@ def _load() -> None:
         path = _installed_library()
         if path is None:
             raise ImportError(
-                f"sparring needs {_LIBRARY} and found none; run: pip install tbb"
+                f"sparring needs {_LIBRARY}, which was not found; run: pip install tbb"
             ) from error
         ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
         importlib.import_module("sparring._native")

@@ -370,7 +370,7 @@ def test_a_load_that_the_event_loop_refuses_never_begins(
     with container:
         is_free = threading.Event()
         container.state.events.submit(lambda: is_free.wait(SECONDS), name="another's work")
-        with pytest.raises(DeadlineError, match=r"waited 0.1 s for room"):
+        with pytest.raises(DeadlineError, match=r"waited 0.1 s for capacity"):
             container.load(saved[0], blocking=False)
         is_free.set()
         assert container.num_rows("films") == 0

@@ -71,7 +71,7 @@ def test_a_child_is_told_to_spawn(call: str, container: StepContainer) -> None:
     parent = os.getpid()
 
     def work() -> None:
-        with pytest.raises(ClosedError, match="start workers with spawn, or make it") as caught:
+        with pytest.raises(ClosedError, match="start workers with spawn, or create it") as caught:
             CALLS[call](container)
         assert (caught.value.made_in, caught.value.used_in) == (parent, os.getpid())
         container.close()
@@ -95,7 +95,7 @@ def test_a_child_that_is_forked_amid_a_prefetch_does_not_wait_for_it(
     assert has_begun.wait(20)
 
     def work() -> None:
-        with pytest.raises(ClosedError, match="this StepContainer was made in process"):
+        with pytest.raises(ClosedError, match="this StepContainer was created in process"):
             prefetch.finish()
         prefetch.drop()
         container.close()

@@ -41,7 +41,9 @@ def test_the_device_is_the_gpu_of_the_local_rank_where_asked_for() -> None:
 
 def test_launchers_that_disagree_are_refused_unless_one_is_chosen() -> None:
     both = {**TORCHRUN, "PMI_RANK": "0", "PMI_SIZE": "2"}
-    with pytest.raises(InvalidArgumentError, match=r"rank 5 of 8, mpich rank 0 of 2"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"rank 5 of 8, but the variables of mpich rank 0 of 2"
+    ):
         read_membership(both, EnvironmentOptions())
     assert read_membership(both, EnvironmentOptions(launcher="mpich")).world_size == 2
 
@@ -77,7 +79,7 @@ def test_one_rank_has_a_store_and_more_are_told_where_there_is_one(
     together = open_environment(monkeypatch, 2)
     assert together.shard_map() == ShardMap.balanced(2)
     for call in (lambda: together.set("run", b""), lambda: together.get("run", 1.0)):
-        with pytest.raises(UnsupportedError, match="choose rendezvous 'torch'"):
+        with pytest.raises(UnsupportedError, match="choose the rendezvous 'torch'"):
             call()
 
 
@@ -111,5 +113,5 @@ with group.factory(mine, validate_options("collective", group, {}), 20.0) as col
 
 def test_its_options_are_listed() -> None:
     descriptor = make_plugin_manager(entry_points=False).rendezvous("environment")
-    with pytest.raises(InvalidArgumentError, match="it takes device, launcher"):
+    with pytest.raises(InvalidArgumentError, match="known options: device, launcher"):
         validate_options("rendezvous", descriptor, {"gpu": 1})

@@ -169,7 +169,7 @@ def test_submit_to_a_full_loop_raises_at_its_deadline(loop: EventLoop) -> None:
 
     for _ in range(4):
         loop.submit(lambda: gate.wait(WAIT))
-    with pytest.raises(DeadlineError, match=r"'save' waited 0.01 s for room: 4 are outstanding"):
+    with pytest.raises(DeadlineError, match=r"'save' waited 0.01 s for capacity: 4 works"):
         loop.submit(never_begun(), name="save", timeout=0.01)
     assert loop.num_outstanding == 4
     gate.set()

@@ -314,7 +314,7 @@ def _(runs: Runs) -> None:
     assert (first.end.rank, other.end.rank) == (0, 1)
     assert first.rows == other.rows == runs.ratings().rows
     place = "rendezvous={backend: threads, options: {rank: 1, world_size: 2}}"
-    with pytest.raises(InvalidArgumentError, match="'local' joins one process"):
+    with pytest.raises(InvalidArgumentError, match="'local' does not connect processes"):
         runs.ratings(place, "collective.backend=local")
 
 

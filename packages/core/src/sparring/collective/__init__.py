@@ -1,1 +1,1 @@
-"""How ranks exchange buffers: the contract, and ranks as threads of one process."""
+"""Collectives of core: ranks as threads of one process, and coordination of tasks of all ranks."""

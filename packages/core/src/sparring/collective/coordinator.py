@@ -1,9 +1,9 @@
-"""Ranks that do one task together: all of them proceed, or all of them raise.
+"""Coordination of a task of all ranks: either all ranks proceed, or all of them raise.
 
-raise_first   the vote was taken elsewhere, as by the headers of an exchange
-agree         the vote: one byte from each rank, and texts only where one rank has an error
-start         heartbeat: a rank that has ended its share waits for the others as long as they
-              take, and one that fails or goes fails all of them soon
+raise_first   shares an error after the ranks have learned of it, for example by message headers
+agree         votes: one byte per rank, and error messages only if a rank has an error
+start         starts heartbeats: ranks that have finished wait for slower ones without a time limit, and
+              if a rank fails or stops, all ranks raise soon
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sparring.runtime.threads import start_thread
 __all__ = ["Coordinator"]
 
 _HEARTBEAT_SECONDS = 2.0
-"""Interval at which ranks that work concurrently hear of each other: less than any deadline."""
+"""Interval of the heartbeats of ranks that work concurrently; less than any deadline."""
 
 _ABORT_SECONDS = 5.0
 
@@ -42,12 +42,15 @@ class _RankState(IntEnum):
 
 
 class Coordinator:
-    """One rank's side of a task. All ranks make one for the same task, and call the same methods in the
-    same order; nothing else uses the collective meanwhile.
+    """One rank's side of a task of all ranks.
+
+    All ranks create a coordinator for the task, and call the same methods in the same order. The
+    collective must not be used otherwise in the meantime.
 
     Args:
-        collective: of the ranks.
-        task: begins the messages on ranks that have no error of their own: ``save of runs/a``.
+        collective: the collective of the ranks.
+        task: description of the task, such as ``save of runs/a``. Messages on ranks that have no error
+            themselves start with it.
     """
 
     def __init__(self, collective: Collective, task: str) -> None:
@@ -58,15 +61,15 @@ class Coordinator:
         self._heartbeat: threading.Thread | None = None
 
     def agree(self, error: BaseException | None = None) -> None:
-        """Returns if no rank has an error. After `start`: when all ranks have ended their shares, which
-        ends the heartbeat.
+        """Returns if no rank has an error. After `start`, waits until all ranks have finished.
 
         Args:
-            error: why this rank cannot proceed.
+            error: the error of this rank, if it cannot proceed.
 
         Raises:
-            SparringError: `error`; on ranks that have none, that of the first rank that has one, in
-                its class, naming the rank as `rank`; `SnapshotError` where it is none of sparring's.
+            BaseException: `error`, on this rank.
+            SparringError: on ranks without an error, the error of the first rank that has one, with the
+                same class and the attribute `rank`; `SnapshotError` if it is not an error of sparring.
         """
         heartbeat, self._heartbeat = self._heartbeat, None
         if heartbeat is None:
@@ -80,16 +83,16 @@ class Coordinator:
             raise failure
 
     def all_equal(self, mine: Mapping[str, Any], problem: str, remedy: str) -> None:
-        """Returns if all ranks give the same.
+        """Checks that all ranks pass the same values.
 
         Args:
-            mine: names to JSON values, or to further such mappings.
-            problem: what it means that they do not: ``ranks load different snapshots``.
-            remedy: what to do.
+            mine: name → JSON value or nested mapping, of this rank.
+            problem: description of a difference, such as ``ranks load different snapshots``.
+            remedy: the fix, for the message.
 
         Raises:
-            InvalidArgumentError: with the name that differs as `setting`, both values, and as `rank`
-                the first rank that differs from rank 0.
+            InvalidArgumentError: values differ. The attribute `setting` is the name that differs, and
+                `rank` the first rank that differs from rank 0; the message contains both values.
         """
         every = self.gather(mine)
         for rank, theirs in enumerate(every):
@@ -101,7 +104,7 @@ class Coordinator:
                 )
 
     def gather(self, value: Any) -> list[Any]:
-        """JSON values of all ranks, in the order of ranks."""
+        """Returns the JSON values of all ranks, in rank order."""
         if self._collective.world_size == 1:
             return [value]
         text = json.dumps(value, sort_keys=True).encode()
@@ -115,18 +118,19 @@ class Coordinator:
         otherwise: Callable[..., SparringError] = SnapshotError,
         **details: object,
     ) -> NoReturn:
-        """Raises, on all ranks, what one of them cannot go on with.
+        """Raises an error on all ranks, after at least one rank has reported one.
 
         Args:
-            error: of this rank; None: only others have one.
-            became: follows the name of the rank in the message of ranks that have none: ``failed``.
-            otherwise: makes the error in place of one that is none of sparring's.
-            details: for the error on ranks that have none, besides those of the error itself and `rank`,
-                which is the rank that has it; of a `PeerFailure` it stays the rank that failed.
+            error: the error of this rank, or None if only other ranks have one.
+            became: verb that follows the rank in messages on ranks without an error, such as
+                ``failed``.
+            otherwise: class of the error on other ranks if the error is not one of sparring.
+            details: additional details of the error on ranks without an error. Its `rank` is the rank
+                with the error; for a `PeerFailure`, the rank that failed.
 
         Raises:
-            BaseException: `error`.
-            SparringError: the error of the first rank that has one, of its class, naming that rank.
+            BaseException: `error`, on this rank.
+            SparringError: on ranks without an error, the error of the first rank that has one.
         """
         every = self.gather(_describe_error(error))
         if error is not None:
@@ -143,12 +147,12 @@ class Coordinator:
     # -- heartbeat
 
     def start(self) -> None:
-        """Begins work of minutes, perhaps; `agree` or `abort` must follow."""
+        """Starts heartbeats for work that may take minutes; `agree` or `abort` must follow."""
         if self._collective.world_size > 1:
             self._heartbeat = start_thread(self._send_heartbeats, "sparring-heartbeat")
 
     def check(self) -> None:
-        """Called between pieces of work.
+        """Checks whether another rank has failed. Called repeatedly during the work.
 
         Raises:
             SparringError: another rank failed.
@@ -157,11 +161,14 @@ class Coordinator:
             raise self._failure
 
     def abort(self, reason: BaseException, *, waits: bool = True) -> None:
-        """In place of `agree`, where KeyboardInterrupt, say, stopped this rank: the others are told.
+        """Notifies the other ranks that this rank was stopped, for example by KeyboardInterrupt.
+
+        Called instead of `agree`.
 
         Args:
-            waits: for the others to hear of it, some seconds at most; otherwise a call that does must
-                follow before anything else uses the collective.
+            reason: the exception that stopped this rank.
+            waits: whether to wait a few seconds for the notification to be sent. If not, another call
+                that waits must follow before the collective is used otherwise.
         """
         self._error = InternalError(f"it was stopped ({reason!r})")
         self._has_ended.set()
@@ -169,10 +176,10 @@ class Coordinator:
             self._heartbeat.join(_ABORT_SECONDS)
 
     def _send_heartbeats(self) -> None:
-        """On the thread."""
+        """Votes repeatedly, on a separate thread, until all ranks have finished or one has failed."""
         try:
             while True:
-                # In this order: an error is there before it is said that this rank has ended.
+                # Read in this order, because the error is set before the event.
                 has_ended, error = self._has_ended.is_set(), self._error
                 mine = _RankState.WORKING
                 if has_ended:
@@ -184,7 +191,7 @@ class Coordinator:
             self._failure = failure
 
     def _vote(self, mine: _RankState, error: BaseException | None) -> bool:
-        """Whether no rank works any more."""
+        """Returns whether all ranks have finished."""
         if self._collective.world_size == 1:
             if error is not None:
                 raise error
@@ -220,14 +227,14 @@ def _error_class(name: str) -> type[SparringError] | None:
 
 
 def _find_differences(first: Any, other: Any, name: str = "") -> list[tuple[str, str, str]]:
-    """The names under which two values differ, with what each of the two has there."""
+    """Returns the names for which two values differ, with both values as text."""
     if isinstance(first, Mapping) and isinstance(other, Mapping):
         found = []
         for key in sorted({*first, *other}):
             below = f"{name}.{key}" if name else key
             found += _find_differences(first.get(key, _MISSING), other.get(key, _MISSING), below)
         return found
-    # By their text: to Python True is 1, and NaN is not NaN.
+    # Compared as text, because in Python True equals 1, and NaN does not equal NaN.
     texts = [
         "missing" if each is _MISSING else json.dumps(each, sort_keys=True)
         for each in (first, other)

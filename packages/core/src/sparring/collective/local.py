@@ -1,4 +1,4 @@
-"""Ranks as threads of one process: for tests, simulation and a world of one."""
+"""Collective of ranks that are threads of one process, for tests, simulation and a single rank."""
 
 from __future__ import annotations
 
@@ -16,37 +16,42 @@ __all__ = ["LocalCollective", "LocalGroup"]
 
 @dataclass(slots=True)
 class _Mailbox:
-    """Messages under way from one rank to another with one tag; at most one side is not empty."""
+    """Messages in flight from one rank to another with one tag; at most one of the two is not empty."""
 
     messages: deque[Array] = field(default_factory=deque)
     waiting: deque[_ReceiveWork] = field(default_factory=deque)
 
 
 class LocalGroup:
-    """The mailboxes that `world_size` ranks of one process share."""
+    """A group of `world_size` ranks in one process, which exchange messages through shared mailboxes.
+
+    Args:
+        world_size: number of ranks.
+        deadline_seconds: maximum duration of each wait.
+    """
 
     def __init__(self, world_size: int, *, deadline_seconds: float = 60.0) -> None:
         if world_size < 1:
             raise InvalidArgumentError(
-                f"local group: world_size must be 1 or more, found {world_size}"
+                f"local group: world_size must be at least 1, found {world_size}; raise it"
             )
         self.world_size = world_size
         self.deadline_seconds = deadline_seconds
         self.changed = threading.Condition()
         # (source, destination, tag) -> messages, or receives that wait for them, in their order
         self.boxes: dict[tuple[int, int, int], _Mailbox] = defaultdict(_Mailbox)
-        # who takes part in nothing more -> why a wait for it is in vain
+        # rank that no longer takes part -> reason why a wait for it fails
         self.gone: dict[int, Failure] = {}
-        # who waits -> for whom
+        # waiting rank -> rank that it waits for
         self.waiting: dict[int, int] = {}
 
     def join(self, rank: int) -> LocalCollective:
-        """The collective of one rank, to be used on that rank's thread."""
+        """Returns the collective of one rank, for use on the thread of that rank."""
         return LocalCollective(self, rank)
 
 
 class _SendWork(Work):
-    """A message is copied as it is sent, so its buffer is free at once."""
+    """A send, which is always complete because the message is copied."""
 
     def done(self) -> bool:
         return True
@@ -80,7 +85,7 @@ class _ReceiveWork(Work):
                 raise self._error
 
     def take(self, message: Array) -> None:
-        """Fills the buffer. Call it under the group's lock."""
+        """Fills the buffer. The caller has the lock of the group."""
         if message.nbytes != self._buffer.nbytes:
             self._error = InvalidArgumentError(
                 f"receive from rank {self._source}: the buffer has {self._buffer.nbytes} bytes, the "
@@ -91,7 +96,7 @@ class _ReceiveWork(Work):
         self._is_done = True
 
     def _poll(self) -> bool:
-        """Whether the message came, or there is a reason to expect none. Call it under the lock."""
+        """Returns whether the message has arrived or the wait has failed. The caller has the lock."""
         if self._is_done or self._error is not None:
             return True
         if self._source in self._owner.group.gone:
@@ -124,13 +129,13 @@ class LocalCollective(Collective):
         self._report(Failure.left(self.rank))
 
     def find_failure(self, peer: int) -> Failure:
-        """Why a wait for a rank that is gone is in vain. Call it under the group's lock."""
+        """Returns why a wait for a rank that no longer takes part fails. The caller has the lock."""
         failure = self.group.gone[peer]
-        # A rank that others take for dead knows better.
+        # A rank that others report as failed knows that it is alive.
         return Failure.left(peer) if failure.culprit == self.rank else failure
 
     def failed(self, peer: int, failure: Failure, context: WorkContext) -> PeerFailure:
-        """The error for a wait for `peer` that was in vain; the others hear of it."""
+        """Notifies the other ranks of a failed wait for `peer`, and returns the error to raise."""
         self._report(Failure.from_report(self.rank, failure.notice()))
         return self.peer_failure(peer, failure.found, context, culprit=failure.culprit)
 

@@ -20,7 +20,7 @@ def sparring_register_collective() -> Sequence[CollectiveDescriptor]:
         CollectiveDescriptor(
             name="local",
             api_version=API_VERSION,
-            summary="A world of one rank; more are threads of one process, joined by hand.",
+            summary="A single rank, or threads of one process that join a LocalGroup.",
             factory=_join_local,
         ),
     ]
@@ -31,8 +31,9 @@ def _join_local(membership: Membership, _options: Any, deadline_seconds: float) 
 
     if membership.world_size != 1:
         raise InvalidArgumentError(
-            f"collective 'local' joins one process to no other, but the rendezvous found "
-            f"{membership.world_size} ranks; choose a collective that connects processes",
+            f"collective 'local' does not connect processes, but the rendezvous found "
+            f"{membership.world_size} ranks; choose a collective that connects processes, such as "
+            "'torch' or 'mpi'",
             world_size=membership.world_size,
         )
     return LocalGroup(1, deadline_seconds=deadline_seconds).join(0)

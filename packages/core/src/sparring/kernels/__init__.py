@@ -1,1 +1,1 @@
-"""Key operations: from ids to keys, from rows to bags, and back."""
+"""Key operations: deduplication of ids, pooling of rows, and their gradients."""

@@ -1,4 +1,4 @@
-"""Admission filters of a table: counts of unseen ids, and their decisions."""
+"""Native admission filters of a table, and their decisions."""
 
 from __future__ import annotations
 
@@ -21,12 +21,16 @@ __all__ = ["Decision", "decide_unseen", "make_filter", "make_native_filter"]
 
 
 def make_filter(admission: Admission | None, table: TableConfig) -> Any | None:
-    """The native filter of a table, with nothing counted; None where all ids are admitted."""
+    """Creates the empty native filter of a table; returns None if all ids are admitted."""
     return None if admission is None else make_native_filter(admission, table)
 
 
 def make_native_filter(admission: Admission, table: TableConfig) -> Any:
-    """As `make_filter`, where not all ids are admitted."""
+    """Creates the empty native filter of a table.
+
+    Raises:
+        InvalidArgumentError: `admission` is of an unknown class.
+    """
     make = _native.AdmissionFilter
     if isinstance(admission, Frequency):
         return make.frequency(admission.k, admission.memory_bytes)
@@ -42,32 +46,34 @@ def make_native_filter(admission: Admission, table: TableConfig) -> Any:
         )
     raise InvalidArgumentError(
         f"admission of table {table.name!r}: must be Frequency, Probability or Bloom, found "
-        f"{type(admission).__name__}"
+        f"{type(admission).__name__}; pass one of these, or None"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A filter's decision about the keys of a step, not yet counted."""
+    """Decision of a filter about the keys of a step. It is counted only by `record`."""
 
     is_kept: npt.NDArray[np.bool_]
-    """``(n,)``: keys that have a row or are admitted: their gradients are applied."""
+    """``(n,)``: keys that have a row or are admitted, so their gradients are applied."""
     admission_filter: Any
     unseen: Keys
-    """``(m,)``: those that have no row."""
+    """``(m,)``: keys without a row."""
     is_admitted: npt.NDArray[np.bool_]
-    """``(m,)``"""
+    """``(m,)``: whether each key of `unseen` is admitted."""
 
     @property
     def num_rejected(self) -> int:
+        """Number of keys that were not admitted."""
         return len(self.is_admitted) - int(np.count_nonzero(self.is_admitted))
 
     def record(self, *, in_order: bool = False) -> None:
-        """Counts the keys: to be called once the step was applied.
+        """Counts the keys. Called after the step was applied.
 
         Args:
-            in_order: by ascending keys, for filters of several ranks that must stay alike: a full one
-                forgets by the order in which keys come, which is that of its rank's exchange.
+            in_order: whether to count in ascending order of keys. Needed if the filters of several ranks
+                must stay equal, because a full filter removes counts depending on the order of keys,
+                and this order differs between ranks.
         """
         unseen, is_admitted = self.unseen, self.is_admitted
         if in_order:
@@ -79,13 +85,13 @@ class Decision:
 def decide_unseen(
     admission_filter: Any, keys: Keys, found: npt.NDArray[np.bool_], step: int
 ) -> Decision:
-    """Asks about the keys that have no row.
+    """Decides which keys without a row are admitted.
 
     Args:
-        admission_filter: as `make_filter` makes it.
-        keys: ``(n,)``
-        found: ``(n,)``: which of them have a row.
-        step: the number of the step, the same on all ranks.
+        admission_filter: a filter created by `make_filter`.
+        keys: ``(n,)`` unique keys.
+        found: ``(n,)``: whether each key has a row.
+        step: step number, the same on all ranks.
     """
     unseen = keys[~found]
     is_admitted: npt.NDArray[np.bool_] = admission_filter.decide(unseen, step)

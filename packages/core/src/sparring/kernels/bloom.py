@@ -1,8 +1,8 @@
-"""Bloom filters over keys: which keys may be in a set.
+"""Bloom filters for sets of keys.
 
-The answer "no" is certain, and "yes" is wrong for at most the configured share of the keys that
-are not in the set. A filter takes some 10 bits a key at a rate of 1 %, and the question costs one
-cache line. ``native/kernels/blocked_bloom.h`` draws it; ``docs/format/bloom.md`` has its bytes.
+A filter has no false negatives, and at most the configured rate of false positives. It uses about 10
+bits per key at a rate of 1 %, and a query reads one cache line. ``native/kernels/blocked_bloom.h``
+describes the data structure, ``docs/format/bloom.md`` the file format.
 """
 
 from __future__ import annotations
@@ -21,26 +21,27 @@ from sparring.errors import InvalidArgumentError
 __all__ = ["BloomFilter", "GrowingBloomFilter", "growing_filter_bytes"]
 
 _GROWTH = 4
-"""Ratio of the planned keys of the next part of a growing filter to those of the last."""
+"""Factor by which each part of a growing filter has more planned keys than the previous one."""
 
 _SAMPLE_KEYS = 4_096
-"""Of a filter whose bytes a key are asked for: enough that rounding is less than 1 %."""
+"""Size of the filter with which bytes per key are measured; its rounding error is below 1 %."""
 
 
 class BloomFilter:
-    """A blocked Bloom filter of a fixed size.
+    """A blocked Bloom filter of fixed size.
 
-    One thread at a time may `add`; others may ask meanwhile, and are answered for keys whose `add`
-    has returned.
+    One thread at a time may call `add`. Other threads may call `contains` at the same time, which finds
+    all keys whose `add` has returned.
 
     Args:
-        planned_keys: how many distinct keys keep to the rate; beyond them it grows.
+        planned_keys: number of distinct keys up to which the filter meets the rate; with more keys,
+            the rate increases.
         false_positive_rate: 1e-6 to 0.5.
-        seed: filters of one seed and size can be compared bit by bit.
+        seed: seed of the hash. Filters with the same seed and size are comparable bit by bit.
 
     Raises:
-        InvalidArgumentError: a value out of range.
-        MemoryError: there is no memory for it.
+        InvalidArgumentError: a value is out of range.
+        MemoryError: there is not enough memory.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class BloomFilter:
         self._native = _native.BlockedBloom(false_positive_rate, planned_keys, seed % 2**64)
 
     def add(self, keys: Keys) -> None:
-        """Adds keys ``(n,)`` int64; repeats do no harm.
+        """Adds keys ``(n,)`` int64, which may repeat.
 
         Raises:
             InvalidArgumentError: `keys` has another shape or dtype.
@@ -57,7 +58,7 @@ class BloomFilter:
         self._native.add(keys)
 
     def contains(self, keys: Keys) -> npt.NDArray[np.bool_]:
-        """Whether each of the keys ``(n,)`` int64 may have been added.
+        """Returns whether each of the keys ``(n,)`` int64 may have been added, ``(n,)``.
 
         Raises:
             InvalidArgumentError: `keys` has another shape or dtype.
@@ -65,23 +66,24 @@ class BloomFilter:
         return self._native.contains(keys)
 
     def clear(self) -> None:
-        """Takes all keys out."""
+        """Removes all keys."""
         self._native.clear()
 
     def to_bytes(self) -> bytes:
-        """All of it, as ``docs/format/bloom.md`` lays it out."""
+        """Returns the filter in the format of ``docs/format/bloom.md``."""
         return self._native.save()
 
     @classmethod
     def from_bytes(cls, saved: bytes) -> BloomFilter:
-        """Restores a filter from the bytes of `to_bytes`.
+        """Creates a filter from the result of `to_bytes`.
 
         Raises:
-            InvalidArgumentError: the bytes are damaged, or no Bloom filter.
+            InvalidArgumentError: the bytes are damaged, or are not a Bloom filter.
         """
         if not isinstance(saved, bytes):
             raise InvalidArgumentError(
-                f"saved bytes of a Bloom filter must be bytes, found {type(saved).__name__}"
+                f"Bloom filter: saved must be bytes, found {type(saved).__name__}; pass the result of "
+                "to_bytes"
             )
         loaded: Any = cls.__new__(cls)
         loaded._native = _native.BlockedBloom.load(saved)
@@ -90,33 +92,35 @@ class BloomFilter:
 
     @property
     def planned_keys(self) -> int:
+        """Number of distinct keys up to which the filter meets its rate."""
         return self._native.planned_keys
 
     @property
     def num_added(self) -> int:
-        """Keys that were added, each time that they were."""
+        """Number of keys added, including repeats."""
         return self._native.num_added
 
     @property
     def memory_bytes(self) -> int:
+        """Size of the filter in bytes."""
         return self._native.memory_bytes
 
 
 class GrowingBloomFilter:
-    """A Bloom filter that keeps to its rate however many keys come.
+    """A Bloom filter that meets its rate for any number of keys.
 
-    When the newest filter is full a larger one is begun, and a key is in the set if it is in any.
-    The rates of the parts are a half, a quarter, … of the whole, so they never add up to more
-    (Almeida et al., "Scalable Bloom filters", Information Processing Letters 101(6), 2007). No key
-    has to be seen again, so nothing pauses.
+    It consists of parts. When the newest part is full, a larger one is added; a key is in the set if any
+    part contains it. The rates of the parts are a half, a quarter, … of the total rate, so that their
+    sum does not exceed it (Almeida et al., "Scalable Bloom filters", Information Processing Letters
+    101(6), 2007). Growing does not require the old keys, so it does not cause pauses.
 
     Args:
-        planned_keys: how many keys the first part is for.
-        false_positive_rate: of the whole, 2e-6 to 0.5.
+        planned_keys: number of keys of the first part.
+        false_positive_rate: total rate, 2e-6 to 0.5.
 
     Raises:
-        InvalidArgumentError: a value out of range.
-        MemoryError: there is no memory for it.
+        InvalidArgumentError: a value is out of range.
+        MemoryError: there is not enough memory.
     """
 
     def __init__(self, planned_keys: int = 65_536, *, false_positive_rate: float = 0.01) -> None:
@@ -125,9 +129,9 @@ class GrowingBloomFilter:
         self._parts = [self._part(planned_keys, 0)]
 
     def add(self, keys: Keys) -> None:
-        """Adds keys ``(n,)`` int64 that are distinct within the call; known ones cost no room."""
+        """Adds distinct keys ``(n,)`` int64; keys that are already in the set use no space."""
         new = keys
-        # The newest part is the largest: most keys that are known are in it.
+        # The newest part is the largest, and contains most of the known keys.
         for part in reversed(self._parts):
             new = new[~part.contains(new)]
             if not len(new):
@@ -137,13 +141,13 @@ class GrowingBloomFilter:
             planned = max(_GROWTH * newest.planned_keys, len(new))
             newest = self._part(planned, len(self._parts))
             newest.add(new)
-            # In one step, for concurrent readers.
+            # Replaced in one assignment, because of concurrent readers.
             self._parts = [*self._parts, newest]
         else:
             newest.add(new)
 
     def contains(self, keys: Keys) -> npt.NDArray[np.bool_]:
-        """Whether each of the keys ``(n,)`` int64 may have been added."""
+        """Returns whether each of the keys ``(n,)`` int64 may have been added, ``(n,)``."""
         first, *others = self._parts
         found = first.contains(keys)
         for part in others:
@@ -151,26 +155,28 @@ class GrowingBloomFilter:
         return found
 
     def to_parts(self) -> list[bytes]:
-        """Each filter of it as `BloomFilter.to_bytes` gives it; for `from_parts`."""
+        """Returns `BloomFilter.to_bytes` of each part, for `from_parts`."""
         return [part.to_bytes() for part in self._parts]
 
     @classmethod
     def from_parts(
         cls, planned_keys: int, false_positive_rate: float, parts: Sequence[bytes]
     ) -> GrowingBloomFilter:
-        """Restores a filter: it contains what the saved one contained, the false positives too, and
-        goes on with `add` as that one does.
+        """Creates a filter from saved parts, with the same content and false positives.
 
         Args:
-            planned_keys: number of planned keys of the saved filter.
-            false_positive_rate: rate of the saved filter.
-            parts: of `to_parts`.
+            planned_keys: the argument of the saved filter.
+            false_positive_rate: the argument of the saved filter.
+            parts: the result of `to_parts`.
 
         Raises:
-            InvalidArgumentError: a part is damaged, or there is none.
+            InvalidArgumentError: a part is damaged, or there are no parts.
         """
         if not parts:
-            raise InvalidArgumentError("saved parts of a Bloom filter: found none, must be some")
+            raise InvalidArgumentError(
+                "Bloom filter: parts must contain at least one filter, found none; pass the result of "
+                "to_parts"
+            )
         made = cls(1_024, false_positive_rate=false_positive_rate)
         made.planned_keys = planned_keys
         made._parts = [BloomFilter.from_bytes(bytes(part)) for part in parts]
@@ -178,25 +184,26 @@ class GrowingBloomFilter:
 
     @property
     def native_parts(self) -> list[_native.BlockedBloom]:
-        """For native code: the filters, of which any may contain a key."""
+        """The native filters of all parts, for native code."""
         return [part._native for part in self._parts]
 
     def clear(self) -> None:
-        """Takes all keys out, and gives back the memory of all but the first part."""
+        """Removes all keys, and frees the memory of all parts except the first."""
         self._parts = [self._part(self.planned_keys, 0)]
 
     @property
     def num_parts(self) -> int:
-        """Filters that a question goes to."""
+        """Number of parts that `contains` reads."""
         return len(self._parts)
 
     @property
     def num_added(self) -> int:
-        """Distinct keys that were added, but for those taken for members before."""
+        """Number of distinct keys added, except keys that were false positives at that time."""
         return sum(part.num_added for part in self._parts)
 
     @property
     def memory_bytes(self) -> int:
+        """Size of all parts in bytes."""
         return sum(part.memory_bytes for part in self._parts)
 
     def _part(self, planned_keys: int, place: int) -> BloomFilter:
@@ -207,12 +214,12 @@ class GrowingBloomFilter:
 def growing_filter_bytes(
     planned_keys: int, num_keys: int, false_positive_rate: float = 0.01
 ) -> int:
-    """Memory of a growing filter that `num_keys` keys were added to one by one.
+    """Returns the size in bytes of a `GrowingBloomFilter` after `num_keys` keys were added one by one.
 
     Args:
         planned_keys: the argument of `GrowingBloomFilter`.
+        num_keys: number of keys added.
         false_positive_rate: the argument of `GrowingBloomFilter`.
-        num_keys: how many were added.
     """
     total = 0.0
     place = 0
@@ -227,11 +234,11 @@ def growing_filter_bytes(
 
 @cache
 def _bytes_per_key(rate: float) -> float:
-    """Of the keys that a filter is for, whose size is proportional to their number."""
+    """Returns bytes per planned key. The size of a filter is proportional to its planned keys."""
     return float(BloomFilter(_SAMPLE_KEYS, false_positive_rate=rate).memory_bytes / _SAMPLE_KEYS)
 
 
 def _rate_of_part(rate: float, place: int) -> float:
-    # The smallest rate that a part may have; growing 15 times is beyond any memory.
+    # 1e-6 is the minimum rate of a part; a filter with 15 parts would exceed any memory.
     of_part: float = max(rate / 2 ** (place + 1), 1e-6)
     return of_part

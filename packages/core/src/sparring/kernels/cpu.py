@@ -1,7 +1,7 @@
-"""The kernel set of the CPU: `sparring.kernels.functions` behind the contract of kernel sets.
+"""The kernel set of the CPU, which implements the contract with `sparring.kernels.functions`.
 
-Arrays of any framework come in by DLPack, which shares host memory; results are NumPy arrays,
-whatever the `ArraySource` is.
+Arrays of any framework are accepted through DLPack, which shares host memory. Results are always
+NumPy arrays, for any `ArraySource`.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ if TYPE_CHECKING:
 __all__ = ["HOST", "CpuKernels"]
 
 _CPU = 1
-"""DLPack's code."""
+"""DLPack's device type of host memory."""
 
 
 class CpuKernels(KernelSet):
-    """Core's own key operations: C++ with AVX-512, AVX2 or portable code."""
+    """The key operations of core, in C++ with AVX-512, AVX2 or portable code."""
 
     device = "cpu"
 
     def __init__(self, arrays: ArraySource | None = None) -> None:
         self.arrays = ArraySource(empty=_empty, stream=lambda: 0) if arrays is None else arrays
-        # Of tables that were seen last, by name.
+        # The last table of each name, and its spec.
         self._initializers: dict[str, tuple[TableConfig, InitializerSpec]] = {}
 
     def find_storage(
@@ -248,25 +248,27 @@ def _empty(shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:
 
 def _unsupported_method(choice: MethodChoice) -> UnsupportedError:
     return UnsupportedError(
-        f"update method {choice.method.name!r} is not one of core's; kernels run those only"
+        f"update: kernels only support the update methods of core, found {choice.method.name!r}; use "
+        "a method of sparring.updates"
     )
 
 
 def _shared(array: DeviceArray, name: str) -> npt.NDArray[Any]:
-    """The same memory as a NumPy array."""
+    """Returns a NumPy array that shares the memory of `array`."""
     if isinstance(array, np.ndarray):
         return array
     if not hasattr(array, "__dlpack_device__"):
         raise InvalidArgumentError(
-            f"{name} must be an array with __dlpack__, found {type(array).__name__}"
+            f"{name} must be an array with __dlpack__, found {type(array).__name__}; convert it to "
+            "NumPy"
         )
     if int(array.__dlpack_device__()[0]) != _CPU:
         raise InvalidArgumentError(
-            f"{name} is not in host memory, and these kernels work on the CPU; ask the plugin "
-            "manager for the kernels of its device"
+            f"{name} must be in host memory, because these are the kernels of the CPU; copy it to the "
+            "CPU, or use PluginManager.kernels for its device"
         )
     return np.from_dlpack(array)
 
 
 HOST = CpuKernels()
-"""For arrays of NumPy: the engine's own, where tables are in host memory."""
+"""Kernel set for NumPy arrays, which the engine uses for tables in host memory."""

@@ -1,15 +1,14 @@
-"""The key operations on the CPU: from ids to keys, from rows to bags, and back.
+"""The key operations on the CPU: deduplication of ids, pooling of rows, and their gradients.
 
-Every function here checks its arguments, and then calls its namesake in ``sparring._native``. A
-caller that knows its arrays to be right, because it has just made them, calls that one directly:
-it still checks dtypes, shapes and layout, at a cost that does not grow with the arrays, but takes
-it for granted that indices are in range. An index out of range then reads or writes foreign
-memory.
+Every function checks its arguments, and then calls the function with the same name in
+``sparring._native``. Callers that have created valid arrays themselves may call the native function
+directly: it checks dtypes, shapes and layout at constant cost, but not whether indices are in range.
+An index out of range then accesses invalid memory.
 
 Shapes: ``n`` ids of a batch, ``u`` keys, ``b`` bags. Ids, keys, inverse, segments and offsets are
-int64; rows, values, gradients and weights are float32 or float64, all of one dtype in one call.
-Rows of 16 bits go through `decode` first and `encode` last; `initialize` writes any rows.
-Results have the same bits for any number of threads and any SIMD level.
+int64; rows, values, gradients and weights are float32 or float64, with one dtype per call. 16-bit rows
+must be converted with `decode` before and `encode` after; `initialize` accepts all table dtypes.
+Results are bit-identical for any number of threads and any SIMD level.
 
     ids         7  3  7  9  3        keys     7  3  9        offsets  0  2  2  5
     inverse     0  1  0  2  1                                bags     [7 3] [] [7 9 3]
@@ -57,27 +56,33 @@ __all__ = [
 Values = npt.NDArray[Any]
 
 NUM_PARTITIONS: int = _native.NUM_PARTITIONS
-"""Partitions of a table's key space: 4,096, a constant of the format."""
+"""Number of partitions of a table's key space: 4,096, a constant of the format."""
 
 _INT64_MAX = np.iinfo(np.int64).max
 
 
 def dedup(ids: npt.ArrayLike) -> Dedup:
-    """The distinct ids, in the order in which they first occur, and where each id went.
+    """Returns the distinct ids, in the order in which they first occur, and the inverse mapping.
 
     Args:
-        ids: ``(n,)`` integers, any int64; at most 2**31 - 1 of them.
+        ids: ``(n,)`` integers, any int64; at most 2**31 - 1 ids.
 
     Raises:
-        InvalidArgumentError: wrong rank, not integers, or too large for int64.
+        InvalidArgumentError: `ids` are not one-dimensional integers, or do not fit int64.
+
+    Example:
+        >>> from sparring.kernels.functions import dedup
+        >>> found = dedup([7, 3, 7, 9, 3])
+        >>> found.keys.tolist(), found.inverse.tolist()
+        ([7, 3, 9], [0, 1, 0, 2, 1])
     """
     return Dedup(*_native.dedup(_indices(ids, "ids")))
 
 
 def partition(keys: npt.ArrayLike) -> npt.NDArray[np.uint16]:
-    """The partition of each key: the top 12 bits of ``mix64(key)``, 0 to 4,095.
+    """Returns the partition of each key: the top 12 bits of ``mix64(key)``, 0 to 4,095.
 
-    ``mix64`` is the finaliser of MurmurHash3 (Appleby). It is a constant of the format.
+    ``mix64`` is the finalizer of MurmurHash3 (Appleby). It is a constant of the format.
 
     Args:
         keys: ``(u,)`` integers.
@@ -89,47 +94,52 @@ def partition(keys: npt.ArrayLike) -> npt.NDArray[np.uint16]:
 
 
 def route(keys: npt.ArrayLike, owners: npt.ArrayLike, world_size: int) -> Route:
-    """Groups keys by the rank that owns their partition; stable within a rank.
+    """Groups keys by the rank that owns their partition. The order within a rank is stable.
 
     Args:
         keys: ``(u,)`` integers.
-        owners: ``(4096,)`` int32, the rank of each partition.
-        world_size: the number of ranks.
+        owners: ``(4096,)`` int32, the rank that owns each partition.
+        world_size: number of ranks.
 
     Raises:
-        InvalidArgumentError: wrong shapes, or an owner that is no rank of this world.
+        InvalidArgumentError: wrong shapes, or an owner is not a rank below `world_size`.
     """
     if not is_whole(world_size):
         raise InvalidArgumentError(
-            f"world_size must be a whole number of ranks, found {world_size!r}; pass an int"
+            f"route: world_size must be a whole number, found {world_size!r}; pass an int"
         )
     ranks = _indices(owners, "owners")
     if len(ranks) and not -(2**31) <= int(ranks.min()) <= int(ranks.max()) < 2**31:
-        raise InvalidArgumentError("owners must be ranks, found numbers beyond int32")
+        raise InvalidArgumentError(
+            f"route: owners must be ranks below world_size, found {int(ranks.min())} to "
+            f"{int(ranks.max())}; pass ShardMap.owners"
+        )
     return Route(*_native.route(_indices(keys, "keys"), ranks.astype(np.int32), world_size))
 
 
 def gather(rows: npt.ArrayLike, inverse: npt.ArrayLike, out: Values | None = None) -> Values:
-    """One row for each id: ``rows[inverse]``.
+    """Copies one row per id: ``rows[inverse]``.
 
     Args:
         rows: ``(u, dim)``.
         inverse: ``(n,)`` integers in [0, u).
-        out: ``(n, dim)``, C-contiguous, to be filled; None makes a new array.
+        out: ``(n, dim)`` C-contiguous array to fill; None: a new array.
 
     Returns:
-        ``(n, dim)``; `out` where it is given.
+        ``(n, dim)``; `out` if it was passed.
 
     Raises:
-        InvalidArgumentError: wrong shapes or dtypes, an index out of range, or an `out` that
-            overlaps the rows.
+        InvalidArgumentError: wrong shapes or dtypes, an index is out of range, or `out` overlaps
+            `rows`.
     """
     rows = _values(rows, "rows")
     places = _indices(inverse, "inverse", len(rows))
     if out is not None:
         _check_is_array(out, "out")
     if out is not None and np.may_share_memory(rows, out):
-        raise InvalidArgumentError("out overlaps rows in memory; pass another array, or None")
+        raise InvalidArgumentError(
+            "gather: out overlaps rows in memory; pass another array, or None"
+        )
     return _native.gather(rows, places, out)
 
 
@@ -141,15 +151,15 @@ def pool(
     mode: Pooling = "sum",
     weights: npt.ArrayLike | None = None,
 ) -> Values:
-    """One row for each bag: the sum or the mean of its ids' rows, each times its weight.
+    """Pools bags: returns the sum or mean of the rows of each bag, multiplied by the weights.
 
-    Rows are added in the order of the ids. The row of an empty bag is zeros. The mean divides by
-    the number of ids in the bag, with weights too, so that a weight of 2 counts double.
+    Rows are added in the order of the ids. An empty bag returns zeros. The mean divides by the number
+    of ids in the bag, also if there are weights.
 
     Args:
         rows: ``(u, dim)``.
         inverse: ``(n,)`` integers in [0, u).
-        offsets: ``(b + 1,)`` integers, from 0 to n, never falling: bag k is
+        offsets: ``(b + 1,)`` integers from 0 to n, not decreasing: bag k is
             ``inverse[offsets[k]:offsets[k + 1]]``.
         mode: ``sum`` or ``mean``.
         weights: ``(n,)`` of the rows' dtype, or None.
@@ -158,8 +168,15 @@ def pool(
         ``(b, dim)``.
 
     Raises:
-        InvalidArgumentError: wrong shapes or dtypes, an index out of range, offsets that fall or
-            do not end with n.
+        InvalidArgumentError: wrong shapes or dtypes, an index is out of range, or `offsets` decrease
+            or do not end with n.
+
+    Example:
+        >>> import numpy as np
+        >>> from sparring.kernels.functions import pool
+        >>> rows = np.array([[1.0, 2.0], [10.0, 20.0]])
+        >>> pool(rows, [0, 1, 1], [0, 2, 3]).tolist()
+        [[11.0, 22.0], [10.0, 20.0]]
     """
     rows = _values(rows, "rows")
     places = _indices(inverse, "inverse", len(rows))
@@ -175,23 +192,23 @@ def pool_backward(
     mode: Pooling = "sum",
     weights: npt.ArrayLike | None = None,
 ) -> Values:
-    """The gradient of `pool` with respect to its rows.
+    """Computes the gradient of `pool` with respect to its rows.
 
-    The gradients of all occurrences of a key are added up in the order of the ids.
+    The gradients of all occurrences of a key are added in the order of the ids.
 
     Args:
-        gradient: ``(b, dim)``, of the pooled rows.
-        inverse: as in `pool`.
-        offsets: as in `pool`.
+        gradient: ``(b, dim)``, gradient of the pooled rows.
+        inverse: see `pool`.
+        offsets: see `pool`.
         num_rows: u.
-        mode: as in `pool`.
-        weights: as in `pool`.
+        mode: see `pool`.
+        weights: see `pool`.
 
     Returns:
         ``(u, dim)``.
 
     Raises:
-        InvalidArgumentError: as `pool`.
+        InvalidArgumentError: see `pool`.
     """
     gradient = _values(gradient, "gradient")
     places = _indices(inverse, "inverse", num_rows)
@@ -207,20 +224,20 @@ def pool_weight_gradient(
     *,
     mode: Pooling = "sum",
 ) -> Values:
-    """The gradient of `pool` with respect to its weights.
+    """Computes the gradient of `pool` with respect to its weights.
 
     Args:
-        gradient: ``(b, dim)``, of the pooled rows.
-        rows: as in `pool`.
-        inverse: as in `pool`.
-        offsets: as in `pool`.
-        mode: as in `pool`.
+        gradient: ``(b, dim)``, gradient of the pooled rows.
+        rows: see `pool`.
+        inverse: see `pool`.
+        offsets: see `pool`.
+        mode: see `pool`.
 
     Returns:
         ``(n,)``.
 
     Raises:
-        InvalidArgumentError: as `pool`.
+        InvalidArgumentError: see `pool`.
     """
     rows = _values(rows, "rows")
     places = _indices(inverse, "inverse", len(rows))
@@ -229,27 +246,27 @@ def pool_weight_gradient(
 
 
 def segment_sum(values: npt.ArrayLike, segments: npt.ArrayLike, num_segments: int) -> Values:
-    """Adds up the values of each segment, in their order; with an inverse: by key.
+    """Sums the values of each segment, in their order. With `Dedup.inverse` it sums by key.
 
     Args:
         values: ``(n, dim)``.
         segments: ``(n,)`` integers in [0, num_segments), in any order.
-        num_segments: the number of rows of the result; a segment without values is zeros.
+        num_segments: number of rows of the result; a segment without values is zero.
 
     Returns:
         ``(num_segments, dim)``.
 
     Raises:
-        InvalidArgumentError: wrong shapes or dtypes, or a segment out of range.
+        InvalidArgumentError: wrong shapes or dtypes, or a segment is out of range.
     """
     values = _values(values, "values")
     return _native.segment_sum(values, _indices(segments, "segments", num_segments), num_segments)
 
 
 def initializer_spec(table: TableConfig) -> InitializerSpec:
-    """The table's initializer as `initialize` takes it; made once for each table."""
+    """Creates the argument `spec` of `initialize` for a table. It can be reused."""
     initializer = table.initializer
-    assert isinstance(initializer, Initializer)  # TableConfig sees to it
+    assert isinstance(initializer, Initializer)  # TableConfig converts it
     return InitializerSpec(
         initializer.kind,
         initializer.parameters(table.dim),
@@ -266,20 +283,19 @@ def initialize(
     spec: InitializerSpec,
     state: Values | None = None,
 ) -> None:
-    """Fills the rows of keys that were not found: the initial embedding, then the state.
+    """Fills the rows of keys that were not found with the initial embedding and state.
 
-    Rows are of any dtype of a table, laid out as `sparring.contracts.tables.table` says.
+    Rows may have any table dtype; `sparring.contracts.tables.table` describes their layout.
 
-    The embedding is a pure function of the table's seed and name, the key and the column:
+    The embedding is a pure function of the table's seed and name, the key and the column.
     ``include/sparring/initial_value.h`` defines its bits, which are part of the format.
 
     Args:
-        rows: ``(n, width)``, C-contiguous; written where `found` is False.
+        rows: ``(n, width)``, C-contiguous; rows whose `found` is False are written.
         keys: ``(n,)`` integers.
         found: ``(n,)`` bool.
-        spec: from `initializer_spec`.
-        state: ``(state_width,)`` of the computing dtype, what each new row's optimizer state
-            begins with; None: zeros.
+        spec: the result of `initializer_spec`.
+        state: ``(state_width,)`` of the computing dtype, the initial optimizer state; None: zeros.
 
     Raises:
         InvalidArgumentError: wrong shapes or dtypes, or `rows` cannot be written in place.
@@ -290,18 +306,18 @@ def initialize(
         _check_is_array(state, "state")
     if not isinstance(spec, InitializerSpec):
         raise InvalidArgumentError(
-            f"spec must be an InitializerSpec, found {type(spec).__name__}; make it by "
+            f"initialize: spec must be an InitializerSpec, found {type(spec).__name__}; pass "
             "initializer_spec(table)"
         )
     _native.initialize(rows, _indices(keys, "keys"), found, spec, state)
 
 
 def initial_rows(keys: npt.ArrayLike, table: TableConfig) -> Values:
-    """The initial embeddings of keys.
+    """Computes the initial embeddings of keys.
 
     Args:
         keys: ``(n,)`` integers.
-        table: says initializer, seed, name, dim and dtype.
+        table: the table; its initializer, seed, name, dim and dtype are used.
 
     Returns:
         ``(n, dim)`` of the table's dtype.
@@ -313,16 +329,16 @@ def initial_rows(keys: npt.ArrayLike, table: TableConfig) -> Values:
 
 
 def rounding_seed(table: TableConfig) -> int:
-    """The seed of `Rounding` for a table: a function of its seed and name."""
+    """Returns the seed of `Rounding` for a table, a function of its seed and name."""
     return initializer_spec(table).rounding_seed
 
 
 def decode(rows: Values) -> Values:
-    """16-bit numbers as float32, exactly.
+    """Converts 16-bit numbers to float32, exactly.
 
     Args:
-        rows: ``(n, dim)`` float16 or bfloat16, each row contiguous; `TableConfig.embeddings` gives
-            such.
+        rows: ``(n, dim)`` float16 or bfloat16, each row contiguous, such as the result of
+            `TableConfig.embeddings`.
 
     Returns:
         ``(n, dim)`` float32.
@@ -337,14 +353,14 @@ def decode(rows: Values) -> Values:
 def encode(values: npt.ArrayLike, out: Values, rounding: Rounding | None = None) -> None:
     """Rounds float32 to 16 bits.
 
-    Without `rounding` to nearest, even where two are, and beyond the range to infinity. With it
-    stochastically: up or down at random, so that the expected value is exact, and beyond the range
-    to the largest finite number. NaN and infinity are kept.
+    Without `rounding`, numbers are rounded to nearest, ties to even, and numbers beyond the range
+    become infinite. With it, numbers are rounded stochastically: up or down, so that the expected value
+    is exact; numbers beyond the range become the largest finite number. NaN and infinity are kept.
 
     Args:
         values: ``(n, dim)`` float32.
         out: ``(n, dim)`` float16 or bfloat16, each row contiguous; filled.
-        rounding: what random bits are a function of, besides the column.
+        rounding: the keys, seed and step that determine the random bits, together with the column.
 
     Raises:
         InvalidArgumentError: wrong shapes or dtypes, or `out` cannot be written in place.
@@ -365,7 +381,7 @@ def is_finite(values: npt.ArrayLike) -> bool:
 
 
 def finite_rows(values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-    """Whether each row has no NaN and no infinity.
+    """Returns whether each row contains neither NaN nor infinity.
 
     Args:
         values: ``(u, dim)``.
@@ -377,7 +393,7 @@ def finite_rows(values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
 
 
 def _indices(values: npt.ArrayLike, name: str, limit: int | None = None) -> Indices:
-    """``(n,)`` C-contiguous int64, each in [0, limit) where a limit is given."""
+    """Converts to ``(n,)`` C-contiguous int64; with `limit`, checks that they are in [0, limit)."""
     array = as_array(values, name)
     if array.size == 0 and array.ndim == 1:
         return np.empty(0, np.int64)
@@ -388,8 +404,8 @@ def _indices(values: npt.ArrayLike, name: str, limit: int | None = None) -> Indi
         )
     if array.dtype == np.uint64 and array.size and int(array.max()) > _INT64_MAX:
         raise InvalidArgumentError(
-            f"{name}: {int(array.max())} does not fit int64; view the array as int64 if the bits "
-            "are what counts"
+            f"{name} must fit int64, found {int(array.max())}; pass array.view('int64') if only the "
+            "bits matter"
         )
     if array.ndim != 1:
         raise InvalidArgumentError(
@@ -408,7 +424,7 @@ def _offsets(offsets: npt.ArrayLike, inverse: Indices) -> Indices:
 
 
 def _values(values: npt.ArrayLike, name: str) -> Values:
-    """``(n, dim)`` C-contiguous; the native function checks the dtype."""
+    """Converts to ``(n, dim)``, C-contiguous; the native function checks the dtype."""
     array = as_array(values, name)
     if array.ndim != 2:
         raise InvalidArgumentError(
@@ -422,8 +438,8 @@ def _weights(weights: npt.ArrayLike | None) -> Values | None:
 
 
 def _check_is_array(array: object, name: str) -> None:
-    """Refuses what cannot be used in place; the native function checks the rest."""
+    """Rejects objects that cannot be used in place; the native function checks the rest."""
     if not isinstance(array, np.ndarray):
         raise InvalidArgumentError(
-            f"{name} must be a NumPy array, found {type(array).__name__}; pass numpy.asarray of it"
+            f"{name} must be a NumPy array, found {type(array).__name__}; pass numpy.asarray({name})"
         )

@@ -1,6 +1,6 @@
-"""Mixed precision: 16-bit rows, computed with as float32, and rounded back.
+"""Mixed precision: 16-bit rows are converted to float32 for computations, and rounded afterwards.
 
-Float32 and float64 rows are computed with as they are: nothing here copies them.
+Float32 and float64 rows are returned unchanged, without a copy.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ __all__ = ["to_computing_rows", "to_stored_rows"]
 
 
 def to_computing_rows(kernels: KernelSet, table: TableConfig, rows: DeviceArray) -> DeviceArray:
-    """Embedding and state next to each other, without a gap.
+    """Converts stored rows to the computing dtype, with the state directly after the embedding.
 
     Args:
-        kernels: of the device of the rows.
+        kernels: kernel set of the device of the rows.
+        table: the table.
         rows: ``(n, width)`` of the table's dtype.
 
     Returns:
-        ``(n, dim + state_width)`` of the computing dtype: `rows` itself where that is theirs.
+        ``(n, dim + state_width)`` of the computing dtype; `rows` itself if it has this dtype.
     """
     if not table.is_16_bit:
         return rows
@@ -37,20 +38,21 @@ def to_computing_rows(kernels: KernelSet, table: TableConfig, rows: DeviceArray)
 def to_stored_rows(
     kernels: KernelSet, table: TableConfig, rows: DeviceArray, rounding: Rounding
 ) -> DeviceArray:
-    """Rows of `to_computing_rows` for a storage: embeddings rounded stochastically.
+    """Converts rows of `to_computing_rows` to stored rows; 16-bit embeddings are rounded stochastically.
 
     Args:
-        kernels: of the device of the rows.
+        kernels: kernel set of the device of the rows.
+        table: the table.
         rows: ``(n, dim + state_width)`` of the computing dtype.
-        rounding: of the table, for the keys of the rows.
+        rounding: the keys of the rows, and the seed of the table.
 
     Returns:
-        ``(n, width)`` of the table's dtype: `rows` itself where nothing is to be rounded.
+        ``(n, width)`` of the table's dtype; `rows` itself if no rounding is needed.
     """
     if not table.is_16_bit:
         return rows
     arrays = kernels.arrays
-    # Zeros, so that the gap of equal rows is equal.
+    # Set to zero, so that equal rows have equal bytes in the gap.
     stored: Any = arrays.empty((len(rows), table.width), table.dtype)
     stored[:] = 0
     embeddings: Any = arrays.empty((len(rows), table.dim), table.computing_dtype.name)

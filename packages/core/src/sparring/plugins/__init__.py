@@ -1,1 +1,1 @@
-"""Plugins of installed distributions: discovery, checks, and descriptors by name."""
+"""Plugins of installed distributions: discovery, checks and lookup of descriptors by name."""

@@ -1,4 +1,4 @@
-"""Finds the plugins that installed distributions name in their entry points."""
+"""Discovery of plugins in the entry points of installed distributions."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from sparring.errors import PluginError
 __all__ = ["CORE", "GROUP", "PluginSource", "find_distribution", "find_plugins"]
 
 CORE = "sparring"
-"""The distribution of core, whose own parts are plugins too."""
+"""Name of the distribution of core, which also registers its parts as plugins."""
 
 GROUP = "sparring"
-"""The entry point group of plugins."""
+"""Entry point group of plugins."""
 
 
 @dataclass(frozen=True, slots=True)
 class PluginSource:
-    """A plugin that was found and is not loaded yet."""
+    """A plugin that was found but not loaded yet."""
 
     plugin: str
-    """The name of the entry point."""
+    """Name of the entry point."""
     distribution: str
     version: str
     load: Callable[[], object]
-    """Imports the plugin; raises whatever the import raises."""
+    """Function that imports the plugin; it raises any exception of the import."""
 
 
 def find_distribution(module: str) -> str | None:
-    """Name and version of the distribution that a module came with, as ``sparring-hkv 0.1.0``.
+    """Returns name and version of the distribution of a module, such as ``sparring-hkv 0.1.0``.
 
     Args:
-        module: its full name; the part before the first dot counts.
+        module: full name of the module; only the part before the first dot is used.
     """
     package = module.partition(".")[0]
     try:
-        # Most distributions are named as their package is, and asking for one is cheap.
+        # Most distributions have the name of their package, and this query is fast.
         return f"{package.replace('_', '-')} {metadata.version(package)}"
     except metadata.PackageNotFoundError:
         names = metadata.packages_distributions().get(package)
@@ -45,28 +45,28 @@ def find_distribution(module: str) -> str | None:
 
 
 def find_plugins(only: str | None = None) -> Iterator[PluginSource]:
-    """All plugins on ``sys.path``, in the order of distribution and entry point name.
+    """Yields all plugins on ``sys.path``, ordered by distribution and entry point name.
 
-    The metadata of each distribution is read by itself, so that a damaged one among hundreds
-    does not hide the others.
+    The metadata of each distribution is read separately, so that damaged metadata of one distribution
+    does not affect the others.
 
     Args:
-        only: the one distribution to look at; None looks at all.
+        only: name of the only distribution to search; None: all.
 
     Raises:
-        PluginError: core's own metadata is not installed.
+        PluginError: the metadata of core is not installed.
     """
     first_of_name: dict[str, metadata.Distribution] = {}
     for distribution in (
         metadata.distributions() if only is None else metadata.distributions(name=only)
     ):
-        # A cheap look first: the headers of a distribution are much dearer to read.
+        # Checked first, because reading the headers of a distribution is much slower.
         text = _text_of(distribution)
         if f"[{GROUP}]" in text.replace(" ", ""):
             first_of_name.setdefault(_name_of(distribution), distribution)
     if CORE not in first_of_name:
         raise PluginError(
-            f"the metadata of distribution {CORE!r} was not found, so none of its parts can be; "
+            f"the metadata of distribution {CORE!r} was not found, so no plugin can be loaded; "
             "install it: pip install --force-reinstall sparring"
         )
     for name in sorted(first_of_name):

@@ -1,4 +1,4 @@
-"""Checks of options that a user gives to a registered backend."""
+"""Validation of the options of a registered backend."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["validate_options"]
 
 
 def validate_options(kind: str, descriptor: Descriptor, options: Mapping[str, Any]) -> Options:
-    """`options` as the model that `descriptor` declares.
+    """Validates options with the model of a descriptor, and returns the model.
 
     Args:
-        kind: names the part in messages: ``storage``, ``collective``, ….
-        descriptor: whose options they are.
-        options: name → value, as given.
+        kind: kind of the descriptor in messages: ``storage``, ``collective``, ….
+        descriptor: the descriptor of the backend.
+        options: name → value.
 
     Raises:
-        InvalidArgumentError: unknown, missing or wrong options, all of them in one message.
+        InvalidArgumentError: options are unknown, missing or invalid; the message contains all problems.
     """
     try:
         return descriptor.options.model_validate(dict(options))
@@ -42,8 +42,8 @@ def validate_options(kind: str, descriptor: Descriptor, options: Mapping[str, An
             if not may_show_secret(name) and not may_show_secret(repr(value))
         }
         raise InvalidArgumentError(
-            f"options of {kind} {descriptor.name!r}: {'; '.join(reasons)}; it takes "
-            f"{', '.join(known) or 'no options'}",
+            f"options of {kind} {descriptor.name!r}: {'; '.join(reasons)}; known options: "
+            f"{', '.join(known) or 'none'}",
             backend=descriptor.name,
             options=harmless,
         ) from None

@@ -1,4 +1,4 @@
-"""Registered descriptors, plugins that failed to load, name conflicts; checks of descriptors."""
+"""Records of registered descriptors, rejected plugins and name conflicts; checks of descriptors."""
 
 from __future__ import annotations
 
@@ -37,46 +37,46 @@ KINDS: Mapping[str, type[Descriptor]] = {
     "framework": FrameworkDescriptor,
     "commands": CommandDescriptor,
 }
-"""Kind → its descriptor. The hook of a kind is ``sparring_register_<kind>``."""
+"""Kind → class of its descriptors. The hook of a kind is ``sparring_register_<kind>``."""
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_\-]{0,63}\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A descriptor that a plugin registers."""
+    """A descriptor that a plugin has registered."""
 
     kind: str
     """A key of `KINDS`."""
     name: str
-    """The name that users give; for kernels, the device."""
+    """Name in configurations; for kernels, the device type."""
     descriptor: Descriptor
     plugin: str
-    """The name of the entry point."""
+    """Name of the entry point."""
     distribution: str
-    """The installed distribution that brought it, ``sparring-hkv``."""
+    """Name of the installed distribution of the plugin, such as ``sparring-hkv``."""
     version: str
-    """The version of that distribution."""
+    """Version of that distribution."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadError:
-    """The record of a plugin that was rejected."""
+    """A plugin that was rejected."""
 
     plugin: str
     distribution: str
     version: str
     reason: str
-    """The problem and the remedy, in one or more sentences."""
+    """The problem and the fix, in one or more sentences."""
     names: tuple[tuple[str, str], ...] = ()
-    """(kind, name) of each descriptor that it would have registered, as far as that is known."""
+    """(kind, name) of each descriptor of the plugin, as far as known."""
     error: type[PluginError] = PluginError
-    """Raised with `reason` when one of `names` is asked for."""
+    """Class of the error that is raised with `reason` when one of `names` is requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """A name that several distributions register; none of them is used."""
+    """A name that several distributions register. None of the descriptors is used."""
 
     kind: str
     name: str
@@ -84,6 +84,7 @@ class Conflict:
 
     @property
     def reason(self) -> str:
+        """The problem and the fix, in one sentence."""
         rivals = " and ".join(f"{each.distribution} {each.version}" for each in self.registered)
         return (
             f"{self.kind} {self.name!r} is registered by more than one distribution: {rivals}; "
@@ -94,11 +95,18 @@ class Conflict:
 def check_descriptors(
     kind: str, wanted: type[Descriptor], returned: object, distribution: str, version: str
 ) -> list[Descriptor]:
-    """Returns the descriptors of a hook if all of them can be used.
+    """Returns the descriptors of a hook if all of them are valid.
+
+    Args:
+        kind: a key of `KINDS`.
+        wanted: class of the descriptors.
+        returned: the value that the hook returned.
+        distribution: name of the plugin's distribution.
+        version: version of the distribution.
 
     Raises:
-        PluginError: the hook returned something else, or a descriptor is wrong.
-        VersionError: a descriptor was written against a contract that this core does not speak.
+        PluginError: the hook returned another type, or a descriptor is invalid.
+        VersionError: a descriptor was written for an incompatible version of the contract.
     """
     hook = f"sparring_register_{kind}"
     if not isinstance(returned, (list, tuple)):
@@ -111,7 +119,7 @@ def check_descriptors(
                 f"{hook} must return a list of {wanted.__name__}, found an item of type "
                 f"{_type_name(descriptor)}"
             )
-        # The version goes first: of another version, the rest may well look different.
+        # Checked first, because other versions may have other fields.
         _check_version(kind, descriptor, distribution, version)
         if not isinstance(descriptor, wanted):
             raise PluginError(
@@ -123,7 +131,7 @@ def check_descriptors(
 
 
 def list_names(kind: str, returned: object) -> list[tuple[str, str]]:
-    """(kind, name) of each descriptor that can be recognised in the value of a hook."""
+    """Returns (kind, name) of each descriptor that the value of a hook contains."""
     if not isinstance(returned, (list, tuple)):
         return []
     names = [_name_of(each) for each in returned if isinstance(each, Descriptor)]
@@ -157,7 +165,7 @@ def _check_version(kind: str, descriptor: Descriptor, distribution: str, version
         remedy = f"upgrade {distribution}, or install an older sparring"
     raise VersionError(
         f"{kind} {descriptor.name!r} of {distribution} {version} was written for version "
-        f"{major}.{minor} of the plugin contract, but sparring {__version__} speaks version "
+        f"{major}.{minor} of the plugin contract, but sparring {__version__} supports version "
         f"{API_VERSION[0]}.{API_VERSION[1]}; {remedy}",
         found=descriptor.api_version,
         expected=API_VERSION,
@@ -169,8 +177,8 @@ def _check_fields(kind: str, descriptor: Descriptor) -> None:
     name: object = _name_of(descriptor)
     if not isinstance(name, str) or not _NAME.match(name):
         raise PluginError(
-            f"{kind}: a name starts with a letter and holds only letters, digits, '_' and '-', "
-            f"at most 64 of them; found {name!r}"
+            f"{kind}: a name must start with a letter, and contain only letters, digits, '_' and '-', "
+            f"at most 64 characters, found {name!r}; rename it"
         )
     options: object = descriptor.options
     if not (isinstance(options, type) and issubclass(options, BaseModel)):

@@ -1,9 +1,9 @@
-"""The plugin manager: registered descriptors, found by name.
+"""The plugin manager, which finds registered descriptors by name.
 
-Core registers its own parts by entry points and hooks, as other distributions do. A broken plugin does
-not affect the others: it is rejected with a `LoadError`, and raises only when one of its names is asked
-for. Where two distributions register one name, neither is used; that too raises only when the name is
-asked for. ``sparring plugins`` lists all of it.
+Core registers its parts with entry points and hooks, like other distributions. A broken plugin does not
+affect the others: it is rejected with a `LoadError`, and an error is raised only when one of its names
+is requested. If two distributions register the same name, neither is used, and an error is raised when
+the name is requested. ``sparring plugins`` lists all plugins, errors and conflicts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from sparring.runtime.suggestions import find_closest_name
 __all__ = ["DISABLE_VARIABLE", "PluginManager", "make_plugin_manager"]
 
 DISABLE_VARIABLE = "SPARRING_PLUGINS_DISABLE"
-"""The environment variable that switches plugins off: names with commas, or ``*`` for all."""
+"""Environment variable that disables plugins: names separated by commas, or ``*`` for all."""
 
 EXTRAS = {
     "collective": {"mpi": "mpi", "nccl": "nccl", "torch": "torch"},
@@ -59,15 +59,15 @@ EXTRAS = {
         "tiered": "tiered",
     },
 }
-"""Kind → name → the extra of ``pip install "sparring[extra]"`` that brings it."""
+"""Kind → name → extra of ``pip install "sparring[extra]"`` that installs it."""
 
 _Descriptor = TypeVar("_Descriptor", bound=Descriptor)
 
 
 def make_plugin_manager(*, entry_points: bool = True) -> PluginManager:
-    """A manager that knows core's own parts and, with `entry_points`, all installed plugins.
+    """Creates a manager with the parts of core and, if `entry_points` is True, all installed plugins.
 
-    Each call looks again. Nothing is loaded before the first call.
+    Each call searches again. Plugins are not loaded before the first call.
     """
     manager = PluginManager()
     for source in find_plugins(None if entry_points else CORE):
@@ -94,11 +94,11 @@ class PluginManager:
         key = f"{source.distribution}:{source.plugin}"
         try:
             if _is_disabled(source):
-                raise PluginError(f"switched off by the environment variable {DISABLE_VARIABLE}")
+                raise PluginError(f"disabled by the environment variable {DISABLE_VARIABLE}")
             self._pluggy.register(source.load(), name=key)
             self._pluggy.check_pending()
             registered = self._descriptors_of(source, key, self._kinds, names)
-        # A plugin may do anything at all while it is imported, `sys.exit` included.
+        # Importing a plugin may raise any exception, including the SystemExit of `sys.exit`.
         except (Exception, SystemExit) as error:
             self._reject(source, key, error, names)
             return
@@ -106,11 +106,11 @@ class PluginManager:
         self._take(registered)
 
     def extend(self, specs: ModuleType, kinds: Mapping[str, type[Descriptor]]) -> None:
-        """Adds hooks that a package other than core declares. A second call does nothing.
+        """Adds hooks that another package declares. A second call does nothing.
 
         Args:
-            specs: the module of the hook specifications, ``sparring_register_<kind>`` each.
-            kinds: kind → the descriptor that its hook returns.
+            specs: module with the hook specifications, named ``sparring_register_<kind>``.
+            kinds: kind → class of the descriptors that its hook returns.
         """
         if kinds.keys() <= self._kinds.keys():
             return
@@ -125,7 +125,7 @@ class PluginManager:
                 self._reject(source, key, error, [*self._withdraw(source), *names])
 
     def _withdraw(self, source: PluginSource) -> Sequence[tuple[str, str]]:
-        """Takes back all that a plugin offers; returns kinds and names."""
+        """Removes all descriptors of a plugin, and returns their kinds and names."""
         withdrawn = [
             (place, each)
             for place, registered in self._registered.items()
@@ -167,7 +167,10 @@ class PluginManager:
         kinds: Iterable[str],
         names: list[tuple[str, str]],
     ) -> list[Registration]:
-        """The descriptors of `kinds` that a plugin registers; their names go to `names` at once."""
+        """Returns the descriptors of `kinds` that a plugin registers, and appends names to `names`.
+
+        Names are appended before the checks, so that they are also known if a check fails.
+        """
         others = [plugin for name, plugin in self._pluggy.list_name_plugin() if name != key]
         returned_by_kind: list[tuple[str, object]] = []
         for kind in kinds:
@@ -178,7 +181,7 @@ class PluginManager:
         repeated = sorted({each for each in names if names.count(each) > 1})
         if repeated:
             kind, name = repeated[0]
-            raise PluginError(f"it registers {kind} {name!r} more than once")
+            raise PluginError(f"it registers {kind} {name!r} more than once; remove one of them")
         return [
             Registration(
                 kind,
@@ -197,44 +200,44 @@ class PluginManager:
     # -- finding ------------------------------------------------------------------
 
     def storage(self, name: str) -> StorageDescriptor:
-        """The storage backend of that name.
+        """Returns the storage backend with this name.
 
         Raises:
-            PluginError: no plugin registers it, two distributions do, or its plugin is broken.
-            VersionError: its plugin was written for a contract that this core does not speak.
+            PluginError: no plugin registers the name, two distributions do, or its plugin is broken.
+            VersionError: its plugin was written for an incompatible version of the contract.
         """
         return self.find("storage", name, StorageDescriptor)
 
     def collective(self, name: str) -> CollectiveDescriptor:
-        """The collective of that name; raises as `storage` does."""
+        """Returns the collective with this name. Raises like `storage`."""
         return self.find("collective", name, CollectiveDescriptor)
 
     def rendezvous(self, name: str) -> RendezvousDescriptor:
-        """The rendezvous of that name; raises as `storage` does."""
+        """Returns the rendezvous with this name. Raises like `storage`."""
         return self.find("rendezvous", name, RendezvousDescriptor)
 
     def kernels(self, device: str) -> KernelsDescriptor:
-        """The key operations for a device type, ``cpu`` or ``cuda``; raises as `storage` does."""
+        """Returns the kernels of a device type, ``cpu`` or ``cuda``. Raises like `storage`."""
         return self.find("kernels", device, KernelsDescriptor)
 
     def update_method(self, name: str) -> UpdateMethodDescriptor:
-        """The update method of that name; raises as `storage` does."""
+        """Returns the update method with this name. Raises like `storage`."""
         return self.find("update_methods", name, UpdateMethodDescriptor)
 
     def sharding_kind(self, name: str) -> ShardingKindDescriptor:
-        """The sharding kind of that name; raises as `storage` does."""
+        """Returns the sharding kind with this name. Raises like `storage`."""
         return self.find("sharding_kinds", name, ShardingKindDescriptor)
 
     def planner(self) -> PlannerDescriptor:
-        """The planner of the name ``auto``; raises as `storage` does."""
+        """Returns the planner named ``auto``. Raises like `storage`."""
         return self.find("planners", "auto", PlannerDescriptor)
 
     def framework(self, name: str) -> FrameworkDescriptor:
-        """The framework adapter of that name; raises as `storage` does."""
+        """Returns the framework adapter with this name. Raises like `storage`."""
         return self.find("framework", name, FrameworkDescriptor)
 
     def commands(self) -> Sequence[CommandDescriptor]:
-        """All subcommands that one distribution alone registers."""
+        """Returns all subcommands that are registered by exactly one distribution."""
         return [
             registered[0].descriptor
             for registered in self._registered.values()
@@ -242,7 +245,7 @@ class PluginManager:
         ]
 
     def descriptors(self) -> Sequence[Registration]:
-        """All usable descriptors, by kind and name."""
+        """Returns all usable descriptors, ordered by kind and name."""
         return [
             registered[0]
             for kind in self._kinds
@@ -251,11 +254,11 @@ class PluginManager:
         ]
 
     def load_errors(self) -> Sequence[LoadError]:
-        """The rejected plugins."""
+        """Returns the rejected plugins."""
         return tuple(self._load_errors)
 
     def conflicts(self) -> Sequence[Conflict]:
-        """The names that more than one distribution registers."""
+        """Returns the names that more than one distribution registers."""
         return [
             Conflict(kind, name, tuple(registered))
             for (kind, name), registered in sorted(self._registered.items())
@@ -263,7 +266,16 @@ class PluginManager:
         ]
 
     def find(self, kind: str, name: str, descriptor_type: type[_Descriptor]) -> _Descriptor:
-        """The descriptor of a kind and name; for kinds that `extend` added. Raises as `storage` does."""
+        """Returns the descriptor of any kind, including kinds added by `extend`.
+
+        Args:
+            kind: the kind.
+            name: the name.
+            descriptor_type: class of the descriptor.
+
+        Raises:
+            PluginError, VersionError: see `storage`.
+        """
         registered = self._registered.get((kind, name), [])
         if len(registered) > 1:
             raise PluginError(
@@ -279,8 +291,8 @@ class PluginManager:
         raise self._absence(kind, name)
 
     def _absence(self, kind: str, name: str) -> PluginError:
-        """The error that says why no descriptor has this name."""
-        # If its import failed, the names of its descriptors are unknown; then its own name decides.
+        """Creates the error with the reason why there is no descriptor with this name."""
+        # If the import of a plugin failed, its descriptors are unknown, so the plugin's name is used.
         rejected = [each for each in self._load_errors if (kind, name) in each.names] or [
             each for each in self._load_errors if each.plugin == name
         ]

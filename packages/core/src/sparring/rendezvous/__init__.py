@@ -1,1 +1,1 @@
-"""Membership: the variables of a launcher, or a world of one."""
+"""Rendezvous of core: from the variables of a launcher, or with a single rank."""

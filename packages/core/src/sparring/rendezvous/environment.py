@@ -1,12 +1,12 @@
-"""Membership from the variables that a launcher gives to each process.
+"""Membership from the environment variables that a launcher sets for each process.
 
 launcher             rank                  world size            local rank
 torchrun             RANK                  WORLD_SIZE            LOCAL_RANK
 mpiexec of mpich     PMI_RANK              PMI_SIZE              MPI_LOCALRANKID
 mpiexec of Open MPI  OMPI_COMM_WORLD_RANK  OMPI_COMM_WORLD_SIZE  OMPI_COMM_WORLD_LOCAL_RANK
 
-How many ranks share the machine, they say as LOCAL_WORLD_SIZE, MPI_LOCALNRANKS and
-OMPI_COMM_WORLD_LOCAL_SIZE.
+The number of ranks on the machine is in LOCAL_WORLD_SIZE, MPI_LOCALNRANKS and
+OMPI_COMM_WORLD_LOCAL_SIZE, respectively.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _LAUNCHERS = (
 
 
 class EnvironmentOptions(Options):
-    """The options of rendezvous ``environment``."""
+    """Options of the rendezvous ``environment``."""
 
     launcher: Literal["any", "torchrun", "mpich", "openmpi"] = Field(
         "any",
@@ -70,10 +70,12 @@ class EnvironmentOptions(Options):
 
 
 class EnvironmentRendezvous(Rendezvous):
-    """The membership that a launcher describes. It has a store only in a world of one rank.
+    """Rendezvous that reads the variables of a launcher.
+
+    Its key-value store only works with a single rank.
 
     Raises:
-        InvalidArgumentError: there are no such variables, they make no sense, or two launchers
+        InvalidArgumentError: the variables are missing or invalid, or the variables of two launchers
             disagree.
     """
 
@@ -93,21 +95,20 @@ class EnvironmentRendezvous(Rendezvous):
         return self._store.get(key, timeout_seconds)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing."""
 
     def _check_store(self, what: str) -> None:
         world_size = self._membership.world_size
         if world_size > 1:
             raise UnsupportedError(
-                f"rendezvous 'environment' cannot {what}: variables are no store for "
-                f"{world_size} ranks; choose rendezvous 'torch', which has one, or exchange the "
-                "value with the collective",
+                f"rendezvous 'environment' cannot {what}: it has no store for {world_size} ranks; choose "
+                "the rendezvous 'torch', which has one, or exchange the value with the collective",
                 world_size=world_size,
             )
 
 
 def find_launcher(variables: Mapping[str, str]) -> str | None:
-    """The launcher whose variables of rank and world size there are, or None."""
+    """Returns the launcher whose variables for rank and world size are set, or None."""
     for launcher in _LAUNCHERS:
         if launcher.rank in variables and launcher.world_size in variables:
             return launcher.name
@@ -115,10 +116,14 @@ def find_launcher(variables: Mapping[str, str]) -> str | None:
 
 
 def read_membership(variables: Mapping[str, str], options: EnvironmentOptions) -> Membership:
-    """The place among all ranks that `variables` give.
+    """Returns the membership that environment variables describe.
+
+    Args:
+        variables: the environment variables.
+        options: the launcher and the device.
 
     Raises:
-        InvalidArgumentError: as `EnvironmentRendezvous` does.
+        InvalidArgumentError: see `EnvironmentRendezvous`.
     """
     found = [
         (launcher, _make_membership(variables, launcher, options.device))
@@ -130,15 +135,15 @@ def read_membership(variables: Mapping[str, str], options: EnvironmentOptions) -
         raise InvalidArgumentError(
             "rendezvous 'environment': found none of the variables "
             f"{', '.join(each.rank for each in wanted)}; start the ranks with torchrun or mpiexec, "
-            "or choose rendezvous 'single' for a world of one"
+            "or choose the rendezvous 'single' for one rank"
         )
     launcher, membership = found[0]
     for other, theirs in found[1:]:
         if (theirs.rank, theirs.world_size) != (membership.rank, membership.world_size):
             raise InvalidArgumentError(
-                f"rendezvous 'environment': {launcher.name} says rank {membership.rank} of "
-                f"{membership.world_size}, {other.name} rank {theirs.rank} of "
-                f"{theirs.world_size}; say which holds with the option launcher"
+                f"rendezvous 'environment': the variables of {launcher.name} specify rank "
+                f"{membership.rank} of {membership.world_size}, but the variables of {other.name} rank "
+                f"{theirs.rank} of {theirs.world_size}; choose one with the option launcher"
             )
     return membership
 
@@ -168,7 +173,7 @@ def _number(
 
 
 class SingleRendezvous(Rendezvous):
-    """Rank 0 of 1."""
+    """Rendezvous of a single rank, with a store in this process."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
@@ -186,22 +191,26 @@ class SingleRendezvous(Rendezvous):
         with self._changed:
             if not self._changed.wait_for(lambda: key in self._values, timeout_seconds):
                 raise DeadlineError(
-                    f"rendezvous: no rank set {key!r} within {timeout_seconds:g} s; in a world of "
-                    "one rank it must be set by this process",
+                    f"rendezvous: no rank set {key!r} within {timeout_seconds:g} s; with a single rank, "
+                    "this process must set it",
                     key=key,
                 )
             return self._values[key]
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing."""
 
 
 class IndependentRendezvous(SingleRendezvous):
-    """Rank `rank` of `world_size`, in a process that no other rank waits for: a server of a service.
+    """Rendezvous of a rank that does not communicate with the other ranks, such as a server of a service.
 
-    A container that has it takes its steps alone, over the keys of its shard, and writes its part of a
-    snapshot as that rank of a job of so many ranks would: `SaveOptions.attempt` says which parts belong
-    together.
+    A container with it takes independent steps on the keys of its shard. It writes its part of a
+    snapshot like a rank of a job with `world_size` ranks; `SaveOptions.attempt` identifies the parts
+    that belong together.
+
+    Args:
+        rank: the rank.
+        world_size: number of ranks.
     """
 
     is_independent = True

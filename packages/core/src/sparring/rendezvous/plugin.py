@@ -20,13 +20,13 @@ def sparring_register_rendezvous() -> Sequence[RendezvousDescriptor]:
         RendezvousDescriptor(
             name="single",
             api_version=API_VERSION,
-            summary="A world of one rank.",
+            summary="A single rank.",
             factory=_open_single,
         ),
         RendezvousDescriptor(
             name="environment",
             api_version=API_VERSION,
-            summary="The variables that torchrun and mpiexec give to each rank.",
+            summary="Reads the variables that torchrun or mpiexec sets for each rank.",
             options=EnvironmentOptions,
             factory=EnvironmentRendezvous,
         ),

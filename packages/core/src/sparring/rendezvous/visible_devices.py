@@ -1,8 +1,8 @@
-"""A rank's own GPU among those that its process sees.
+"""Selection of the GPU of a rank among the GPUs that are visible to its process.
 
-Launchers either show each process all GPUs of the machine, and rank n of it takes number n, or they
-show each its own only (CUDA_VISIBLE_DEVICES, a container, MIG), and then that one is number 0 in every
-process, whatever the rank.
+Launchers either make all GPUs of the machine visible to each process, so that local rank n uses GPU n;
+or each process only sees its own GPU (CUDA_VISIBLE_DEVICES, a container, MIG), which then has number 0
+on every rank.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ __all__ = ["find_own_gpu", "to_visible_number"]
 
 
 def to_visible_number(number: int, count: int) -> int:
-    """The device that a rank means by `number`.
+    """Converts a device number on the machine to the number in this process.
 
     Args:
-        number: of the rank on its machine.
-        count: of the devices that this process sees. Where that is one, it is meant.
+        number: device number on the machine.
+        count: number of devices that are visible to this process. If it is one, the result is 0.
     """
     return 0 if count == 1 else number
 
 
 def find_own_gpu(membership: Membership, manager: PluginManager) -> str | None:
-    """The GPU that ``cuda`` means on a rank, as ``cuda:1``; None on a single rank that names none,
-    where it means the one that is current.
+    """Returns the GPU that ``cuda`` means on a rank, such as ``cuda:1``.
 
     Args:
-        membership: says the rank's number on its machine, or its device.
-        manager: where it is asked how many GPUs this process sees.
+        membership: membership of the rank, with its local rank or device.
+        manager: plugin manager with the kernels of ``cuda``, which count the visible GPUs.
+
+    Returns:
+        The device; None on a single rank without a device number, where ``cuda`` means the current GPU.
     """
     if membership.device.startswith("cuda:"):
         number = int(membership.device.partition(":")[2])
@@ -48,7 +50,7 @@ def find_own_gpu(membership: Membership, manager: PluginManager) -> str | None:
 
 
 def _num_gpus(manager: PluginManager) -> int:
-    """The number of visible GPUs; 0 where unknown: opening a device then raises the reason."""
+    """Returns the number of visible GPUs, or 0 if unknown; opening a device then raises the reason."""
     try:
         count = manager.kernels("cuda").num_devices
     except SparringError:

@@ -1,1 +1,1 @@
-"""Threads, time, events and devices: what every other room stands on."""
+"""Threads, background work, device streams, tracing and object lifecycle, for all other layers."""

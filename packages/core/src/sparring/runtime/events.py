@@ -1,8 +1,8 @@
-"""Background work that must not stall a step: snapshots, write-back, refreshes, metrics.
+"""Background work that must not block a step: snapshots, write-back, refreshes, metrics.
 
-An `EventLoop` is one asyncio loop on a thread of its own, and a few more threads for callables that
-block. It is bounded: who submits faster than the work ends has to wait. It keeps failures: the next
-`EventLoop.check`, which every step makes, raises the first.
+An `EventLoop` has one thread with an asyncio loop, and a few threads for blocking callables. Its
+capacity is limited: if work is submitted faster than it ends, `submit` waits. The first failure is kept
+until the next `EventLoop.check`, which every step calls and which raises it.
 """
 
 from __future__ import annotations
@@ -21,43 +21,43 @@ from typing import Any
 from sparring.errors import ClosedError, DeadlineError, InvalidArgumentError, SparringError
 from sparring.runtime.lifecycle import Closable, ProcessGuard
 
-# Imported first also for the order at exit: the pool must outlive the work that uses it.
+# Imported before the registration at exit below, because the pool must outlive the work that uses it.
 from sparring.runtime.pool import Task, capture_outcome
 from sparring.runtime.threads import Threads
 
 __all__ = ["EXIT_SECONDS", "BackgroundError", "EventLoop"]
 
 EXIT_SECONDS = 30.0
-"""How long the interpreter's exit waits for an event loop that was not closed, at least."""
+"""Minimum time that the interpreter's exit waits for an event loop that was not closed."""
 
 _CANCEL_SECONDS = 5.0
-"""How long `close` waits for coroutines that it has cancelled."""
+"""Time that `close` waits for coroutines that it has cancelled."""
 
 _log = logging.getLogger(__name__)
 
 
 class BackgroundError(SparringError):
-    """Background work failed: its cause says what to do.
+    """Background work failed: fix the cause, which is the error of the work.
 
     Attributes:
-        name: of the first work that failed.
-        num_failed: how many failed since the last report.
+        name: name of the first work that failed.
+        num_failed: number of failures since the last report.
     """
 
 
 class EventLoop(Closable):
-    """Runs background work, bounded, and reports its failures. Its threads start on demand.
+    """Runs background work with limited capacity, and reports failures.
 
-    Any thread may call any method. In a forked child `close` does nothing, and the others raise
-    `ClosedError`.
+    Threads are started on demand. Any thread may call any method. In a forked child, `close` does
+    nothing and all other methods raise `ClosedError`.
 
     Args:
-        capacity: how much work may be outstanding: waiting or running.
-        num_threads: how many callables that block may run at once.
-        deadline_seconds: how long `submit`, `drain` and `close` wait unless told otherwise.
+        capacity: maximum number of works that wait or run.
+        num_threads: maximum number of blocking callables that run at once.
+        deadline_seconds: default timeout of `submit`, `drain` and `close`.
 
     Raises:
-        InvalidArgumentError: `capacity` or `num_threads` below 1.
+        InvalidArgumentError: `capacity` or `num_threads` is below 1.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class EventLoop(Closable):
         if capacity < 1 or num_threads < 1:
             found = f"capacity={capacity} and num_threads={num_threads}"
             raise InvalidArgumentError(
-                f"an event loop needs at least 1 of both, found {found}; raise it"
+                f"event loop: capacity and num_threads must be at least 1, found {found}; raise them"
             )
         self.capacity = capacity
         self.num_threads = num_threads
         self.deadline_seconds = deadline_seconds
         self.num_failed = 0
-        """Work that has failed since this was made, reported or not."""
+        """Number of failures since the creation, whether reported or not."""
         self._process = ProcessGuard("this EventLoop")
         self._threads = Threads("sparring-events", num_threads)
         self._loop_thread = Threads("sparring-events-loop")
@@ -87,7 +87,7 @@ class EventLoop(Closable):
 
     @property
     def num_outstanding(self) -> int:
-        """Pieces of work that wait or run."""
+        """Number of works that wait or run."""
         return len(self._outstanding)
 
     def submit(
@@ -99,23 +99,25 @@ class EventLoop(Closable):
         report_failure: bool = True,
         closing_seconds: float = 0.0,
     ) -> Task[Any]:
-        """Begins work: a coroutine on the loop, a callable on a thread that may block. Returns its task.
+        """Starts work: a coroutine on the loop, or a callable on a thread that may block.
 
-        Waits while `capacity` is outstanding, unless it is background work that submits more:
-        that might wait for itself.
+        Waits while `capacity` works are outstanding. Background work that submits more work does not
+        wait, because it might wait for itself.
 
         Args:
-            work: a coroutine, a coroutine function or a callable, both without arguments.
-            name: for errors; the function's own if left out.
-            timeout: seconds to wait for room; `deadline_seconds` if left out.
-            report_failure: `check` reports a failure. Otherwise the task alone tells of it.
-            closing_seconds: how long `close`, and the program's end, wait for this work where they
-                would otherwise wait less.
+            work: a coroutine, or a coroutine function or callable without arguments.
+            name: name of the work in error messages; by default the name of the function.
+            timeout: seconds to wait for capacity; by default `deadline_seconds`.
+            report_failure: whether `check` raises a failure; otherwise only the task reports it.
+            closing_seconds: minimum time that `close` and the exit of the program wait for this work.
+
+        Returns:
+            The task of the work.
 
         Raises:
-            DeadlineError: still no room, or none now for background work.
+            DeadlineError: the capacity remained exhausted; for background work, it is exhausted now.
             ClosedError: the loop was closed.
-            InvalidArgumentError: `work` is nothing that can be run.
+            InvalidArgumentError: `work` is neither a coroutine nor callable.
         """
         if inspect.iscoroutinefunction(work):
             work = work()
@@ -135,7 +137,7 @@ class EventLoop(Closable):
                     return task
                 task.claim()
                 running = asyncio.run_coroutine_threadsafe(_guard(work), loop)
-                # Kept, as asyncio itself has but a weak reference to a coroutine's task.
+                # Stored, because asyncio only has a weak reference to the task of a coroutine.
                 self._outstanding[task] = closing_seconds, running
                 running.add_done_callback(
                     lambda ended: self._end(task, report_failure, partial(_result, work, ended))
@@ -147,10 +149,10 @@ class EventLoop(Closable):
         return task
 
     def check(self) -> None:
-        """Raises the first failure since the last check, if there was one. Later ones are logged.
+        """Raises the first failure since the last check, if there is one.
 
         Raises:
-            BackgroundError: with the name of the work, from the failure itself.
+            BackgroundError: work failed; the error has the name of the work, and its cause.
         """
         self._process.check()
         with self._changed:
@@ -167,15 +169,17 @@ class EventLoop(Closable):
         ) from error
 
     def on_await(self, call: Callable[[], None]) -> None:
-        """`call` is called where somebody begins to wait for all work: background work that spares
-        others no longer need do so. It must not wait."""
+        """Registers a function that is called when a caller starts to wait for all work.
+
+        Background work that throttles itself can then stop doing so. The function must not wait.
+        """
         self._when_awaited.append(call)
 
     def drain(self, timeout: float | None = None) -> None:
-        """Waits until nothing is outstanding. Reports no failure: `check` does.
+        """Waits until all work has ended. Failures are not raised; `check` raises them.
 
         Raises:
-            DeadlineError: some work has not ended; it goes on.
+            DeadlineError: some work has not ended; it continues.
             InvalidArgumentError: called by background work, which would wait for itself.
         """
         self._process.check()
@@ -187,23 +191,22 @@ class EventLoop(Closable):
             if not self._changed.wait_for(lambda: not self._outstanding, seconds):
                 names = ", ".join(sorted({task.name for task in self._outstanding}))
                 raise DeadlineError(
-                    f"background work was given {seconds} s to end and has not: {names}; allow "
-                    "more, or find out what it waits for",
+                    f"background work has not ended within {seconds} s: {names}; pass a longer "
+                    "timeout, or find out why it is slow",
                     timeout=seconds,
                     names=names,
                 )
 
     def close(self, timeout: float | None = None) -> None:
-        """Takes no more work, drains, and ends the threads. A second call does nothing.
+        """Waits for outstanding work, and ends the threads. A second call does nothing.
 
         Args:
-            timeout: seconds to wait for what is outstanding, or longer where that was submitted with
-                more `closing_seconds`; `deadline_seconds` if left out.
+            timeout: seconds to wait for outstanding work; by default `deadline_seconds`. A larger
+                `closing_seconds` of the work extends it.
 
         Raises:
-            DeadlineError: some work did not end; coroutines were cancelled, and callables are left
-                to themselves.
-            BackgroundError: a failure that no `check` has reported. The loop is closed all the same.
+            DeadlineError: some work did not end. Coroutines were cancelled; callables continue.
+            BackgroundError: work failed and no `check` has raised it. The loop is closed.
         """
         if not self._process.is_own:
             return
@@ -212,7 +215,7 @@ class EventLoop(Closable):
             if self._is_closed:
                 return
             self._is_closed = True
-            self._changed.notify_all()  # callers that wait for room
+            self._changed.notify_all()  # wakes callers that wait for capacity
             given = [self._seconds(timeout), *(each for each, _ in self._outstanding.values())]
         try:
             self.drain(max(given))
@@ -236,7 +239,7 @@ class EventLoop(Closable):
             )
 
     def _wait_for_capacity(self, name: str, seconds: float) -> None:
-        """Returns with room for one more. The lock must be held."""
+        """Waits until there is capacity for one more work. The caller has the lock."""
         if self._is_own_thread():
             seconds = 0.0
         has_room = self._changed.wait_for(
@@ -245,18 +248,21 @@ class EventLoop(Closable):
         if self._is_closed:
             raise ClosedError(
                 f"background work {name!r} was submitted to a closed event loop; submit it before "
-                "close, or make a new EventLoop"
+                "close, or create a new EventLoop"
             )
         if not has_room:
             raise DeadlineError(
-                f"background work {name!r} waited {seconds} s for room: {self.capacity} are "
-                "outstanding, as many as may be; submit less often, or raise the capacity"
+                f"background work {name!r} waited {seconds} s for capacity: {self.capacity} works are "
+                "outstanding, which is the maximum; submit less often, or raise the capacity"
             )
 
     # -- threads --------------------------------------------------------------
 
     def _start(self) -> asyncio.AbstractEventLoop:
-        """Starts all threads: none can be started while the interpreter ends. The lock must be held."""
+        """Starts all threads, because none can be started while the interpreter ends.
+
+        The caller has the lock.
+        """
         if self._loop is None:
             self._threads.start()
             started: Future[_Started] = Future()
@@ -265,7 +271,7 @@ class EventLoop(Closable):
         return self._loop
 
     def _stop(self) -> None:
-        """Cancels what has not begun, and coroutines; ends threads that are not in a call."""
+        """Cancels coroutines and work that has not started; ends threads that run no call."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._stopping.set)
         self._threads.close(timeout=0)
@@ -280,18 +286,18 @@ class EventLoop(Closable):
             self._leave(task)
 
     def _end(self, task: Task[Any], report_failure: bool, work: Callable[[], object]) -> None:
-        """Ends a task with what `work` returns or raises."""
+        """Ends a task with the result or error of `work`."""
         result, error = capture_outcome(work)
         if inspect.iscoroutine(result):
             result.close()
             error = InvalidArgumentError(
-                f"background work {task.name!r} returned a coroutine, which no one would await; "
-                "submit the coroutine, or a coroutine function"
+                f"background work {task.name!r} returned a coroutine, which is never awaited; submit "
+                "the coroutine, or a coroutine function"
             )
         if error is not None:
-            # A failure that need not be reported is the business of the holder of the task.
+            # Without `report_failure`, the owner of the task handles the failure.
             level = logging.ERROR if report_failure else logging.INFO
-            # Errors of sparring say all by themselves; of others it takes the line that raised them.
+            # Errors of sparring are complete messages; for others the traceback is needed.
             trace = None if isinstance(error, SparringError) else error
             text = f"{type(error).__name__}: {error}"
             _log.log(level, "background work %r failed: %s", task.name, text, exc_info=trace)
@@ -313,7 +319,7 @@ _Started = tuple[asyncio.AbstractEventLoop, asyncio.Event]
 
 
 def _run_loop(started: Future[_Started]) -> None:
-    """On the thread of the loop. It has no reference to the `EventLoop`, which may be dropped."""
+    """Runs the loop on its thread, without a reference to the `EventLoop`, which may be deleted."""
     serving = _serve(started)
     try:
         asyncio.run(serving)
@@ -321,7 +327,7 @@ def _run_loop(started: Future[_Started]) -> None:
         serving.close()
         if started.done():
             raise
-        started.set_exception(error)  # no descriptors are left, say
+        started.set_exception(error)  # for example, no file descriptors are left
 
 
 async def _serve(started: Future[_Started]) -> None:
@@ -331,7 +337,7 @@ async def _serve(started: Future[_Started]) -> None:
 
 
 async def _guard(work: Coroutine[Any, Any, object]) -> tuple[object, BaseException | None]:
-    """Result and error of a coroutine. asyncio would end its loop where one raises SystemExit."""
+    """Returns the result and error of a coroutine. asyncio would end its loop on SystemExit."""
     try:
         return await work, None
     except (KeyboardInterrupt, SystemExit) as error:
@@ -339,7 +345,7 @@ async def _guard(work: Coroutine[Any, Any, object]) -> tuple[object, BaseExcepti
 
 
 def _result(work: Coroutine[Any, Any, object], ended: Future[Any]) -> object:
-    work.close()  # it was cancelled, perhaps, before it began
+    work.close()  # needed if it was cancelled before it started
     result, error = ended.result()
     if error is not None:
         raise error

@@ -12,15 +12,15 @@ __all__ = ["open_file_system"]
 def open_file_system(
     url: str, unreachable: type[StorageIOError] = StorageIOError
 ) -> tuple[Any, str]:
-    """The file system of fsspec that a path or URL is on, and the path there.
+    """Returns the fsspec file system of a path or URL, and the path on it.
 
     Args:
         url: a local path, or a URL of fsspec.
-        unreachable: the error of one that cannot be reached.
+        unreachable: class of the error for a file system that cannot be reached.
 
     Raises:
-        InvalidArgumentError: fsspec knows no such file system, its package is not installed, or
-            the URL lacks what the file system needs.
+        InvalidArgumentError: fsspec does not know the file system, its package is not installed, or
+            the URL is incomplete.
         StorageIOError: the file system cannot be reached.
     """
     import fsspec  # type: ignore[import-untyped]  # it ships no types
@@ -30,19 +30,19 @@ def open_file_system(
     except (ValueError, ImportError) as error:
         raise InvalidArgumentError(
             f"no file system for {url}: {error}; name a local folder, or install the package "
-            "that fsspec asks for"
+            "that fsspec requires"
         ) from error
     except OSError as error:
         raise unreachable(
-            f"the file system of {url} cannot be reached: {error}; see that it runs and that "
-            "the URL is right",
+            f"the file system of {url} cannot be reached: {error}; check that it is running and "
+            "that the URL is correct",
             url=url,
         ) from error
     except Exception as error:
-        # A URL without what the client needs fails wherever that is first missed.
+        # Clients raise different errors for an incomplete URL.
         raise InvalidArgumentError(
             f"fsspec cannot open the file system of {url}: {type(error).__name__}: {error}; "
-            "give the whole URL, with its host or bucket",
+            "use the complete URL, with its host or bucket",
             url=url,
         ) from error
     return system, path

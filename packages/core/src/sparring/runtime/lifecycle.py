@@ -1,4 +1,4 @@
-"""Objects with an end: closed by ``with`` or at exit, and refused in a forked child."""
+"""Lifecycle of objects: closed by ``with`` or at exit, and unusable in a forked child."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _Self = TypeVar("_Self", bound="Closable")
 
 
 class Closable(ABC):
-    """A context manager whose end is `close`."""
+    """A context manager that calls `close` on exit."""
 
     @abstractmethod
     def close(self) -> None:
-        """Frees what it holds. A second call does nothing."""
+        """Releases all resources. A second call does nothing."""
 
     def __enter__(self: _Self) -> _Self:
         return self
@@ -40,50 +40,51 @@ class Closable(ABC):
 
 
 class ProcessGuard:
-    """Refuses an object with locks or threads in processes that were forked after it was made.
+    """Prevents the use of an object with locks or threads in processes forked after its creation.
 
-    A forked child has a copy of it: locks stay held as they were, and its threads are missing. To use
-    it would hang, or write what the parent writes too.
+    The copy in a forked child keeps the state of the locks but has no threads. Using it would hang,
+    or repeat the writes of the parent.
 
     Args:
-        what: the object, for the message.
+        what: description of the object, for messages.
     """
 
     __slots__ = ("_what", "made_in")
 
     def __init__(self, what: str) -> None:
         self.made_in = os.getpid()
-        """The process that made the object."""
+        """Process that created the object."""
         self._what = what
 
     @property
     def is_own(self) -> bool:
-        """Whether this is the process that made the object."""
+        """Whether this process created the object."""
         return os.getpid() == self.made_in
 
     def check(self) -> None:
-        """Raises `ClosedError` in any other process than the one that made the object."""
+        """Raises `ClosedError` in all processes except the one that created the object."""
         check_process(self.made_in, self._what)
 
 
 def check_process(made_in: int, what: str) -> None:
-    """As `ProcessGuard.check`, for an object that keeps the process itself."""
+    """Checks the process like `ProcessGuard.check`, for an object that stores the process itself."""
     if (here := os.getpid()) != made_in:
         raise ClosedError(
-            f"{what} was made in process {made_in} before a fork, and is used in process {here}; "
-            "start workers with spawn, or make it after the fork",
+            f"{what} was created in process {made_in} before a fork, and is used in process {here}; "
+            "start workers with spawn, or create it after the fork",
             made_in=made_in,
             used_in=here,
         )
 
 
 def at_exit(method: Callable[[], object]) -> None:
-    """Has the program's end call a method, unless its object is gone; the last one registered is first.
+    """Registers a method to be called at exit, unless its object has been deleted before.
 
-    Forked children do not call it. An error of sparring is logged.
+    Methods are called in reverse order of registration, and not in forked children. Errors of sparring
+    are logged.
     """
     process = os.getpid()
-    # Not kept for objects that are gone: a long program may make many.
+    # Unregistered when the object is deleted, because a long program may create many objects.
     found = weakref.WeakMethod(method, lambda _: atexit.unregister(end))
 
     def end() -> None:
@@ -99,11 +100,11 @@ def at_exit(method: Callable[[], object]) -> None:
 
 
 def call_each(calls: Iterable[Callable[[], object]]) -> None:
-    """Calls all, whichever of them raises: ends of parts that must not keep each other open.
+    """Calls all functions, even if some raise. It is used to close several parts of an object.
 
     Raises:
-        BaseException: the first that was raised; the others are logged. One that ends the program, as
-            KeyboardInterrupt, comes before errors.
+        BaseException: the first exception; the others are logged. Exceptions that end the program,
+            such as KeyboardInterrupt, take precedence over errors.
     """
     raised: list[BaseException] = []
     for call in calls:

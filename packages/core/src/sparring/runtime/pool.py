@@ -1,12 +1,12 @@
 """The execution pool in Python: its size, and calls that run on its threads.
 
-One pool serves the whole process. Native storages and kernels spread their loops over it by
-themselves; `submit` is for running a whole call concurrently, such as the `find` of the next
-hop while the rows of this one travel. A call takes the GIL on its thread, so calls run side by
-side only in so far as what they call releases it: native storages and kernels do.
+There is one pool per process. Native storages and kernels parallelize their loops on it; `submit` runs
+a complete call concurrently, for example the `find` of the next hop while the rows of this hop are
+sent. Python code of a call needs the GIL, so calls only run in parallel while they execute code that
+releases it, such as native storages and kernels.
 
-A call should compute, not wait: while it runs, it counts as one of the pool's threads. What waits
-for a disk or a network belongs to `sparring.runtime.events`.
+A call should compute, not wait, because it occupies one of the pool's threads. Calls that wait for a
+disk or a network should use `sparring.runtime.events`.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 EXIT_SECONDS = 5.0
-"""How long the interpreter's exit waits for calls that still run."""
+"""Time that the interpreter's exit waits for running calls."""
 
 _log = logging.getLogger(__name__)
 
 
 def configure_pool(threads: int | None = None, *, sharing: int = 1) -> None:
-    """Sets how many threads may compute at once, those of the framework that call us included.
+    """Sets the number of threads that may compute at once, including calling threads.
 
-    In a forked child that lost the pool's threads (see ``docs/explanation/execution.md``) this
-    changes nothing: such a child computes on its own thread.
+    It has no effect in a forked child, which has no pool threads and computes on its own thread (see
+    ``docs/explanation/execution.md``).
 
     Args:
         threads: 1 to 1,024. None or 0: the number of usable cores, which is the smaller of the
             affinity mask and the CPU quota of the process, but at most ``OMP_NUM_THREADS``, if that
             environment variable is set.
-        sharing: processes that share these cores: each takes its part of them, but one at least.
-            Does not matter where `threads` says a number.
+        sharing: number of processes that share these cores; each uses its share, but at least one
+            core. Ignored if `threads` is a number.
 
     Raises:
-        InvalidArgumentError: no such number; or the pool has work, and keeps its size.
+        InvalidArgumentError: `threads` is invalid, or the pool has work and cannot change its size.
     """
     wanted = _check_threads(threads)
     if not wanted and sharing > 1:
@@ -64,12 +64,12 @@ def configure_pool(threads: int | None = None, *, sharing: int = 1) -> None:
 
 
 def num_threads() -> int:
-    """How many threads may compute at once."""
+    """Returns the number of threads that may compute at once."""
     return int(_native.pool_num_threads())
 
 
 def capture_outcome(call: Callable[[], T]) -> tuple[T | None, BaseException | None]:
-    """Calls it; returns its result, and what it raised."""
+    """Calls a function, and returns its result and the exception that it raised; one is None."""
     try:
         return call(), None
     except BaseException as error:
@@ -83,45 +83,46 @@ class Task(Generic[T]):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        """Name of the work in errors."""
+        """Name of the work in error messages."""
         self.was_reported = False
-        """Whether `result` has raised its failure to somebody."""
+        """Whether `result` has raised the error of the work."""
         self._future: Future[T] = Future()
         self.process = os.getpid()
-        """The process that began it, and in which alone it ends."""
+        """The process that started the work. The task ends only in this process."""
 
     def result(self, timeout: float | None = None) -> T:
-        """Waits for the work to end; returns what it returned or raises what it raised.
+        """Waits for the work to end, and returns its result or raises its error.
 
         Args:
-            timeout: seconds; None waits as long as it takes.
+            timeout: seconds to wait; None: no limit.
 
         Raises:
-            DeadlineError: it has not ended in time; it goes on, and may be asked again.
-            ClosedError: it was begun before this process was forked, and had not ended then.
-            concurrent.futures.CancelledError: it was cancelled.
+            DeadlineError: the work has not ended in time. It continues, and `result` may be called
+                again.
+            ClosedError: the work was started before this process was forked, and had not ended then.
+            concurrent.futures.CancelledError: the work was cancelled.
         """
         future = self._awaited()
         try:
             return future.result(timeout)
         except (TimeoutError, FutureTimeoutError):  # two classes in Python 3.10
-            if future.done():  # the work's own TimeoutError, or it ended this very moment
+            if future.done():  # the work raised TimeoutError, or has just ended
                 return self._outcome()
         except Exception:
             self.was_reported = True
             raise
         raise DeadlineError(
-            f"{self.name} was given {timeout} s and has not ended; allow more, or find out what "
-            "it waits for",
+            f"{self.name} has not ended within {timeout} s; pass a longer timeout, or find out why it "
+            "is slow",
             name=self.name,
             timeout=timeout,
         )
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits for the work to end; says whether it has. Its failure is not raised, nor heard.
+        """Waits for the work to end, and returns whether it has. An error of the work is not raised.
 
         Args:
-            timeout: seconds; None waits as long as it takes.
+            timeout: seconds to wait; None: no limit.
         """
         try:
             self._awaited().exception(timeout)
@@ -132,12 +133,11 @@ class Task(Generic[T]):
         return True
 
     def failure(self) -> BaseException | None:
-        """The error of work that has ended, to be passed on; None: there is none, or it was
-        cancelled."""
+        """Returns the error of work that has ended; None if it succeeded or was cancelled."""
         return None if self.cancelled() else self._future.exception(0)
 
     def _awaited(self) -> Future[T]:
-        """The future, unless a forked child would wait for it for ever."""
+        """Returns the future; raises in a forked child, which would wait for it forever."""
         if os.getpid() != self.process and not self._future.done():
             check_process(self.process, self.name)
         return self._future
@@ -150,19 +150,19 @@ class Task(Generic[T]):
             raise
 
     def done(self) -> bool:
-        """Whether the work has ended, be it by a result, an error or a cancellation."""
+        """Whether the work has ended with a result, an error or a cancellation."""
         return self._future.done()
 
     def cancel(self) -> bool:
-        """Keeps the work from starting. False if it has begun."""
+        """Prevents the work from starting. Returns False if it has already started."""
         return self._future.cancel()
 
     def cancelled(self) -> bool:
-        """Whether `cancel` came in time."""
+        """Whether `cancel` succeeded."""
         return self._future.cancelled()
 
     def on_cancel(self, call: Callable[[], None]) -> None:
-        """`call` is called once `cancel` has come in time, by who cancels. It must not wait."""
+        """Registers a function that is called if `cancel` succeeds, on its thread. It must not wait."""
 
         def end(future: Future[T]) -> None:
             if future.cancelled():
@@ -171,11 +171,11 @@ class Task(Generic[T]):
         self._future.add_done_callback(end)
 
     def claim(self) -> bool:
-        """For who runs it: True, once, unless it was cancelled."""
+        """Marks the work as started. Returns whether to run it: False if it was cancelled."""
         return self._future.set_running_or_notify_cancel()
 
     def finish(self, result: T | None, error: BaseException | None) -> None:
-        """Ends it, after `claim`: with an error, or else the result."""
+        """Ends the work, after `claim`, with an error, or with the result if `error` is None."""
         if error is None:
             self._future.set_result(cast("T", result))
         else:
@@ -195,8 +195,8 @@ class Task(Generic[T]):
 class PoolTask(Task[T]):
     """A call on a thread of the pool.
 
-    On a thread of the pool, `result` runs a call that has not begun here and now, so that calls
-    may wait for calls without running out of threads; `timeout` does not bound that.
+    If `result` is called on a pool thread and the call has not started, it runs on this thread, without
+    regard to `timeout`. Therefore calls may wait for other calls without exhausting the threads.
     """
 
     __slots__ = ("_call", "_is_taken")
@@ -212,10 +212,10 @@ class PoolTask(Task[T]):
         return super().result(timeout)
 
     def run(self) -> None:
-        """Runs the call on this thread, unless it has begun or was cancelled."""
+        """Runs the call on this thread, unless it has started or was cancelled."""
         if not self._is_taken.acquire(blocking=False):
             return
-        call, self._call = self._call, None  # what it holds shall not outlive it
+        call, self._call = self._call, None  # so that its arguments are released when it ends
         if call is not None and self.claim():
             self.finish(*capture_outcome(call))
 
@@ -223,7 +223,7 @@ class PoolTask(Task[T]):
 def submit(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> PoolTask[T]:
     """Runs ``function(*args, **kwargs)`` on a thread of the pool, as soon as one is free.
 
-    Calls begin in no fixed order.
+    The order in which calls start is not defined.
 
     Raises:
         ClosedError: the interpreter is ending.
@@ -241,7 +241,7 @@ def submit(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Po
 
 
 class _Calls:
-    """The calls that have been submitted and have not ended."""
+    """Calls that have been submitted and have not ended."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -252,8 +252,8 @@ class _Calls:
         with self._lock:
             if self._is_exiting:
                 raise ClosedError(
-                    f"{task.name} was submitted while the interpreter is ending, when the pool "
-                    "takes no more calls; submit it earlier, or call it",
+                    f"{task.name} was submitted while the interpreter is ending, but the pool no longer "
+                    "accepts calls; submit it earlier, or call it directly",
                     name=task.name,
                 )
             self._tasks.add(task)
@@ -269,7 +269,7 @@ class _Calls:
             self.discard(task)
 
     def end(self) -> None:
-        """At exit: cancels what has not begun, and waits for the rest, within bounds."""
+        """Cancels calls that have not started, and waits for the others, at most `EXIT_SECONDS`."""
         with self._lock:
             self._is_exiting = True
             tasks = list(self._tasks)
@@ -277,11 +277,11 @@ class _Calls:
         late = wait([task._future for task in running], EXIT_SECONDS).not_done
         if late:
             names = ", ".join(sorted(task.name for task in running if not task.done()))
-            _log.warning("the interpreter ends before these calls: %s", names)
+            _log.warning("the interpreter ends before these calls have ended: %s", names)
 
 
 _calls: dict[int, _Calls] = {}
-"""By process: a forked child has others, and those of its parent, as they were."""
+"""Calls by process id. A forked child has separate calls, and must not end those of its parent."""
 
 
 def _get_calls(process: int) -> _Calls:
@@ -300,7 +300,7 @@ def _check_threads(threads: object) -> int:
         if 0 <= number <= most:
             return number
     raise InvalidArgumentError(
-        f"the pool can have 1 to {most} threads, or None for the number of usable cores; "
-        f"{threads!r} was asked for",
+        f"the number of threads of the pool must be 1 to {most}, or None for the number of usable "
+        f"cores, found {threads!r}",
         threads=threads,
     )

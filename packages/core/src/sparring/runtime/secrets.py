@@ -1,8 +1,9 @@
-"""Refusal of passwords that are written out in configurations.
+"""Detection of secrets in configurations.
 
-Configurations are printed, compared between ranks and kept with results. So they name the environment
-variable or the file that holds a secret, and never hold it; no message repeats what looks like one.
-Options of backends are searched as plain mappings: not every reader of a configuration knows their model.
+Configurations are printed, compared between ranks and stored with results. Therefore they must not
+contain secrets, but name the environment variable or file with the secret, and no message repeats a
+value that looks like a secret. Options of backends are searched as plain mappings, because not every
+reader of a configuration knows their model.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ __all__ = [
 ]
 
 SECRET_IN_CONFIG = "secret_given"
-"""The type of pydantic errors for a written-out secret. Messages do not repeat such an input."""
+"""Type of the pydantic error for a secret in a configuration. Its messages do not repeat the input."""
 
 _WORDS = (
     r"(?:pass(?:word|wd|phrase)|pwd|secret|token|credentials?|"
     r"(?:secret|access|account|api|private)[_-]?key)"
 )
-# Longer texts are refused elsewhere; so no pattern takes long over hostile ones.
+# Longer texts are rejected elsewhere. The limit bounds the time of the patterns for hostile texts.
 _MAX_CHARACTERS = 4096
 # `user:password@` before the host, but no port as in `https://host:8080/a@b`; or in the query.
 _PASSWORD_IN_URL = re.compile(
@@ -42,39 +43,41 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
 class FoundSecret(NamedTuple):
-    """The path of a secret in a configuration, and what to do about it; never the secret."""
+    """Path of a secret in a configuration, and the reason and fix. It does not contain the secret."""
 
     path: tuple[str | int, ...]
     reason: str
 
 
 def has_password(text: str) -> bool:
-    """Whether a text holds a URL with a password."""
+    """Whether a text contains a URL with a password."""
     text = text[:_MAX_CHARACTERS]
     begin = text.find("://")
     return begin >= 0 and bool(_PASSWORD_IN_URL.search(text, begin))
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether the value of this name is a secret, as of ``password`` or ``secret_access_key``."""
+    """Whether a name, such as ``password`` or ``secret_access_key``, denotes a secret."""
     return bool(_NAME.search(name))
 
 
 def may_show_secret(text: str) -> bool:
-    """Whether a message should not repeat a text."""
+    """Whether a text may contain a secret, so that messages must not repeat it."""
     return bool(_HINT.search(text))
 
 
 def find_passwords(value: Any) -> Iterator[FoundSecret]:
-    """All URLs with a password, in mappings and lists of any depth."""
+    """Yields all URLs with a password, in nested mappings and lists."""
     for path, each in _scalars(value, ()):
         if has_password(_to_text(each)):
             yield FoundSecret(path, _CONTAINS_PASSWORD)
 
 
 def find_secrets(options: Any) -> Iterator[FoundSecret]:
-    """All secrets in options of a backend: by their form, ``user:password@host`` without a scheme
-    included, or by their name."""
+    """Yields all secrets in options of a backend, detected by form or name.
+
+    In addition to URLs, ``user:password@host`` without a scheme is detected.
+    """
     for path, value in _scalars(options, ()):
         text = _to_text(value)
         if has_password(text) or _PASSWORD_BEFORE_HOST.match(text[:_MAX_CHARACTERS]):
@@ -85,21 +88,21 @@ def find_secrets(options: Any) -> Iterator[FoundSecret]:
         if is_secret_name(name):
             yield FoundSecret(
                 path,
-                "is a secret by its name, and configurations are printed; name the environment "
-                f"variable or the file that holds it, as {name}_environment, if the backend has "
-                "an option for that",
+                "is a secret according to its name, and configurations are printed; name the "
+                f"environment variable or the file that contains it, for example with "
+                f"{name}_environment, if the backend has such an option",
             )
         elif _VARIABLE_OPTION.search(name) and not _VARIABLE.match(text):
             yield FoundSecret(
                 path,
-                "must be the name of an environment variable: letters, digits and _, no digit "
-                "first; it is not the place for the secret itself",
+                "must be the name of an environment variable (letters, digits and _, not starting "
+                "with a digit), not the secret itself",
             )
 
 
 _CONTAINS_PASSWORD = (
-    "holds a password, and configurations are printed; leave user and password out of it, and give "
-    "them by the options that the backend has for them, as password_environment, or by the "
+    "contains a password, and configurations are printed; remove user and password from it, and "
+    "pass them with options of the backend such as password_environment, or with the environment "
     "variables and files of the file system"
 )
 

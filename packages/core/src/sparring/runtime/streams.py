@@ -1,16 +1,16 @@
-"""Streams of a device, awaited: where its work meets coroutines and the execution pool.
+"""Awaitable streams of a device, for coroutines and the execution pool.
 
-Core knows no CUDA. A package that drives a device hands over its streams as a capsule of
-``sparring/stream_abi.h``, and offers them by `KernelSet.streams`:
+Core does not depend on CUDA. A package that drives a device provides its streams as a capsule of
+``sparring/stream_abi.h``, through `KernelSet.streams`:
 
     streams = kernels.streams()
     with streams.open() as stream:
-        kernels_on(stream).find(…)          # put on the stream, not waited for
+        kernels_on(stream).find(…)          # submitted to the stream, without waiting
         await stream                        # or stream.reached().result(timeout)
 
-A wait ends on a thread of the pool. It fails with `DeviceLostError` where the device has failed, though
-a lost GPU never calls back: the pool asks it now and then. And it fails with `DeadlineError` where
-the stream does not come there in time, even if the driver hangs.
+A wait completes on a thread of the pool. It raises `DeviceLostError` if the device failed; the pool
+polls the device, because a lost GPU never calls back. It raises `DeadlineError` if the stream does not
+complete the work in time, even if the driver hangs.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from sparring.runtime.pool import Task
 __all__ = ["STREAM_DEADLINE_SECONDS", "Stream", "StreamTask", "Streams"]
 
 STREAM_DEADLINE_SECONDS = 60.0
-"""How long a stream may take to come where it is awaited, unless the call says otherwise."""
+"""Default deadline of a wait for a stream."""
 
 
 class StreamTask(Task[None]):
-    """A wait for the point where a stream was when the wait began."""
+    """A wait for the work that was on a stream when the wait began."""
 
     __slots__ = ("begin_ns", "end_ns")
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.begin_ns = time.perf_counter_ns()
-        """When the wait began, on the clock of ``time.perf_counter_ns``."""
+        """Start of the wait, by ``time.perf_counter_ns``."""
         self.end_ns = 0
-        """When it ended; 0 while it has not."""
+        """End of the wait; 0 if it has not ended."""
 
     def when_done(self, call: Callable[[StreamTask], None]) -> None:
-        """Calls ``call(self)`` once it has ended, on a thread of the pool, or here if it has."""
+        """Calls ``call(self)`` when the wait ends, on a pool thread; immediately if it has ended."""
         self._future.add_done_callback(lambda _: call(self))
 
     def end(self, kind: str | None, message: str | None) -> None:
-        """Callback of the pool, called once."""
+        """Ends the wait. The pool calls it once."""
         self.end_ns = time.perf_counter_ns()
-        if self.claim():  # a cancelled task wants no answer
+        if self.claim():  # False if the task was cancelled
             self.finish(None, None if kind is None else getattr(errors, kind)(message))
 
 
@@ -60,10 +60,10 @@ class Streams:
     """The streams of one device.
 
     Args:
-        capsule: of ``sparring/stream_abi.h``.
+        capsule: a capsule of ``sparring/stream_abi.h``.
 
     Raises:
-        ValueError: it is of another version.
+        ValueError: the capsule has another version.
     """
 
     def __init__(self, capsule: object) -> None:
@@ -71,19 +71,19 @@ class Streams:
 
     @property
     def device(self) -> str:
-        """As ``cuda:0``."""
+        """Name of the device, such as ``cuda:0``."""
         return self._native.device
 
     def open(self) -> Stream:
-        """A new stream.
+        """Creates a stream.
 
         Raises:
-            DeviceError: the device refuses.
+            DeviceError: the device reports an error.
         """
         return Stream(self._native, self._native.make_stream(), is_owned=True)
 
     def wrap(self, handle: int) -> Stream:
-        """A stream that somebody else made, as the framework's current one.
+        """Returns an existing stream, such as the current stream of a framework, as a `Stream`.
 
         Args:
             handle: a ``cudaStream_t`` as a number; 0 is the default stream.
@@ -91,18 +91,18 @@ class Streams:
         return Stream(self._native, handle, is_owned=False)
 
     def pinned(self, num_bytes: int) -> npt.NDArray[np.uint8]:
-        """``(num_bytes,)`` of host memory that the device copies without a detour.
+        """Allocates pinned host memory, ``(num_bytes,)`` uint8, which the device copies directly.
 
-        Making and freeing it may wait for the device: keep it.
+        Allocating and freeing may wait for the device, so reuse the array.
 
         Raises:
-            DeviceError: there is none left, or the device refuses.
+            DeviceError: no pinned memory is left, or the device reports an error.
         """
         return self._native.pinned(num_bytes)
 
 
 class Stream(Closable):
-    """Work of a device, one piece after another. Awaitable from asyncio."""
+    """A queue of work on a device, executed in order. Awaitable from asyncio."""
 
     def __init__(self, native: _native.Streams, handle: int, *, is_owned: bool) -> None:
         self._native = native
@@ -111,9 +111,9 @@ class Stream(Closable):
         """The ``cudaStream_t`` as a number."""
 
     def reached(self, deadline_seconds: float = STREAM_DEADLINE_SECONDS) -> StreamTask:
-        """A task that is done when all is done that is on the stream now.
+        """Returns a task that ends when the present work of the stream is complete.
 
-        It fails with `DeviceError` or `DeadlineError`.
+        The task raises `DeviceError` or `DeadlineError`.
 
         Raises:
             InvalidArgumentError: the deadline is not positive.
@@ -130,26 +130,31 @@ class Stream(Closable):
         return self.reached().__await__()
 
     def follow(self, other: Stream | int) -> None:
-        """Orders later work of this stream after the present work of `other`. The host does not wait.
+        """Orders later work of this stream after the present work of `other`, without a host wait.
 
         Raises:
-            DeviceError: the device refuses.
+            DeviceError: the device reports an error.
         """
         handle = other.handle if isinstance(other, Stream) else other
         if handle != self.handle:
             self._native.order_after(self.handle, handle)
 
     def copy(self, to: int, from_: int, num_bytes: int) -> None:
-        """Puts a copy between device memory and pinned host memory, addresses, on the stream.
+        """Submits a copy between device memory and pinned host memory.
+
+        Args:
+            to: destination address.
+            from_: source address.
+            num_bytes: number of bytes.
 
         Raises:
-            DeviceError: the device refuses.
+            DeviceError: the device reports an error.
         """
         if num_bytes:
             self._native.copy(to, from_, num_bytes, self.handle)
 
     def close(self) -> None:
-        """Frees the stream; what is on it still ends. One that was wrapped stays."""
+        """Destroys the stream after its present work. A wrapped stream is not destroyed."""
         if self._is_owned:
             self._is_owned = False
             self._native.free_stream(self.handle)

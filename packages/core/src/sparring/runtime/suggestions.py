@@ -1,4 +1,4 @@
-"""Guesses which name was meant."""
+"""Suggestions for misspelled names in error messages."""
 
 from __future__ import annotations
 
@@ -19,10 +19,7 @@ def find_closest_name(name: str, known: Iterable[str]) -> str | None:
 
 
 def format_suggestion(name: object, known: Iterable[str]) -> str:
-    """The tail of a message about a name that is not among `known`.
-
-    ``did you mean 'x'? known: …``
-    """
+    """Returns the end of a message about an unknown name: ``did you mean 'x'? known: …``."""
     names = list(known)
     meant = find_closest_name(str(name), names)
     listed = ", ".join(repr(each) for each in names[:_MAX_SHOWN]) or "none"

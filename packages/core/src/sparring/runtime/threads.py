@@ -1,16 +1,16 @@
-"""Threads of core: all of them are made here, but for those of the execution pool, metrics and tests.
+"""Threads of core. All threads are created here, except those of the execution pool, metrics and tests.
 
-They are daemon threads, so that background work may go on while the interpreter ends. From then on some
-versions of Python start no thread: work that may end so late starts its threads before.
+They are daemon threads, so background work may continue while the interpreter ends. Some versions of
+Python cannot start threads then, so work that may end late starts its threads in advance.
 
-The end of a program stops what it left open, in this order:
+The exit of a program closes open parts in this order:
 
-    1. prefetches and loads in the background, which use the collective (`at_exit`)
+    1. background prefetches and loads, which use the collective (`at_exit`)
     2. collectives
-    3. event loops: saves, write-back and flushes are drained
+    3. event loops: waits for saves, write-back and flushes
     4. the execution pool
 
-A forked child has none of the threads, and stops nothing (`ProcessGuard`).
+A forked child has none of these threads, and closes nothing (`ProcessGuard`).
 """
 
 from __future__ import annotations
@@ -33,18 +33,20 @@ _Result = TypeVar("_Result")
 
 
 def start_thread(call: Callable[[], object], name: str) -> threading.Thread:
-    """Runs a call on a daemon thread of its own; `name` is for debuggers."""
+    """Runs a call on a new daemon thread; `name` is shown in debuggers."""
     thread = threading.Thread(target=call, name=name, daemon=True)
     thread.start()
     return thread
 
 
 class Threads:
-    """Runs calls on a few threads, in their order. The first call starts them, if `start` did not.
+    """Runs calls on a few threads, in the order of submission.
+
+    The threads start with `start`, or with the first call.
 
     Args:
-        name: of the threads, for debuggers.
-        num_threads: how many calls run at once.
+        name: name of the threads, shown in debuggers.
+        num_threads: maximum number of calls that run at once.
     """
 
     def __init__(self, name: str, num_threads: int = 1) -> None:
@@ -53,13 +55,13 @@ class Threads:
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        """Starts the threads that do not run yet."""
+        """Starts the threads that are not running yet."""
         while len(self._threads) < self._num_threads:
             name = f"{self._name}-{len(self._threads)}"
             self._threads.append(start_thread(partial(_run_calls, self._calls), name))
 
     def submit(self, call: Callable[[], _Result]) -> Future[_Result]:
-        """Begins a call, as `run`, that may raise."""
+        """Submits a call that may raise, and returns its future."""
         future: Future[_Result] = Future()
 
         def run() -> None:
@@ -73,13 +75,13 @@ class Threads:
         return future
 
     def run(self, call: Callable[[], object]) -> None:
-        """Begins a call that does not raise. One thread at a time begins calls."""
-        self._calls.put(call)  # first: a thread that starts begins it while this one goes on
+        """Submits a call that must not raise. Only one thread at a time may submit calls."""
+        self._calls.put(call)  # before `start`, so that a new thread finds it
         try:
             self.start()
         except RuntimeError:
             if not self._threads:
-                self._calls = queue.SimpleQueue()  # it is refused, and must not run later
+                self._calls = queue.SimpleQueue()  # the call is rejected, and must not run later
                 raise
 
     def is_current(self) -> bool:
@@ -87,7 +89,11 @@ class Threads:
         return threading.current_thread() in self._threads
 
     def close(self, timeout: float | None = None) -> None:
-        """Ends each thread after its last call, and waits for it so many seconds; None: without limit."""
+        """Ends each thread after its last call.
+
+        Args:
+            timeout: seconds to wait for each thread; None: no limit.
+        """
         threads, self._threads = self._threads, []
         for _ in threads:
             self._calls.put(None)
@@ -99,7 +105,7 @@ class Threads:
 
 
 def _run_calls(calls: queue.SimpleQueue[Callable[[], object] | None]) -> None:
-    # Without the `Threads`, which may be dropped, and ends this thread then.
+    # Has no reference to `Threads`, whose deletion ends this thread.
     while (call := calls.get()) is not None:
         call()
         del call
@@ -131,9 +137,9 @@ class SerialExecutor:
     """Runs jobs in the order of submission, one at a time.
 
     Args:
-        threads: run the jobs; None means the execution pool, which is for calls that compute and
-            never wait: native storages and kernels. A call that may wait, as of a storage written
-            in Python, needs a thread of its own.
+        threads: threads that run the jobs. None: the execution pool, for calls that compute and never
+            wait, such as native storages and kernels. Calls that may wait, for example in a storage
+            written in Python, need separate threads.
     """
 
     def __init__(self, threads: Threads | None = None) -> None:
@@ -145,10 +151,10 @@ class SerialExecutor:
         self._ended = threading.Event()
 
     def submit(self, call: Callable[[], None]) -> Job:
-        """Begins a call as soon as those before it have ended.
+        """Runs a call when all earlier calls have ended, and returns its job.
 
         Raises:
-            ClosedError, RuntimeError: the interpreter is ending, and no thread is left to run it.
+            ClosedError, RuntimeError: the interpreter is ending, and no thread can run it.
         """
         job = Job(call)
         with self._lock:
@@ -167,16 +173,17 @@ class SerialExecutor:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing runs or waits to run."""
+        """Whether no job runs or waits."""
         return not self._is_running
 
     def pause(self, seconds: float) -> None:
-        """Returns when a job has ended since the last call, at the latest after `seconds`."""
+        """Waits until a job has ended since the last call, at most `seconds`."""
         self._ended.wait(seconds)
         self._ended.clear()
 
     def finish(self) -> None:
-        """Drops jobs that have not begun, and waits for the running one: it may write to our memory."""
+        """Drops jobs that have not started, and waits for the running one, because it may still write
+        to memory of the caller."""
         with self._lock:
             self._waiting.clear()
         while self._is_running:
@@ -195,7 +202,7 @@ class SerialExecutor:
 
 
 class InlineExecutor(SerialExecutor):
-    """Runs each job in `submit`: for jobs that take less time than waking a thread."""
+    """Runs each job in `submit`, for jobs that are faster than waking a thread."""
 
     def submit(self, call: Callable[[], None]) -> Job:
         job = Job(call)
@@ -204,22 +211,23 @@ class InlineExecutor(SerialExecutor):
 
 
 def read_ahead(items: Generator[_Item, None, None]) -> Iterator[_Item]:
-    """Yields the same items; each is made on a thread while the one before it is in use.
+    """Yields the items of a generator; each is produced on a thread while the previous one is in use.
 
     Args:
-        items: advanced by this alone, on that thread, and closed where this ends.
+        items: the generator. It is advanced only by this function, on that thread, and closed at the
+            end.
     """
     thread = Threads("sparring-snapshot-read")
     try:
         thread.start()
-    except RuntimeError:  # the interpreter is ending, which a load may outlast
+    except RuntimeError:  # the interpreter is ending while a load is still running
         yield from items
         return
     try:
         coming = thread.submit(partial(_take_next, items))
         while taken := coming.result():
             coming = thread.submit(partial(_take_next, items))
-            # A buffer that is held here cannot be read into.
+            # Popped, because a buffer with a reference here cannot be reused.
             yield taken.pop()
     finally:
         thread.close()
@@ -227,7 +235,7 @@ def read_ahead(items: Generator[_Item, None, None]) -> Iterator[_Item]:
 
 
 def _take_next(items: Iterator[_Item]) -> list[_Item]:
-    """The next item; nothing at the end, because a future cannot hold a StopIteration."""
+    """Returns a list of the next item, empty at the end: a future cannot contain StopIteration."""
     for item in items:
         return [item]
     return []

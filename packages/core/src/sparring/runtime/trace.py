@@ -1,11 +1,11 @@
-"""Spans of a rank's work over time, as Perfetto and chrome://tracing show them.
+"""Traces of a rank's work over time, for Perfetto and chrome://tracing.
 
     container.exchange.trace = trace = Trace(rank)
     …
     trace.write("out.json")
 
-Spans of threads are on one line for each thread. Messages overlap, so each takes a line of its own
-among those of its kind. Where there is no trace, a span costs one comparison with None.
+Each thread has one line of spans. Messages overlap, so each is drawn on a separate line. Without a
+trace, a span costs one comparison with None.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy.typing as npt
 __all__ = ["AllGather", "Span", "Trace"]
 
 MAX_SPANS = 1_000_000
-"""Most spans of a trace; about 200 MB of JSON. Later spans are counted, not kept."""
+"""Maximum number of spans in a trace, about 200 MB of JSON. Later spans are only counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,29 +36,29 @@ class Span:
 
     name: str
     begin_ns: int
-    """On the clock of ``time.perf_counter_ns``."""
+    """Start, by ``time.perf_counter_ns``."""
     end_ns: int
     thread_id: int
-    """The thread it ran on; 0 for a message, and for what has a line of its own."""
+    """Thread of the span; 0 for a message, and for a span with `line`."""
     details: dict[str, Any] = field(default_factory=dict)
     line: str = ""
-    """The name of its line where it is no thread's, as a stream's."""
+    """Name of the line if it is not a thread, for example a stream."""
 
 
 class AllGather(Protocol):
-    """The part of a collective that traces of all ranks need."""
+    """The part of a collective that `Trace.write_together` uses."""
 
     rank: int
 
     def all_gather(self, buffer: Any) -> list[npt.NDArray[Any]]:
-        """The arrays of all ranks, in the order of ranks."""
+        """Returns the arrays of all ranks, in rank order."""
 
 
 class Trace:
     """Collects spans of one rank. Every method may be called from any thread.
 
     Args:
-        rank: which rank; each has a group of lines of its own.
+        rank: the rank; each rank has a separate group of lines.
     """
 
     def __init__(self, rank: int = 0) -> None:
@@ -75,7 +75,7 @@ class Trace:
         *,
         thread_id: int | None = None,
     ) -> None:
-        """Adds what a thread did, this one unless another is named."""
+        """Adds a span of a thread, by default the calling one."""
         found = threading.get_ident() if thread_id is None else thread_id
         self._keep(Span(name, begin_ns, end_ns, found, details or {}))
 
@@ -87,18 +87,18 @@ class Trace:
         end_ns: int,
         details: dict[str, Any] | None = None,
     ) -> None:
-        """Adds what happened on a line that is no thread's: a stream of a device."""
+        """Adds a span to a line that is not a thread, for example a stream of a device."""
         self._keep(Span(name, begin_ns, end_ns, 0, details or {}, line))
 
     def add_transfer(
         self, name: str, begin_ns: int, end_ns: int, details: dict[str, Any] | None = None
     ) -> None:
-        """Adds a message: from when it was started until it had come or had gone."""
+        """Adds a message, from its start until it was received or sent."""
         self._keep(Span(name, begin_ns, end_ns, 0, details or {}))
 
     @contextmanager
     def span(self, name: str, **details: Any) -> Iterator[None]:
-        """Adds what the block does."""
+        """Adds a span for the duration of the ``with`` block."""
         begin = time.perf_counter_ns()
         try:
             yield
@@ -106,7 +106,7 @@ class Trace:
             self.add(name, begin, time.perf_counter_ns(), details)
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Writes the trace event format of Chrome, which https://ui.perfetto.dev opens.
+        """Writes the trace in Chrome's trace event format, which https://ui.perfetto.dev reads.
 
         Raises:
             OSError: the file cannot be written.
@@ -114,13 +114,13 @@ class Trace:
         _write(path, list(self._events()))
 
     def write_together(self, path: str | os.PathLike[str], collective: AllGather) -> None:
-        """The same for all ranks, which call it together: rank 0 writes one file.
+        """Writes the traces of all ranks to one file. All ranks call it, and rank 0 writes.
 
-        Times of ranks on several machines are those of their own clocks.
+        Each machine uses its own clock, so times on different machines are not aligned.
 
         Raises:
             OSError: the file cannot be written.
-            PeerFailure: a rank is gone or silent.
+            PeerFailure: a rank failed or does not answer.
         """
         mine = np.frombuffer(json.dumps(list(self._events())).encode(), np.uint8)
         parts = collective.all_gather(mine)

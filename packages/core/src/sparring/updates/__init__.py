@@ -1,11 +1,11 @@
-"""Update methods: how gradients change rows.
+"""Update methods, by which gradients change rows.
 
     hyper-parameters (per table, may change between steps)
          │
-    UpdateMethod ── state_width(dim), initial_state(dim) ──► the state behind an embedding
+    UpdateMethod ── state_width(dim), initial_state(dim) ──► the state after an embedding
          └───────── update(rows) ──► embeddings and state, in place
 
-The built-in methods run natively, fused: each row is visited once, its gradient summed and its
-embedding and state changed on the spot. A plugin may register methods of its own, in NumPy; see
+The built-in methods are native and fused: each row is accessed once to sum its gradient and to update
+its embedding and state. Plugins may register other methods, written in NumPy; see
 `sparring.contracts.hookspecs.sparring_register_update_methods`.
 """

@@ -1,7 +1,7 @@
-"""The update methods that core brings.
+"""The update methods of core.
 
-In all formulas: w the embedding, g the summed and clipped gradient of its row, t the number of the
-step. Products, squares and roots are element by element; mean(g²) and norms are over the row.
+In all formulas, w is the embedding, g the summed and clipped gradient of its row, and t the step number.
+Products, squares and roots are element-wise; mean(g²) and norms are computed over the row.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ __all__ = ["BUILTIN_METHODS", "KERAS_HYPER", "NativeMethod", "clip_gradients", "
 
 
 class NativeMethod(UpdateMethod):
-    """A method of ``native/kernels/update.h``, which runs fused."""
+    """A fused method of ``native/kernels/update.h``."""
 
     summary: str
-    """One sentence for listings."""
+    """One sentence for ``sparring plugins``."""
 
     def spec(
         self, dtype: str, dim: int, hyper: HyperParameters, step: int, rounding_seed: int = 0
     ) -> Any:
-        """The native `UpdateSpec` of one step."""
+        """Creates the native `UpdateSpec` of one step."""
         given = self.numbers(hyper)
         return _native.UpdateSpec(self.name, dtype, dim, given, step, rounding_seed)
 
     def numbers(self, hyper: HyperParameters) -> dict[str, Any]:
-        """The hyper-parameters that change rows, by name."""
+        """Returns the hyper-parameters that the update uses, by name."""
         return hyper.model_dump(exclude={"initial_accumulator_value"})
 
     def state_width(self, dim: int) -> int:
@@ -57,7 +57,7 @@ class NativeMethod(UpdateMethod):
         self, dim: int, hyper: HyperParameters, dtype: npt.DTypeLike
     ) -> npt.NDArray[Any]:
         state = np.zeros(self.state_width(dim), dtype)
-        # Methods that accumulate squares keep them first.
+        # The state of methods that accumulate squares begins with the accumulators.
         value = getattr(hyper, "initial_accumulator_value", 0.0)
         state[: min(dim, len(state))] = value
         return state
@@ -97,7 +97,7 @@ class Momentum(NativeMethod):
 
 class Adagrad(NativeMethod):
     """Adagrad (Duchi, Hazan and Singer, "Adaptive subgradient methods for online learning and
-    stochastic optimization", JMLR 2011), as `torch.optim.Adagrad`.
+    stochastic optimization", JMLR 2011), equal to `torch.optim.Adagrad`.
 
     g ← g + weight_decay·w;  s ← s + g²;  w ← w - lr/(1 + (t-1)·lr_decay)·g/(√s + eps).
     State: s (dim), from `initial_accumulator_value`.
@@ -106,11 +106,11 @@ class Adagrad(NativeMethod):
     name = "adagrad"
     couples_columns = False
     hyperparameters = AdagradHyper
-    summary = "Adagrad with one accumulator for each element."
+    summary = "Adagrad with one accumulator per element."
 
 
 class RowwiseAdagrad(NativeMethod):
-    """Adagrad with one accumulator a row (Gupta et al., "Training recommender systems at scale:
+    """Adagrad with one accumulator per row (Gupta et al., "Training recommender systems at scale:
     communication-efficient model and data parallelism", KDD 2021).
 
     g ← g + weight_decay·w;  s ← s + mean(g²);  w ← w - lr·g/(√s + eps).
@@ -119,12 +119,12 @@ class RowwiseAdagrad(NativeMethod):
 
     name = "rowwise_adagrad"
     hyperparameters = RowwiseAdagradHyper
-    summary = "Adagrad with one accumulator for each row: hardly any state."
+    summary = "Adagrad with one accumulator per row, which needs very little state."
 
 
 class Adam(NativeMethod):
     """Adam (Kingma and Ba, "Adam: a method for stochastic optimization", ICLR 2015, algorithm 1),
-    as `torch.optim.Adam`, lazily.
+    equal to `torch.optim.Adam` but lazy: rows without a gradient do not change.
 
     g ← g + weight_decay·w;  m ← β1·m + (1-β1)·g;  v ← β2·v + (1-β2)·g²;
     w ← w - lr/(1-β1^t)·m/(√v/√(1-β2^t) + eps). State: m (dim), v (dim).
@@ -137,23 +137,24 @@ class Adam(NativeMethod):
 
 
 class SparseAdam(NativeMethod):
-    """Adam as `torch.optim.SparseAdam` computes it: Kingma and Ba, 2015, section 2, last paragraph.
+    """Adam in the form of `torch.optim.SparseAdam` (Kingma and Ba, 2015, section 2, last paragraph).
 
     m ← m + (1-β1)·(g - m);  v ← v + (1-β2)·(g² - v);
     w ← w - lr·√(1-β2^t)/(1-β1^t)·m/(√v + eps). State: m (dim), v (dim).
 
-    In `Adam`, eps is added after the correction of √v. The two differ where √v is about as small as eps.
+    In `Adam`, eps is added after the bias correction of √v. The two differ if √v is about as small as
+    eps.
     """
 
     name = "sparse_adam"
     couples_columns = False
     hyperparameters = SparseAdamHyper
-    summary = "Adam as torch.optim.SparseAdam: eps is added before the bias correction."
+    summary = "Adam like torch.optim.SparseAdam: eps is added before the bias correction."
 
 
 class AdamW(NativeMethod):
     """Adam with decoupled weight decay (Loshchilov and Hutter, "Decoupled weight decay
-    regularization", ICLR 2019), as `torch.optim.AdamW`, lazily.
+    regularization", ICLR 2019), equal to `torch.optim.AdamW` but lazy.
 
     w ← w·(1 - lr·weight_decay), then `Adam` without its decay. State: m (dim), v (dim).
     """
@@ -165,8 +166,8 @@ class AdamW(NativeMethod):
 
 
 class PartialRowwiseAdam(NativeMethod):
-    """Adam whose second moment is one number a row: Adam's rule (Kingma and Ba, 2015) with the
-    row-wise squares of Gupta et al. (KDD 2021); decoupled decay.
+    """Adam with one second moment per row, which is the rule of Kingma and Ba (2015) with the row-wise
+    squares of Gupta et al. (KDD 2021) and decoupled weight decay.
 
     w ← w·(1 - lr·weight_decay);  m ← β1·m + (1-β1)·g;  v ← β2·v + (1-β2)·mean(g²);
     w ← w - lr/(1-β1^t)·m/(√v/√(1-β2^t) + eps). State: m (dim), v (1).
@@ -174,24 +175,24 @@ class PartialRowwiseAdam(NativeMethod):
 
     name = "partial_rowwise_adam"
     hyperparameters = AdamHyper
-    summary = "Lazy Adam with one second moment for each row."
+    summary = "Lazy Adam with one second moment per row."
 
 
 class Lamb(NativeMethod):
-    """LAMB with a row as its layer (You et al., "Large batch optimization for deep learning:
+    """LAMB with each row as a layer (You et al., "Large batch optimization for deep learning:
     training BERT in 76 minutes", ICLR 2020).
 
-    m, v as `Adam`;  r ← m/(1-β1^t)/(√v/√(1-β2^t) + eps) + weight_decay·w;
-    w ← w - lr·(‖w‖/‖r‖)·r, the ratio being 1 where either norm is 0. State: m (dim), v (dim).
+    m and v like `Adam`;  r ← m/(1-β1^t)/(√v/√(1-β2^t) + eps) + weight_decay·w;
+    w ← w - lr·(‖w‖/‖r‖)·r, with a ratio of 1 if either norm is 0. State: m (dim), v (dim).
     """
 
     name = "lamb"
     hyperparameters = AdamHyper
-    summary = "LAMB with a trust ratio for each row."
+    summary = "LAMB with a trust ratio per row."
 
 
 class Rmsprop(NativeMethod):
-    """RMSprop (Tieleman and Hinton, "Lecture 6.5: rmsprop", Coursera 2012), as
+    """RMSprop (Tieleman and Hinton, "Lecture 6.5: rmsprop", Coursera 2012), equal to
     `torch.optim.RMSprop` without momentum.
 
     g ← g + weight_decay·w;  s ← alpha·s + (1-alpha)·g²;  w ← w - lr·g/(√s + eps).
@@ -222,9 +223,9 @@ class Ftrl(NativeMethod):
     algorithm 1).
 
     σ ← (√(n + g²) - √n)/lr;  z ← z + g - σ·w;  n ← n + g²;
-    w ← 0 where |z| ≤ l1, else -(z - sign(z)·l1)/((beta + √n)/lr + l2).
-    State: n (dim), from `initial_accumulator_value`; z (dim). The first update of a row replaces
-    its initial embedding but for the share σ·w: start such tables from zeros.
+    w ← 0 if |z| ≤ l1, else -(z - sign(z)·l1)/((beta + √n)/lr + l2).
+    State: n (dim), from `initial_accumulator_value`; z (dim). The first update of a row replaces its
+    initial embedding except for the part σ·w, so initialize such tables with zeros.
     """
 
     name = "ftrl"
@@ -234,17 +235,17 @@ class Ftrl(NativeMethod):
 
 
 class GroupFtrl(NativeMethod):
-    """FTRL-Proximal with a group lasso over each row, after Yue et al., "Adaptive optimizers with
-    sparse group lasso for neural networks in CTR prediction", ECML PKDD 2021.
+    """FTRL-Proximal with a group lasso over each row, according to Yue et al., "Adaptive optimizers
+    with sparse group lasso for neural networks in CTR prediction", ECML PKDD 2021.
 
-    n, z as `Ftrl`;  p ← 0 where |z| ≤ l1, else -(z - sign(z)·l1);
-    w ← max(0, 1 - l21·√dim/‖p‖)·p/((beta + √n)/lr + l2): a row whose pull is weak becomes zeros.
+    n and z like `Ftrl`;  p ← 0 if |z| ≤ l1, else -(z - sign(z)·l1);
+    w ← max(0, 1 - l21·√dim/‖p‖)·p/((beta + √n)/lr + l2), so rows with a small ‖p‖ become zero.
     State: n (dim), z (dim).
     """
 
     name = "group_ftrl"
     hyperparameters = GroupFtrlHyper
-    summary = "FTRL-Proximal whose rows become zeros as a whole (l21)."
+    summary = "FTRL-Proximal with a group lasso (l21), which sets complete rows to zero."
 
 
 BUILTIN_METHODS: dict[str, type[NativeMethod]] = {
@@ -265,21 +266,21 @@ BUILTIN_METHODS: dict[str, type[NativeMethod]] = {
         GroupFtrl,
     )
 }
-"""Name → class of the methods that core brings."""
+"""Name → class of the update methods of core."""
 
 
 class _KerasMethod(NativeMethod):
-    """An optimizer of Keras 3, in the order in which its operations round.
+    """An optimizer of Keras 3, with its order of operations and therefore its rounding.
 
-    It stands in for that optimizer, whose step says which `lr` and `weight_decay` it takes: for Adam the
-    learning rate with both bias corrections, and decay times the learning rate.
+    The Keras optimizer provides `lr` and `weight_decay` in each step: for Adam, the learning rate with
+    both bias corrections, and the decay multiplied by the learning rate.
     """
 
     def __init__(self, name: str, hyperparameters: type[HyperParameters]) -> None:
         self.name, self.hyperparameters, self.couples_columns = name, hyperparameters, False
         kind = name.removeprefix("keras_")
         self.summary = (
-            f"{kind} as Keras computes it, for tables of a service that its programs train."
+            f"{kind} with the rounding of Keras, for tables that Keras programs train on a service."
         )
 
 
@@ -304,11 +305,11 @@ KERAS_HYPER: dict[str, type[HyperParameters]] = {
     "keras_rmsprop": _KerasRmspropHyper,
     "keras_adam": _KerasAdamHyper,
 }
-"""Name → hyper-parameters of the methods that `keras_method` makes, with Keras's defaults."""
+"""Name → hyper-parameters of the methods that `keras_method` creates, with the defaults of Keras."""
 
 
 def keras_method(name: str) -> NativeMethod:
-    """The update method that an adapter takes for an optimizer of Keras.
+    """Creates the update method for an optimizer of Keras.
 
     Args:
         name: ``keras_sgd``, ``keras_momentum``, ``keras_adagrad``, ``keras_rmsprop``, ``keras_adam``.
@@ -317,7 +318,7 @@ def keras_method(name: str) -> NativeMethod:
 
 
 def clip_gradients(gradients: Rows, hyper: HyperParameters) -> None:
-    """Clips ``(n, dim)`` in place, by value and then by the norm of each row."""
+    """Clips gradients ``(n, dim)`` in place, first by value and then by the norm of each row."""
     if hyper.clip_value > 0:
         np.clip(gradients, -hyper.clip_value, hyper.clip_value, out=gradients)
     if hyper.clip_norm > 0:

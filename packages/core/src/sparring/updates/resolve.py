@@ -1,4 +1,4 @@
-"""From a name and hyper-parameters, as users write them, to a method."""
+"""Lookup of update methods by name, and validation of their hyper-parameters."""
 
 from __future__ import annotations
 
@@ -19,14 +19,20 @@ __all__ = ["parse_hyper", "hypers_by_table", "resolve_method", "set_learning_rat
 
 
 def resolve_method(name: str, plugin_manager: PluginManager | None = None) -> UpdateMethod:
-    """The update method of that name.
+    """Returns the update method with this name.
 
     Args:
-        name: of a built-in method or of one that a plugin registered.
-        plugin_manager: where to look; None looks through the installed plugins.
+        name: name of a method of core or of a plugin.
+        plugin_manager: the plugin manager; None: a new one with all installed plugins.
 
     Raises:
-        PluginError: no plugin registers it, its plugin is broken, or makes something else.
+        PluginError: no plugin registers the name, or its plugin is broken or returns another object.
+
+    Example:
+        >>> from sparring.updates.resolve import parse_hyper, resolve_method
+        >>> method = resolve_method("adagrad")
+        >>> method.state_width(16), parse_hyper(method, {"lr": 0.05}).lr
+        (16, 0.05)
     """
     if plugin_manager is None:
         from sparring.plugins.registry import make_plugin_manager
@@ -37,7 +43,7 @@ def resolve_method(name: str, plugin_manager: PluginManager | None = None) -> Up
         found = getattr(method, "name", None)
         raise PluginError(
             f"update method {name!r}: its factory must return a sparring.contracts.UpdateMethod of "
-            f"that name, found {type(method).__name__} {found!r}; report this to the makers of the "
+            f"that name, found {type(method).__name__} {found!r}; report this to the authors of the "
             "plugin",
             name=name,
         )
@@ -45,10 +51,10 @@ def resolve_method(name: str, plugin_manager: PluginManager | None = None) -> Up
 
 
 def parse_hyper(method: UpdateMethod, given: Mapping[str, Any]) -> HyperParameters:
-    """Checked hyper-parameters of a method; missing ones have their defaults.
+    """Validates hyper-parameters of a method; missing ones get their defaults.
 
     Raises:
-        InvalidArgumentError: an unknown name, a value of another type or out of range.
+        InvalidArgumentError: a name is unknown, or a value has another type or is out of range.
     """
     known = method.hyperparameters.model_fields
     for name in given:
@@ -57,7 +63,7 @@ def parse_hyper(method: UpdateMethod, given: Mapping[str, Any]) -> HyperParamete
             hint = f"did you mean {meant!r}? " if meant is not None else ""
             raise InvalidArgumentError(
                 f"update method {method.name!r} has no hyper-parameter {name!r}; {hint}"
-                f"it takes {', '.join(known)}",
+                f"known hyper-parameters: {', '.join(known)}",
                 hyperparameter=name,
             )
     try:
@@ -78,16 +84,16 @@ def hypers_by_table(
     given: Mapping[str, Any],
     by_table: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, HyperParameters]:
-    """Checked hyper-parameters of a method for each of `tables`.
+    """Validates the hyper-parameters of a method for each table, and returns them by table.
 
     Args:
-        method: what takes them.
-        tables: names.
-        given: for all tables.
-        by_table: of single tables, which override these.
+        method: the update method.
+        tables: names of the tables.
+        given: hyper-parameters of all tables.
+        by_table: table → hyper-parameters that override `given`.
 
     Raises:
-        InvalidArgumentError: as `parse_hyper`; `by_table` names a table that is none of `tables`.
+        InvalidArgumentError: see `parse_hyper`; or `by_table` contains a table that is not in `tables`.
     """
     for name in by_table:
         if name not in tables:
@@ -104,10 +110,10 @@ def set_learning_rate(
     tables: Iterable[str],
     rate: float,
 ) -> None:
-    """Gives `tables` another learning rate in `hypers`.
+    """Sets the learning rate of `tables` in `hypers`.
 
     Raises:
-        InvalidArgumentError: it is no learning rate of the method; nothing has changed.
+        InvalidArgumentError: the method does not accept the rate; nothing has changed.
     """
     parse_hyper(method, {"lr": rate})
     for name in tables:

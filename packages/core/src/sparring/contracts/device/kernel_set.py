@@ -1,6 +1,6 @@
-"""All operations of one device: on arrays, on the rows of storages, and its streams.
+"""Contract of a complete kernel set: operations on arrays and on storages, and streams.
 
-A stack of storages whose first tier is on the device is reached by `DeviceFirstTierAccess`.
+Stacks of storages whose first tier is on the device are accessed with `DeviceFirstTierAccess`.
 """
 
 from __future__ import annotations
@@ -42,26 +42,26 @@ __all__ = [
 
 
 Admit = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]]
-"""Says which keys may have a row."""
+"""Function that returns, for each key, whether it may get a row."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRows:
-    """Rows of a storage, or the first columns of them, on the device."""
+    """Rows of a storage, or their first columns, on the device."""
 
     rows: DeviceArray
-    """``(u, num_columns)`` of the table's dtype; zeros where `found` is 0."""
+    """``(u, num_columns)`` of the table's dtype; zeros if `found` is 0."""
     found: DeviceArray
     """``(u,)`` bool"""
 
 
 @dataclass(frozen=True, slots=True)
 class EvictionResult:
-    """Rows that left a storage."""
+    """Rows that a storage evicted."""
 
     count: int
     rows: EvictedRows | None
-    """In host memory; None where they were not asked for."""
+    """The rows in host memory; None if they were not requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class StorageChange:
     """Result of an update of a storage."""
 
     num_new: int
-    """Rows that were made, those that left at once included."""
+    """Number of rows that were created, including rows that were evicted immediately."""
     evicted: EvictionResult
 
 
@@ -78,15 +78,15 @@ class StorageLookup:
     """Arguments of `pool_storage`."""
 
     storage: Storage | None
-    """Takes arrays of this device (`Capabilities.devices`); None: no id has a row."""
+    """A storage that supports this device (`Capabilities.devices`); None: no id has a row."""
     table: TableConfig
-    """Declaration of the rows."""
+    """Declaration of the table."""
     ids: DeviceArray
     """``(n,)``, with repeats."""
     offsets: DeviceArray
     """``(b + 1,)``, from 0 to n."""
     mode: Pooling = "sum"
-    """As in `pool`."""
+    """Pooling; see `pool`."""
     weights: DeviceArray | None = None
     """``(n,)`` of the table's computing dtype."""
 
@@ -108,14 +108,14 @@ class TableBags:
 
 @dataclass(frozen=True, slots=True)
 class TableSums:
-    """The gradient of each key of several tables."""
+    """Gradients per key, for several tables."""
 
     keys: Sequence[DeviceArray]
-    """``(u,)`` of each table, in the order in which they first occur."""
+    """``(u,)`` per table, in the order in which they first occur."""
     gradients: Sequence[DeviceArray]
-    """``(u, dim)`` of each table."""
+    """``(u, dim)`` per table."""
     num_bad: DeviceArray | None
-    """``(1,)`` int64: 0 if all of them are finite; None: not known."""
+    """``(1,)`` int64: 0 if all gradients are finite; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,28 +123,28 @@ class StorageUpdate:
     """Arguments of `update_storage`."""
 
     storage: Storage
-    """Takes arrays of this device; its rows are as wide as the method wants them."""
+    """A storage that supports this device; its rows have the state width of the method."""
     choice: MethodChoice
-    """As in `update`."""
+    """Method, hyper-parameters and step; see `update`."""
     keys: DeviceArray
     """``(u,)``, unique."""
     gradients: DeviceArray
     """``(u, dim)`` of the computing dtype; may be overwritten."""
     initial_state: npt.NDArray[Any] | None = None
-    """``(state_width,)`` of the computing dtype, in host memory: the set keeps a copy on its device,
-    and moves it there once. None: zeros."""
+    """``(state_width,)`` of the computing dtype, in host memory; None: zeros. The set copies it to the
+    device once, and keeps the copy."""
     admit: Admit | None = None
-    """Asked which keys without a row may have one, with these keys and its answer in host memory,
-    which waits for the device; None: all may."""
+    """Function that decides which keys without a row get one; None: all keys do. It is called with keys
+    in host memory, so the host waits for the device."""
     keeps_evicted: bool = False
-    """Whether rows that leave are copied to the host."""
+    """Whether evicted rows are copied to the host."""
 
 
 class StorageKernels(ArrayKernels):
-    """The operations of one device on storages; a stack's need those on arrays too.
+    """The operations of one device on storages.
 
-    `pool_tables`, `sum_tables` and `update_tables` go table by table, unless a set overrides
-    `_pool_tables_impl`, `sum_tables` and `_update_tables_impl` to take all tables together.
+    `pool_tables`, `sum_tables` and `update_tables` process one table after another, unless a set
+    overrides `_pool_tables_impl`, `sum_tables` and `_update_tables_impl` to process them together.
     """
 
     def pool_storage(
@@ -157,17 +157,16 @@ class StorageKernels(ArrayKernels):
         mode: Pooling = "sum",
         weights: DeviceArray | None = None,
     ) -> DeviceArray:
-        """One embedding for each bag, straight from the rows of a storage; see `StorageLookup`.
+        """Pools bags of ids directly from the rows of a storage; see `StorageLookup` for arguments.
 
-        Nothing is deduplicated, and no row is copied but into the sums; except for a stack, where
-        rows of lower tiers come from the host, which waits for the device. An id without a row has
-        its initial value.
+        Ids are not deduplicated, and rows are not copied. In a stack, however, rows of lower tiers are
+        copied from the host, which waits for the device. An id without a row has its initial value.
 
         Returns:
             ``(b, dim)`` of the computing dtype.
 
         Raises:
-            UnsupportedError: the storage is elsewhere.
+            UnsupportedError: the storage does not support this device.
         """
         return self._pooled(StorageLookup(storage, table, ids, offsets, mode, weights))
 
@@ -177,10 +176,10 @@ class StorageKernels(ArrayKernels):
 
     @abstractmethod
     def _pool_storage_impl(self, lookup: StorageLookup) -> DeviceArray:
-        """`pool_storage` of a storage that is no stack."""
+        """Implements `pool_storage` for a storage that is not a stack."""
 
     def pool_tables(self, lookups: Sequence[StorageLookup]) -> list[DeviceArray]:
-        """`pool_storage` of several lookups; a table may occur several times."""
+        """Performs several lookups like `pool_storage`. A table may occur several times."""
         pooled: list[DeviceArray] = []
         for is_stack, run in groupby(lookups, key=_is_of_stack):
             if is_stack:
@@ -190,13 +189,13 @@ class StorageKernels(ArrayKernels):
         return pooled
 
     def _pool_tables_impl(self, lookups: Sequence[StorageLookup]) -> list[DeviceArray]:
-        """`pool_tables` of storages that are no stacks."""
+        """Implements `pool_tables` for storages that are not stacks."""
         return list(map(self._pool_storage_impl, lookups))
 
     def sum_tables(self, bags: Sequence[TableBags]) -> TableSums:
-        """Adds up gradients by key: `dedup` and `pool_backward` of several tables.
+        """Sums gradients per key with `dedup` and `pool_backward`, for several tables.
 
-        Waits for the device, which has to say how many keys there are.
+        Waits for the device to read the number of keys.
         """
         keys, gradients = [], []
         for each in bags:
@@ -220,19 +219,20 @@ class StorageKernels(ArrayKernels):
         num_bad: DeviceArray | None = None,
         changes: list[StorageChange] | None = None,
     ) -> list[StorageChange] | None:
-        """`update_storage` of several storages, in this order.
+        """Updates several storages like `update_storage`, in this order.
 
         Args:
-            updates: one for each storage.
-            num_bad: ``(1,)`` int64; where it is not 0, nothing changes.
-            changes: gets the change of each storage that has changed, also where it raises: that of
-                ``updates[len(changes)]`` then has not, nor have those behind it.
+            updates: one update per storage.
+            num_bad: ``(1,)`` int64; if it is not 0, no storage changes.
+            changes: list to which the change of each updated storage is appended, even if the call
+                raises. In that case, ``updates[len(changes)]`` failed, and it and all later storages
+                are unchanged.
 
         Returns:
-            `changes`, or a new list; None where `num_bad` is not 0.
+            `changes`, or a new list; None if `num_bad` is not 0.
 
         Raises:
-            Exception: as `update_storage`.
+            Exception: see `update_storage`.
         """
         changes = [] if changes is None else changes
         for is_stack, run in groupby(updates, key=_is_of_stack):
@@ -253,7 +253,10 @@ class StorageKernels(ArrayKernels):
         num_bad: DeviceArray | None,
         changes: list[StorageChange],
     ) -> bool:
-        """`update_tables` of storages that are no stacks; returns whether `num_bad` is 0."""
+        """Implements `update_tables` for storages that are not stacks.
+
+        Returns whether `num_bad` is 0.
+        """
         if num_bad is not None and self.arrays.to_host(num_bad)[0]:
             return False
         for each in updates:
@@ -271,13 +274,15 @@ class StorageKernels(ArrayKernels):
         admit: Admit | None = None,
         keeps_evicted: bool = False,
     ) -> StorageChange:
-        """Changes rows of a storage by one of core's update methods, in one visit; see `StorageUpdate`.
+        """Updates rows of a storage with an update method of core; see `StorageUpdate` for arguments.
 
-        Rows that are missing are made first. Nothing is changed where it raises.
+        Missing rows are created first. If the call raises, no row has changed.
 
         Raises:
-            UnsupportedError: the method is not one of core's, or the storage is elsewhere.
-            CapacityError, DeviceMemoryError: there is no room.
+            UnsupportedError: the method is not part of core, or the storage does not support this
+                device.
+            CapacityError: the storage is full.
+            DeviceMemoryError: the device has no memory left.
         """
         return self._updated(
             StorageUpdate(storage, choice, keys, gradients, initial_state, admit, keeps_evicted)
@@ -289,21 +294,22 @@ class StorageKernels(ArrayKernels):
 
     @abstractmethod
     def _update_storage_impl(self, update: StorageUpdate) -> StorageChange:
-        """`update_storage` of a storage that is no stack."""
+        """Implements `update_storage` for a storage that is not a stack."""
 
     def find_storage(
         self, storage: Storage, keys: DeviceArray, num_columns: int | None = None
     ) -> StoredRows:
-        """Rows of a storage. Waits for nothing, except in a stack: rows in lower tiers come from
-        the host.
+        """Reads rows of a storage.
+
+        The host waits for the device only for stacks, whose lower tiers are in host memory.
 
         Args:
-            storage: takes arrays of this device.
+            storage: a storage that supports this device.
             keys: ``(u,)``, unique.
-            num_columns: how many of the first elements of each row; None: all.
+            num_columns: number of elements to read from the start of each row; None: all.
 
         Raises:
-            UnsupportedError: the storage is elsewhere.
+            UnsupportedError: the storage does not support this device.
         """
         count = storage.table.width if num_columns is None else num_columns
         stack = _stack_of(storage)
@@ -317,16 +323,16 @@ class StorageKernels(ArrayKernels):
     def find_into(
         self, storage: Storage, keys: DeviceArray, rows: DeviceArray, found: DeviceArray
     ) -> None:
-        """As `find_storage`, into arrays that are there.
+        """Reads rows like `find_storage`, into existing arrays.
 
         Args:
-            storage: takes arrays of this device.
+            storage: a storage that supports this device.
             keys: ``(u,)``, unique.
-            rows: ``(u, num_columns)`` of the table's dtype, filled; zeros where there is none.
-            found: ``(u,)`` bool or uint8, filled: 1 where a key has a row, else 0.
+            rows: ``(u, num_columns)`` of the table's dtype; filled, with zeros for missing rows.
+            found: ``(u,)`` bool or uint8; filled with 1 for keys that have a row, otherwise 0.
 
         Raises:
-            UnsupportedError: the storage is elsewhere.
+            UnsupportedError: the storage does not support this device.
         """
         stack = _stack_of(storage)
         if stack is None:
@@ -340,22 +346,23 @@ class StorageKernels(ArrayKernels):
     def _find_into_impl(
         self, storage: Storage, keys: DeviceArray, rows: DeviceArray, found: DeviceArray
     ) -> None:
-        """`find_into` for a storage that is no stack."""
+        """Implements `find_into` for a storage that is not a stack."""
 
     def upsert_storage(
         self, storage: Storage, keys: DeviceArray, rows: DeviceArray, *, keeps_evicted: bool = False
     ) -> EvictionResult:
-        """Replaces or inserts whole rows. Nothing is changed where it raises.
+        """Replaces or inserts complete rows. If the call raises, no row has changed.
 
         Args:
-            storage: takes arrays of this device.
+            storage: a storage that supports this device.
             keys: ``(u,)``, unique.
             rows: ``(u, width)`` of the table's dtype.
-            keeps_evicted: rows that leave are copied to the host.
+            keeps_evicted: whether evicted rows are copied to the host.
 
         Raises:
-            UnsupportedError: the storage is elsewhere.
-            CapacityError, DeviceMemoryError: there is no room.
+            UnsupportedError: the storage does not support this device.
+            CapacityError: the storage is full.
+            DeviceMemoryError: the device has no memory left.
         """
         stack = _stack_of(storage)
         if stack is not None:
@@ -366,15 +373,15 @@ class StorageKernels(ArrayKernels):
     def _upsert_storage_impl(
         self, storage: Storage, keys: DeviceArray, rows: DeviceArray, *, keeps_evicted: bool
     ) -> EvictionResult:
-        """`upsert_storage` of a storage that is no stack."""
+        """Implements `upsert_storage` for a storage that is not a stack."""
 
 
 class KernelSet(StorageKernels, SupportsStreams):
-    """All that a plugin offers for a device: three contracts, of which a user names what it needs."""
+    """The complete kernel set of a device: operations on arrays and storages, and streams."""
 
 
 class DeviceFirstTierAccess(Protocol):
-    """The operations of `KernelSet` on a stack of storages whose first tier is on a device."""
+    """Operations of `KernelSet` on a stack of storages whose first tier is on a device."""
 
     def find(self, kernels: StorageKernels, keys: DeviceArray, num_columns: int) -> StoredRows:
         """`KernelSet.find_storage`."""
@@ -396,7 +403,7 @@ def _is_of_stack(each: StorageLookup | StorageUpdate) -> bool:
 
 
 def _stack_of(storage: Storage) -> DeviceFirstTierAccess | None:
-    # Not by `isinstance`, which takes microseconds for a Protocol: every find asks.
+    # Without `isinstance`, which takes microseconds for a Protocol: every find calls this function.
     access = getattr(storage, "device_first_tier_access", None)
     found: DeviceFirstTierAccess | None = None if access is None else access()
     return found

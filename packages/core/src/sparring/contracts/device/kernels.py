@@ -1,16 +1,15 @@
-"""The key operations of one device on arrays.
+"""Contract of a kernel set: the key operations of one device on arrays.
 
-`sparring.kernels.functions` is the set for NumPy arrays on the CPU, and says what each operation
-computes; every other set gives the same results. They have the same bits, but for the order in which more
-than 1,024 rows of one segment are added.
+`sparring.kernels.functions` implements the operations for NumPy arrays on the CPU, and defines their
+results. Every other kernel set returns bit-identical results, except that more than 1,024 rows of one
+segment may be added in another order.
 
-Arrays are whatever the caller's framework has, as long as they speak DLPack and lie on the set's
-device, C-contiguous: the set makes results by the caller's own `ArraySource`, and works on its
-stream. An operation returns when its work is on the stream. It waits for the device only where its
-description says so. Contents are taken for granted: an index out of range reads or writes foreign
-memory.
+Arrays are arrays of the caller's framework: C-contiguous, on the device of the set, with DLPack
+support. A set creates its results with the caller's `ArraySource`, and runs on its stream. An operation
+returns when its work has been submitted to the stream; it waits for the device only if its description
+states it. Contents are not checked: an index out of range accesses invalid memory.
 
-Shapes as in `sparring.kernels.functions`: ``n`` ids, ``u`` keys, ``b`` bags; ids, keys, inverse,
+Shapes are those of `sparring.kernels.functions`: ``n`` ids, ``u`` keys, ``b`` bags; ids, keys, inverse,
 segments and offsets are int64, rows and weights float32 or float64.
 """
 
@@ -70,7 +69,7 @@ class Route:
 
     Args:
         order: ``(u,)`` int64: the keys of rank r are ``keys[order[offsets[r]:offsets[r + 1]]]``,
-            in the order in which they came.
+            in their original order.
         offsets: ``(world_size + 1,)`` int64, from 0 to u.
     """
 
@@ -84,8 +83,8 @@ class Rounding:
 
     Args:
         keys: ``(n,)`` int64, the key of each row.
-        seed: of the table, from `rounding_seed`.
-        step: the number of the step, so that each step draws others.
+        seed: seed of the table, from `rounding_seed`.
+        step: step number, so that each step uses other bits.
     """
 
     keys: Indices
@@ -111,39 +110,39 @@ def _put(array: DeviceArray, positions: DeviceArray, values: DeviceArray) -> Non
 
 @dataclass(frozen=True, slots=True)
 class ArraySource:
-    """Array functions of the caller's framework that a set needs.
+    """Array functions of the caller's framework, for a kernel set.
+
+    Functions that create an array raise `DeviceMemoryError`, with the requested and the free bytes, if
+    the framework cannot allocate it.
 
     Args:
-        empty: ``empty(shape, dtype)`` makes an uninitialised C-contiguous array on the device;
-            dtype is a name as ``int64``, ``float32``, ``bool``. Its memory is the framework's, so
-            it counts in the framework's limits and may be used on `stream` at once.
-        stream: the stream that work goes to now, as an address (``cudaStream_t``); 0 is the
-            default stream, and all there is on a CPU.
-        index: the number of the device among those of its type.
-        using: ``using(stream)``: a context manager that makes this the calling thread's stream, the
-            one that `stream` gives and that memory of `empty` is first used on.
-        open_stream: ``open_stream()``: a stream of the framework, which never ends it: memory that
-            `empty` takes on a stream is kept by the framework for that stream. None: the set's own.
-        here: ``here()``: a context manager that makes the device the framework's current one; some
-            frameworks share arrays of no other.
-        to_host: the array as NumPy's, in host memory; it may wait for the stream.
-        from_host: an array of NumPy as one on the device.
-        concatenate: arrays one behind the other, along the first dimension.
-        take: ``take(array, positions)``: the rows of an array at positions ``(m,)`` int64, which
-            lie on the device.
-        put: ``put(array, positions, values)``: replaces the rows of an array at different positions
-            ``(m,)`` int64, which lie on the device.
-        follow: ``follow(arrays)`` remembers that the stream of now makes these arrays; what it
-            returns is called before they are used, and makes the stream of then wait for that.
-        view: ``view(array, dtype)``: the same memory as elements of another dtype, the last
-            dimension longer or shorter for it.
-        release_unused: ``release_unused()`` gives back to the device what memory of it the framework
-            keeps without using it, and returns whether there was any; None where it keeps none. A
-            set calls it once where the device has no memory left, and then asks the device again;
-            from any thread.
-
-    What makes an array raises `DeviceMemoryError` where the framework has no memory for it, with the
-    bytes that were asked for and those that are free.
+        empty: ``empty(shape, dtype)`` returns an uninitialized C-contiguous array on the device; dtype
+            is a name such as ``int64``, ``float32`` or ``bool``. The framework allocates the memory,
+            so it counts toward the framework's limits. It may be used on `stream` immediately.
+        stream: returns the current stream as an address (``cudaStream_t``); 0 is the default stream,
+            and the only value on a CPU.
+        index: index of the device among the devices of its type.
+        using: ``using(stream)`` returns a context manager that makes this the current stream of the
+            calling thread. `stream` then returns it, and memory of `empty` is first used on it.
+        open_stream: ``open_stream()`` returns a stream that the framework never destroys, because the
+            framework reuses memory per stream. None: the set creates its streams itself.
+        here: ``here()`` returns a context manager that makes this the framework's current device; some
+            frameworks only export arrays of the current device.
+        to_host: converts an array to a NumPy array in host memory; may wait for the stream.
+        from_host: copies a NumPy array to the device.
+        concatenate: concatenates arrays along the first dimension.
+        take: ``take(array, positions)`` returns the rows of an array at the positions, ``(m,)`` int64
+            on the device.
+        put: ``put(array, positions, values)`` replaces the rows of an array at distinct positions,
+            ``(m,)`` int64 on the device.
+        follow: ``follow(arrays)`` records that the current stream produces these arrays, and returns a
+            function. The function must be called before the arrays are used; it makes the stream that
+            is current then wait for them.
+        view: ``view(array, dtype)`` returns the same memory as elements of another dtype; the size of
+            the last dimension changes accordingly.
+        release_unused: ``release_unused()`` returns memory that the framework caches to the device, and
+            returns whether there was any. A set calls it, from any thread, when the device has no
+            memory left, and then retries once. None: the framework does not cache memory.
     """
 
     empty: Callable[[tuple[int, ...], str], DeviceArray]
@@ -165,18 +164,18 @@ class ArraySource:
 class ArrayKernels(ABC):
     """The key operations of one device on arrays.
 
-    All raise `InvalidArgumentError` for wrong shapes, dtypes or devices, `DeviceMemoryError` where
-    the device has no memory, and `DeviceError` once the device has failed.
+    All methods raise `InvalidArgumentError` for wrong shapes, dtypes or devices, `DeviceMemoryError` if
+    the device has no memory left, and `DeviceError` after the device has failed.
     """
 
     device: str
-    """Where arrays are: ``cpu``, ``cuda:0``."""
+    """Device of the arrays, such as ``cpu`` or ``cuda:0``."""
     arrays: ArraySource
-    """How arrays of the framework are made."""
+    """Array functions of the caller's framework."""
 
     @abstractmethod
     def dedup(self, ids: DeviceArray) -> Dedup:
-        """`sparring.kernels.functions.dedup`. Waits for the device once, to learn the number of keys."""
+        """`sparring.kernels.functions.dedup`. Waits for the device to read the number of keys."""
 
     @abstractmethod
     def partition(self, keys: DeviceArray) -> DeviceArray:
@@ -190,7 +189,7 @@ class ArrayKernels(ABC):
     def gather(
         self, rows: DeviceArray, inverse: DeviceArray, out: DeviceArray | None = None
     ) -> DeviceArray:
-        """`sparring.kernels.functions.gather`, of rows of any dtype of a table."""
+        """`sparring.kernels.functions.gather`, for rows of any table dtype."""
 
     @abstractmethod
     def pool(
@@ -273,32 +272,32 @@ class ArrayKernels(ABC):
         rows: DeviceArray,
         gradients: DeviceArray,
     ) -> None:
-        """Changes rows by one of core's update methods (`sparring.updates`).
+        """Updates rows with one of the update methods of core (`sparring.updates`).
 
         Args:
-            table: its dim, dtype, seed and name count; its rows must be as wide as the method
-                wants them.
-            choice: the method, its hyper-parameters and the number of the step.
-            keys: ``(u,)``, unique: what the rounding of 16-bit rows is drawn by.
+            table: the table, of which dim, dtype, seed and name are used; its rows must have the state
+                width of the method.
+            choice: the method, its hyper-parameters and the step number.
+            keys: ``(u,)``, unique; they determine the rounding of 16-bit rows.
             rows: ``(u, row_bytes / itemsize)`` of the table's dtype; changed in place.
             gradients: ``(u, dim)`` of the computing dtype; may be overwritten.
 
         Raises:
-            UnsupportedError: the method is not one of core's.
+            UnsupportedError: the method is not part of core.
         """
 
 
 class SupportsStreams(ABC):
-    """A device that has streams."""
+    """A device with streams."""
 
     device: str
 
     def streams(self) -> Streams:
-        """The streams of the device.
+        """Returns the streams of the device.
 
         Raises:
-            UnsupportedError: it has none, as a CPU.
+            UnsupportedError: the device has no streams, for example a CPU.
         """
         raise UnsupportedError(
-            f"the kernels of device {self.device} have no streams; ask a set for a GPU"
+            f"streams: the kernels of device {self.device} have no streams; open the kernels of a GPU"
         )

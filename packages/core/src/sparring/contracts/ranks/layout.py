@@ -77,8 +77,8 @@ class Layout(ShardMap):
         )
         if len(widths) != 1 or columns[0] != 0:
             raise InvalidArgumentError(
-                "layout: columns must ascend from 0 in blocks of equal width, for example (0, 16, 32) for "
-                f"two blocks, found {columns}"
+                "layout: columns must ascend from 0 in blocks of equal width, such as (0, 16, 32), found "
+                f"{columns}"
             )
         if owners.ndim != 2 or len(owners) != len(columns) - 1 or self.is_replicated:
             raise InvalidArgumentError(
