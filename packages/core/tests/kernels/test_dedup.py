@@ -84,7 +84,7 @@ def test_dedup_takes_narrow_integers_and_strided_arrays() -> None:
     ("ids", "words"),
     [
         (np.array([1.0, 2.0]), "int64"),
-        (np.array([2**63], np.uint64), "does not fit"),
+        (np.array([2**63], np.uint64), "must fit int64"),
         (np.zeros((2, 2), np.int64), "one dimension"),
         (["a"], "int64"),
     ],

@@ -71,9 +71,9 @@ def test_what_is_no_string_is_refused_by_its_place() -> None:
     for strings, message in (
         (["a", 7], r"strings\[1\] must be str or bytes, found int"),
         (["a", None], r"strings\[1\] must be str or bytes, found NoneType"),
-        ("abc", "found one str, give a list"),
+        ("abc", "found one str; pass a list"),
         (["\ud800"], r"strings\[0\] cannot be written as UTF-8"),
-        (np.array([["a"]]), r"found an array of shape \(1, 1\)"),
+        (np.array([["a"]]), r"one dimension, found shape \(1, 1\)"),
         (pyarrow.array(["a", None]), r"strings\[1\] is null"),
         (pyarrow.array([1]), "found the Arrow format 'l': cast it"),
         (pyarrow.array(["a"]).dictionary_encode(), "with a dictionary"),
