@@ -1,1 +1,2 @@
-"""Storages: the oracle in plain Python, stacks of tiers, the native border, loads and updates."""
+"""Storages: the `memory` backend, wrappers of native storages, and opening, loading, converting and
+updating storages."""

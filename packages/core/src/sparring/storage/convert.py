@@ -1,4 +1,4 @@
-"""Conversion of rows with one optimizer's state to rows with another's."""
+"""Converts rows with the state of one optimizer to rows with the state of another."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ __all__ = ["format_conversion_command", "copy_embeddings"]
 def format_conversion_command(
     backend: str, options: Mapping[str, Any], found: TableConfig, asked: TableConfig
 ) -> str:
-    """The command that copies the rows of `found` into a storage for rows of `asked`.
+    """Returns the command that copies the rows of `found` into a storage for rows of `asked`.
 
-    It leaves the old rows: options that hold a path get ``-converted`` at their end. Where
-    there is none, the place to write to is left for the reader to fill in.
+    The command does not change the old rows: it appends ``-converted`` to options that contain a path.
+    Without such an option, the command contains a placeholder for the target.
     """
     words = ["sparring", "convert", backend, found.name, "--dim", str(found.dim)]
     if found.dtype != "float32":
@@ -49,7 +49,8 @@ def _is_path(value: object) -> bool:
 
 
 def _format_state(table: TableConfig) -> str:
-    """The name of the state in ``sparring convert``: sparring's own methods by their names."""
+    """Returns the name of the state for ``sparring convert``: the method's name if it is built in, else
+    its width."""
     from sparring.updates.builtin import BUILTIN_METHODS
 
     if table.state_method in BUILTIN_METHODS:
@@ -58,27 +59,28 @@ def _format_state(table: TableConfig) -> str:
 
 
 def copy_embeddings(source: Storage, target: Storage, state: npt.NDArray[Any]) -> int:
-    """Writes the embedding of each row of `source` to `target`, with `state` behind it.
+    """Writes the embedding of each row of `source` to `target`, followed by `state`.
 
-    Scores are copied if `target` takes them. The notes of `source` are copied first: which ranks' rows
-    they are, and that a load of them was cut short.
+    Copies scores if `target` accepts them. First copies the notes of `source` that record which ranks'
+    rows it contains and whether a load was interrupted.
 
     Args:
-        source: of any state.
-        target: of the same dim and dtype; it should be empty.
-        state: ``(state_width of target,)`` of its computing dtype: the state of every row.
+        source: Storage to read, with any state.
+        target: Storage to write, with the same dim and dtype; it should be empty.
+        state: ``(state_width of target,)`` in its computing dtype, the state for every row.
 
     Returns:
-        How many rows were written.
+        The number of rows written.
 
     Raises:
-        InvalidArgumentError: the tables differ in more than their state.
+        InvalidArgumentError: The tables differ in dim or dtype.
     """
     asked, found = target.table, source.table
     if (asked.dim, asked.dtype) != (found.dim, found.dtype):
         raise InvalidArgumentError(
-            f"table {asked.name!r}: rows of dim {asked.dim} and {asked.dtype} were asked for, the "
-            f"source has dim {found.dim} and {found.dtype}",
+            f"table {asked.name!r}: the target has dim {asked.dim} and dtype {asked.dtype}, but the "
+            f"source has dim {found.dim} and dtype {found.dtype}; declare the target with the dim and "
+            "dtype of the source",
             table=asked.name,
         )
     for name in (LOAD_NOTE, PART_NOTE):
@@ -89,7 +91,7 @@ def copy_embeddings(source: Storage, target: Storage, state: npt.NDArray[Any]) -
     for chunk in source.scan(columns=Columns(0, found.dim)):
         if not len(chunk):
             continue
-        # Zeros, because a row may have a gap before its state.
+        # Zeros, because a row may have padding before its state.
         rows = np.zeros((len(chunk), asked.width), asked.numpy_dtype)
         asked.embeddings(rows)[...] = chunk.rows
         asked.state(rows)[...] = state

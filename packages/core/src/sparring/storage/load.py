@@ -1,11 +1,11 @@
-"""Loads of a snapshot into a storage, and closes that wait for work in a storage.
+"""Loads a snapshot into a storage, and delays closing storages that are in use.
 
     begin_load ──► restore, chunk by chunk ──► end_load
-        note "load" is durable                    rows are durable, then the note goes
+        note "load" is durable                    rows are durable, then the note is removed
 
-Should the process die meanwhile, `interrupted_load` names the source when the storage is opened
-again. Notes last as long as the storage is open, or as long as its rows where
-`Capabilities.notes` is set.
+If the process dies during a load, `interrupted_load` returns the source when the storage is opened
+again. Notes are kept as long as the rows if `Capabilities.notes` is set, otherwise as long as the
+storage is open.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ __all__ = ["BusyStorages", "begin_load", "end_load", "restore"]
 
 
 def begin_load(storage: Storage, source: str) -> None:
-    """Removes all rows, for those of `source` to come; `end_load` must follow the last one.
+    """Begins a load: removes all rows. Call `restore` for the rows of `source`, and `end_load` at the
+    end.
 
     Args:
-        storage: to load into.
-        source: for messages, such as the snapshot's URL.
+        storage: Storage to load into.
+        source: Description of the source for messages, such as the snapshot's URL.
     """
     storage._check_open()
     arguments.check_note(storage.table.name, LOAD_NOTE, source)
@@ -39,19 +40,22 @@ def begin_load(storage: Storage, source: str) -> None:
 def restore(
     storage: Storage, keys: npt.ArrayLike, rows: npt.ArrayLike, scores: npt.ArrayLike
 ) -> EvictedRows:
-    """Upserts rows of a snapshot with the scores that a scan gave.
+    """Upserts rows of a snapshot with the scores that a scan returned.
 
-    A storage with a policy of its own goes on as if it had never stopped, where its backend
-    offers that (`memory` and `hkv` do); elsewhere its scores start again.
+    If the backend supports it, as `memory` and `hkv` do, the storage's policy resumes with these scores.
+    Other storages with a policy assign new scores.
 
     Args:
-        storage: to load into.
+        storage: Storage to load into.
         keys: ``(n,)`` unique int64.
-        rows: ``(n, width)`` of the table's dtype.
-        scores: ``(n,)`` uint64, whatever `Capabilities.scores` is.
+        rows: ``(n, width)`` in the table's dtype.
+        scores: ``(n,)`` uint64, for any value of `Capabilities.scores`.
+
+    Returns:
+        The rows that were evicted.
 
     Raises:
-        InvalidArgumentError, CapacityError, ClosedError: as `Storage.upsert`.
+        InvalidArgumentError, CapacityError, ClosedError: Under the same conditions as `Storage.upsert`.
     """
     storage._check_open()
     name = storage.table.name
@@ -73,15 +77,15 @@ def restore(
 
 
 def end_load(storage: Storage) -> None:
-    """Ends a load: returns when its rows are as durable as they can be."""
+    """Ends a load: makes its rows as durable as the storage supports, and removes the note."""
     storage.flush()
     write_note(storage, LOAD_NOTE, None)
 
 
 class BusyStorages:
-    """The storages in which a background flush or load goes on.
+    """The storages that a background flush or load is using.
 
-    Any thread may call any method. One piece of work goes on at a time.
+    Any thread may call any method. Only one flush or load may run at a time.
     """
 
     def __init__(self) -> None:
@@ -90,19 +94,21 @@ class BusyStorages:
         self._closing: list[Storage] = []
 
     def begin(self, storages: Iterable[Storage]) -> None:
-        """Work begins in these, and goes on in those of earlier calls. `end` must follow."""
+        """Adds storages to those in use. A call of `end` must follow."""
         with self._lock:
             self._working.extend(storages)
 
     def end(self) -> None:
-        """Ends work in all of them, and closes those for which `close` was called. The first error is
-        raised, and the others are logged."""
+        """Removes all storages from those in use, and closes those for which `close` was called.
+
+        Raises the first error, and logs the others.
+        """
         with self._lock:
             waiting, self._closing, self._working = self._closing, [], []
         call_each([storage.close for storage in waiting])
 
     def close(self, storage: Storage) -> None:
-        """Closes a storage, once work that still goes on in it has ended."""
+        """Closes a storage now, or in `end` if it is in use."""
         with self._lock:
             if any(each is storage for each in self._working):
                 self._closing.append(storage)

@@ -1,20 +1,20 @@
 """The `memory` storage: a dict of rows. Slow, and obviously correct.
 
-It is the oracle that other storages are compared with, and serves small experiments. A row is
-kept as immutable bytes in one dict entry together with its score, so a concurrent reader
-sees an old row or a new one, and no array of a caller is ever kept.
+It is the reference that tests compare other storages with, and is suitable for small experiments. An
+entry of the dict contains the row as immutable bytes together with its score. A concurrent reader
+therefore reads either the old or the new row, and the storage never keeps an array of a caller.
 
 Scores, by policy:
-    none    not kept; a full storage refuses new keys.
-    lru     the number of the last `upsert` or `touch` call that named the key.
-    lfu     how many `upsert` and `touch` calls named the key.
-    custom  the caller's; a call without scores leaves known keys as they are and
-            starts new ones at 0.
+    none    no scores; a full storage raises an error for new keys.
+    lru     number of the last call of `upsert` or `touch` with the key.
+    lfu     number of calls of `upsert` and `touch` with the key.
+    custom  the caller's scores; a call without scores keeps the scores of known keys and
+            sets the scores of new keys to 0.
 
-A full storage keeps the `capacity` highest scores among its old rows and the new ones. Of equal
-scores old rows leave before new ones, so a new key with the lowest score replaces an older one of the
-same score, and is itself handed back where all others are higher; among old ones, and among new ones,
-the lowest key leaves first. So evictions depend on rows and scores alone, which snapshots hold.
+A full storage keeps the `capacity` rows with the highest scores among its old rows and the new ones.
+With equal scores, old rows are evicted before new ones, then lower keys before higher ones. A new row
+with the lowest score therefore replaces an old row with the same score, and is returned as evicted if
+all others have higher scores. Evictions depend only on rows and scores, which snapshots contain.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class MemoryOptions(Options):
     """Options of a `memory` storage."""
 
     capacity: WholeNumber | None = Field(default=None, ge=1)
-    """The most rows to hold; None for no bound."""
+    """Maximum number of rows; None for no limit."""
     policy: Literal["none", "lru", "lfu", "custom"] = "none"
-    """The meaning of a score, and so which rows leave a full storage."""
+    """The meaning of a score, which determines the rows that a full storage evicts."""
 
 
 class _Entry(NamedTuple):
@@ -59,9 +59,9 @@ class MemoryStorage(Storage):
     """One shard of one table in a Python dict.
 
     Args:
-        table: the declaration of its rows.
-        options: capacity and policy; the default has neither.
-        validate: check that keys are unique in each call.
+        table: Declaration of the table.
+        options: Capacity and policy; None for no capacity and no policy.
+        validate: Whether each call checks that keys are unique.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class MemoryStorage(Storage):
         )
 
     def _scan_impl(self, chunk_rows: int, columns: Columns) -> Iterator[ScanChunk]:
-        # A copy, because a writer may be at work; `copy` is atomic, a list of the items is not.
+        # A copy, because of concurrent writers. `dict.copy` is atomic; creating a list of items is not.
         entries = iter(self._entries.copy().items())
         while chunk := dict(islice(entries, chunk_rows)):
             self._check_open()
@@ -171,7 +171,7 @@ class MemoryStorage(Storage):
     # -- parts ----------------------------------------------------------------
 
     def _score(self, key: int, given: int | None) -> int:
-        """The score of a key that is being written or touched now."""
+        """Returns the new score of a key that is written or touched."""
         policy = self._options.policy
         if self._is_restoring and given is not None:
             return given
@@ -186,15 +186,15 @@ class MemoryStorage(Storage):
         return old_score if given is None else given
 
     def _count_surplus(self, new: Mapping[int, _Entry]) -> int:
-        """The number of rows that have to leave if `new` comes in; raises where none may."""
+        """Returns the number of rows to evict for `new`. Raises if the policy does not evict."""
         capacity = self._options.capacity
         if capacity is None:
             return 0
         num_rows = len(self._entries) + sum(key not in self._entries for key in new)
         if num_rows > capacity and self._options.policy == "none":
             raise CapacityError(
-                f"upsert of {len(new)} keys into table {self.table.name!r}: it would hold "
-                f"{num_rows} rows and its capacity is {capacity}; raise the capacity, erase rows, "
+                f"upsert of {len(new)} keys into table {self.table.name!r}: it would contain "
+                f"{num_rows} rows, but its capacity is {capacity}; raise the capacity, erase rows, "
                 "or choose policy lru, lfu or custom",
                 table=self.table.name,
                 capacity=capacity,
@@ -216,7 +216,7 @@ class MemoryStorage(Storage):
 
 
 def _find_lowest(entries: Mapping[int, _Entry], count: int, old: Mapping[int, _Entry]) -> list[int]:
-    """Up to `count` keys in the order in which they leave."""
+    """Returns up to `count` keys, in the order of eviction."""
     return heapq.nsmallest(
         count, entries, key=lambda key: (entries[key].score, key not in old, key)
     )
@@ -239,10 +239,10 @@ def _capabilities(options: MemoryOptions) -> Capabilities:
 def estimate_memory_bytes(
     table: TableConfig, options: MemoryOptions, rows: int
 ) -> Mapping[str, int]:
-    """Host memory of a storage of so many rows."""
+    """Returns the estimated host memory of a storage with `rows` rows, in bytes."""
     rows = min(rows, rows if options.capacity is None else options.capacity)
-    # A dict of CPython: 24 bytes for each of the entries that two thirds of its slots may have, and
-    # for each slot the number of an entry.
+    # A dict of CPython has an entry of 24 bytes for two thirds of its slots, and the number of an entry
+    # for each slot.
     slots = 8
     while slots * 2 // 3 < rows:
         slots *= 2
@@ -252,6 +252,6 @@ def estimate_memory_bytes(
 
 
 def _compute_entry_bytes(table: TableConfig) -> int:
-    """As Python reports each part, with every score an object of its own."""
+    """Returns the bytes per entry as Python reports them, with a separate object for each score."""
     row_bytes = sys.getsizeof(bytes(table.row_bytes))
     return sys.getsizeof(_Entry(b"", 0)) + row_bytes + 2 * sys.getsizeof(_MAX_SCORE)

@@ -1,8 +1,7 @@
-"""The native border of the storage contract, in both directions.
+"""Conversion between storages in Python and the C storage ABI, in both directions.
 
-`NativeStorage` wraps any capsule of ``storage_abi.h`` as a `Storage`; `get_capsule` gives the
-capsule of any `Storage`, and wraps those written in Python. A storage may cross the border and come
-back.
+`NativeStorage` wraps any capsule of ``storage_abi.h`` as a `Storage`. `get_capsule` returns the capsule
+of any `Storage`, and wraps storages written in Python. Both may be applied repeatedly to one storage.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ __all__ = ["NativeStorage", "get_capsule", "export_storage"]
 # The bits of SparringStat.capabilities.
 _CONCURRENT_READS, _PERSISTENT, _BOUNDED, _EVICTS, _SCORES_GIVEN = (1 << bit for bit in range(5))
 
-# SparringStatus for each remedy; what is not listed is SPARRING_INTERNAL.
+# SparringStatus of each class of error; others become SPARRING_INTERNAL.
 _STATUS: tuple[tuple[type[BaseException], int], ...] = (
     (errors.DeviceLostError, 11),
     (errors.DeviceMemoryError, 12),
@@ -50,22 +49,22 @@ _INTERNAL = 9
 _Evicted = tuple[Keys, npt.NDArray[np.uint8], Scores]
 
 _MAX_CHUNK_BYTES = 64 << 20
-"""The most memory of one chunk of a scan, unless a single row is larger."""
+"""Maximum memory of one chunk of a scan, unless a single row is larger."""
 
 
 class NativeStorage(Storage):
     """A `Storage` over a capsule of ``storage_abi.h``.
 
     Args:
-        capsule: named ``sparring.storage``; it owns the struct and is kept until `close`.
-        table: the declaration of its rows; its row size must be the struct's.
-        capabilities: of the struct; None derives them from it, without the details of scores and
-            eviction, which it does not tell.
-        validate: see `Storage`.
+        capsule: Capsule named ``sparring.storage``. It owns the struct and is kept until `close`.
+        table: Declaration of the table; its row size must equal the row size of the struct.
+        capabilities: Capabilities of the struct. None derives them from the struct, which does not
+            report details of scores and eviction.
+        validate: See `Storage`.
 
     Raises:
-        VersionError: the struct speaks another major version of the ABI.
-        InvalidArgumentError: the struct's rows have another size than the table's.
+        VersionError: The struct has another major version of the ABI.
+        InvalidArgumentError: The row sizes of the struct and the table differ.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class NativeStorage(Storage):
         self.capabilities = capabilities or _derive_capabilities(stat["capabilities"], self._handle)
         self._itemsize = table.numpy_dtype.itemsize
         self._none_evicted: EvictedRows | None = None
-        # A struct that offers `visit` has its rows in memory; a device's are shown as copies.
+        # A struct with `visit` has its rows in memory, except that a device passes copies of its rows.
         self._is_in_memory = (
             self.capabilities.native
             and self.capabilities.devices == ("cpu",)
@@ -101,7 +100,7 @@ class NativeStorage(Storage):
 
     @property
     def distribution(self) -> str:
-        """The distribution that built the native storage, as ``sparring-hkv 0.1.0``."""
+        """Distribution of the native storage, such as ``sparring-hkv 0.1.0``."""
         distribution: str = self._handle.distribution
         return distribution
 
@@ -119,20 +118,22 @@ class NativeStorage(Storage):
 
     @property
     def handle_in_memory(self) -> Any | None:
-        """Finds rows in memory for native code, without the GIL: a find costs no more than some
-        misses of the cache. None where rows are stored elsewhere, or a subclass overrides
-        `_find_impl`."""
+        """Native handle for finds without the GIL, if rows are in memory, so that a find takes only a few
+        cache misses per key.
+
+        None if rows are stored elsewhere, or if a subclass overrides `_find_impl`.
+        """
         if not self._is_in_memory:
             return None
         is_own = getattr(self._find_impl, "__func__", None) is NativeStorage._find_impl
         return self._handle if is_own else None
 
     def set_option(self, name: str, value: object) -> None:
-        """Sets an option of the backend while it is open, as ``epoch`` of an epoch policy.
+        """Sets an option of the open storage, such as ``epoch`` of an epoch policy.
 
         Raises:
-            UnsupportedError: the backend takes none.
-            InvalidArgumentError: it does not know this one, or refuses the value.
+            UnsupportedError: The backend has no options that can be set.
+            InvalidArgumentError: The option is unknown, or its value is invalid.
         """
         self._check_open()
         self._handle.set_option(name, str(value))
@@ -164,7 +165,7 @@ class NativeStorage(Storage):
         begin, end = columns.begin * self._itemsize, columns.end * self._itemsize
         cursor = (0, 0)
         is_done = False
-        # Memory for a chunk is taken before its number of rows is known.
+        # Memory for a chunk is allocated before its number of rows is known.
         capacity = min(
             chunk_rows, max(1, self._size_impl()), max(1, _MAX_CHUNK_BYTES // (end - begin))
         )
@@ -189,12 +190,15 @@ class NativeStorage(Storage):
         self._handle.clear()
 
     def _close_impl(self) -> None:
-        # The struct lives until the last holder of its capsule lets go. Calls that were under way,
-        # or that skip the check, get the error from here.
+        # The struct lives until the last reference to its capsule is released. Calls that are in
+        # progress, or that skip the check, raise the error of this handle.
         self._handle = _ClosedHandle(self.table.name)
 
     def _version_error(self, found: str) -> VersionError:
-        """Nothing of a struct of another version may be read, so the class names its distribution."""
+        """Creates the error for a struct of another version, of which no field may be read.
+
+        The distribution is therefore determined from the class.
+        """
         module = type(self).__module__
         maker = None if module.startswith("sparring.") else find_distribution(module)
         name = "the backend" if maker is None else maker.partition(" ")[0]
@@ -207,7 +211,7 @@ class NativeStorage(Storage):
         supported = ".".join(map(str, _native.STORAGE_ABI))
         return VersionError(
             f"storage of table {self.table.name!r}: {maker or 'its backend'} was built for storage "
-            f"ABI {found}, and sparring {_version()} speaks {supported}; {remedy}",
+            f"ABI {found}, but sparring {_version()} supports {supported}; {remedy}",
             found=found,
             supported=supported,
             distribution=maker,
@@ -215,7 +219,7 @@ class NativeStorage(Storage):
 
     def _evicted(self, parts: _Evicted | None) -> EvictedRows:
         if parts is None:
-            # Of all calls, as most evict nothing.
+            # Shared by all calls, because most evict nothing.
             if self._none_evicted is None:
                 self._none_evicted = self._nothing_evicted()
             return self._none_evicted
@@ -224,7 +228,7 @@ class NativeStorage(Storage):
 
 
 class _ClosedHandle:
-    """Takes the place of the native handle of a closed storage."""
+    """Replaces the native handle of a closed storage; raises `ClosedError` for any use."""
 
     def __init__(self, table: str) -> None:
         self._table = table
@@ -234,9 +238,9 @@ class _ClosedHandle:
 
 
 class ExportAdapter:
-    """Callbacks of the exported struct, in terms of bytes, under the GIL."""
+    """Callbacks of the exported struct. They use bytes, and are called with the GIL."""
 
-    # Scans that were begun and not finished; beyond this many the oldest is forgotten.
+    # Maximum number of unfinished scans; the oldest one is dropped for another one.
     _MAX_SCANS = 64
 
     def __init__(self, storage: Storage) -> None:
@@ -275,7 +279,7 @@ class ExportAdapter:
         if not len(checked):
             return None
         typed = np.ascontiguousarray(rows).view(storage.table.numpy_dtype)
-        # Unwatched: callers that write through the struct tell the watcher themselves.
+        # Without the watcher, because callers that write through the struct notify it themselves.
         return _as_bytes(storage.upsert_from(checked, typed, taken))
 
     def erase(self, keys: Keys) -> int:
@@ -290,7 +294,7 @@ class ExportAdapter:
     def scan(
         self, cursor: tuple[int, int], capacity: int, begin: int, end: int
     ) -> tuple[tuple[int, int], bool, Keys, npt.NDArray[np.uint8], Scores]:
-        """One chunk. The cursor is (number of the scan, number of the chunk)."""
+        """Returns one chunk. The cursor is (number of the scan, number of the chunk)."""
         number, position = cursor
         if number == 0:
             number = next(self._next_scan)
@@ -303,12 +307,12 @@ class ExportAdapter:
         if scan is None or scan.position != position or scan.shape != (capacity, begin, end):
             raise InvalidArgumentError(
                 f"scan of table {self._storage.table.name!r}: cursor {cursor} with capacity "
-                f"{capacity} continues no scan that is under way; start again from zero"
+                f"{capacity} does not continue an unfinished scan; start again with cursor zero"
             )
         try:
             chunk = next(scan.chunks, None)
         except BaseException:
-            # A generator that has raised would say that it is done.
+            # A generator that has raised would report the end of the scan at the next call.
             del self._scans[number]
             raise
         if chunk is None:
@@ -344,7 +348,7 @@ class ExportAdapter:
         self._storage.clear()
 
     def describe_error(self, error: BaseException) -> tuple[int, str]:
-        """The status and message under which an exception crosses the border."""
+        """Returns the status and the message of an exception for native callers."""
         for kind, status in _STATUS:
             if isinstance(error, kind):
                 return status, str(error) or kind.__name__
@@ -354,8 +358,8 @@ class ExportAdapter:
         size = self._storage.table.numpy_dtype.itemsize
         if begin % size or end % size:
             raise InvalidArgumentError(
-                f"columns ({begin}, {end}) of table {self._storage.table.name!r}: must be whole "
-                f"elements of {size} bytes"
+                f"columns of table {self._storage.table.name!r} must be whole elements of {size} bytes, "
+                f"found bytes {begin} to {end}; round them to a multiple of {size}"
             )
         return Columns(begin // size, end // size)
 
@@ -370,14 +374,14 @@ class _Scan:
 
 
 def get_capsule(storage: Storage) -> object:
-    """The native handle of a storage: a capsule named ``sparring.storage`` (``storage_abi.h``).
+    """Returns the native handle of a storage: a capsule named ``sparring.storage`` (``storage_abi.h``).
 
-    A storage written in Python is wrapped: native callers then reach it under the GIL.
+    A storage written in Python is wrapped. Native callers then call it with the GIL.
 
     Raises:
-        ClosedError: the storage was closed.
+        ClosedError: The storage was closed.
     """
-    # `NativeStorage` is a case of the other, tested first for speed: kernels ask in each call.
+    # `NativeStorage` also satisfies the protocol. It is tested first because every kernel call gets here.
     if isinstance(storage, (NativeStorage, SupportsCapsule)):
         return storage.__sparring_storage__()
     storage._check_open()
@@ -385,11 +389,11 @@ def get_capsule(storage: Storage) -> object:
 
 
 def export_storage(storage: Storage) -> object:
-    """A capsule named ``sparring.storage`` whose callbacks call `storage` under the GIL.
+    """Creates a capsule named ``sparring.storage`` whose callbacks call `storage` with the GIL.
 
     Args:
-        storage: any storage; the capsule keeps it alive, and closing it makes every
-            callback answer SPARRING_CLOSED.
+        storage: Any storage. The capsule keeps a reference to it. After it is closed, every callback
+            returns SPARRING_CLOSED.
     """
     module = type(storage).__module__.partition(".")[0]
     return _native.export_storage(ExportAdapter(storage), f"{module} {_version(module)}")
@@ -404,7 +408,7 @@ def _as_bytes(evicted: EvictedRows) -> _Evicted | None:
 def _derive_capabilities(bits: int, handle: Any) -> Capabilities:
     evicts = bool(bits & _EVICTS)
     given = bool(bits & _SCORES_GIVEN)
-    # A storage that offers them orders rows by scores of its own, also where nothing bounds them.
+    # A storage with `evict` or `touch` orders rows by its own scores, even if it is not bounded.
     has_policy = evicts or handle.offers_evict or handle.offers_touch
     return Capabilities(
         persistent=bool(bits & _PERSISTENT),
@@ -421,7 +425,7 @@ def _derive_capabilities(bits: int, handle: Any) -> Capabilities:
 
 @cache
 def _version(distribution: str = "sparring") -> str:
-    """The version, kept: reading it is too slow for each update of an exported storage."""
+    """Returns the cached version; reading it is too slow for each update of an exported storage."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Opens a storage by the name of its backend."""
+"""Opens storages by the name of their backend."""
 
 from __future__ import annotations
 
@@ -32,29 +32,33 @@ def open_storage(
     """Opens one shard of one table.
 
     Args:
-        backend: a name that core (``memory``) or a plugin (``hkv``) offers.
-        table: the declaration of its rows.
-        validate: check that keys are unique in each call. The engine, which has just
-            deduplicated, leaves it out.
-        plugin_manager: where to look; None looks through the installed plugins.
-        shard: the part of the table that this rank keeps; None: all of it, in a world of one.
-        **options: the backend's own; see ``sparring plugins``.
+        backend: Name that core (``memory``) or a plugin (such as ``hkv``) registers.
+        table: Declaration of the table.
+        validate: Whether each call checks that keys are unique. The engine turns the check off,
+            because it deduplicates keys itself.
+        plugin_manager: Plugins to search; None for the installed plugins.
+        shard: Part of the table that this rank owns; None for the whole table on a single rank.
+        **options: Options of the backend; ``sparring plugins`` lists them.
+
+    Returns:
+        The open storage; the caller must close it.
 
     Raises:
-        PluginError: no plugin offers `backend`, its plugin is broken, or it cannot run here.
-        VersionError: it was built for another major version of the storage ABI.
-        InvalidArgumentError: `backend` is no name, `table` is no `TableConfig`, or an option is
-            unknown or wrong.
+        PluginError: No plugin registers `backend`, its plugin is broken, or it cannot run on this
+            machine.
+        VersionError: The backend was built for another major version of the storage ABI.
+        InvalidArgumentError: `backend` is not a string, `table` is not a `TableConfig`, or an option is
+            unknown or invalid.
     """
     if not isinstance(backend, str):
         raise InvalidArgumentError(
-            f"open_storage: backend must be a name, as 'hkv', found {type(backend).__name__}; "
-            "`sparring plugins` lists all"
+            f"open_storage: backend must be a name such as 'hkv', found {type(backend).__name__}; "
+            "choose a name that `sparring plugins` lists"
         )
     if not isinstance(table, TableConfig):
         raise InvalidArgumentError(
             f"open_storage: table must be a sparring.TableConfig, found {type(table).__name__}; "
-            "make one: sparring.TableConfig(name, dim)"
+            "create one: sparring.TableConfig(name, dim)"
         )
     if plugin_manager is None:
         from sparring.plugins.registry import make_plugin_manager
@@ -68,7 +72,7 @@ def open_storage(
     try:
         storage = _create_storage(descriptor, table, checked, plugin_manager, shard)
     except VersionError as error:
-        # A wrapper of a native struct need not know which distribution it came with.
+        # The wrapper of a native struct may not know the distribution of the struct.
         for offer in plugin_manager.descriptors():
             if offer.descriptor is descriptor:
                 raise VersionError(
@@ -80,7 +84,7 @@ def open_storage(
         found = error.details.get("found_table")
         if not isinstance(found, TableConfig):
             raise
-        # The backend knows the rows that it found; the command to convert them is known here.
+        # The backend knows the existing table, but only this function knows the command to convert it.
         given = {name: getattr(checked, name, value) for name, value in options.items()}
         command = format_conversion_command(backend, given, found, table)
         text = str(error).replace(CONVERT_HELP, command)
@@ -88,7 +92,7 @@ def open_storage(
     if not isinstance(storage, Storage):
         raise PluginError(
             f"storage {backend!r}: its factory must return a sparring.Storage, found "
-            f"{type(storage).__name__}; report this to the makers of the plugin",
+            f"{type(storage).__name__}; report this to the authors of the plugin",
             backend=backend,
         )
     storage.validate = validate
@@ -98,12 +102,12 @@ def open_storage(
 def found_table(
     backend: str, table: TableConfig, plugin_manager: PluginManager, options: Mapping[str, Any]
 ) -> TableConfig | None:
-    """The table whose rows outlived the process; None where there are none.
+    """Returns the table of the rows that an earlier process stored; None if there are none.
 
-    Nothing is made. A stack has the rows of its last tier.
+    Creates no storage. For a stack, returns the table of its last tier.
 
     Raises:
-        PluginError, InvalidArgumentError: as `open_storage`.
+        PluginError, InvalidArgumentError: Under the same conditions as `open_storage`.
     """
     descriptor = plugin_manager.storage(backend)
     checked = validate_options("storage", descriptor, options)
@@ -118,10 +122,10 @@ def found_table(
 def inner_storages(
     backend: str, options: Mapping[str, Any], plugin_manager: PluginManager
 ) -> Sequence[InnerStorage]:
-    """Returns the storages that the options of a stack name, hottest first; none for other backends.
+    """Returns the storages in the options of a stack, hottest first; empty for other backends.
 
     Raises:
-        PluginError, InvalidArgumentError: as `open_storage`.
+        PluginError, InvalidArgumentError: Under the same conditions as `open_storage`.
     """
     descriptor = plugin_manager.storage(backend)
     if descriptor.inner is None:

@@ -1,4 +1,4 @@
-"""The storage of core."""
+"""Registers the storage of core."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Update methods on the rows of one storage, outside of a step."""
+"""Applies update methods to the rows of one storage, outside of a step."""
 
 from __future__ import annotations
 
@@ -25,25 +25,24 @@ __all__ = ["read_fused_evicted", "update_rows"]
 def update_rows(
     storage: Storage, keys: npt.ArrayLike, gradients: npt.ArrayLike, choice: MethodChoice
 ) -> int:
-    """Changes rows, embedding and state, by an update method; missing keys get their rows.
+    """Updates embeddings and optimizer state with an update method, and creates missing rows.
 
-    Rows change in place where the native handle offers it; elsewhere they are found, changed
-    and upserted.
+    Updates rows in place if the native handle supports it. Otherwise finds, updates and upserts them.
 
     Args:
-        storage: opened for rows with the state of the method.
+        storage: Storage whose rows have the state of the method.
         keys: ``(n,)`` unique int64.
-        gradients: ``(n, dim)`` of the table's computing dtype.
-        choice: a built-in method, its hyper-parameters and the number of the step.
+        gradients: ``(n, dim)`` in the table's computing dtype.
+        choice: Built-in method, its hyper-parameters and the number of the step.
 
     Returns:
-        How many rows changed or were made.
+        The number of rows updated or created.
 
     Raises:
-        InvalidArgumentError: wrong shape or dtype, duplicate keys, a method whose state does
-            not fit the rows.
-        NonFiniteGradientError: NaN or infinity among the gradients; no row has changed.
-        CapacityError: full, and the policy may not evict; no row has changed.
+        InvalidArgumentError: A shape or dtype is wrong, keys repeat, or the state of the method does not
+            fit the rows.
+        NonFiniteGradientError: The gradients contain NaN or infinity; no row was changed.
+        CapacityError: The storage is full, and its policy does not evict; no row was changed.
     """
     storage._check_open()
     checked = check_keys(keys, storage.table.name, unique=storage.validate)
@@ -67,16 +66,16 @@ def _update(
         )
     if not isinstance(method, NativeMethod):
         raise InvalidArgumentError(
-            f"update of table {table.name!r}: method {method.name!r} is none of sparring's own; "
-            "run it in a step, by StepContainer.apply_methods",
+            f"update of table {table.name!r}: method {method.name!r} is not built in; use it in a step, "
+            "with StepContainer.apply_methods",
             table=table.name,
         )
     width = method.state_width(table.dim)
     if table.has_other_state(table.with_state(width, method.name)):
         whose = f" of {table.state_method}" if table.state_method else ""
         raise InvalidArgumentError(
-            f"update of table {table.name!r}: method {method.name!r} keeps {width} elements of "
-            f"state for a row, the table has {table.state_width}{whose}; open it for "
+            f"update of table {table.name!r}: method {method.name!r} requires {width} elements of "
+            f"state per row, the table has {table.state_width}{whose}; open it for "
             f"TableConfig.with_state({width}, {method.name!r}), or convert it: sparring convert "
             "--help",
             table=table.name,
@@ -91,7 +90,8 @@ def _update(
     step = _native.FusedStep([(view, spec, state, None, [sources])], choice.step)
     if step.may_be_nonfinite():
         raise NonFiniteGradientError(
-            f"gradients for table {table.name!r} hold NaN or infinity; no row was changed",
+            f"gradients for table {table.name!r} contain NaN or infinity; no row was changed. Check the "
+            "loss and the learning rate",
             table=table.name,
             step=choice.step,
         )
@@ -102,6 +102,6 @@ def _update(
 
 
 def read_fused_evicted(step: Any, place: int, table: TableConfig) -> EvictedRows:
-    """The rows that left the table at `place` of a native `FusedStep` that was applied."""
+    """Returns the rows that an applied native `FusedStep` evicted from its table number `place`."""
     keys, rows, scores = step.evicted(place)
     return EvictedRows(keys, rows.view(table.numpy_dtype), scores)
