@@ -177,7 +177,7 @@ def test_a_snapshot_that_is_not_there_is_found_by_the_command_that_is_named(
         made.save(str(tmp_path / "runs" / "step-1"))
         with pytest.raises(SnapshotError) as caught:
             made.load(str(tmp_path / "runs" / name))
-    (arguments,) = re.findall(r"see `sparring (\w+ [^`]*)`", str(caught.value))
+    (arguments,) = re.findall(r"`sparring (\w+ [^`]*)`", str(caught.value))
     assert main(arguments.split()) == 0
     assert "step-1" in capsys.readouterr().out
 

@@ -1,11 +1,11 @@
 """Stacks of storages, caches in front of a backend, and change notes for sparring.
 
 ``sparring.open_storage("tiered", table, tiers=[{"backend": "hkv", "budget_bytes": "1 GiB"}, "rocksdb"])``
-opens a stack; with ``refresh`` among the options it opens caches in front of a backend that a trainer in
-another process writes to.
+opens a stack. With the option ``refresh`` it opens caches in front of a backend that a trainer in another
+process writes to.
 
     options.py   options of a stack
-    stack/       a stack of storages that is a storage
+    stack/       a stack of storages with the interface of a storage
     cache/       caches that follow a trainer's change notes
     changelog/   change notes, and the publisher in the trainer
 """

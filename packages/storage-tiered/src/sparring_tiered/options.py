@@ -1,4 +1,4 @@
-"""Options of a stack, and the option of a backend that a budget in bytes becomes."""
+"""Options of a stack, and the conversion of a tier's budget to the options of its backend."""
 
 from __future__ import annotations
 
@@ -31,32 +31,32 @@ class TierOptions(Options):
     """One tier of a stack."""
 
     backend: str
-    """A storage that core or a plugin offers."""
+    """Name of a storage that core or a plugin registers."""
     budget_bytes: ByteCount | None = Field(default=None, ge=1)
-    """The most memory of this tier: a number of bytes, or text such as ``512 MiB``. None leaves
-    the bound to the backend's own options."""
+    """Maximum memory of this tier: a number of bytes, or text such as ``512 MiB``. None leaves the
+    limit to the options of the backend."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """The options of that backend."""
+    """Options of the backend."""
 
 
 class RefreshOptions(Options):
     """How a reader follows the change notes of a trainer."""
 
     notes: str | None = Field(default=None, min_length=1)
-    """The folder of the notes, a path or a URL of fsspec: `change_notes.url` of the trainer. None: they
-    are with the rows of the last tier, where its backend keeps notes, as Redis does."""
+    """Folder of the notes, a path or a URL of fsspec: `change_notes.url` of the trainer. None reads them
+    from the backend of the last tier, if it stores notes, as Redis does."""
     poll_seconds: float = Field(default=1.0, gt=0, le=3600, allow_inf_nan=False)
-    """How often new notes are looked for. After a failure of the backend, keys that are not cached are
-    refused for as long, without a trip."""
+    """Interval between polls for new notes. After a failure of the backend, finds of keys that are not
+    cached fail for the same time without calling the backend."""
     batch_rows: WholeNumber = Field(default=16_384, ge=1, le=1 << 20)
-    """Changed keys that are read again at a time."""
+    """Number of changed keys that are read again at a time."""
     drop_seconds: float = Field(default=60.0, ge=0, le=86_400, allow_inf_nan=False)
-    """Where a note was missed, the rows that are cached then leave within this time, evenly; they may be
-    as much older than the notes."""
+    """After a missed note, the rows that are cached at that moment are removed evenly over this time.
+    Until then they may be older than the notes by this time."""
 
 
 def _parse_tier(value: object) -> object:
-    """A name stands for the tier of that backend with its defaults."""
+    """Converts the name of a backend to a tier with default options."""
     return {"backend": value} if isinstance(value, str) else value
 
 
@@ -64,37 +64,36 @@ class TieredOptions(Options):
     """Options of a stack of storages."""
 
     tiers: tuple[Annotated[TierOptions, BeforeValidator(_parse_tier)], ...]
-    """From the hottest to the last. An item is a mapping, or the name of a backend."""
+    """Tiers from the hottest to the last. An item is a mapping, or the name of a backend."""
     write: Literal["back", "through"] = "back"
-    """When written rows go down: ``back``: when the first tier lets them go, and at a flush;
+    """When written rows move to lower tiers: ``back``: when the first tier evicts them, and at a flush;
     ``through``: before the write returns."""
     promote: Literal["always", "second_touch", "never"] = "always"
-    """Which rows that were read below come into the first tier: all, those that were read there
-    once before, or none. Rows that are written always do."""
+    """Which rows that were found in a lower tier are copied into the first tier: all, those that were
+    found there once before, or none. Written rows always enter the first tier."""
     false_positive_rate: float = Field(default=0.01, ge=2e-6, le=0.5)
-    """The share of unseen keys that a tier below the first may be asked for in vain."""
+    """Share of unknown keys for which a tier below the first is read without success."""
     write_back: Literal["background", "inline"] = "background"
-    """Where rows that go down to the last tier are written: ``background``: on a thread of the
-    container's event loop, where that tier allows readers while it is written to; ``inline``:
-    within the write that pushed them out."""
+    """How rows are written to the last tier: ``background``: on a thread of the container's event loop,
+    if that tier supports concurrent readers; ``inline``: within the write that evicted them."""
     buffer_bytes: ByteCount = Field(default=64 << 20, ge=1)
-    """The most memory for rows on their way to a lower tier, and for rows that wait to be
-    promoted. A write that might need more waits for the lower tier first."""
+    """Maximum memory for rows that wait for a lower tier, and for rows that wait for promotion. A write
+    that might exceed it first waits for the lower tier."""
     deadline_seconds: float = Field(default=30.0, gt=0, allow_inf_nan=False)
-    """The most seconds that a call waits for a background write to the last tier."""
+    """Maximum time that a call waits for a background write to the last tier."""
     refresh: RefreshOptions | None = None
-    """Open the stack to read what a trainer in another process writes to the last tier: the tiers above
-    are caches, kept new by its change notes. None: this process writes the rows."""
+    """Opens the stack for reading: another process trains the last tier, and its change notes keep the
+    tiers above, which are caches, current. None: this process writes the rows."""
 
     @field_validator("tiers")
     @classmethod
     def _check_num_tiers(cls, tiers: tuple[TierOptions, ...]) -> tuple[TierOptions, ...]:
-        # Not by min_length, which counts only the items that are right.
+        # Not with min_length, which counts only the valid items.
         if len(tiers) < 2:
             raise PydanticCustomError(
                 "too_few_tiers",
-                "a stack has two tiers or more, found {count}; name a storage below, or choose "
-                "the backend of the only one in place of 'tiered'",
+                "a stack must have at least two tiers, found {count}; add a lower tier, or use the "
+                "backend of the only tier instead of 'tiered'",
                 {"count": len(tiers)},
             )
         return tiers
@@ -105,15 +104,15 @@ class TieredOptions(Options):
         if self.refresh is not None and of_writers:
             raise PydanticCustomError(
                 "writes_and_reads",
-                "{name} is of stacks that are written to, and with refresh this one is read; leave "
-                "one of them out",
+                "{name} is an option for stacks that this process writes to, but refresh opens the stack "
+                "for reading; remove one of them",
                 {"name": min(of_writers)},
             )
         return self
 
 
 def inner_storages(options: TieredOptions) -> Sequence[InnerStorage]:
-    """The storages that a stack names."""
+    """Returns the storages in the options of a stack."""
     return [
         InnerStorage(("tiers", place), tier.backend, tier.options)
         for place, tier in enumerate(options.tiers)
@@ -121,7 +120,7 @@ def inner_storages(options: TieredOptions) -> Sequence[InnerStorage]:
 
 
 def list_tier_problems(options: TieredOptions, manager: PluginManager) -> Sequence[OptionProblem]:
-    """Problems of budgets and bounds that can be found without a table."""
+    """Returns the problems of budgets and limits that can be found without a table."""
     problems = []
     for place in range(len(options.tiers)):
         try:
@@ -132,7 +131,7 @@ def list_tier_problems(options: TieredOptions, manager: PluginManager) -> Sequen
 
 
 class _TierError(InvalidArgumentError):
-    """A tier cannot be what its options say; `below` is where in them."""
+    """The options of a tier are invalid; `below` is the position in them."""
 
     def __init__(self, message: str, *below: str) -> None:
         super().__init__(message)
@@ -142,15 +141,21 @@ class _TierError(InvalidArgumentError):
 def build_backend_options(
     options: TieredOptions, place: int, manager: PluginManager, *, row_bytes: int
 ) -> Mapping[str, Any]:
-    """The options that a tier's backend is opened with.
+    """Returns the options for opening the backend of a tier.
 
-    A budget becomes the backend's ``memory_bytes``, or the ``capacity`` in rows that fit. A
-    bounded tier above the last gets the policy ``lru`` where its backend has policies and the
-    user chose none.
+    Converts a budget to the backend's ``memory_bytes``, or to the ``capacity`` in rows that fit. Sets
+    the policy of a bounded tier above the last to ``lru``, if its backend has policies and the user
+    chose none.
+
+    Args:
+        options: Options of the stack.
+        place: Position of the tier, from 0.
+        manager: Finds backends by name.
+        row_bytes: Bytes per row.
 
     Raises:
-        InvalidArgumentError: a budget for a backend that takes no bound, or together with a bound
-            of its own, or a bounded tier above the last that would refuse rows.
+        InvalidArgumentError: The backend supports no limit for the budget, the budget is combined with
+            another limit, or a bounded tier above the last would reject rows instead of evicting them.
     """
     tier = options.tiers[place]
     descriptor = manager.storage(tier.backend)
@@ -160,14 +165,14 @@ def build_backend_options(
         bounds = _list_bounds(descriptor)
         if not bounds:
             raise _TierError(
-                f"backend {tier.backend!r} cannot be bounded, so it takes no budget_bytes; leave "
-                f"it out, or choose one that can: {', '.join(_list_bounded_backends(manager))}",
+                f"backend {tier.backend!r} has no limit of memory, so budget_bytes cannot be set; remove "
+                f"it, or choose one of the backends {', '.join(_list_bounded_backends(manager))}",
                 "budget_bytes",
             )
         given = [name for name in bounds if name in result]
         if given:
             raise _TierError(
-                f"budget_bytes and options.{given[0]} both bound this tier; give one of them",
+                f"budget_bytes and options.{given[0]} both limit this tier; remove one of them",
                 "budget_bytes",
             )
         budget = tier.budget_bytes
@@ -182,8 +187,8 @@ def build_backend_options(
         policy = result.setdefault("policy", "lru")
         if policy == "none":
             raise _TierError(
-                "policy 'none' makes a full tier refuse rows, and those above the last must let "
-                "rows go down; choose another policy, as lru, or leave the bound out",
+                "with policy 'none' a full tier rejects rows, but tiers above the last must evict them; "
+                "choose another policy such as lru, or remove the limit",
                 "options",
                 "policy",
             )

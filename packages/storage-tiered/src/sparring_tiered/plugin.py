@@ -19,7 +19,7 @@ def sparring_register_storage() -> Sequence[StorageDescriptor]:
         StorageDescriptor(
             name="tiered",
             api_version=(1, 0),
-            summary="A stack of storages: hot rows in the first, all others further down.",
+            summary="A stack of storages: hot rows in the first tier, all other rows in lower tiers.",
             options=TieredOptions,
             factory=_open,
             inner=inner_storages,

@@ -293,7 +293,7 @@ def test_change_notes_of_rows_that_no_server_reads_are_refused(runs: Runs) -> No
 
 def test_change_notes_that_the_storage_does_not_keep_are_refused(runs: Runs) -> None:
     pytest.importorskip("sparring_rocksdb._native", reason="needs sparring-rocksdb")
-    with pytest.raises(InvalidArgumentError, match="'rocksdb' keeps no change notes with its rows"):
+    with pytest.raises(InvalidArgumentError, match="'rocksdb' cannot store change notes"):
         runs.ratings(
             "storage={backend: rocksdb, options: {path: rows-without}}",
             "change_notes.every_steps=1",

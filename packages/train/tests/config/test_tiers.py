@@ -64,12 +64,12 @@ def test_errors_of_tiers_have_their_places() -> None:
         ),
         (
             "      - {backend: memory, options: {capacity: 5, policy: none}}\n      - memory\n",
-            "run.yaml:7:58: storage.options.tiers.0.options.policy: policy 'none'",
+            "run.yaml:7:58: storage.options.tiers.0.options.policy: with policy 'none'",
         ),
         (
             "      - memory\n      - {backend: tiered, budget_bytes: 5 MB, "
             "options: {tiers: [memory, memory]}}\n",
-            "cannot be bounded, so it takes no budget_bytes; leave it out, or choose one that can: ",
+            "has no limit of memory, so budget_bytes cannot be set; remove it, ",
         ),
     ],
 )

@@ -1,8 +1,8 @@
-"""Caches before a backend that a trainer in another process writes to.
+"""Caches in front of a backend that a trainer in another process writes to.
 
-    open_cached.py     opens a stack that has `refresh` among its options
+    open_cached.py     opens a stack with the option `refresh`
     cached_storage.py  the storage of a reader: cache, filter of existing keys, backend
-    cache_fills.py     decides which rows may come into the cache
+    cache_fills.py     decides which rows may enter the cache
     follower.py        follows the notes: swaps the filter, reads changed keys again
 
 `sparring_tiered.changelog` contains the notes and the part of the trainer.

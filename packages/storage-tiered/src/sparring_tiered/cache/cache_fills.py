@@ -1,19 +1,19 @@
-"""Decides which rows that were read from the backend may come into the cache.
+"""Decides which rows that were read from the backend may enter the cache.
 
-Reads of the backend overlap with each other, with notes, and with the trainer's writes, and the
-backend does not say how new a row is. Two rules keep the rows of each key from going back:
+Reads of the backend overlap with each other, with notes, and with the trainer's writes, and the backend
+does not report how new a row is. Two rules prevent finds from returning older rows than before:
 
-1.  A read that began before a note was taken, and ends after it, leaves out the keys that the note may
-    have: they may be older than the note, and the note's own re-reading may be over. It removes them
-    from the cache as well: another read may have put an older row there before this one began, which the
-    note's re-reading has yet to replace.
-2.  Where two reads of one key overlap, no one knows which row is newer, and both may have been seen. So
-    the one that ends last removes the key from the cache. The next find reads it from the backend, which
-    has a row at least as new as both.
+1.  A read that began before a note was applied, and ends after it, does not cache the keys that the note
+    may contain. Its rows may be older than the note, and the follower may have finished re-reading the
+    keys of the note. It also removes these keys from the cache, because another read may have cached an
+    older row before this one began, which the follower has not replaced yet.
+2.  If two reads of one key overlap, it is unknown which row is newer, and callers may have received
+    both. The read that ends last therefore removes the key from the cache. The next find reads it from
+    the backend, whose row is at least as new as both.
 
-So what a find returns is never older than what any find that ended before it began returned. One case is
-left out: a key that was erased and written again may be missing once more, where the filter of existing
-keys was made again in between, until the next note.
+As a result, a find never returns an older row than any find that ended before it began. There is one
+exception: a key that was erased and written again may be reported as missing until the next note, if the
+filter of existing keys was rebuilt in between.
 """
 
 from __future__ import annotations
@@ -41,35 +41,35 @@ _NONE: Keys = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    """Something that concerns reads that began before it."""
+    """An event that affects the reads that began before it."""
 
     number: int
     is_read: bool
-    """Another read ended; otherwise a note was taken."""
+    """Whether another read ended; otherwise a note was applied."""
     has: Callable[[Keys], _Mask]
 
 
 class CacheFills:
-    """Writes to one cache. Any thread may call any method.
+    """Writes rows to one cache. Any thread may call any method.
 
     Args:
-        cache: is written to by this alone.
+        cache: Cache that only this object writes to.
     """
 
     def __init__(self, cache: Storage) -> None:
         self._cache = cache
-        self._lock = threading.Lock()  # guards the cache's writes and what follows
+        self._lock = threading.Lock()  # guards writes to the cache and the attributes below
         self._number = 0
         self._reading: dict[int, int] = {}
-        """Number of events before a read → reads under way that began then."""
+        """Number of events before a read → number of reads in progress that began at that point."""
         self._events: deque[_Event] = deque()
         self._kept: list[Keys] = []
-        """Keys that came into the cache: some repeat, and some have left it since."""
+        """Keys that entered the cache. Keys may repeat, and some are no longer in the cache."""
         self.num_dropped = 0
-        """Rows that were read and did not come into the cache."""
+        """Rows that were read but not cached."""
 
     def begin(self) -> int:
-        """A read of the backend begins; `end` or `abandon` must follow with the result."""
+        """Begins a read of the backend. A call of `end` or `abandon` with the result must follow."""
         with self._lock:
             self._reading[self._number] = self._reading.get(self._number, 0) + 1
             return self._number
@@ -84,15 +84,16 @@ class CacheFills:
         *,
         is_new: bool = True,
     ) -> None:
-        """A read has ended: its rows come into the cache where they may.
+        """Ends a read, and caches its rows as far as the rules allow.
 
         Args:
-            begun: result of `begin`.
-            keys: ``(n,)`` that were read.
-            rows: ``(n, width)``
-            found: which have a row.
-            hits: keys that the cache had meanwhile, which its policy is told of; None: it takes no such.
-            is_new: the cache did not have the keys when the read began.
+            begun: Result of `begin`.
+            keys: ``(n,)`` keys that were read.
+            rows: ``(n, width)`` rows of the keys.
+            found: ``(n,)``, True for keys with a row.
+            hits: Keys that the same find read from the cache, for the cache's policy; None if the cache
+                does not support `touch`.
+            is_new: Whether the keys were not in the cache when the read began.
         """
         with self._lock:
             try:
@@ -103,16 +104,16 @@ class CacheFills:
                 self._add_event(True, lambda asked: _are_in(asked, ascending))
 
     def abandon(self, begun: int) -> None:
-        """A read has failed."""
+        """Ends a read that failed."""
         with self._lock:
             self._end_read(begun)
 
     def take_note(self, changed: BloomFilter | None, erased: Keys) -> None:
-        """A note was taken: concerns reads that are under way.
+        """Applies a note to the reads in progress, and removes erased keys from the cache.
 
         Args:
-            changed: keys that it may have; None: all.
-            erased: of these, keys that leave the cache.
+            changed: Keys that the note may contain; None for all keys.
+            erased: Erased keys, which are among the changed ones.
         """
         with self._lock:
             self._add_event(
@@ -130,9 +131,9 @@ class CacheFills:
             self._cache.erase(keys)
 
     def list_cached(self, changed: BloomFilter | None) -> Keys:
-        """The keys of the cache, of those that a note may have; None: all. Each once.
+        """Returns the distinct cached keys that a note may contain; with None, all cached keys.
 
-        A scan of the cache takes several times as long as to ask a filter of its keys.
+        Uses the recorded keys, because a scan of the cache takes several times as long.
         """
         with self._lock:
             kept = self._kept[0] if len(self._kept) == 1 else np.concatenate([_NONE, *self._kept])
@@ -142,10 +143,10 @@ class CacheFills:
             kept = np.concatenate(
                 [_NONE, *(each.keys for each in self._cache.scan(columns=_PROBE))]
             )
-            with self._lock:  # keys that came meanwhile are behind it
+            with self._lock:  # keys that were cached during the scan are in later parts
                 self._kept[0] = kept
         if changed is not None:
-            # In parts that stay in the processor's cache: twice as fast.
+            # In parts that fit into the CPU cache, which is twice as fast.
             parts = np.split(kept, range(_PART_KEYS, len(kept), _PART_KEYS))
             kept = np.concatenate([part[changed.contains(part)] for part in parts])
         asked = np.unique(kept)

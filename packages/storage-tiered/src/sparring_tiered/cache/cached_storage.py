@@ -1,15 +1,15 @@
-"""A cache before a backend that a trainer in another process writes to, as one storage that is read.
+"""A read-only storage: a cache in front of a backend that a trainer in another process writes to.
 
     find      cache ──missing──► filter of existing keys ──may exist──► backend ──► into the cache
-    notes     filter swapped, changed keys read again, erased keys removed (`follower`)
+    notes     replace the filter, read changed keys again, remove erased keys (`follower`)
 
 Guarantees, each for one table:
   - a row is never torn;
-  - finds that follow each other never see a row go back to an older one (`cache_fills`);
-  - `CacheCounters.behind_seconds` ago, or later, every cached row was as new as the newest note.
-There is no version over several tables.
+  - consecutive finds never return an older row of a key than before (`cache_fills`);
+  - at a time at most `CacheCounters.behind_seconds` ago, every cached row was as new as the newest note.
+Several tables have no common version.
 
-Thread rule: as `Storage`, and any thread may `find` at any time.
+Threads: as for `Storage`; in addition, any thread may call `find` at any time.
 """
 
 from __future__ import annotations
@@ -48,88 +48,88 @@ __all__ = ["AvailableRows", "CacheCounters", "CachedStorage", "NotesProgress"]
 
 @dataclass(frozen=True, slots=True)
 class CacheCounters:
-    """One cached table since it was opened."""
+    """Counters of one cached table since it was opened."""
 
     hits: int
-    """Keys that a find had from the cache."""
+    """Keys that finds read from the cache."""
     misses: int
-    """Keys that the backend was asked for."""
+    """Keys that finds read from the backend."""
     filtered: int
-    """Keys that no one was asked for, as the filter of existing keys ruled them out."""
+    """Keys that finds did not read, because the filter of existing keys does not contain them."""
     cached_rows: int
     """Rows in the cache now."""
     dropped_rows: int
-    """Rows that were read and not kept, as they might have been older than a note or another read."""
+    """Rows that were read but not cached, because they might be older than a note or another read."""
     notes: int
-    """Notes that were taken."""
+    """Applied notes."""
     missed_notes: int
-    """Times that notes were missed, or that any row may have changed: the cache was emptied gradually."""
+    """Times that notes were missed or reported that any row may have changed, so that the cache was
+    emptied gradually."""
     reread_rows: int
     """Cached keys that were read again because of notes."""
     erased_rows: int
-    """Keys that left the cache because notes said that they were erased."""
+    """Keys that were removed from the cache because notes reported them as erased."""
     rows_to_drop: int
     """Cached rows that are still to be removed after a missed note."""
     refresh_seconds: float
-    """Time that the last note took to be taken."""
+    """Time to apply the last note."""
     behind_seconds: float
-    """Time since all cached rows were as new as the newest note: the bound of staleness."""
+    """Time since all cached rows were as new as the newest note: the maximum staleness."""
     sequence: int
-    """Number of the newest note that was taken."""
+    """Number of the newest applied note."""
     step: int
-    """Step of training of that note."""
+    """Training step of that note."""
     failed_looks: int
-    """Looks for notes that failed."""
+    """Polls for notes that failed."""
 
     def as_dict(self) -> dict[str, float]:
-        """For JSON."""
+        """Returns the counters as a dict for JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class AvailableRows:
-    """The rows of a find that could be read."""
+    """Result of a find that may have failed for some keys."""
 
     rows: Rows
-    """``(n, columns)``; rows that were not found or not read are zeros."""
+    """``(n, columns)``; zeros for rows that do not exist or could not be read."""
     found: npt.NDArray[np.bool_]
-    """``(n,)``: whether the key has a row that was read."""
+    """``(n,)``: whether the row of the key was read."""
     failed: npt.NDArray[np.bool_]
     """``(n,)``: whether the backend was needed for the key and failed."""
     failure: str
-    """The message of the failure; empty if nothing failed."""
+    """Message of the failure; empty if nothing failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotesProgress:
-    """How far a reader has followed the notes of a table."""
+    """Position of a reader in the notes of a table."""
 
     run: str
-    """Of the newest note that was taken; empty before the first."""
+    """Run of the newest applied note; empty before the first one."""
     step: int
-    """Of training, at that note."""
+    """Training step of that note."""
     published: float
-    """When that was, in seconds since 1970."""
+    """Time when it was published, in seconds since 1970."""
     behind_seconds: float
-    """As of `CacheCounters`."""
+    """See `CacheCounters.behind_seconds`."""
 
 
 class CachedStorage(Storage):
-    """Embeddings of one table: the hot ones in a cache, all in a backend that others write to.
+    """Embeddings of one table: hot ones in a cache, all of them in a backend that a trainer writes to.
+
+    `close` closes the cache, the backend and the log.
 
     Args:
-        table: without an optimizer's state: of it rows have the embedding only.
-        cache: an empty storage of `table` that readers may read while it is written to; bounded ones
-            must evict.
-        backend: the storage of all rows; its rows may have state behind the embedding. It is read only.
-        log: the notes of the table.
-        options: how they are followed.
-
-    All three are closed with this.
+        table: Declaration of the table without optimizer state; rows consist of the embedding only.
+        cache: Empty storage of `table` that supports concurrent readers. If it is bounded, it must evict.
+        backend: Storage of all rows, which is only read. Its rows may have optimizer state.
+        log: Notes of the table.
+        options: How the notes are followed.
 
     Raises:
-        InvalidArgumentError: the tables differ, the cache cannot be used as one, or there are no notes.
-        SparringError: the notes cannot be read.
+        InvalidArgumentError: The tables differ, `cache` cannot be used as a cache, or there are no notes.
+        SparringError: The notes cannot be read.
     """
 
     capabilities = Capabilities(persistent=True, shared=True, concurrent_reads=True)
@@ -162,11 +162,11 @@ class CachedStorage(Storage):
         self._read_misses(self._find_cached(keys, columns, rows, found), keys, columns, rows, found)
 
     def find_available(self, keys: npt.ArrayLike, columns: Columns | None = None) -> AvailableRows:
-        """Finds rows as `find`, and marks the keys that could not be read if the backend fails.
+        """Finds rows like `find`, but marks the keys that could not be read if the backend fails.
 
         Args:
-            keys: ``(n,)`` distinct.
-            columns: of the rows; None: all.
+            keys: ``(n,)`` distinct int64.
+            columns: Columns to read; None for all.
         """
         self._check_open()
         checked = check_keys(keys, self.table.name, unique=self.validate)
@@ -184,7 +184,7 @@ class CachedStorage(Storage):
     def _find_cached(
         self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]
     ) -> npt.NDArray[np.intp]:
-        """Finds what the cache has; returns the places of the keys to ask the backend for."""
+        """Finds rows in the cache; returns the positions of the keys to read from the backend."""
         existing = self._follower.existing
         self._cache.find_into(keys, columns, rows, found)
         missing = np.flatnonzero(~found)
@@ -203,7 +203,7 @@ class CachedStorage(Storage):
         rows: Rows,
         found: npt.NDArray[np.bool_],
     ) -> None:
-        """Fills the rows of the keys at the places `asked` from the backend."""
+        """Fills the rows of the keys at the positions `asked` from the backend."""
         if not len(asked):
             return
         asked_keys = keys[asked]
@@ -213,7 +213,7 @@ class CachedStorage(Storage):
         found[asked] = is_there
 
     def _read_through(self, keys: Keys, hits: Keys | None) -> tuple[Rows, npt.NDArray[np.bool_]]:
-        """Reads keys from the backend, and puts them into the cache."""
+        """Reads keys from the backend, and adds them to the cache."""
         if time.monotonic() < self._failed_until:
             self._reject_misses(len(keys))
         rows = np.empty((len(keys), self.table.width), self.table.numpy_dtype)
@@ -232,9 +232,9 @@ class CachedStorage(Storage):
 
     def _reject_misses(self, count: int) -> NoReturn:
         raise StorageIOError(
-            f"table {self.table.name!r}: {count} of the keys are not in the cache, and the backend "
-            f"failed less than {self.options.poll_seconds:g} s ago ({self._failure}); cached rows are "
-            "still found. Mend the backend, or try again",
+            f"find in table {self.table.name!r}: {count} of the keys are not in the cache, and "
+            f"the backend failed less than {self.options.poll_seconds:g} s ago ({self._failure}); "
+            "cached rows are still available. Repair the backend, or try again",
             table=self.table.name,
         )
 
@@ -246,7 +246,10 @@ class CachedStorage(Storage):
 
     @property
     def max_num_rows(self) -> int:
-        """Rows of the table, by the filter of existing keys: erased ones included."""
+        """Upper bound of the number of rows in the table, from the filter of existing keys.
+
+        It includes erased keys until the filter is rebuilt.
+        """
         self._check_open()
         return self._follower.num_existing
 
@@ -258,24 +261,24 @@ class CachedStorage(Storage):
     # -- notes ------------------------------------------------------------------
 
     def refresh(self) -> bool:
-        """Looks for notes now and takes them; returns whether there were any.
+        """Polls for notes and applies them; returns whether there were any.
 
         Raises:
-            SparringError: the notes or the backend cannot be read. What is cached is found as before.
-            DeadlineError: it goes on in the background.
+            SparringError: The notes or the backend cannot be read. Cached rows are still available.
+            DeadlineError: It takes too long, and continues in the background.
         """
         self._check_open()
         return self._follower.refresh()
 
     def progress(self) -> NotesProgress:
-        """How far the notes were taken."""
+        """Returns the position in the notes."""
         follower = self._follower
         return NotesProgress(
             follower.run, follower.step, follower.published, follower.behind_seconds
         )
 
     def counters(self) -> CacheCounters:
-        """Counters since this was opened."""
+        """Returns the counters since the storage was opened."""
         self._check_open()
         follower = self._follower
         return CacheCounters(
@@ -309,8 +312,8 @@ class CachedStorage(Storage):
 
     def _reject(self, operation: str) -> NoReturn:
         raise UnsupportedError(
-            f"{operation} on table {self.table.name!r}: it was opened with refresh, to read what a "
-            "trainer writes; leave refresh out where rows are trained",
+            f"{operation} on table {self.table.name!r}: it was opened with refresh and is read-only; "
+            "remove refresh in the process that trains the rows",
             table=self.table.name,
             operation=operation,
         )
@@ -323,7 +326,7 @@ def _check(table: TableConfig, cache: Storage, backend: Storage) -> None:
     name = table.name
     if table.state_width:
         raise InvalidArgumentError(
-            f"table {name!r}: a cache holds embeddings and no state of an optimizer, asked was for "
+            f"table {name!r}: a cache contains embeddings without optimizer state, found "
             f"{table.row_label!r}; declare the table without state",
             table=name,
         )
@@ -337,7 +340,7 @@ def _check(table: TableConfig, cache: Storage, backend: Storage) -> None:
     if not offered.concurrent_reads or (offered.bounded and not offered.evicts):
         raise InvalidArgumentError(
             f"table {name!r}: {type(cache).__name__} cannot be the cache (concurrent_reads is "
-            f"{offered.concurrent_reads}, evicts is {offered.evicts}); choose a storage that is read "
-            "while it is written to, and a policy that evicts where it is bounded, as hkv with lru",
+            f"{offered.concurrent_reads}, evicts is {offered.evicts}); choose a storage that supports "
+            "concurrent reads, with a policy that evicts if it is bounded, such as hkv with lru",
             table=name,
         )

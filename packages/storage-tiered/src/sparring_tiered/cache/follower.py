@@ -1,18 +1,19 @@
 """Follows the change notes of one table, as a coroutine on an event loop.
 
-    look ──► notes after the last one taken, in order
-      taken    1. reads under way leave out what the note may have, and erased keys leave the cache
-                  (`CacheFills.take_note`)
-               2. the filter of existing keys gets the new keys, or is swapped for that of a new base
-               3. cached keys that the note may have are read again, in batches
-      missed   reads under way are left out, and the filter is swapped for that of the base; what is
-               cached leaves, in batches, over `drop_seconds`
+    poll ──► notes after the last applied one, in order
+      next     1. reads in progress do not cache keys that the note may contain, and erased keys are
+                  removed from the cache (`CacheFills.take_note`)
+               2. the new keys are added to the filter of existing keys, or a new base replaces the filter
+               3. cached keys that the note may contain are read again, in batches
+      missed   reads in progress are not cached, and the filter of the base replaces the filter; the
+               cached rows are removed, in batches, over `drop_seconds`
 
-Reads come first: where the filter said that a key is gone, a read from before must not bring it back.
+Reads are handled before the filter: after the filter has reported a key as erased, an earlier read must
+not cache it again.
 
-A note counts as taken when all of it was done. A look that fails changes nothing that would not be done
-again by the next. If the cache has to be emptied, the follower remembers it until the rows to remove are
-known, because the base that replaces the old one no longer shows that notes are missing.
+A note counts as applied when all of these steps are done. A poll that fails can be repeated completely
+by the next one. If the cache has to be emptied, the follower records this until the rows to remove are
+known, because after the base was replaced, it no longer shows that notes are missing.
 """
 
 from __future__ import annotations
@@ -38,24 +39,24 @@ __all__ = ["Follower"]
 _log = logging.getLogger(__name__)
 
 _DROP_BATCHES = 100
-"""In which a cache is emptied."""
+"""Number of batches in which a cache is emptied."""
 _REFRESH_SECONDS = 60.0
 _NONE: Keys = np.empty(0, np.int64)
 
 
 class Follower:
-    """The notes of one table, and what they do to its cache.
+    """Applies the notes of one table to its cache.
 
     Args:
-        table: whose they are.
-        backend: read.
-        fills: of the cache, which is kept as new as the notes.
-        log: the notes; closed with this.
-        options: how often, how much at a time.
+        table: Table of the notes.
+        backend: Storage to read changed rows from.
+        fills: Writes to the cache.
+        log: Notes of the table; `close` closes it.
+        options: Intervals and batch sizes.
 
     Raises:
-        InvalidArgumentError: there are no notes, or they are of another table.
-        SparringError: they cannot be read.
+        InvalidArgumentError: There are no notes, or they belong to another table.
+        SparringError: The notes cannot be read.
     """
 
     def __init__(
@@ -76,10 +77,12 @@ class Follower:
         self._last_failure = ""
         self._dropping: Keys = _NONE
         self._must_clear = False
-        """Whether the cache has to be emptied and the rows to remove are not known yet."""
+        """Whether the cache has to be emptied, but the rows to remove are not known yet."""
         self.existing = GrowingBloomFilter(1_024)
-        """Keys that may have a row in the backend. A find takes it before it looks into the cache: a key
-        that an older filter has is asked for, so what the find says of it is as new as what it read."""
+        """Keys that may have a row in the backend.
+
+        A find uses the filter from before its read of the cache. If that filter contains a key, the find
+        reads it from the backend, so its result is as new as that read."""
         self._session = self._lineage = ""
         self.sequence = 0
         self._events = EventLoop(capacity=8, num_threads=1)
@@ -115,14 +118,14 @@ class Follower:
     # -- looking ----------------------------------------------------------------
 
     def refresh(self) -> bool:
-        """Looks once, and returns whether there was a note."""
+        """Polls once, and returns whether there was a note."""
         taken: bool = self._events.submit(
             self._poll, name="refresh", timeout=_REFRESH_SECONDS, report_failure=False
         ).result(_REFRESH_SECONDS)
         return taken
 
     def close(self) -> None:
-        """Ends following, when a look under way has ended."""
+        """Stops following, after a poll in progress has ended."""
         if not self._stopped.done():
             self._stopped.set_result(None)
         with suppress(SparringError):
@@ -139,7 +142,7 @@ class Follower:
             await self._poll()
             self._last_failure = ""
         except Exception as error:
-            # The next look may succeed, whatever failed, and every cached row is whole.
+            # The next poll may succeed after any failure, and no cached row is torn.
             self._report_failure(error)
 
     def _report_failure(self, error: Exception) -> None:
@@ -147,13 +150,13 @@ class Follower:
         if str(error) != self._last_failure:
             known = isinstance(error, SparringError)
             _log.warning(
-                "table %r: following the change notes failed, cached rows are still found: %s",
+                "table %r: following the change notes failed, cached rows are still available: %s",
                 self._table.name, error, exc_info=None if known else error,
             )  # fmt: skip
         self._last_failure = str(error)
 
     async def _poll(self) -> bool:
-        """Takes all notes that there are."""
+        """Applies all available notes."""
         async with self._one_at_a_time:
             is_new = False
             while True:
@@ -168,7 +171,7 @@ class Follower:
                 self.refresh_seconds = time.monotonic() - begin
 
     async def _advance(self, newest: int) -> None:
-        """Takes the next note; where it is missing, all that are."""
+        """Applies the next note; if it is missing, continues with the newest."""
         place, sequence = self._log.place, self.sequence + 1
         data = await asyncio.to_thread(self._log.read, sequence) if newest >= sequence else None
         if data is None:
@@ -181,7 +184,7 @@ class Follower:
         self._must_clear |= note.changed is None or note.session != self._session
         base = None
         if note.lineage != self._lineage:
-            # It may be of a later note, whose new keys it has then.
+            # The base may belong to a later note, in which case it contains the new keys of that note.
             base = await asyncio.to_thread(self._read_base)
         self._fills.take_note(note.changed, note.erased)
         if base is not None:
@@ -201,14 +204,14 @@ class Follower:
         self.num_notes += 1
 
     async def _catch_up(self, newest: int) -> None:
-        """Notes were missed, or there are fewer than before: begins with the base again."""
+        """Starts again from the base, because notes were missed or are fewer than before."""
         _log.warning(
-            "table %r: notes after %d were missed, the newest is %d; cached rows leave within %g s",
+            "table %r: notes after %d were missed, the newest is %d; cached rows are removed within %g s",
             self._table.name, self.sequence, newest, self._options.drop_seconds,
         )  # fmt: skip
         base, last = await asyncio.to_thread(self._read_up_to, newest)
         self._must_clear = True
-        # Rows that are read from here on are as new as the newest note.
+        # Rows that are read from now on are at least as new as the newest note.
         self._fills.take_note(None, _NONE)
         self._swap_filter(base)
         await self._drop_all()
@@ -217,10 +220,10 @@ class Follower:
     def _record_position(self, newest: int, last: ChangeNote | None) -> None:
         if last is not None:
             self._record_note(last)
-        # The base may be of a later note that is not there yet; it comes as any other.
+        # The base may belong to a later note that is not available yet; it is applied like any other.
         self.sequence = newest
 
-    # -- what a note does ---------------------------------------------------------
+    # -- effects of a note --------------------------------------------------------
 
     async def _reread(self, changed: BloomFilter) -> None:
         keys = await asyncio.to_thread(self._fills.list_cached, changed)
@@ -241,10 +244,10 @@ class Follower:
         self._fills.end(begun, keys, rows, found, is_new=False)
 
     async def _drop_all(self) -> None:
-        """Removes the rows that are cached now: over time, or with `drop_seconds` 0 at once."""
+        """Removes the rows that are cached now, over `drop_seconds`, or immediately if that is 0."""
         dropping = await asyncio.to_thread(self._fills.list_cached, None)
         if not self._options.drop_seconds:
-            # If it fails, the next look does it again.
+            # If it fails, the next poll repeats it.
             await asyncio.to_thread(self._fills.erase, dropping)
             dropping = _NONE
         self._dropping = dropping
@@ -276,23 +279,24 @@ class Follower:
         data = self._log.read_base()
         if data is None:
             raise InvalidArgumentError(
-                f"table {name!r}: there are no change notes at {place}; give the training "
-                "configuration a section change_notes, and train",
+                f"table {name!r}: there are no change notes at {place}; add a section change_notes to "
+                "the training configuration, and train",
                 table=name,
             )
         base = NotesBase.from_bytes(data, place)
         found, table = base.table, self._table
         if (found.name, found.dim, found.dtype) != (name, table.dim, table.dtype):
             raise InvalidArgumentError(
-                f"change notes at {place} are of table {found.name!r} with {found.dtype} x "
-                f"{found.dim}, asked was {name!r} with {table.dtype} x {table.dim}; declare it so, or "
-                "name another place",
+                f"change notes at {place} belong to table {found.name!r} with {found.dtype} x "
+                f"{found.dim}, expected {name!r} with {table.dtype} x {table.dim}; declare the "
+                "table with these values, or set notes to another folder",
                 table=name,
             )
         return base
 
     def _read_up_to(self, newest: int) -> tuple[NotesBase, ChangeNote | None]:
-        """The base with the new keys of notes up to the newest, and the last of these notes."""
+        """Returns the base with the new keys of the notes up to the newest, and the last of these
+        notes."""
         place = self._log.place
         base, last = self._read_base(), None
         sequence = base.sequence
@@ -303,9 +307,9 @@ class Follower:
                 again = self._read_base()
                 if again.sequence <= base.sequence:
                     raise InvalidArgumentError(
-                        f"change notes at {place}: the base is of note {base.sequence}, and note "
-                        f"{sequence + 1} is missing; remove what is there, and let the trainer "
-                        "publish again"
+                        f"change notes at {place}: the base belongs to note {base.sequence}, but note "
+                        f"{sequence + 1} is missing; remove all notes there, and let the trainer publish "
+                        "again"
                     )
                 base, last = again, None
                 sequence = base.sequence

@@ -1,4 +1,4 @@
-"""Opens the storage of a reader from the options of a stack."""
+"""Opens the storage of a reader from the options of a stack with `refresh`."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ __all__ = ["open_cached"]
 def open_cached(
     table: TableConfig, options: TieredOptions, manager: PluginManager
 ) -> CachedStorage:
-    """Opens the tiers above the last as a cache, and the last one as the backend that it is before.
+    """Opens the tiers above the last as a cache, and the last tier as the backend behind it.
 
     Args:
-        table: the declaration of its rows; the backend says what state they have.
-        options: which tiers; `refresh` is given.
-        manager: where backends are looked up.
+        table: Declaration of the table. The optimizer state is read from the backend.
+        options: Options of the stack, with `refresh`.
+        manager: Finds backends by name.
 
     Raises:
-        InvalidArgumentError: the backend has no rows of the table, or there are no notes.
-        SparringError: a tier cannot be opened.
+        InvalidArgumentError: The backend has no rows of the table, or there are no notes.
+        SparringError: A tier cannot be opened.
     """
     assert options.refresh is not None
     last = options.tiers[-1]
     stored = found_table(last.backend, table, manager, last.options)
     if stored is None:
         raise InvalidArgumentError(
-            f"table {table.name!r}: {last.backend!r} has no rows of it where its options say; train "
-            "with that storage first, or see whether the options are those of the trainer",
+            f"table {table.name!r}: storage {last.backend!r} has no rows of it with these options; train "
+            "with that storage first, or set the same options as in the trainer",
             table=table.name,
         )
     own = table.with_state(0)

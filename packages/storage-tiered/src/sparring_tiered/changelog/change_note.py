@@ -1,4 +1,4 @@
-"""A change note and the base of a table's notes, as ``docs/format/change-notes.md`` draws their bytes."""
+"""A change note and the base of a table's notes; ``docs/format/change-notes.md`` describes the bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sparring.errors import CorruptDataError, InvalidArgumentError, VersionError
 __all__ = ["CHANGED_RATE", "ChangeNote", "NotesBase"]
 
 CHANGED_RATE = 0.0001
-"""Share of cached keys that did not change and are read again all the same."""
+"""False positive rate: share of unchanged cached keys that are read again unnecessarily."""
 
 _MAGIC = b"SPARnote"
 _HEAD = struct.Struct("<8sIII")
@@ -27,25 +27,26 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class ChangeNote:
-    """Keys that changed in a backend since the note before."""
+    """Keys that changed in a backend since the previous note."""
 
     sequence: int
-    """One more than the note before; a hole says that there is something that no note tells of."""
+    """One more than the previous note. A gap means that some changes are in no note."""
     session: str
-    """Of the trainer's process; the first note of a session says that any row may have changed."""
+    """Identifies the trainer's process. The first note of a session reports that any row may have
+    changed."""
     lineage: str
-    """Of the filter of existing keys: another one means that it was made again, see `NotesBase`."""
+    """Identifies the filter of existing keys. It changes when the filter was rebuilt; see `NotesBase`."""
     run: str
     step: int
     published: float
-    """Seconds since 1970."""
+    """Time of publication, in seconds since 1970."""
     changed: BloomFilter | None
-    """Keys whose rows were written or erased; None: any may have been."""
+    """Keys whose rows were written or erased; None if any row may have changed."""
     num_changed: int
     new: Keys
-    """Keys that the filter of existing keys lacked before this note."""
+    """Keys that were not in the filter of existing keys before this note."""
     erased: Keys
-    """Keys that have no row any more."""
+    """Keys that no longer have a row."""
 
     def to_bytes(self) -> bytes:
         changed = b"" if self.changed is None else self.changed.to_bytes()
@@ -63,15 +64,15 @@ class ChangeNote:
 
     @classmethod
     def from_bytes(cls, data: bytes, place: str) -> ChangeNote:
-        """Reads a note.
+        """Decodes a note.
 
         Args:
-            data: its bytes.
-            place: where they are from, for messages.
+            data: Bytes of the note.
+            place: Location of the notes, for messages.
 
         Raises:
-            CorruptDataError: they are damaged, or no note.
-            VersionError: another version of sparring wrote them.
+            CorruptDataError: The bytes are damaged, or not a note.
+            VersionError: Another version of sparring wrote them.
         """
         about, parts = _unpack(data, "note", place)
         try:
@@ -94,10 +95,11 @@ class ChangeNote:
 
 @dataclass(frozen=True, slots=True)
 class NotesBase:
-    """The filter of existing keys, and the table: what a reader begins with."""
+    """The table and the filter of its existing keys, from which a reader starts."""
 
     sequence: int
-    """Of the last note that the filter holds for certain; later ones follow."""
+    """Number of the last note whose new keys are certainly in the filter; the reader applies later
+    ones."""
     session: str
     lineage: str
     table: TableConfig
@@ -124,7 +126,7 @@ class NotesBase:
 
     @classmethod
     def from_bytes(cls, data: bytes, place: str) -> NotesBase:
-        """Reads a base; arguments and errors as `ChangeNote.from_bytes`."""
+        """Decodes a base; arguments and errors as for `ChangeNote.from_bytes`."""
         about, parts = _unpack(data, "base", place)
         try:
             existing = GrowingBloomFilter.from_parts(
@@ -154,12 +156,14 @@ def _pack(about: dict[str, Any], parts: Sequence[bytes]) -> bytes:
 
 def _unpack(data: bytes, kind: str, place: str) -> tuple[dict[str, Any], list[bytes]]:
     if len(data) < _HEAD.size or data[:8] != _MAGIC:
-        raise _damaged_error(place, f"its {len(data)} bytes do not begin as those of a {kind}")
+        raise _damaged_error(
+            place, f"its {len(data)} bytes do not begin with the header of a {kind}"
+        )
     _, version, checksum, head_bytes = _HEAD.unpack_from(data)
     if version != _FORMAT:
         raise VersionError(
-            f"{place}: the {kind} has format {version}, this sparring reads format {_FORMAT}; install "
-            "the sparring that the trainer has"
+            f"change notes at {place}: the {kind} has format {version}, but this version of "
+            f"sparring-tiered reads format {_FORMAT}; install the version of the trainer"
         )
     body = data[_HEAD.size :]
     if zlib.crc32(body) != checksum:
@@ -167,7 +171,7 @@ def _unpack(data: bytes, kind: str, place: str) -> tuple[dict[str, Any], list[by
     try:
         about = json.loads(body[:head_bytes])
         if about["kind"] != kind:
-            raise InvalidArgumentError(f"found a {about['kind']}, asked was a {kind}")
+            raise InvalidArgumentError(f"found a {about['kind']}, expected a {kind}")
         parts, begin = [], head_bytes
         for size in about["sizes"]:
             parts.append(body[begin : begin + size])
@@ -179,6 +183,6 @@ def _unpack(data: bytes, kind: str, place: str) -> tuple[dict[str, Any], list[by
 
 def _damaged_error(place: str, reason: str) -> CorruptDataError:
     return CorruptDataError(
-        f"change notes at {place}: {reason}; keep other files and names out of that place, or give "
-        "the trainer another one"
+        f"reading change notes at {place} failed: {reason}; remove other files from that "
+        "location, or set another one in the trainer"
     )

@@ -1,10 +1,10 @@
-"""Publishes change notes: tells servers with caches before a shared backend which rows have changed.
+"""Publishes change notes, which report changed rows to readers with caches in front of a shared backend.
 
     take the keys that changed ──► flush ──► gather from all ranks ──► rank 0: base if due, note
 
-The first note of a process says that any row may have changed, and goes with a base: what an earlier
-process wrote and did not tell of is covered by it. So is a note that failed on the way: its keys go
-back, and come with the next.
+The first note of a process reports that any row may have changed, and is published with a base. It
+covers changes of an earlier process that were not published. If publishing a note fails, the next note
+contains its keys.
 """
 
 from __future__ import annotations
@@ -48,19 +48,22 @@ _NONE: Keys = np.empty(0, np.int64)
 
 
 class ChangePublisher(Closable):
-    """The change notes of the tables of a container. All ranks make one and call it alike.
+    """Publishes the change notes of the tables of a container.
+
+    Every rank must create one with the same arguments, and call its methods in the same order.
 
     Args:
-        container: whose tables; each row of theirs is in one storage.
-        tables: their names; None: all.
-        url: of the folder for notes, a path or a URL of fsspec; None: they are with the rows, where the
-            backend keeps notes, as Redis does.
-        keep: how many notes stay, at least 2. A reader that misses more empties its cache gradually.
-        run: the name of the run, for readers.
+        container: Container of the tables.
+        tables: Names of the tables; None for all. Their rows must not be split by columns.
+        url: Folder for notes, a path or a URL of fsspec. None stores them in the backend of the rows, if
+            it stores notes, as Redis does.
+        keep: Number of notes to keep, at least 2. A reader that misses more notes empties its cache
+            gradually.
+        run: Name of the run, for readers.
 
     Raises:
-        InvalidArgumentError: `keep` is too small, a table is unknown, or its backend keeps no notes.
-        UnsupportedError: a table's columns are divided.
+        InvalidArgumentError: `keep` is too small, a table is unknown, or its backend stores no notes.
+        UnsupportedError: The rows of a table are split by columns.
     """
 
     def __init__(
@@ -73,7 +76,9 @@ class ChangePublisher(Closable):
         run: str = "",
     ) -> None:
         if keep < 2:
-            raise InvalidArgumentError(f"change notes: keep must be at least 2, found {keep}")
+            raise InvalidArgumentError(
+                f"change notes: keep must be at least 2, found {keep}; keep more notes"
+            )
         self._container = container
         self._keep, self._run = keep, run
         self._session = secrets.token_hex(8)
@@ -85,11 +90,13 @@ class ChangePublisher(Closable):
                 places = container.tiers(each.name)
                 if url is None and not places:
                     raise InvalidArgumentError(
-                        f"table {each.name!r}: its storage was given open, so it is not known where its "
-                        "change notes would be; name a folder for them, url",
+                        f"change notes of table {each.name!r}: the container received an open "
+                        "storage, so its location is unknown; pass a folder for the notes as url",
                         table=each.name,
                     )
-                if is_first or url is None:  # every rank refuses what none can do
+                if (
+                    is_first or url is None
+                ):  # so that every rank raises if the backend stores no notes
                     last = (places[-1].backend, places[-1].options) if places else ("memory", {})
                     each.log = open_change_log(each.name, url, *last, make_plugin_manager())
         except BaseException:
@@ -99,20 +106,18 @@ class ChangePublisher(Closable):
             each.entry.write_log.add_observer(each.unpublished)
 
     def publish(self, step: int) -> Mapping[str, int]:
-        """Makes what steps have written visible in the backends, and tells readers of it.
-
-        Call it between steps. It flushes the storages.
+        """Flushes the storages, and publishes a note per table. Call it between steps, on all ranks.
 
         Args:
-            step: of training, for readers.
+            step: Training step, for readers.
 
         Returns:
-            Table → keys that the note tells of; -1: any may have changed. Tables without a storage yet
-            are left out.
+            Table → number of keys in the note; -1 if any row may have changed. Tables without a storage
+            are omitted.
 
         Raises:
-            SparringError: a storage, or the place of the notes, failed here or on another rank. What was
-                not told comes with the next note.
+            SparringError: A storage or the location of the notes failed on this or another rank. The next
+                note contains the unpublished changes.
         """
         container = self._container
         container.quiesce()
@@ -129,7 +134,7 @@ class ChangePublisher(Closable):
         return told
 
     def close(self) -> None:
-        """Publishes nothing; the keys that changed are no longer collected."""
+        """Stops collecting changed keys, and closes the logs. Does not publish a note."""
         for each in self._tables:
             each.entry.write_log.remove_observer(each.unpublished)
         call_each([each.log.close for each in self._tables if each.log is not None])
@@ -163,19 +168,19 @@ class ChangePublisher(Closable):
         assert log is not None
         newest = log.newest()
         if not taken.is_everything and newest != table.sequence:
-            # Someone else's notes, or ours are gone: readers cannot tell what they have missed.
+            # Another publisher wrote notes, or notes were removed, so readers cannot detect missed notes.
             table.restart()
             raise StorageIOError(
-                f"change notes of table {table.name!r} at {log.place}: the newest is {newest}, this "
-                f"trainer wrote {table.sequence} last; see that no other trainer publishes there. The "
-                "next note says that any row may have changed",
+                f"change notes of table {table.name!r} at {log.place}: the newest note is {newest}, but "
+                f"this trainer wrote {table.sequence} last; stop other trainers that publish there. The "
+                "next note reports that any row may have changed",
                 table=table.name,
             )
         is_new_filter = existing is not table.existing
         lineage = secrets.token_hex(8) if is_new_filter else table.lineage
         sequence = newest + 1
         if taken.is_everything:
-            # A hole, which readers notice, also where the place has lost the notes before it.
+            # A gap that readers detect, even if the earlier notes were lost.
             sequence = max(sequence, time.time_ns() // 1_000_000)
         keys = taken.changed
         new = _NONE if is_new_filter else keys[~existing.contains(keys)]
@@ -199,15 +204,15 @@ class ChangePublisher(Closable):
         try:
             log.append(sequence, content, self._keep)
         except BaseException:
-            table.restart()  # readers may have it, or not
+            table.restart()  # it is unknown whether readers can read the note
             raise
-        # Exactly as readers do, whose filter must have the same false positives.
+        # Exactly like readers, because the filters must have the same false positives.
         existing.add(new)
         table.num_erased = 0 if is_new_filter else table.num_erased + len(taken.erased)
         table.existing, table.lineage, table.sequence = existing, lineage, sequence
 
     def _build_filter(self, table: _PublishedTable) -> GrowingBloomFilter | None:
-        """A new filter of the keys of all ranks' rows, on rank 0."""
+        """Builds a filter of the keys of all ranks; returns it on rank 0."""
         collective = self._container.collective
         storage = table.entry.storage
         assert storage is not None
@@ -224,7 +229,7 @@ class ChangePublisher(Closable):
         return made if collective.rank == 0 else None
 
     def _all_keys(self, storage: Storage, *, is_spread: bool) -> Iterator[Keys]:
-        """The keys of a storage, and of those of other ranks, in parts."""
+        """Yields the keys of a storage in parts; with `is_spread`, also those of other ranks."""
         chunks = (chunk.keys for chunk in storage.scan(columns=Columns(0, 1)))
         if not is_spread:
             yield from chunks
@@ -238,13 +243,13 @@ class ChangePublisher(Closable):
 
 @dataclass(slots=True, eq=False)
 class _PublishedTable:
-    """One table."""
+    """State of the notes of one table."""
 
     entry: TableEntry
     unpublished: UnpublishedKeys = field(default_factory=UnpublishedKeys)
     log: ChangeLog | None = None
     existing: GrowingBloomFilter | None = None
-    """On rank 0, once a base was written: the keys that readers know of."""
+    """Keys in the filter of readers; set on rank 0 after a base was written."""
     lineage: str = ""
     sequence: int = 0
     base_sequence: int = 0
@@ -253,8 +258,9 @@ class _PublishedTable:
     def __post_init__(self) -> None:
         if self.entry.has_column_blocks:
             raise UnsupportedError(
-                f"table {self.name!r} is sharded {self.entry.layout.kind}, so no storage has whole rows "
-                "that a server could read; choose a kind that keeps rows whole, as row_wise",
+                f"change notes of table {self.name!r}: it is sharded {self.entry.layout.kind}, so "
+                "no storage has whole rows for readers; choose a kind that does not split rows, "
+                "such as row_wise",
                 table=self.name,
             )
 
@@ -272,13 +278,13 @@ class _PublishedTable:
 
     @property
     def is_filter_old(self) -> bool:
-        """On rank 0: whether many of the filter's keys, which it cannot forget, were erased."""
+        """Whether many keys of the filter on rank 0 were erased; a filter cannot remove keys."""
         if self.existing is None:
             return False
         return self.num_erased > max(1_024, _MAX_ERASED_SHARE * self.existing.num_added)
 
     def exclude_rejected(self, taken: TakenKeys) -> TakenKeys:
-        """Leaves out keys that an admission filter refused: they would fill the filter of readers."""
+        """Removes keys that were not admitted, because they would fill the filter of readers."""
         if self.entry.config.admission is None:
             return taken
         storage = self.entry.storage
@@ -295,7 +301,7 @@ class _PublishedTable:
         return TakenKeys(changed, taken.erased, taken.is_everything)
 
     def restart(self) -> None:
-        """The next note says that any row may have changed."""
+        """Makes the next note report that any row may have changed."""
         self.unpublished.note_everything()
         self.existing = None
 

@@ -1,9 +1,9 @@
-"""Change notes as files of a folder: on the local disk, or below a URL of fsspec.
+"""Change notes as files in a folder, on the local disk or at a URL of fsspec.
 
     <url>/item/00000000000000000017.note
     <url>/item/base
 
-A file is written under another name and then moved, so that it is there whole or not at all.
+A file is written under a temporary name and then renamed, so that readers never read an incomplete file.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _NOTE = re.compile(r"(\d{20})\.note\Z")
 
 
 class FolderLog(ChangeLog):
-    """Notes of one table.
+    """Notes of one table in a folder.
 
     Args:
-        url: of the folder that holds a folder for each table.
-        table: its name.
+        url: Folder that contains one folder per table, a path or a URL of fsspec.
+        table: Name of the table.
 
     Raises:
-        InvalidArgumentError: fsspec knows no such file system.
-        StorageIOError: it cannot be reached.
+        InvalidArgumentError: fsspec does not support the scheme of the URL.
+        StorageIOError: The file system cannot be reached.
     """
 
     def __init__(self, url: str, table: str) -> None:
@@ -66,7 +66,7 @@ class FolderLog(ChangeLog):
         return self._get("base")
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing, because no resource is open."""
 
     def _put(self, name: str, data: bytes) -> None:
         unfinished = f"{self._path}/{name}.{secrets.token_hex(4)}.unfinished"
@@ -93,13 +93,13 @@ class FolderLog(ChangeLog):
 
     @contextmanager
     def _translate_errors(self, doing: str, what: str) -> Iterator[None]:
-        """Turns errors of the file system and of its client into ours."""
+        """Converts errors of the file system and of its client into StorageIOError."""
         try:
             yield
         except Exception as error:
             raise StorageIOError(
                 f"change notes at {self._url}: {doing} {what} failed ({type(error).__name__}: "
-                f"{error}); look there, or name another folder"
+                f"{error}); check that folder, or set another one"
             ) from error
 
 

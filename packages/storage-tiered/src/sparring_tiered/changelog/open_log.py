@@ -1,4 +1,4 @@
-"""Finds the change notes of a table: in its backend, or in a folder."""
+"""Opens the change notes of a table, in its backend or in a folder."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ __all__ = ["open_change_log"]
 def open_change_log(
     table: str, url: str | None, backend: str, options: Mapping[str, Any], manager: PluginManager
 ) -> ChangeLog:
-    """Opens the notes of a table.
+    """Opens the change notes of a table.
 
     Args:
-        table: its name.
-        url: of the folder that they are in; None: they are with the rows.
-        backend: of the storage that has the rows; of a stack, its last tier counts.
-        options: of that backend.
-        manager: where backends are looked up.
+        table: Name of the table.
+        url: Folder of the notes; None if the backend of the rows stores them.
+        backend: Backend of the rows. For a stack, the notes are in the backend of its last tier.
+        options: Options of the backend.
+        manager: Finds backends by name.
 
     Raises:
-        InvalidArgumentError: there is no `url`, and the backend keeps no notes.
-        PluginError, StorageIOError: the place cannot be opened.
+        InvalidArgumentError: `url` is None, and the backend stores no notes.
+        PluginError, StorageIOError: The location of the notes cannot be opened.
     """
     if url is not None:
         from sparring_tiered.changelog.folder_log import FolderLog
@@ -41,8 +41,8 @@ def open_change_log(
         return open_change_log(table, None, last.backend, last.options, manager)
     if descriptor.change_log is None:
         raise InvalidArgumentError(
-            f"table {table!r}: storage {backend!r} keeps no change notes with its rows; name a folder "
-            "for them that trainer and readers reach",
+            f"table {table!r}: storage {backend!r} cannot store change notes; set a folder for them that "
+            "the trainer and the readers can access",
             table=table,
         )
     return descriptor.change_log(table, checked)

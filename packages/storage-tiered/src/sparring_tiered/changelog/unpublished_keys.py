@@ -1,4 +1,4 @@
-"""The keys of one table that a step has changed, and no change note has told of yet."""
+"""Keys of one table that were changed since the last change note."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from sparring.contracts import EvictedRows, Keys
 __all__ = ["TakenKeys", "UnpublishedKeys"]
 
 MAX_BYTES = 1 << 30
-"""Most memory of the set: some 60 to 90 million keys. Beyond it the next note says that any key may have
-changed."""
+"""Maximum memory of the set, about 60 to 90 million keys. If it is exceeded, the next note reports that
+any key may have changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TakenKeys:
-    """Keys that one note tells of."""
+    """Keys for one note."""
 
     changed: Keys
-    """Written, erased and evicted ones, each once."""
+    """Distinct keys that were written, erased or evicted."""
     erased: Keys
-    """Of these, the ones that have no row any more."""
+    """Changed keys that no longer have a row."""
     is_everything: bool
-    """Any key may have changed."""
+    """Whether any key may have changed."""
 
 
 class UnpublishedKeys:
-    """Collects changes, on the thread that writes."""
+    """Collects changed keys. Only the thread that writes may use it."""
 
     def __init__(self) -> None:
         self._changed = KeySet()
@@ -37,10 +37,10 @@ class UnpublishedKeys:
         self._is_everything = True
 
     def before_write(self, keys: Keys) -> None:
-        """Nothing has changed before the write."""
+        """Does nothing, because no row has changed yet."""
 
     def after_write(self, keys: Keys, evicted: EvictedRows | None, *, is_erased: bool) -> None:
-        """Adds the keys of a write, and those that it evicted."""
+        """Adds the keys of a write and the keys that it evicted."""
         self._add(keys)
         if is_erased:
             self._erased.update(keys.tolist())
@@ -51,27 +51,27 @@ class UnpublishedKeys:
             self._erased.update(evicted.keys.tolist())
 
     def rows_cleared(self, table: str) -> None:
-        """Notes that any key may have changed."""
+        """Records that any key may have changed."""
         self.note_everything()
 
     def note_everything(self) -> None:
-        """Notes that any key may have changed."""
+        """Records that any key may have changed."""
         self._is_everything = True
         self._changed, self._erased = KeySet(), set()
 
     def take(self) -> TakenKeys:
-        """Returns what was collected, and begins again."""
+        """Returns the collected keys, and starts a new collection."""
         changed, erased = self._changed.keys(), np.array(sorted(self._erased), np.int64)
         taken = TakenKeys(changed, erased, self._is_everything)
         self._changed, self._erased, self._is_everything = KeySet(), set(), False
         return taken
 
     def put_back(self, taken: TakenKeys) -> None:
-        """Takes back keys whose note was not published."""
+        """Adds keys again whose note was not published."""
         if taken.is_everything:
             self.note_everything()
             return
-        # Those that were written since have a row.
+        # Keys that were written since then have a row.
         again = taken.erased[~self._changed.contains(taken.erased)]
         self._add(taken.changed)
         self._erased.update(again.tolist())

@@ -15,13 +15,13 @@ __all__ = ["combine_capabilities", "check_tiers", "are_in", "list_keys"]
 
 
 def list_keys(tier: Tier) -> Keys:
-    """All keys of a tier's storage, ``(n,)``."""
+    """Returns all keys of a tier's storage, ``(n,)``."""
     parts = [chunk.keys for chunk in tier.storage.scan(columns=PROBE)]
     return np.concatenate([np.empty(0, np.int64), *parts])
 
 
 def are_in(keys: Keys, ascending: Keys) -> npt.NDArray[np.bool_]:
-    """Which of `keys` are among others that ascend."""
+    """Returns which of `keys` are in the sorted keys `ascending`."""
     if not len(ascending):
         return np.zeros(len(keys), np.bool_)
     places = np.minimum(np.searchsorted(ascending, keys), len(ascending) - 1)
@@ -30,16 +30,16 @@ def are_in(keys: Keys, ascending: Keys) -> npt.NDArray[np.bool_]:
 
 
 def check_tiers(table: TableConfig, tiers: Sequence[tuple[str, Storage]]) -> None:
-    """Refuses storages that cannot be stacked.
+    """Checks that storages can be stacked.
 
     Raises:
-        InvalidArgumentError: fewer than two tiers, one for another table, or one above the last
-            that refuses rows when it is full.
+        InvalidArgumentError: There are fewer than two tiers, a tier was opened for another table, or a
+            bounded tier above the last does not evict.
     """
     if len(tiers) < 2:
         raise InvalidArgumentError(
-            f"stack of table {table.name!r}: found {len(tiers)} tiers, there must be two or more; "
-            "open a single storage by itself",
+            f"stack of table {table.name!r}: found {len(tiers)} tiers, expected at least two; add "
+            "a tier, or open a single storage without a stack",
             table=table.name,
         )
     for place, (backend, storage) in enumerate(tiers):
@@ -52,15 +52,15 @@ def check_tiers(table: TableConfig, tiers: Sequence[tuple[str, Storage]]) -> Non
         offered = storage.capabilities
         if place < len(tiers) - 1 and offered.bounded and not offered.evicts:
             raise InvalidArgumentError(
-                f"stack of table {table.name!r}: tier {place} ({backend}) holds "
-                f"{storage.capacity} rows and refuses more, but tiers above the last must let rows "
-                "go down; choose a policy that evicts, as lru",
+                f"stack of table {table.name!r}: tier {place} ({backend}) is limited to "
+                f"{storage.capacity} rows and does not evict, but tiers above the last must "
+                "evict; choose a policy that evicts, such as lru",
                 table=table.name,
             )
 
 
 def combine_capabilities(tiers: Sequence[Tier]) -> Capabilities:
-    """The capabilities of a stack of these tiers."""
+    """Returns the capabilities of a stack of these tiers."""
     first, last = tiers[0].storage.capabilities, tiers[-1].storage.capabilities
     is_bounded = all(tier.storage.capabilities.bounded for tier in tiers)
     return Capabilities(

@@ -1,8 +1,8 @@
-"""Demotion of rows: evicted rows wait in the write buffer of the next tier until it takes them.
+"""Demotion of rows: evicted rows wait in the write buffer of the next tier until it stores them.
 
-hand_down ──► write buffer ──send_down──► the tier below; the last one in the background,
-                 ▲                        where there is one and the tier allows readers
-                 └── settle: failed writes are tried again, or a write has to wait for room
+hand_down ──► write buffer ──send_down──► the tier below; the last tier in the background,
+                 ▲                        if it supports concurrent readers
+                 └── settle: retries failed writes, or waits for buffer capacity
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _TYPED = (DeadlineError, CorruptDataError, CapacityError)
 
 
 class Demotion:
-    """Moves rows between the tiers of a stack. Only the thread that writes to the stack uses it.
+    """Moves rows between the tiers of a stack. Only the thread that writes to the stack may use it.
 
     Args:
-        stack: whose rows move; its lock is held for writing while readers may not see them.
-        options: of the stack.
+        stack: Stack of the rows. Its lock is acquired for writing while readers could miss moving rows.
+        options: Options of the stack.
     """
 
     def __init__(self, stack: Stack, options: TieredOptions) -> None:
@@ -52,23 +52,23 @@ class Demotion:
         )
 
     def use_background(self, background: Background) -> None:
-        """Writes to the last tier there, where readers may see it change."""
+        """Uses `background` for writes to the last tier, if it supports concurrent readers."""
         if self._is_background and not self._stack.last.excludes_readers:
             self.write_back.use(background)
 
     @property
     def num_buffered_rows(self) -> int:
-        """Rows that wait in write buffers."""
+        """Number of rows in the write buffers."""
         return sum(tier.write_buffer.num_rows for tier in self._stack.tiers)
 
     def clear_failure(self) -> None:
-        """Drops an unreported failure: all rows were removed."""
+        """Discards an unreported failure, because all rows were removed."""
         self._was_failure_reported = True
 
-    # -- into the write buffers; the lock is held for writing -----------------------
+    # -- into the write buffers; requires the lock for writing ----------------------
 
     def hand_down(self, place: int, evicted: EvictedRows) -> None:
-        """Puts rows that left a tier into the write buffer of the next."""
+        """Adds rows that a tier evicted to the write buffer of the next tier, if they are dirty."""
         if not len(evicted):
             return
         tiers = self._stack.tiers
@@ -81,7 +81,7 @@ class Demotion:
         )
 
     def write_through(self, keys: Keys, rows: Rows) -> None:
-        """Puts rows that the first tier keeps into the write buffer of the second."""
+        """Adds rows that remain in the first tier to the write buffer of the second tier."""
         self._stack.tiers[1].write_buffer.add(keys, rows, np.zeros(len(keys), np.uint64))
 
     def promote(self, promotion: Promotion, but: Keys) -> None:
@@ -98,16 +98,16 @@ class Demotion:
             )
         stack.promotion.give_back(promotion)
 
-    # -- out of them ---------------------------------------------------------------
+    # -- out of the write buffers --------------------------------------------------
 
     def send_down(self) -> None:
-        """Writes buffered rows to the tiers below.
+        """Writes buffered rows to the lower tiers.
 
-        What fails stays buffered. Write-through raises at once; otherwise the next write or the
-        background raises.
+        Rows of a failed write stay buffered. With write-through, the error is raised immediately;
+        otherwise the next write or the background raises it.
 
         Raises:
-            SparringError: a tier did not take rows that are written through.
+            SparringError: A tier failed to store rows with write-through.
         """
         try:
             self._write_buffers(self._stack.tiers[:-1])
@@ -116,17 +116,17 @@ class Demotion:
         except Exception as error:
             if self.is_through:
                 self._was_failure_reported = True
-                raise self._failure(error, "the rows are kept in memory") from error
+                raise self._failure(error, "no row is lost") from error
             self._was_failure_reported = False
 
     def settle(self, num_rows: int) -> None:
-        """Prepares a write of so many rows: tries again what failed, waits for room, and refuses
-        the write where it must.
+        """Prepares a write of `num_rows` rows: retries failed writes, and waits for buffer capacity.
 
         Raises:
-            SparringError: the first write after a lower tier failed, which still does.
-            CapacityError: there is no room for buffered rows, and they cannot go down.
-            DeadlineError: there is none, and a write to the last tier has not ended in time.
+            SparringError: A lower tier failed before and fails again; raised by the first write after it.
+            CapacityError: The buffers are full, and a lower tier still fails.
+            DeadlineError: The buffers are full, and a write to the last tier did not end before the
+                deadline.
         """
         self._num_written = num_rows
         tiers = self._stack.tiers
@@ -148,40 +148,39 @@ class Demotion:
             if not self._has_space(num_rows):
                 name, num_buffered_rows = self._stack.table.name, self.num_buffered_rows
                 raise CapacityError(
-                    f"table {name!r}: {num_buffered_rows} rows wait in "
-                    f"{self._count_buffered_bytes()} bytes for a "
-                    f"lower tier that fails ({type(error).__name__}: {error}), and {num_rows} more "
-                    f"might not fit into buffer_bytes={self._buffer_bytes}. This write "
-                    "changed nothing. Mend that tier, or raise buffer_bytes",
+                    f"table {name!r}: {num_buffered_rows} rows ({self._count_buffered_bytes()} bytes) "
+                    f"are buffered for a lower tier that fails ({type(error).__name__}: {error}), and "
+                    f"{num_rows} more might exceed buffer_bytes={self._buffer_bytes}. This write changed "
+                    "nothing. Repair that tier, or raise buffer_bytes",
                     table=name,
                     num_buffered_rows=num_buffered_rows,
                 ) from error
 
     def wait_for_capacity(self) -> None:
-        """As `settle`, for a write as large as the last one; see `SupportsBackground`."""
+        """Calls `settle` for a write of the same size as the last one; see `SupportsBackground`."""
         if self.write_back.is_on:
             self.settle(self._num_written)
 
     def join(self) -> None:
-        """Returns when no background write goes on; nothing has changed.
+        """Waits until no background write is in progress.
 
         Raises:
-            DeadlineError: one has not ended in time.
+            DeadlineError: A write did not end before the deadline.
         """
         self.write_back.wait()
 
     def drain(self) -> None:
-        """Returns when all buffered rows have arrived.
+        """Writes all buffered rows to the lower tiers.
 
         Raises:
-            SparringError: a tier failed. Rows that did not arrive wait.
+            SparringError: A tier failed. Rows that were not stored remain buffered.
         """
         self.join()
         try:
             self._write_buffers(self._stack.tiers)
         except Exception as error:
             self._was_failure_reported = True
-            raise self._failure(error, "nothing is durable yet that was not before") from error
+            raise self._failure(error, "no further row is durable") from error
 
     def _has_space(self, num_rows: int) -> bool:
         more = num_rows * (self._stack.table.row_bytes + _SCORE_AND_KEY_BYTES)
@@ -191,7 +190,7 @@ class Demotion:
         return sum(tier.write_buffer.num_bytes for tier in self._stack.tiers)
 
     def _write_buffers(self, tiers: Sequence[Tier]) -> None:
-        """Moves buffered rows into the tiers, from the top; rows that these evict go on down."""
+        """Writes buffered rows to the tiers, from the top; evicted rows move to the next buffer."""
         for place, tier in enumerate(tiers):
             if not tier.write_buffer:
                 continue
@@ -216,16 +215,17 @@ class Demotion:
         tier.write_buffer.clear()
 
     def _background_failure(self, cause: Exception) -> SparringError:
-        return self._failure(cause, "the steps before have changed their rows", self._stack.last)
+        return self._failure(cause, "the earlier steps changed their rows", self._stack.last)
 
     def _failure(self, cause: Exception, state: str, tier: Tier | None = None) -> SparringError:
         kind = next((each for each in _TYPED if isinstance(cause, each)), StorageIOError)
         failing = tier or next(tier for tier in self._stack.tiers if tier.write_buffer)
         name, num_buffered_rows = self._stack.table.name, self.num_buffered_rows
         return kind(
-            f"table {name!r}: tier {failing.backend!r} did not take rows from above "
-            f"({type(cause).__name__}: {cause}); {num_buffered_rows} rows wait in memory and are found "
-            f"there, {state}. Mend that tier; the rows go down with the next write or flush",
+            f"table {name!r}: writing rows to tier {failing.backend!r} failed "
+            f"({type(cause).__name__}: {cause}); {num_buffered_rows} rows are buffered in memory, "
+            f"and finds return them; {state}. Repair that tier; the next write or flush writes "
+            "the rows to it",
             table=name,
             backend=failing.backend,
             num_buffered_rows=num_buffered_rows,

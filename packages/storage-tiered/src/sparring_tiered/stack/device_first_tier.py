@@ -1,16 +1,17 @@
-"""Operations on a stack whose first tier is on a device, for arrays of that device.
+"""Operations for arrays of a device on a stack whose first tier is on that device.
 
     find    keys ──► first tier ──► rows (u, width), found
                         │ missing keys, to the host
                         ▼
                      write buffers and tiers below ──► their rows, to the device
 
-    update  keys, to the host: dirty ──► rows that exist below are brought up ──► the first tier's
-            own update, in place ──► evicted rows, to the host: into the write buffer
-    upsert  keys, to the host ──► the first tier's own upsert ──► evicted rows: into the write buffer
+    update  keys, to the host: dirty ──► rows of lower tiers into the first tier ──► update of the first
+            tier, in place ──► evicted rows, to the host: into the write buffer
+    upsert  keys, to the host ──► upsert of the first tier ──► evicted rows: into the write buffer
 
-Rows of the first tier never leave the device. Each call waits for it: the host has to know which
-rows come from below. `sparring.contracts.device.kernel_set.KernelSet` calls this.
+Found rows of the first tier stay on the device. Each call waits for the device, because the host has to
+know which rows to read from lower tiers. `sparring.contracts.device.kernel_set.KernelSet` calls these
+methods.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class DeviceFirstTier:
             return self._find_rows(kernels, keys, num_columns, promotes=True).stored
 
     def pool(self, kernels: StorageKernels, lookup: StorageLookup) -> DeviceArray:
-        """`KernelSet.pool_storage`. Ids are deduplicated: no row is asked for twice below."""
+        """`KernelSet.pool_storage`. Deduplicates ids, so that no row is read twice from lower tiers."""
         table = self._stack.table
         dedup = kernels.dedup(lookup.ids)
         stored = self.find(kernels, dedup.keys, table.dim)
@@ -75,8 +76,8 @@ class DeviceFirstTier:
         )
 
     def update(self, kernels: StorageKernels, update: StorageUpdate) -> StorageChange:
-        """`KernelSet.update_storage`. Rows change in place in the first tier, or, where those of
-        the batch do not fit into it together, in copies."""
+        """`KernelSet.update_storage`. Updates rows in place in the first tier; if the rows of the batch
+        do not all fit into it, updates copies and upserts them."""
         access = NativeFirstTier(self._stack, self._demotion)
         on_host = _to_host(kernels, update.keys)
         access.begin_update(on_host)
@@ -126,7 +127,8 @@ class DeviceFirstTier:
     def _bring_up(
         self, kernels: StorageKernels, access: NativeFirstTier, keys: DeviceArray, on_host: Keys
     ) -> bool:
-        """Whether all rows that exist are in the first tier now."""
+        """Copies rows of lower tiers into the first tier; returns whether all existing rows are there
+        now."""
         probed = kernels.find_storage(self._first, keys, 1)
         is_found = _flags_to_host(kernels, probed.found)
         return bool(is_found.all()) or access.bring_up(on_host, on_host[~is_found])
@@ -155,7 +157,7 @@ class DeviceFirstTier:
     def _find_rows(
         self, kernels: StorageKernels, keys: DeviceArray, num_columns: int, *, promotes: bool
     ) -> _FindResult:
-        """The first columns of rows, from any tier; the lock is held."""
+        """Finds the first columns of rows in all tiers. The caller must have the lock."""
         stack, arrays = self._stack, kernels.arrays
         table = stack.table
         start = time.perf_counter()
@@ -179,7 +181,7 @@ class DeviceFirstTier:
             return _FindResult(stored, is_found)
         places = missing[is_below]
         is_found[places] = True
-        # By bytes: frameworks and NumPy do not share all 16-bit types.
+        # As bytes, because frameworks and NumPy do not share all 16-bit dtypes.
         brought = arrays.view(arrays.from_host(rows[is_below].view(np.uint8)), table.dtype)
         arrays.put(stored.rows, arrays.from_host(places), brought)
         return _FindResult(StoredRows(stored.rows, arrays.from_host(is_found)), is_found)

@@ -1,4 +1,4 @@
-"""Estimates of the bytes of a stack, before there is one."""
+"""Estimates the memory of a stack before it is opened."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ if TYPE_CHECKING:
 __all__ = ["estimate_tiered_bytes"]
 
 _INDEX_BYTES = 24
-"""Of a row, about, in a storage with a budget: key, index and score."""
+"""Approximate bytes per row for key, index and score in a storage with a budget."""
 _MAX_IN_PARTS = 5 * PLANNED_KEYS
-"""Keys that two parts of a filter hold, the second of four times the first."""
+"""Number of keys that fit into two parts of a filter; the second part is four times as large as the
+first."""
 
 
 def estimate_tiered_bytes(
     table: TableConfig, options: TieredOptions, rows: int, manager: PluginManager
 ) -> Mapping[str, int]:
-    """Bytes of a stack of so many rows after a flush: the last tier has all of them.
+    """Estimates the bytes of a stack with `rows` rows after a flush, per memory space.
 
-    A tier above has what it can hold. The filters of rows that are newer than those below, and of
-    the keys of the tiers below, are in host memory. Buffers are empty between steps.
+    The last tier contains all rows, and the tiers above are full. The filters of dirty rows and of the
+    keys of lower tiers are in host memory. Buffers are empty between steps.
 
     Raises:
-        PluginError: a tier's backend gives no estimate.
+        PluginError: The backend of a tier does not provide an estimate.
     """
     total: Counter[str] = Counter()
     for place, tier in enumerate(options.tiers):
         descriptor = manager.storage(tier.backend)
         if descriptor.estimate_bytes is None:
             raise PluginError(
-                f"estimate of a stack: its tier {place} ({tier.backend}) gives none; ask the makers "
-                "of that plugin for estimate_bytes",
+                f"estimate of a stack: its tier {place} ({tier.backend}) does not provide an estimate; "
+                "request estimate_bytes from the authors of that plugin",
                 backend=tier.backend,
             )
         given = build_backend_options(options, place, manager, row_bytes=table.row_bytes)
@@ -50,7 +51,7 @@ def estimate_tiered_bytes(
         if place < len(options.tiers) - 1:
             total["host"] += growing_filter_bytes(_plan_dirty_keys(table, checked, given), 0)
         if place > 0:
-            # A flush joins the parts of a filter that has grown.
+            # A flush merges the parts of a filter that has grown.
             planned = PLANNED_KEYS if rows <= _MAX_IN_PARTS else rows + rows // 4
             total["host"] += growing_filter_bytes(planned, rows, options.false_positive_rate)
     return dict(total)

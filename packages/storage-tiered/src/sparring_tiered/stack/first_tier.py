@@ -1,7 +1,7 @@
-"""Access of native code to the rows of a native first tier, which change in place.
+"""Access of native code to the rows of a native first tier, which are updated in place.
 
-Before an update, the rows of keys that exist further down are brought up; afterwards, evicted
-rows go down. ``native/bindings/front.h`` calls this.
+Before an update, rows that exist in lower tiers are copied into the first tier. After it, evicted rows
+are passed to the next tier. ``native/bindings/front.h`` calls these methods.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["NativeFirstTier"]
 
 
 class NativeFirstTier:
-    """Calls that native code makes around its work; see `FirstTierAccess`."""
+    """Methods that native code calls before and after its access; see `FirstTierAccess`."""
 
     def __init__(self, stack: Stack, demotion: Demotion) -> None:
         self._stack = stack
@@ -25,24 +25,24 @@ class NativeFirstTier:
 
     @property
     def first(self) -> object:
-        """The capsule of the first tier."""
+        """Capsule of the first tier."""
         return get_capsule(self._stack.first.storage)
 
     def begin_visit(self) -> None:
-        """Begins to read rows of the first tier; `end_visit` must follow."""
+        """Begins to read rows of the first tier. A call of `end_visit` must follow."""
         self._stack.check_open()
         self._stack.lock.begin_reading()
 
     def end_visit(self, num_served: int, read_bytes: int, seconds: float) -> None:
-        """Ends it: so many keys were read in so long, which includes the work on their rows."""
+        """Ends the read of `num_served` keys. `seconds` includes the time to use their rows."""
         self._stack.lock.end_reading()
         self._stack.first.meter.found(num_served, 0, read_bytes=read_bytes, seconds=seconds)
 
     def begin_update(self, keys: Keys) -> None:
-        """Takes the promoted rows. The stack is locked until `end_update` or `abort_update`.
+        """Begins an update: locks the stack until `end_update` or `abort_update`, and promotes rows.
 
         Raises:
-            SparringError: a lower tier failed; no row has changed.
+            SparringError: A lower tier failed; no row was changed.
         """
         stack = self._stack
         self._num_unseen = 0
@@ -50,7 +50,8 @@ class NativeFirstTier:
         self._demotion.settle(len(keys))
         stack.lock.begin_writing()
         try:
-            # All of them: rows that a step looked up below are those that it changes now.
+            # All rows, because the rows that a step found in lower tiers are the rows that it updates
+            # now.
             self._demotion.promote(stack.promotion.take(), keys[:0])
             if not self._demotion.is_through:
                 stack.first.note_dirty(keys)
@@ -59,17 +60,17 @@ class NativeFirstTier:
             raise
 
     def bring_up(self, keys: Keys, missing: Keys) -> bool:
-        """Copies rows that exist below into the first tier.
+        """Copies rows that exist in lower tiers into the first tier.
 
         Args:
-            keys: of the update.
-            missing: those that the first tier lacks.
+            keys: Keys of the update.
+            missing: Keys of the update that are not in the first tier.
 
         Returns:
             Whether all of `keys` that exist are in the first tier now.
 
         Raises:
-            SparringError: a lower tier failed; no row has changed.
+            SparringError: A lower tier failed; no row was changed.
         """
         stack = self._stack
         whole = Columns(0, stack.table.width)
@@ -90,16 +91,16 @@ class NativeFirstTier:
         evicted: tuple[Keys, Rows, Scores] | None,
         seconds: float,
     ) -> tuple[Keys, Rows, Scores] | None:
-        """Ends it: the rows of `keys` have changed, except those that were not admitted.
+        """Ends an update after the rows of `keys` were changed, except keys that were not admitted.
 
         Args:
-            keys: of the update.
-            num_inserted: how many of them are new.
-            evicted: rows that had to leave, as keys, bytes and scores.
-            seconds: how long the first tier's own update took.
+            keys: Keys of the update.
+            num_inserted: Number of new keys.
+            evicted: Keys, bytes and scores of the rows that the first tier evicted.
+            seconds: Time of the first tier's update.
 
         Returns:
-            The rows that left the stack altogether.
+            Keys, bytes and scores of the rows that the stack evicted.
         """
         stack, demotion = self._stack, self._demotion
         try:
@@ -122,11 +123,11 @@ class NativeFirstTier:
         return None if gone is None else (gone.keys, gone.rows.view(np.uint8), gone.scores)
 
     def abort_update(self) -> None:
-        """Ends it: no row has changed."""
+        """Ends an update that changed no row."""
         self._stack.lock.end_writing()
 
     def _write_through(self, keys: Keys, left: EvictedRows | None) -> None:
-        """Sends the changed rows down, evicted ones too."""
+        """Writes the changed rows to the lower tiers, including evicted ones."""
         stack = self._stack
         if left is not None:
             is_changed = np.isin(left.keys, keys)

@@ -1,4 +1,4 @@
-"""Many readers, or one writer."""
+"""A reader-writer lock."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["ReaderWriterLock"]
 
 
 class ReaderWriterLock:
-    """Concurrent readers, or one writer alone. A waiting writer goes before new readers.
+    """Allows concurrent readers or one writer. A waiting writer has priority over new readers.
 
-    It is not reentrant: a thread that holds it in either way must not ask for it again.
+    The lock is not reentrant: a thread that has acquired it in either mode must not acquire it again.
     """
 
     def __init__(self) -> None:
-        # A reader mostly neither waits nor wakes a writer, and takes the bare lock.
+        # Readers use the plain lock, because they rarely wait or wake a writer.
         self._mutex = threading.Lock()
         self._changed = threading.Condition(self._mutex)
         self._num_readers = 0
@@ -24,7 +24,7 @@ class ReaderWriterLock:
         self._is_writing = False
 
     def begin_reading(self) -> None:
-        """Returns when no thread writes. `end_reading` must follow, on any thread."""
+        """Waits until no thread writes. A call of `end_reading`, on any thread, must follow."""
         with self._mutex:
             while self._is_writing or self._num_waiting:
                 self._changed.wait()
@@ -37,7 +37,7 @@ class ReaderWriterLock:
                 self._changed.notify_all()
 
     def begin_writing(self) -> None:
-        """Returns when no thread reads or writes. `end_writing` must follow, on any thread."""
+        """Waits until no thread reads or writes. A call of `end_writing`, on any thread, must follow."""
         with self._changed:
             self._num_waiting += 1
             try:

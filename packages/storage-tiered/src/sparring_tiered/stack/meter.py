@@ -1,4 +1,4 @@
-"""`TierMeter`: counts the work of one tier of a stack."""
+"""Counters of the operations of one tier."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TierMeter:
         self._lock = threading.Lock()
 
     def found(self, hits: int, misses: int, *, read_bytes: int, seconds: float) -> None:
-        """The tier was asked for `hits + misses` keys."""
+        """Records a find of `hits + misses` keys."""
         counters = self.counters
         with self._lock:
             counters.hits += hits
@@ -29,24 +29,25 @@ class TierMeter:
             counters.read_seconds += seconds
 
     def filtered(self, skips: int, false_positives: int) -> None:
-        """The filter ruled out `skips` keys, and let pass some that were not there."""
+        """Records `skips` keys that the filter excluded, and keys that it passed but the tier did not
+        have."""
         with self._lock:
             self.counters.bloom_skips += skips
             self.counters.bloom_false_positives += false_positives
 
     def waited(self, seconds: float) -> None:
-        """A call waited for a background write."""
+        """Records the time that a call waited for a background write."""
         with self._lock:
             self.counters.wait_seconds += seconds
 
     def wrote(self, written_bytes: int, seconds: float) -> None:
-        """The tier has changed rows by itself."""
+        """Records a write that native code or a device made in the tier."""
         self.counters.written_bytes += written_bytes
         self.counters.write_seconds += seconds
 
     @contextmanager
     def writing(self, written_bytes: int) -> Iterator[None]:
-        """Times a write; one that raises counts as failed and writes no bytes."""
+        """Records a write and its time. A write that raises counts as failed, without bytes."""
         start = time.perf_counter()
         try:
             yield

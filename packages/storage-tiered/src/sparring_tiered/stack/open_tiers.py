@@ -1,4 +1,4 @@
-"""Opens the tiers that options name, and makes a stack of them."""
+"""Opens the tiers in the options, and creates a stack of them."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def open_tiers(
     """Opens every tier for `table`. If one cannot be opened, all are closed again.
 
     Args:
-        table: declaration of the rows of all tiers.
-        options: tiers and their budgets.
-        manager: finds backends by name.
-        shard: part of the table that this rank owns; None: the whole table.
+        table: Declaration of the table.
+        options: Tiers and their budgets.
+        manager: Finds backends by name.
+        shard: Part of the table that this rank owns; None for the whole table.
 
     Raises:
-        PluginError: no plugin registers a backend, or the backend cannot run here.
-        InvalidArgumentError: an option of a tier is wrong, or a tier cannot be bounded by its budget.
+        PluginError: No plugin registers a backend, or the backend cannot run here.
+        InvalidArgumentError: An option of a tier is invalid, or its backend does not support a budget.
     """
     tiers = open_storages(table, options, manager, shard, range(len(options.tiers)))
     with ExitStack() as opened:

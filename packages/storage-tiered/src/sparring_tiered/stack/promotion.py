@@ -1,8 +1,8 @@
-"""Rows that a find met below the first tier, and that the next write may promote into it.
+"""Rows that finds read from lower tiers, for promotion into the first tier by the next write.
 
-`find` changes no tier. It adds the rows that it fetched here; between two writes no row changes, so
-rows here are those of the tiers. The next write takes them all: it copies rows into the first
-tier, and knows which keys exist below without asking the tiers.
+`find` changes no tier, but adds the rows that it read to this buffer. No row changes between two writes,
+so the buffered rows equal the rows in the tiers. The next write takes all of them: it copies rows into
+the first tier, and knows without a find which keys exist in lower tiers.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ __all__ = ["Promotion", "PromotionBuffer"]
 
 
 _MAX_SPARE = 4
-"""Arrays that are kept for later finds: as many as may run concurrently."""
+"""Maximum number of arrays that are kept for later finds: the expected number of concurrent finds."""
 
 
 class Promotion:
-    """Contents of a `PromotionBuffer` that a write took.
+    """Contents of a `PromotionBuffer`, taken by a write.
 
     Args:
-        known: keys that exist below the first tier, ascending.
-        keys: of these, the ones whose rows should come up, each once, ascending.
-        origins: for each, the place of the tier that it was found in.
-        places: for each, the place of its row in the concatenated parts.
-        parts: whole rows.
+        known: Keys that exist in lower tiers, ascending.
+        keys: Keys to promote, distinct and ascending; a subset of `known`.
+        origins: For each of `keys`, the position of the tier that it was found in.
+        places: For each of `keys`, the position of its row in the concatenated parts.
+        parts: Whole rows.
     """
 
     __slots__ = ("_parts", "_places", "keys", "known", "origins")
@@ -45,23 +45,23 @@ class Promotion:
         self._parts = parts
 
     def rows(self, is_wanted: npt.NDArray[np.bool_]) -> Rows:
-        """The rows of those of `keys`, of which there is at least one."""
+        """Returns the rows of the selected `keys`; `keys` must not be empty."""
         all_rows = self._parts[0] if len(self._parts) == 1 else np.concatenate(self._parts)
         return all_rows[self._places[is_wanted]]
 
     def give_back(self) -> list[Rows]:
-        """Returns the parts, and keeps none."""
+        """Returns the parts, and releases them."""
         parts, self._parts = self._parts, []
         return parts
 
 
 class PromotionBuffer:
-    """Bounded buffer of found rows; concurrent readers may use it.
+    """Bounded buffer of found rows. Concurrent readers may use it.
 
     Args:
         policy: ``always``, ``second_touch`` or ``never``.
-        most_bytes: of rows.
-        most_rows: of rows; more than that would push each other out.
+        max_bytes: Maximum size of the rows.
+        max_rows: Maximum number of rows. More promoted rows would evict each other.
         empty: ``(0, width)`` rows of the table.
     """
 
@@ -83,7 +83,7 @@ class PromotionBuffer:
         return self._num_bytes + filter_bytes + sum(each.nbytes for each in self._spare)
 
     def clear(self) -> None:
-        """Forgets rows and keys, because they may have changed."""
+        """Removes all rows and keys, because they may have changed."""
         self._known: list[Keys] = []
         self._keys: list[Keys] = []
         self._rows: list[Rows] = []
@@ -91,9 +91,9 @@ class PromotionBuffer:
         self._num_bytes = self._num_rows = 0
 
     def reserve_rows(self, num_rows: int) -> Rows | None:
-        """Returns an uninitialized array for whole rows, which `add` takes back.
+        """Returns an uninitialized array for at least `num_rows` whole rows, to be passed to `add`.
 
-        None: no rows are promoted, so there is no need to read whole ones.
+        Returns None if no rows are promoted, so that the find need not read whole rows.
         """
         if self.policy == "never":
             return None
@@ -102,16 +102,16 @@ class PromotionBuffer:
                 spare = self._spare.pop()
                 if len(spare) >= num_rows:
                     return spare
-        # Larger than asked for, so that the next batch, which is about as large, fits too.
+        # Larger than required, so that the next batch, which has about the same size, fits too.
         return np.empty((num_rows + num_rows // 4, self._empty.shape[1]), self._empty.dtype)
 
     def add(self, keys: Keys, rows: Rows | None, origin: int) -> None:
-        """Adds keys that were found in a tier, with their whole rows where they were read.
+        """Adds keys that were found in a tier, with their whole rows if they were read.
 
         Args:
-            keys: ``(n,)``; the caller does not change them later.
-            rows: ``(n, width)``: the first rows of an array of `reserve_rows`, or another array.
-            origin: the place of the tier.
+            keys: ``(n,)``; the caller must not change the array later.
+            rows: ``(n, width)``, the first rows of an array from `reserve_rows`, or another array.
+            origin: Position of the tier.
         """
         with self._lock:
             if not len(keys):
@@ -141,7 +141,7 @@ class PromotionBuffer:
             self._num_rows += len(keys)
 
     def take(self) -> Promotion:
-        """Returns the contents, and keeps nothing."""
+        """Returns the contents, and empties the buffer."""
         with self._lock:
             nothing = np.empty(0, np.int64)
             if not self._known:
@@ -155,7 +155,7 @@ class PromotionBuffer:
             return promotion
 
     def give_back(self, promotion: Promotion) -> None:
-        """Keeps the arrays of a promotion, whose rows are no longer needed, for later finds."""
+        """Keeps the arrays of a promotion for later finds. Its rows must no longer be in use."""
         with self._lock:
             for room in promotion.give_back():
                 self._keep(room)
@@ -169,5 +169,5 @@ class PromotionBuffer:
     def _note_touch(self, keys: Keys) -> None:
         assert self._touched is not None
         if self._touched.num_added + len(keys) > self._touched.planned_keys:
-            self._touched.clear()  # a new generation: keys of long ago no longer count
+            self._touched.clear()  # starts a new generation, in which old keys no longer count
         self._touched.add(keys)

@@ -1,9 +1,9 @@
-"""A scan of a stack, which gives each key once.
+"""A scan of a stack, which yields each key once.
 
-From the top down, skipping keys that were given. Rows only move down, and a promoted row stays
-below, so a key that is there throughout is met in the first tier or further down. Rows that a
-write changed since the scan began are looked up again in the tiers above, so that no old row is
-given.
+The scan reads the tiers from the first to the last and skips keys that it has already yielded. Rows only
+move down, and promotion copies rows, so a key that exists during the whole scan is found in the first or
+a lower tier. If a write has changed rows since the scan began, the scan reads the rows again from all
+tiers, so that it yields no old row.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ __all__ = ["scan_tiers"]
 def scan_tiers(
     stack: Stack, chunk_rows: int, columns: Columns, *, keeps_scores: bool
 ) -> Iterator[ScanChunk]:
-    """Scans as `Storage._scan_impl` does.
+    """Scans a stack, like `Storage._scan_impl`.
 
     Args:
-        stack: to scan.
-        chunk_rows: the most rows of a chunk.
-        columns: the part of each row that is wanted.
-        keeps_scores: give the scores of the tiers, else zeros.
+        stack: Stack to scan.
+        chunk_rows: Maximum number of rows per chunk.
+        columns: Columns to read.
+        keeps_scores: Whether to return the scores of the tiers instead of zeros.
     """
     num_writes = stack.num_writes
     given: list[Keys] = []
@@ -52,8 +52,8 @@ def scan_tiers(
 
 
 def _scan_tier(stack: Stack, tier: Tier, chunk_rows: int, columns: Columns) -> Iterator[ScanChunk]:
-    """The rows in the write buffer of a tier, then those of the tier that were not in it."""
-    # Read before the tier: a row that arrives meanwhile was buffered, or is met in the tier.
+    """Yields the rows in the write buffer of a tier, then the other rows of the tier."""
+    # Read before the tier, so that a row that is written to the tier during the scan is not missed.
     buffered = tier.write_buffer.merged()
     for begin in range(0, len(buffered), chunk_rows):
         part = slice(begin, begin + chunk_rows)

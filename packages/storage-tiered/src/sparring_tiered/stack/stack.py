@@ -1,24 +1,24 @@
-"""The tiers of one table, hottest first, and the places where rows are between them.
+"""The tiers of one table, hottest first, and the locations of rows between them.
 
     find      first tier ──missing──► write buffer of the second ──► second tier ──► …
     upsert    first tier ──evicted──► write buffer ──► second tier ──evicted──► write buffer ──► …
                                                         (the last one in the background)
 
 INVARIANTS
-  1. The newest row of a key is in the topmost place that has one. Places, from the top: the first
-     tier, the write buffer of the second, the second tier, and so on.
-  2. A row leaves a place only when the same row, or a newer one, is in another: a row that is
-     evicted goes into the write buffer before any reader may look again, and stays there until
-     the tier below has taken it.
-  3. A row is dropped without being written only where the tiers below have it already: the filter
-     of dirty keys of its tier rules it out.
+  1. The newest row of a key is in the topmost location that has one. Locations, from the top: the first
+     tier, the write buffer of the second tier, the second tier, and so on.
+  2. A row is removed from a location only when another location has the same row or a newer one. An
+     evicted row is added to the write buffer before any reader can run again, and stays there until the
+     next tier has stored it.
+  3. An evicted row is dropped without being written only if the lower tiers have it already, that is, if
+     the filter of dirty keys of its tier does not contain it.
   4. A tier's filter contains every key that the tier has.
-  5. Rows in the promotion buffer are those of the tiers: every write takes them before it changes a
-     row.
+  5. Rows in the promotion buffer equal the rows in the tiers, because every write takes them before it
+     changes a row.
 
-Readers share `Stack.lock`. The one writer holds it alone while rows move between places, except
-while a last tier that allows concurrent readers takes them. Where that happens on a thread of a
-background, the writer waits for it before it does anything else to that tier.
+Readers share `Stack.lock`. The only writer acquires it exclusively while rows move between locations,
+except while rows are written to a last tier that supports concurrent readers. If a background thread
+writes them, the writer waits for it before it accesses that tier in any other way.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ __all__ = ["Stack"]
 
 @dataclass(slots=True, eq=False)
 class Stack:
-    """State of a `TieredStorage`, shared by the parts that read its rows and move them."""
+    """State of a `TieredStorage`, shared by the classes that read and move its rows."""
 
     table: TableConfig
     tiers: Sequence[Tier]
-    """Hottest first, two or more. Rows on their way to a tier are in its `write_buffer`."""
+    """At least two, hottest first. Rows that wait to be written to a tier are in its `write_buffer`."""
     promotion: PromotionBuffer
-    """Rows that were found below the first tier."""
+    """Rows that were found in lower tiers."""
     num_rows: int | None
-    """Distinct keys; None: not known without a scan."""
+    """Number of distinct keys; None if a scan is required to count them."""
     lock: ReaderWriterLock = field(default_factory=ReaderWriterLock)
     process: ProcessGuard = field(init=False)
     num_writes: int = 0
-    """Writes so far, by which a scan notices that rows have changed."""
+    """Number of writes, by which a scan detects that rows have changed."""
     is_closed: bool = False
     first: Tier = field(init=False)
     last: Tier = field(init=False)
@@ -75,7 +75,7 @@ class Stack:
         if self.is_closed:
             raise closed_error(self.table.name)
 
-    # -- reading; the lock is held ------------------------------------------------
+    # -- reading; requires the lock -----------------------------------------------
 
     def find_below(
         self,
@@ -87,12 +87,12 @@ class Stack:
         first_place: int = 1,
         promotes: bool = True,
     ) -> None:
-        """Fills in the rows that the tiers above `first_place` do not have.
+        """Finds the rows that the tiers above `first_place` do not have.
 
         Args:
-            keys, columns, rows, found: as `Storage.find_into`.
-            first_place: of the tier to begin with.
-            promotes: they may come up with the next write.
+            keys, columns, rows, found: As for `Storage.find_into`.
+            first_place: Position of the first tier to search.
+            promotes: Whether the next write may promote the found rows.
         """
         missing = np.flatnonzero(~found)
         for place, tier in enumerate(self.tiers[first_place:], first_place):
@@ -108,10 +108,10 @@ class Stack:
             missing = below.missing
 
     def copy(self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]) -> None:
-        """Finds without a trace.
+        """Finds rows without promoting or counting them.
 
-        A save reads every row: promoted, they would push out the hot ones; counted, they would hide
-        how training fares.
+        A save reads every row. If they were promoted, they would evict the hot rows. If they were
+        counted, they would hide the hit rate of training.
         """
         self.first.storage._find_impl(keys, columns, rows, found)
         missing = np.flatnonzero(~found)
@@ -123,10 +123,10 @@ class Stack:
             below = tier.find_missing(keys, missing, columns, rows, found, None, is_counted=False)
             missing = below.missing
 
-    # -- reading; takes the lock, or is for the writer ------------------------------
+    # -- reading; acquires the lock, or is called by the writer ----------------------
 
     def newest(self, keys: Keys, rows: Rows, columns: Columns) -> Rows:
-        """The current rows of `keys`; where there is none, those of `rows`."""
+        """Returns the current rows of `keys`, and rows of `rows` for keys without a row."""
         found = np.empty(len(keys), np.bool_)
         now = np.empty_like(rows)
         with self.lock.reading():
@@ -135,7 +135,10 @@ class Stack:
         return now
 
     def exists_below(self, keys: Keys, known: Keys) -> npt.NDArray[np.bool_]:
-        """Which keys that the first tier lacks have a row below it; `known` is sorted."""
+        """Returns which keys, none of them in the first tier, exist in lower tiers.
+
+        `known` are sorted keys that exist there.
+        """
         exists = are_in(keys, known)
         for tier in self.tiers[1:]:
             exists |= tier.write_buffer.contains(keys)
@@ -146,7 +149,7 @@ class Stack:
         return exists
 
     def count_new(self, keys: Keys, known: Keys) -> int:
-        """The number of `keys` that no tier has; `known` exist below the first tier, and are sorted."""
+        """Returns the number of `keys` that no tier has; `known` are sorted keys of lower tiers."""
         missing = keys[~self.first.has(keys)]
         if not len(missing):
             return 0
@@ -159,9 +162,10 @@ class Stack:
             self.num_rows += count
 
     def remove_evicted(self, evicted: EvictedRows) -> None:
-        """Takes rows that left the last tier.
+        """Removes rows that the last tier evicted from the stack.
 
-        Where a tier above has the key, it stays, and its row must go down again one day.
+        If a tier above has the key, the key remains in the stack, and its row is marked as dirty so that
+        it is written down again.
         """
         is_gone = np.ones(len(evicted), np.bool_)
         for tier in self.tiers[:-1]:
@@ -178,7 +182,7 @@ class Stack:
             self.add_rows(-len(gone))
 
     def take_evicted(self) -> EvictedRows | None:
-        """The rows that left the stack since the last call; None: there are none."""
+        """Returns the rows that the stack has evicted since the last call; None if there are none."""
         if not self._gone:
             return None
         gone, self._gone = self._gone, []

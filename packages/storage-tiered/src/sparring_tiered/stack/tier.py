@@ -18,12 +18,12 @@ from sparring_tiered.stack.write_buffer import BufferedRows, WriteBuffer
 __all__ = ["PLANNED_DIRTY_KEYS", "PLANNED_KEYS", "PROBE", "LowerResult", "Tier"]
 
 PROBE = Columns(0, 1)
-"""The least that can be read of a row, to learn whether there is one."""
+"""The smallest part of a row that can be read, for testing whether the row exists."""
 
 PLANNED_KEYS = 65_536
-"""Of the first filter of a tier's keys."""
+"""Planned keys of the first filter of a tier's keys."""
 PLANNED_DIRTY_KEYS = 1 << 18
-"""Of the first filter of dirty keys, where the tier has no capacity."""
+"""Planned keys of the first filter of dirty keys, if the tier has no capacity."""
 _MAX_FILTER_PARTS = 2
 _MIN_ERASED = 1_024
 _MAX_ERASED_SHARE = 0.25
@@ -37,24 +37,26 @@ class LowerResult:
     keys: Keys
     """Keys that the tier has."""
     rows: Rows | None
-    """Their whole rows, where these were wanted."""
+    """Whole rows of these keys, if they were requested."""
     missing: Keys
-    """The places of those that are still missing, in no order."""
+    """Positions of the keys that are still missing, in any order."""
 
 
 class Tier:
-    """A storage with a Bloom filter before it, and a buffer of rows on their way to it.
+    """A storage with a Bloom filter of its keys, and a buffer of rows that wait to be written to it.
 
     Args:
-        backend: the name of the storage's backend.
-        storage: of the rows; the tier owns it from now on.
-        false_positive_rate: of the filter.
+        backend: Name of the storage's backend.
+        storage: Storage of the rows. The tier takes ownership.
+        is_first: Whether it is the first tier.
+        is_last: Whether it is the last tier.
+        rate: False positive rate of the filter.
 
     Attributes:
-        keys_filter: which keys the storage may have; None for a first tier, which is always asked.
-        write_buffer: rows that were handed down and have not arrived; they are newer than those of
+        keys_filter: Keys that the storage may have; None for the first tier, which every find reads.
+        write_buffer: Rows from the tier above that are not written yet. They are newer than the rows of
             the storage.
-        dirty: which keys may have a newer row here than below; a superset. None for a last tier.
+        dirty: Superset of the keys whose row here is newer than in lower tiers; None for the last tier.
     """
 
     def __init__(
@@ -72,15 +74,15 @@ class Tier:
         if not is_first:
             self.keys_filter = self._build_keys_filter()
         if self.dirty is not None and storage.size:
-            # Rows of an earlier process: those below may be older.
+            # Rows of an earlier process; the rows in lower tiers may be older.
             for chunk in storage.scan(columns=PROBE):
                 self.dirty.add(chunk.keys)
 
     @property
     def excludes_readers(self) -> bool:
-        """Whether no reader may look while rows are written to it.
+        """Whether readers must be excluded while rows are written to the tier.
 
-        So it is where a written row could push out another, which is nowhere for a moment.
+        This is required if a write can evict a row, because the row is in no location for a moment.
         """
         offered = self.storage.capabilities
         return not self.is_last or offered.evicts or not offered.concurrent_reads
@@ -93,7 +95,7 @@ class Tier:
     # -- reading ----------------------------------------------------------------
 
     def find(self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]) -> None:
-        """Reads rows as `Storage.find_into` does, and counts."""
+        """Finds rows like `Storage.find_into`, and counts them."""
         start = time.perf_counter()
         self.storage._find_impl(keys, columns, rows, found)
         seconds = time.perf_counter() - start
@@ -117,16 +119,16 @@ class Tier:
         *,
         is_counted: bool = True,
     ) -> LowerResult:
-        """Looks for keys that no tier above has, and fills in `rows` and `found` for them.
+        """Finds keys that no tier above has, and fills `rows` and `found` for them.
 
         Args:
-            keys: those asked for, ``(n,)``.
-            missing: the places of those not found yet.
-            columns: the part of each row that is wanted.
-            rows: ``(n, width of columns)``.
-            found: ``(n,)``.
-            room: takes the whole rows, too, ``(at least len(missing), width)``; None: nothing does.
-            is_counted: add to the counters of the tier.
+            keys: ``(n,)`` requested keys.
+            missing: Positions of the keys that were not found yet.
+            columns: Columns to read.
+            rows: ``(n, width of columns)``, output.
+            found: ``(n,)``, output.
+            room: ``(at least len(missing), width)``, output for whole rows; None if they are not needed.
+            is_counted: Whether to add to the counters of the tier.
         """
         handle = self._handle
         if handle is None:
@@ -153,16 +155,17 @@ class Tier:
         found: npt.NDArray[np.bool_],
         lend: Callable[[int], Rows | None],
     ) -> LowerResult | None:
-        """`find` of the first tier and `find_missing` of the second in one call, where the rows
-        of both are in memory and none are on their way between them.
+        """Calls `find` of the first tier and `find_missing` of the second tier in one native call.
+
+        Requires that the rows of both tiers are in memory, and that no rows wait between them.
 
         Args:
-            second: the tier below this one.
-            keys, columns, rows, found: as `find`.
-            lend: gives room for as many whole rows, or None.
+            second: Tier below this one.
+            keys, columns, rows, found: As for `find`.
+            lend: Returns an array for a number of whole rows, or None.
 
         Returns:
-            The rows of the second; None where the tiers are not such, and nothing was done.
+            The result of the second tier; None if the requirements are not met, and nothing was done.
         """
         handle, below = self._handle, second._handle
         if handle is None or below is None or second.write_buffer:
@@ -185,8 +188,9 @@ class Tier:
 
     @property
     def _handle(self) -> Any | None:
-        """Native handle of a storage whose rows are in memory. It is not kept, as it would keep the
-        rows of a closed storage, and find them."""
+        """Native handle of a storage whose rows are in memory.
+
+        It is not cached, because it would keep the rows of a closed storage alive, and find them."""
         if not isinstance(self.storage, NativeStorage):
             return None
         return self.storage.handle_in_memory
@@ -199,7 +203,7 @@ class Tier:
         room: Rows | None,
         is_counted: bool,
     ) -> LowerResult:
-        """Counts a native find in this tier, and returns its result."""
+        """Counts a native find in this tier, and converts its result."""
         keys, missing, num_skipped, seconds = met
         if is_counted and len(keys) + len(missing):
             width = (columns.end - columns.begin) if room is None else room.shape[1]
@@ -219,7 +223,7 @@ class Tier:
         room: Rows | None,
         is_counted: bool,
     ) -> LowerResult:
-        """`find_missing` for any storage, with NumPy."""
+        """Implements `find_missing` for any storage, with NumPy."""
         assert self.keys_filter is not None
         may_have = self.keys_filter.contains(keys[missing])
         asked = missing[may_have]
@@ -251,7 +255,7 @@ class Tier:
         return LowerResult(asked_keys, None if room is None else part, still_missing)
 
     def has(self, keys: Keys) -> npt.NDArray[np.bool_]:
-        """Which keys have a row in the storage. Counts only the finds that the filter saves."""
+        """Returns which keys have a row in the storage. Counts only the results of the filter."""
         found = np.zeros(len(keys), np.bool_)
         asked: npt.NDArray[np.bool_] | slice = slice(None)
         if self.keys_filter is not None:
@@ -270,7 +274,7 @@ class Tier:
     # -- writing ----------------------------------------------------------------
 
     def upsert(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
-        """Writes rows; returns those that had to leave."""
+        """Writes rows; returns the evicted rows."""
         if self.keys_filter is not None:
             self.keys_filter.add(keys)
         with self.meter.writing(rows.nbytes):
@@ -279,7 +283,7 @@ class Tier:
         return evicted
 
     def receive(self, arriving: BufferedRows) -> EvictedRows:
-        """Writes rows that were handed down; returns those that had to leave."""
+        """Writes rows of the write buffer; returns the evicted rows."""
         takes_scores = self.storage.capabilities.scores == "given"
         return self.upsert(arriving.keys, arriving.rows, arriving.scores if takes_scores else None)
 
@@ -304,18 +308,18 @@ class Tier:
     # -- filters -------------------------------------------------------------------
 
     def note_dirty(self, keys: Keys) -> None:
-        """Notes that rows of `keys` are newer than those below, or will be in a moment."""
+        """Records that rows of `keys` are, or will soon be, newer than in lower tiers."""
         if self.dirty is not None:
             self.dirty.add(keys)
 
     def are_dirty(self, keys: Keys) -> npt.NDArray[np.bool_]:
-        """Which of `keys` may have newer rows here than below."""
+        """Returns which of `keys` may have newer rows here than in lower tiers."""
         if self.dirty is None:
             return np.ones(len(keys), np.bool_)
         return self.dirty.contains(keys)
 
     def refresh_filter(self) -> None:
-        """Rebuilds the filter where many of its keys, which it cannot forget, were erased."""
+        """Rebuilds the filter if many of its keys were erased, because a filter cannot remove keys."""
         if self.keys_filter is None:
             return
         limit = max(_MIN_ERASED, _MAX_ERASED_SHARE * self.keys_filter.num_added)
@@ -323,7 +327,7 @@ class Tier:
             self._rebuild_filter()
 
     def merge_filter(self) -> None:
-        """Rebuilds a filter that grew in parts, each of which has to be asked, as one."""
+        """Rebuilds a filter of several parts as one part, because each lookup reads all parts."""
         if self.keys_filter is not None and self.keys_filter.num_parts > _MAX_FILTER_PARTS:
             self._rebuild_filter()
 
@@ -347,11 +351,11 @@ class Tier:
         return made
 
     def trim_dirty(self) -> None:
-        """Between writes: forgets dirty keys whose rows have left, where there are many."""
+        """Removes dirty keys whose rows are no longer here, if there are many. Called between writes."""
         if self.dirty is None:
             return
         if self.dirty.num_added <= PLANNED_DIRTY_KEYS:
-            return  # a tier on a device is asked for its size only where it must be: that waits
+            return  # reading the size of a tier on a device waits for the device
         if self.dirty.num_added <= _MAX_DIRTY_RATIO * self.storage.size:
             return
         staying = self._create_dirty_filter(2 * self.storage.size)

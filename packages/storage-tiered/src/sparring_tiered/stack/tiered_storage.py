@@ -1,6 +1,6 @@
-"""A stack of storages as one storage: `Storage` over a `Stack` and its `Demotion`.
+"""A stack of storages as one storage: implements `Storage` with a `Stack` and its `Demotion`.
 
-Thread rule: as `Storage`.
+Threads: as for `Storage`.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ _FLUSH_ROWS = 65_536
 class TieredStorage(Storage):
     """Storages of one table, hottest first, as one storage.
 
-    Scores stay with their tier: the stack takes none, and shows those of its last tier where that
-    one evicts.
+    Each tier has its own scores. The stack accepts no scores, and returns those of its last tier if that
+    tier evicts.
 
     Args:
-        table: the declaration of its rows.
-        options: how rows move; its `tiers` are ignored.
-        tiers: backend → open storage of `table`, from the hottest to the last. The stack owns them
-            from now on.
-        validate: see `Storage`.
+        table: Declaration of the table.
+        options: How rows move; its `tiers` are ignored.
+        tiers: Backend name and open storage of each tier, from the hottest to the last. The stack takes
+            ownership.
+        validate: See `Storage`.
 
     Raises:
-        InvalidArgumentError: fewer than two tiers, one for another table, or one above the last
-            that refuses rows when it is full.
+        InvalidArgumentError: There are fewer than two tiers, a tier was opened for another table, or a
+            bounded tier above the last does not evict.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class TieredStorage(Storage):
 
     @property
     def tiers(self) -> tuple[Storage, ...]:
-        """The storages, hottest first; to look at, not to write to."""
+        """Storages of the tiers, hottest first, for reading only."""
         return tuple(tier.storage for tier in self._stack.tiers)
 
     # -- optional parts of the contract -----------------------------------------
@@ -135,11 +135,11 @@ class TieredStorage(Storage):
     def tier_counters(
         self, is_counted: Callable[[Storage], bool] = lambda _: True
     ) -> list[TierCounters]:
-        """Counters of each tier since this storage was opened, hottest first.
+        """Returns the counters of each tier since this storage was opened, hottest first.
 
         Args:
-            is_counted: which tiers are asked how many rows they have; of others `rows` is as last
-                time.
+            is_counted: Returns whether to count the rows of a tier; otherwise its `rows` keeps the value
+                of the last call.
         """
         self._check_open()
         for tier in self._stack.tiers:
@@ -149,13 +149,13 @@ class TieredStorage(Storage):
 
     @property
     def known_size(self) -> int | None:
-        """As `size`; None where tiers would have to be scanned for it."""
+        """Number of rows like `size`; None if the tiers would have to be scanned for it."""
         self._check_open()
         return self._stack.num_rows
 
     @property
     def num_buffered_rows(self) -> int:
-        """Rows that wait for a lower tier to take them."""
+        """Number of rows that wait to be written to a lower tier."""
         self._check_open()
         return self._demotion.num_buffered_rows
 
@@ -204,12 +204,12 @@ class TieredStorage(Storage):
         if stack.num_rows is None:
             counted = self._count_rows()
             if self._is_flushing:
-                return counted  # rows that went down meanwhile may be missing
+                return counted  # rows that moved down during the count may be missing
             stack.num_rows = counted
         return stack.num_rows
 
     def _count_rows(self) -> int:
-        """Distinct keys: those of the last tier, and those above that it lacks."""
+        """Counts distinct keys: all keys of the last tier, and the keys above that it does not have."""
         self._demotion.join()
         tiers, last = self._stack.tiers, self._stack.last
         above = [tier.write_buffer.merged().keys for tier in tiers]
@@ -250,7 +250,7 @@ class TieredStorage(Storage):
             stack.promotion.clear()
             stack.num_writes += 1
             try:
-                # From the bottom, so that no older row comes to light where a tier fails.
+                # From the bottom, so that no older row becomes visible if a tier fails.
                 for tier in reversed(stack.tiers):
                     tier.erase(keys)
             except BaseException:
@@ -282,21 +282,21 @@ class TieredStorage(Storage):
     def _mark_uncertain(self, list_keys: Callable[[Tier], Keys]) -> None:
         """Corrects counts and filters after a removal that failed at an unknown point.
 
-        Rows that are still here may be the only ones, so they must go down again; and rows are
-        counted again.
+        The remaining rows may exist only in their tier, so they are marked as dirty. Rows are counted
+        again.
         """
         self._stack.num_rows = None
         for tier in self._stack.tiers[:-1]:
             tier.note_dirty(list_keys(tier))
 
-    # -- down -----------------------------------------------------------------
+    # -- flush and close ------------------------------------------------------
 
     def flush(self) -> None:
-        """Writes all rows that are newer above to the last tier, and has it make them durable.
+        """Writes all dirty rows to the last tier, and makes them durable there.
 
         Raises:
-            StorageIOError: a tier failed; rows that did not arrive stay where they are, and are
-                found.
+            StorageIOError: A tier failed. Rows that were not written stay in their tiers, where finds
+                read them.
         """
         super().flush()
 
@@ -335,9 +335,9 @@ class TieredStorage(Storage):
     def _close_impl(self) -> None:
         self._stack.is_closed = True
         if not self._stack.process.is_own:
-            return  # a forked child: rows on their way, and tiers, are the parent's
+            return  # in a forked child, buffered rows and tiers belong to the parent
         closing = [tier.storage.close for tier in self._stack.tiers]
-        # Not during a write that has not ended: its thread closes the storage then.
+        # If a background write is still in progress, its thread closes the storage afterwards.
         closing[-1] = partial(self._demotion.write_back.call_when_ended, closing[-1])
         call_each([self._end_writes, *closing])
 

@@ -4,8 +4,8 @@
        ▲                                  │
        └────────────put_back──────────────┘ failed
 
-One write is outstanding at a time: it waits for a thread, or runs. Rows that come while it runs are
-written after it. Until it has begun, a caller that must wait for it takes it back instead.
+At most one write is queued or running. Rows that are added while it runs are written after it. A caller
+that has to wait for a queued write cancels it instead.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ __all__ = ["WriteBack"]
 
 
 class WriteBack:
-    """Writes buffered rows to a last tier that allows concurrent readers, and evicts nothing.
+    """Writes buffered rows in the background to a last tier that supports concurrent readers and does
+    not evict.
 
-    Any thread may wait; one thread, the one that writes to the stack, begins.
+    Any thread may call `wait`. Only the thread that writes to the stack may call `begin`.
 
     Args:
-        table: the name of the table, for messages.
-        tier: the last one.
-        deadline_seconds: how long `wait` waits.
-        failure: makes the error to raise of one that the tier raised.
+        table: Name of the table, for messages.
+        tier: Last tier.
+        deadline_seconds: Maximum time that `wait` waits.
+        failure: Converts an error of the tier to the error to raise.
     """
 
     def __init__(
@@ -56,18 +57,18 @@ class WriteBack:
 
     @property
     def is_on(self) -> bool:
-        """Whether there is a background to write on."""
+        """Whether a background is available."""
         return self._background is not None
 
     def use(self, background: Background) -> None:
-        """Writes there from now on."""
+        """Uses `background` for writes from now on."""
         self._background = background
 
     def begin(self) -> bool:
-        """Begins to write waiting rows in the background. Never waits.
+        """Begins to write waiting rows in the background, without waiting.
 
         Returns:
-            Whether they will be written; otherwise the caller has to write them.
+            Whether they will be written. Otherwise the caller has to write them.
         """
         with self._changed:
             if self._background is None:
@@ -79,17 +80,18 @@ class WriteBack:
                     self._background = None
                     return False
                 except DeadlineError:
-                    # The background has no room. The next write asks again; without room in the
-                    # write buffer either, it writes by itself.
+                    # The queue of the background is full. The next write tries again; if the write
+                    # buffer is full too, it writes the rows itself.
                     return True
             return True
 
     def wait(self, is_enough: Callable[[], bool] | None = None) -> None:
-        """Returns when nothing is being written, or `is_enough` says so. Rows may wait in the write
-        buffer again.
+        """Waits until no write is in progress, or `is_enough` returns True.
+
+        It may cancel a queued write, whose rows then wait in the write buffer again.
 
         Raises:
-            DeadlineError: a write has not ended in time. It goes on.
+            DeadlineError: A write did not end before the deadline. It continues.
         """
         with self._changed:
             if self._task is None:
@@ -103,7 +105,7 @@ class WriteBack:
                 self._tier.meter.waited(time.perf_counter() - start)
 
     def call_when_ended(self, call: Callable[[], None]) -> None:
-        """The stack is given up while a write goes on: `call` is called once it has ended."""
+        """Calls `call` now, or when the write in progress has ended; for closing the stack."""
         with self._changed:
             if self._task is not None:
                 self._when_ended = call
@@ -112,14 +114,14 @@ class WriteBack:
 
     def _wait_briefly(self, task: Task[Any], seconds: float) -> None:
         if task.cancel():
-            self._task = None  # it had not begun
+            self._task = None  # it was only queued
         elif seconds <= 0:
             num_buffered_rows = self._tier.write_buffer.num_rows
             raise DeadlineError(
-                f"table {self._table!r}: a write to tier {self._tier.backend!r} has not ended "
-                f"within {self.deadline_seconds} s, and this call, which changed nothing, has to "
-                f"wait for it; {num_buffered_rows} rows wait in memory and are found there. Mend that "
-                "tier, or raise deadline_seconds; the rows go down when it goes on",
+                f"table {self._table!r}: a write to tier {self._tier.backend!r}, for which this call has "
+                f"to wait, did not end within {self.deadline_seconds} s. This call changed nothing; "
+                f"{num_buffered_rows} rows are buffered in memory, and finds return them. Repair that "
+                "tier, or raise deadline_seconds; the rows are written when the tier responds",
                 table=self._table,
                 backend=self._tier.backend,
                 num_buffered_rows=num_buffered_rows,
@@ -152,14 +154,17 @@ class WriteBack:
                 goes_on = self._is_running()
 
     def _is_running(self) -> bool:
-        """Submits another write for rows that came meanwhile; writes them on this thread where the
-        background takes no more work, as when it is drained."""
+        """Whether this thread has to write rows that were added during the write.
+
+        Normally submits another write for them. If the background accepts no more work, for example while
+        it is drained, this thread writes them.
+        """
         if not self._tier.write_buffer.has_waiting:
             self._finish()
             return False
         if self._when_ended is not None:
-            return True  # the stack was given up: waiting rows go down before the tier is closed
-        self._changed.notify_all()  # callers that wait for room
+            return True  # the stack is being closed: waiting rows are written before the tier is closed
+        self._changed.notify_all()  # callers that wait for buffer capacity
         assert self._background is not None
         try:
             self._task = self._submit(self._background)

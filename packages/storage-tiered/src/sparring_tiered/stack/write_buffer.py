@@ -1,4 +1,4 @@
-"""Rows on their way from one tier to the next."""
+"""Rows that wait to be written to the next tier."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["BufferedRows", "WriteBuffer"]
 
 @dataclass(frozen=True, slots=True)
 class BufferedRows:
-    """Rows in the order of their keys, each key once."""
+    """Rows sorted by key; keys are distinct."""
 
     keys: Keys
     rows: Rows
@@ -30,7 +30,7 @@ class BufferedRows:
         return self.keys.nbytes + self.rows.nbytes + self.scores.nbytes
 
     def find_positions(self, keys: Keys) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """The place of each of `keys` among these, and whether it is there."""
+        """Returns the position of each of `keys` in these rows, and whether it is there."""
         places = np.minimum(np.searchsorted(self.keys, keys), len(self) - 1)
         return places, self.keys[places] == keys
 
@@ -41,34 +41,34 @@ class BufferedRows:
 
 @dataclass(frozen=True, slots=True)
 class _Contents:
-    """Contents of a buffer at one moment."""
+    """Immutable contents of a buffer."""
 
     waiting: tuple[BufferedRows, ...] = ()
     """Newest first."""
     departed: BufferedRows | None = None
-    """Rows that are being written; all waiting rows are newer."""
+    """Rows that are being written. All waiting rows are newer."""
 
     @property
     def parts(self) -> tuple[BufferedRows, ...]:
-        """Newest first, none of them empty."""
+        """Newest first; no part is empty."""
         return self.waiting if self.departed is None else (*self.waiting, self.departed)
 
 
 class WriteBuffer:
-    """Rows that left one tier and have not arrived in the next.
+    """Rows that one tier evicted and that are not yet stored in the next tier.
 
         add ──► waiting ──depart──► departed ──land──► in the next tier
                    ▲                   │
                    └─────put_back──────┘
 
-    Of two rows of one key the one further left is newer. Readers may look at any time: contents are
-    replaced as a whole, so a row that departs is met by every look, and one that has landed is in
-    the tier before it is gone from here. One thread adds and removes; another may let rows depart
-    and land concurrently.
+    Rows further left are newer than rows of the same key further right. Readers may run at any time: the
+    contents are replaced atomically, so readers find departed rows, and a row is in the next tier before
+    it is removed from here. One thread adds and removes rows; another thread may concurrently call
+    `depart`, `land` and `put_back`.
 
     Args:
-        width: elements of a row.
-        dtype: of rows.
+        width: Elements per row.
+        dtype: Dtype of rows.
     """
 
     def __init__(self, width: int, dtype: npt.DTypeLike) -> None:
@@ -83,7 +83,7 @@ class WriteBuffer:
 
     @property
     def num_rows(self) -> int:
-        """Distinct keys in the buffer."""
+        """Number of distinct keys in the buffer."""
         return len(self.merged())
 
     @property
@@ -95,21 +95,21 @@ class WriteBuffer:
         return bool(self._contents.waiting)
 
     def merged(self) -> BufferedRows:
-        """All rows, each key once, with its newest row."""
+        """Returns the newest row of each key."""
         return _merge(self._contents.parts) or self._empty
 
-    # -- one thread ---------------------------------------------------------
+    # -- on the thread that adds and removes --------------------------------
 
     def add(self, keys: Keys, rows: Rows, scores: Scores) -> None:
-        """Adds rows that are newer than any in the buffer of the same keys."""
+        """Adds rows that are newer than all buffered rows of the same keys."""
         if not len(keys):
             return
         order = np.argsort(keys)
         newest = BufferedRows(keys[order], rows[order], scores[order])
         with self._changing:
             waiting = [newest, *self._contents.waiting]
-            # A part is at least twice as large as the one before it: there are few to look into,
-            # and a backlog is not copied by each write.
+            # Each part is at least twice as large as the one before it. This limits the number of parts
+            # to search, and a write does not copy the whole backlog.
             while len(waiting) > 1 and 2 * len(waiting[0]) > len(waiting[1]):
                 both = _merge(waiting[:2])
                 assert both is not None
@@ -117,14 +117,14 @@ class WriteBuffer:
             self._contents = _Contents(tuple(waiting), self._contents.departed)
 
     def remove(self, keys: Keys) -> None:
-        """Forgets keys; unknown ones are no error. Nothing must have departed."""
+        """Removes keys, and ignores unknown ones. No rows may have departed."""
         with self._changing:
             assert self._contents.departed is None
             kept = [part.without(keys) for part in self._contents.waiting]
             self._contents = _Contents(tuple(part for part in kept if len(part)))
 
     def clear(self) -> None:
-        """Forgets all. Nothing must have departed."""
+        """Removes all rows. No rows may have departed."""
         with self._changing:
             assert self._contents.departed is None
             self._contents = _Contents()
@@ -132,10 +132,10 @@ class WriteBuffer:
     # -- the writer of the next tier --------------------------------------
 
     def depart(self) -> BufferedRows | None:
-        """Begins to write the waiting rows. Until `land`, readers find them below newer rows.
+        """Begins a write of all waiting rows. Readers still find them until `land`.
 
         Returns:
-            All of them, or None where none wait.
+            The rows to write; None if no rows wait.
         """
         with self._changing:
             assert self._contents.departed is None
@@ -144,19 +144,19 @@ class WriteBuffer:
         return departed
 
     def land(self) -> None:
-        """Removes the departed rows, which are in the next tier now."""
+        """Removes the departed rows, after they were stored in the next tier."""
         with self._changing:
             self._contents = _Contents(self._contents.waiting)
 
     def put_back(self) -> None:
-        """Returns departed rows, which may have arrived or not, to those that wait, below newer ones."""
+        """Makes departed rows wait again, after a failed write that may have stored some of them."""
         with self._changing:
             self._contents = _Contents(self._contents.parts)
 
     # -- readers ----------------------------------------------------------------
 
     def find(self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]) -> int:
-        """Fills in rows of `keys` that are not found yet; returns how many."""
+        """Fills `rows` and `found` for keys that were not found yet; returns their number."""
         num_found = 0
         for part in self._contents.parts:
             places, is_here = part.find_positions(keys)
@@ -167,7 +167,7 @@ class WriteBuffer:
         return num_found
 
     def contains(self, keys: Keys) -> npt.NDArray[np.bool_]:
-        """Which of `keys` are in the buffer."""
+        """Returns which of `keys` are in the buffer."""
         found = np.zeros(len(keys), np.bool_)
         for part in self._contents.parts:
             found |= part.find_positions(keys)[1]
@@ -175,7 +175,7 @@ class WriteBuffer:
 
 
 def _merge(parts: Sequence[BufferedRows]) -> BufferedRows | None:
-    """Parts, newest first, as one; None where there is none."""
+    """Merges parts, newest first, into one; returns None if there are no parts."""
     if len(parts) < 2:
         return parts[0] if parts else None
     keys, first = np.unique(np.concatenate([part.keys for part in parts]), return_index=True)
