@@ -160,7 +160,7 @@ def test_notes_that_are_gone_are_noticed(trainer: Trainer, tmp_path: Path) -> No
             reader.refresh()
         assert reader.find(KEYS).found.all()
         trainer.write(KEYS, 9)
-        with pytest.raises(StorageIOError, match="the newest is 0, this trainer wrote "):
+        with pytest.raises(StorageIOError, match="the newest note is 0, but this trainer wrote "):
             trainer.publish()
         trainer.publish()
         reader.refresh()

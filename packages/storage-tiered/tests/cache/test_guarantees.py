@@ -264,7 +264,7 @@ def test_a_cache_whose_emptying_fails_is_emptied_later(
     with open_reader(backend, tmp_path, poll_seconds=0.01, drop_seconds=drop_seconds) as reader:
         looks = reader.counters().failed_looks
         reader.find(KEYS)
-        method = "cached" if fails == "listing the cached keys" else "erase"
+        method = "list_cached" if fails == "listing the cached keys" else "erase"
         with monkeypatch.context() as broken:
             broken.setattr(reader._fills, method, Raises(MemoryError))
             if begins == "empty log":

@@ -147,7 +147,7 @@ class World:
         self.view.before_return = lambda _: self.turns.rest()
         options = RefreshOptions(poll_seconds=3600, drop_seconds=1, batch_rows=2)
         self.reader = CachedStorage(TABLE, cache, self.view, log, options)
-        stepped = ("begin", "end", "abandon", "take_note", "erase", "cached")
+        stepped = ("begin", "end", "abandon", "take_note", "erase", "list_cached")
         self.turns.around(self.reader._fills, *stepped)
         self.turns.around(cache, "find_into")
         self.turns.around(self.view, "find_into")
@@ -223,7 +223,7 @@ def test_no_row_goes_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     trainer = Trainer(MemoryStorage(TABLE), tmp_path, keep=3)
     for seed in range(SEEDS):
         log = trainer.publisher._tables[0].log = FolderLog(f"memory://orders/{seed}", "item")
-        trainer.publisher._tables[0].begin_again()
+        trainer.publisher._tables[0].restart()
         trainer.publisher._tables[0].sequence = 0
         print("seed", seed)
         World(trainer, log, loop, random.Random(seed)).run()

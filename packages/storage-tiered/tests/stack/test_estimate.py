@@ -67,5 +67,5 @@ def test_stack_on_a_backend_without_an_estimate_refuses() -> None:
     manager = make_plugin_manager()
     manager.load(PluginSource("silent", "acme-silent", "1.0", Silent))
     tiers = [{"backend": "memory", "budget_bytes": 1 << 20}, "silent"]
-    with pytest.raises(PluginError, match=r"its tier 1 \(silent\) gives none"):
+    with pytest.raises(PluginError, match=r"its tier 1 \(silent\) does not provide"):
         estimated(manager, 10, tiers=tiers)
