@@ -1,10 +1,10 @@
-"""A DLRM on random clicks, on one rank or many: TorchRec's golden training, brought over.
+"""Trains a DLRM on random clicks, on one rank or several: TorchRec's golden training example.
 
     python train_dlrm.py
     torchrun --nproc-per-node 2 train_dlrm.py
 
-The sequence of calls is that of examples/golden_training/train_dlrm.py in github.com/pytorch/torchrec.
-What differs is said in docs/how-to/come-from-torchrec.md.
+The calls are the same as in examples/golden_training/train_dlrm.py of github.com/pytorch/torchrec.
+docs/how-to/come-from-torchrec.md describes the differences.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NUM_IDS = 300
 
 
 def random_batch(generator: torch.Generator, batch_size: int, rank: int, ranks: int) -> Batch:
-    """A rank's share of a batch. A click is likely where the first number is high and the first
+    """Returns a rank's share of a batch. Clicks are likely if the first number is high and the first
     id even."""
     numbers = torch.randn(batch_size, NUM_NUMBERS, generator=generator)
     ids = torch.randint(NUM_IDS, (batch_size, len(FEATURES)), generator=generator)
@@ -50,7 +50,7 @@ def random_batch(generator: torch.Generator, batch_size: int, rank: int, ranks: 
 
 
 def random_batches(num_steps: int, batch_size: int, rank: int, ranks: int) -> Iterator[Batch]:
-    """Batches that are the same over all ranks together, however many there are."""
+    """Yields batches that do not depend on the number of ranks."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(num_steps):
         yield random_batch(generator, batch_size, rank, ranks)
@@ -62,7 +62,7 @@ def train(
     batch_size: int = 256,
     num_steps: int = 40,
 ) -> float:
-    """Trains a DLRM; returns its log loss on a batch that it has not seen."""
+    """Trains a DLRM; returns its log loss on a new batch."""
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if torch.cuda.is_available():
         device, backend = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}"), "nccl"
@@ -91,7 +91,7 @@ def train(
     distributed = DistributedModelParallel(
         module=train_model,
         device=device,
-        # In place of QCommsConfig. Exact, so that any number of ranks has the same result.
+        # Replaces QCommsConfig; exact, so that results do not depend on the number of ranks.
         exchange=ExchangeOptions(row_wire_dtype="exact", gradient_wire_dtype="exact"),
     )
     dense_optimizer = KeyedOptimizerWrapper(

@@ -114,7 +114,7 @@ def test_layers_have_the_activations_that_were_given() -> None:
     assert isinstance(over[-1], nn.Linear)
     assert all(each.bias is None for each in MLP(3, [5], False) if isinstance(each, nn.Linear))
     assert MLP(3, [5], dtype=torch.float64, device="meta")[0].weight.dtype == torch.float64
-    with pytest.raises(InvalidArgumentError, match="found activation 'swish'; give 'relu'"):
+    with pytest.raises(InvalidArgumentError, match="found activation 'swish', expected 'relu'"):
         MLP(3, [5], activation="swish")
 
 

@@ -194,7 +194,7 @@ def test_in_backward_takes_tables_alone(params: Any, message: str | None) -> Non
     model = Model()
     if message is None:
         torchrec.apply_optimizer_in_backward(torchrec.SGD, params(model), {"lr": 1.0})
-        message = "have an optimizer in backward already"
+        message = "already have such an optimizer"
     with pytest.raises(InvalidArgumentError, match=message):
         torchrec.apply_optimizer_in_backward(torchrec.SGD, params(model), {"lr": 1.0})
 
@@ -256,7 +256,7 @@ def test_several_optimizers_in_backward_are_one_fused_optimizer() -> None:
 def test_arguments_of_distributed_models_that_mean_nothing_here_are_refused() -> None:
     with StepContainer() as container:
         for name in ARGUMENTS:
-            with pytest.raises(InvalidArgumentError, match=f"{name}: .*(leave|make)"):
+            with pytest.raises(InvalidArgumentError, match=f"{name}: .*(leave|create)"):
                 torchrec.DistributedModelParallel(
                     Model(), container=container, **{name: [object()]}
                 )
@@ -297,7 +297,7 @@ def test_a_keyed_optimizer_saves_state_by_name() -> None:
     optimizer.zero_grad()
     assert model.dense.bias.grad is None
     saved["param_groups"][0]["params"] = ["dense.weight"]
-    with pytest.raises(InvalidArgumentError, match="make it for the same parameters"):
+    with pytest.raises(InvalidArgumentError, match="create the optimizer for the same parameters"):
         other.load_state_dict(saved)
 
 
@@ -314,7 +314,7 @@ def test_places_in_a_bag_have_weights_that_are_learnt() -> None:
     assert module.position_weights["item"].grad is not None
     alone = torchrec.PositionWeightedModule(3)(features["item"])
     assert alone.weights().tolist() == [1.0] * 4
-    with pytest.raises(InvalidArgumentError, match="a bag of 3 ids and weights for 2 places"):
+    with pytest.raises(InvalidArgumentError, match="a bag of 3 ids, but weights for 2 positions"):
         torchrec.PositionWeightedModule(2)(features["item"])
 
 

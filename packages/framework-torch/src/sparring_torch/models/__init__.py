@@ -1,4 +1,4 @@
-"""Models of recommendation over embedding collections, with TorchRec's names and shapes."""
+"""Recommendation models with TorchRec's names and shapes."""
 
 from sparring_torch.models.clicks import Batch, DeepFM, SparseArch
 from sparring_torch.models.crossnet import (

@@ -1,4 +1,4 @@
-"""Batches of clicks, the embeddings of a batch, and `DeepFM`."""
+"""Batches of clicks, embeddings of a batch, and `DeepFM`."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = ["Batch", "DeepFM", "SparseArch"]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Labelled examples."""
+    """A batch of labeled examples."""
 
     dense_features: Tensor
-    """``(b, k)``, scaled to the order of 1."""
+    """``(b, k)``, scaled to a magnitude of about 1."""
     sparse_features: KeyedJaggedTensor
-    """Bags of ids; its stride is b."""
+    """Bags of ids with stride b."""
     labels: Tensor
     """``(b,)``, 0 or 1."""
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
-        """The same on another device."""
+        """Returns the batch on another device."""
         return Batch(
             self.dense_features.to(device, non_blocking=non_blocking),
             self.sparse_features.to(device, non_blocking=non_blocking),
@@ -34,7 +34,7 @@ class Batch:
         )
 
     def pin_memory(self) -> Batch:
-        """The same in page-locked memory."""
+        """Returns the batch in page-locked memory."""
         return Batch(
             self.dense_features.pin_memory(),
             self.sparse_features.pin_memory(),
@@ -43,7 +43,7 @@ class Batch:
 
 
 class SparseArch(nn.Module):
-    """Pooled embeddings of all features: a `KeyedJaggedTensor` → ``(b, f, dim)``."""
+    """Returns pooled embeddings of all features: a `KeyedJaggedTensor` → ``(b, f, dim)``."""
 
     def __init__(
         self, embedding_bag_collection: EmbeddingBagCollection, model: str = "SparseArch"
@@ -54,23 +54,23 @@ class SparseArch(nn.Module):
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
         pooled: Tensor = self.embedding_bag_collection(features).values()
-        # The number is given, because a batch may be empty on this rank; an export would fix len().
+        # Not -1, because a batch may be empty on this rank. An export would make len() a constant.
         return pooled.view(pooled.shape[0], self.num_features, self.dim)
 
 
 class DeepFM(nn.Module):
-    """Factorisation machine and layers over the same embeddings: Guo et al., arXiv 1703.04247.
+    """Factorization machine and deep layers with shared embeddings: Guo et al., arXiv 1703.04247.
 
     TorchRec's `SimpleDeepFMNN`::
 
-        numbers (b, k) ──► dense arch ──► (b, dim) ───┬─► deep (b, deep_fm_dimension) ─┬─► click
-        ids of f features ──► tables ──► (b, f, dim) ─┴─► products of all pairs (b, 1) ┤
-                              dense arch's output ─────────────────────────────────────┘
+        dense features (b, k) ──► dense arch ──► (b, dim) ┬─► deep (b, deep_fm_dimension) ─┬─► click
+        ids of f features ──► tables ──► (b, f, dim) ─────┴─► products of all pairs (b, 1) ┤
+                              dense arch's output ─────────────────────────────────────────┘
 
     Args:
         num_dense_features: k.
-        embedding_bag_collection: the tables, all of one dim, for f features.
-        hidden_layer_size: width of the hidden layer over the numbers.
+        embedding_bag_collection: tables of equal dim with f features.
+        hidden_layer_size: width of the hidden layer for dense features.
         deep_fm_dimension: width of the deep part.
 
     Raises:
@@ -92,16 +92,16 @@ class DeepFM(nn.Module):
         self.over_arch = nn.Sequential(nn.Linear(dim + deep_fm_dimension + 1, 1), nn.Sigmoid())
 
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
-        """Probabilities of a click ``(b, 1)``; for their loss see `binary_cross_entropy`.
+        """Returns probabilities of a click ``(b, 1)``; use `binary_cross_entropy` as loss.
 
         Args:
-            dense_features: ``(b, k)``, scaled to the order of 1.
+            dense_features: ``(b, k)``, scaled to a magnitude of about 1.
             sparse_features: bags of ids of the f features.
         """
         return self.logits(dense_features, sparse_features).sigmoid()
 
     def logits(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
-        """The same before the sigmoid, ``(b, 1)``."""
+        """Returns the logits ``(b, 1)``."""
         dense = self.dense_arch(dense_features)
         embedded = self.sparse_arch(sparse_features).to(dense.dtype)
         everything = torch.cat([dense, embedded.flatten(1)], dim=1)

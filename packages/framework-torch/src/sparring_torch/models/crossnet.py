@@ -1,6 +1,6 @@
-"""Cross networks: polynomial interactions of features, layer by layer.
+"""Cross networks: polynomial interactions of features by layers.
 
-x0 is the input of the network, x the input of a layer:
+x0 is the input of the network, and x the input of a layer:
 
     VectorCrossNet           x ← x0 * (w · x) + b + x          w (n,)
     CrossNet                 x ← x0 * (W x + b) + x            W (n, n)
@@ -23,10 +23,10 @@ __all__ = ["CrossNet", "LowRankCrossNet", "LowRankMixtureCrossNet", "VectorCross
 
 
 class _Cross(nn.Module):
-    """A cross network of layers, each of which computes f.
+    """A cross network whose layers compute f.
 
     Args:
-        layers: of the network.
+        layers: layers of the network.
     """
 
     def __init__(self, layers: list[nn.Module]) -> None:
@@ -34,7 +34,7 @@ class _Cross(nn.Module):
         self.layers = nn.ModuleList(layers)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - TorchRec's name
-        """Interactions ``(b, in_features)`` of an input ``(b, in_features)``."""
+        """Returns interactions ``(b, in_features)`` of an input ``(b, in_features)``."""
         crossed = input
         for layer in self.layers:
             crossed = input * layer(crossed) + crossed
@@ -85,7 +85,7 @@ class VectorCrossNet(nn.Module):
         self.biases = nn.ParameterList(torch.zeros(in_features) for _ in range(num_layers))
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - TorchRec's name
-        """Interactions ``(b, in_features)`` of an input ``(b, in_features)``."""
+        """Returns interactions ``(b, in_features)`` of an input ``(b, in_features)``."""
         crossed = input
         for layer, bias in zip(self.layers, self.biases, strict=True):
             crossed = input * layer(crossed) + bias + crossed
@@ -98,7 +98,7 @@ class LowRankMixtureCrossNet(_Cross):
     Args:
         in_features: n.
         num_layers: number of layers.
-        num_experts: experts of each layer; the gates of several are softmaxed.
+        num_experts: number of experts per layer; the gates of several are softmaxed.
         low_rank: r.
         activation: g.
     """
@@ -117,7 +117,7 @@ class LowRankMixtureCrossNet(_Cross):
 
 
 class _Affine(nn.Module):
-    """``(b, num_in)`` → ``(b, num_out)``, with a bias that begins as zeros."""
+    """``(b, num_in)`` → ``(b, num_out)``, with a bias that is initialized to zeros."""
 
     def __init__(self, num_in: int, num_out: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""`DLRM` and its variants, which differ in how numbers and embeddings interact; and its training."""
+"""`DLRM`, its variants with other interactions, and a training module."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["DLRM", "DLRMTrain", "DLRM_DCN", "DLRM_Projection"]
 
 
 class _Base(nn.Module):
-    """Layers over the numbers, tables, an interaction of both, and layers over it.
+    """Layers for dense features, tables, an interaction of both, and layers after it.
 
     Args: see `DLRM`.
     """
@@ -52,10 +52,10 @@ class _Base(nn.Module):
         self.dense_arch = DenseArch(dense_in_features, dense_arch_layer_sizes, dense_device)
 
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
-        """Logits ``(b, 1)``.
+        """Returns logits ``(b, 1)``.
 
         Args:
-            dense_features: ``(b, k)``, scaled to the order of 1.
+            dense_features: ``(b, k)``, scaled to a magnitude of about 1.
             sparse_features: bags of ids of the f features.
         """
         dense = self.dense_arch(dense_features)
@@ -69,20 +69,20 @@ class DLRM(_Base):
 
     ::
 
-        numbers (b, k) ──► dense arch ──► (b, dim) ───┬─► dot products ─┬─► over arch ──► logit
-        ids of f features ──► tables ──► (b, f, dim) ─┘   of all pairs  │
-                              dense arch's output ──────────────────────┘
+        dense features (b, k) ──► dense arch ──► (b, dim) ┬─► dot products ─┬─► over arch ──► logit
+        ids of f features ──► tables ──► (b, f, dim) ─────┘   of all pairs  │
+                              dense arch's output ──────────────────────────┘
 
     Args:
-        embedding_bag_collection: the tables, all of one dim, for f features.
+        embedding_bag_collection: tables of equal dim with f features.
         dense_in_features: k.
-        dense_arch_layer_sizes: widths of the layers over the numbers; the last one is `dim`.
-        over_arch_layer_sizes: widths of the layers over the products; the last one, 1 as a rule,
-            is not activated.
+        dense_arch_layer_sizes: widths of the layers for dense features; the last one is `dim`.
+        over_arch_layer_sizes: widths of the layers for the interaction; the last one, usually 1, has
+            no activation.
         dense_device: device of the layers.
 
     Raises:
-        InvalidArgumentError: the tables differ in dim, or the dense arch ends in another width.
+        InvalidArgumentError: the tables differ in dim, or the dense arch has another output width.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class DLRM(_Base):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *arguments: Any
     ) -> None:
-        # Runs of sparring train that were saved before the parts had TorchRec's names.
+        # Renames parts in runs of sparring train from before the parts had TorchRec's names.
         for old, new in (("bottom", "dense_arch"), ("top", "over_arch")):
             for key in [each for each in state_dict if each.startswith(f"{prefix}{old}.")]:
                 state_dict[f"{prefix}{new}{key[len(prefix + old) :]}"] = state_dict.pop(key)
@@ -113,17 +113,17 @@ class DLRM(_Base):
 
 
 class DLRM_DCN(_Base):  # noqa: N801 - TorchRec's name
-    """`DLRM` with a cross network in place of the products: Wang et al., "DCN V2", WWW 2021.
+    """`DLRM` with a cross network instead of dot products: Wang et al., "DCN V2", WWW 2021.
 
     Args:
         embedding_bag_collection, dense_in_features, dense_arch_layer_sizes, over_arch_layer_sizes: see
             `DLRM`.
-        dcn_num_layers: layers of the cross network.
+        dcn_num_layers: number of layers of the cross network.
         dcn_low_rank_dim: rank of its matrices.
         dense_device: device of the layers.
 
     Raises:
-        InvalidArgumentError: as `DLRM`.
+        InvalidArgumentError: see `DLRM`.
     """
 
     def __init__(
@@ -147,18 +147,18 @@ class DLRM_DCN(_Base):  # noqa: N801 - TorchRec's name
 
 
 class DLRM_Projection(_Base):  # noqa: N801 - TorchRec's name
-    """`DLRM` with products of two projections of all vectors, in place of the vectors themselves.
+    """`DLRM` with dot products of two projections of all vectors instead of the vectors.
 
     Args:
         embedding_bag_collection, dense_in_features, dense_arch_layer_sizes, over_arch_layer_sizes: see
             `DLRM`.
-        interaction_branch1_layer_sizes: widths of the layers of one projection; the last is a multiple
-            of dim.
-        interaction_branch2_layer_sizes: of the other.
+        interaction_branch1_layer_sizes: widths of the layers of the first projection; the last one is a
+            multiple of dim.
+        interaction_branch2_layer_sizes: widths of the layers of the second projection.
         dense_device: device of the layers.
 
     Raises:
-        InvalidArgumentError: as `DLRM`; or if a projection does not end in a multiple of dim.
+        InvalidArgumentError: see `DLRM`; or a projection does not end in a multiple of dim.
     """
 
     def __init__(
@@ -181,8 +181,8 @@ class DLRM_Projection(_Base):  # noqa: N801 - TorchRec's name
         ):
             if not sizes or sizes[-1] % dim:
                 raise InvalidArgumentError(
-                    f"DLRM_Projection: interaction_branch{number}_layer_sizes must end in a multiple of "
-                    f"{dim}, the embedding_dim of the tables, found {list(sizes)}"
+                    f"DLRM_Projection: interaction_branch{number}_layer_sizes must end in a multiple "
+                    f"of {dim}, the embedding_dim of the tables, found {list(sizes)}"
                 )
             branches.append(DenseArch((num_features + 1) * dim, sizes, dense_device))
             num_products *= sizes[-1] // dim
@@ -191,10 +191,10 @@ class DLRM_Projection(_Base):  # noqa: N801 - TorchRec's name
 
 
 class DLRMTrain(nn.Module):
-    """A `DLRM` with its loss, as pipelines call it.
+    """A `DLRM` with its loss, for pipelines.
 
     Args:
-        dlrm_module: the model; it is `model` here.
+        dlrm_module: the model; stored as `model`.
     """
 
     def __init__(self, dlrm_module: DLRM | DLRM_DCN | DLRM_Projection) -> None:
@@ -202,7 +202,7 @@ class DLRMTrain(nn.Module):
         self.model = dlrm_module
 
     def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """Mean log loss; and, detached, the loss, logits ``(b,)`` and labels ``(b,)``."""
+        """Returns the mean log loss, and detached loss, logits ``(b,)`` and labels ``(b,)``."""
         logits = self.model(batch.dense_features, batch.sparse_features).squeeze(-1)
         loss = binary_cross_entropy_with_logits(logits, batch.labels.to(logits.dtype))
         return loss, (loss.detach(), logits.detach(), batch.labels.detach())

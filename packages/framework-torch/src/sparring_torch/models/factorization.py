@@ -1,4 +1,4 @@
-"""Biased matrix factorisation."""
+"""Biased matrix factorization."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ __all__ = ["MatrixFactorization"]
 
 
 class MatrixFactorization(nn.Module):
-    """Biased matrix factorisation: mean + user bias + item bias + user · item.
+    """Biased matrix factorization: mean + user bias + item bias + user · item.
 
     Koren, Bell, Volinsky: "Matrix factorization techniques for recommender systems", Computer
-    42(8), 2009. The bias is the first column of a row, so each table has one row an id.
+    42(8), 2009. The bias is the first column of a row, so each id has one row per table.
 
     Args:
-        users: table of users; its dim is 1 for the bias and the elements of a vector.
-        items: table of items, of the same dim.
-        mean: of the ratings that will be trained on.
-        storage: what keeps the tables.
-        container: where they live; None leaves it to the `Optimizer`.
+        users: table of users; its dim is 1 for the bias plus the size of a vector.
+        items: table of items with the same dim.
+        mean: mean of the training ratings.
+        storage: storage of the tables.
+        container: container of the tables; None leaves the choice to the `Optimizer`.
 
     Raises:
-        InvalidArgumentError: the tables differ in dim or dtype, or have no room for a vector.
+        InvalidArgumentError: the tables differ in dim or dtype, or their dim is too small.
     """
 
     def __init__(
@@ -45,16 +45,16 @@ class MatrixFactorization(nn.Module):
         check_factors(users, items)
         self.users = _embedding(users, storage, container)
         self.items = _embedding(items, storage, container)
-        # A buffer, so that a snapshot has it: predictions need no data that was trained on.
+        # A buffer, so that snapshots contain it, and predictions do not need the training data.
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float64))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        # Until it was a buffer, states had no mean: the model's own, of the same ratings, holds.
+        # Old states have no mean; use the model's mean of the same ratings.
         state_dict.setdefault(f"{prefix}mean", self.mean)
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def forward(self, users: Tensor, items: Tensor) -> Tensor:
-        """Predicted ratings ``(b,)`` for ids ``(b,)`` each."""
+        """Returns predicted ratings ``(b,)`` for ids ``(b,)`` of users and items."""
         return self._predict(self.users(users), self.items(items))
 
     def loss(
@@ -67,7 +67,7 @@ class MatrixFactorization(nn.Module):
         bias_l2: float,
         weights: Tensor | None = None,
     ) -> Tensor:
-        """Sum over the ratings of the squared error and of the penalties on what it met.
+        """Returns the sum of squared errors and of penalties on the rows of the ratings.
 
         Args:
             users: ids ``(b,)``.
@@ -75,7 +75,7 @@ class MatrixFactorization(nn.Module):
             ratings: ``(b,)``.
             embedding_l2: weight of the squared vectors of a rating's user and item.
             bias_l2: weight of their squared biases.
-            weights: of the ratings, with their penalties, ``(b,)``; None: 1 each.
+            weights: weights ``(b,)`` of the ratings and their penalties; None means 1.
         """
         user_rows, item_rows = self.users(users), self.items(items)
         error = self._predict(user_rows, item_rows) - ratings

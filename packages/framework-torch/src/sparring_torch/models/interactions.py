@@ -1,6 +1,6 @@
-"""How a DLRM joins the vector of the numbers with the embeddings of the features.
+"""Interactions of DLRMs: combine the vector of dense features with embeddings.
 
-Each module takes ``(b, dim)`` and ``(b, f, dim)``, and has `out_features`, the width of its output.
+Inputs are ``(b, dim)`` and ``(b, f, dim)``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ __all__ = ["InteractionArch", "InteractionDCNArch", "InteractionProjectionArch"]
 
 
 class InteractionArch(nn.Module):
-    """The vector of the numbers, and the dot products of all pairs of the f + 1 vectors.
+    """Concatenates the vector of dense features and the dot products of all pairs of f + 1 vectors.
 
     ``(b, dim)``, ``(b, f, dim)`` → ``(b, dim + f * (f + 1) / 2)``.
 
@@ -36,13 +36,13 @@ class InteractionArch(nn.Module):
 
 
 class InteractionDCNArch(nn.Module):
-    """A cross network over the f + 1 vectors side by side.
+    """Applies a cross network to the concatenated f + 1 vectors.
 
     ``(b, dim)``, ``(b, f, dim)`` → ``(b, (f + 1) * dim)``.
 
     Args:
         num_sparse_features: f.
-        crossnet: of ``(f + 1) * dim`` features, such as `LowRankCrossNet`.
+        crossnet: a network for ``(f + 1) * dim`` features, for example `LowRankCrossNet`.
     """
 
     def __init__(self, num_sparse_features: int, crossnet: nn.Module) -> None:
@@ -57,7 +57,7 @@ class InteractionDCNArch(nn.Module):
 
 
 class InteractionProjectionArch(nn.Module):
-    """The vector of the numbers, and the dot products of two projections of the f + 1 vectors.
+    """Concatenates the vector of dense features and dot products of two projections of all vectors.
 
     ``(b, dim)``, ``(b, f, dim)`` → ``(b, dim + m * n)``, if the branches project to m and n vectors.
 
@@ -81,7 +81,7 @@ class InteractionProjectionArch(nn.Module):
     def forward(self, dense_features: Tensor, sparse_features: Tensor) -> Tensor:
         num_examples, dim = dense_features.shape
         vectors = torch.cat([dense_features.unsqueeze(1), sparse_features], dim=1).flatten(1)
-        # The number of vectors is computed, because a batch may be empty on this rank.
+        # Not -1, because a batch may be empty on this rank.
         left = self.interaction_branch1(vectors)
         right = self.interaction_branch2(vectors)
         products = torch.bmm(

@@ -1,4 +1,4 @@
-"""Parts that several models share."""
+"""Layers of several models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sigmo
 
 
 class _Activation(nn.Module):
-    """A function as a layer."""
+    """A layer that applies a function."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -36,11 +36,11 @@ class MLP(nn.Sequential):
         bias: whether layers have a bias.
         activation: ``relu``, ``sigmoid``, a module, or a function of a tensor; layers share a module.
         device: device of the parameters.
-        dtype: of parameters.
+        dtype: dtype of the parameters.
         activation_on_last: whether the last layer has the activation, too.
 
     Raises:
-        InvalidArgumentError: if `activation` is another name.
+        InvalidArgumentError: `activation` is another name.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class MLP(nn.Sequential):
 
 
 class DenseArch(MLP):
-    """Layers over the numbers of an example: ``(b, in_features)`` → ``(b, layer_sizes[-1])``.
+    """Layers for dense features: ``(b, in_features)`` → ``(b, layer_sizes[-1])``.
 
     Args:
         in_features: width of the input.
@@ -79,7 +79,7 @@ class DenseArch(MLP):
 
 
 class OverArch(MLP):
-    """Layers over the interactions: ``(b, in_features)`` → logits ``(b, layer_sizes[-1])``.
+    """Layers after the interaction: ``(b, in_features)`` → logits ``(b, layer_sizes[-1])``.
 
     Args:
         in_features: width of the input.
@@ -103,13 +103,13 @@ def _activation(given: str | nn.Module | Callable[[Tensor], Tensor]) -> nn.Modul
         return _Activation(given)
     if given not in _ACTIVATIONS:
         raise InvalidArgumentError(
-            f"MLP: found activation {given!r}; give 'relu', 'sigmoid', a module or a function"
+            f"MLP: found activation {given!r}, expected 'relu', 'sigmoid', a module or a function"
         )
     return _ACTIVATIONS[given]()
 
 
 def find_common_dim(collection: EmbeddingBagCollection, model: str) -> tuple[int, int]:
-    """Number of features of a collection, and the one dim of its tables.
+    """Returns the number of features of a collection, and the common dim of its tables.
 
     Raises:
         InvalidArgumentError: the tables differ in dim.
@@ -118,7 +118,7 @@ def find_common_dim(collection: EmbeddingBagCollection, model: str) -> tuple[int
     dims = sorted({config.embedding_dim for config in configs})
     if len(dims) != 1:
         raise InvalidArgumentError(
-            f"{model} takes products of embeddings, so all tables need one embedding_dim, "
-            f"found {dims}"
+            f"{model}: all tables must have one embedding_dim, because products of embeddings are "
+            f"computed, found {dims}"
         )
     return sum(len(table_features(config)) for config in configs), dims[0]

@@ -1,4 +1,4 @@
-"""`TwoTower`: queries and candidates in one space, for retrieval."""
+"""`TwoTower`: maps queries and candidates to one space, for retrieval."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ __all__ = ["TwoTower", "TwoTowerTrainTask"]
 
 
 class TwoTower(nn.Module):
-    """A tower of layers over the embedding of a query, and one over that of a candidate.
+    """Two towers of layers: one for the embedding of a query, one for that of a candidate.
 
     ::
 
         ids of the first table's feature  ──► (b, dim) ──► query_proj ──► (b, layer_sizes[-1])
-        ids of the second table's feature ──► (b, dim) ──► candidate_proj ──► likewise
+        ids of the second table's feature ──► (b, dim) ──► candidate_proj ──► (b, layer_sizes[-1])
 
-    An index of the candidates for retrieval is made of ``candidate_proj(rows)``; the rows are
-    those of a snapshot, or of ``model.ebc`` for known ids.
+    To build an index of candidates, compute ``candidate_proj(rows)``, with rows from a snapshot or, for
+    known ids, from ``model.ebc``.
 
     Args:
         embedding_bag_collection: two tables of one feature each: queries first, then candidates.
-        layer_sizes: widths of the layers of each tower; all are activated.
-        device: where the layers are made.
+        layer_sizes: widths of the layers of each tower; all have an activation.
+        device: device of the layers.
 
     Raises:
-        InvalidArgumentError: not two tables of one feature each.
+        InvalidArgumentError: there are not two tables of one feature each.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class TwoTower(nn.Module):
         features = [table_features(config) for config in configs]
         if [len(each) for each in features] != [1, 1]:
             raise InvalidArgumentError(
-                f"TwoTower takes two tables of one feature each, found {features}"
+                f"TwoTower: found features {features}, expected two tables of one feature each"
             )
         self._query, self._candidate = (each[0] for each in features)
         self.ebc = embedding_bag_collection
@@ -58,13 +58,13 @@ class TwoTower(nn.Module):
         self.candidate_proj = MLP(candidate, layer_sizes, device=device)
 
     def forward(self, kjt: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
-        """Vectors of queries and of candidates, each ``(b, layer_sizes[-1])``."""
+        """Returns vectors of queries and of candidates, each ``(b, layer_sizes[-1])``."""
         pooled = self.ebc(kjt)
         return self.query_proj(pooled[self._query]), self.candidate_proj(pooled[self._candidate])
 
 
 class TwoTowerTrainTask(nn.Module):
-    """A `TwoTower` with its loss, as pipelines call it.
+    """A `TwoTower` with its loss, for pipelines.
 
     Args:
         two_tower: the model.
@@ -75,9 +75,9 @@ class TwoTowerTrainTask(nn.Module):
         self.two_tower = two_tower
 
     def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """Mean log loss of the dot products; and, detached, the loss, logits and labels ``(b,)``.
+        """Returns the mean log loss of dot products, and detached loss, logits and labels ``(b,)``.
 
-        The dense features of `batch` are not used.
+        Dense features of `batch` are ignored.
         """
         queries, candidates = self.two_tower(batch.sparse_features)
         logits = (queries * candidates).sum(1)

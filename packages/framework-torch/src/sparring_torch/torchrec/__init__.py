@@ -1,6 +1,6 @@
-"""TorchRec's names: what its programs import, from one place.
+"""TorchRec's names, so that programs import them from one place.
 
-A name without a counterpart can be imported, and raises with what to write in its place when it is used.
+Names without a counterpart can be imported; using one raises an error with the alternative.
 """
 
 import torch as _torch

@@ -25,20 +25,20 @@ class GradientClipping(Enum):
 
 
 class GradientClippingOptimizer(OptimizerOfParts):
-    """Optimizer whose gradients are clipped before each step.
+    """Clips gradients before each step of an optimizer.
 
-    With ``NORM`` the rows of a `sparring_torch.Optimizer` count, over all ranks; those that are updated
-    in backward have no gradients any more, and are not clipped.
+    With ``NORM``, the rows of a `sparring_torch.Optimizer` are included, over all ranks. Rows that are
+    updated in backward have no gradients at this point and are not clipped.
 
     Args:
-        optimizer: whose parameters and rows.
-        clipping: by one norm, by value, or not at all.
-        max_gradient: the largest norm, or value.
-        norm_type: of the norm; 2 if rows are clipped.
+        optimizer: the optimizer of the parameters and rows.
+        clipping: clip by the norm, by value, or not at all.
+        max_gradient: maximum norm or value.
+        norm_type: type of the norm; must be 2 if rows are clipped.
 
     Raises:
-        InvalidArgumentError: if `max_gradient` is not positive.
-        UnsupportedError: ``VALUE``, and `optimizer` steps rows, whose gradients have only a norm here.
+        InvalidArgumentError: `max_gradient` is not positive.
+        UnsupportedError: ``VALUE`` is given and `optimizer` steps rows, whose gradients only have a norm.
     """
 
     def __init__(
@@ -63,15 +63,15 @@ class GradientClippingOptimizer(OptimizerOfParts):
             or (clipping is GradientClipping.NORM and norm_type != 2.0)
         ):
             raise UnsupportedError(
-                f"GradientClippingOptimizer: found {clipping} with norm_type {norm_type}, and gradients "
-                "of rows have a norm of type 2 only; use GradientClipping.NORM, or wrap the optimizer of "
-                "ordinary parameters alone, and give an update method its clip_value"
+                f"GradientClippingOptimizer: found {clipping} with norm_type {norm_type}, but "
+                "gradients of rows support only norm_type=2; use GradientClipping.NORM, or wrap "
+                "only the optimizer of ordinary parameters, and set clip_value of an update method"
             )
         self._parts = {"optimizer": optimizer}
         self._clipping, self._most, self._norm_type = clipping, max_gradient, norm_type
         self.defaults = optimizer.defaults
 
-    # They are read from the optimizer at each use, because schedulers and loading replace them.
+    # Read from the optimizer at each use, because schedulers and loading replace them.
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         """Groups of the optimizer."""

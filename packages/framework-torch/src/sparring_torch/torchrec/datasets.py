@@ -1,4 +1,4 @@
-"""Names of the columns of public data sets, and random batches."""
+"""Column names of public data sets, and random batches."""
 
 from __future__ import annotations
 
@@ -28,45 +28,45 @@ __all__ = [
 ]
 
 INT_FEATURE_COUNT = 13
-"""Numbers of an example of the Criteo click logs."""
+"""Number of dense features in the Criteo click logs."""
 CAT_FEATURE_COUNT = 26
-"""Features of ids of an example of the Criteo click logs."""
+"""Number of sparse features in the Criteo click logs."""
 DAYS = 24
-"""Files of the Criteo Terabyte click logs."""
+"""Number of files of the Criteo Terabyte click logs."""
 TOTAL_TRAINING_SAMPLES = 4_195_197_692
-"""Examples in all but the last of these files."""
+"""Number of examples in all but the last of these files."""
 DEFAULT_LABEL_NAME = "label"
 DEFAULT_INT_NAMES = [f"int_{number}" for number in range(INT_FEATURE_COUNT)]
 DEFAULT_CAT_NAMES = [f"cat_{number}" for number in range(CAT_FEATURE_COUNT)]
 DEFAULT_COLUMN_NAMES = [DEFAULT_LABEL_NAME, *DEFAULT_INT_NAMES, *DEFAULT_CAT_NAMES]
 DEFAULT_RATINGS_COLUMN_NAMES = ["userId", "movieId", "rating", "timestamp"]
-"""Columns of ratings.csv of MovieLens."""
+"""Columns of MovieLens' ratings.csv."""
 DEFAULT_MOVIES_COLUMN_NAMES = ["movieId", "title", "genres"]
-"""Columns of movies.csv of MovieLens."""
+"""Columns of MovieLens' movies.csv."""
 
 
 class RandomRecDataset(IterableDataset[Batch]):
-    """Random batches, with labels that nothing predicts.
+    """Random batches with random labels.
 
-    Some batches are created, and repeated in turn.
+    A number of batches is generated once and repeated.
 
     Args:
-        keys: names of the features of ids.
-        batch_size: examples of a batch.
-        hash_size: ids of each feature are below this number; None: 100, without `hash_sizes`.
-        hash_sizes: the same, feature by feature.
-        ids_per_feature: maximum number of ids in a bag; None: 2, without `ids_per_features`.
-        ids_per_features: the same, feature by feature.
-        num_dense: numbers of an example.
-        manual_seed: of the batches; None: torch's default generator.
-        num_batches: after how many an iterator ends; None: never.
-        num_generated_batches: batches that are created.
-        min_ids_per_feature: minimum number of ids in a bag; None: the maximum.
-        min_ids_per_features: the same, feature by feature.
+        keys: names of the sparse features.
+        batch_size: number of examples per batch.
+        hash_size: upper bound of the ids of each feature; 100 if `hash_sizes` is not given either.
+        hash_sizes: upper bounds by feature.
+        ids_per_feature: maximum number of ids per bag; 2 if `ids_per_features` is not given either.
+        ids_per_features: maximum numbers by feature.
+        num_dense: number of dense features.
+        manual_seed: seed of the batches; None uses torch's default generator.
+        num_batches: number of batches per iterator; None means no end.
+        num_generated_batches: number of batches that are generated.
+        min_ids_per_feature: minimum number of ids per bag; None means the maximum.
+        min_ids_per_features: minimum numbers by feature.
 
     Raises:
-        InvalidArgumentError: if one number and numbers by feature are given, or not one per feature; or
-            a number is out of range.
+        InvalidArgumentError: both one number and numbers by feature are given, there is not one number
+            per feature, or a number is out of range.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - TorchRec's arguments
@@ -106,23 +106,25 @@ class RandomRecDataset(IterableDataset[Batch]):
         self._batches = [self._random_batch(generator) for _ in range(num_made)]
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches, again and again."""
+        """Yields the batches repeatedly."""
         return islice(cycle(self._batches), self._num_batches)
 
     def __len__(self) -> int:
-        """Batches of an iterator."""
+        """Returns the number of batches per iterator."""
         return self._num_batches
 
     def _numbers(
         self, name: str, one: int | None, each: Sequence[int] | None, default: list[int]
     ) -> list[int]:
         if one is not None and each is not None:
-            raise InvalidArgumentError(f"RandomRecDataset: give {name} or {name}s, found both")
+            raise InvalidArgumentError(
+                f"RandomRecDataset: found both {name} and {name}s; give only one"
+            )
         found = list(each) if each is not None else default
         found = found if one is None else [one] * len(self._keys)
         if len(found) != len(self._keys) or min(found, default=0) < 0:
             raise InvalidArgumentError(
-                f"RandomRecDataset: {name}s needs one number from 0 on for each of {len(self._keys)} "
+                f"RandomRecDataset: {name}s must have one number from 0 for each of {len(self._keys)} "
                 f"features, found {found}"
             )
         return found

@@ -1,4 +1,4 @@
-"""`fused_params` of sharders: the optimizer of rows, as FBGEMM names it."""
+"""`fused_params` of sharders: the optimizer of rows with FBGEMM's names."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def check_fused_params(sharder: str, fused_params: Mapping[str, Any]) -> None:
     """Checks `fused_params` of a sharder.
 
     Raises:
-        InvalidArgumentError: if there is no optimizer.
-        UnsupportedError: if the optimizer or an entry has no counterpart.
+        InvalidArgumentError: there is no optimizer.
+        UnsupportedError: the optimizer or an entry has no counterpart.
     """
     advice = (
         "call apply_optimizer_in_backward before DistributedModelParallel, and leave it out here"
@@ -60,11 +60,11 @@ def check_fused_params(sharder: str, fused_params: Mapping[str, Any]) -> None:
         )
     if fused_params["optimizer"] not in _METHODS:
         raise UnsupportedError(
-            f"{sharder}: fused_params: found optimizer {fused_params['optimizer']!r}; give one of "
+            f"{sharder}: fused_params: found optimizer {fused_params['optimizer']!r}, expected one of "
             f"{', '.join(str(each) for each in _METHODS)}"
         )
     for name, value in fused_params.items():
-        # FBGEMM's decay has another formula for each optimizer.
+        # The formula of FBGEMM's decay differs between optimizers.
         if name not in {"optimizer", *_TAKEN} and not (name == "weight_decay" and not value):
             raise UnsupportedError(f"{sharder}: fused_params: found {name}={value!r}; {advice}")
 
@@ -72,10 +72,10 @@ def check_fused_params(sharder: str, fused_params: Mapping[str, Any]) -> None:
 def apply_fused_params(
     model: nn.Module, module_type: type[nn.Module], fused_params: Mapping[str, Any]
 ) -> None:
-    """Gives the collections of one type in a model the optimizer of their sharder.
+    """Sets the optimizer of the collections of one type in a model.
 
     Raises:
-        InvalidArgumentError: if one of them has an optimizer in backward already.
+        InvalidArgumentError: a collection already has an optimizer in backward.
     """
     modules = [
         each

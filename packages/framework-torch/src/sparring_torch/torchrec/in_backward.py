@@ -1,6 +1,6 @@
-"""`apply_optimizer_in_backward`: rows are updated at the end of each backward pass.
+"""`apply_optimizer_in_backward`: updates rows at the end of each backward pass.
 
-forward ──► output, with a hook ──► loss ──► backward ──► hook: queues a step ──► end: step
+forward ──► output with a hook ──► loss ──► backward ──► hook: queues a step ──► end: step
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ __all__ = [
 
 
 class InBackwardOptimizer(Optimizer):
-    """An `Optimizer` that steps by itself at the end of each backward pass.
+    """An `Optimizer` that steps automatically at the end of each backward pass.
 
-    Its `param_groups` and `state_dict` are those of an `Optimizer`; schedulers may drive it. Several
+    It has the `param_groups` and `state_dict` of an `Optimizer`, and supports schedulers. Several
     ``backward()`` take several steps.
     """
 
     def step(self, closure: Any = None) -> Any:
-        """Calls `closure`, if there is one: rows are updated already."""
+        """Only calls `closure`, if given, because rows are already updated."""
         if closure is None:
             return None
         with torch.enable_grad():
             return closure()
 
-    step.hooked = True  # type: ignore[attr-defined]  # so that torch leaves it as it is
+    step.hooked = True  # type: ignore[attr-defined]  # so that torch does not wrap it
 
     def step_now(self) -> None:
         """Applies the gradients to the rows."""
@@ -52,9 +52,9 @@ class InBackwardOptimizer(Optimizer):
 
 
 class _InBackward:
-    """The optimizer of some modules, made when they are first trained or distributed.
+    """The optimizer of some modules, created when they are first trained or distributed.
 
-    Before, it is not known which container their tables join.
+    Before that, the container of their tables is not known.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class _InBackward:
         self._is_queued = False
 
     def make(self) -> InBackwardOptimizer:
-        """The optimizer, made now if it was not."""
+        """Returns the optimizer; creates it in the first call."""
         if self._made is None:
             modules = [module for each in self._modules if (module := each()) is not None]
             self._made = InBackwardOptimizer(
@@ -78,12 +78,12 @@ class _InBackward:
         return self._made
 
     def prepare(self) -> None:
-        """Before a forward pass. A backward pass that failed has queued a step that never came."""
+        """Prepares a forward pass; a failed backward pass may have queued a step that never ran."""
         self._is_queued = False
         self.make()
 
     def queue(self, _: Tensor) -> None:
-        """A backward pass has come to the output of a module."""
+        """Hook of a module's output in the backward pass."""
         if not self._is_queued:
             self._is_queued = True
             engine: Any = Variable._execution_engine
@@ -94,7 +94,7 @@ class _InBackward:
         self.make().step_now()
 
 
-# Not an attribute of the module: a copy of a module is not trained by the optimizer of the first.
+# Not an attribute of the module: the optimizer does not train copies of the module.
 _OF_MODULES: weakref.WeakKeyDictionary[nn.Module, _InBackward] = weakref.WeakKeyDictionary()
 
 
@@ -105,27 +105,27 @@ def apply_optimizer_in_backward(
 ) -> None:
     """Updates rows in each backward pass, without a call of ``step``.
 
-    As in TorchRec, it comes before `DistributedModelParallel`, and no other optimizer is made for
-    these tables. Gradients are used up when ``backward()`` returns, so they cannot be clipped;
-    `sparring_torch.Optimizer` is the one whose step a program takes itself.
+    As in TorchRec, call it before `DistributedModelParallel`, and create no other optimizer for these
+    tables. Gradients are consumed when ``backward()`` returns, so they cannot be clipped; use
+    `sparring_torch.Optimizer` to control the step.
 
     Args:
-        optimizer_class: an optimizer class of torch or the name of an update method, as
-            `sparring_torch.Optimizer` takes it.
-        params: ``collection.parameters()`` or the modules themselves.
-        optimizer_kwargs: hyper-parameters, as ``{"lr": 0.1}``.
+        optimizer_class: an optimizer class of torch or the name of an update method; see
+            `sparring_torch.Optimizer`.
+        params: ``collection.parameters()``, or modules.
+        optimizer_kwargs: hyper-parameters, for example ``{"lr": 0.1}``.
 
     Raises:
-        InvalidArgumentError: no tables among `params`, an ordinary parameter, or a module that has
-            such an optimizer already.
+        InvalidArgumentError: `params` contains no tables, an ordinary parameter, or a module that
+            already has such an optimizer.
     """
     modules = list_table_modules(_modules_of(params))
     optimizer_class = to_update_method(optimizer_class)
     for module in modules:
         if module in _OF_MODULES:
             raise InvalidArgumentError(
-                f"tables {module.agent.table_names} have an optimizer in backward already; "
-                "call apply_optimizer_in_backward once for each module"
+                f"apply_optimizer_in_backward: tables {module.agent.table_names} already have such an "
+                "optimizer; call apply_optimizer_in_backward once per module"
             )
     in_backward = _InBackward(modules, optimizer_class, optimizer_kwargs)
     named = getattr(optimizer_class, "name", None) or getattr(optimizer_class, "__name__", None)
@@ -138,7 +138,7 @@ def apply_optimizer_in_backward(
 
 
 def in_backward_optimizers(module: nn.Module) -> list[InBackwardOptimizer]:
-    """The optimizers in backward of all tables of a module, made now if they were not."""
+    """Returns the in-backward optimizers of a module's tables; creates them if necessary."""
     found = dict.fromkeys(
         _OF_MODULES[each]
         for each in module.modules()
@@ -150,12 +150,12 @@ def in_backward_optimizers(module: nn.Module) -> list[InBackwardOptimizer]:
 def in_backward_optimizer_filter(
     named_parameters: Iterable[tuple[str, nn.Parameter]], include: bool = False
 ) -> Iterator[tuple[str, nn.Parameter]]:
-    """Names and parameters that an optimizer of their own updates.
+    """Yields names and parameters that are not updated in backward.
 
     Args:
-        named_parameters: of a model.
-        include: True gives those that are updated in backward instead: one for each module with
-            tables, which has no elements.
+        named_parameters: names and parameters of a model.
+        include: True yields those that are updated in backward instead: one without elements per
+            module with tables.
     """
     for name, parameter in named_parameters:
         if isinstance(parameter, Anchor) == include:
@@ -169,9 +169,9 @@ def _modules_of(params: nn.Module | Iterable[nn.Module | nn.Parameter]) -> list[
         owner = each.owner() if isinstance(each, Anchor) and each.owner is not None else each
         if not isinstance(owner, nn.Module):
             raise InvalidArgumentError(
-                "apply_optimizer_in_backward takes modules with tables or their parameters, found "
-                f"{type(each).__name__} of shape {tuple(getattr(each, 'shape', ()))}; give "
-                "ordinary parameters to an optimizer of torch.optim"
+                f"apply_optimizer_in_backward: found {type(each).__name__} of shape "
+                f"{tuple(getattr(each, 'shape', ()))}, expected modules with tables or their "
+                "parameters; give ordinary parameters to an optimizer of torch.optim"
             )
         modules.append(owner)
     return modules
@@ -186,7 +186,7 @@ def _prepare(module: nn.Module, _: Any) -> None:
         in_backward.prepare()
 
 
-@untraced  # compilers do not trace that a backward pass calls back at its end
+@untraced  # compilers do not trace callbacks at the end of a backward pass
 def _watch_output(module: nn.Module, _: Any, output: Any) -> None:
     in_backward = _OF_MODULES.get(module)
     if in_backward is None:

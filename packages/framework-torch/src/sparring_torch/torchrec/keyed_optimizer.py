@@ -1,4 +1,4 @@
-"""`KeyedOptimizer` and `KeyedOptimizerWrapper`: optimizers whose state has the names of parameters."""
+"""`KeyedOptimizer` and `KeyedOptimizerWrapper`: optimizers whose state uses names of parameters."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["KeyedOptimizer", "KeyedOptimizerWrapper"]
 
 
 class KeyedOptimizer(torch.optim.Optimizer):
-    """Base of optimizers of ordinary parameters by name; a subclass defines `step`.
+    """Base of optimizers of named ordinary parameters; subclasses define `step`.
 
     Args:
-        params: name → parameter; anchors of rows are left out.
-        state: parameter → its state; kept, not copied.
-        param_groups: as torch has them.
+        params: name → parameter; anchors of rows are skipped.
+        state: parameter → its state; not copied.
+        param_groups: groups as in torch.
     """
 
     def __init__(
@@ -37,12 +37,12 @@ class KeyedOptimizer(torch.optim.Optimizer):
         """Steps the parameters.
 
         Raises:
-            NotImplementedError: unless a subclass defines it.
+            NotImplementedError: the subclass does not define it.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define step")
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's, with names in place of numbers."""
+        """Returns the state as in torch, with names instead of numbers."""
         names, plain = self._names(), super().state_dict()
         return {
             "state": {names[number]: each for number, each in plain["state"].items()},
@@ -56,7 +56,7 @@ class KeyedOptimizer(torch.optim.Optimizer):
         """Loads the result of `state_dict`.
 
         Raises:
-            InvalidArgumentError: if it is of other parameters; nothing is changed.
+            InvalidArgumentError: it has other parameters; nothing is changed.
         """
         super().load_state_dict(self._numbered(state_dict))
 
@@ -65,8 +65,8 @@ class KeyedOptimizer(torch.optim.Optimizer):
         found = {name for group in state_dict["param_groups"] for name in group["params"]}
         if found != numbers.keys():
             raise InvalidArgumentError(
-                f"this state_dict is of parameters {sorted(found)}, the optimizer of "
-                f"{sorted(numbers)}; make it for the same parameters"
+                f"load_state_dict: found parameters {sorted(found)}, expected {sorted(numbers)}; "
+                "create the optimizer for the same parameters"
             )
         return {
             "state": {numbers[name]: each for name, each in state_dict["state"].items()},
@@ -77,18 +77,18 @@ class KeyedOptimizer(torch.optim.Optimizer):
         }
 
     def _names(self) -> list[str]:
-        """Names in the order in which the optimizer numbers its parameters."""
+        """Returns the names in the order of the optimizer's numbers of parameters."""
         by_id = {id(each): name for name, each in self.params.items()}
         return [by_id[id(each)] for group in self.param_groups for each in group["params"]]
 
 
 class KeyedOptimizerWrapper(KeyedOptimizer):
-    """Ordinary parameters by name, and the optimizer that a function creates for them.
+    """Wraps an optimizer of named ordinary parameters.
 
     Args:
-        params: name → parameter, such as ``dict(model.named_parameters())``; anchors of rows are
-            left out.
-        optim_factory: creates an optimizer of a list of parameters.
+        params: name → parameter, for example ``dict(model.named_parameters())``; anchors of rows are
+            skipped.
+        optim_factory: creates an optimizer for a list of parameters.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
         optim_factory: Callable[[Any], torch.optim.Optimizer],
     ) -> None:
         ordinary = [each for each in params.values() if not isinstance(each, Anchor)]
-        # If all parameters of a model are anchors of rows, none is left; torch rejects an empty list.
+        # If all parameters are anchors of rows, none is left, and torch rejects an empty list.
         self._inner = optim_factory(ordinary or [{"params": []}])
         super().__init__(params, self._inner.state, self._inner.param_groups)
         self.defaults = self._inner.defaults
@@ -107,14 +107,14 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
         self.param_groups, self.state = self._inner.param_groups, self._inner.state
 
     def step(self, closure: Any = None) -> Any:
-        """As the optimizer's."""
+        """Steps the wrapped optimizer."""
         return self._inner.step(closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the optimizer's."""
+        """Calls `zero_grad` of the wrapped optimizer."""
         self._inner.zero_grad(set_to_none)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As of the base."""
+        """See `KeyedOptimizer.load_state_dict`."""
         self._inner.load_state_dict(self._numbered(state_dict))
         self._share()

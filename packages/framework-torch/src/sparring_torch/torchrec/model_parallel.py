@@ -1,4 +1,4 @@
-"""`DistributedModelParallel` and `TrainPipelineSparseDist` as TorchRec's programs call them."""
+"""`DistributedModelParallel` and `TrainPipelineSparseDist` with TorchRec's arguments."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ class DistributedModelParallel(distributed_model_parallel.DistributedModelParall
 
     Args:
         module: the model.
-        env: None; the job is found by itself.
-        device: where ordinary parameters go. Tables stay where their collection said.
-        plan: of `EmbeddingShardingPlanner`, or table → its sharding, or ``auto``, as for
-            `sparring_torch.DistributedModelParallel`; None: rows are spread over ranks by their ids.
-        sharders: those of `get_default_sharders`, or None; tables are sharded either way. Their
+        env: must be None, because the job is detected.
+        device: device of ordinary parameters. Tables stay on the device of their collection.
+        plan: a plan of `EmbeddingShardingPlanner`, a mapping from table to sharding, or ``auto``; see
+            `sparring_torch.DistributedModelParallel`. None distributes rows over ranks by their ids.
+        sharders: those of `get_default_sharders`, or None; tables are sharded in both cases. Their
             `fused_params` and `qcomm_codecs_registry` are used.
-        **settings: those of `sparring_torch.DistributedModelParallel`, as ``exchange``.
+        **settings: those of `sparring_torch.DistributedModelParallel`, for example ``exchange``.
 
     Raises:
-        InvalidArgumentError: `env`; sharders or a plan of TorchRec's own classes; ordinary parameters
-            on the meta device.
+        InvalidArgumentError: `env` is given, sharders or the plan are TorchRec's own classes, or
+            ordinary parameters are on the meta device.
     """
 
     def __init__(
@@ -68,15 +68,15 @@ class DistributedModelParallel(distributed_model_parallel.DistributedModelParall
         if empty:
             raise InvalidArgumentError(
                 f"DistributedModelParallel: parameters {empty} have no values on device 'meta'; "
-                "make ordinary layers on the device that they train on"
+                "create ordinary layers on the device on which they are trained"
             )
         if device is not None:
             module.to(device)
         exchange = find_exchange_dtypes([each.qcomm_codecs_registry for each in sharders or ()])
         if exchange is not None and settings.setdefault("exchange", exchange) != exchange:
             raise InvalidArgumentError(
-                "DistributedModelParallel: found an exchange and sharders with a qcomm_codecs_registry "
-                "that differs; give one of the two"
+                "DistributedModelParallel: found an exchange, and sharders with a different "
+                "qcomm_codecs_registry; give only one of them"
             )
         for each in sharders or ():
             if each.fused_params:
@@ -86,13 +86,13 @@ class DistributedModelParallel(distributed_model_parallel.DistributedModelParall
 
     @property
     def plan(self) -> dict[str, str]:
-        """Table → the kind of its sharding, as ``row_wise``."""
+        """Table → sharding kind, for example ``row_wise``."""
         names = [name for agent in list_agents(self.module) for name in agent.table_names]
         return {name: self.container.layout(name).kind for name in names}
 
     @property
     def _plan(self) -> ShardingPlan:
-        """The plan by module and table, under TorchRec's name."""
+        """The plan by module and table, with TorchRec's name."""
         container = self.container
         return ShardingPlan(
             {
@@ -109,15 +109,16 @@ class DistributedModelParallel(distributed_model_parallel.DistributedModelParall
 
     @property
     def fused_optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer that `apply_optimizer_in_backward` gave to the tables.
+        """The optimizer of the tables from `apply_optimizer_in_backward`.
 
         Raises:
             InvalidArgumentError: there is none.
         """
         if not self._in_backward:
             raise InvalidArgumentError(
-                "no table has an optimizer in backward; call apply_optimizer_in_backward before "
-                "DistributedModelParallel, or make a sparring_torch.Optimizer(model, …) after it"
+                "fused_optimizer: found no optimizer in backward; call apply_optimizer_in_backward "
+                "before DistributedModelParallel, or create a sparring_torch.Optimizer(model, …) "
+                "after it"
             )
         if len(self._in_backward) == 1:
             return self._in_backward[0]
@@ -127,20 +128,20 @@ class DistributedModelParallel(distributed_model_parallel.DistributedModelParall
 def _sharding_of(container: StepContainer, table: str) -> contracts.TableSharding:
     layout = container.layout(table)
     blocks = np.atleast_2d(layout.owners)
-    # Of each block the ranks in the order of its partitions.
+    # The ranks of each block, in the order of its partitions.
     ranks = [rank for block in blocks for rank in dict.fromkeys(block.tolist())]
     columns = layout.num_blocks if layout.num_blocks > 1 else None
     return contracts.TableSharding(layout.kind, tuple(ranks), layout.transfer, columns)
 
 
 class TrainPipelineSparseDist(TrainPipeline[In, Out]):
-    """`sparring_torch.TrainPipeline` with the order of TorchRec's arguments.
+    """`sparring_torch.TrainPipeline` with TorchRec's order of arguments.
 
     Args:
         model: see `TrainPipeline`. Rows are updated by `apply_optimizer_in_backward`, or by a
-            `sparring_torch.Optimizer` among `optimizer`.
-        optimizer: one, or several.
-        device: where batches go.
+            `sparring_torch.Optimizer` in `optimizer`.
+        optimizer: one optimizer, or several.
+        device: device to which batches are moved.
         execute_all_batches: see `TrainPipeline`.
     """
 
@@ -152,15 +153,15 @@ class TrainPipelineSparseDist(TrainPipeline[In, Out]):
         execute_all_batches: bool = True,
     ) -> None:
         self._optimizer = optimizer
-        # Now, so that all tables join one container before the pipeline asks for it.
+        # Creates them now, so that all tables join one container before the pipeline needs it.
         in_backward_optimizers(model)
         super().__init__(model, optimizer, device, execute_all_batches=execute_all_batches)
 
     @property
     def _connected(self) -> bool:
-        """Whether a batch was taken from the iterator before its turn, under TorchRec's name.
+        """Whether a batch was already taken from the iterator, with TorchRec's name.
 
-        To set False drops that batch, so that the next call begins with the first of its iterator.
+        Setting it to False drops that batch, so that the next call starts with its iterator.
         """
         return self._pending is not None
 
@@ -168,7 +169,7 @@ class TrainPipelineSparseDist(TrainPipeline[In, Out]):
     def _connected(self, value: bool) -> None:
         if value:
             raise InvalidArgumentError(
-                "TrainPipelineSparseDist: found _connected = True; set only False, which drops the batch "
-                "that waits"
+                "TrainPipelineSparseDist: found _connected = True; only False is supported, which "
+                "drops the pending batch"
             )
         self.drop_pending()

@@ -1,6 +1,6 @@
-"""Names of TorchRec without a counterpart of that name, and the code to write instead.
+"""Names of TorchRec without a counterpart, and what to use instead.
 
-They can be imported and subclassed, and annotations may name them. To use one raises `UnsupportedError`.
+They can be imported, subclassed and used in annotations. Any other use raises `UnsupportedError`.
 """
 
 from __future__ import annotations
@@ -11,54 +11,55 @@ from sparring.errors import UnsupportedError
 
 __all__ = ["ENV", "PLAN", "SHARDERS", "WORDS", "unsupported"]
 
-ENV = "leave it out: the job is found by torch.distributed or the launcher"
+ENV = "leave it out: torch.distributed or the launcher determines the job"
 
 PLAN = (
-    "make it by EmbeddingShardingPlanner of sparring_torch.torchrec; or write "
-    "DistributedModelParallel(plan='auto'), or {'user': 'table_wise'} by hand or from `sparring plan`"
+    "create it with EmbeddingShardingPlanner of sparring_torch.torchrec; or use "
+    "DistributedModelParallel(plan='auto'), or a plan such as {'user': 'table_wise'} or from "
+    "`sparring plan`"
 )
 SHARDERS = (
-    "leave sharders out, or give those of get_default_sharders; a module of your own is no table that "
-    "can be sharded"
+    "leave sharders out, or give those of get_default_sharders; tables in modules of your own cannot "
+    "be sharded"
 )
 _DATA = (
-    "make batches of your own: any iterator of Batch(dense_features, sparse_features, labels) will do; "
-    "`sparring train` reads logs in Criteo format and MovieLens ratings by itself"
+    "use any iterator of Batch(dense_features, sparse_features, labels); `sparring train` also reads "
+    "logs in Criteo format and MovieLens ratings"
 )
 _QUANTIZED = (
-    "write quantize_embeddings(module, torch.qint8): it returns a module of the same classes whose "
-    "tables are quantized"
+    "use quantize_embeddings(module, torch.qint8), which returns a module of the same classes with "
+    "quantized tables"
 )
 _METRICS = (
-    "take metrics of torchmetrics or torcheval on the logits and labels that a pipeline returns; "
-    "`sparring train` reports log loss and AUC by itself"
+    "use metrics of torchmetrics or torcheval with the logits and labels that a pipeline returns; "
+    "`sparring train` also reports log loss and AUC"
 )
 _ANY_ID = (
-    "leave it out and use the plain collection: ids may be any int64, and each has a row of its own; "
+    "leave it out and use the plain collection: ids may be any int64, and each has a separate row; "
     "capacity and eviction are options of the storage, admission is EmbeddingBagConfig(admission=…)"
 )
 _ARCH = (
-    "sparring_torch.models has DLRM, DeepFM and TwoTower as wholes; write a part of your own as an "
-    "nn.Module around an EmbeddingBagCollection"
+    "use DLRM, DeepFM or TwoTower of sparring_torch.models, or write an nn.Module with an "
+    "EmbeddingBagCollection"
 )
-_PIPELINE = "write TrainPipelineSparseDist(model, optimizer, device)"
+_PIPELINE = "use TrainPipelineSparseDist(model, optimizer, device)"
 _SERVING = (
-    "write export_program(model, inputs, bundle, served=…) for C++ without Python, or "
+    "use export_program(model, inputs, bundle, served=…) for C++ without Python, or "
     "inference_module(model, storage); both are in sparring_torch"
 )
 _STATE = (
-    "save snapshots by container.save, and write rows for an index by `sparring export`; ordinary "
-    "parameters are in model.state_dict()"
+    "save snapshots with container.save, and export rows for an index with `sparring export`; use "
+    "model.state_dict() for ordinary parameters"
 )
-_FUSED = "write apply_optimizer_in_backward(optimizer_class, model.parameters(), {'lr': …})"
+_FUSED = "use apply_optimizer_in_backward(optimizer_class, model.parameters(), {'lr': …})"
 _SCHEDULER = "use a scheduler of torch.optim.lr_scheduler, such as LinearLR, on the optimizer"
 _METHOD = (
-    "give the name of an update method: 'lamb', 'partial_rowwise_adam', 'rowwise_adagrad' and others "
-    "of sparring.updates"
+    "give the name of an update method: 'lamb', 'partial_rowwise_adam', 'rowwise_adagrad' or another "
+    "one of sparring.updates"
 )
 
 WORDS = {
-    "HeteroEmbeddingShardingPlanner": "write EmbeddingShardingPlanner",
+    "HeteroEmbeddingShardingPlanner": "use EmbeddingShardingPlanner",
     **dict.fromkeys(
         (
             "BinaryCriteoUtils",
@@ -142,18 +143,18 @@ WORDS = {
         _ARCH,
     ),
     "FeatureProcessedEmbeddingBagCollection": (
-        "call an EmbeddingBagCollection(is_weighted=True) with what PositionWeightedModuleCollection "
-        "returns"
+        "call an EmbeddingBagCollection(is_weighted=True) with the result of "
+        "PositionWeightedModuleCollection"
     ),
     "ShardingEnv": ENV,
     **dict.fromkeys(("WarmupOptimizer", "WarmupPolicy", "WarmupStage"), _SCHEDULER),
-    "shard": "write DistributedModelParallel(model)",
-    "shard_modules": "write DistributedModelParallel(model)",
+    "shard": "use DistributedModelParallel(model)",
+    "shard_modules": "use DistributedModelParallel(model)",
 }
 
 
 class _Unsupported(type):
-    """Class of names that raise when they are used."""
+    """Metaclass of names that raise when they are used."""
 
     words: str
 
@@ -170,9 +171,9 @@ class _Unsupported(type):
 
 
 def unsupported(name: str) -> Any:
-    """Returns a class for a name of `WORDS`, which raises when it is called or read.
+    """Returns a class for a name of `WORDS` that raises when it is called or its attributes are read.
 
-    A subclass of it can be defined; it raises when it is called.
+    Subclasses can be defined; they raise when they are called.
     """
     return _Unsupported(name, (), {"words": WORDS[name]})
 

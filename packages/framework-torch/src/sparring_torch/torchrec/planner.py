@@ -1,4 +1,4 @@
-"""`EmbeddingShardingPlanner` as TorchRec's programs call it, over the planner of ``plan="auto"``."""
+"""`EmbeddingShardingPlanner` with TorchRec's interface, which uses the planner of ``plan="auto"``."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ __all__ = ["EmbeddingShardingPlanner", "ParameterConstraints", "Topology", "get_
 _GIB = 1 << 30
 _GBIT_PER_BYTES_A_MS = 8 * 1000 / 1e9
 
-_TOPOLOGY = "what memories and kernels cost is in calibration.yaml of sparring-plan, not here"
+_TOPOLOGY = "costs of memory and kernels are in calibration.yaml of sparring-plan"
 _TOPOLOGY_ADVICE = dict.fromkeys(
     (
         "bwd_compute_multiplier",
@@ -61,62 +61,61 @@ _TOPOLOGY_ADVICE = dict.fromkeys(
     ),
     _TOPOLOGY,
 )
-_SEARCH = (
-    "the planner of sparring-plan has one search, which proves how far its plan is from the best"
-)
+_SEARCH = "the planner of sparring-plan has one search, which reports the gap to the optimum"
 _PLANNER_ADVICE = {
     "enumerator": _SEARCH,
     "proposer": _SEARCH,
     "partitioner": _SEARCH,
     "performance_model": _TOPOLOGY,
-    "stats": "the plan's table is written by the logger of this module; print(plan) shows it too",
+    "stats": "the logger of this module writes the plan's table; print(plan) shows it, too",
     "callbacks": _SEARCH,
-    "timeout_seconds": "the search is limited by steps, not by seconds, so that it repeats",
-    "plan_loader": "give a plan that was kept to DistributedModelParallel(plan=…)",
+    "timeout_seconds": "the search is limited by steps instead of time, so that it is reproducible",
+    "plan_loader": "pass a stored plan to DistributedModelParallel(plan=…)",
 }
-_STORAGE = "where rows are kept is the storage of the collection: EmbeddingBagCollection(storage=…)"
+_STORAGE = "the storage of the collection determines it: EmbeddingBagCollection(storage=…)"
 _CONSTRAINTS_ADVICE = {
-    "min_partition": "widths of column blocks are those that divide the dim evenly",
+    "min_partition": "widths of column blocks always divide the dim evenly",
     "cache_params": _STORAGE,
     "enforce_hbm": _STORAGE,
     "key_value_params": _STORAGE,
-    "device_group": "a collection says it: EmbeddingBagCollection(device=…)",
-    "output_dtype": "outputs are float32, or what module.to(dtype) says",
-    "stochastic_rounding": "rows of 16 bits always round stochastically, and others do not",
-    "bounds_check_mode": "ids may be any int64, so no bound is checked",
-    "use_virtual_table": "every table grows as ids come",
+    "device_group": "the collection determines it: EmbeddingBagCollection(device=…)",
+    "output_dtype": "outputs are float32, or the dtype set by module.to(dtype)",
+    "stochastic_rounding": "rows of 16 bits always round stochastically, and others never do",
+    "bounds_check_mode": "ids may be any int64, so there are no bounds to check",
+    "use_virtual_table": "every table grows with its ids",
     "batch_sizes": "the planner has one batch_size",
-    "feature_names": "the table's configuration has them",
+    "feature_names": "the table's configuration contains them",
 }
 
 _log = logging.getLogger(__name__)
 
 
 def _reject(owner: str, words: Mapping[str, str], given: Mapping[str, Any]) -> None:
-    """Refuses arguments of TorchRec that mean nothing here, and those that it does not have."""
+    """Rejects unknown arguments, and arguments of TorchRec that are not supported."""
     for name, value in given.items():
         if name not in words:
             raise TypeError(f"{owner}: unknown argument {name!r}; {format_suggestion(name, words)}")
         if value not in (None, False):
-            raise UnsupportedError(f"{owner}: leave {name} out: {words[name]}")
+            raise UnsupportedError(f"{owner}: leave out {name}: {words[name]}")
 
 
 class Topology:
-    """The ranks that a plan is for.
+    """The ranks for a plan.
 
     Args:
-        world_size: ranks.
-        compute_device: ``cuda``: tables may take `hbm_cap` of a rank; otherwise `ddr_cap`.
-        hbm_cap: bytes of GPU memory of a rank, 32 GiB if not given, as TorchRec has it.
-        ddr_cap: bytes of host memory of a rank; None: a rank's share of this machine.
-        local_world_size: ranks of a node; None: all ranks are on one.
-        intra_host_bw: bytes a millisecond between ranks of a node; None: the planner's default.
-        inter_host_bw: bytes a millisecond of a rank to other nodes; None: the planner's default.
-        **others: of TorchRec, which mean nothing here.
+        world_size: number of ranks.
+        compute_device: ``cuda`` limits tables to `hbm_cap` per rank; ``cpu`` to `ddr_cap`.
+        hbm_cap: bytes of GPU memory per rank; by default 32 GiB, as in TorchRec.
+        ddr_cap: bytes of host memory per rank; None means the rank's share of this machine.
+        local_world_size: ranks per node; None means that all ranks are on one node.
+        intra_host_bw: bytes per millisecond between ranks of a node; None uses the planner's default.
+        inter_host_bw: bytes per millisecond between a rank and other nodes; None uses the default.
+        **others: arguments of TorchRec that are not supported.
 
     Raises:
-        InvalidArgumentError: ranks that do not fill nodes, or a number that is not positive.
-        UnsupportedError: one of `others`.
+        InvalidArgumentError: `world_size` is not a multiple of `local_world_size`, or a number is not
+            positive.
+        UnsupportedError: one of `others` is given.
     """
 
     def __init__(
@@ -141,7 +140,7 @@ class Topology:
         if any(each is not None and not each > 0 for each in numbers) or world_size % per_node:
             raise InvalidArgumentError(
                 f"Topology: world_size {world_size} must be a multiple of local_world_size {per_node}, "
-                "and all numbers positive; give nodes of equally many ranks"
+                "and all numbers must be positive; use nodes with equal numbers of ranks"
             )
         self.world_size, self.local_world_size = world_size, per_node
         self.compute_device = compute_device
@@ -160,16 +159,16 @@ class ParameterConstraints:
     """Constraints of one table.
 
     Args:
-        sharding_types: values of `ShardingType` that it may have; None: any.
-        compute_kernels: ``["dense"]``: the table is ``data_parallel``; ``["fused"]``: it is not; None or
-            both: as `sharding_types` says.
-        pooling_factors: ids of a bag, on average, feature by feature; one number stands for all.
-        num_poolings: bags of a sample, feature by feature; None: one.
-        is_weighted: ids have weights.
-    The others are TorchRec's, and mean nothing here.
+        sharding_types: values of `ShardingType` that the table may have; None allows all.
+        compute_kernels: ``["dense"]`` requires ``data_parallel``, and ``["fused"]`` forbids it; None or
+            both leave the choice to `sharding_types`.
+        pooling_factors: average number of ids per bag, one number per feature or one for all.
+        num_poolings: number of bags per sample for each feature; None means one.
+        is_weighted: whether ids have weights.
+    The others exist for compatibility with TorchRec and are not supported.
 
     Raises:
-        UnsupportedError: one of them was given, or another compute kernel.
+        UnsupportedError: an unsupported argument or compute kernel is given.
     """
 
     sharding_types: Sequence[str] | None = None
@@ -195,14 +194,14 @@ class ParameterConstraints:
         others = set(self.compute_kernels or ()) - {"fused", "dense"}
         if others:
             raise UnsupportedError(
-                f"ParameterConstraints: leave compute kernels {sorted(others)} out: {_STORAGE}"
+                f"ParameterConstraints: leave out compute kernels {sorted(others)}: {_STORAGE}"
             )
 
     def kinds(self) -> tuple[str, ...]:
-        """Sharding kinds that the table may have; none: any.
+        """Returns the sharding kinds that the table may have; empty if all are allowed.
 
         Raises:
-            InvalidArgumentError: if the kernels leave none.
+            InvalidArgumentError: the kernels allow none of them.
         """
         found = tuple(map(find_sharding_kind, self.sharding_types or ()))
         kernels = set(self.compute_kernels or ())
@@ -213,16 +212,16 @@ class ParameterConstraints:
         kept = tuple(kind for kind in given if (kind == "data_parallel") == is_dense)
         if not kept:
             raise InvalidArgumentError(
-                f"ParameterConstraints: compute_kernels {sorted(kernels)} leave none of sharding_types "
-                f"{list(self.sharding_types or ())}; the kernel of data_parallel is 'dense', that of all "
-                "others 'fused'"
+                f"ParameterConstraints: compute_kernels {sorted(kernels)} allow none of sharding_types "
+                f"{list(self.sharding_types or ())}; use 'dense' for data_parallel, and 'fused' for "
+                "all others"
             )
-        # Without sharding types, 'fused' is what tables have unless something else is said.
+        # Without sharding types, 'fused' is the default and no constraint.
         return kept if found or is_dense else ()
 
 
 class EmbeddingShardingPlanner:
-    """Plans how the tables of a module are sharded.
+    """Plans the sharding of a module's tables.
 
     ::
 
@@ -230,18 +229,18 @@ class EmbeddingShardingPlanner:
         plan = planner.collective_plan(model, get_default_sharders(), dist.GroupMember.WORLD)
         model = DistributedModelParallel(model, plan=plan)
 
-    Without sparring-plan it plans ``row_wise`` for each table whose kind is not given.
+    Without sparring-plan, tables without a given kind are ``row_wise``.
 
     Args:
-        topology: the ranks; None: those that torchrun or mpiexec started.
-        batch_size: samples of a rank's batch; TorchRec's default is 512.
-        storage_reservation: memory that is left free.
-        constraints: table → what a user says of it.
-        debug: the plan is written by the logger of this module, at level INFO.
-        **others: of TorchRec, which mean nothing here.
+        topology: the ranks; None means the ranks that torchrun or mpiexec started.
+        batch_size: number of samples per batch of a rank; 512 by default, as in TorchRec.
+        storage_reservation: memory to keep free.
+        constraints: table → constraints.
+        debug: whether the logger of this module writes the plan at level INFO.
+        **others: arguments of TorchRec that are not supported.
 
     Raises:
-        UnsupportedError: one of `others`.
+        UnsupportedError: one of `others` is given.
     """
 
     def __init__(
@@ -262,15 +261,15 @@ class EmbeddingShardingPlanner:
         self._is_logged = debug
 
     def plan(self, module: nn.Module, sharders: Sequence[Any] | None = None) -> ShardingPlan:
-        """A plan, made in this process.
+        """Computes a plan in this process.
 
         Args:
-            module: with tables; its rows may exist already.
-            sharders: those of `get_default_sharders`, or none.
+            module: module with tables, which may contain rows.
+            sharders: those of `get_default_sharders`, or None.
 
         Raises:
-            CapacityError: the tables do not fit the memory; the message says what is missing.
-            InvalidArgumentError: constraints of a table that there is not, or that leave no kind.
+            CapacityError: the tables do not fit in memory; the message reports the missing memory.
+            InvalidArgumentError: constraints name an unknown table, or allow no kind.
         """
         check_sharders(module, sharders)
         topology = self._topology or _find_topology()
@@ -312,21 +311,21 @@ class EmbeddingShardingPlanner:
         sharders: Sequence[Any] | None = None,
         pg: dist.ProcessGroup | None = None,
     ) -> ShardingPlan:
-        """The plan that the first rank of `pg` makes, on all ranks; all of them call it.
+        """Computes a plan on the first rank of `pg` and returns it on all ranks, which must call it.
 
         Args:
-            module, sharders: as of `plan`.
-            pg: None: the default group; without one, the process plans alone.
+            module, sharders: see `plan`.
+            pg: the process group; None means the default group, or no group if there is none.
 
         Raises:
-            CapacityError, InvalidArgumentError: as `plan`, on all ranks.
+            CapacityError, InvalidArgumentError: see `plan`; raised on all ranks.
         """
         if not (dist.is_available() and dist.is_initialized()):
             if self._topology is None and _membership().world_size > 1:
                 raise InvalidArgumentError(
-                    "collective_plan: torch.distributed is not initialised, so ranks cannot share one; "
-                    "call torch.distributed.init_process_group first, or leave the planner out and write "
-                    "DistributedModelParallel(model, plan='auto')"
+                    "collective_plan: torch.distributed is not initialized, so ranks cannot share a "
+                    "plan; call torch.distributed.init_process_group first, or omit the planner and "
+                    "use DistributedModelParallel(model, plan='auto')"
                 )
             return self.plan(module, sharders)
         sent: list[str] = [""]
@@ -335,7 +334,7 @@ class EmbeddingShardingPlanner:
         if dist.get_rank(group) == 0:
             try:
                 sent = [_as_text(self.plan(module, sharders))]
-            except Exception as error:  # the others wait for an answer
+            except Exception as error:  # the other ranks wait for the broadcast
                 failure = error
                 sent = [json.dumps({"error": str(error)})]
         dist.broadcast_object_list(sent, src=dist.get_global_rank(group, 0), group=group)
@@ -343,7 +342,7 @@ class EmbeddingShardingPlanner:
             raise failure
         answer = json.loads(sent[0])
         if "error" in answer:
-            raise SparringError(f"the planner of rank 0 failed: {answer['error']}")
+            raise SparringError(f"collective_plan: the planner of rank 0 failed: {answer['error']}")
         return ShardingPlan(
             {
                 path: {table: ParameterSharding(*each) for table, each in tables.items()}
@@ -352,7 +351,7 @@ class EmbeddingShardingPlanner:
         )
 
     def _memory_bytes(self, topology: Topology, module: nn.Module) -> int | None:
-        """Memory of a rank for tables; None: the planner's share of this machine."""
+        """Returns the memory per rank for tables; None means the planner's default."""
         if self._reservation is None:
             return topology.memory_bytes
         found = topology.memory_bytes
@@ -365,7 +364,7 @@ class EmbeddingShardingPlanner:
         for name in self._constraints:
             if name not in names:
                 raise InvalidArgumentError(
-                    f"constraints: there is no table {name!r}; {format_suggestion(name, names)}",
+                    f"constraints: found no table {name!r}; {format_suggestion(name, names)}",
                     table=name,
                 )
         return [
@@ -390,8 +389,9 @@ def _with_constraints(
         kinds = tuple(kind for kind in kinds if kind in workload.kinds)
         if not kinds:
             raise InvalidArgumentError(
-                f"constraints: table {name!r} has placement 'replicated', which is data_parallel, and "
-                f"may be {list(constraints.sharding_types or ())}; change one of them",
+                f"constraints: table {name!r} has placement 'replicated', which is data_parallel, but "
+                f"sharding_types allow only {list(constraints.sharding_types or ())}; change one of "
+                "them",
                 table=name,
             )
     return replace(workload, features=features, kinds=kinds or workload.kinds)
@@ -400,22 +400,22 @@ def _with_constraints(
 def _collect_per_feature(
     given: Sequence[float], count: int, table: str, name: str
 ) -> Sequence[float]:
-    """One number for each feature."""
+    """Returns one number per feature."""
     if len(given) not in (1, count):
         raise InvalidArgumentError(
-            f"constraints: {name} of table {table!r} must be one number, or one for each of its {count} "
-            f"features; found {list(given)}",
+            f"constraints: {name} of table {table!r} must have one number, or one for each of its "
+            f"{count} features, found {list(given)}",
             table=table,
         )
     return given if len(given) == count else list(given) * count
 
 
 def get_local_size(world_size: int | None = None) -> int:
-    """Ranks of this node, as the launcher says.
+    """Returns the number of ranks on this node, according to the launcher.
 
     Args:
-        world_size: ranks of the job; None: those of `torch.distributed` or the launcher. If the
-            launcher's number does not divide it, all ranks are taken to be on this node.
+        world_size: number of ranks; None means those of `torch.distributed` or the launcher. If it
+            is not a multiple of the launcher's number, all ranks count as being on this node.
     """
     ranks = _world_size() if world_size is None else world_size
     per_node = _membership().local_world_size
@@ -423,7 +423,7 @@ def get_local_size(world_size: int | None = None) -> int:
 
 
 def _find_topology() -> Topology:
-    """The ranks that this process is one of."""
+    """Returns the topology of this process's job."""
     world_size, per_node = _world_size(), _membership().local_world_size
     return Topology(world_size, local_world_size=per_node if world_size % per_node == 0 else 1)
 

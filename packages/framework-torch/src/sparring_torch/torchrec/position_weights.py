@@ -1,4 +1,4 @@
-"""Weights that are learnt for each place in a bag."""
+"""Weights that are learned for each position in a bag."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["PositionWeightedModule", "PositionWeightedModuleCollection"]
 
 
 class PositionWeightedModule(nn.Module):
-    """Gives the ids of one feature the weights of their places.
+    """Adds weights to the ids of one feature, according to their positions in bags.
 
     Args:
-        max_feature_length: places with a weight; the most ids that a bag may have.
-        device: of the weights, which begin as 1.
+        max_feature_length: number of weights, which is the maximum number of ids in a bag.
+        device: device of the weights, which are initialized to 1.
     """
 
     def __init__(self, max_feature_length: int, device: torch.device | str | None = None) -> None:
@@ -27,23 +27,23 @@ class PositionWeightedModule(nn.Module):
         self.position_weight = nn.Parameter(torch.ones(max_feature_length, device=device))
 
     def forward(self, features: JaggedTensor) -> JaggedTensor:
-        """The same ids with ``(n,)`` weights.
+        """Returns the same ids with ``(n,)`` weights.
 
         Raises:
-            InvalidArgumentError: a bag is longer.
+            InvalidArgumentError: a bag is longer than `max_feature_length`.
         """
         weights = _weights(features, self.position_weight, "this feature")
         return JaggedTensor(features.values(), weights, features.lengths())
 
 
 class PositionWeightedModuleCollection(nn.Module):
-    """Gives the ids of some features the weights of their places, and all others 1.
+    """Adds weights to the ids of several features, according to their positions; all others get 1.
 
     For an `EmbeddingBagCollection` with ``is_weighted=True``.
 
     Args:
-        max_feature_lengths: feature → the most ids that a bag of it may have.
-        device: of the weights, which begin as 1.
+        max_feature_lengths: feature → maximum number of ids in a bag.
+        device: device of the weights, which are initialized to 1.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class PositionWeightedModuleCollection(nn.Module):
         )
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """The same ids with ``(n,)`` weights.
+        """Returns the same ids with ``(n,)`` weights.
 
         Raises:
-            InvalidArgumentError: a bag is longer.
+            InvalidArgumentError: a bag is longer than its maximum.
         """
         weights = [
             _weights(part, self.position_weights[name], f"feature {name!r}")
@@ -82,12 +82,12 @@ class PositionWeightedModuleCollection(nn.Module):
 
 
 def _weights(features: JaggedTensor, weights: Tensor, feature: str) -> Tensor:
-    """``(n,)`` weights of the places of ids in their bags."""
+    """Returns ``(n,)`` weights of the ids' positions in their bags."""
     lengths, num_ids = features.lengths(), len(features.values())
     if num_ids and int(lengths.max()) > len(weights):
         raise InvalidArgumentError(
-            f"{feature} has a bag of {int(lengths.max())} ids and weights for {len(weights)} "
-            "places; cut the bag, or raise max_feature_length"
+            f"{feature}: found a bag of {int(lengths.max())} ids, but weights for {len(weights)} "
+            "positions; truncate the bag, or increase max_feature_length"
         )
     begins = torch.repeat_interleave(features.offsets()[:-1], lengths, output_size=num_ids)
     return weights[torch.arange(num_ids, device=begins.device) - begins]

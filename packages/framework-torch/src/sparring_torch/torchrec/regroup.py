@@ -1,4 +1,4 @@
-"""`KTRegroupAsDict`: regrouping of pooled embeddings as a module."""
+"""`KTRegroupAsDict`: a module that regroups pooled embeddings."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ __all__ = ["KTRegroupAsDict"]
 
 
 class KTRegroupAsDict(nn.Module):
-    """Returns features side by side, group by group.
+    """Concatenates features by group.
 
     Args:
         groups: features of each group.
         keys: names of the groups.
 
     Raises:
-        InvalidArgumentError: if there is not one name for each group.
+        InvalidArgumentError: the numbers of groups and names differ.
     """
 
     def __init__(self, groups: Sequence[Sequence[str]], keys: Sequence[str]) -> None:
         super().__init__()
         if len(groups) != len(keys):
             raise InvalidArgumentError(
-                f"KTRegroupAsDict needs a name for each group, found {len(keys)} names for "
-                f"{len(groups)} groups"
+                f"KTRegroupAsDict: found {len(keys)} names for {len(groups)} groups; give one name per "
+                "group"
             )
         self._groups, self._keys = [list(each) for each in groups], list(keys)
 
     def forward(self, keyed_tensors: Sequence[KeyedTensor]) -> dict[str, Tensor]:
-        """Name of a group → ``(b, sum of dims)``.
+        """Returns name of a group → ``(b, sum of dims)``.
 
         Raises:
-            InvalidArgumentError: as `KeyedTensor.regroup`.
+            InvalidArgumentError: see `KeyedTensor.regroup`.
         """
         return KeyedTensor.regroup_as_dict(keyed_tensors, self._groups, self._keys)

@@ -1,4 +1,4 @@
-"""Memory that a planner leaves free for everything but tables."""
+"""Memory that a planner reserves for everything except tables."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = [
 
 
 class FixedPercentageStorageReservation:
-    """Leaves a share of the memory free.
+    """Reserves a share of the memory.
 
     Args:
         percentage: share of the memory, from 0 to 1.
 
     Raises:
-        InvalidArgumentError: if it is out of range.
+        InvalidArgumentError: `percentage` is out of range.
     """
 
     def __init__(self, percentage: float) -> None:
@@ -35,21 +35,21 @@ class FixedPercentageStorageReservation:
         self._share = percentage
 
     def available_bytes(self, memory_bytes: int, module: nn.Module) -> int:
-        """Bytes that tables may use, of the memory of a rank."""
+        """Returns the bytes that tables may use of a rank's memory."""
         return int(memory_bytes * (1 - self._share))
 
 
 class HeuristicalStorageReservation(FixedPercentageStorageReservation):
-    """Leaves a share of the memory free, and room for ordinary parameters.
+    """Reserves a share of the memory, and memory for ordinary parameters.
 
     Args:
         percentage: share of the memory, from 0 to 1.
-        parameter_multiplier: room for each byte of an ordinary parameter: its gradient, the state of
-            its optimizer and the like.
-        dense_tensor_estimate: the room in bytes; None: it is computed from parameters and buffers.
+        parameter_multiplier: bytes to reserve per byte of an ordinary parameter, including its
+            gradient and the state of its optimizer.
+        dense_tensor_estimate: bytes to reserve; None computes them from parameters and buffers.
 
     Raises:
-        InvalidArgumentError: if `percentage` is out of range.
+        InvalidArgumentError: `percentage` is out of range.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class HeuristicalStorageReservation(FixedPercentageStorageReservation):
         self._multiplier, self._estimate = parameter_multiplier, dense_tensor_estimate
 
     def available_bytes(self, memory_bytes: int, module: nn.Module) -> int:
-        """As of the base."""
+        """See `FixedPercentageStorageReservation.available_bytes`."""
         room = self._estimate
         if room is None:
             parameters = sum(each.nbytes for _, each in dense_parameters(module))
@@ -71,15 +71,15 @@ class HeuristicalStorageReservation(FixedPercentageStorageReservation):
         left = super().available_bytes(memory_bytes, module) - room
         if left <= 0:
             raise InvalidArgumentError(
-                f"HeuristicalStorageReservation: {memory_bytes:,} bytes of memory leave nothing for "
-                f"tables, found {room:,} bytes of room for ordinary parameters; give "
+                f"HeuristicalStorageReservation: found {memory_bytes:,} bytes of memory, of which "
+                f"{room:,} are reserved for ordinary parameters and nothing is left for tables; set "
                 "dense_tensor_estimate, a smaller parameter_multiplier, or a Topology with more memory"
             )
         return left
 
 
 def host_memory_bytes() -> int:
-    """Memory of this machine, or the limit of this container if that is less."""
+    """Returns the memory of this machine, or the limit of this container if it is smaller."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.is_file() else "max"

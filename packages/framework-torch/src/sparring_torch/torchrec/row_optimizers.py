@@ -1,4 +1,4 @@
-"""Optimizers of TorchRec by class: update methods for rows; `RowWiseAdagrad` for parameters, too."""
+"""Optimizer classes of TorchRec: update methods for rows; `RowWiseAdagrad` also for parameters."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ __all__ = ["LAMB", "PartialRowWiseAdam", "RowWiseAdagrad"]
 class RowWiseAdagrad(torch.optim.Optimizer):
     """Adagrad with one accumulator per row: Gupta et al., KDD 2021.
 
-    `apply_optimizer_in_backward` and `sparring_torch.Optimizer` use the update method
-    ``rowwise_adagrad`` for rows of tables. As an optimizer it steps parameters ``(n, …)`` of n rows::
+    For rows of tables, `apply_optimizer_in_backward` and `sparring_torch.Optimizer` use the update
+    method ``rowwise_adagrad``. As an optimizer, it updates parameters ``(n, …)`` with n rows::
 
         g ← g + weight_decay * w;  s ← s + mean(g²);  w ← w - lr * g / (√s + eps)
 
     Args:
-        params: parameters of at least one dimension; there may be none.
+        params: parameters of at least one dimension; may be empty.
         lr: learning rate; in step t it is divided by 1 + (t - 1) * `lr_decay`.
         lr_decay: see `lr`.
         weight_decay: L2 penalty.
-        initial_accumulator_value: of s.
+        initial_accumulator_value: initial value of s.
         eps: see the formula.
-        maximize: ascend, not descend.
+        maximize: whether to maximize instead of minimize.
 
     Raises:
-        InvalidArgumentError: if a number is negative.
+        InvalidArgumentError: a number is negative.
     """
 
     update_method: ClassVar[str] = "rowwise_adagrad"
@@ -59,13 +59,13 @@ class RowWiseAdagrad(torch.optim.Optimizer):
                 raise InvalidArgumentError(
                     f"RowWiseAdagrad: {name} must be at least 0, found {value}"
                 )
-        # If all parameters of a model are anchors of rows, none is left; torch rejects an empty list.
+        # If all parameters are anchors of rows, none is left, and torch rejects an empty list.
         given = list(params) or [{"params": []}]
         super().__init__(given, {**defaults, "maximize": maximize})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Moves each parameter that has a gradient."""
+        """Updates each parameter that has a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -93,24 +93,24 @@ class RowWiseAdagrad(torch.optim.Optimizer):
 
 
 class _RowOptimizer(torch.optim.Optimizer):
-    """Name of the update method `update_method` of rows."""
+    """Represents the update method `update_method` of rows; not an optimizer of parameters."""
 
     update_method: ClassVar[str]
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise UnsupportedError(
-            f"{type(self).__name__}: found ordinary parameters, and it is for rows alone; give the class "
-            "to apply_optimizer_in_backward, and ordinary parameters to torch.optim"
+            f"{type(self).__name__}: found ordinary parameters, but it supports only rows; give the "
+            "class to apply_optimizer_in_backward, and ordinary parameters to torch.optim"
         )
 
 
 class LAMB(_RowOptimizer):
-    """Name of the update method ``lamb`` of rows."""
+    """Represents the update method ``lamb`` of rows."""
 
     update_method = "lamb"
 
 
 class PartialRowWiseAdam(_RowOptimizer):
-    """Name of the update method ``partial_rowwise_adam`` of rows."""
+    """Represents the update method ``partial_rowwise_adam`` of rows."""
 
     update_method = "partial_rowwise_adam"

@@ -1,4 +1,4 @@
-"""TorchRec's names of kinds, plans and sharders."""
+"""Sharding kinds, plans and sharders with TorchRec's names."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Sharded = TypeVar("Sharded", bound=nn.Module)
 
 
 class EmbeddingComputeKernel(Enum):
-    """Kernels by TorchRec's names; where rows are kept is the storage of a collection."""
+    """Kernels with TorchRec's names; the storage of a collection determines where rows are stored."""
 
     DENSE = "dense"
     FUSED = "fused"
@@ -49,7 +49,7 @@ class EmbeddingComputeKernel(Enum):
 
 
 class ShardingType(Enum):
-    """Sharding kinds by TorchRec's names."""
+    """Sharding kinds with TorchRec's names."""
 
     DATA_PARALLEL = "data_parallel"
     TABLE_WISE = "table_wise"
@@ -65,15 +65,15 @@ _TYPES = {kind: name for name, kind in _KINDS.items()}
 
 
 def find_sharding_kind(sharding_type: str | ShardingType) -> str:
-    """The sharding kind behind a name of TorchRec's; that of a plugin is its own.
+    """Converts a sharding type of TorchRec to a sharding kind; names of plugins stay unchanged.
 
     Raises:
-        InvalidArgumentError: it is no text.
+        InvalidArgumentError: the type is not a string.
     """
     name = sharding_type.value if isinstance(sharding_type, ShardingType) else sharding_type
     if not isinstance(name, str):
         raise InvalidArgumentError(
-            f"sharding type: found {sharding_type!r}; give a value of ShardingType, as "
+            f"sharding type: found {sharding_type!r}, expected a value of ShardingType, for example "
             "ShardingType.TABLE_WISE.value"
         )
     return _KINDS.get(name, name)
@@ -81,15 +81,15 @@ def find_sharding_kind(sharding_type: str | ShardingType) -> str:
 
 @dataclass
 class ParameterSharding:
-    """How a table is sharded.
+    """Sharding of a table.
 
     Args:
         sharding_type: a value of `ShardingType`.
-        compute_kernel: ``fused``, or ``dense`` of ``data_parallel``; others are rejected.
-        ranks: that own rows, all of them; None: the kind chooses. TorchRec names the first rank of a
-            node for ``table_row_wise``, and here each is named.
-        transfer: ``rows``, or ``pooled``: owners pool bags, as TorchRec's always do.
-        columns: blocks of columns, of which `ranks` are in order; None: the kind chooses.
+        compute_kernel: ``fused``, or ``dense`` for ``data_parallel``; others are rejected.
+        ranks: all ranks that own rows; None leaves the choice to the kind. For ``table_row_wise``,
+            TorchRec lists only the first rank of a node; here all are required.
+        transfer: ``rows``, or ``pooled`` if owners pool bags, as TorchRec always does.
+        columns: number of column blocks, owned by `ranks` in order; None leaves it to the kind.
     """
 
     sharding_type: str
@@ -102,12 +102,12 @@ class ParameterSharding:
         is_dense = self.compute_kernel == "dense" and self.sharding_type == "data_parallel"
         if self.compute_kernel != "fused" and not is_dense:
             raise UnsupportedError(
-                f"ParameterSharding: found compute_kernel {self.compute_kernel!r} of sharding type "
-                f"{self.sharding_type!r}; give 'fused', or 'dense' of 'data_parallel'"
+                f"ParameterSharding: found compute_kernel {self.compute_kernel!r} with sharding type "
+                f"{self.sharding_type!r}; use 'fused', or 'dense' with 'data_parallel'"
             )
 
     def sharding(self) -> TableSharding:
-        """As the engine takes it."""
+        """Converts it to the engine's type."""
         return TableSharding(
             find_sharding_kind(self.sharding_type),
             tuple(self.ranks or ()),
@@ -117,7 +117,7 @@ class ParameterSharding:
 
     @staticmethod
     def of(sharding: TableSharding, world_size: int) -> ParameterSharding:
-        """Of what a planner has made."""
+        """Converts it from the engine's type."""
         kernel = "dense" if sharding.kind == "data_parallel" else "fused"
         is_everywhere = sharding.kind in ("row_wise", "data_parallel")
         ranks = list(range(world_size)) if is_everywhere else list(sharding.ranks) or None
@@ -131,13 +131,13 @@ class ParameterSharding:
 
 
 class ShardingPlan(contracts.ShardingPlan):
-    """A sharding plan, module by module.
+    """A sharding plan by module.
 
     Args:
-        plan: path of a module, as `nn.Module.named_modules` has it → table → `ParameterSharding`.
+        plan: path of a module, as in `nn.Module.named_modules` → table → `ParameterSharding`.
 
     Raises:
-        InvalidArgumentError: one table is sharded in two ways; or what a `TableSharding` refuses.
+        InvalidArgumentError: a table has two different shardings, or `TableSharding` rejects one.
     """
 
     plan: dict[str, dict[str, ParameterSharding]]
@@ -150,15 +150,15 @@ class ShardingPlan(contracts.ShardingPlan):
                 if tables.setdefault(table, sharding) != sharding:
                     raise InvalidArgumentError(
                         f"sharding plan: table {table!r} is in two modules, as {tables[table]} and as "
-                        f"{sharding}; its rows are shared, so give it one sharding",
+                        f"{sharding}; give it one sharding, because the modules share its rows",
                         table=table,
                     )
         super().__init__(tables)
-        # The base is frozen.
+        # The base class is frozen.
         object.__setattr__(self, "plan", {path: dict(each) for path, each in plan.items()})
 
     def get_plan_for_module(self, module_path: str) -> dict[str, ParameterSharding] | None:
-        """Table → its sharding; None: the plan does not have the module."""
+        """Returns the shardings of a module's tables; None if the plan has no such module."""
         return self.plan.get(module_path)
 
     def __str__(self) -> str:
@@ -186,17 +186,17 @@ def _ranks_text(ranks: Sequence[int] | None) -> str:
 
 
 class ModuleSharder(Generic[Sharded]):
-    """Base of sharders: tables of a type of module are sharded, as all are without it.
+    """Base of sharders for modules of one type; all tables are sharded even without a sharder.
 
     Args:
-        fused_params: the optimizer of the rows, such as ``{"optimizer":
-            EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.02}``: `DistributedModelParallel` gives
-            it to `apply_optimizer_in_backward`.
-        qcomm_codecs_registry: of `get_qcomm_codecs_registry`: the precision of the wire.
+        fused_params: the optimizer of the rows, for example ``{"optimizer":
+            EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.02}``; `DistributedModelParallel`
+            passes it to `apply_optimizer_in_backward`.
+        qcomm_codecs_registry: precision of messages, from `get_qcomm_codecs_registry`.
 
     Raises:
-        InvalidArgumentError, UnsupportedError: if `fused_params` has no counterpart, or
-            `qcomm_codecs_registry` is something else.
+        InvalidArgumentError, UnsupportedError: `fused_params` has no counterpart, or
+            `qcomm_codecs_registry` has another type.
     """
 
     module_type: ClassVar[type[nn.Module]]
@@ -212,36 +212,38 @@ class ModuleSharder(Generic[Sharded]):
             check_fused_params(name, self.fused_params)
         if not isinstance(qcomm_codecs_registry, (ExchangeOptions, NoneType)):
             raise UnsupportedError(
-                f"{name}: qcomm_codecs_registry: found {type(qcomm_codecs_registry).__name__}; import "
-                "get_qcomm_codecs_registry from sparring_torch.torchrec, and give what it returns"
+                f"{name}: found qcomm_codecs_registry of type "
+                f"{type(qcomm_codecs_registry).__name__}; use the result of "
+                "get_qcomm_codecs_registry of sparring_torch.torchrec"
             )
         self.qcomm_codecs_registry = qcomm_codecs_registry
 
     def sharding_types(self, compute_device_type: str = "cpu") -> list[str]:
-        """Values of `ShardingType`, which are the same for tables in host memory and on a GPU.
+        """Returns the values of `ShardingType`, which are the same for host memory and GPUs.
 
         Raises:
-            InvalidArgumentError: if `compute_device_type` is neither ``cpu`` nor ``cuda``.
+            InvalidArgumentError: `compute_device_type` is neither ``cpu`` nor ``cuda``.
         """
         if compute_device_type not in ("cpu", "cuda"):
             raise InvalidArgumentError(
-                f"sharding_types: found compute_device_type {compute_device_type!r}; give 'cpu' or 'cuda'"
+                f"sharding_types: found compute_device_type {compute_device_type!r}, expected 'cpu' or "
+                "'cuda'"
             )
         return [each.value for each in ShardingType]
 
 
 class EmbeddingBagCollectionSharder(ModuleSharder[EmbeddingBagCollection]):
-    """`ModuleSharder` of `EmbeddingBagCollection`."""
+    """`ModuleSharder` for `EmbeddingBagCollection`."""
 
     module_type = EmbeddingBagCollection
 
 
 class EmbeddingCollectionSharder(ModuleSharder[EmbeddingCollection]):
-    """`ModuleSharder` of `EmbeddingCollection`.
+    """`ModuleSharder` for `EmbeddingCollection`.
 
     Args:
-        fused_params, qcomm_codecs_registry: as of `ModuleSharder`.
-        use_index_dedup: accepted: ids that repeat in a batch always travel once.
+        fused_params, qcomm_codecs_registry: see `ModuleSharder`.
+        use_index_dedup: has no effect: repeated ids in a batch are always sent once.
     """
 
     module_type = EmbeddingCollection
@@ -256,15 +258,15 @@ class EmbeddingCollectionSharder(ModuleSharder[EmbeddingCollection]):
 
 
 def get_default_sharders() -> list[Any]:
-    """A sharder of each type of module that has one."""
+    """Returns a sharder for each supported type of module."""
     return [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
 
 
 def check_sharders(module: nn.Module, sharders: Sequence[Any] | None) -> None:
-    """Refuses sharders that would leave a collection of `module` on one rank, as TorchRec would.
+    """Rejects sharders that would leave a collection of `module` unsharded in TorchRec.
 
     Raises:
-        InvalidArgumentError: a sharder of another package, or none for a collection of the module.
+        InvalidArgumentError: a sharder is from another package, or a collection has no sharder.
     """
     if not sharders:
         return
@@ -279,6 +281,6 @@ def check_sharders(module: nn.Module, sharders: Sequence[Any] | None) -> None:
         is_collection = isinstance(found, (EmbeddingBagCollection, EmbeddingCollection))
         if is_collection and not isinstance(found, types):
             raise InvalidArgumentError(
-                f"sharders: {type(found).__name__} {path!r} has none, and its tables are sharded in any "
-                f"case; add a {type(found).__name__}Sharder, or leave sharders out"
+                f"sharders: found none for {type(found).__name__} {path!r}, whose tables are always "
+                f"sharded; add an {type(found).__name__}Sharder, or leave sharders out"
             )

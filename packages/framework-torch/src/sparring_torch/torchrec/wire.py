@@ -1,4 +1,4 @@
-"""Precision on the wire by TorchRec's names: `QCommsConfig`, over `ExchangeOptions`."""
+"""Precision of messages with TorchRec's names: `QCommsConfig`, converted to `ExchangeOptions`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["CommType", "QCommsConfig", "find_exchange_dtypes", "get_qcomm_codecs
 
 
 class CommType(Enum):
-    """Precision of numbers on the wire."""
+    """Precision of numbers in messages."""
 
     FP32 = "fp32"
     FP16 = "fp16"
@@ -35,16 +35,16 @@ _WIRE_DTYPES = {
 
 @dataclass
 class QCommsConfig:
-    """Precision of rows and gradients between ranks.
+    """Precision of rows and gradients in messages between ranks.
 
     Args:
-        forward_precision: of rows.
-        backward_precision: of gradients.
+        forward_precision: precision of rows.
+        backward_precision: precision of gradients.
 
-    The others are TorchRec's, and have no counterpart.
+    The other fields exist for compatibility with TorchRec and are not supported.
 
     Raises:
-        UnsupportedError: if one of the others is given, or a precision that no wire has.
+        UnsupportedError: another field is set, or a precision is not supported.
     """
 
     forward_precision: CommType = CommType.FP32
@@ -61,13 +61,13 @@ class QCommsConfig:
         for each in fields(self)[2:]:
             if getattr(self, each.name) not in (None, False):
                 raise UnsupportedError(
-                    f"QCommsConfig: leave {each.name} out: rows and gradients travel as float32, "
-                    "float16, bfloat16 or int8, and int8 has a scale for each row"
+                    f"QCommsConfig: leave out {each.name}: rows and gradients are sent as float32, "
+                    "float16, bfloat16 or int8, and int8 has a scale per row"
                 )
         for name in ("forward_precision", "backward_precision"):
             if getattr(self, name) not in _WIRE_DTYPES:
                 raise UnsupportedError(
-                    f"QCommsConfig: {name}: found {getattr(self, name)}, which no wire has; give "
+                    f"QCommsConfig: found {name} {getattr(self, name)}, which is not supported; use "
                     "CommType.FP32, FP16, BF16 or INT8"
                 )
 
@@ -75,19 +75,19 @@ class QCommsConfig:
 def get_qcomm_codecs_registry(
     qcomms_config: QCommsConfig, device: torch.device | None = None
 ) -> ExchangeOptions:
-    """Returns options that a sharder accepts as `qcomm_codecs_registry`.
+    """Returns options for `qcomm_codecs_registry` of sharders.
 
     Args:
         qcomms_config: precision of rows and gradients.
-        device: None; numbers are converted where they are.
+        device: must be None, because numbers are converted on the device where they are.
 
     Raises:
-        UnsupportedError: if `device` is given.
+        UnsupportedError: `device` is given.
     """
     if device is not None:
         raise UnsupportedError(
-            f"get_qcomm_codecs_registry: found device {device}; leave it out: numbers are converted "
-            "where they are"
+            f"get_qcomm_codecs_registry: found device {device}; leave it out, because numbers are "
+            "converted on the device where they are"
         )
     return ExchangeOptions(
         row_wire_dtype=_WIRE_DTYPES[qcomms_config.forward_precision],
@@ -96,15 +96,15 @@ def get_qcomm_codecs_registry(
 
 
 def find_exchange_dtypes(registries: list[Any]) -> ExchangeOptions | None:
-    """The one exchange of the registries of sharders; None: none has one.
+    """Returns the common exchange options of the sharders' registries, or None.
 
     Raises:
-        UnsupportedError: if they differ.
+        UnsupportedError: they differ.
     """
     given = [each for each in registries if each is not None]
     if any(each != given[0] for each in given):
         raise UnsupportedError(
-            f"sharders: found {len(given)} precisions of the wire that differ, and all tables of a model "
-            "have one; give all sharders the same qcomm_codecs_registry"
+            f"sharders: found {len(given)} registries with different precisions, but all tables of a "
+            "model share one; give all sharders the same qcomm_codecs_registry"
         )
     return given[0] if given else None
