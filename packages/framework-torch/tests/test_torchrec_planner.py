@@ -220,7 +220,7 @@ def test_other_arguments_that_mean_nothing_are_refused() -> None:
         torchrec.Topology(3, local_world_size=2)
     with pytest.raises(InvalidArgumentError, match="found 'mtia'"):
         torchrec.Topology(3, "mtia")
-    with pytest.raises(UnsupportedError, match=r"compute kernels \['fused_uvm'\] out"):
+    with pytest.raises(UnsupportedError, match=r"leave out compute kernels \['fused_uvm'\]"):
         torchrec.ParameterConstraints(compute_kernels=["fused", "fused_uvm"])
     with pytest.raises(UnsupportedError, match="leave out feature_names"):
         torchrec.ParameterConstraints(feature_names=["a"])

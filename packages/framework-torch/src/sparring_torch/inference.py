@@ -51,7 +51,7 @@ def inference_module(
         inference_module(model, {"backend": "packed", "path": "served/films"})
         inference_module(model, {"backend": "remote", "config": "client.yaml"})
 
-    Tables keep their names, dims and initial values, and ordinary parameters are those of `module`.
+    Tables keep their names, dims and initial values, and ordinary parameters keep their values.
 
     Args:
         module: module with tables; a `DistributedModelParallel` is unwrapped.

@@ -2,7 +2,7 @@
 
     ids, offsets ──► KernelSet.pool_storage ──► bags ──► model, loss ──► gradient of the bags
                                                                              │
-    ResourceManager.hold(batch id, DeviceGradients) ◄────────────────────────┘
+    ResourceManager.accumulate_sources(id, DeviceGradients) ◄────────────────┘
 
 If rows are on several ranks, they are first copied from device to device and then pooled:
 

@@ -1,7 +1,7 @@
 """Ranks of a ``torch.distributed`` group.
 
-Messages are sent over a separate gloo group, so that tags and time-outs do not conflict with those of the
-program; tensors on GPUs are sent over NCCL (`sparring_torch.distributed.device_collective`). This module
+Messages are sent over a separate gloo group, so that tags and timeouts do not conflict with the
+program's; tensors on GPUs are sent over NCCL (`sparring_torch.distributed.device_collective`). This module
 initializes ``torch.distributed`` if the program has not done so.
 
 gloo ends the process if a message is larger than the receiver's buffer, and does not report a smaller

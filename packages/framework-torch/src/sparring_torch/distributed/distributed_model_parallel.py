@@ -56,7 +56,7 @@ class DistributedModelParallel(nn.Module):
     otherwise the collective of the container does. With ``dense="fsdp2"``, torch's FSDP2 shards the
     parameters, their gradients and their optimizer state.
 
-    Methods such as `parameters` and `state_dict` are those of the module, without a prefix. Rows are not
+    Methods such as `parameters` and `state_dict` forward to the module, without a prefix. Rows are not
     parameters and are not included.
 
     Args:
@@ -205,7 +205,7 @@ class DistributedModelParallel(nn.Module):
         self.container.close()
 
     def state_dict(self, *arguments: Any, **named: Any) -> Any:
-        """Returns that of the module; parameters sharded by FSDP2 are `DTensor`s."""
+        """Returns the module's `state_dict`; parameters sharded by FSDP2 are `DTensor`s."""
         self._release()
         return self.module.state_dict(*arguments, **named)
 
@@ -224,13 +224,13 @@ class DistributedModelParallel(nn.Module):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yields those of the module."""
+        """Yields the names and parameters of the module."""
         return self.module.named_parameters(prefix, recurse, remove_duplicate)
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yields those of the module."""
+        """Yields the names and buffers of the module."""
         return self.module.named_buffers(prefix, recurse, remove_duplicate)
 
 

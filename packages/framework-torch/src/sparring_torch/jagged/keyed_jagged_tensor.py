@@ -51,7 +51,7 @@ class KeyedJaggedTensor(JaggedParts):
         weights: ``(n,)`` weights of the ids, or None.
         lengths: ``(features * stride,)``; a tensor or a list. Either these or `offsets` are required.
         offsets: the starts of all bags, with or without the end; a tensor or a list.
-        stride: number of examples; None means the number of bags divided by that of features.
+        stride: number of examples; None means the number of bags per feature.
         stride_per_key_per_rank: replaces `stride`: one list per feature, whose sum is the number of
             bags of the feature.
         inverse_indices: names of features, and ``(features, examples)`` int64 numbers of bags.

@@ -2,7 +2,7 @@
 
     pool, gather ──► one native call for all tables ──► autograd node ──► model, loss
                                                                │
-    ResourceManager.hold(batch id, gradient of the bags) ◄─────┘
+    ResourceManager.accumulate_sources(id, gradients) ◄────────┘
 
 The lookup neither deduplicates ids nor copies rows. The step deduplicates, and visits each row once.
 If rows are on other ranks, or if weights require a gradient, which needs the rows again, shadows are

@@ -72,7 +72,7 @@ class LookupModule(AnchoredModule):
         raise NotImplementedError
 
     def take_gradient(self, gradient: Tensor, *arguments: Any) -> Tensor | None:
-        """Takes the gradient of the result of `look_up`; returns that of weights, if requested."""
+        """Takes the gradient of the result of `look_up`; returns the weights' gradient if needed."""
         raise NotImplementedError
 
     def op_arguments(self) -> tuple[Tensor, str]:

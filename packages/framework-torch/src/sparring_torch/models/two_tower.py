@@ -19,7 +19,7 @@ __all__ = ["TwoTower", "TwoTowerTrainTask"]
 
 
 class TwoTower(nn.Module):
-    """Two towers of layers: one for the embedding of a query, one for that of a candidate.
+    """Two towers of layers: one for the embeddings of queries, one for candidates.
 
     ::
 

@@ -19,7 +19,7 @@ __all__ = ["to_initializer"]
 def to_initializer(function: Callable[..., Any], table: str) -> Initializer:
     """Returns the initializer with the distribution of a function of `torch.nn.init`.
 
-    The values differ from those of the function, because an initial embedding is determined by the
+    The values differ from the function's, because an initial embedding is determined by the
     seed, the table and the id.
 
     Args:

@@ -56,7 +56,7 @@ def step_in_blocks(
 def unhooked_step(optimizer: Optimizer) -> Callable[[], object]:
     """Returns the optimizer's step without torch's wrapper for hooks and profiling.
 
-    Hooks belong to the step that a user calls, which is that of `sparring_torch.Optimizer`.
+    Hooks belong to the step that a user calls, `sparring_torch.Optimizer.step`.
     """
     step: Any = type(optimizer).step
     return partial(step.__wrapped__ if getattr(step, "hooked", False) else step, optimizer)

@@ -1,4 +1,4 @@
-"""`CombinedOptimizer`: combines the optimizer of rows with those of ordinary parameters.
+"""`CombinedOptimizer`: combines optimizers of rows and of ordinary parameters.
 
 For code that supports a single optimizer: schedulers, Lightning's automatic optimization, TorchRec's
 programs.
@@ -22,7 +22,7 @@ _Loss = TypeVar("_Loss")
 
 
 class OptimizerOfParts(torch.optim.Optimizer):
-    """Base class of optimizers whose methods call those of their parts."""
+    """Base class of optimizers whose methods call the methods of their parts."""
 
     _parts: dict[str, torch.optim.Optimizer]
 
@@ -67,7 +67,7 @@ class OptimizerOfParts(torch.optim.Optimizer):
 
 
 class CombinedOptimizer(OptimizerOfParts):
-    """Several optimizers as one: each method calls that of every part.
+    """Several optimizers as one: each method calls the method of every part.
 
     Example::
 

@@ -1,7 +1,7 @@
 """Optimizers of torch whose steps an update method can take.
 
 An update method updates rows where they are stored, in one pass. It replaces an optimizer of torch if
-it gives the same rows: formula, order of operations and row state are those of torch's
+it gives the same rows: formula, order of operations and row state are the same as in torch's
 single-tensor implementation. This is known for some classes by name, and then tested: a few steps over
 generated rows may differ only by rounding. If another release of torch, a build for another CPU, or a
 patched class differs, rows use shadows instead.
@@ -47,7 +47,7 @@ class FusedForm:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """How hyper-parameters of a class of torch map to those of an update method.
+    """How hyper-parameters of a class of torch map to an update method.
 
     A hyper-parameter that is neither listed here nor irrelevant is unknown.
     """

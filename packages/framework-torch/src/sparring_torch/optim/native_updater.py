@@ -193,7 +193,7 @@ class NativeUpdater:
         return [{**group, "params": self._list_tables(group)} for group in self.param_groups]
 
     def scalars(self) -> dict[str, dict[str, Any]]:
-        """Returns the optimizer state of each table, without that of rows."""
+        """Returns the optimizer state of each table, without row state."""
         return {name: shadow.scalars() for name, shadow in self._shadows.items()}
 
     def set_scalars(self, scalars: Mapping[str, Mapping[str, Any]]) -> None:

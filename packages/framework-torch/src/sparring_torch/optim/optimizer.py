@@ -301,8 +301,8 @@ class Optimizer(torch.optim.Optimizer):
         """Clips the gradients of rows and of ordinary parameters by their joint norm.
 
         Same as ``torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)`` for the model of this
-        optimizer. Call it on all ranks, after the last ``backward()`` before a step. The norm is that of
-        the gradients of the step: summed by key over micro-batches, and averaged over ranks.
+        optimizer. Call it on all ranks, after the last ``backward()`` before a step. The norm refers
+        to the gradients of the step: summed by key over micro-batches, and averaged over ranks.
 
         Args:
             max_norm: the maximum norm.
@@ -317,7 +317,7 @@ class Optimizer(torch.optim.Optimizer):
         return torch.nn.utils.clip_grad_norm_([*own, *others], max_norm, **options)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Not supported, because the optimizer's tables are those of its modules.
+        """Not supported, because the modules determine the optimizer's tables.
 
         Raises:
             UnsupportedError: always, after construction.

@@ -53,7 +53,7 @@ def probe(
         UnsupportedError: its state cannot be stored by row, or rows depend on each other.
     """
     device = device or torch.device("cpu")
-    # Keep tensors without an explicit device on the CPU, whatever torch's default device is: a step
+    # Keep tensors without an explicit device on the CPU, even if torch has another default: a step
     # count on a GPU would have to be copied to the host in each step.
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.device("cpu"):
         layout = _find_state(optimizer_class, hyperparameters, dtype, device)

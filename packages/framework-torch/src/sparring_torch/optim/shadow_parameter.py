@@ -58,7 +58,7 @@ class ShadowParameter:
     ) -> None:
         self._dim = dim
         self._layout = layout
-        # Created there whatever torch's default device is.
+        # Explicit, because torch's default device may differ.
         device = device or torch.device("cpu")
         self._empty = torch.empty(0, dim, dtype=dtype, device=device)
         self._rows = self._gradients = self._empty
@@ -160,7 +160,7 @@ class ShadowParameter:
             self._state.pop(name, None)
 
     def scalars(self) -> dict[str, Any]:
-        """Returns the optimizer state of the table, without that of rows; tensors are copied."""
+        """Returns the optimizer state of the table, without row state; tensors are copied."""
         return {
             name: value.clone() if isinstance(value, Tensor) else value
             for name, value in self._state.items()

@@ -213,7 +213,7 @@ def gather_table(
         **known.extra,
     }
     initial = entry.initial_state
-    if initial is None:  # no optimizer set it: there is no state, or that of an opened storage
+    if initial is None:  # no optimizer set it: there is no state, or an opened storage has it
         initial = np.zeros(config.state_width, config.computing_dtype)
     arrays: dict[str, list[npt.NDArray[Any]]] = {"state": [initial]}
     if not are_rows_here:

@@ -108,7 +108,7 @@ class SharedTables:
         return copy.deepcopy(self.original, memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # Not that of the original, because pickle requires the same class.
+        # Does not forward to the original, because pickle requires the same class.
         return _same, (self.original,)
 
     def join(self, container: StepContainer) -> NoReturn:

@@ -241,7 +241,7 @@ class RowsInState(nn.Module):
         header, tables = unpack(state, place)
         if not header.keys() >= {"number", "step", "world_size", "elsewhere", "snapshot"}:
             raise DataError(
-                f"{place}: the saved rows are from a copy of a model; load those of a state_dict"
+                f"{place}: the saved rows are from a copy of a model; load rows of a state_dict"
             )
         elsewhere: dict[str, int] = header["elsewhere"]
         missing = set(agent.table_names) - set(tables) - set(elsewhere)
@@ -266,7 +266,7 @@ class RowsInState(nn.Module):
 
     @property
     def _live_agent(self) -> TableGroup:
-        """The agent, or that of the original for a copy in `shared_rows`."""
+        """The agent, or the original's agent for a copy in `shared_rows`."""
         live: TableGroup = getattr(self.agent, "original", self.agent)
         return live
 

@@ -39,9 +39,9 @@ class DistributedModelParallel(distributed_model_parallel.DistributedModelParall
         device: device of ordinary parameters. Tables stay on the device of their collection.
         plan: a plan of `EmbeddingShardingPlanner`, a mapping from table to sharding, or ``auto``; see
             `sparring_torch.DistributedModelParallel`. None distributes rows over ranks by their ids.
-        sharders: those of `get_default_sharders`, or None; tables are sharded in both cases. Their
+        sharders: sharders of `get_default_sharders`, or None; tables are sharded in both cases. Their
             `fused_params` and `qcomm_codecs_registry` are used.
-        **settings: those of `sparring_torch.DistributedModelParallel`, for example ``exchange``.
+        **settings: arguments of `sparring_torch.DistributedModelParallel`, for example ``exchange``.
 
     Raises:
         InvalidArgumentError: `env` is given, sharders or the plan are TorchRec's own classes, or

@@ -18,10 +18,7 @@ PLAN = (
     "DistributedModelParallel(plan='auto'), or a plan such as {'user': 'table_wise'} or from "
     "`sparring plan`"
 )
-SHARDERS = (
-    "leave sharders out, or give those of get_default_sharders; tables in modules of your own cannot "
-    "be sharded"
-)
+SHARDERS = "leave sharders out, or use get_default_sharders(); tables in your own modules cannot be sharded"
 _DATA = (
     "use any iterator of Batch(dense_features, sparse_features, labels); `sparring train` also reads "
     "logs in Criteo format and MovieLens ratings"

@@ -265,7 +265,7 @@ class EmbeddingShardingPlanner:
 
         Args:
             module: module with tables, which may contain rows.
-            sharders: those of `get_default_sharders`, or None.
+            sharders: sharders of `get_default_sharders`, or None.
 
         Raises:
             CapacityError: the tables do not fit in memory; the message reports the missing memory.
@@ -414,7 +414,7 @@ def get_local_size(world_size: int | None = None) -> int:
     """Returns the number of ranks on this node, according to the launcher.
 
     Args:
-        world_size: number of ranks; None means those of `torch.distributed` or the launcher. If it
+        world_size: number of ranks; None reads `torch.distributed` or the launcher. If it
             is not a multiple of the launcher's number, all ranks count as being on this node.
     """
     ranks = _world_size() if world_size is None else world_size

@@ -25,7 +25,7 @@ _OWN = ("params", "param_names")
 class JointOptimizer(OptimizerOfParts):
     """Replaces the user's optimizer; rows and parameters take their steps together.
 
-    `param_groups` correspond to those of the user's optimizer. Changes to a group, for example by a
+    `param_groups` correspond to the groups of the user's optimizer. Changes to a group, for example by a
     scheduler, also apply to the rows of its embeddings. `step` steps the rows first: if this raises, no
     parameter has changed.
 

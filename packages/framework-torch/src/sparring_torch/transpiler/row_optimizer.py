@@ -66,7 +66,7 @@ def row_optimizer(
 def list_group_positions(scanned: Scan, rows: Optimizer) -> list[int]:
     """Returns, for each group of `rows`, the number of the user's group with its embeddings."""
     places = _map_tables_to_groups(scanned)
-    first = next(iter(places.values()))  # if `rows` has one group, it is that of all tables
+    first = next(iter(places.values()))  # if `rows` has one group, all tables are in it
     return [places.get(group.get("table", ""), first) for group in rows.param_groups]
 
 
