@@ -188,7 +188,7 @@ def test_what_gradients_of_rows_lack_is_not_clipped() -> None:
         (torchrec.GradientClipping.VALUE,),
         (torchrec.GradientClipping.NORM, 0.1, 1.0),
     ):
-        with pytest.raises(UnsupportedError, match="gradients of rows support only norm_type=2"):
+        with pytest.raises(UnsupportedError, match="gradients of rows support only the 2-norm"):
             wrap(torchrec.CombinedOptimizer([rows]), *arguments)
     with pytest.raises(InvalidArgumentError, match="max_gradient must be positive, found 0"):
         wrap(rows, torchrec.GradientClipping.NORM, 0)

@@ -20,8 +20,7 @@ def borrow_intra_op_threads() -> None:
     """Runs the loops of the calling thread on torch's intra-op threads from now on.
 
     Loops stay on the thread pool of core with torch older than 2.10, which has no C function for
-    this, and while torch has fewer threads than a loop needs. `sparring.adapter.give_back_threads`
-    reverts it.
+    this, and while torch has fewer threads than a loop needs.
     """
     functions = _functions()
     if functions is not None:

@@ -1,8 +1,8 @@
 """Ranks of a ``torch.distributed`` group.
 
 Messages are sent over a separate gloo group, so that tags and timeouts do not conflict with the
-program's; tensors on GPUs are sent over NCCL (`sparring_torch.distributed.device_collective`). This module
-initializes ``torch.distributed`` if the program has not done so.
+program's. Tensors on GPUs are sent over NCCL (`sparring_torch.distributed.device_collective`). This
+module initializes ``torch.distributed`` if the program has not done so.
 
 gloo ends the process if a message is larger than the receiver's buffer, and does not report a smaller
 one. Therefore the size is part of the tag, so that messages of different sizes do not match.

@@ -347,7 +347,7 @@ def _check_clipping(reader: FrameType) -> None:
     if reader.f_code is _CLIP_BY_NORM and float(reader.f_locals["norm_type"]) != 2.0:
         raise UnsupportedError(
             f"clip_grad_norm_: found norm_type={reader.f_locals['norm_type']}, but gradients of rows "
-            "support only norm_type=2"
+            "support only the 2-norm"
         )
 
 

@@ -64,7 +64,7 @@ class GradientClippingOptimizer(OptimizerOfParts):
         ):
             raise UnsupportedError(
                 f"GradientClippingOptimizer: found {clipping} with norm_type {norm_type}, but "
-                "gradients of rows support only norm_type=2; use GradientClipping.NORM, or wrap "
+                "gradients of rows support only the 2-norm; use GradientClipping.NORM, or wrap "
                 "only the optimizer of ordinary parameters, and set clip_value of an update method"
             )
         self._parts = {"optimizer": optimizer}
