@@ -362,7 +362,7 @@ def test_why_a_save_failed_is_not_hidden_by_what_could_not_be_removed(
         _break_next_save(container)
         with pytest.raises(OSError, match="disk gone"):
             container.save(str(tmp_path / "one"))
-    assert "was not removed: the folder is not empty" in caplog.text
+    assert "were not removed: the folder is not empty" in caplog.text
 
 
 def _break_next_save(container: StepContainer) -> None:
@@ -381,7 +381,7 @@ def test_state_comes_back_and_names_of_the_container_are_refused(tmp_path: Path)
     with make() as container:
         states = {"mine": State({"epoch": 2}, {"weights": np.arange(5.0)})}
         container.save(url, states=states)
-        with pytest.raises(InvalidArgumentError, match="the container's own"):
+        with pytest.raises(InvalidArgumentError, match="reserved for the container"):
             container.save(str(tmp_path / "two"), states={"admission": State()})
         loaded = container.load(url)
     assert loaded.states["mine"].values == {"epoch": 2}

@@ -1,10 +1,10 @@
-"""Snapshots of a training that runs: one step of all tables, while later steps go on.
+"""Snapshots of a running training: all tables at one step, while later steps continue.
 
-save              ranks agree on a save, tables are frozen, a job is started
-save_manager      the job of one rank, its share of a core, and which save runs
-copy_on_write     rows of one table as they were at one moment, though steps change them
-load              ranks agree on a load, and take over the rows that they own
-load_manager      which load runs
-flush             rows are made durable
+save              ranks agree on a save, freeze the tables and start a job
+save_manager      the job of one rank, its share of a core, and the current save
+copy_on_write     the rows of one table at one moment, while steps change them
+load              ranks agree on a load, and load the rows that they own
+load_manager      the current load
+flush             makes rows durable
 container_state   counters of the container and of admission filters
 """

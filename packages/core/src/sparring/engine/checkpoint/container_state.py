@@ -1,13 +1,14 @@
-"""State of a container in a snapshot: its counters, those of admission filters, and last visits.
+"""State of a container in a snapshot: its counters, admission filters, and last accesses of keys.
 
-Each rank counts the keys that it owns. Blocks of columns of a table count alike: those of the first are
-saved. Where the snapshot was made by the same ranks that own the
-same partitions of a table, its filter takes over its own counters. Otherwise:
+Each rank counts the keys that it owns. All blocks of columns of a table count the same, so only the
+first block is saved. If the snapshot was saved by ranks with the same partitions of a table, each
+filter loads its own counters. Otherwise:
 
-    frequency     every rank takes the counts of its keys from all filters: exact
-    probability   remembers nothing
-    bloom         the largest of each counter of all filters: no key is admitted later than it would
-                  have been, and some may be earlier, as the filters of several ranks share one
+    frequency     every rank loads the counts of its keys from all filters: exact
+    probability   has no state
+    bloom         the maximum of each counter over all filters: no key is admitted later than without
+    the
+                  load, and some may be admitted earlier, because ranks share the counters
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ __all__ = [
 _CONTAINER, _ADMISSION, _VISITS = "container", "admission", "visits"
 
 RESERVED_STATES = (_CONTAINER, _ADMISSION, _VISITS, ERASURE)
-"""Names of state that users do not give or get."""
+"""Names of states that are reserved for the container."""
 
 
 def collect_container_states(state: EngineState) -> dict[str, State]:
-    """This rank's, copied."""
+    """Returns copies of the container states of this rank."""
     rank = state.membership.rank
     dropped = {
         entry.table_name: entry.num_not_admitted
@@ -74,7 +75,8 @@ def collect_container_states(state: EngineState) -> dict[str, State]:
 
 
 def _other_owners(state: EngineState) -> dict[str, npt.NDArray[np.int32]]:
-    """Of each table that the job's shard map does not divide; of blocks of columns, the first's."""
+    """Returns the owners of each table that is not sharded by the job's shard map; of its first block,
+    if it is sharded by columns."""
     return {
         f"owners.{entry.table_name}": entry.layout.owners
         for entry in state.tables.entries.values()
@@ -83,7 +85,7 @@ def _other_owners(state: EngineState) -> dict[str, npt.NDArray[np.int32]]:
 
 
 def _visits(state: EngineState) -> State:
-    """Of each table the keys, the step of each one's last visit, and times of steps."""
+    """Returns the keys of each table with the steps of their last accesses, and the times of steps."""
     times: dict[str, Any] = {}
     arrays: dict[str, npt.NDArray[Any]] = {}
     for entry in state.tables.expiring:
@@ -94,7 +96,7 @@ def _visits(state: EngineState) -> State:
             or (entry.config.is_replicated and state.membership.rank)
         ):
             continue
-        visits.seal(state.counters.steps)  # of writes since the last step
+        visits.seal(state.counters.steps)  # for writes since the last step
         visits.merge()
         if not visits.is_complete:
             continue
@@ -104,15 +106,15 @@ def _visits(state: EngineState) -> State:
 
 
 def load_container_states(state: EngineState, snapshot: Snapshot) -> Callable[[], None]:
-    """Takes over what filters of ranks had counted. Totals over ranks stay what they were.
+    """Loads admission filters and last accesses. Totals over ranks do not change.
 
     Returns:
-        What takes over the counters, to be called once all ranks have all: until then they stand at
-        one step.
+        A function that loads the counters. Call it after all ranks have loaded everything; until then
+        all ranks have the same step.
 
     Raises:
-        InvalidArgumentError: a filter was declared otherwise; some may have been taken over.
-        SnapshotDamagedError: a file is not what was written.
+        InvalidArgumentError: a filter was saved with other settings; some filters may have been loaded.
+        SnapshotDamagedError: a file is damaged.
     """
     shards = state.shard_map
     saved = [snapshot.state(_CONTAINER, rank=each) for each in range(snapshot.world_size)]
@@ -133,7 +135,7 @@ def _load_filters(
         if entry.admission_filter is None:
             continue
         name, layout = entry.table_name, entry.layout
-        # Of a replicated table all ranks count alike, and the first one saves.
+        # All ranks count the same for a replicated table, so only rank 0 saves its filter.
         was_replicated = name in snapshot.tables and (
             snapshot.tables[name].extra.get("placement") == "replicated"
         )
@@ -162,16 +164,16 @@ def _load_filters(
 
 
 def _load_visits(state: EngineState, snapshot: Snapshot) -> None:
-    """Each rank takes over the visits of the keys that it owns."""
+    """Loads the last accesses of the keys that this rank owns."""
     ranks = [each for each in range(snapshot.world_size) if _VISITS in snapshot.state_names(each)]
     saved = [snapshot.state(_VISITS, rank=each) for each in ranks if state.tables.expiring]
     for entry in state.tables.expiring:
         name, owners = entry.table_name, entry.write_log.owners
-        # A rank that keeps no row of the table may have saved no visits of it.
+        # A rank without rows of the table may have saved no accesses of it.
         having = [each for each in saved if f"keys.{name}" in each.arrays]
         found = [each.arrays for each in having]
         if entry.visits is None or not found:
-            continue  # rows count as visited in the next step
+            continue  # rows count as accessed in the next step
         keys: Keys = np.concatenate([each[f"keys.{name}"] for each in found])
         steps = np.concatenate([each[f"steps.{name}"] for each in found])
         if owners is not None:
@@ -182,7 +184,8 @@ def _load_visits(state: EngineState, snapshot: Snapshot) -> None:
 
 
 def _load_counters(state: EngineState, saved: list[dict[str, Any]], is_same_job: bool) -> None:
-    """A rank goes on counting from its own; with other ranks the first one has the totals."""
+    """Loads the counters: each rank continues from its own, or, with other ranks, rank 0 gets the
+    totals."""
     rank = state.membership.rank
     mine = [saved[rank]] if is_same_job else ([] if rank else saved)
     for counter in fields(state.counters):
@@ -201,16 +204,16 @@ _FREQUENCY = 1
 
 
 def _merge_filters(made: Any, entry: TableEntry, saved: Sequence[bytes]) -> None:
-    """Puts into the empty filter of a table what other filters had counted of this rank's keys.
+    """Merges the counts of this rank's keys from several saved filters into an empty filter.
 
     Args:
-        made: the native filter of the table on this rank, with nothing counted.
-        entry: the table.
-        saved: what the filters of the ranks that made the snapshot have saved.
+        made: empty native filter of the table on this rank.
+        entry: entry of the table.
+        saved: saved filters of the ranks of the snapshot.
 
     Raises:
-        InvalidArgumentError: one was declared otherwise.
-        UnsupportedError: a filter of a kind whose counters cannot be joined.
+        InvalidArgumentError: a filter was saved with other settings.
+        UnsupportedError: filters of this kind cannot be merged.
     """
     table, admission = entry.config, entry.config.admission
     if isinstance(admission, Probability):
@@ -220,7 +223,7 @@ def _merge_filters(made: Any, entry: TableEntry, saved: Sequence[bytes]) -> None
             made.join(each)
     elif isinstance(admission, Frequency):
         for each in saved:
-            # By a filter of its own, which checks all of the bytes.
+            # Loaded into a separate filter first, which validates all bytes.
             make_native_filter(admission, table).load(each)
             keys, counts = _parse_counts(each)
             owners = entry.write_log.owners
@@ -232,15 +235,18 @@ def _merge_filters(made: Any, entry: TableEntry, saved: Sequence[bytes]) -> None
         made.load(saved[0])
     else:
         raise UnsupportedError(
-            f"admission of table {table.name!r}: counters of {type(admission).__name__} cannot be "
-            "divided among other ranks; load with as many ranks as saved, and the same plan",
+            f"load of the admission filter of table {table.name!r}: counters of "
+            f"{type(admission).__name__} cannot be redistributed; load with the same number of ranks "
+            "and the same plan as the save",
             table=table.name,
         )
 
 
 def _parse_counts(saved: bytes) -> tuple[Keys, npt.NDArray[np.uint32]]:
     if len(saved) < _HEADER.size:
-        raise CorruptDataError("saved counters of an admission filter end early")
+        raise CorruptDataError(
+            "load of an admission filter: its saved counters are truncated; load another snapshot"
+        )
     num_keys = _HEADER.unpack_from(saved)[-1]
     keys: Keys = np.frombuffer(saved, np.int64, num_keys, _HEADER.size)
     return keys, np.frombuffer(saved, np.uint32, num_keys, _HEADER.size + keys.nbytes)
@@ -255,14 +261,15 @@ def _record(made: Any, keys: Keys, counts: npt.NDArray[np.uint32]) -> None:
 def state_without_keys(
     name: str, state: SnapshotState, table: str, keys: Keys
 ) -> SnapshotState | None:
-    """State of a container as if it had never seen some keys; None: it has none of them.
+    """Returns a container state without some keys, or None if it contains none of them.
 
-    Counters that many keys share, those of Bloom filters, stay as they are.
+    Counters of Bloom filters are not changed, because many keys share them.
 
     Args:
-        name: of the state.
-        state: of one rank, in a snapshot.
-        table: whose keys these are.
+        name: name of the state.
+        state: state of one rank in a snapshot.
+        table: table of the keys.
+        keys: keys to remove.
     """
     arrays = dict(state.arrays)
     if name == _VISITS and f"keys.{table}" in arrays:

@@ -1,23 +1,23 @@
-"""The rows of one table as they were at one moment, while steps change them.
+"""The rows of one table at one moment, while steps change them (copy on write).
 
-Copy on write. The save reads one group of partitions after another; a step that is about to write
-reads the old rows of the keys that the save still needs, and keeps them for it as undo rows:
+The save reads one group of partitions after another. A step that is about to write reads the old rows
+of the keys that the save still needs, and stores them for the save as undo rows:
 
-    step     keys of groups to come, not touched yet ──► find old rows ──► undo rows ──► write
-    save     find the rows of group g ──► without those that a step touched ──► file
+    step     keys of unsaved groups, not touched yet ──► find old rows ──► undo rows ──► write
+    save     find the rows of group g ──► without rows that a step touched ──► file
              undo rows since ──► file
 
-Why that is exact. A step enters its keys into `touched` before it writes the first of them. The
-save reads rows first and looks at `touched` afterwards: of a key that is not in it, no write had
-begun when the row was read. Where a write may remove rows of other keys, as a storage that evicts
-does, the lock is held for as long as it lasts, so that no row is missing that is yet to be handed
-over. A group is given in the moment in which the save looks; from then on steps ignore its keys.
-So each key is given once, also by a storage whose scan gives some twice.
+This is exact for the following reasons. A step adds its keys to `touched` before it writes the first of
+them. The save reads rows first and checks `touched` afterwards: if a key is not in it, no write of the
+key had started when its row was read. If a write may remove rows of other keys, as in a storage that
+evicts, the lock is held during the write, so that no unsaved row is lost. A group counts as saved from
+the moment of the check; from then on steps ignore its keys. Therefore each key is yielded once, even if
+the scan of a storage returns some keys twice.
 
-The keys come from a scan, which promises those that are there from its beginning to its end; all
-others were written to, and so kept. Scores change with every write and no storage can be asked for
-them by key: where a storage has scores, they are copied with the keys when the table is frozen.
-Undo rows of all tables of a save share one budget of memory.
+The keys come from a scan, which returns all keys that exist from its beginning to its end. All other
+keys were written, and so have undo rows. Scores change with every write, and storages cannot look them
+up by key. Therefore, if a storage has scores, they are copied with the keys when the table is frozen.
+The undo rows of all tables of a save share one memory budget.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ __all__ = ["CopyOnWriteView", "UndoBudget", "UndoRows"]
 
 @dataclass(frozen=True, slots=True)
 class UndoRows:
-    """Rows as they were before a step wrote to them."""
+    """Rows before a step wrote to them."""
 
     keys: Keys
     """``(n,)``"""
     rows: Rows
-    """``(n, width)``; undefined where `found` is False."""
+    """``(n, width)``; undefined if `found` is False."""
     found: npt.NDArray[np.bool_]
-    """``(n,)``: False where the key had no row."""
+    """``(n,)``: whether the key had a row."""
 
     @property
     def num_bytes(self) -> int:
@@ -61,13 +61,13 @@ class UndoRows:
 
 
 class UndoBudget:
-    """Bytes of undo rows that all tables of a save may hold together.
+    """Memory budget for the undo rows of all tables of a save.
 
-    A step that finds the budget used up waits until the save has written some. So the most that
-    is held is the budget and the rows of one step.
+    If the budget is used up, a step waits until the save has written some undo rows. Therefore the
+    maximum memory is the budget plus the undo rows of one step.
 
     Args:
-        limit_bytes: from which on steps wait.
+        limit_bytes: size of undo rows from which steps wait.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -80,7 +80,7 @@ class UndoBudget:
         self._changed = threading.Condition()
 
     def take(self, rows: UndoRows) -> None:
-        """Counts rows that are held from now on."""
+        """Adds undo rows to the used bytes."""
         with self._changed:
             self._used_bytes += rows.num_bytes
             self.num_rows += len(rows.keys)
@@ -88,7 +88,7 @@ class UndoBudget:
 
     @property
     def is_half_used(self) -> bool:
-        """Whether it is time to write undo rows of tables whose turn has not come."""
+        """Whether undo rows of tables that are not being written yet should be written ahead."""
         return 2 * self._used_bytes >= self.limit_bytes
 
     @property
@@ -97,20 +97,20 @@ class UndoBudget:
         return 4 * self._used_bytes >= 3 * self.limit_bytes or self._is_over
 
     def give_back(self, num_bytes: int) -> None:
-        """Undo rows of so many bytes were written and freed."""
+        """Subtracts the bytes of undo rows that were written and freed."""
         if num_bytes:
             with self._changed:
                 self._used_bytes -= num_bytes
                 self._changed.notify_all()
 
     def end(self) -> None:
-        """The save is over: no step waits any more."""
+        """Ends all waits of steps, because the save is over."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
 
     def wait_for_capacity(self, seconds: float) -> bool:
-        """Returns True when a step may hold more rows, False if that takes longer."""
+        """Waits until there is space for undo rows; returns False after a timeout in seconds."""
         with self._changed:
             if self._used_bytes < self.limit_bytes or self._is_over:
                 return True
@@ -123,27 +123,28 @@ class UndoBudget:
 
 
 _GROUP_BYTES = 4 << 20
-"""Of the rows of a group, about: what the save holds at a time."""
+"""Approximate bytes of the rows of a group, which the save keeps in memory."""
 _WINDOW_KEYS = 4 << 20
-"""About how many keys the save collects in one scan."""
+"""Approximate number of keys that the save collects per scan."""
 _SCAN_ROWS = 65_536
 Groups = npt.NDArray[np.uint16]
 Positions = npt.NDArray[np.int64]
 
 _PIECE_KEYS = 1024
-"""So few that a storage does not spread the call over threads, which the steps need."""
+"""Few enough that a storage does not use several threads for the call, which the steps need."""
 
 
 class CopyOnWriteView:
-    """One storage at the moment in which this is made: no step may be under way then.
+    """View of a storage at the moment of its creation, when no step may be in progress.
 
-    `chunks` and `undo_chunks` are for the save's thread, all else for the thread that writes.
+    `chunks` and `undo_chunks` are called on the thread of the save, all other methods on the writing
+    thread.
 
     Args:
-        table: what the rows are.
-        storage: that holds them.
-        budget: for old rows, shared with other tables of the save.
-        changed: a set of keys: only these are given; None: all.
+        table: configuration of the table.
+        storage: storage of the rows.
+        budget: budget for undo rows, shared with other tables of the save.
+        changed: keys to which the view is restricted; None: all keys.
     """
 
     def __init__(
@@ -156,7 +157,7 @@ class CopyOnWriteView:
         self.table = table
         self.num_keys = storage.size if changed is None else len(changed)
         self.erased: list[Keys] = []
-        """Of `changed`, those that had no row; complete when `chunks` has ended."""
+        """Keys of `changed` that had no row; complete after `chunks` has ended."""
         self._storage, self._budget, self._changed = storage, budget, changed
         self._copy_into = (
             storage.copy_into if isinstance(storage, SupportsCopy) else storage.find_into
@@ -165,7 +166,7 @@ class CopyOnWriteView:
         self._num_groups = min(1 << bits, NUM_PARTITIONS)
         self._shift = (NUM_PARTITIONS // self._num_groups).bit_length() - 1
         self._whole = Columns(0, table.width)
-        # Rows of other keys leave by a write, or reads may not run concurrently with one.
+        # A write may remove rows of other keys, or reads are not allowed during a write.
         offered = storage.capabilities
         self._is_locked_by_writes = offered.evicts or offered.evict or not offered.concurrent_reads
         self._lock = threading.Lock()  # guards what follows
@@ -181,15 +182,17 @@ class CopyOnWriteView:
     # -- for the thread that writes ------------------------------------------------
 
     def before_write(self, keys: Keys) -> None:
-        """Keeps the rows of `keys` that the save still needs. `after_write` must follow."""
+        """Stores undo rows for `keys` that the save still needs. `after_write` must follow."""
         self._lock.acquire()
         try:
             if self._failure is None:
                 self._keep(keys, None)
-        except Exception as error:  # the step goes on; the save does not
+        except Exception as error:  # fails the save, not the step
             self._failure = error
-        except BaseException as error:  # as Ctrl-C: no write follows
-            self._failure = InternalError(f"the step that read undo rows was stopped ({error!r})")
+        except BaseException as error:  # for example Ctrl-C: no write follows
+            self._failure = InternalError(
+                f"save: the step that read undo rows was stopped ({error!r}); save again"
+            )
             if self._is_locked_by_writes:
                 self._lock.release()
             raise
@@ -198,7 +201,7 @@ class CopyOnWriteView:
                 self._lock.release()
 
     def after_write(self, keys: Keys, evicted: EvictedRows | None, *, is_erased: bool) -> None:
-        """Keeps the rows that left to make room."""
+        """Stores undo rows for evicted rows."""
         if not self._is_locked_by_writes:
             return
         try:
@@ -210,7 +213,7 @@ class CopyOnWriteView:
             self._lock.release()
 
     def rows_cleared(self, table: str) -> None:
-        """Ends the save: its rows are about to be removed, or moved to another storage."""
+        """Fails the save, because its rows are about to be removed or moved to another storage."""
         self.fail(
             InvalidArgumentError(
                 f"table {table!r} was cleared, or its rows were moved to another storage, while it was "
@@ -220,12 +223,13 @@ class CopyOnWriteView:
         )
 
     def fail(self, error: BaseException) -> None:
-        """The rows are no longer to be had; `chunks` raises `error`."""
+        """Marks the rows as no longer available; `chunks` raises `error`."""
         with self._lock:
             self._failure = self._failure or error
 
     def _keep(self, keys: Keys, rows: Rows | None) -> None:
-        """Keeps undo rows of keys that were not touched yet; None: as the storage has them now."""
+        """Stores undo rows of keys that were not touched yet. If `rows` is None, reads them from the
+        storage."""
         wanted = ~self._is_given[self._groups_of(keys)]
         if self._changed is not None:
             wanted &= self._changed.contains(keys)
@@ -253,14 +257,14 @@ class CopyOnWriteView:
     # -- for the save ----------------------------------------------------------------
 
     def chunks(self, pause: Callable[[], None] = no_pause) -> Iterator[ScanChunk]:
-        """All rows as they were, but for those that `undo_chunks` gave; each key once. The arrays of
-        a chunk are used again for the next.
+        """Yields all rows of the view, except those that `undo_chunks` has yielded; each key once. The
+        arrays of a chunk are reused for the next one.
 
         Args:
-            pause: called after each part of the work that gives no chunk.
+            pause: called after each part of the work that yields no chunk.
 
         Raises:
-            SparringError: the rows are no longer to be had.
+            SparringError: the rows are no longer available.
         """
         for groups in self._windows():
             keys = yield from self._collect_keys(groups, pause)
@@ -277,8 +281,8 @@ class CopyOnWriteView:
     def _collect_keys(
         self, groups: range, pause: Callable[[], None]
     ) -> Generator[ScanChunk, None, dict[int, list[Keys]]]:
-        """The keys of each group that has any, perhaps with repeats. Gives old rows meanwhile, as a
-        scan of a large table takes longer than steps can wait for room."""
+        """Returns the keys of each non-empty group, possibly with repeats. Yields undo rows in between,
+        because a scan of a large table takes longer than steps can wait for space."""
         if self._changed is not None:
             source: Iterable[Keys] = [self._changed.keys()]
         elif self._scores is not None:
@@ -307,7 +311,7 @@ class CopyOnWriteView:
 
     def _group(self, group: int, parts: list[Keys]) -> Iterator[ScanChunk]:
         keys = _sort_unique(parts)
-        # What was touched already is kept: it need not be read once more.
+        # Touched keys already have undo rows, so they are not read again.
         keys = keys[~self._touched.contains(keys)]
         rows = self._reuse_rows(len(keys))
         found = np.empty(len(keys), np.bool_)
@@ -329,7 +333,8 @@ class CopyOnWriteView:
         yield from self.undo_chunks()
 
     def _reuse_rows(self, num_rows: int) -> Rows:
-        """Memory for the rows of a group, the same each time: fresh pages cost as much as copying."""
+        """Returns memory for the rows of a group. It is reused, because new pages cost as much as the
+        copy."""
         if len(self._rows) < num_rows:
             width = self.table.width
             flat = allocate_returnable((num_rows + num_rows // 8) * width, self.table.numpy_dtype)
@@ -337,7 +342,7 @@ class CopyOnWriteView:
         return self._rows[:num_rows]
 
     def undo_chunks(self) -> Iterator[ScanChunk]:
-        """Undo rows since the last call, of any group."""
+        """Yields the undo rows of all groups since the last call."""
         with self._lock:
             undo, self._undo = self._undo, []
         while undo:
@@ -356,12 +361,12 @@ class CopyOnWriteView:
 
     @property
     def undo_bytes(self) -> int:
-        """Bytes of undo rows that wait."""
+        """Bytes of the undo rows that have not been yielded yet."""
         with self._lock:
             return sum(each.num_bytes for each in self._undo)
 
     def check_whole(self) -> None:
-        """Raises what happened to the rows since, if anything did.
+        """Checks that the rows were available until now.
 
         Raises:
             SparringError: as `chunks`.
@@ -372,7 +377,8 @@ class CopyOnWriteView:
 
 
 def _sort_unique(parts: list[Keys]) -> Keys:
-    """``(u,)``: all keys, each once. Sorting is many times as fast as `numpy.unique`, which hashes."""
+    """Returns the unique keys ``(u,)``, sorted. This is much faster than `numpy.unique`, which
+    hashes."""
     keys: Keys = np.concatenate([np.empty(0, np.int64), *parts])
     keys.sort()
     is_first = np.ones(len(keys), np.bool_)
@@ -381,7 +387,7 @@ def _sort_unique(parts: list[Keys]) -> Keys:
 
 
 def _close_gaps(keys: Keys, rows: Rows, is_gap: npt.NDArray[np.bool_]) -> int:
-    """Moves the last ones into the gaps, which are few. Returns how many are left, at the front."""
+    """Moves the last rows into the gaps, which are few, and returns the number of remaining rows."""
     gaps = np.flatnonzero(is_gap)
     count = len(keys) - len(gaps)
     last = count + np.flatnonzero(~is_gap[count:])
@@ -391,10 +397,11 @@ def _close_gaps(keys: Keys, rows: Rows, is_gap: npt.NDArray[np.bool_]) -> int:
 
 
 def _split_by_group(groups: Groups, wanted: range) -> dict[int, Positions]:
-    """Positions of each of the `wanted` groups that has any.
+    """Returns the positions of each non-empty group of `wanted`.
 
     Args:
-        groups: ``(n,)``, the group of each position.
+        groups: ``(n,)``: the group of each position.
+        wanted: groups to return.
     """
     order = np.argsort(groups, kind="stable")
     borders = np.searchsorted(groups[order], np.arange(wanted.start, wanted.stop + 1))
@@ -405,15 +412,15 @@ def _split_by_group(groups: Groups, wanted: range) -> dict[int, Positions]:
 
 
 class _CopiedScores:
-    """Keys and scores of a whole storage, copied at once: 16 bytes a row.
+    """Keys and scores of a whole storage, copied at creation: 16 bytes per row.
 
-    They are put in order by the thread that asks, group by group, so that a step waits for no more
-    than the copy.
+    They are sorted later, group by group, on the thread that reads them, so that a step waits only for
+    the copy.
 
     Args:
-        storage: that has scores.
-        groups_of: the group of each key.
-        num_groups: of all keys.
+        storage: storage with scores.
+        groups_of: returns the group of each key.
+        num_groups: number of groups.
     """
 
     def __init__(
@@ -427,11 +434,11 @@ class _CopiedScores:
         self._sorted: dict[int, tuple[Keys, Scores]] = {}
 
     def keys(self, group: int) -> Keys:
-        """All keys of a group, ascending."""
+        """Returns all keys of a group, ascending."""
         return self._group(group)[0]
 
     def of(self, keys: Keys) -> Scores:
-        """``(n,)``: the score of each key; 0 where it had no row."""
+        """Returns the score ``(n,)`` of each key; 0 if it had no row."""
         scores = np.zeros(len(keys), np.uint64)
         for group, places in _split_by_group(
             self._groups_of(keys), range(len(self._parts))

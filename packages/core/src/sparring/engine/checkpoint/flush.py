@@ -1,4 +1,4 @@
-"""One flush of all tables: joined by all ranks, or left to run."""
+"""Flush of all tables, which all ranks wait for or which runs in the background."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["flush"]
 
 
 def flush(state: EngineState, *, blocking: bool) -> Task[None] | None:
-    """As `StepContainer.flush`."""
+    """Implements `StepContainer.flush`."""
     state.check_open()
     storages = {
         name: entry.storage
         for name, entry in list(state.tables.entries.items())
         if entry.storage is not None
     }
-    # A save reads, which a storage without concurrent reads bears no flush next to.
+    # A save reads rows, which a storage without concurrent reads does not allow during a flush.
     are_read = all(each.capabilities.concurrent_reads for each in storages.values())
     purpose = Purpose.READ if are_read else Purpose.REPLACE
     if not blocking:

@@ -1,8 +1,8 @@
-"""Flushes: rows that steps have written are made durable, on the event loop.
+"""Flushes: make the rows that steps have written durable, on the event loop.
 
-A flush changes where rows are stored, so it takes the place of a writer: the next step, save, load or
-change of the optimizer's state joins it before it touches a row. Lookups, forward and backward passes go
-on concurrently in storages with concurrent reads; the others are flushed before `begin` returns.
+A flush changes where rows are stored, so it counts as a writer: the next step, save, load or change of
+the optimizer state joins it before it accesses a row. Lookups, forward and backward passes continue in
+storages with concurrent reads; other storages are flushed before `begin` returns.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _log = logging.getLogger(__name__)
 
 
 class FlushManager:
-    """The flushes of a container's tables, one at a time.
+    """Runs the flushes of a container's tables, one at a time.
 
     Args:
-        events: where they run.
-        at_work: knows of the storages that are flushed.
-        most_seconds: how long `join` waits; None: as long as it takes.
+        events: event loop on which they run.
+        at_work: registry of the storages that are being flushed.
+        max_seconds: timeout of `join`; None: no timeout.
     """
 
     def __init__(
@@ -40,19 +40,18 @@ class FlushManager:
         self._at_work = at_work
         self._max_seconds = max_seconds
         self.task: Task[Any] | None = None
-        """The last flush, until it was joined."""
+        """Last flush, until it was joined."""
 
     def begin(self, storages: Mapping[str, Storage], *, report_failure: bool) -> Task[Any]:
-        """Flushes storages, by the name of their table.
+        """Starts a flush of storages.
 
         Args:
-            storages: open; no write to them until `join` has returned.
-            report_failure: `EventLoop.check` tells of a failure, not the task alone.
+            storages: open storages by table. No writes are allowed until `join` has returned.
+            report_failure: whether `EventLoop.check` reports a failure, in addition to the task.
 
         Raises:
-            SparringError: a storage without concurrent reads failed. The others were
-                flushed.
-            DeadlineError: the flush before it does not end.
+            SparringError: a storage without concurrent reads failed. The others were flushed.
+            DeadlineError: the previous flush did not finish in time.
         """
         self.join()
         concurrent = {
@@ -74,10 +73,10 @@ class FlushManager:
         return self.task
 
     def join(self) -> None:
-        """Returns when no flush runs, so that rows may change. `EventLoop.check` has its failure.
+        """Waits for the flush, so that rows may change. `EventLoop.check` reports its failure.
 
         Raises:
-            DeadlineError: it does not end.
+            DeadlineError: the flush did not finish in time.
         """
         task = self.task
         if task is None:
@@ -90,7 +89,8 @@ class FlushManager:
         self.task = None
 
     def _run(self, storages: Mapping[str, Storage]) -> None:
-        """On a thread of the event loop. A storage that is closed after it hides no failure."""
+        """Runs on a thread of the event loop. Reports the failure of a flush even if a storage that is
+        closed afterwards fails too."""
 
         def flush() -> None:
             failure = _flush(storages)
@@ -101,7 +101,7 @@ class FlushManager:
 
 
 def _flush(storages: Mapping[str, Storage]) -> SparringError | None:
-    """Flushes all, whichever fails; returns the first failure."""
+    """Flushes all storages, even if some fail; returns the first failure."""
     first: SparringError | None = None
     for name, storage in storages.items():
         try:
@@ -109,6 +109,6 @@ def _flush(storages: Mapping[str, Storage]) -> SparringError | None:
         except SparringError as error:
             if first is not None:
                 about = {"table": name}
-                _log.error("the flush of table %r failed, too: %s", name, error, extra=about)
+                _log.error("the flush of table %r also failed: %s", name, error, extra=about)
             first = first or error
     return first

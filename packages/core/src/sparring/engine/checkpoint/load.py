@@ -1,4 +1,4 @@
-"""Loads: ranks agree on a snapshot, and each takes over the rows that it owns."""
+"""Loads: ranks agree on a snapshot, and each loads the rows that it owns."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 def load(
     state: EngineState, url: str, tables: Iterable[str] | None, *, is_base: bool, blocking: bool
 ) -> LoadResult | Task[LoadResult]:
-    """As `StepContainer.load`."""
+    """Implements `StepContainer.load`."""
     begun = _begin(state, url, tables, is_base)
     if blocking:
         return state.loads.run(begun)
@@ -41,7 +41,7 @@ def load(
 
 
 def _begin(state: EngineState, url: str, tables: Iterable[str] | None, is_base: bool) -> Load:
-    """Ranks agree on what is to be loaded, before the first row. All ranks call it.
+    """Agrees with the other ranks on the snapshot and the tables to load. All ranks must call it.
 
     Raises:
         SparringError: as `StepContainer.load`; nothing was changed.
@@ -71,14 +71,15 @@ def _begin(state: EngineState, url: str, tables: Iterable[str] | None, is_base: 
 
 
 class Load:
-    """A load that ranks have agreed on. `run` or `give_up` must follow: ranks meet until then.
+    """A load that ranks have agreed on. Call `run` or `give_up`; other ranks wait until then.
 
     Args:
-        state: nothing but this may use its tables and its collective until the load is over.
-        snapshot: the same on all ranks.
-        chosen: the tables whose rows are loaded.
-        is_whole: take over counters too.
-        is_base: count from the end on which keys change.
+        state: state of the engine. Only this load may use its tables and its collective until it is
+            over.
+        snapshot: snapshot to load; the same on all ranks.
+        chosen: entries whose rows are loaded.
+        is_whole: whether to load counters too.
+        is_base: whether to track changed keys after the load.
     """
 
     def __init__(
@@ -104,8 +105,8 @@ class Load:
                 entry.view.begin_load()
             self._coordinator = Coordinator(
                 state.collective,
-                f"load of {self.url}, of which tables may hold parts now (load one again before "
-                "going on)",
+                f"load of {self.url}, of which tables may now contain parts (load a snapshot again "
+                "before continuing)",
             )
             self._coordinator.start()
         except BaseException:
@@ -114,11 +115,11 @@ class Load:
             raise
 
     def run(self) -> LoadResult:
-        """Takes over rows and counters; on any thread.
+        """Loads rows and counters; may be called on any thread.
 
         Raises:
             SparringError: as `StepContainer.load`.
-            InterruptedLoadError: `stop` was called, here or on another rank.
+            InterruptedLoadError: `stop` was called on some rank.
         """
         try:
             return self._run()
@@ -126,20 +127,21 @@ class Load:
             self._end()
 
     def stop(self, reason: BaseException) -> None:
-        """Ends it between two chunks of rows; from another thread.
+        """Stops the load after the current chunk of rows; called from another thread.
 
         Args:
-            reason: for the message, here and on other ranks.
+            reason: reason for the message, on this and other ranks.
         """
         self._reason = reason
 
     def give_up(self, reason: BaseException, *, waits: bool = True) -> None:
-        """In place of `run`: other ranks are told. No row was changed on this one.
+        """Aborts the load instead of `run`, and notifies the other ranks. No row was changed on this
+        rank.
 
         Args:
-            reason: for the message on other ranks.
-            waits: for other ranks; otherwise a call that does must follow before anything uses the
-                collective. Such a call may come from any thread.
+            reason: reason for the message on other ranks.
+            waits: whether to wait for other ranks. If False, a waiting call must follow, on any thread,
+                before the collective is used.
         """
         self._coordinator.abort(reason, waits=waits)
         self._end()
@@ -147,7 +149,7 @@ class Load:
     def _end(self) -> None:
         with self._ending:
             if self._has_ended:
-                return  # another load may have begun
+                return  # another load may have started
             self._has_ended = True
             try:
                 for entry in self._chosen:
@@ -156,7 +158,7 @@ class Load:
                 self._close_storages()
 
     def _close_storages(self) -> None:
-        """Closes storages whose close waited for the load; a failure is logged."""
+        """Closes storages whose close waited for the load. Failures are logged."""
         try:
             self._state.at_work.end()
         except Exception as error:
@@ -187,7 +189,7 @@ class Load:
             self._coordinator.abort(stopped)
             raise
         self._coordinator.agree(error)
-        # All ranks have their rows: they may share one place.
+        # Only after all ranks have loaded their rows, because they may share a storage.
         try:
             for entry in self._chosen:
                 end_storage_load(state.tables.open(entry))
@@ -207,7 +209,7 @@ class Load:
         self._check_stopped()
         storage = state.tables.open(entry)
         state.at_work.begin([storage])
-        # What is being prefetched is read again.
+        # Prefetches in progress read all rows again.
         if state.prefetches.unfinished:
             state.prefetches.note(table.name, None)
         begin_storage_load(storage, snapshot.url)
@@ -230,7 +232,7 @@ class Load:
         return num_rows
 
     def _partitions_of(self, entry: TableEntry) -> list[int] | None:
-        """Those that this rank reads; None: all."""
+        """Returns the partitions that this rank reads; None: all."""
         membership = self._state.membership
         if membership.world_size == 1 or entry.layout.is_replicated:
             return None
@@ -238,18 +240,18 @@ class Load:
         return partitions
 
     def _check_stopped(self) -> None:
-        """Called between pieces of work."""
+        """Raises if the load was stopped; called between chunks."""
         self._coordinator.check()
         if self._reason is not None:
             raise InterruptedLoadError(
-                f"the load of {self.url} was stopped ({self._reason!r}), and tables may hold parts "
-                "of it; load a snapshot again before going on",
+                f"the load of {self.url} was stopped ({self._reason!r}), and tables may contain parts "
+                "of it; load a snapshot again before continuing",
                 source=self.url,
             )
 
 
 def _start_counting_changes(state: EngineState, base: str | None) -> None:
-    """Counts from now on which keys change since the snapshot `base`; None: no longer."""
+    """Starts tracking the keys that change since the snapshot `base`; None: stops it."""
     state.saves.base = base
     for entry in state.tables.entries.values():
         entry.write_log.changed = None if base is None else _native.KeySet()
@@ -258,7 +260,7 @@ def _start_counting_changes(state: EngineState, base: str | None) -> None:
 def _chosen(
     state: EngineState, snapshot: Snapshot, tables: Iterable[str] | None
 ) -> list[TableEntry]:
-    """The tables to load. All that can be refused is refused here."""
+    """Returns the entries to load, after checking them against the snapshot."""
     known = snapshot.tables
     if tables is None:
         names = list(state.tables.declared)
@@ -271,8 +273,8 @@ def _chosen(
             )
         if RESERVED_STATES[0] not in snapshot.state_names(0):
             raise InvalidArgumentError(
-                f"snapshot {snapshot.url} has rows and no counters of a training, as `sparring import` "
-                f"writes it; name the tables to load: load(url, tables={sorted(known)})",
+                f"snapshot {snapshot.url} has rows but no counters of a training, like the result of "
+                f"`sparring import`; specify the tables: load(url, tables={sorted(known)})",
                 tables=sorted(known),
             )
     else:
@@ -297,7 +299,7 @@ def _chosen(
 
 
 def _loads_embeddings_only(table: TableConfig, saved: TableDescription) -> bool:
-    """Where no optimizer said that it needs state, none is loaded."""
+    """Whether only embeddings are loaded, because no optimizer has set a state yet."""
     return table.state_width == 0 and not table.state_method and saved.state_width > 0
 
 
@@ -306,8 +308,8 @@ def _warn_of_other_initial_values(saved: TableDescription, table: TableConfig) -
     for name in ("seed", "initializer"):
         if name in saved.extra and saved.extra[name] != declared[name]:
             _log.warning(
-                "table %r was saved with %s %s and is declared with %s: keys that have no row yet "
-                "begin with other values than they would have",
+                "table %r was saved with %s %s and is declared with %s: keys without a row get other "
+                "initial values than in the saved training",
                 table.name,
                 name,
                 saved.extra[name],
@@ -317,7 +319,7 @@ def _warn_of_other_initial_values(saved: TableDescription, table: TableConfig) -
 
 
 def _read_user_states(snapshot: Snapshot, rank: int) -> Mapping[str, State]:
-    """Those that were given to `save`: of this rank where it had its own."""
+    """Returns the states that were passed to `save`; this rank's state if it had a separate one."""
     found: dict[str, State] = {}
     for each in dict.fromkeys((0, rank)):
         if each >= snapshot.world_size:

@@ -1,9 +1,9 @@
 """Loads of a container: at most one at a time, in the caller's thread or in the background.
 
-A load in the background holds the tables and the collective: whatever reads, changes or counts rows, or
-meets other ranks, first waits for it (`sparring.engine.state`). It waits as long as the load takes,
-which other ranks bear: they are in the same load, where ranks meet every two seconds, and one that is
-gone fails it on all others within the collective's deadline.
+A load in the background uses the tables and the collective: operations that read, change or count rows,
+or communicate with other ranks, first wait for it (`sparring.engine.state`), without a timeout. Other
+ranks are in the same load and exchange messages every two seconds, so the load fails on all ranks
+within the collective's deadline if one of them is gone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sparring.runtime.pool import Task
 __all__ = ["LoadJob", "LoadManager"]
 
 _STOP_SECONDS = 5.0
-"""How long `stop` waits for the end of a load: a chunk of rows is written meanwhile."""
+"""Timeout of `stop` for the end of a load, which writes its current chunk of rows."""
 
 
 class LoadJob(Protocol):
@@ -36,21 +36,21 @@ class LoadJob(Protocol):
 
 
 class LoadManager:
-    """See `StepContainer.load`."""
+    """The loads of a container; see `StepContainer.load`."""
 
     def __init__(self) -> None:
         self.num_begun = 0
-        """Loads of which rows may have changed."""
+        """Number of loads that may have changed rows."""
         self._load: LoadJob | None = None
         self.task: Task[LoadResult] | None = None
-        """A load in the background, until it was joined."""
+        """Load in the background, until it was joined."""
         self.ended: Task[LoadResult] | None = None
-        """The last one, until `check` has looked at it."""
-        # Registered after the end of the collective, and called before it.
+        """Last joined load, until `check` has processed it."""
+        # Registered after the end of the collective, and so called before it.
         at_exit(self._close_at_exit)
 
     def run(self, load: LoadJob) -> LoadResult:
-        """Loads on this thread."""
+        """Runs a load on this thread."""
         self.num_begun += 1
         self._load = load
         try:
@@ -59,7 +59,7 @@ class LoadManager:
             self._load = None
 
     def begin(self, load: LoadJob, events: EventLoop) -> Task[LoadResult]:
-        """Loads on the event loop."""
+        """Starts a load on the event loop."""
         self.num_begun += 1
         self._load = load
         try:
@@ -73,16 +73,16 @@ class LoadManager:
         return task
 
     def join(self) -> None:
-        """Returns when no load runs; `check` raises its failure. KeyboardInterrupt while waiting stops
-        the load."""
+        """Waits for the load; `check` raises its failure. KeyboardInterrupt during the wait stops the
+        load."""
         self._wait(None)
 
     def check(self) -> None:
-        """Raises the failure of the last load in the background, after `join`, unless its task has.
+        """Raises the failure of the last joined load, unless its task has raised it.
 
         Raises:
             PeerFailure: a rank is gone.
-            BackgroundError: from any other failure.
+            BackgroundError: the load failed for another reason, which is the cause.
         """
         task, self.ended = self.ended, None
         failure = None if task is None else task.failure()
@@ -97,10 +97,10 @@ class LoadManager:
         ) from failure
 
     def stop(self, reason: BaseException) -> None:
-        """Ends a load that runs, as soon as it may be; `check` does not raise it then.
+        """Stops a running load as soon as possible; `check` does not raise its failure then.
 
         Args:
-            reason: for the message, here and on other ranks.
+            reason: reason for the message, on this and other ranks.
         """
         load, task = self._load, self.task
         if load is None or task is None:
@@ -110,22 +110,22 @@ class LoadManager:
         task.was_reported = True
 
     def close(self, timeout: float) -> None:
-        """Waits for a load that runs, and stops it where it takes too long.
+        """Waits for a running load, and stops it after a timeout.
 
         Args:
-            timeout: seconds.
+            timeout: timeout in seconds.
 
         Raises:
-            DeadlineError: it took too long, and tables hold a part of the snapshot.
+            DeadlineError: the load was stopped, and tables contain a part of the snapshot.
             BackgroundError: as `check`.
         """
         task = self.task
         if task is not None and not self._wait(timeout):
             self.stop(ClosedError("its container was closed, or the program ended"))
             raise DeadlineError(
-                f"{task.name} was given {timeout} s to end when its container was closed, or the "
-                "program ended, and has not: it was stopped, and tables that outlive the process "
-                "hold a part of the rows. Wait for it first (result()), and load it again",
+                f"{task.name} did not end within {timeout} s after its container was closed or the "
+                "program ended: it was stopped, and tables that outlive the process "
+                "contain a part of the rows. Load it again, and wait for it with result() before closing",
                 name=task.name,
                 timeout=timeout,
             )

@@ -1,4 +1,4 @@
-"""Saves: ranks agree on a snapshot, tables are frozen, and a job writes them while steps go on."""
+"""Saves: ranks agree on a snapshot, freeze the tables, and a job writes them while steps continue."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def save(
     states: Mapping[str, State],
     options: SaveOptions,
 ) -> pool.Task[SaveResult] | SaveResult:
-    """As `StepContainer.save`."""
+    """Implements `StepContainer.save`."""
     _check_states(states)
     coordinator = Coordinator(state.collective, f"save of {url}")
     own_error = try_quiesce(state, Purpose.REPLACE, save_seconds=options.deadline_seconds)
@@ -80,12 +80,12 @@ def _check_states(states: Mapping[str, State]) -> None:
     for name in states:
         if name in RESERVED_STATES:
             raise InvalidArgumentError(
-                f"save: state {name!r} is the container's own; give yours another name"
+                f"save: the name of state {name!r} is reserved for the container; choose another name"
             )
         if not isinstance(states[name], State):
             raise InvalidArgumentError(
                 f"save: state {name!r} must be a State, found {type(states[name]).__name__}; "
-                "give State(values, arrays)"
+                "pass State(values, arrays)"
             )
 
 
@@ -99,10 +99,10 @@ def _begin(
     share: float,
     error: Exception | None,
 ) -> SnapshotJob:
-    """Freezes all tables as they are now, and makes a writer that was given nothing yet.
+    """Freezes all tables in their current state, and creates the job that writes them.
 
     Args:
-        error: why this rank cannot save.
+        error: error of this rank, if it cannot save; raised on all ranks.
     """
     begin = time.perf_counter()
     entries = list(state.tables.entries.values())
@@ -154,8 +154,8 @@ def _begin(
     except Exception as failure:
         error = failure
     try:
-        # All begin or none: a part that never comes would be waited for. And a rank that fails removes
-        # the folder, which another rank might just be making.
+        # All ranks start or none, because the commit would wait for missing parts, and a failing rank
+        # removes the folder that another rank may be creating.
         coordinator.agree(error)
     except BaseException:
         if writer is not None:
@@ -184,19 +184,18 @@ def _begin(
 
 
 def _check_apart(state: EngineState, url: str, options: SaveOptions) -> InvalidArgumentError | None:
-    """Why the options are of another kind of ranks."""
+    """Returns an error if `token` and `step` of the options do not match the kind of ranks."""
     is_independent = state.collective.world_size < state.membership.world_size
     if is_independent and options.token is None:
         return InvalidArgumentError(
-            f"save of {url}: rank {state.membership.rank} of {state.membership.world_size} meets "
-            f"the others in no "
-            "collective, so it cannot agree with them on a save; give all of them the same "
-            "SaveOptions token and step"
+            f"save of {url}: rank {state.membership.rank} of {state.membership.world_size} has no "
+            "collective with the other ranks, so they cannot agree on a save; set the same token and "
+            "step in the SaveOptions of all of them"
         )
     if state.collective.world_size > 1 and (options.token, options.step) != (None, None):
         return InvalidArgumentError(
-            f"save of {url}: SaveOptions token and step are for ranks that meet in no collective, and "
-            f"these {state.membership.world_size} ranks agree by theirs; leave them out"
+            f"save of {url}: token and step of SaveOptions are for ranks without a collective, but these "
+            f"{state.membership.world_size} ranks have one; leave them out"
         )
     return None
 
@@ -204,7 +203,7 @@ def _check_apart(state: EngineState, url: str, options: SaveOptions) -> InvalidA
 def _table_job(
     entry: TableEntry, budget: UndoBudget | None, is_delta: bool, *, is_base: bool
 ) -> TableJob:
-    """Freezes a table; without a budget this rank has no rows of it."""
+    """Freezes a table. Without a budget, this rank has no rows of it to save."""
     storage = entry.storage
     has_scores = storage is not None and storage.capabilities.scores != "none"
     block = entry.block
@@ -214,7 +213,7 @@ def _table_job(
     if storage is not None and budget is not None:
         changed = entry.write_log.changed if is_delta else None
         if changed is not None and not is_base:
-            # The log goes on counting since the same base, in a set of its own.
+            # The log continues tracking since the same base, so the save gets a copy of the set.
             counted, changed = changed, _native.KeySet()
             changed.add(counted.keys())
         view = CopyOnWriteView(entry.config, storage, budget, changed)
@@ -229,7 +228,7 @@ def _agree_on_base(
     base: str | None,
     entries: Sequence[TableEntry],
 ) -> tuple[str, str | None]:
-    """The token of this save and its base: the same on all ranks."""
+    """Returns the token of this save and its base; the same on all ranks."""
     counted_since = state.saves.base
     if base is not None:
         membership, name = locate(base)
@@ -245,23 +244,23 @@ def _agree_on_base(
     token: str = every[0]["token"]
     if not all(each["is_known"] for each in every):
         raise InvalidArgumentError(
-            f"save of {url}: a delta over {base} was asked for, but changed keys are counted "
+            f"save of {url}: a delta over {base} was requested, but changed keys are tracked "
             f"since {counted_since or 'no snapshot'}; save a full snapshot with "
-            "options=SaveOptions(is_base=True) first, and name that one",
+            "options=SaveOptions(is_base=True) first, and pass its URL as base",
             url=url,
             base=base,
         )
     if len({each["base"] for each in every}) > 1:
-        # Where the save of a base failed on some ranks, only those know of it.
+        # If the save of a base failed on some ranks, only these ranks know of it.
         _log.warning(
-            "save of %s: ranks count changed keys since different snapshots, as a save failed "
+            "save of %s: ranks track changed keys since different snapshots, because a save failed "
             "on some of them; a full snapshot is written",
             url,
         )
         base = None
     if base is not None and not all(each["are_counted"] for each in every):
         _log.warning(
-            "save of %s: more keys changed since %s than are counted, or all rows of a table "
+            "save of %s: more keys changed since %s than are tracked, or all rows of a table "
             "were replaced; a full snapshot is written",
             url,
             base,
@@ -271,7 +270,7 @@ def _agree_on_base(
 
 
 def _run(state: EngineState, job: SnapshotJob, options: SaveOptions) -> SaveResult:
-    """On the thread that saves."""
+    """Runs the job, on the thread of the save."""
     try:
         saved = job.run()
     except BaseException:
@@ -284,7 +283,7 @@ def _run(state: EngineState, job: SnapshotJob, options: SaveOptions) -> SaveResu
 
 
 def _restore_counted_keys(job: SnapshotJob, options: SaveOptions) -> None:
-    """After a save that failed: the keys counted before it count again."""
+    """After a failed save, adds the keys that were tracked before it to the tracked keys again."""
     if not options.is_base:
         return
     for table in job.tables:

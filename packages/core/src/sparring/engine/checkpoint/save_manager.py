@@ -1,10 +1,12 @@
-"""Saves of a container: what one rank writes of a snapshot while later steps run, one at a time.
+"""Saves of a container: the part of a snapshot that one rank writes while later steps run, one at a
+time.
 
-Where steps keep all cores busy, a second that a save computes is a second that some thread of a step
-waits; and as the threads of a step wait for each other, the step loses all of it. So the processor time
-of all threads of a save together is kept to a share (`Throttle`). A lower thread priority does not help:
-a thread that holds the interpreter's lock and is given no core stops the step altogether. Steps alone
-take 7.6 ms, with a save without pauses 38.2 ms, with a share of 0.15 9.1 ms
+If steps keep all cores busy, each second of a save's computation delays some thread of a step, and
+because the threads of a step wait for each other, it delays the whole step. Therefore the processor
+time of all threads of a save together is limited to a share (`Throttle`). A lower thread priority does
+not
+help: a thread that owns the interpreter lock but gets no core blocks the step completely. A step takes
+7.6 ms without a save, 38.2 ms with an unthrottled save, and 9.1 ms with a share of 0.15
 (docs/explanation/performance.md).
 """
 
@@ -37,13 +39,13 @@ __all__ = ["SaveCounters", "SaveManager", "SnapshotJob", "TableJob", "Throttle",
 _WAIT_SECONDS = 30.0
 
 _MAX_HISTORY = 1_000
-"""Snapshots that are remembered; older ones count as those of other runs do."""
+"""Number of snapshots that are remembered; older ones are treated like snapshots of other runs."""
 
 _log = logging.getLogger(__name__)
 
 _AHEAD_DIVISOR = 64
-"""A table whose old rows take less than this part of the budget waits for its turn: many small files
-would be written otherwise."""
+"""A table whose undo rows take less than this fraction of the budget is not written ahead, because that
+would create many small files."""
 
 
 @dataclass(slots=True)
@@ -52,13 +54,13 @@ class TableJob:
 
     description: TableDescription
     view: CopyOnWriteView | None
-    """None: this rank has no rows of it to write."""
+    """None if this rank has no rows of the table to write."""
     log: WriteLog
     is_delta: bool
     columns: ColumnBlock | None = None
-    """Of its rows; None: all."""
+    """Columns of its rows; None: all."""
     counted: _native.KeySet | None = None
-    """The keys that had changed since the last base, if this snapshot is to be the next."""
+    """Keys that had changed since the last base, if this snapshot becomes the next base."""
     num_rows: int = 0
 
     def chunks(self, pause: Callable[[], None]) -> Iterator[ScanChunk]:
@@ -66,13 +68,13 @@ class TableJob:
             yield from self._counted(self.view.chunks(pause))
 
     def undo_chunks(self) -> Iterator[ScanChunk]:
-        """Undo rows that wait to be written."""
+        """Yields the undo rows that have not been written yet."""
         if self.view is not None:
             yield from self._counted(self.view.undo_chunks())
 
     @property
     def undo_bytes(self) -> int:
-        """Bytes of undo rows that wait."""
+        """Bytes of the undo rows that have not been written yet."""
         return 0 if self.view is None else self.view.undo_bytes
 
     def _counted(self, chunks: Iterator[ScanChunk]) -> Iterator[ScanChunk]:
@@ -84,7 +86,8 @@ class TableJob:
             yield chunk
 
     def erased(self) -> Iterator[Keys]:
-        """To be read after all chunks. Only a key's owner can say that it has no row."""
+        """Yields the erased keys of a delta; call it after all chunks were read. Only the owner of a
+        key knows that it has no row."""
         if self.view is None or not self.is_delta:
             return
         owners = self.log.owners
@@ -92,19 +95,19 @@ class TableJob:
             yield keys if owners is None else keys[owners.are_own(keys)]
 
     def begin(self) -> None:
-        """Keeps old rows of this table from now on."""
+        """Starts collecting undo rows of this table."""
         if self.view is not None:
             self.log.add_observer(self.view)
 
     def release(self) -> None:
-        """Ends undo rows of this table."""
+        """Stops collecting undo rows of this table."""
         if self.view is not None:
             self.log.remove_observer(self.view)
 
 
 @dataclass(slots=True)
 class SnapshotJob:
-    """One save between its freeze and its end: a rank's part of a snapshot."""
+    """A rank's part of a snapshot, from the freeze to the end of the save."""
 
     url: str
     step: int
@@ -119,22 +122,22 @@ class SnapshotJob:
     begin: float
     throttle: Throttle
     deadline_seconds: float
-    """Seconds for which others wait for its end."""
+    """Timeout in seconds of operations that wait for the save."""
     failure: BaseException | None = None
     is_over: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> SaveResult:
-        """Writes, and commits where this is the first rank. Tables are released, also where it fails.
+        """Writes this rank's part; rank 0 also commits. Tables are released even if the save fails.
 
         Raises:
-            SnapshotError: the file system, or another rank, failed.
-            SparringError: rows were no longer to be had.
+            SnapshotError: the file system or another rank failed.
+            SparringError: the rows of the frozen tables are no longer available.
         """
         try:
             return self._run()
         except BaseException as error:
             self.failure = error
-            # First: steps need not wait for a save that is lost.
+            # Released first, so that steps do not wait for a failed save.
             self.release()
             give_up(self.writer, error)
             raise
@@ -143,13 +146,13 @@ class SnapshotJob:
             self.is_over.set()
 
     def release(self) -> None:
-        """Ends undo rows and waits of steps for this save."""
+        """Stops collecting undo rows, and ends waits of steps for this save."""
         for table in self.tables:
             table.release()
         self.budget.end()
 
     def fail(self, error: BaseException) -> None:
-        """Gives the save up, as soon as its thread sees it."""
+        """Aborts the save as soon as its thread notices."""
         self.writer.fail(error)
         for table in self.tables:
             if table.view is not None:
@@ -160,7 +163,7 @@ class SnapshotJob:
         self.throttle.begin()
         waiting = list(self.tables)
         while waiting:
-            # The one with most undo rows first, so that steps need not wait.
+            # The table with the largest number of undo rows first, so that steps do not wait.
             table = max(waiting, key=_urgency)
             waiting.remove(table)
             chunks = self._chunks(table, waiting)
@@ -186,7 +189,7 @@ class SnapshotJob:
         return SaveResult(self.url, self.step, self.base, rows, seconds)
 
     def _chunks(self, table: TableJob, waiting: Sequence[TableJob]) -> Iterator[ScanChunk]:
-        """The rows of a table; between them undo rows of those that wait are written."""
+        """Yields the rows of a table, and writes undo rows of the waiting tables in between."""
         for chunk in table.chunks(partial(self._pause, waiting)):
             yield chunk
             self._pause(waiting)
@@ -198,7 +201,8 @@ class SnapshotJob:
         self.throttle.pause()
 
     def _write_ahead(self, waiting: Sequence[TableJob]) -> bool:
-        """Makes room for undo rows, if another table than the one at hand holds many."""
+        """Writes the undo rows of a waiting table if they take much of the budget. Returns whether it
+        did."""
         table = max(waiting, key=_urgency, default=None)
         if table is None or _AHEAD_DIVISOR * table.undo_bytes < self.budget.limit_bytes:
             return False
@@ -206,7 +210,7 @@ class SnapshotJob:
         return True
 
     def _retain(self) -> None:
-        """Removes old snapshots. That it fails harms nothing that was saved."""
+        """Removes old snapshots. Failures are logged, because the new snapshot is already committed."""
         if self.retention is None:
             return
         try:
@@ -221,20 +225,22 @@ class SnapshotJob:
             self.history.clear()
             self.history.extend(left)
         except Exception as error:
-            _log.warning("older snapshots than %s could not be removed: %s", self.url, error)
+            _log.warning("snapshots older than %s could not be removed: %s", self.url, error)
 
 
 def give_up(writer: SnapshotWriter, cause: BaseException | None = None) -> None:
-    """Abandons an attempt for a reason of its own, which an error of this must not hide.
+    """Abandons a save after an error. A failure to clean up is logged, so that it does not hide the
+    error.
 
     Args:
-        cause: what other ranks are told; None: they know already.
+        writer: writer of the snapshot.
+        cause: error that is reported to other ranks; None: they already know it.
     """
     try:
         writer.abandon(cause)
     except SnapshotError as error:
-        # Other ranks may be writing into the folder still. `retain` removes what is left.
-        _log.warning("what was staged of %s was not removed: %s", writer.url, error)
+        # Other ranks may still be writing into the folder. `retain` removes the remaining files.
+        _log.warning("the staged files of %s were not removed: %s", writer.url, error)
 
 
 def _urgency(table: TableJob) -> tuple[int, int]:
@@ -242,23 +248,23 @@ def _urgency(table: TableJob) -> tuple[int, int]:
 
 
 class SaveManager:
-    """See `StepContainer.save`."""
+    """The saves of a container; see `StepContainer.save`."""
 
     def __init__(self, events: EventLoop) -> None:
         self.counters = SaveCounters()
         self.history: deque[str] = deque(maxlen=_MAX_HISTORY)
         """Snapshots that this rank loaded or committed, oldest first."""
         self.newest: tuple[str, int] | None = None
-        """URL and step of the snapshot that was saved or loaded last, on every rank; None also where rows
-        have come from elsewhere since."""
+        """URL and step of the snapshot that was saved or loaded last, on every rank; None if rows were
+        assigned since."""
         self.running: SnapshotJob | None = None
         self.task: Task[SaveResult] | None = None
         self.base: str | None = None
-        """Snapshot since which changed keys are counted, which a delta may name."""
+        """Snapshot since which changed keys are tracked; the possible base of a delta."""
         events.on_await(self.unthrottle)
 
     def unthrottle(self) -> None:
-        """Ends the pauses of a save that runs, as a caller waits for its end."""
+        """Ends the pauses of a running save, because a caller waits for its end."""
         running = self.running
         if running is not None:
             running.throttle.unthrottle()
@@ -274,22 +280,22 @@ class SaveManager:
         if not running.budget.wait_for_capacity(_WAIT_SECONDS):
             running.fail(
                 DeadlineError(
-                    f"save of {running.url}: a step waited {_WAIT_SECONDS} s for room for undo rows, "
-                    "and the save wrote none meanwhile; find out what holds it up. The save is "
-                    "given up, the step goes on",
+                    f"save of {running.url}: a step waited {_WAIT_SECONDS} s for space for undo rows, "
+                    "but the save did not write any. The save was aborted, and the step continues; find "
+                    "out why the file system is slow, or raise undo_bytes",
                     url=running.url,
                     timeout=_WAIT_SECONDS,
                 )
             )
 
     def join(self, timeout: float | None = None) -> None:
-        """Returns when no save runs.
+        """Waits for the save.
 
         Args:
-            timeout: seconds; None: the `deadline_seconds` that the save was given.
+            timeout: timeout in seconds; None: the `deadline_seconds` of the save.
 
         Raises:
-            DeadlineError: it still does.
+            DeadlineError: the save did not finish in time.
         """
         running = self.running
         if running is None:
@@ -298,19 +304,19 @@ class SaveManager:
         seconds = running.deadline_seconds if timeout is None else timeout
         if not running.is_over.wait(seconds):
             raise DeadlineError(
-                f"the save of {running.url} has not ended within {seconds} s; wait longer, or find "
-                "out what holds it up",
+                f"the save of {running.url} has not ended within {seconds} s; raise its "
+                "deadline_seconds, or find out why the file system is slow",
                 url=running.url,
                 timeout=seconds,
             )
         if self.task is not None:
-            # The event loop has its failure too when this returns: `EventLoop.check` tells of it.
+            # `EventLoop.check` reports its failure.
             with suppress(Exception):
                 self.task.result(seconds)
         self.account(running)
 
     def account(self, job: SnapshotJob) -> None:
-        """Counts a save that is over."""
+        """Adds a finished save to the counters."""
         if self.running is job:
             self.running = None
             self.counters.saves += job.failure is None
@@ -325,38 +331,38 @@ class SaveManager:
 
 @dataclass(slots=True)
 class SaveCounters:
-    """Totals of saves since the container was made, on this rank."""
+    """Totals of saves since the container was created, on this rank."""
 
     saves: int = 0
-    """That have ended well."""
+    """Number of successful saves."""
     failed: int = 0
-    """That have not, in the background or not."""
+    """Number of failed saves, blocking or in the background."""
     freeze_seconds: float = 0.0
-    """For which steps stood still while tables were frozen."""
+    """Time that steps were blocked while tables were frozen."""
     wait_seconds: float = 0.0
-    """For which steps waited, as too many old rows were kept already."""
+    """Time that steps waited because the undo budget was used up."""
     work_seconds: float = 0.0
-    """Processor time of all threads that saved."""
+    """Processor time of all threads of saves."""
     undo_rows: int = 0
-    """Old rows that steps read for a save."""
+    """Number of undo rows, which steps read for a save."""
     most_undo_bytes: int = 0
-    """That were held at a time."""
+    """Maximum size of the undo rows at a time."""
 
 
 _POLL_SECONDS = 0.02
-"""Interval at which a pause looks for a reason to end."""
+"""Interval at which a pause checks whether it should end."""
 
 
 class Throttle:
-    """Holds the threads of a save to a share of the time of one core.
+    """Limits the threads of a save to a share of the time of one core.
 
-    Each thread tells when it has ended a piece of work. What that took is booked on a calendar that
-    all of them share, the longer the smaller the share is, and the thread sleeps to the end of its
-    entry. So together they take the share, however many they are. Unused time is not saved up.
+    Each thread calls `pause` after a piece of work. The time of the work, divided by the share, is
+    added to a schedule that all threads share, and the thread sleeps until the end of its entry.
+    Therefore all threads together use at most the share. Unused time is not accumulated.
 
     Args:
-        share: of the time of one core, above 0; 1 or more: no pauses.
-        budget: of undo rows: there is no pause while it is nearly used up, or when the save is over.
+        share: share of the time of one core, greater than 0; 1 or more: no pauses.
+        budget: budget of undo rows. There are no pauses while it is nearly used up or the save is over.
     """
 
     def __init__(self, share: float, budget: UndoBudget) -> None:
@@ -366,19 +372,19 @@ class Throttle:
         self._lock = threading.Lock()  # guards what follows
         self._free_at = 0.0
         self.worked_seconds = 0.0
-        """Processor time of all threads, as far as it was booked."""
+        """Processor time of all threads, up to their last `pause`."""
 
     def begin(self) -> None:
-        """Leaves out what the calling thread did before. Threads that the save starts need not call
+        """Excludes the previous work of the calling thread. Threads that the save starts need not call
         it."""
         self._thread.before = time.thread_time()
 
     def unthrottle(self) -> None:
-        """Ends all pauses, as a caller waits for the end of the save."""
+        """Ends all pauses, because a caller waits for the end of the save."""
         self._is_awaited.set()
 
     def pause(self) -> None:
-        """Called by each thread after each piece of work, of some milliseconds at best."""
+        """Called by each thread after each piece of work, ideally every few milliseconds."""
         before = getattr(self._thread, "before", 0.0)
         self._thread.before = time.thread_time()
         worked = self._thread.before - before
@@ -394,5 +400,5 @@ class Throttle:
                 break
             now = time.perf_counter()
         if now < end:
-            with self._lock:  # what an urgent save does without pauses is not paid for later
+            with self._lock:  # urgent work without pauses does not lengthen later pauses
                 self._free_at = min(self._free_at, now)
