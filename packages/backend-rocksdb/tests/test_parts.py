@@ -97,10 +97,10 @@ def test_all_rows_on_one_rank_are_no_replica(tmp_path: Path) -> None:
 def test_a_replica_is_for_its_number_of_ranks_or_for_one(tmp_path: Path) -> None:
     one, path = f"{tmp_path}/one/rows-{{rank}}", f"{tmp_path}/two/rows-{{rank}}"
     assert train(ROCKSDB, one, 1) == [len(KEYS)]
-    with pytest.raises(InvalidArgumentError, match=r"of all partitions, where .* 2 replicas\)"):
+    with pytest.raises(InvalidArgumentError, match=r"of all partitions, but .* 2 replicas\)"):
         train(ROCKSDB, one, 2, plan="data_parallel")
     assert train(ROCKSDB, path, 2, plan="data_parallel") == [len(KEYS)] * 2
-    with pytest.raises(InvalidArgumentError, match=r"one of 2 replicas\), where .* 3 replicas\)"):
+    with pytest.raises(InvalidArgumentError, match=r"one of 2 replicas\), but .* 3 replicas\)"):
         train(ROCKSDB, path, 3, plan="data_parallel")
     assert train(ROCKSDB, path, 1) == [len(KEYS)]
 

@@ -438,7 +438,7 @@ def test_a_storage_that_fails_is_told_to_all(gpus: FakeGpus, way: str) -> None:
     found = run_ranks(way, 3, body)
     assert found[1] == "the shard is elsewhere"
     for rank in (0, 2):
-        assert "rank 1 could not read the rows it was asked for" in found[rank]
+        assert "rank 1 could not read the requested rows" in found[rank]
 
 
 @WAYS

@@ -180,7 +180,7 @@ def test_a_rank_that_runs_out_of_batches_is_named_at_the_step_boundary(world_siz
     for error in survivors:
         assert (error.rank, error.step, error.steps_applied) == (last, 2, 2)
         assert f"rank {last}" in str(error)
-        assert "as 2 steps left them" in str(error)
+        assert "tables contain 2 steps" in str(error)
     # Of several survivors one may hear of it from another, whose words are other ones.
     if world_size == 2:
         assert "rank 1 ended training after 2 steps" in str(survivors[0])
@@ -277,7 +277,7 @@ def test_a_rank_that_goes_on_to_evaluate_is_named_too() -> None:
 
     trainer, evaluator = run_ranks(2, body, 30.0)
     assert "rank 1 ended training after 1 step," in trainer
-    assert "rank 0 looks rows up to train on, step 1" in evaluator
+    assert "rank 0 looks up rows for training, step 1" in evaluator
 
 
 def test_after_a_failure_the_exchange_stays_failed() -> None:

@@ -37,7 +37,7 @@ def test_a_rank_that_falls_silent_is_given_up_where_the_transport_would_ask_for_
             assert time.monotonic() < limit, "nobody gave up"
 
         exchange.session.messenger.on_stall = poll
-        with pytest.raises(PeerFailure, match="nothing came within 2 s") as caught:
+        with pytest.raises(PeerFailure, match="no message arrived within 2 s") as caught:
             exchange.pull(open_storage("memory", TABLE), TABLE, np.arange(100), Columns(0, 4))
         assert caught.value.rank == 1
 

@@ -277,7 +277,8 @@ def unpack_bags(
 
 
 def find_embeddings(request: BagRequest, keys: Keys) -> Rows:
-    """Rows ``(u, dim)`` of the computing dtype of this rank's shard, initial ones where there is none."""
+    """Rows ``(u, dim)`` of the computing dtype of this rank's shard, initial ones where there is
+    none."""
     table = request.table
     pulled = find_rows(request.storage, table, keys, Columns(0, table.dim))
     if len(keys) and request.initialize is not None:

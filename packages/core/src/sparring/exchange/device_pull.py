@@ -240,7 +240,8 @@ class DevicePull:
             return _Found(planned, message, task)
 
     def _exchange(self, found: _Found) -> _InFlight:
-        """Starts the messages of one step, both ways, as one group where the collective makes groups."""
+        """Starts the messages of one step, both ways, as one group where the collective makes
+        groups."""
         stager, planned = self.stager, found.planned
         world_size = stager.messenger.collective.world_size
         coming = None

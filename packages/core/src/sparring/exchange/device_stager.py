@@ -206,7 +206,8 @@ class DeviceStager(Closable):
         return not staged.transfers
 
     def unpack(self, staged: StagedArrays, stream: Stream) -> None:
-        """Copies received data into its arrays, on the stream. Wait for the stream, then `give_back`."""
+        """Copies received data into its arrays, on the stream. Wait for the stream, then
+        `give_back`."""
         if staged.buffer is not None:
             for place, array in _find_offsets(staged.arrays):
                 at = find_address(staged.buffer) + place

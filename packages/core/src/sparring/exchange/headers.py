@@ -1,14 +1,14 @@
-"""Headers that ranks exchange at the beginning of each exchange, before anything large moves.
+"""Headers that ranks send at the beginning of each exchange, before large messages.
 
     ┌───────┬──────┬──────────┬──────────┬───────────┬────────────┬─────────┬────────────┐
     │ phase │ step │ settings │ requests │ has_error │ num_tables │ culprit │ counts of  │
     │       │      │ (digest) │ (digest) │           │            │         │ 57 tables  │
     └───────┴──────┴──────────┴──────────┴───────────┴────────────┴─────────┴────────────┘
 
-512 bytes from each rank to each other one. A count is how many rows of a table it wants, or sends;
-counts of further tables follow in a message of their own. So at any exchange all ranks see that one
-of them has ended, is elsewhere, was set up otherwise, or refuses the step, and all of them draw the
-same conclusion: no rank waits for a message that never comes.
+Each rank sends 512 bytes to each other rank. A count is the number of rows of a table that the rank
+requests or sends; the counts of further tables follow in a separate message. From the headers, all
+ranks see whether one of them has ended, is in another operation, has other settings, or rejects the
+step, and all of them react in the same way. Therefore no rank waits for a message that never arrives.
 """
 
 from __future__ import annotations
@@ -51,63 +51,64 @@ HEADER_BYTES = 512
 _NUM_FIELDS = 7
 _NUM_COUNTS = HEADER_BYTES // 8 - _NUM_FIELDS
 _NOTICE_SHARE, _MAX_NOTICE_SECONDS = 0.02, 1.0
-"""Share of a deadline, and the most time, that a rank waits for its shutdown notice to leave. Some
-transports keep it until the receiver asks for it, and one that has given up too never does."""
+"""Share of the deadline, and maximum time, that a rank waits until its shutdown notice is sent. Some
+transports keep it until the receiver polls for it, and a receiver that has aborted too never does."""
 
 _ENDED_SECONDS = 0.5
-"""How long what a rank sent before it ended may take to arrive."""
+"""Maximum time that messages of a rank may take to arrive after its shutdown notice."""
 
 Counts = npt.NDArray[np.int64]
 
 Settings = Mapping[str, Any]
-"""Settings that all ranks must have alike: names to JSON values or further such mappings."""
+"""Settings that must be equal on all ranks: a mapping of names to JSON values or to further
+mappings."""
 
 
 class Phase(IntEnum):
-    """Operation that a rank is about to begin."""
+    """Operation that a rank is about to start."""
 
     LOOKUP = 1
     """Pull rows for training."""
     READ = 2
-    """Pull rows, no gradient will come."""
+    """Pull rows without a later gradient."""
     PUSH = 3
-    """Push gradients: the step is being applied."""
+    """Push gradients to apply a step."""
     COMMIT = 4
-    """Write: everything that can be refused was looked at."""
+    """Write a step, after all checks."""
     ENDED = 5
-    """Nothing more."""
+    """No further operation; the header is a shutdown notice."""
     REFRESH = 6
-    """Pull rows again that were pulled before and that a step has changed."""
+    """Pull rows again that a step has changed since they were pulled."""
     BACKWARD = 7
-    """Ask owners that pool for the gradients of weights."""
+    """Request the gradients of weights from owners that pool."""
 
     @property
     def verb(self) -> str:
         return {
-            Phase.LOOKUP: "looks rows up to train on",
-            Phase.READ: "looks rows up without training",
+            Phase.LOOKUP: "looks up rows for training",
+            Phase.READ: "looks up rows without training",
             Phase.PUSH: "applies a step",
             Phase.COMMIT: "is about to write a step",
             Phase.ENDED: "has ended",
             Phase.REFRESH: "refreshes prefetched rows",
-            Phase.BACKWARD: "takes gradients of weights",
+            Phase.BACKWARD: "computes gradients of weights",
         }[self]
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Where a rank is."""
+    """Current operation and state of a rank."""
 
     phase: Phase
     step: int
-    """Steps applied so far."""
+    """Number of applied steps."""
     settings: int
     requests: int
-    """Digests of 63 bits: of what all ranks must have alike, and of the tables that are meant."""
+    """63-bit digests of the settings that all ranks must share, and of the requested tables."""
     has_error: bool
     num_tables: int
     culprit: int = -1
-    """The rank because of which this one has ended; -1: none."""
+    """Rank whose failure is the reason for a shutdown; -1: none."""
 
     def pack(self, counts: Counts) -> Counts:
         message = np.zeros(HEADER_BYTES // 8, np.int64)
@@ -136,38 +137,38 @@ class Headers:
     """Headers of all ranks."""
 
     headers: list[Header]
-    """In the order of ranks, this one's among them."""
+    """In the order of ranks, including this rank."""
     counts: Counts
-    """``(world_size, first tables)``: rows that each rank wants of this one, or sends it."""
+    """``(world_size, first tables)``: rows that each rank requests from this one, or sends to it."""
 
 
 def header_bytes(num_tables: int) -> int:
-    """Bytes that one rank sends to one other at the beginning of an exchange of `num_tables`."""
+    """Returns the bytes that one rank sends to another at the beginning of an exchange of
+    `num_tables`."""
     return HEADER_BYTES + 8 * max(0, num_tables - _NUM_COUNTS)
 
 
 class HeaderInbox:
-    """Where headers arrive.
+    """Receives headers.
 
-    A rank that gives up in the middle of an exchange tells the others by a header. They look here
-    when nothing moves, so that all of them name the rank that failed, not one that failed because of
-    it.
+    A rank that aborts during an exchange notifies the others with a header. They poll for it when no
+    message makes progress, so that all of them report the rank that failed first.
     """
 
     def __init__(self, messenger: Messenger) -> None:
         self._messenger = messenger
-        # What was asked for ahead of its time, and what came of it.
+        # Headers that are being received early, and headers that were received early.
         self._coming: dict[int, tuple[Work, Counts]] = {}
         self._arrived: dict[int, Counts] = {}
 
     def poll(self) -> None:
-        """Raises `PeerFailure` if a rank has given up, or has ended and owes something; keeps the
-        headers of ranks that are ahead."""
+        """Raises `PeerFailure` if a rank has aborted, or has ended although messages of it are missing.
+        Stores the headers of ranks that are ahead."""
         rank, world_size = self._messenger.collective.rank, self._messenger.collective.world_size
         for peer in range(world_size):
             if peer in self._arrived:
                 header = Header.unpack(self._arrived[peer])
-                # What it sent before it ended may still be on its way.
+                # Messages that it sent before it ended may still arrive.
                 is_over = header.phase is Phase.ENDED
                 if is_over and self._messenger.silent_seconds(peer) > _ENDED_SECONDS:
                     raise make_peer_failure(self._messenger.collective, peer, header)
@@ -192,17 +193,17 @@ class HeaderInbox:
                 raise make_peer_failure(self._messenger.collective, peer, header)
 
     def find_shutdown_notice(self, peer: int) -> Header | None:
-        """Last header of a rank that ended; None where none has arrived."""
+        """Returns the shutdown notice of a rank, or None if none has arrived."""
         if peer not in self._arrived:
             return None
         header = Header.unpack(self._arrived[peer])
         return header if header.phase is Phase.ENDED else None
 
     def take(self, peer: int) -> Counts:
-        """The next header of a rank; waits for it.
+        """Waits for the next header of a rank and returns it.
 
         Raises:
-            PeerFailure: it is gone or silent.
+            PeerFailure: the rank is gone or does not respond.
         """
         if peer in self._arrived:
             return self._arrived.pop(peer)
@@ -218,25 +219,25 @@ class HeaderInbox:
 
 
 def format_steps(count: int) -> str:
-    """``1 step``, ``2 steps``."""
+    """Formats a number of steps: ``1 step``, ``2 steps``."""
     return f"{count} step{'' if count == 1 else 's'}"
 
 
 def make_peer_failure(collective: Collective, peer: int, theirs: Header) -> PeerFailure:
-    """Error of a rank that finds another one ended."""
+    """Creates the error of a rank that detects that another one has ended."""
     context = collective.context
     here = f"rank {collective.rank} was in {context.operation} at step {context.step}"
     if theirs.culprit >= 0:
         text = (
-            f"rank {theirs.culprit} failed: rank {peer} gave up because of it after "
-            f"{format_steps(theirs.step)}, while {here}; find out what became of rank "
-            f"{theirs.culprit}, then restart all ranks from the last snapshot"
+            f"rank {theirs.culprit} failed: rank {peer} aborted because of it after "
+            f"{format_steps(theirs.step)}, while {here}; find out why rank {theirs.culprit} failed, "
+            "then restart all ranks from the last snapshot"
         )
     else:
         text = (
-            f"rank {peer} ended training after {format_steps(theirs.step)}, while {here}; give all ranks "
-            "the same number of batches, empty ones where a rank has no more samples, or end all "
-            "of them together"
+            f"rank {peer} ended training after {format_steps(theirs.step)}, while {here}; pass the same "
+            "number of batches on all ranks, with empty batches if a rank has no more samples, or end "
+            "all of them together"
         )
     return PeerFailure(
         text,
@@ -251,14 +252,17 @@ def make_peer_failure(collective: Collective, peer: int, theirs: Header) -> Peer
 def exchange_headers(
     messenger: Messenger, inbox: HeaderInbox, mine: Header, counts: Counts
 ) -> Headers:
-    """Tells all ranks where this one is, and learns where they are.
+    """Sends this rank's header to all ranks, and receives theirs.
 
     Args:
-        counts: ``(world_size, tables)``: rows of each table that this rank wants of each rank,
+        messenger: sends and receives messages.
+        inbox: receives headers.
+        mine: header of this rank.
+        counts: ``(world_size, tables)``: rows of each table that this rank requests from each rank,
             or sends to it.
 
     Raises:
-        PeerFailure: a rank is gone or silent.
+        PeerFailure: a rank is gone or does not respond.
     """
     rank, world_size = messenger.collective.rank, messenger.collective.world_size
     peers = [(rank + hop) % world_size for hop in range(1, world_size)]
@@ -273,16 +277,21 @@ def exchange_headers(
         headers[peer] = Header.unpack(message)
         theirs[peer] = message[_NUM_FIELDS : _NUM_FIELDS + theirs.shape[1]]
     for transfer in going:
-        # Who has ended takes nothing any more.
+        # A rank that has ended receives no more messages.
         if headers[transfer.peer].phase is not Phase.ENDED:
             messenger.wait(transfer)
     return Headers(headers, theirs)
 
 
 def exchange_more_counts(messenger: Messenger, counts: Counts, first: Counts) -> Counts:
-    """The counts of all tables: `first`, and those that headers have no room for.
+    """Exchanges the counts that do not fit into headers, and returns the counts of all tables.
 
-    They are no headers, which a rank that gives up sends at any time.
+    They are separate messages, because a rank that aborts may send a header at any time.
+
+    Args:
+        messenger: sends and receives messages.
+        counts: ``(world_size, tables)``: counts of this rank.
+        first: counts of the other ranks from their headers.
     """
     if counts.shape[1] <= _NUM_COUNTS:
         return first
@@ -306,7 +315,7 @@ def exchange_more_counts(messenger: Messenger, counts: Counts, first: Counts) ->
 
 
 def compute_digest(value: Any) -> int:
-    """63 bits of a JSON value."""
+    """Returns a 63-bit digest of a JSON value."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
@@ -314,17 +323,18 @@ def compute_digest(value: Any) -> int:
 def check_headers(
     collective: Collective, headers: Sequence[Header], settings: Settings, requests: Sequence[str]
 ) -> None:
-    """Returns if all ranks are in one place, with one set-up, and about to do the same.
+    """Checks that all ranks are at the same step with the same settings, and start the same operation.
 
     Args:
-        headers: of all ranks.
-        settings: of this rank.
-        requests: descriptions of what this rank is about to exchange.
+        collective: connection to the other ranks.
+        headers: headers of all ranks.
+        settings: settings of this rank.
+        requests: descriptions of the tables that this rank exchanges.
 
     Raises:
-        PeerFailure: a rank has ended, or is elsewhere.
-        InvalidArgumentError: ranks were set up otherwise, or exchange other tables, and none
-            refuses the exchange anyway.
+        PeerFailure: a rank has ended, or is in another operation.
+        InvalidArgumentError: ranks have different settings or exchange different tables, and no rank
+            has an error.
     """
     mine = headers[collective.rank]
     elsewhere = [
@@ -333,22 +343,22 @@ def check_headers(
         if (theirs.phase, theirs.step) != (mine.phase, mine.step)
     ]
     if elsewhere:
-        # A rank that has ended explains why others are elsewhere.
+        # A rank that has ended may be the reason why others are in another operation.
         peer = min(elsewhere, key=lambda rank: headers[rank].phase is not Phase.ENDED)
         raise _out_of_step_failure(collective, mine, peer, headers[peer])
     if any(each.has_error for each in headers):
-        return  # what a rank refuses may be why it differs: `raise_on_all` says it
+        return  # the error may be the reason for a difference: `raise_on_all` raises it
     if any(each.settings != mine.settings for each in headers):
         Coordinator(collective, f"step {mine.step}").all_equal(
             settings,
             "ranks were set up differently",
-            "start all ranks with one configuration, one set of tables and one version of the code",
+            "start all ranks with the same configuration, tables and version of the code",
         )
     if any(each.requests != mine.requests for each in headers):
         Coordinator(collective, f"step {mine.step}").all_equal(
             {"request": list(requests)},
             f"at step {mine.step} ranks exchange rows of different tables",
-            "all ranks must look up the same tables in the same order, with empty batches where "
+            "all ranks must look up the same tables in the same order, with empty batches if "
             "they have no ids",
         )
 
@@ -356,22 +366,23 @@ def check_headers(
 def raise_on_all(
     collective: Collective, headers: Sequence[Header], error: BaseException | None
 ) -> None:
-    """Raises on all ranks an error that any of them has; returns if there is none.
+    """Raises an error of any rank on all ranks; returns if there is none.
 
     Args:
-        headers: of all ranks.
-        error: why this rank cannot go on.
+        collective: connection to the other ranks.
+        headers: headers of all ranks.
+        error: error of this rank, if it has one.
 
     Raises:
         BaseException: `error`.
-        SparringError: another rank's error, of its class, naming that rank as `rank`.
-        PeerFailure: another rank's error is none of sparring's.
+        SparringError: the error of another rank, with its class; the attribute `rank` is its number.
+        PeerFailure: the error of another rank is not a `SparringError`.
     """
     if not any(each.has_error for each in headers):
         return
     mine = headers[collective.rank]
     is_applied = mine.phase in (Phase.PUSH, Phase.COMMIT)
-    became = "apply it" if is_applied else "look its rows up"
+    became = "apply it" if is_applied else "look up its rows"
     operation = "apply" if is_applied else "pull"
     Coordinator(collective, f"step {mine.step}").raise_first(
         error,
@@ -400,10 +411,13 @@ def _out_of_step_failure(
 
 
 def send_shutdown_notice(messenger: Messenger, step: int, culprit: int | None) -> None:
-    """Tells the others that this rank will take part in nothing more. Waits for no answer.
+    """Notifies the others that this rank takes part in no further operation, without waiting for
+    replies.
 
     Args:
-        culprit: the rank whose failure is the reason.
+        messenger: sends messages.
+        step: number of applied steps.
+        culprit: rank whose failure is the reason; None: none.
     """
     rank, world_size = messenger.collective.rank, messenger.collective.world_size
     mine = Header(Phase.ENDED, step, 0, 0, False, 0, -1 if culprit is None else culprit)

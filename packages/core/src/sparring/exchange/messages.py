@@ -1,6 +1,6 @@
-"""Requests of an exchange, and how rows and gradients are laid out in messages.
+"""Requests of an exchange, and the layout of rows and gradients in messages.
 
-A table slice is the part of a chunk that belongs to one table. It begins on a multiple of 8 bytes.
+A table slice is the part of a chunk that belongs to one table. It is aligned to 8 bytes.
 
     rows        ┌───────────────────┬─────────────┬─────────┐
                 │ n rows            │ n found, u8 │ padding │
@@ -9,7 +9,7 @@ A table slice is the part of a chunk that belongs to one table. It begins on a m
                 │ n keys, int64     │ n gradients │ padding │
                 └───────────────────┴─────────────┴─────────┘
 
-``native/exchange/wire.h`` draws rows of fewer bits, and bounds their rounding error.
+``native/exchange/wire.h`` describes rows with narrower dtypes and their rounding errors.
 """
 
 from __future__ import annotations
@@ -69,22 +69,22 @@ _BITS = {
 Bytes = npt.NDArray[np.uint8]
 
 FAILED = 2
-"""Stands in place of the found flag where the owner's storage failed."""
+"""Value of the found flag if the owner's storage failed."""
 
 
 def align_bytes(num_bytes: int) -> int:
-    """`num_bytes` up to the next multiple of 8."""
+    """Rounds `num_bytes` up to the next multiple of 8."""
     return -(-num_bytes // 8) * 8
 
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """Rows as arrays, and as bytes on the wire.
+    """Conversion between arrays of rows and bytes on the wire.
 
     Args:
-        dtype: of the arrays.
-        width: elements of a row.
-        wire_dtype: as requested; numbers that have no more bits stay as they are.
+        dtype: dtype of the arrays.
+        width: number of elements of a row.
+        wire_dtype: requested dtype on the wire; numbers that do not have more bits are not converted.
     """
 
     dtype: np.dtype[Any]
@@ -93,7 +93,7 @@ class Codec:
 
     @property
     def effective(self) -> WireDtype:
-        """The dtype on the wire of this table's numbers."""
+        """Dtype of this table's numbers on the wire."""
         bits = _BITS.get(self.wire_dtype)
         if bits is None or bits >= self.dtype.itemsize * 8:
             return WireDtype.EXACT
@@ -110,10 +110,11 @@ class Codec:
         return self.width * _BITS[effective] // 8
 
     def view(self, wire: Bytes, count: int) -> Rows | None:
-        """The rows in a message as an array, or None where they must be decoded.
+        """Returns the rows in a message as an array, or None if they must be decoded.
 
         Args:
             wire: ``(count * row_bytes,)``.
+            count: number of rows.
         """
         if self.effective is not WireDtype.EXACT:
             return None
@@ -132,7 +133,7 @@ class Codec:
             _native.wire_encode(effective.value, narrow, wire)
 
     def decode(self, wire: Bytes, count: int) -> Rows:
-        """``(count, width)`` rows of `dtype`: a view of the message where that is possible."""
+        """Returns ``(count, width)`` rows of `dtype`; a view of the message if possible."""
         seen = self.view(wire, count)
         if seen is not None:
             return seen
@@ -154,7 +155,7 @@ def _as_float32(rows: Rows) -> npt.NDArray[np.float32]:
     if rows.dtype == np.float32:
         return np.ascontiguousarray(rows)
     limit = np.finfo(np.float32).max
-    # Finite numbers stay finite; infinity and NaN stay infinity and NaN.
+    # Finite numbers stay finite; infinity and NaN are kept.
     held = np.where(np.isfinite(rows), np.clip(rows, -limit, limit), rows)
     narrow: npt.NDArray[np.float32] = held.astype(np.float32)
     return narrow
@@ -162,13 +163,13 @@ def _as_float32(rows: Rows) -> npt.NDArray[np.float32]:
 
 @dataclass(frozen=True, slots=True)
 class PullRequest:
-    """Rows of one table that are wanted.
+    """Request for rows of one table.
 
     Args:
-        storage: this rank's shard, or None where it holds no rows yet.
-        table: name and dtype.
+        storage: this rank's shard, or None if it has no rows yet.
+        table: configuration of the table.
         keys: ``(u,)`` int64, unique.
-        columns: the part of each row that is wanted; of rows on a device it begins with the first.
+        columns: requested columns of each row; for rows on a device, they begin with the first one.
     """
 
     storage: Storage | None
@@ -178,11 +179,12 @@ class PullRequest:
 
     @property
     def width(self) -> int:
-        """Columns of each row that travel."""
+        """Number of requested columns."""
         return self.columns.end - self.columns.begin
 
     def codec(self, wire_dtype: WireDtype) -> Codec:
-        """The rows on the wire. State travels unchanged: only embeddings are numbers of the dtype."""
+        """Returns the codec of the rows. Optimizer state is not converted: only embeddings have the
+        table's dtype."""
         is_embedding = self.columns.end <= self.table.dim
         return Codec(
             self.table.numpy_dtype,
@@ -193,25 +195,25 @@ class PullRequest:
 
 @dataclass(slots=True)
 class PullResult:
-    """Rows of the owners, in the order of the requested keys."""
+    """Rows from their owners, in the order of the requested keys."""
 
     rows: DeviceArray
-    """``(u, width of columns)`` of the table's dtype; zeros where `found` is 0."""
+    """``(u, width of columns)`` of the table's dtype; zeros if `found` is 0."""
     found: DeviceArray
     """``(u,)`` bool in host memory, uint8 on a device: 1 or 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class PushRequest:
-    """Gradients of one table that go to their owners.
+    """Gradients of one table to be sent to their owners.
 
     Args:
-        table: name and dtype.
-        keys: ``(u,)`` unique on this rank.
+        table: configuration of the table.
+        keys: ``(u,)``, unique on this rank.
         gradients: ``(u, dim)`` of the table's computing dtype.
-        make_accumulator: makes an empty accumulator for one exchange; None: core's own.
-        storage: this rank's shard, whose rows are prefetched while gradients travel; None: they
-            are not wanted. Gradients on a device travel without.
+        make_accumulator: creates an empty accumulator for one exchange; None: the native accumulator.
+        storage: this rank's shard, whose rows are prefetched while gradients are exchanged; None: no
+            prefetch, as for gradients on a device.
     """
 
     table: TableConfig
@@ -221,7 +223,7 @@ class PushRequest:
     storage: Storage | None = None
 
     def accumulator(self) -> Any:
-        """An empty native accumulator of these gradients."""
+        """Creates an empty accumulator for these gradients."""
         if self.make_accumulator is not None:
             return self.make_accumulator()
         return _native.GradientAccumulator(self.table.dim, self.table.computing_dtype.name)
@@ -232,28 +234,29 @@ class PushRequest:
 
 @dataclass(slots=True)
 class OwnedGradients:
-    """The gradients that all ranks pushed to this one, or to all replicas, added up by key."""
+    """Gradients that all ranks pushed to this one, or to all replicas, summed by key."""
 
     keys: DeviceArray
     """``(u,)`` int64"""
     gradients: DeviceArray
     """``(u, dim)`` of the computing dtype"""
     kernels: KernelSet = HOST
-    """Of the device of these arrays."""
+    """Kernels of the device of these arrays."""
     found: PullResult | None = None
     """Whole rows of these keys, if they were prefetched."""
     row_handles: Any = None
-    """Native `RowHandles` of these keys, if the plan of their batch has them."""
+    """Native `RowHandles` of these keys, if the plan of their batch contains them."""
     error: BaseException | None = None
-    """Why this rank cannot apply the step, if the failure came too late to tell the other ranks."""
+    """Error of this rank, if it occurred too late to report it to the other ranks in the exchange."""
     decision: Decision | None = None
-    """Of an admission filter that the engine has asked already, about all keys without a row."""
+    """Decision of the admission filter about all keys without a row, if the engine has already queried
+    it."""
     num_bad: DeviceArray | None = None
-    """As of `SummedByKey`; on one rank only."""
+    """As in `SummedByKey`; on one rank only."""
 
 
 def reply_bytes(chunk: Chunk, codecs: Sequence[Codec]) -> int:
-    """Bytes of the message that answers a chunk of keys."""
+    """Returns the bytes of the reply to a chunk of keys."""
     return sum(
         align_bytes(part.count * (codecs[part.table].row_bytes + 1)) for part in chunk.slices
     )
@@ -266,7 +269,15 @@ def find_rows(
     columns: Columns,
     out: Rows | None = None,
 ) -> PullResult:
-    """Rows of this rank's own shard in host memory, in `out` where that is given."""
+    """Finds rows of this rank's shard in host memory.
+
+    Args:
+        storage: the shard; None: no row is found.
+        table: configuration of the table.
+        keys: ``(n,)`` keys.
+        columns: columns to read.
+        out: array for the rows; None: a new array.
+    """
     shape = (len(keys), columns.end - columns.begin)
     rows = np.empty(shape, table.numpy_dtype) if out is None else out
     if storage is None:
@@ -274,7 +285,7 @@ def find_rows(
         return PullResult(rows, np.zeros(len(keys), np.bool_))
     found = np.empty(len(keys), np.bool_)
     if len(keys):
-        # The engine's own path: keys come from `dedup`, so nothing is left to check.
+        # No checks, because the keys come from `dedup`.
         storage.find_into(keys, columns, rows, found)
     return PullResult(rows, found)
 
@@ -286,11 +297,14 @@ def find_into(
     requests: Sequence[PullRequest],
     codecs: Sequence[Codec],
 ) -> None:
-    """Finds the rows of a chunk and writes the message that answers it.
+    """Finds the rows of a chunk and writes the reply.
 
     Args:
-        message: ``(reply_bytes,)``, all written.
-        keys: ``(n,)``, those of the chunk.
+        message: ``(reply_bytes,)``, completely written.
+        chunk: the chunk.
+        keys: ``(n,)`` keys of the chunk.
+        requests: requests of the exchange.
+        codecs: codecs of the requests.
     """
     at = 0
     for part in chunk.slices:
@@ -308,15 +322,15 @@ def find_into(
 
 
 def write_failure(message: Bytes) -> None:
-    """Writes the message that reports that a storage failed."""
+    """Writes a reply that reports that a storage failed."""
     message[...] = FAILED
 
 
 def make_storage_failure(owner: int) -> PeerFailure:
-    """The error of a rank that got failure flags in place of rows."""
+    """Creates the error of a rank that received failure flags instead of rows."""
     return PeerFailure(
-        f"rank {owner} could not read the rows it was asked for: its storage failed, and the error "
-        "it raised says why; mend that, then restart all ranks from the last snapshot",
+        f"rank {owner} could not read the requested rows, because its storage failed; fix the cause, "
+        "which is in the error of that rank, then restart all ranks from the last snapshot",
         rank=owner,
         operation="find",
         is_certain=True,
@@ -331,10 +345,10 @@ def unpack_reply(
     codecs: Sequence[Codec],
     results: Sequence[PullResult],
 ) -> None:
-    """Copies the rows of a reply to the places of their keys in the request.
+    """Copies the rows of a reply to the positions of their keys in the request.
 
     Raises:
-        PeerFailure: the owner's storage failed; its rank has the error itself.
+        PeerFailure: the owner's storage failed; the owner raises the error of the storage.
     """
     at = 0
     for part in chunk.slices:
@@ -350,7 +364,7 @@ def unpack_reply(
 
 
 def gradient_bytes(chunk: Chunk, codecs: Sequence[Codec]) -> int:
-    """Bytes of a message of gradients and their keys."""
+    """Returns the bytes of a message of gradients and their keys."""
     return sum(
         align_bytes(part.count * (KEY_BYTES + codecs[part.table].row_bytes))
         for part in chunk.slices
@@ -365,10 +379,15 @@ def pack_gradients(
     requests: Sequence[PushRequest],
     codecs: Sequence[Codec],
 ) -> None:
-    """Writes the message that brings a chunk of gradients to its owner.
+    """Writes the message that sends a chunk of gradients to its owner.
 
     Args:
-        message: ``(gradient_bytes,)``, all written.
+        message: ``(gradient_bytes,)``, completely written.
+        chunk: the chunk.
+        owner: rank of the owner.
+        routed: grouped keys of the requests.
+        requests: requests of the exchange.
+        codecs: codecs of the requests.
     """
     stream = routed.streams[owner][chunk.begin : chunk.end]
     at = 0
@@ -405,7 +424,7 @@ class MessageSizes:
 
     Args:
         tables: the tables that are exchanged together, in their order; `dim` is the number of elements
-            of a row that travel.
+            of a row that are exchanged.
         options: the dtypes on the wire.
     """
 
@@ -421,7 +440,8 @@ class MessageSizes:
 
     @staticmethod
     def header_bytes(num_tables: int) -> int:
-        """Returns the bytes that one rank sends to one other rank before an exchange of `num_tables`."""
+        """Returns the bytes that one rank sends to one other rank before an exchange of
+        `num_tables`."""
         return header_bytes(num_tables)
 
     def gradient_row_bytes(self, table: int) -> int:
@@ -435,7 +455,7 @@ class MessageSizes:
 
         Args:
             counts: ``(tables,)``: number of keys of each table.
-            chunk_rows: the most keys of one message; None sends all keys in one message.
+            chunk_rows: maximum number of keys per message; None: all keys in one message.
         """
         for chunk in split_into_chunks(counts, chunk_rows or max(1, int(counts.sum()))):
             yield ChunkSizes(

@@ -1,4 +1,4 @@
-"""Messages of one rank's exchange: counted, traced, given up at the deadline; and their buffers."""
+"""Messages of one rank's exchange, with counters, traces and a deadline; and their buffers."""
 
 from __future__ import annotations
 
@@ -31,22 +31,23 @@ __all__ = [
 
 
 class MessageKind(Enum):
-    """The messages of an exchange; see ``docs/explanation/ring-exchange.md``."""
+    """Kinds of messages of an exchange; see ``docs/explanation/ring-exchange.md``."""
 
     HEADERS = "headers"
-    """The first message of each exchange: a rank's position, and the number of rows it wants."""
+    """First message of each exchange: operation and step of a rank, and the number of rows it
+    requests."""
     KEYS = "keys"
     ROWS = "rows"
-    """Rows, and whether each was found."""
+    """Rows, with flags whether they were found."""
     GRADIENTS = "gradients"
-    """Gradients and their keys."""
+    """Gradients with their keys."""
     COUNTS = "counts"
-    """The counts of tables for which headers have no room. Their bytes count as those of headers."""
+    """Counts of tables that do not fit into headers. Their bytes are counted as headers."""
 
 
 @dataclass(slots=True)
 class WireBytes:
-    """Bytes of messages, as they are handed to the collective: a transport adds its own."""
+    """Bytes of messages that are passed to the collective, without the overhead of its transport."""
 
     headers: int = 0
     keys: int = 0
@@ -59,7 +60,7 @@ class WireBytes:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Total bytes."""
         return self.headers + self.keys + self.rows + self.gradients
 
     def __add__(self, other: WireBytes) -> WireBytes:
@@ -73,7 +74,7 @@ class WireBytes:
 
 @dataclass(slots=True)
 class ExchangeCounters:
-    """Bytes sent to and received from other ranks since the exchange was made."""
+    """Bytes sent to and received from other ranks since the exchange was created."""
 
     wire_bytes_sent: WireBytes = field(default_factory=WireBytes)
     wire_bytes_received: WireBytes = field(default_factory=WireBytes)
@@ -84,15 +85,16 @@ Bytes = npt.NDArray[np.uint8]
 
 _TAGS = {kind: number for number, kind in enumerate(MessageKind, start=1)}
 
-# Seconds between two polls of messages under way. Polling also moves messages of MPI.
+# Seconds between two polls of messages in flight. With MPI, polling also advances messages.
 _MIN_PAUSE, _MAX_PAUSE = 20e-6, 500e-6
 
 _SPIN_SECONDS = 0.5e-3
-"""For this time after the last progress the thread only yields: messages of small batches arrive before
-a sleeping thread wakes up."""
+"""For this time after the last progress, the thread yields instead of sleeping, because messages of
+small batches arrive before a sleeping thread wakes up."""
 
 _SLACK = 1.01
-"""The collective's own deadline comes first: it knows better which rank failed."""
+"""Factor of the deadline, so that the collective's deadline expires first: its error is more
+precise."""
 
 _STALL_SECONDS = 0.02
 """After this time without progress, `on_stall` is called."""
@@ -102,13 +104,13 @@ _MAX_UNUSED_BYTES = 256 << 20
 
 
 def find_tag(kind: MessageKind) -> int:
-    """The tag of messages of a kind."""
+    """Returns the tag of messages of a kind."""
     return _TAGS[kind]
 
 
 @dataclass(slots=True)
 class Transfer:
-    """A message under way."""
+    """A message in flight."""
 
     work: Work
     buffer: Any
@@ -123,8 +125,8 @@ class Messenger:
     """Starts messages and polls them. Used by the thread that drives the exchange.
 
     Args:
-        collective: this rank's place in the group.
-        counters: where bytes are counted.
+        collective: connection to the other ranks.
+        counters: counters of bytes and messages.
     """
 
     def __init__(self, collective: Collective, counters: ExchangeCounters) -> None:
@@ -132,8 +134,8 @@ class Messenger:
         self.counters = counters
         self.trace: Trace | None = None
         self.on_stall: Callable[[], None] = _nothing
-        """Called repeatedly while nothing moves; may raise `PeerFailure`."""
-        # Also those of an exchange that failed: a transport may still write to their buffers.
+        """Called repeatedly while no message makes progress; may raise `PeerFailure`."""
+        # Includes messages of a failed exchange, because a transport may still write to their buffers.
         self._under_way: dict[int, Transfer] = {}
         self._num_outstanding = [0] * collective.world_size
         self._last_heard = [0.0] * collective.world_size
@@ -141,7 +143,7 @@ class Messenger:
         self._moved = 0.0
 
     def begin(self, operation: str, table: str | None, step: int | None) -> None:
-        """Names the operation that follows, for errors."""
+        """Sets the operation that errors name."""
         self.collective.context = WorkContext(operation, table, step)
         self._num_outstanding = [0] * self.collective.world_size
         self._moved = time.monotonic()
@@ -155,7 +157,7 @@ class Messenger:
         *,
         stream: int | None = None,
     ) -> Transfer:
-        """Starts sending an array; in a device's memory, after what is on the stream."""
+        """Starts sending an array; in device memory, after the current work of the stream."""
         on = {} if stream is None else {"stream": stream}
         work = self.collective.send(buffer, peer, _TAGS[kind], **on)
         self.counters.wire_bytes_sent.add(kind, buffer.nbytes)
@@ -171,14 +173,14 @@ class Messenger:
         *,
         stream: int | None = None,
     ) -> Transfer:
-        """Starts filling an array; in a device's memory, after what is on the stream."""
+        """Starts receiving into an array; in device memory, after the current work of the stream."""
         on = {} if stream is None else {"stream": stream}
         work = self.collective.receive(buffer, peer, _TAGS[kind], **on)
         return self._register(Transfer(work, buffer, peer, kind, False, 0, label))
 
     @contextmanager
     def span(self, name: str, peer: int) -> Iterator[None]:
-        """Traces the block, which the driving thread runs."""
+        """Records a block on the driving thread as a span of the trace."""
         if self.trace is None:
             yield
             return
@@ -186,10 +188,10 @@ class Messenger:
             yield
 
     def is_done(self, transfer: Transfer) -> bool:
-        """Whether a message has come, or its buffer may be used again.
+        """Whether a message was received, or was sent so that its buffer may be reused.
 
         Raises:
-            PeerFailure: it never will.
+            PeerFailure: the transfer failed.
         """
         if not transfer.work.done():
             return False
@@ -197,10 +199,10 @@ class Messenger:
         return True
 
     def wait(self, transfer: Transfer) -> None:
-        """Returns when the message has come, or its buffer may be used again.
+        """Waits until a message was received, or was sent so that its buffer may be reused.
 
         Raises:
-            PeerFailure: the peer is gone, or the deadline passed.
+            PeerFailure: the peer is gone, or the deadline expired.
         """
         transfer.work.wait()
         del self._under_way[id(transfer)]
@@ -218,16 +220,20 @@ class Messenger:
             )
 
     def silent_seconds(self, peer: int) -> float:
-        """How long this rank has waited for a rank; 0 where it waits for nothing of it."""
+        """Returns the seconds since the last message of a rank; 0 if no message is expected from it."""
         if self._num_outstanding[peer] <= 0:
             return 0.0
         return time.monotonic() - self._last_heard[peer]
 
     def pause(self, executor: SerialExecutor, *, has_progressed: bool) -> None:
-        """Waits between two polls: not at all after progress, then longer and longer.
+        """Waits between two polls: not after progress, then with increasing pauses.
+
+        Args:
+            executor: executor whose jobs may end the pause.
+            has_progressed: whether the last poll made progress.
 
         Raises:
-            PeerFailure: a peer that messages are under way with was silent up to the deadline.
+            PeerFailure: a peer of a message in flight did not respond within the deadline.
         """
         now = time.monotonic()
         if has_progressed:
@@ -256,7 +262,7 @@ class Messenger:
         waiting = [peer for peer, count in enumerate(self._num_outstanding) if count > 0]
         if not waiting:
             return
-        # The rank that has been silent the longest: others may be waiting for it themselves.
+        # The rank that has not responded for the longest time; others may be waiting for it.
         peer = min(waiting, key=lambda each: self._last_heard[each])
         deadline = self.collective.deadline_seconds
         if time.monotonic() - self._last_heard[peer] <= deadline * _SLACK:
@@ -266,7 +272,7 @@ class Messenger:
         when = f" at step {context.step}" if context.step is not None else ""
         raise PeerFailure(
             f"rank {self.collective.rank} waited for rank {peer} in {context.operation}{where}"
-            f"{when}: nothing came within {deadline:g} s; find out what became of that rank, then "
+            f"{when}: no message arrived within {deadline:g} s; find out why that rank failed, then "
             "restart all ranks from the last snapshot",
             rank=peer,
             operation=context.operation,
@@ -276,9 +282,9 @@ class Messenger:
 
 
 def pass_messages(collective: Collective, count: int) -> None:
-    """Sends small messages from this rank to itself, one after the other, and receives them.
+    """Sends small messages from this rank to itself and receives them, one after the other.
 
-    The time that it takes is what messages cost the threads of an exchange.
+    Its duration is the processing cost of messages in an exchange, which the planner measures.
     """
     messenger = Messenger(collective, ExchangeCounters())
     messenger.begin("calibration", None, None)
@@ -299,10 +305,10 @@ def _allocate(num_bytes: int) -> Bytes:
 
 
 class Buffers:
-    """Buffers of messages, reused: fresh memory costs a page fault for every 4 KiB. For one thread.
+    """Pool of message buffers, because new memory costs a page fault per 4 KiB. Used by one thread.
 
     Args:
-        make: allocates a buffer of that many bytes.
+        make: allocates a buffer of the given number of bytes.
     """
 
     def __init__(self, make: Callable[[int], Bytes] = _allocate) -> None:
@@ -312,7 +318,7 @@ class Buffers:
         self._kept: dict[int, list[Bytes]] = {}
 
     def take(self, num_bytes: int) -> Bytes:
-        """A buffer of `num_bytes` with any content; its memory begins on a multiple of 16."""
+        """Returns a buffer of `num_bytes` with undefined content, aligned to 16 bytes."""
         size = max(_MIN_BUFFER_BYTES, 1 << (max(1, num_bytes) - 1).bit_length())
         kept = self._kept.get(size)
         if kept:
@@ -321,7 +327,7 @@ class Buffers:
         return self._make(size)[:num_bytes]
 
     def give_back(self, buffer: Bytes) -> None:
-        """Takes back a buffer of `take`; the caller must not use it any more."""
+        """Returns a buffer of `take` to the pool; the caller must not use it afterwards."""
         whole = buffer.base
         assert isinstance(whole, np.ndarray)
         if self._kept_bytes + whole.nbytes > _MAX_UNUSED_BYTES:

@@ -493,8 +493,8 @@ class RingExchange(Closable):
             self._stagers.popitem()[1].close()
 
     def _executor(self, storages: Sequence[Storage | None], num_rows: int) -> SerialExecutor:
-        """Runs finds on the pool, unless a storage may wait or needs the GIL, or the rows are too few to
-        be worth another thread."""
+        """Runs finds on the pool, unless a storage may wait or needs the GIL, or the rows are too few
+        to be worth another thread."""
         if all(each is None or each.capabilities.native for each in storages):
             return InlineExecutor() if num_rows <= _MAX_INLINE_ROWS else SerialExecutor(None)
         return SerialExecutor(self._find_thread)

@@ -1,14 +1,14 @@
-"""Keys of several tables, grouped by the rank that owns them, and cut into chunks.
+"""Keys of several tables, grouped by the rank that owns them, and split into chunks.
 
-The keys for one rank form a stream: those of the first table, then those of the second, … A chunk is a
-range of a stream of at most `chunk_rows` keys; a table slice is the part of a chunk that belongs to one
-table.
+The keys for one rank form a stream: the keys of the first table, then of the second, … A chunk is a
+range of a stream with at most `chunk_rows` keys; a table slice is the part of a chunk that belongs to
+one table.
 
     stream   │ table 0          │ table 1 │ table 2                       │
     chunks   │ chunk 0     │ chunk 1     │ chunk 2     │ chunk 3     │ 4 │
 
-So many small tables need no more messages than a large one. Both ends of a stream know its number of
-keys of each table, and cut it in the same way.
+Therefore many small tables need as many messages as one large table. Both ends of a stream know its
+number of keys per table, and split it in the same way.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class TableSlice:
     """A range of one table's keys in a stream."""
 
     table: int
-    """Which of the tables that are exchanged together."""
+    """Index of the table among those that are exchanged together."""
     begin: int
-    """Of its keys in this stream."""
+    """Begin of the range among the keys of the table in this stream."""
     end: int
     at: int
-    """Its begin in the chunk, in keys."""
+    """Position of the slice in the chunk, in keys."""
 
     @property
     def count(self) -> int:
@@ -71,11 +71,11 @@ class Chunk:
 
 
 def split_into_chunks(counts: Counts, chunk_rows: int) -> Iterator[Chunk]:
-    """The chunks of a stream.
+    """Yields the chunks of a stream.
 
     Args:
-        counts: ``(tables,)`` keys of each table in the stream.
-        chunk_rows: the most keys in a chunk.
+        counts: ``(tables,)``: number of keys of each table in the stream.
+        chunk_rows: maximum number of keys per chunk.
     """
     ends = np.cumsum(counts).tolist()
     total = ends[-1] if ends else 0
@@ -95,7 +95,7 @@ def split_into_chunks(counts: Counts, chunk_rows: int) -> Iterator[Chunk]:
 
 
 def whole_stream(counts: Counts) -> Chunk | None:
-    """A whole stream as one chunk; None where it is empty."""
+    """Returns a whole stream as one chunk, or None if it is empty."""
     return next(split_into_chunks(counts, max(1, int(counts.sum()))), None)
 
 
@@ -109,19 +109,19 @@ class ChunkTransfer:
 
     @property
     def label(self) -> str:
-        """For traces."""
+        """Label for traces."""
         return f"hop {self.hop} chunk {self.chunk.number}"
 
 
 def chunk_transfers(
     peers: Sequence[int], counts: Counts, chunk_rows: int
 ) -> Iterator[ChunkTransfer]:
-    """The chunks of several streams, one stream after the other.
+    """Yields the chunks of several streams, one stream after the other.
 
     Args:
         peers: the rank at hop 1, hop 2, …
-        counts: ``(world_size, tables)``
-        chunk_rows: the most keys in a chunk.
+        counts: ``(world_size, tables)``: number of keys per rank and table.
+        chunk_rows: maximum number of keys per chunk.
     """
     for hop, peer in enumerate(peers, start=1):
         for chunk in split_into_chunks(counts[peer], chunk_rows):
@@ -132,10 +132,10 @@ class RoutedKeys:
     """Keys of several tables grouped by owner, in the memory of their kernels.
 
     Args:
-        orders: of each table ``(u,)``: places of its keys in the order of their owners.
-        offsets: of each table, world_size + 1 numbers: where the keys of each owner begin.
-        keys: of each table ``(u,)``: its keys in the order of their owners.
-        world_size: the number of owners.
+        orders: for each table, the positions ``(u,)`` of its keys in the order of their owners.
+        offsets: for each table, world_size + 1 numbers: the begin of the keys of each owner.
+        keys: for each table, its keys ``(u,)`` in the order of their owners.
+        world_size: number of owners.
     """
 
     def __init__(
@@ -147,13 +147,13 @@ class RoutedKeys:
     ) -> None:
         self.orders, self.offsets, self.keys = orders, offsets, keys
         self.counts: Counts = np.empty((world_size, len(keys)), np.int64)
-        """``(world_size, tables)``: keys of each table at each owner."""
+        """``(world_size, tables)``: number of keys per owner and table."""
         for table, each in enumerate(offsets):
             self.counts[:, table] = np.diff(each)
 
     @cached_property
     def streams(self) -> list[Keys]:
-        """The keys for each owner, of all tables, in host memory."""
+        """Keys of all tables for each owner, in host memory."""
         nothing, streams = np.empty(0, np.int64), []
         for owner in range(len(self.counts)):
             parts = [
@@ -164,12 +164,12 @@ class RoutedKeys:
         return streams
 
     def range_of(self, owner: int, part: TableSlice) -> slice:
-        """The range of a slice's keys among the sorted keys of its table."""
+        """Returns the range of a slice's keys among the grouped keys of its table."""
         first = self.offsets[part.table][owner]
         return slice(first + part.begin, first + part.end)
 
     def positions(self, owner: int, part: TableSlice) -> DeviceArray:
-        """Places of a slice's keys among the keys of its table."""
+        """Returns the positions of a slice's keys among the original keys of its table."""
         return self.orders[part.table][self.range_of(owner, part)]
 
 
@@ -179,12 +179,13 @@ def route(
     owners: Sequence[DeviceArray],
     world_size: int,
 ) -> RoutedKeys:
-    """Groups the keys of each table by owner. Waits for a device once a table, for the counts.
+    """Groups the keys of each table by owner. Waits for a device once per table, for the counts.
 
     Args:
-        kernels: of the device of keys and owners.
-        keys: of each table ``(u,)``, unique.
-        owners: of each table ``(4096,)`` int32, the rank of each partition.
+        kernels: kernels of the device of keys and owners.
+        keys: for each table, unique keys ``(u,)``.
+        owners: for each table, the rank of each partition: ``(4096,)`` int32.
+        world_size: number of ranks.
     """
     take, to_host = kernels.arrays.take, kernels.arrays.to_host
     routes = [
@@ -204,26 +205,27 @@ class HopTransfers:
     outgoing: Chunk | None
     """To the peer that this rank serves."""
     incoming: Chunk | None
-    """From the peer that this rank asks."""
+    """From the peer that serves this rank."""
 
     @property
     def label(self) -> str:
-        """For traces."""
+        """Label for traces."""
         return f"hop {self.hop} chunk {self.number}"
 
 
 def hop_transfers(
     outgoing: Sequence[Counts], incoming: Sequence[Counts], chunk_rows: int
 ) -> list[HopTransfers]:
-    """All transfers in order: hop after hop, in each as many as the longer side has chunks.
+    """Returns all transfers in order, hop after hop. The side with more chunks determines their number.
 
-    Both ends of a message have the same hop and number for it, and all ranks process theirs in one
-    order. So there is no deadlock: both ends of the first incomplete transfer are at it.
+    Both ends of a message have the same hop and number for it, and all ranks process transfers in the
+    same
+    order. Therefore there is no deadlock: both ends of the first incomplete transfer are processing it.
 
     Args:
-        outgoing: of hop 1, 2, …: ``(tables,)`` rows that go out.
-        incoming: the same of those that come in.
-        chunk_rows: the most rows in a chunk.
+        outgoing: for hop 1, 2, …: the number of outgoing rows ``(tables,)``.
+        incoming: for hop 1, 2, …: the number of incoming rows ``(tables,)``.
+        chunk_rows: maximum number of rows per chunk.
     """
     transfers = []
     for hop, (out, into) in enumerate(zip(outgoing, incoming, strict=True), start=1):

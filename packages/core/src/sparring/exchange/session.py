@@ -1,6 +1,6 @@
-"""The state that all exchanges of one rank share: position, agreement with other ranks, failure.
+"""State that all exchanges of one rank share: step, agreement with other ranks, and failure.
 
-Exchanges of host arrays and of device arrays use one session, because a collective carries one stream
+Exchanges of host arrays and of device arrays use the same session, because a collective has one stream
 of messages. Each exchange runs inside `guard` and begins with `agree`.
 """
 
@@ -45,23 +45,22 @@ __all__ = [
 ]
 
 _GRACE = 0.06
-"""Share of the deadline that a rank waits longer for another rank to report the root cause."""
+"""Share of the deadline that a rank additionally waits for another rank to report the root cause."""
 
 
 class ExchangeSession:
-    """One rank's side of all its exchanges. One thread uses it.
+    """One rank's side of all its exchanges. Used by one thread.
 
     Args:
-        collective: this rank's place in the group.
-        shard_map: the owner of each partition; the same on all ranks.
-        options: chunks and wire dtypes; the same on all ranks.
-        settings: returns everything else that must be the same on all ranks; compared at each
-            exchange.
-        layout_of: table → its layout, by name; None: all tables are by the shard map. `settings` has
-            the layouts, for ranks to compare.
+        collective: connection to the other ranks.
+        shard_map: owner of each partition; the same on all ranks.
+        options: chunk sizes and wire dtypes; the same on all ranks.
+        settings: returns all other settings that must be equal on all ranks, including layouts; ranks
+            compare them at each exchange.
+        layout_of: returns the layout of a table by its name; None: all tables use the shard map.
 
     Raises:
-        InvalidArgumentError: `collective` has carried another exchange.
+        InvalidArgumentError: `collective` was already used by another exchange.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class ExchangeSession:
         self.options = options
         self.counters = ExchangeCounters()
         self.step = 0
-        """Steps applied so far; errors name it, and ranks compare it."""
+        """Number of applied steps; errors contain it, and ranks compare it."""
         self.messenger = Messenger(collective, self.counters)
         self._inbox = HeaderInbox(self.messenger)
         self.messenger.on_stall = self._inbox.poll
@@ -98,12 +97,13 @@ class ExchangeSession:
         return self.world_size == 1 or table.is_replicated
 
     def owners(self, table: TableConfig) -> npt.NDArray[np.int32]:
-        """``(4096,)``: the rank that owns each partition of a table."""
+        """Returns the rank ``(4096,)`` that owns each partition of a table."""
         found = self._shard_map if self._layout_of is None else self._layout_of(table.name)
         return found.owners
 
     def chunk_rows(self, codecs: Sequence[Codec]) -> int:
-        """Rows of a message; measured by the first exchange, where options do not fix it."""
+        """Returns the number of rows per message; measured by the first exchange unless set by the
+        options."""
         if self._chunk_rows is None:
             typical = sum(each.row_bytes for each in codecs) // max(1, len(codecs))
             self._chunk_rows = measure_chunk_rows(self.collective, typical)
@@ -119,18 +119,19 @@ class ExchangeSession:
         """Begins an exchange: all ranks proceed, or all raise.
 
         Args:
-            phase: of this exchange.
-            counts: ``(world_size, tables)``: rows that this rank wants of each rank, or sends to it.
-            requests: describe what this rank exchanges; must be equal on all ranks.
-            error: why this rank cannot take part.
+            phase: operation of this exchange.
+            counts: ``(world_size, tables)``: rows that this rank requests from each rank, or sends to
+                it.
+            requests: descriptions of the tables that this rank exchanges; must be equal on all ranks.
+            error: error of this rank, if it cannot take part.
 
         Returns:
             ``(world_size, tables)``: the counts of the other ranks for this one.
 
         Raises:
-            BaseException: `error`, or in its place another rank's, naming that rank.
-            PeerFailure: a rank is gone, silent or elsewhere.
-            InvalidArgumentError: ranks were set up differently, or exchange other tables.
+            BaseException: `error`, or the error of another rank, with that rank's number.
+            PeerFailure: a rank is gone, does not respond, or is in another operation.
+            InvalidArgumentError: ranks have different settings, or exchange different tables.
         """
         settings, settings_digest = self.all_settings()
         mine = Header(
@@ -148,15 +149,20 @@ class ExchangeSession:
 
     @contextmanager
     def guard(self, operation: str, tables: Sequence[str]) -> Iterator[None]:
-        """Surrounds an exchange. A peer's failure inside it is final for the session, and its error
-        says in which state this rank's tables are.
+        """Context of an exchange. A failure of a peer ends the session, and its error contains the
+        state of this rank's tables.
+
+        Args:
+            operation: name of the operation, for errors.
+            tables: tables of the exchange.
 
         Raises:
             ClosedError: the session has ended.
-            PeerFailure: a rank is gone, silent or elsewhere, now or in an earlier exchange.
+            PeerFailure: a rank is gone, does not respond, or is in another operation, in this or an
+                earlier exchange.
         """
         if self._has_ended:
-            raise ClosedError("this exchange has ended; make another container")
+            raise ClosedError(f"{operation}: this exchange has ended; create another container")
         if self._failure is not None:
             raise PeerFailure(str(self._failure), **self._failure.details)
         self.messenger.begin(operation, tables[0] if len(tables) == 1 else None, self.step)
@@ -164,7 +170,7 @@ class ExchangeSession:
             yield
         except PeerFailure as found:
             failure = self._root_cause(found)
-            # Rows are written only after the last exchange of a step, so none is half applied.
+            # Rows are written only after the last exchange of a step, so no step is partially applied.
             details = {
                 "operation": operation,
                 "table": None,
@@ -173,19 +179,20 @@ class ExchangeSession:
                 "step": self.step,
                 "steps_applied": self.step,
             }
-            text = f"{failure}. This rank's tables are as {format_steps(self.step)} left them"
+            text = f"{failure}. This rank's tables contain {format_steps(self.step)}"
             self._failure = PeerFailure(text, **details)
             self._send_notice()
             raise self._failure from failure
 
     def give_up(self, error: BaseException) -> None:
-        """Tells the other ranks, which go on, that this rank failed, so that none waits for it."""
+        """Notifies the other ranks, which continue, that this rank failed, so that none waits for
+        it."""
         if self.world_size == 1:
             return
         if self._failure is None:
             self._failure = PeerFailure(
-                f"rank {self.rank} failed where the others went on ({type(error).__name__}: "
-                f"{error}), so there is no further exchange; restart all ranks from the last snapshot",
+                f"rank {self.rank} failed while the others continued ({type(error).__name__}: "
+                f"{error}), so no further exchange is possible; restart all ranks from the last snapshot",
                 rank=self.rank,
                 operation=self.collective.context.operation,
                 table=self.collective.context.table,
@@ -195,14 +202,15 @@ class ExchangeSession:
         self._send_notice()
 
     def end(self) -> None:
-        """Tells the other ranks that this rank takes part in no further exchange. Does not wait."""
+        """Notifies the other ranks that this rank takes part in no further exchange, without
+        waiting."""
         self._has_ended = True
         if self.world_size > 1:
             self._send_notice()
 
     def all_settings(self) -> tuple[Settings, int]:
-        """The settings that all ranks must share, and their digest; computed again only where they
-        changed."""
+        """Returns the settings that all ranks must share, and their digest, which is cached until they
+        change."""
         given = self._settings()
         if self._known is None or self._known[0] is not given:
             self._known = given, compute_digest({"exchange": self._describe(), **given})
@@ -219,11 +227,11 @@ class ExchangeSession:
         }
 
     def _root_cause(self, failure: PeerFailure) -> PeerFailure:
-        """From the failed rank's own shutdown notice, or one that names the rank that failed first;
-        otherwise `failure` itself.
+        """Returns the failure from a shutdown notice of the failed rank, or of one that names the rank
+        that failed first; otherwise `failure`.
 
-        Ranks that wait for each other reach their deadlines at nearly the same time, so the report
-        of the rank that knows may come a moment later.
+        Ranks that wait for each other reach their deadlines at nearly the same time, so the notice with
+        the cause may arrive a moment later.
         """
         failed = failure.details["rank"]
         assert isinstance(failed, int)
@@ -251,7 +259,7 @@ class ExchangeSession:
             rank = self._failure.details["rank"]
             assert isinstance(rank, int)
             culprit = rank
-            # For ranks that are inside a collective operation, which look for no headers there.
+            # For ranks that are inside a collective operation, where they do not poll for headers.
             self.collective.give_up(culprit)
         send_shutdown_notice(self.messenger, self.step, culprit)
 
@@ -263,35 +271,38 @@ _REPEATS = 5
 _TAG = 17
 
 _OVERHEAD_SHARE = 0.05
-"""Share of a message's time that its fixed cost may take."""
+"""Maximum share of the fixed cost in a message's time."""
 
 _BUDGET_SECONDS = 0.5
-"""No repeat begins after this time; a slow network shows at the first one."""
+"""No repeat starts after this time, because a slow network is visible in the first one."""
 
 
 def measure_chunk_rows(collective: Collective, row_bytes: int) -> int:
-    """Sends a few messages around the ring and chooses. All ranks call it together.
+    """Measures messages around the ring and chooses the number of rows per message. All ranks must call
+    it.
 
-    Takes some milliseconds, on a slow network at most about a second.
+    It takes some milliseconds, on a slow network at most about a second.
 
     Args:
-        row_bytes: of a typical row on the wire.
+        collective: connection to the other ranks.
+        row_bytes: bytes of a typical row on the wire.
     """
     collective.context = WorkContext("tuning")
     small = _seconds(collective, _SMALL)
     large = _seconds(collective, _LARGE)
     mine = np.array([small, large], np.float64)
-    # The same numbers on all ranks, and so the same choice.
+    # All ranks use the same numbers, and so make the same choice.
     slowest = np.max(collective.all_gather(mine), axis=0)
     return compute_chunk_rows(float(slowest[0]), float(slowest[1]), row_bytes)
 
 
 def compute_chunk_rows(small_seconds: float, large_seconds: float, row_bytes: int) -> int:
-    """The choice, a power of two, from the times of a message of 4 KiB and one of 1 MiB.
+    """Computes the number of rows per message, a power of two, from the times of messages of 4 KiB and
+    1 MiB.
 
-    A message takes ``fixed + bytes * each``: both follow from the two times. It should be so large
-    that the fixed part is a twentieth of it, and no larger, because overlap begins only when the
-    first chunk is found.
+    A message takes ``fixed + bytes * per_byte`` seconds; both parameters follow from the two times. The
+    chosen size makes the fixed part a twentieth of the time. A larger message would delay the overlap,
+    which begins only when the first chunk is found.
     """
     per_byte = max((large_seconds - small_seconds) / (_LARGE - _SMALL), 1e-12)
     fixed = max(small_seconds - _SMALL * per_byte, 1e-7)
@@ -301,7 +312,7 @@ def compute_chunk_rows(small_seconds: float, large_seconds: float, row_bytes: in
 
 
 def _seconds(collective: Collective, num_bytes: int) -> float:
-    """The least time to pass a message to the next rank, over some repeats."""
+    """Returns the minimum time to send a message to the next rank, over some repeats."""
     rank, world_size = collective.rank, collective.world_size
     outgoing, incoming = np.zeros(num_bytes, np.uint8), np.empty(num_bytes, np.uint8)
     times = []
@@ -313,7 +324,7 @@ def _seconds(collective: Collective, num_bytes: int) -> float:
         coming.wait()
         going.wait()
         times.append(time.perf_counter() - start)
-        # All ranks must stop together, so the slowest decides.
+        # All ranks must stop at the same repeat, so the slowest one determines it.
         passed = np.array([time.perf_counter() - begin])
         if float(np.max(collective.all_gather(passed))) > _BUDGET_SECONDS:
             break
