@@ -1,7 +1,8 @@
-"""Messages of tables whose owners pool: one class for each of their exchanges.
+"""Messages of tables whose owners pool, with one class per exchange.
 
-Each says what a question to another rank is, how one of another rank is served, and what this rank does
-for itself; `Answers` moves them. ``exchange/bags.py`` draws the messages.
+Each class defines the requests to other ranks, how requests of other ranks are served, and the work for
+this rank itself; `RequestReplies` exchanges them. ``exchange/bags.py`` contains the layout of the
+messages.
 """
 
 from __future__ import annotations
@@ -60,21 +61,23 @@ Bytes = npt.NDArray[np.uint8]
 Counts = npt.NDArray[np.int64]
 
 Gradients = list[tuple[ServedBags, Rows]]
-"""Gradients of one rank for one table: bags that this rank has pooled, and ``(b, dim)`` of each."""
+"""Gradients of one rank for one table: bags that this rank has pooled, with their gradients ``(b,
+dim)``."""
 
 AddBags = Callable[[int, TableConfig, Gradients], None]
-"""Takes what a rank has for a table, rank by rank around the ring."""
+"""Function that processes the gradients of one rank for a table. It is called rank by rank around the
+ring."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedParts:
-    """Parts that all exchanges of owner pooling share.
+    """Objects that all exchanges of owner pooling share.
 
     Args:
-        session: of the exchange.
-        executor: makes what runs finds and sums, for storages and a number of rows.
-        buffers: memory for messages.
-        kept: of each rank, the bags that this one has pooled for it, by number.
+        session: session of the exchange.
+        executor: creates the executor of finds and sums, given the storages and the number of rows.
+        buffers: buffers of messages.
+        kept: for each rank, the bags that this rank has pooled for it, by number of the lookup.
     """
 
     session: ExchangeSession
@@ -88,12 +91,12 @@ class _Round:
     """One exchange with all other ranks.
 
     Args:
-        shared: parts of all exchanges.
-        codecs: of the rows that travel, one for each table.
-        coming: ``(world_size, columns)``: the first of them say how many rows of each table come from
-            each rank.
-        kind: of the questions.
-        verb: for traces: what a service does.
+        shared: shared objects.
+        codecs: codec of the rows of each table.
+        coming: ``(world_size, columns)``: the first columns contain the number of rows of each table
+            from each rank.
+        kind: kind of the requests.
+        verb: name of the spans of served requests.
     """
 
     shared: SharedParts
@@ -110,14 +113,14 @@ class _Round:
         service: Callable[[int, str, list[int]], IncomingRequest],
         own: Callable[[], None],
     ) -> BaseException | None:
-        """Drives it to its end; returns what failed on this rank.
+        """Runs the exchange, and returns the error of this rank.
 
         Args:
-            mine: as `coming`, of what goes to each rank.
-            storages: in which the executor finds rows.
-            question: makes the message of some tables to a rank.
-            service: says how that of a rank is served.
-            own: does what this rank asks of itself.
+            mine: like `coming`, for the rows that are sent to each rank.
+            storages: storages in which the executor finds rows.
+            question: creates the request to a rank for a group of tables.
+            service: creates the incoming request of a rank for a group of tables.
+            own: serves this rank's request to itself.
         """
         session, count = self.shared.session, len(self.codecs)
         rank, world_size = session.rank, session.world_size
@@ -152,7 +155,7 @@ def _codecs(tables: Sequence[TableConfig], wire_dtype: WireDtype | str) -> list[
 
 
 class PullRound:
-    """One pull of `OwnerPooling`."""
+    """A pull of `OwnerPooling`."""
 
     def __init__(
         self,
@@ -173,7 +176,7 @@ class PullRound:
         self.own: list[tuple[OwnerBags, Rows, Rows]] = []
 
     def run(self, mine: Counts) -> list[Rows]:
-        """The pools of each request."""
+        """Returns the pools of each request."""
         storages = [each.storage for each in self.requests]
         error = _Round(self.shared, self.codecs, self.coming, MessageKind.KEYS, "find").run(
             mine, storages, self._question, self._service, self._pool_own
@@ -280,7 +283,7 @@ class PullRound:
 
 
 class PushRound:
-    """One push of `OwnerPooling`."""
+    """A push of `OwnerPooling`."""
 
     def __init__(
         self,
@@ -367,7 +370,7 @@ class PushRound:
 
 
 class WeightRound:
-    """Gradients of weights, from their owners."""
+    """An exchange of `OwnerPooling` for the gradients of weights, which owners compute."""
 
     def __init__(
         self,
@@ -465,7 +468,7 @@ class WeightRound:
 
 
 def scale_gradient(requested: RequestedBags, gradient: Rows) -> Rows:
-    """The gradient of each sum, from that of each pool."""
+    """Returns the gradient of each sum, given the gradient of each pool."""
     shared: Rows = gradient if requested.shares is None else gradient * requested.shares
     return shared
 

@@ -1,26 +1,26 @@
-"""Bags of ids that their owners pool: how they are divided by owner, and how they travel.
+"""Bags of ids that their owners pool: how they are split by owner, and the layout of their messages.
 
-The asker sends to each owner the ids that it owns, in the order of the bags, and how many of them each
-bag has; bags of which an owner has no id are left out. The owner needs no more: it returns one partial
-pool for each of these bags, and the asker knows where they belong. A mean is the asker's affair: it
-divides sums and gradients by the lengths of whole bags.
+The requester sends each owner the ids that it owns, in the order of the bags, and their number per bag.
+Bags without ids of an owner are left out. The owner returns one partial pool per bag, and the requester
+knows the positions of these bags. For means, the requester divides sums and gradients by the lengths of
+whole bags.
 
     ids    a b │   │ c d e          owner 0 has a, c, d         owner 1 has b, e
     bags    0    1     2            lengths 1 2, bags 0 2       lengths 1 1, bags 0 2
 
-What a message has of one table begins on a multiple of 8 bytes:
+The part of a message for one table is aligned to 8 bytes:
 
     bags        ┌──────────────┬────────────────────┬─────────┬──────────────┬─────────┐
                 │ n ids, int64 │ b lengths, uint32  │ padding │ n weights *  │ padding │
                 └──────────────┴────────────────────┴─────────┴──────────────┴─────────┘
     pools       ┌──────────────┬─────────┐
-                │ b pools      │ padding │     8 bytes at the end of the message: has the owner failed?
+                │ b pools      │ padding │     8 bytes at the end of the message: status of the owner
                 └──────────────┴─────────┘
     gradients   ┌──────────────────────┬────────────────────────┬─────────────────────┐
                 │ k numbers of lookups │ b gradients of each    │ padding, about 8 k  │
                 └──────────────────────┴────────────────────────┴─────────────────────┘
 
-    * where ids have weights
+    * if ids have weights
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ __all__ = [
 ]
 
 STATUS_BYTES = 8
-"""Of the end of an owner's answer."""
+"""Bytes of the status at the end of an owner's reply."""
 
 _LENGTH_BYTES = 4
 
@@ -69,18 +69,18 @@ Index = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class BagRequest:
-    """Bags of one table that are wanted, one pool each.
+    """Request for one pool per bag of a table.
 
     Args:
-        storage: this rank's shard, or None where it holds no rows yet.
-        table: name, dim, dtype and initializer.
-        ids: ``(n,)``, with repeats.
-        offsets: ``(b + 1,)``, never falling, from 0 to n.
-        is_mean: divide each sum by the number of ids in its bag.
-        weights: ``(n,)`` of the computing dtype, by which rows are multiplied; None: there are none.
-        trains_weights: gradients of the weights will be asked for.
-        initialize: puts initial values where no row was found, given rows, keys and found; None:
-            those of the table.
+        storage: this rank's shard, or None if it has no rows yet.
+        table: configuration of the table.
+        ids: ``(n,)``; they may repeat.
+        offsets: ``(b + 1,)``, non-decreasing, from 0 to n.
+        is_mean: whether each sum is divided by the number of ids in its bag.
+        weights: ``(n,)`` of the computing dtype, by which rows are multiplied; None: no weights.
+        trains_weights: whether gradients of the weights will be requested.
+        initialize: fills missing rows with initial values, given rows, keys and found; None: the
+            initializer of the table.
     """
 
     storage: Storage | None
@@ -94,7 +94,7 @@ class BagRequest:
 
     @property
     def num_bags(self) -> int:
-        """How many bags there are, empty ones among them."""
+        """Number of bags, including empty ones."""
         return len(self.offsets) - 1
 
 
@@ -103,24 +103,24 @@ class OwnerBags:
     """The part of some bags whose rows one rank owns."""
 
     positions: Index
-    """``(n,)``: its ids among those of the request; none where an asker keeps only bags."""
+    """``(n,)``: positions of its ids in the request; empty if a requester stores only bags."""
     bags: Index
-    """``(b,)``, rising: the bags that have any of them."""
+    """``(b,)``, ascending: the bags that contain any of these ids."""
     lengths: npt.NDArray[np.uint32]
-    """``(b,)``: how many."""
+    """``(b,)``: number of these ids per bag."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestedBags:
-    """Bags of an asker, as it keeps them until their gradient has gone out.
+    """Bags of a requester, which it stores until their gradient was sent.
 
     Args:
-        number: of this lookup of this table; the same on all ranks.
-        table: name, dim and dtype.
-        parts: one for each rank.
-        num_bags: of the request.
-        shares: ``(b, 1)``: one over the length of each bag; None: sums.
-        num_ids: of the request.
+        number: number of this lookup of this table; the same on all ranks.
+        table: configuration of the table.
+        parts: one part per rank.
+        num_bags: number of bags of the request.
+        shares: ``(b, 1)``: the reciprocal of the length of each bag; None: sums.
+        num_ids: number of ids of the request.
     """
 
     number: int
@@ -133,15 +133,15 @@ class RequestedBags:
 
 @dataclass(frozen=True, slots=True)
 class ServedBags:
-    """Bags that an owner has pooled, as it keeps them until the step is over.
+    """Bags that an owner has pooled, which it stores until the end of the step.
 
     Args:
-        table: name, dim and dtype.
-        keys: ``(u,)``, the distinct ids.
-        inverse: ``(n,)``, the key of each id.
+        table: configuration of the table.
+        keys: ``(u,)``: distinct ids.
+        inverse: ``(n,)``: index of the key of each id.
         offsets: ``(b + 1,)``
         weights: ``(n,)`` or None.
-        rows: ``(u, dim)``, kept only where gradients of the weights will be asked for.
+        rows: ``(u, dim)``, stored only if gradients of the weights will be requested.
     """
 
     table: TableConfig
@@ -156,14 +156,14 @@ class ServedBags:
         return len(self.offsets) - 1
 
     def by_key(self, gradient: Rows) -> Rows:
-        """The gradient of each key ``(u, dim)``, from that of each bag."""
+        """Returns the gradient of each key ``(u, dim)``, given the gradient of each bag."""
         by_key: Rows = _native.pool_backward(
             gradient, self.inverse, self.offsets, len(self.keys), "sum", self.weights
         )
         return by_key
 
     def weight_gradient(self, gradient: Rows) -> npt.NDArray[Any]:
-        """The gradient of each weight ``(n,)``, from that of each bag."""
+        """Returns the gradient of each weight ``(n,)``, given the gradient of each bag."""
         assert self.rows is not None
         found: npt.NDArray[Any] = _native.pool_weight_gradient(
             gradient, self.rows, self.inverse, self.offsets, "sum"
@@ -176,25 +176,30 @@ class PooledBags:
     """Pools of one request."""
 
     pools: Rows
-    """``(b, dim)`` of the computing dtype; zeros where a bag is empty."""
+    """``(b, dim)`` of the computing dtype; zeros for empty bags."""
     requested: RequestedBags | None
-    """None where no gradient will come."""
+    """Requested bags; None if no gradient will follow."""
 
 
 def split_by_owner(
     request: BagRequest, owners: npt.NDArray[np.int32], world_size: int
 ) -> list[OwnerBags]:
-    """The part of each rank, in the order of ranks.
+    """Splits the bags of a request by the owners of their rows.
 
     Args:
-        owners: ``(4096,)``, the rank of each partition.
+        request: the request.
+        owners: ``(4096,)``: rank of each partition.
+        world_size: number of ranks.
+
+    Returns:
+        The part of each rank, in the order of ranks.
     """
     order, ends = _native.route(request.ids, owners, world_size)
     lengths = np.diff(request.offsets)
     bag_of_id = np.repeat(np.arange(request.num_bags, dtype=np.int64), lengths)[order]
     parts = []
     for first, last in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True):
-        # The order among the ids of an owner is that of the request, so its bags rise.
+        # The ids of an owner are in the order of the request, so its bags are ascending.
         mine = bag_of_id[first:last]
         is_first = np.ones(len(mine), np.bool_)
         np.not_equal(mine[1:], mine[:-1], out=is_first[1:])
@@ -205,18 +210,20 @@ def split_by_owner(
 
 
 def compute_lengths(request: BagRequest) -> npt.NDArray[Any]:
-    """``(b, 1)``: ids of each bag, 1 where there is none, by which means divide."""
+    """Returns the divisors ``(b, 1)`` of means: the number of ids of each bag, at least 1."""
     lengths = np.maximum(np.diff(request.offsets), 1)
     return lengths.astype(request.table.computing_dtype)[:, None]
 
 
 def group_tables(counts: npt.NDArray[np.int64], most: int) -> Iterator[list[int]]:
-    """Tables that share a message: neighbors with at most `most` rows together, or one that has more.
+    """Yields the tables that share a message: adjacent tables with at most `most` rows together, or one
+    table with more rows.
 
     Both ends know the counts, and group in the same way.
 
     Args:
-        counts: ``(tables,)``; those with none are left out.
+        counts: ``(tables,)``: number of rows; tables with 0 are left out.
+        most: maximum number of rows per message.
     """
     group: list[int] = []
     total = 0
@@ -231,18 +238,19 @@ def group_tables(counts: npt.NDArray[np.int64], most: int) -> Iterator[list[int]
 
 
 def bag_bytes(request: BagRequest, num_ids: int, num_bags: int) -> int:
-    """Bytes of one table's part of a message of bags."""
+    """Returns the bytes of one table's part of a message of bags."""
     weights = 0 if request.weights is None else request.table.computing_dtype.itemsize * num_ids
     return num_ids * KEY_BYTES + align_bytes(num_bags * _LENGTH_BYTES) + align_bytes(weights)
 
 
 def pool_bytes(codec: Codec, num_bags: int) -> int:
-    """Bytes of one table's part of a message of pools."""
+    """Returns the bytes of one table's part of a message of pools."""
     return align_bytes(num_bags * codec.row_bytes)
 
 
 def gradient_bytes(codec: Codec, num_lookups: int, num_bags: int) -> int:
-    """Bytes of one table's part of a message of gradients: each lookup's begin on a multiple of 8."""
+    """Returns the bytes of one table's part of a message of gradients. The gradients of each lookup are
+    aligned to 8 bytes."""
     return num_lookups * (KEY_BYTES + 8) + pool_bytes(codec, num_bags)
 
 
@@ -264,7 +272,7 @@ def pack_bags(message: Bytes, request: BagRequest, part: OwnerBags) -> None:
 def unpack_bags(
     message: Bytes, request: BagRequest, num_ids: int, num_bags: int
 ) -> tuple[Index, Index, npt.NDArray[Any] | None]:
-    """Ids, offsets and weights of a part of a message, which may be used again after this."""
+    """Returns ids, offsets and weights of a part of a message. The ids are a view of the message."""
     middle = num_ids * KEY_BYTES
     ids = message[:middle].view(np.int64)
     lengths = message[middle : middle + num_bags * _LENGTH_BYTES].view(np.uint32)
@@ -277,8 +285,8 @@ def unpack_bags(
 
 
 def find_embeddings(request: BagRequest, keys: Keys) -> Rows:
-    """Rows ``(u, dim)`` of the computing dtype of this rank's shard, initial ones where there is
-    none."""
+    """Returns the embeddings ``(u, dim)`` of keys of this rank's shard, in the computing dtype. Missing
+    rows get their initial values."""
     table = request.table
     pulled = find_rows(request.storage, table, keys, Columns(0, table.dim))
     if len(keys) and request.initialize is not None:
@@ -289,4 +297,4 @@ def find_embeddings(request: BagRequest, keys: Keys) -> Rows:
 
 
 def _native_take(values: npt.NDArray[Any], positions: Index, out: npt.NDArray[Any]) -> None:
-    np.take(values, positions, out=out, mode="clip")  # unlike "raise", without a copy
+    np.take(values, positions, out=out, mode="clip")  # mode "raise" would copy

@@ -1,15 +1,16 @@
-"""One pull whose keys, rows and messages are in a device's memory.
+"""One pull whose keys, rows and messages are in device memory.
 
-At hop h this rank asks rank r+h and serves rank r-h, as in `RingPull`. But NCCL
-runs messages as groups, one group after the other, so both ends must post in one order: first all
-keys, then, hop after hop, the outgoing and the incoming rows together.
+At hop h, this rank requests rows from rank r+h and serves rank r-h, as in `RingPull`. But NCCL runs
+messages
+as groups, one after the other, so both ends must post them in the same order: first all keys, then, hop
+after hop, the outgoing and the incoming rows together.
 
     finding   │ own rows, hop 1 │      │ hop 2 │       │ hop 3 │
     wire      │ keys │          │ rows hop 1 │ rows hop 2 │ rows hop 3 │
     placing   │                              │ hop 1 │    │ hop 2 │    │ hop 3 │ order │
 
-Rows of hop h+1 are found on one stream while those of hop h travel; another stream copies those of
-hop h-1 to their places. The driving thread waits for no stream: it polls them, as it polls messages.
+Rows of hop h+1 are found on one stream while rows of hop h are in flight; another stream copies rows of
+hop h-1 to the result. The driving thread does not wait for streams: it polls them like messages.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ __all__ = ["DevicePull"]
 
 @dataclass(slots=True)
 class _Found:
-    """Rows for another rank, being found."""
+    """Rows for another rank that are being found."""
 
     planned: HopTransfers
     message: StagedArrays | None
@@ -58,15 +59,15 @@ class _InFlight:
 
 @dataclass(slots=True)
 class DevicePull:
-    """One pull of several tables, driven to its end by `run`.
+    """One pull of several tables; `run` completes it.
 
     Args:
-        stager: the device.
-        requests: one for each table.
-        routed: their keys by owner.
-        served_counts: ``(world_size, tables)``: rows that each rank requests of this one.
-        chunk_rows: the most keys in a message of rows.
-        chunks_in_flight: the most chunks under way, each way.
+        stager: stager of the device.
+        requests: one request per table.
+        routed: keys of all requests, grouped by owner.
+        served_counts: ``(world_size, tables)``: rows that each rank requests from this one.
+        chunk_rows: maximum number of keys per message of rows.
+        chunks_in_flight: maximum number of chunks in flight per direction.
     """
 
     stager: DeviceStager
@@ -81,16 +82,16 @@ class DevicePull:
     _keys: list[StagedArrays] = field(default_factory=list)
     _error: BaseException | None = None
     was_reported: bool = False
-    """Whether other ranks got failure flags in place of rows, so that they know that `run` raises."""
+    """Whether other ranks received failure flags instead of rows, so that they know that `run`
+    raises."""
 
     def run(self) -> list[PullResult]:
-        """Returns the rows in the order of each request's keys, for work that is put on the caller's
-        stream from now on.
+        """Returns the rows in the order of each request's keys, for later work on the caller's stream.
 
         Raises:
-            PeerFailure: a rank is gone or silent, or could not read its rows.
+            PeerFailure: a rank is gone, does not respond, or could not read its rows.
             DeviceError, StorageIOError: the device failed.
-            SparringError: this rank's own storage failed. Other ranks were told.
+            SparringError: a storage of this rank failed. This was reported to the other ranks.
         """
         arrays = self.stager.kernels.arrays
         results = []
@@ -116,7 +117,7 @@ class DevicePull:
             self._run_hops(transfers)
             self.was_reported = self._error is not None
         except PeerFailure:
-            # A rank that was told of this failure may have left since; the cause is here.
+            # If this rank has an error, it may be the reason why the other rank has left.
             if self._error is None:
                 raise
         finally:
@@ -144,7 +145,7 @@ class DevicePull:
     # -- keys ---------------------------------------------------------------------------
 
     def _exchange_keys(self, asked: Sequence[int], served: Sequence[int]) -> None:
-        """Starts all messages of keys: to and from each peer one, of all tables."""
+        """Starts all messages of keys: one to and one from each peer, for all tables."""
         stager, arrays = self.stager, self.stager.kernels.arrays
         packed = {}
         with arrays.using(stager.finding.handle):
@@ -169,7 +170,7 @@ class DevicePull:
         stager.start(*self._keys)
 
     def _wait_for_keys(self) -> None:
-        """Waits for messages of keys, and puts those of other ranks on the device."""
+        """Waits for the messages of keys, and copies keys of other ranks to the device."""
         executor, waiting = InlineExecutor(), list(self._keys)
         while waiting:
             left = [each for each in waiting if not self.stager.is_done(each)]
@@ -203,7 +204,7 @@ class DevicePull:
                 storage._check_open()
                 self.stager.kernels.find_into(storage, keys, rows, found)
         except BaseException as error:
-            # The others still need this rank, so it goes on to the end.
+            # The other ranks still need this rank, so it continues to the end.
             self._error = self._error or error
             found[...] = FAILED
 
@@ -220,7 +221,7 @@ class DevicePull:
             self._pause(executor, moved)
 
     def _find_next(self, transfers: Iterator[HopTransfers]) -> _Found | None:
-        """Begins to find the outgoing rows of the next transfers."""
+        """Starts to find the outgoing rows of the next transfers."""
         planned = next(transfers, None)
         if planned is None or planned.outgoing is None:
             return None if planned is None else _Found(planned, None, None)
@@ -240,8 +241,8 @@ class DevicePull:
             return _Found(planned, message, task)
 
     def _exchange(self, found: _Found) -> _InFlight:
-        """Starts the messages of one step, both ways, as one group where the collective makes
-        groups."""
+        """Starts the messages of one transfer in both directions, as one group if the collective
+        supports groups."""
         stager, planned = self.stager, found.planned
         world_size = stager.messenger.collective.world_size
         coming = None
@@ -260,7 +261,7 @@ class DevicePull:
         return _InFlight(planned, found.message, coming)
 
     def _retire(self) -> bool:
-        """Copies received rows to their places, and releases finished messages."""
+        """Copies received rows to the result, and releases finished messages."""
         moved = False
         for each in self._in_flight:
             if (
@@ -290,14 +291,14 @@ class DevicePull:
         return moved
 
     def _finish(self, own: StreamTask) -> None:
-        """Waits until nothing writes to our arrays, unless the device is lost."""
+        """Waits until no work writes to the arrays, unless the device is lost."""
         self._error = self._error or self.stager.settle([own])
         for each in self._keys:
             if not each.transfers:
                 self.stager.give_back(each)
 
     def _check_failures(self) -> None:
-        """Raises if an owner failed. Waits for the device once a table."""
+        """Raises if an owner failed. Waits for the device once per table."""
         for place, result in enumerate(self._sorted):
             if not len(self.requests[place].keys):
                 continue

@@ -1,15 +1,15 @@
-"""One push whose keys, gradients and messages are in a device's memory.
+"""One push whose keys, gradients and messages are in device memory.
 
-Messages go hop after hop as in `DevicePull`. The owner adds up by key, its own gradients first, then
-those of rank r-1, of r-2, …, so that sums have the same bits as those of ranks on CPUs:
+Messages are sent hop after hop as in `DevicePull`. The owner sums gradients by key, its own first, then
+those of rank r-1, of r-2, …, so that sums have the same bits as on CPUs:
 
     finding   │ in the order of owners │
     wire             │ hop 1 │ hop 2 │ hop 3 │
     placing                  │ + hop 1 │ + hop 2 │ + hop 3 │
 
-Gradients of hop h are added up while those of hop h+1 travel. The number of keys decides how much
-memory comes next, so adding up waits for the device, on a background thread. If it fails, messages go
-on: the other ranks need them, and the commit of the step tells them.
+Gradients of hop h are summed while those of hop h+1 are in flight. The number of keys determines the
+next allocation, so summing waits for the device, on a background thread. If it fails, the exchange
+continues because the other ranks need the messages; the commit of the step reports the failure to them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _GradientsByKey:
 
 @dataclass(slots=True)
 class _Hop:
-    """Keys and gradients of each table that one rank sends to this one."""
+    """Keys and gradients of all tables that one rank sends to this one."""
 
     parts: list[_GradientsByKey]
     num_coming: int
@@ -58,16 +58,16 @@ class _InFlight:
 
 @dataclass(slots=True)
 class DevicePush:
-    """One push of several tables, driven to its end by `run`.
+    """One push of several tables; `run` completes it.
 
     Args:
-        stager: the device.
-        executor: where sums are taken; its thread may wait.
-        requests: one for each table.
-        routed: their keys by owner.
+        stager: stager of the device.
+        executor: executor on which gradients are summed; its thread may wait.
+        requests: one request per table.
+        routed: keys of all requests, grouped by owner.
         coming_counts: ``(world_size, tables)``: keys that each rank sends to this one.
-        chunk_rows: the most keys in a message.
-        chunks_in_flight: the most chunks under way, each way.
+        chunk_rows: maximum number of keys per message.
+        chunks_in_flight: maximum number of chunks in flight per direction.
     """
 
     stager: DeviceStager
@@ -83,11 +83,11 @@ class DevicePush:
     _jobs: list[Job] = field(default_factory=list)
 
     def run(self) -> list[OwnedGradients]:
-        """Returns the sums for each request, keys in the order in which they first came, for work that
-        is put on the caller's stream from now on. If they could not be taken, all have the `error`.
+        """Returns the sums for each request, for later work on the caller's stream. Keys are in the
+        order of their first occurrence. If summing failed, all results have the `error`.
 
         Raises:
-            PeerFailure: a rank is gone or silent.
+            PeerFailure: a rank is gone or does not respond.
             DeviceError, DeadlineError: the device failed.
         """
         stager, arrays = self.stager, self.stager.kernels.arrays
@@ -123,7 +123,7 @@ class DevicePush:
         error = self._adding_error or error
         if error is None:
             try:
-                # The framework shall not give out their memory again before the caller's stream.
+                # The framework must not reuse their memory before the caller's stream has used it.
                 with arrays.using(stager.placing.handle):
                     take = arrays.follow(
                         [array for each in self._sums for array in (each.keys, each.gradients)]
@@ -161,7 +161,7 @@ class DevicePush:
                     each.unpacked = self.stager.reached(self.stager.placing)
                     self._hops[each.planned.hop].num_coming -= 1
                     moved = True
-            # Sums are taken in the order of hops.
+            # Gradients are summed in the order of hops.
             while waiting and waiting[0].num_coming == 0:
                 self._jobs.append(self.executor.submit(partial(self._add_up, waiting.popleft())))
                 moved = True
@@ -207,7 +207,7 @@ class DevicePush:
         return True
 
     def _add_up(self, hop: _Hop) -> None:
-        """Adds the gradients of one rank. Waits for the device once a table."""
+        """Adds the gradients of one rank. Waits for the device once per table."""
         if self._adding_error is not None:
             return
         stager, begin_ns = self.stager, time.perf_counter_ns()

@@ -1,7 +1,7 @@
-"""A device as one exchange uses it: two streams, and staging through pinned memory where needed.
+"""Streams of a device for an exchange, and staging of arrays in pinned memory if necessary.
 
-Where the collective takes the device's memory, an array travels as it is. Where it does not, it is
-copied into pinned host memory on the stream that made it, travels from there, and is copied back:
+If the collective supports the device's memory, arrays are sent directly. Otherwise an array is copied
+to pinned host memory on the stream that wrote it, sent from there, and copied back:
 
     direct    device ─────────────────────── collective ─────────────────────── device
     staged    device ── copy ── pinned host ─ collective ─ pinned host ── copy ── device
@@ -32,11 +32,11 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(slots=True)
 class StagedArrays:
-    """Arrays that travel together."""
+    """Arrays that are sent or received together."""
 
     arrays: Sequence[DeviceArray]
     buffer: Bytes | None = None
-    """Pinned memory that holds them one after the other; None: they travel without staging."""
+    """Pinned memory for the arrays, one after the other; None: no staging."""
     transfers: list[Transfer] = field(default_factory=list)
 
 
@@ -44,12 +44,12 @@ class DeviceStager(Closable):
     """Streams and messages of one device in an exchange.
 
     Args:
-        kernels: of the device.
-        link: sends and receives.
+        kernels: kernels of the device.
+        messenger: sends and receives messages.
 
     Raises:
         UnsupportedError: the kernels have no streams.
-        InvalidArgumentError: their arrays cannot be put on another stream than the caller's.
+        InvalidArgumentError: their arrays cannot be used on another stream than the caller's.
     """
 
     def __init__(self, kernels: KernelSet, messenger: Messenger) -> None:
@@ -58,21 +58,21 @@ class DeviceStager(Closable):
         self.streams = kernels.streams()
         kind = kernels.device.partition(":")[0]
         self.is_direct = kind in messenger.collective.devices
-        """Whether the collective takes the device's memory."""
+        """Whether the collective supports the device's memory."""
         self.finding = self._open_stream()
-        """The stream that finds rows, and gathers gradients, for other ranks."""
+        """Stream that finds rows and gathers gradients for other ranks."""
         self.placing = self._open_stream()
-        """The stream that places received rows, or adds up received gradients."""
+        """Stream that copies received rows to the result, or sums received gradients."""
         self._owners: dict[int, tuple[npt.NDArray[np.int32], DeviceArray]] = {}
-        """By the id of the array on the host, which is kept so that the id is its own."""
+        """Owners by the id of the host array, which is stored so that its id stays unique."""
         self._buffers = Buffers(make=self.streams.pinned)
         if kind == "cuda":
             self._check_using()
 
     def owners(self, owners: npt.NDArray[np.int32]) -> DeviceArray:
-        """``(4096,)``: the rank of each partition, on the device; brought there once."""
+        """Returns the rank ``(4096,)`` of each partition on the device; copied there once."""
         if id(owners) not in self._owners:
-            # A copy, because some arrays of devices take no read-only memory.
+            # A copy, because some device arrays do not support read-only memory.
             device_owners = self.kernels.arrays.from_host(owners.copy())
             self._owners[id(owners)] = owners, device_owners
         return self._owners[id(owners)][1]
@@ -82,24 +82,25 @@ class DeviceStager(Closable):
         return self.streams.open() if made is None else self.streams.wrap(made())
 
     def _check_using(self) -> None:
-        """Work on another stream than ordered would be read before it is done."""
+        """Checks that the arrays support a change of streams. Otherwise results would be read before
+        they are computed."""
         arrays = self.kernels.arrays
         with arrays.using(self.finding.handle):
             found = arrays.stream()
         if found != self.finding.handle:
             self.close()
             raise InvalidArgumentError(
-                f"the ArraySource of {self.kernels.device} cannot change streams: under using(stream) "
-                "its stream() is another one; give it `using`, with PyTorch lambda stream: "
+                f"the ArraySource of {self.kernels.device} cannot change streams: in using(stream) "
+                "its stream() returns another stream; set `using`, for PyTorch to lambda stream: "
                 "torch.cuda.stream(torch.cuda.ExternalStream(stream, device))"
             )
 
     def reached(self, stream: Stream) -> StreamTask:
-        """A wait for the stream, no longer than the collective's deadline."""
+        """Returns a wait for the current work of a stream, with the collective's deadline."""
         return stream.reached(self.messenger.collective.deadline_seconds)
 
     def traced(self, name: str, stream: Stream, label: str, begin_ns: int) -> StreamTask:
-        """A wait for the work put on a stream since `begin_ns`; a trace shows it."""
+        """Returns a wait for the work of a stream since `begin_ns`, which a trace records."""
         task = self.reached(stream)
         trace = self.messenger.trace
         if trace is not None:
@@ -110,7 +111,7 @@ class DeviceStager(Closable):
         return task
 
     def is_reached(self, task: StreamTask | None) -> bool:
-        """Whether a stream has reached a point; None: nothing was put on it.
+        """Whether the work of a stream is done; None counts as done.
 
         Raises:
             DeviceError, DeadlineError: the stream failed.
@@ -123,11 +124,11 @@ class DeviceStager(Closable):
         return False
 
     def wait(self, task: StreamTask) -> None:
-        """Waits for a stream, and drives messages meanwhile.
+        """Waits for a stream, and polls messages in the meantime.
 
         Raises:
             DeviceError, DeadlineError: the stream failed.
-            PeerFailure: a rank is gone or silent.
+            PeerFailure: a rank is gone or does not respond.
         """
         executor, has_ended = InlineExecutor(), False
         while not has_ended:
@@ -136,9 +137,9 @@ class DeviceStager(Closable):
         task.result()
 
     def settle(self, tasks: Sequence[StreamTask]) -> BaseException | None:
-        """Waits until nothing is on either stream, and returns the first error.
+        """Waits until both streams are idle, and returns the first error.
 
-        Nothing writes to our arrays then, unless the device hangs.
+        Afterwards no work writes to the arrays, unless the device hangs.
         """
         error: BaseException | None = None
         for task in (*tasks, self.reached(self.finding), self.reached(self.placing)):
@@ -149,18 +150,18 @@ class DeviceStager(Closable):
         return error
 
     def begin(self) -> None:
-        """Orders both streams after the work that the caller's stream has now."""
+        """Orders both streams after the current work of the caller's stream."""
         for stream in (self.finding, self.placing):
             stream.follow(self.kernels.arrays.stream())
 
     def end(self) -> None:
-        """Orders later work of the caller's stream after the work that both streams have now."""
+        """Orders later work of the caller's stream after the current work of both streams."""
         caller = self.streams.wrap(self.kernels.arrays.stream())
         for stream in (self.finding, self.placing):
             caller.follow(stream)
 
     def pack(self, arrays: Sequence[DeviceArray], stream: Stream) -> StagedArrays:
-        """Stages arrays; they may be sent once the stream has reached this point."""
+        """Stages arrays. They may be sent after the current work of the stream."""
         staged = StagedArrays(arrays)
         if not self.is_direct:
             staged.buffer = self._buffers.take(_staged_bytes(arrays))
@@ -170,7 +171,7 @@ class DeviceStager(Closable):
         return staged
 
     def send(self, staged: StagedArrays, kind: MessageKind, peer: int, label: str) -> None:
-        """Starts sending packed arrays. Arrays of no bytes do not travel."""
+        """Starts sending packed arrays. Empty arrays are not sent."""
         for buffer in self._list_messages(staged):
             sent = self.messenger.send(kind, buffer, peer, label, stream=self._stream(self.finding))
             staged.transfers.append(sent)
@@ -178,7 +179,7 @@ class DeviceStager(Closable):
     def receive(
         self, arrays: Sequence[DeviceArray], kind: MessageKind, peer: int, label: str
     ) -> StagedArrays:
-        """Starts filling arrays; they may be used after `unpack`."""
+        """Starts receiving into arrays. They may be used after `unpack`."""
         staged = StagedArrays(arrays)
         if not self.is_direct:
             staged.buffer = self._buffers.take(_staged_bytes(arrays))
@@ -190,23 +191,23 @@ class DeviceStager(Closable):
         return staged
 
     def start(self, *staged: StagedArrays | None) -> None:
-        """Starts all posted messages, as one group where the collective makes groups."""
+        """Starts all posted messages, as one group if the collective supports groups."""
         for each in staged:
             if each is not None:
                 self.is_done(each)
 
     def is_done(self, staged: StagedArrays) -> bool:
-        """Whether all of it has travelled.
+        """Whether all messages were transferred.
 
         Raises:
-            PeerFailure: it never will.
+            PeerFailure: a transfer failed.
         """
         while staged.transfers and self.messenger.is_done(staged.transfers[0]):
             del staged.transfers[0]
         return not staged.transfers
 
     def unpack(self, staged: StagedArrays, stream: Stream) -> None:
-        """Copies received data into its arrays, on the stream. Wait for the stream, then
+        """Copies received data into its arrays, on a stream. Wait for the stream, then call
         `give_back`."""
         if staged.buffer is not None:
             for place, array in _find_offsets(staged.arrays):
@@ -214,7 +215,7 @@ class DeviceStager(Closable):
                 stream.copy(self._address(array), at, array.nbytes)
 
     def give_back(self, staged: StagedArrays) -> None:
-        """Returns the pinned memory; no message and no stream uses it any more."""
+        """Releases the pinned memory. No message and no stream may still use it."""
         if staged.buffer is not None:
             self._buffers.give_back(staged.buffer)
             staged.buffer = None
@@ -226,7 +227,7 @@ class DeviceStager(Closable):
     def _list_messages(self, staged: StagedArrays) -> list[Any]:
         if staged.buffer is not None:
             return [staged.buffer] if staged.buffer.nbytes else []
-        # As bytes: NumPy, and with it some transports, knows no bfloat16.
+        # As bytes, because NumPy, and so some transports, do not support bfloat16.
         as_bytes = self.kernels.arrays.view
         return [as_bytes(each, "uint8") for each in staged.arrays if each.nbytes]
 
@@ -238,7 +239,7 @@ class DeviceStager(Closable):
 
 
 def find_address(array: DeviceArray) -> int:
-    """Address of a contiguous array."""
+    """Returns the address of a contiguous array."""
     interface = getattr(array, "__cuda_array_interface__", None)
     if interface is None:
         interface = np.from_dlpack(array).__array_interface__
@@ -246,7 +247,7 @@ def find_address(array: DeviceArray) -> int:
 
 
 def _find_offsets(arrays: Sequence[DeviceArray]) -> list[tuple[int, DeviceArray]]:
-    """Offset of each array in pinned memory: a multiple of 8 bytes."""
+    """Returns the offset of each array in pinned memory, a multiple of 8 bytes."""
     at, positions = 0, []
     for array in arrays:
         positions.append((at, array))

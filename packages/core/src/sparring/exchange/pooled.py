@@ -1,15 +1,16 @@
-"""Owner pooling: owners return one partial pool a bag in place of its rows, and take gradients of bags.
+"""Owner pooling: owners return a partial pool per bag instead of its rows, and receive gradients of
+bags.
 
-    pull      ids, lengths of bags ──► dedup, find, pool ──► partial pools ──► added up by the asker
-    push      gradients of these bags ──► expanded to keys by what the owner kept ──► added up by key
-    backward  gradients of these bags ──► one number an id: the gradients of trained weights
+    pull      ids, lengths of bags ──► dedup, find, pool ──► partial pools ──► summed by the requester
+    push      gradients of these bags ──► expanded to keys by the owner ──► summed by key
+    backward  gradients of these bags ──► one number per id: the gradients of trained weights
 
-An owner keeps the keys of the bags that it pooled in training. It drops those of a rank as soon as that
-rank says, at its next lookup, that no gradient will come, and all of them when a step is over. So
-where a step is refused or given up, nothing need be undone.
+An owner stores the keys of the bags that it pooled in training. It drops them when the requester
+reports, in its next lookup, that no gradient will follow, and at the end of the step. Therefore nothing
+must be undone if a step is rejected or aborted.
 
-All ranks make the same lookups in the same order, so they number them alike: a gradient names its
-lookup by that number. ``docs/decisions/owner-pooling.md`` says why it is done so.
+All ranks make the same lookups in the same order and number them, so a gradient refers to its lookup by
+that number. ``docs/decisions/owner-pooling.md`` explains the design.
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ __all__ = ["AddBags", "Gradients", "OwnerPooling"]
 
 
 class OwnerPooling:
-    """Pools of bags from their owners, and gradients back. One thread uses it.
+    """Pulls pools of bags from their owners, and pushes gradients to them. Used by one thread.
 
     Args:
-        session: of the exchange.
-        executor: makes what runs finds and sums, for storages and a number of rows.
-        buffers: memory for messages.
+        session: session of the exchange.
+        executor: creates the executor of finds and sums, given the storages and the number of rows.
+        buffers: buffers of messages.
     """
 
     def __init__(
@@ -68,19 +69,19 @@ class OwnerPooling:
         self._kept: list[dict[int, ServedBags]] = [{} for _ in range(session.world_size)]
         self._shared = SharedParts(session, executor, buffers, self._kept)
         self.next_number = 0
-        """Of the next lookup in training."""
+        """Number of the next lookup in training."""
         self.logged_tables: set[str] = set()
-        """Tables of which it was logged that rows are looked up."""
+        """Tables for which a lookup of rows was logged."""
         self.has_lookups = False
-        """Whether there was one since `forget`; the same on all ranks."""
+        """Whether there was a lookup since `forget`; the same on all ranks."""
 
     @property
     def num_kept(self) -> int:
-        """Lookups of all ranks whose keys this rank keeps."""
+        """Number of lookups of all ranks whose keys this rank stores."""
         return sum(map(len, self._kept))
 
     def forget(self) -> None:
-        """Drops what was kept: the step is over. All ranks call it at the same time."""
+        """Drops all stored lookups at the end of a step. All ranks must call it at the same time."""
         self.has_lookups = False
         for kept in self._kept:
             kept.clear()
@@ -93,18 +94,20 @@ class OwnerPooling:
         first_alive: int | None = None,
         error: BaseException | None = None,
     ) -> list[PooledBags]:
-        """One pool for each bag; all ranks call it for the same tables at the same time.
+        """Pulls one pool per bag. All ranks must call it for the same tables at the same time.
 
         Args:
-            requests: one for each table and kind of pooling, in the same order on all ranks.
-            is_training: gradients will come.
-            first_alive: the first lookup that may still get a gradient of this rank; None: none may.
-            error: why this rank cannot take part. Then no rank does.
+            requests: one request per table and kind of pooling, in the same order on all ranks.
+            is_training: whether gradients will follow.
+            first_alive: number of the first lookup that may still get a gradient from this rank; None:
+                there is none.
+            error: error of this rank, if it cannot take part. Then no rank does.
 
         Raises:
-            BaseException: `error`, or in its place another rank's, naming that rank.
-            PeerFailure: a rank is gone, silent, elsewhere, or could not read its rows.
-            InvalidArgumentError: ranks were set up differently, or pool other tables.
+            BaseException: `error`, or the error of another rank, with that rank's number.
+            PeerFailure: a rank is gone, does not respond, is in another operation, or could not read
+                its rows.
+            InvalidArgumentError: ranks have different settings, or pool different tables.
         """
         session, count = self._session, len(requests)
         parts: list[list[OwnerBags]] = []
@@ -152,22 +155,22 @@ class OwnerPooling:
         add: AddBags,
         error: BaseException | None = None,
     ) -> BaseException | None:
-        """Gradients of bags to the owners of their rows; all ranks call it.
+        """Pushes gradients of bags to the owners of their rows. All ranks must call it.
 
         Args:
-            tables: all that owners may have pooled bags of, in the same order on all ranks.
-            given: the gradients ``(bags, dim)`` of this rank, those of means not yet divided.
-            add: takes what comes, on the executor: that of this rank first, then that of the rank
-                before it, and so on around the ring.
-            error: why this rank cannot apply the step. Then no rank pushes.
+            tables: all tables of which bags may have been pooled, in the same order on all ranks.
+            given: gradients ``(bags, dim)`` of this rank; gradients of means are not divided yet.
+            add: processes gradients on the executor: those of this rank first, then those of the
+                previous rank, and so on around the ring.
+            error: error of this rank, if it cannot apply the step. Then no rank pushes.
 
         Returns:
-            Why this rank cannot take what came, too late to tell the other ranks here.
+            Error of this rank while it processed gradients, which was not reported to the other ranks.
 
         Raises:
-            BaseException: `error`, or in its place another rank's, naming that rank.
-            PeerFailure: a rank is gone, silent or elsewhere.
-            InvalidArgumentError: ranks were set up differently.
+            BaseException: `error`, or the error of another rank, with that rank's number.
+            PeerFailure: a rank is gone, does not respond, or is in another operation.
+            InvalidArgumentError: ranks have different settings.
         """
         session = self._session
         by_table: dict[str, list[tuple[RequestedBags, Rows]]] = {each.name: [] for each in tables}
@@ -187,14 +190,15 @@ class OwnerPooling:
     def weight_gradients(
         self, requested: Sequence[RequestedBags], gradients: Sequence[Rows | None]
     ) -> list[npt.NDArray[Any]]:
-        """Gradients ``(ids,)`` of the weights of each request of one `pull`; all ranks call it.
+        """Returns the gradients ``(ids,)`` of the weights of one `pull`. All ranks must call it.
 
         Args:
-            asked: all of a pull whose requests train weights.
-            gradients: of each ``(bags, dim)``; None: none came, and those of its weights are zeros.
+            requested: all bags of a pull whose requests train weights.
+            gradients: gradient ``(bags, dim)`` of each; None: there is none, and the gradients of its
+                weights are zeros.
 
         Raises:
-            PeerFailure: a rank is gone, silent, elsewhere, or failed.
+            PeerFailure: a rank is gone, does not respond, is in another operation, or failed.
         """
         session = self._session
         mine = np.zeros((session.world_size, len(requested)), np.int64)
@@ -219,7 +223,7 @@ def _make_requested_bags(
     shares = None
     if request.is_mean:
         shares = np.ones(1, request.table.computing_dtype) / compute_lengths(request)
-    if not request.trains_weights:  # places of ids are for gradients of weights only
+    if not request.trains_weights:  # positions are needed only for gradients of weights
         nothing = np.empty(0, np.int64)
         parts = [OwnerBags(nothing, each.bags, each.lengths) for each in parts]
     return RequestedBags(number, request.table, parts, request.num_bags, shares, len(request.ids))

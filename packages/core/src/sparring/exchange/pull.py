@@ -1,16 +1,16 @@
-"""One pull by the ring: rows are found while others travel.
+"""One pull by the ring: rows are found while other rows are in flight.
 
-At hop h this rank asks rank r+h and serves rank r-h. Both are queues of chunks, in the order of hops.
-A chunk goes through these states; the driving thread advances it whenever a message has come or a
-find has ended, and never waits for a single one of them:
+At hop h, this rank requests rows from rank r+h and serves rank r-h. Both directions have a queue of
+chunks in the order of hops. A chunk has the following states; the driving thread advances it when a
+message has arrived or a find has ended, and never waits for a single one:
 
-    asked     WAITING ──► UNDER WAY (keys out, rows in) ──► placed
-    served    WAITING ──► KEYS COME ──► FOUND on the executor ──► ROWS GO ──► done
-    own       WAITING ──► FOUND on the executor, whenever it has nothing else to find
+    outgoing   WAITING ──► IN FLIGHT (keys out, rows in) ──► rows copied to the result
+    incoming   WAITING ──► KEYS ARRIVE ──► FOUND on the executor ──► ROWS SENT ──► done
+    own        WAITING ──► FOUND on the executor, when it has no other rows to find
 
-At most `chunks_in_flight` chunks of each queue are under way. There is no deadlock: of the streams that
-are not complete, take the one of the lowest hop. Everything that its asker requested before and its
-owner served before is complete, so both have it at the head of their queues.
+At most `chunks_in_flight` chunks per queue are in flight. There is no deadlock: consider the incomplete
+stream with the lowest hop. All earlier streams of its requester and of its owner are complete, so it is
+at the head of both queues.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = ["MAX_FINDS", "RingPull"]
 
 _KEYS, _ROWS = MessageKind.KEYS, MessageKind.ROWS
 MAX_FINDS = 2
-"""On the executor at once: one runs, and the next is there when it ends."""
+"""Maximum number of finds on the executor: one is running, and the next one is queued."""
 
 
 @dataclass(slots=True)
@@ -70,19 +70,19 @@ class _Incoming:
 
 @dataclass(slots=True)
 class RingPull:
-    """One pull of several tables, driven to its end by `run`.
+    """One pull of several tables; `run` completes it.
 
     Args:
-        link: sends and receives.
-        executor: where rows are found.
-        requests: one for each table.
-        codecs: how each table's rows travel.
-        routed: the keys of all requests by owner.
-        served_counts: ``(world_size, tables)``: rows that each rank requests of this one.
-        chunk_rows: the most keys in a message.
-        chunks_in_flight: the most chunks under way, each way.
-        buffers: memory for messages.
-        record: keeps the keys that other ranks request; None: they are not kept.
+        messenger: sends and receives messages.
+        executor: executor on which rows are found.
+        requests: one request per table.
+        codecs: codec of each table's rows.
+        routed: keys of all requests, grouped by owner.
+        served_counts: ``(world_size, tables)``: rows that each rank requests from this one.
+        chunk_rows: maximum number of keys per message.
+        chunks_in_flight: maximum number of chunks in flight per direction.
+        buffers: buffers of messages.
+        record: stores the keys that other ranks request; None: they are not stored.
     """
 
     messenger: Messenger
@@ -106,9 +106,9 @@ class RingPull:
         """Returns the rows in the order of each request's keys.
 
         Raises:
-            PeerFailure: a rank is gone or silent, or could not read its rows.
-            SparringError: this rank's own storage failed. Other ranks were told so, and given
-                all other rows.
+            PeerFailure: a rank is gone, does not respond, or could not read its rows.
+            SparringError: a storage of this rank failed. The failure was reported to the other ranks,
+                which got all other rows.
         """
         for request in self.requests:
             count, width = len(request.keys), request.columns.end - request.columns.begin
@@ -128,7 +128,7 @@ class RingPull:
             else:
                 self._run_as_it_comes(to_ask, to_serve, to_find)
         except PeerFailure:
-            # A rank that was told of this failure may have left since; the cause is here.
+            # If this rank has an error, it may be the reason why the other rank has left.
             if self._error is None:
                 raise
         finally:
@@ -157,11 +157,11 @@ class RingPull:
         to_serve: Sequence[ChunkTransfer],
         to_find: Sequence[ChunkTransfer],
     ) -> None:
-        """The same messages where each rank gets one and nothing can overlap: waiting for them in the
-        order of hops costs less than polling all.
+        """Sends the same messages for the case of one message per rank, where nothing can overlap:
+        waiting in the order of hops costs less than polling.
 
-        No rank waits before it has sent all its keys, nor for rows before it has sent all of its
-        own.
+        A rank waits only after it has sent all its keys, and waits for rows only after it has sent all
+        rows.
         """
         messenger, going = self.messenger, []
         messages = [
@@ -205,7 +205,7 @@ class RingPull:
             self.buffers.give_back(message)
 
     def _send_requests(self, waiting: Iterator[ChunkTransfer]) -> bool:
-        """Sends keys, and places received rows."""
+        """Sends keys, and copies received rows to the result."""
         moved = False
         while len(self._outgoing) < self.chunks_in_flight:
             planned = next(waiting, None)
@@ -221,7 +221,7 @@ class RingPull:
         for asked in self._outgoing:
             if not asked.has_sent and self.messenger.is_done(asked.keys_going):
                 asked.has_sent = moved = True
-            # Of one rank's messages only the first is looked at: they come in order.
+            # Only the first message of each rank is polled, because messages arrive in order.
             if asked.has_placed or asked.planned.peer in silent:
                 continue
             if self.messenger.is_done(asked.rows_coming):
@@ -256,7 +256,7 @@ class RingPull:
                 else:
                     silent.add(served.planned.peer)
             finding = served.finding
-            # Messages to one rank must go in the order in which it asked.
+            # Replies to a rank must be sent in the order of its requests.
             if finding is not None and finding.is_done and served.planned.peer not in later:
                 self._send(served, finding)
                 served.finding, moved = None, True
@@ -272,7 +272,7 @@ class RingPull:
         return moved
 
     def _find(self, waiting: Iterator[ChunkTransfer]) -> bool:
-        """Keeps the executor busy: with rows for other ranks first, then with this rank's own."""
+        """Submits finds to the executor: rows for other ranks first, then this rank's own rows."""
         moved = False
         for job in [job for job in self._own if job.is_done]:
             self._own.remove(job)
@@ -290,7 +290,7 @@ class RingPull:
                 partial(find_into, served.message, chunk, served.keys, self.requests, self.codecs)
             )
             moved = True
-        # Only where the executor is idle: others may ask at any moment, and theirs must travel too.
+        # Only if the executor is idle, because rows for other ranks, which must be sent, come first.
         planned = None if self._num_finding else next(waiting, None)
         if planned is not None:
             self._own.append(self._submit(partial(self._find_own, planned)))
@@ -333,5 +333,5 @@ class RingPull:
                 message, planned.chunk, planned.peer, self.routed, self.codecs, self.results
             )
         except BaseException as error:
-            # The others still need this rank, so it goes on to the end.
+            # The other ranks still need this rank, so it continues to the end.
             self._error = self._error or error

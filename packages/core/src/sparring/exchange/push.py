@@ -1,12 +1,12 @@
-"""One push by the ring: gradients are added up while others travel.
+"""One push by the ring: gradients are summed while other gradients are in flight.
 
-At hop h this rank sends to rank r+h and receives from rank r-h. Sums must be the same in every
-run, and float addition depends on its order. The order is that of hops: a rank's own gradients first,
-then those of rank r-1, of r-2, … It needs no extra buffering: chunks of one rank arrive in the order
-of sending, and at most `chunks_in_flight` buffers receive chunks of later hops.
+At hop h, this rank sends to rank r+h and receives from rank r-h. Sums must be reproducible, and float
+addition depends on its order. The order is the order of hops: a rank's own gradients first, then those
+of rank r-1, of r-2, … This needs no additional buffers: chunks of one rank arrive in the order of
+sending, and at most `chunks_in_flight` buffers receive chunks of later hops.
 
-    sent       WAITING ──► UNDER WAY ──► done
-    received   WAITING ──► COMES ──► ADDED UP on the executor, in the order of the queue ──► done
+    sent       WAITING ──► IN FLIGHT ──► done
+    received   WAITING ──► ARRIVING ──► SUMMED on the executor, in the order of the queue ──► done
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(slots=True)
 class GradientSums:
-    """Sums of the gradients for this rank, table by table."""
+    """Sums of the gradients for this rank, per table."""
 
     requests: Sequence[PushRequest]
     codecs: Sequence[Codec]
@@ -76,7 +76,7 @@ class GradientSums:
             at += align_bytes(end - at)
 
     def add_own(self, rank: int, routed: RoutedKeys) -> None:
-        """Adds this rank's gradients of keys that it owns itself; they are not rounded."""
+        """Adds this rank's gradients of its own keys, which are not rounded."""
         for table, request in enumerate(self.requests):
             offsets = routed.offsets[table]
             mine = routed.orders[table][offsets[rank] : offsets[rank + 1]]
@@ -85,24 +85,25 @@ class GradientSums:
                 self.accumulators[table].add(request.keys[mine], gradients)
 
     def take(self) -> list[OwnedGradients]:
-        """The sums, one for each request."""
+        """Returns the sums, one per request."""
         return [OwnedGradients(*each.take()) for each in self.accumulators]
 
 
 @dataclass(slots=True)
 class RingPush:
-    """One push of several tables, driven to its end by `run`.
+    """One push of several tables; `run` completes it.
 
     Args:
-        link: sends and receives.
-        executor: where gradients are added up.
-        find_executor: where the rows are found that the update will need.
-        requests: one for each table.
-        codecs: how each table's gradients travel.
-        routed: the keys of all requests by owner.
+        messenger: sends and receives messages.
+        executor: executor on which gradients are summed.
+        find_executor: executor on which rows for the update are found.
+        requests: one request per table.
+        codecs: codec of each table's gradients.
+        routed: keys of all requests, grouped by owner.
         coming_counts: ``(world_size, tables)``: keys that each rank sends to this one.
-        chunk_rows: the most keys in a message.
-        chunks_in_flight: the most chunks under way, each way.
+        chunk_rows: maximum number of keys per message.
+        chunks_in_flight: maximum number of chunks in flight per direction.
+        buffers: buffers of messages.
     """
 
     messenger: Messenger
@@ -118,12 +119,10 @@ class RingPush:
     _error: BaseException | None = None
 
     def run(self) -> list[OwnedGradients]:
-        """Returns the sums for each request.
+        """Returns the sums for each request. A failure of this rank is the `error` of each result.
 
         Raises:
-            PeerFailure: a rank is gone or silent, and nothing failed here.
-
-        A failure on this rank itself is the `error` of each result.
+            PeerFailure: a rank is gone or does not respond, and this rank has no error.
         """
         rank, world_size = self.messenger.collective.rank, self.messenger.collective.world_size
         owners = [(rank + hop) % world_size for hop in range(1, world_size)]
@@ -150,7 +149,7 @@ class RingPush:
         ahead.trace(self.messenger.trace)
         results = sums.take()
         for position, result in enumerate(results):
-            # Too late to raise here: the other ranks have gone on.
+            # Not raised here, because the other ranks have already continued.
             result.error = self._error or ahead.error
             result.found = ahead.found(position)
         return results
@@ -191,7 +190,8 @@ class RingPush:
         sums: GradientSums,
         ahead: RowPrefetch,
     ) -> None:
-        """The same messages where there is one for each rank; see `RingPull._run_in_order`."""
+        """Sends the same messages for the case of one message per rank; see
+        `RingPull._run_in_order`."""
         messenger = self.messenger
         coming = []
         for planned in to_receive:
@@ -235,13 +235,13 @@ def _add(sums: GradientSums, planned: ChunkTransfer, message: Bytes, _: Bytes) -
 
 
 class RowPrefetch:
-    """Finds the rows that an update needs while gradients travel: those of a key as soon as its first
-    gradient was added up.
+    """Finds the rows for an update while gradients are exchanged: each row as soon as the first
+    gradient of its key was added.
 
     Args:
-        requests: those with a storage want their rows.
-        accumulators: sums of gradients, one for each request.
-        executor: where rows are found.
+        requests: requests; rows are found for those with a storage.
+        accumulators: sums of gradients, one per request.
+        executor: executor on which rows are found.
     """
 
     def __init__(
@@ -255,7 +255,7 @@ class RowPrefetch:
         self._jobs: list[Job] = []
 
     def advance(self) -> None:
-        """Begins to find the rows of keys that were added since the last call."""
+        """Starts to find the rows of keys that were added since the last call."""
         for position, request in enumerate(self._requests):
             if request.storage is None:
                 continue
@@ -266,22 +266,22 @@ class RowPrefetch:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is being found."""
+        """Whether all finds have ended."""
         return all(job.is_done for job in self._jobs)
 
     @property
     def error(self) -> BaseException | None:
-        """The first error of a storage."""
+        """First error of a storage, or None."""
         return next((job.error for job in self._jobs if job.error is not None), None)
 
     def trace(self, trace: Trace | None) -> None:
-        """Adds spans of the finds."""
+        """Adds the spans of the finds to a trace."""
         if trace is not None:
             for job in self._jobs:
                 trace.add("find", job.begin_ns, job.end_ns, {"of": "push"}, thread_id=job.thread_id)
 
     def found(self, position: int) -> PullResult | None:
-        """The rows of a request, in the order of the accumulator's keys."""
+        """Returns the rows of a request, in the order of the accumulator's keys."""
         if self._requests[position].storage is None or not self._parts[position]:
             return None
         parts = self._parts[position]
@@ -296,7 +296,7 @@ class RowPrefetch:
         request = self._requests[position]
         assert request.storage is not None
         table = request.storage.table
-        # Jobs of an executor run in order, and so parts are in the order of the keys.
+        # Jobs of an executor run in order, so the parts are in the order of the keys.
         whole = Columns(0, table.width)
         self._parts[position].append(find_rows(request.storage, table, keys, whole))
 
@@ -307,19 +307,19 @@ def push_to_replicas(
     codecs: Sequence[Codec],
     coming: npt.NDArray[np.int64],
 ) -> list[OwnedGradients]:
-    """Gradients of replicated tables of all ranks, added up by key: the same bits on every rank.
+    """Sums the gradients of replicated tables of all ranks by key, with the same bits on every rank.
 
-    Float addition depends on its order. So every rank adds in the order of ranks, from 0 on, and
-    narrows its own gradients as those of others are, where there is a wire dtype.
+    Float addition depends on its order. Therefore every rank adds in the order of ranks, from 0, and
+    rounds its own gradients to the wire dtype like those of other ranks.
 
     Args:
-        link: sends and receives.
-        requests: one for each replicated table.
-        codecs: how each table's gradients travel.
-        coming: ``(world_size, tables)``: keys of each table that each rank sends to every other.
+        messenger: sends and receives messages.
+        requests: one request per replicated table.
+        codecs: codec of each table's gradients.
+        coming: ``(world_size, tables)``: keys of each table that each rank sends to every other rank.
 
     Raises:
-        PeerFailure: a rank is gone or silent.
+        PeerFailure: a rank is gone or does not respond.
     """
     rank, world_size = messenger.collective.rank, messenger.collective.world_size
     counts = coming.copy()
@@ -351,7 +351,7 @@ def push_to_replicas(
 
 
 def _to_one_owner(requests: Sequence[PushRequest]) -> RoutedKeys:
-    """All keys as one stream."""
+    """Returns all keys as one stream."""
     sizes = [len(each.keys) for each in requests]
     orders, offsets = [np.arange(size) for size in sizes], [[0, size] for size in sizes]
     return RoutedKeys(orders, offsets, [each.keys for each in requests], 1)

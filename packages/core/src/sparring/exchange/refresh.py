@@ -1,9 +1,9 @@
-"""Refresh of prefetched rows: only those that a step has changed since.
+"""Refresh of prefetched rows: transfers only the rows that a step has changed since.
 
-The owner knows which keys have changed, and remembers the requests. So no keys travel: to each rank it
-sends one message with places in that rank's request, and one with the current rows.
+The owner knows the changed keys and has stored the requests. Therefore keys are not sent again: the
+owner sends each rank one message with positions in its request, and one with the current rows.
 
-    owner:  changed keys ∩ requested keys of rank p  ──►  places │ rows  ──►  rank p puts them there
+    owner:  changed keys ∩ requested keys of rank p  ──►  positions │ rows  ──►  rank p copies them
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class ChangedKeys:
-    """Keys of a table whose rows may have changed; possibly too many, never too few."""
+    """Superset of the keys of a table whose rows have changed."""
 
     parts: list[Keys] = field(default_factory=list)
-    """Of each step; a key may be in several."""
+    """Keys of each step; a key may be in several."""
     are_all: bool = False
     """Whether all keys may have changed."""
 
     def find_changed(self, keys: Keys) -> Positions:
-        """Places in `keys` of those that have changed, in order."""
+        """Returns the positions in `keys` of those that have changed, in ascending order."""
         if self.are_all:
             return np.arange(len(keys))
         changed = np.concatenate([*self.parts, np.empty(0, np.int64)])
         if not len(changed) or not len(keys):
             return np.empty(0, np.int64)
-        # The changed ones come first, so theirs are the first places among the unique ones.
+        # The changed keys come first, so they have the first positions among the unique keys.
         _, inverse = _native.dedup(np.concatenate([changed, keys]))
         num_changed = int(inverse[: len(changed)].max()) + 1
         return np.flatnonzero(inverse[len(changed) :] < num_changed)
@@ -59,18 +59,18 @@ class ChangedKeys:
 
 @dataclass(frozen=True, slots=True)
 class StaleRows:
-    """Rows of a pull that this rank, as the owner, has to send again."""
+    """Rows of a pull that this rank, as their owner, must send again."""
 
     counts: npt.NDArray[np.int64]
-    """``(world_size, tables)``: rows of each table for each rank, itself left out."""
+    """``(world_size, tables)``: number of rows per rank and table; 0 for this rank."""
     positions: list[Positions]
-    """For each rank: places in its request of each table, one table after the other."""
+    """For each rank, the positions in its request of each table, one table after the other."""
     keys: list[Keys]
-    """For each rank: the keys at these places."""
+    """For each rank, the keys at these positions."""
 
 
 class PullRecord:
-    """The two sides of a pull on several ranks: requested keys, and served keys."""
+    """Record of a pull on several ranks: the requested keys and the served keys."""
 
     def __init__(self) -> None:
         self._routed: RoutedKeys | None = None
@@ -81,29 +81,29 @@ class PullRecord:
         """Begins the record of a pull.
 
         Args:
-            routed: the keys that this rank requests.
-            served_counts: ``(world_size, tables)``: rows that each rank requests of this one.
+            routed: keys that this rank requests.
+            served_counts: ``(world_size, tables)``: rows that each rank requests from this one.
         """
         self._routed = routed
         self._served_counts = served_counts
         self._served = {}
 
     def add(self, peer: int, keys: Keys) -> None:
-        """Adds `keys`, the next of a rank's request."""
+        """Appends the next keys of a rank's request."""
         self._served.setdefault(peer, []).append(keys)
 
     @property
     def routed(self) -> RoutedKeys:
-        """The keys that this rank requested."""
-        assert self._routed is not None  # a pull that ended well has begun
+        """Keys that this rank requested."""
+        assert self._routed is not None  # the pull has succeeded
         return self._routed
 
     def stale(self, changed: Sequence[ChangedKeys], rank: int) -> StaleRows:
-        """Served keys that have changed since.
+        """Returns the served keys that have changed since the pull.
 
         Args:
-            changed: of each table.
-            rank: this one.
+            changed: changed keys of each table.
+            rank: this rank.
         """
         counts = np.zeros_like(self._served_counts)
         positions: list[Positions] = []
@@ -132,14 +132,14 @@ class RefreshResult:
     """Rows that have changed since a pull."""
 
     positions: npt.NDArray[np.int64]
-    """``(c,)``: their places among the keys of the pull."""
+    """``(c,)``: their positions among the keys of the pull."""
     rows: Rows
-    """``(c, width of columns)`` of the table's dtype; zeros where `found` is False."""
+    """``(c, width of columns)`` of the table's dtype; zeros if `found` is False."""
     found: npt.NDArray[np.bool_]
 
 
 def refresh_own(request: PullRequest, changed: ChangedKeys) -> RefreshResult:
-    """Refreshes rows of a table that this rank holds whole."""
+    """Refreshes rows of a table whose rows are all on this rank."""
     positions = changed.find_changed(request.keys)
     found = find_rows(request.storage, request.table, request.keys[positions], request.columns)
     return RefreshResult(positions, found.rows, found.found)
@@ -155,20 +155,20 @@ def refresh(
     stale: StaleRows,
     coming: Counts,
 ) -> list[RefreshResult]:
-    """Rows of all owners that have changed.
+    """Exchanges the changed rows of a pull with all owners.
 
     Args:
-        link: sends and receives.
-        requests: those of the pull, with the current storages.
-        codecs: how each table's rows travel.
-        record: of the pull.
-        changed: of each table, the keys of this rank's shard.
+        messenger: sends and receives messages.
+        requests: requests of the pull, with the current storages.
+        codecs: codec of each table's rows.
+        record: record of the pull.
+        changed: for each table, the changed keys of this rank's shard.
         stale: rows that this rank sends.
         coming: ``(world_size, tables)``: rows of each table that each rank sends.
 
     Raises:
-        PeerFailure: a rank is gone or silent, or could not read its rows.
-        SparringError: this rank's own storage failed; other ranks know.
+        PeerFailure: a rank is gone, does not respond, or could not read its rows.
+        SparringError: a storage of this rank failed; this was reported to the other ranks.
     """
     rank, world_size = messenger.collective.rank, messenger.collective.world_size
     routed = record.routed
@@ -257,7 +257,7 @@ def _find_own_changed(
     routed: RoutedKeys, table: int, rank: int, changed: ChangedKeys
 ) -> npt.NDArray[np.int64]:
     offsets = routed.offsets[table]
-    # Of this rank's own keys of all tables, which its stream holds one table after the other.
+    # This rank's stream contains its own keys of all tables, one table after the other.
     mine: npt.NDArray[np.int64] = routed.orders[table][offsets[rank] : offsets[rank + 1]]
     begin = int(routed.counts[rank, :table].sum())
     keys = routed.streams[rank][begin : begin + len(mine)]
@@ -265,7 +265,7 @@ def _find_own_changed(
 
 
 def _compact(counts: Counts) -> RoutedKeys:
-    """Places of each owner's rows in arrays that hold nothing else."""
+    """Returns the positions of each owner's rows in arrays that contain only refreshed rows."""
     orders = [np.arange(total) for total in counts.sum(axis=0).tolist()]
     offsets = [[0, *np.cumsum(column).tolist()] for column in counts.T]
     return RoutedKeys(orders, offsets, orders, len(counts))

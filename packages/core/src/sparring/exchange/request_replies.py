@@ -1,13 +1,14 @@
-"""Messages to every rank, and answers to them, in the order of hops.
+"""Requests to all ranks and their replies, in the order of hops.
 
-At hop h this rank sends to rank r+h and serves rank r-h. Both are queues, in the order of hops:
+At hop h, this rank sends to rank r+h and serves rank r-h. Both directions have a queue in the order of
+hops:
 
-    asked     WAITING ──► UNDER WAY (message out, answer in) ──► answer taken, in the order of the queue
-    served    WAITING ──► COMES ──► SERVED on the executor, in the order of the queue ──► ANSWER GOES
+    outgoing   WAITING ──► IN FLIGHT (request out, reply in) ──► reply processed, in the queue's order
+    incoming   WAITING ──► ARRIVING ──► SERVED on the executor, in the queue's order ──► REPLY SENT
 
-Messages of one hop are served while those of others travel. What is taken or served adds up numbers,
-so its order must not depend on what comes first: it is that of the queues. At most `chunks_in_flight`
-messages of each queue are under way; `exchange/pull.py` says why there is no deadlock.
+Requests of one hop are served while messages of other hops are in flight. Processing and serving sum
+numbers, so they follow the order of the queues, not the order of arrival. At most `chunks_in_flight`
+messages per queue are in flight; `exchange/pull.py` explains why there is no deadlock.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class OutgoingRequest:
-    """A message to another rank, and what is done with its answer.
+    """A request to another rank, and the processing of its reply.
 
     Args:
-        peer: the rank.
-        label: for traces.
-        num_bytes: of the message.
-        pack: writes it.
-        answer_bytes: of the answer; 0: there is none.
-        take: reads the answer; raises if it reports a failure.
+        peer: the other rank.
+        label: label for traces.
+        num_bytes: bytes of the request.
+        pack: writes the request.
+        reply_bytes: bytes of the reply; 0: no reply.
+        take: processes the reply; raises if the reply reports a failure.
     """
 
     peer: int
@@ -52,15 +53,15 @@ class OutgoingRequest:
 
 @dataclass(frozen=True, slots=True)
 class IncomingRequest:
-    """A message of another rank, and how it is served.
+    """A request of another rank, and how it is served.
 
     Args:
-        peer: the rank.
-        label: for traces.
-        num_bytes: of the message.
-        serve: reads the message and writes the answer, on the executor.
-        answer_bytes: of the answer; 0: there is none.
-        fail: writes an answer that reports a failure.
+        peer: the other rank.
+        label: label for traces.
+        num_bytes: bytes of the request.
+        serve: reads the request and writes the reply, on the executor.
+        reply_bytes: bytes of the reply; 0: no reply.
+        fail: writes a reply that reports a failure.
     """
 
     peer: int
@@ -92,16 +93,16 @@ class _Incoming:
 
 @dataclass(slots=True)
 class RequestReplies:
-    """One round of questions and answers, driven to its end by `run`.
+    """One round of requests and replies; `run` completes it.
 
     Args:
-        link: sends and receives.
-        executor: where messages are served.
-        buffers: memory for messages.
-        chunks_in_flight: the most messages under way, each way.
-        kind: of the questions; answers are `MessageKind.ROWS`.
-        verb: for traces: what a service does.
-        on_progress: called whenever a message has moved or a service has ended.
+        messenger: sends and receives messages.
+        executor: executor on which requests are served.
+        buffers: buffers of messages.
+        chunks_in_flight: maximum number of messages in flight per direction.
+        kind: kind of the requests; replies are `MessageKind.ROWS`.
+        verb: name of the spans of served requests.
+        on_progress: called when a message has made progress or a request was served.
     """
 
     messenger: Messenger
@@ -121,15 +122,15 @@ class RequestReplies:
         services: Iterator[IncomingRequest],
         own: Callable[[], None],
     ) -> BaseException | None:
-        """Returns what failed on this rank, after all other ranks were served.
+        """Runs the round, and returns the error of this rank after all other ranks were served.
 
         Args:
-            questions: in the order of hops.
-            services: in the order of hops.
-            own: this rank's share of its own question; runs on the executor before all services.
+            questions: outgoing requests, in the order of hops.
+            services: incoming requests, in the order of hops.
+            own: serves this rank's request to itself; runs on the executor before all services.
 
         Raises:
-            PeerFailure: a rank is gone or silent, and nothing failed here.
+            PeerFailure: a rank is gone or does not respond, and this rank has no error.
         """
         mine: Job | None = None
         has_ended = False
@@ -147,7 +148,7 @@ class RequestReplies:
                     break
                 self.messenger.pause(self.executor, has_progressed=moved)
         except PeerFailure:
-            # A rank that was told of this failure may have left since; the cause is here.
+            # If this rank has an error, it may be the reason why the other rank has left.
             if self._error is None:
                 raise
         finally:
@@ -212,7 +213,7 @@ class RequestReplies:
         moved = False
         silent: set[int] = set()
         for served in self._incoming:
-            # Of one rank's messages only the first is looked at: they come in order.
+            # Only the first message of each rank is polled, because messages arrive in order.
             if served.has_come or served.service.peer in silent:
                 continue
             if self.messenger.is_done(served.coming):
@@ -255,7 +256,7 @@ class RequestReplies:
         try:
             question.take(reply)
         except BaseException as error:
-            # The others still need this rank, so it goes on to the end.
+            # The other ranks still need this rank, so it continues to the end.
             self._error = self._error or error
         self.buffers.give_back(reply)
 

@@ -1,15 +1,16 @@
-"""The ring exchange: keys to their owners and rows back, gradients to their owners.
+"""The ring exchange: sends keys to their owners and rows back, and gradients to their owners.
 
-At hop h, rank r asks rank r+h and serves rank r-h: every hop is a permutation of the ranks, so no
-two ranks send to one. Hop 0 is a rank's own shard and touches no wire; in a world of one it is all
-there is. Empty hops are ordinary: a rank without keys for a table still takes part in each.
+At hop h, rank r sends requests to rank r+h and serves rank r-h: every hop is a permutation of the
+ranks, so no two ranks send to the same one. Hop 0 is a rank's own shard and needs no messages; with one
+rank, it is the
+only hop. Hops may be empty: a rank without keys for a table still takes part in each hop.
 
-Arrays are those of the kernels of a call: NumPy's, or a device's, which stay there. Routing, agreement
-and failures are the same for both; what differs is who finds and adds (`RingPull` and `RingPush` on an
-executor, `DevicePull` and `DevicePush` on streams), as a decision record explains
-(``docs/decisions/one-path.md``).
+Arrays belong to the kernels of a call: NumPy arrays, or arrays that stay on a device. Routing,
+agreement and failures are the same for both. Rows are found and gradients summed by `RingPull` and
+`RingPush` on an executor, or by `DevicePull` and `DevicePush` on streams;
+``docs/decisions/one-path.md`` explains why.
 
-``docs/explanation/ring-exchange.md`` draws it.
+``docs/explanation/ring-exchange.md`` contains diagrams.
 """
 
 from __future__ import annotations
@@ -62,11 +63,11 @@ from sparring.runtime.trace import Trace
 __all__ = ["RingExchange"]
 
 _MAX_INLINE_ROWS = 4096
-"""Finding or adding up so many rows takes less time than handing them to another thread."""
+"""Number of rows up to which finding or summing takes less time than passing them to another thread."""
 
 
 class _RoutingResult(NamedTuple):
-    """Keys by owner; or nothing, and why."""
+    """Keys grouped by owner; or no keys and an error."""
 
     routed: RoutedKeys
     counts: Counts
@@ -74,19 +75,18 @@ class _RoutingResult(NamedTuple):
 
 
 class RingExchange(Closable):
-    """Moves rows and gradients between ranks. One thread uses it.
+    """Transfers rows and gradients between ranks. Used by one thread.
 
     Args:
-        collective: this rank's place in the group.
-        shard_map: the owner of each partition; the same on all ranks.
-        options: chunks and wire dtypes; the same on all ranks.
-        settings: returns everything else that must be the same on all ranks; compared at each
-            exchange.
-        layout_of: table → its layout, by name; `settings` has them. None: all tables are by the
-            shard map.
+        collective: connection to the other ranks.
+        shard_map: owner of each partition; the same on all ranks.
+        options: chunk sizes and wire dtypes; the same on all ranks.
+        settings: returns all other settings that must be equal on all ranks, including layouts; ranks
+            compare them at each exchange.
+        layout_of: returns the layout of a table by its name; None: all tables use the shard map.
 
     Raises:
-        InvalidArgumentError: `collective` has carried another exchange.
+        InvalidArgumentError: `collective` was already used by another exchange.
     """
 
     def __init__(
@@ -110,11 +110,11 @@ class RingExchange(Closable):
         self._add_thread = Threads("sparring-device")
         self._stagers: dict[str, DeviceStager] = {}
         self.pooling = OwnerPooling(self.session, self._executor, self._buffers)
-        """Of tables whose owners pool."""
+        """Exchange of tables whose bags are pooled by the owners of their rows."""
 
     @property
     def trace(self) -> Trace | None:
-        """Receives spans; None: nothing is traced."""
+        """Trace that records spans; None: tracing is off."""
         return self.session.messenger.trace
 
     @trace.setter
@@ -124,7 +124,7 @@ class RingExchange(Closable):
     def pull(
         self, storage: Storage | None, table: TableConfig, keys: Keys, columns: Columns
     ) -> PullResult:
-        """Rows of one table; see `pull_all`."""
+        """Returns rows of one table; see `pull_all`."""
         return self.pull_all([PullRequest(storage, table, keys, columns)])[0]
 
     def pull_all(
@@ -136,21 +136,22 @@ class RingExchange(Closable):
         record: PullRecord | None = None,
         error: BaseException | None = None,
     ) -> list[PullResult]:
-        """Rows from their owners; all ranks call it for the same tables at the same time.
+        """Pulls rows from their owners. All ranks must call it for the same tables at the same time.
 
         Args:
-            requests: one for each table, in the same order on all ranks.
-            kernels: of the device that holds keys and tables, on all ranks; rows stay there.
-            is_training: gradients will come. A rank that only reads has ended its training.
-            record: filled with the state that `refresh_all` needs; None: no refresh will follow, as
-                of rows on a device.
-            error: why this rank cannot take part. Then no rank pulls rows from others.
+            requests: one request per table, in the same order on all ranks.
+            kernels: kernels of the device of keys and tables, on all ranks; rows stay there.
+            is_training: whether gradients will follow. A rank that only reads has ended its training.
+            record: filled with the state that `refresh_all` needs; None: no refresh will follow, as for
+                rows on a device.
+            error: error of this rank, if it cannot take part. Then no rank pulls rows from others.
 
         Raises:
-            BaseException: `error`, or in its place another rank's, naming that rank.
-            PeerFailure: a rank is gone, silent, elsewhere, or could not read its rows.
-            InvalidArgumentError: ranks were set up differently, or pull other tables.
-            DeviceError, DeadlineError: the device failed; other ranks are told.
+            BaseException: `error`, or the error of another rank, with that rank's number.
+            PeerFailure: a rank is gone, does not respond, is in another operation, or could not read
+                its rows.
+            InvalidArgumentError: ranks have different settings, or pull different tables.
+            DeviceError, DeadlineError: the device failed; this is reported to the other ranks.
         """
         tables = [each.table for each in requests]
         is_own = list(map(self.session.is_local, tables))
@@ -218,14 +219,14 @@ class RingExchange(Closable):
         record: PullRecord,
         changed: Sequence[ChangedKeys],
     ) -> list[RefreshResult]:
-        """Refreshes rows of a pull: only those that have changed; all ranks call it together.
+        """Pulls the rows of an earlier pull that have changed since. All ranks must call it together.
 
-        Owners know which keys have changed, so no key travels again.
+        Owners know the changed keys, so keys are not sent again.
 
         Args:
-            requests: those of the pull, with the current storages.
-            record: of the pull.
-            changed: of each table, the keys of this rank's shard that have changed since.
+            requests: requests of the pull, with the current storages.
+            record: record of the pull.
+            changed: for each table, the keys of this rank's shard that have changed since.
 
         Raises:
             PeerFailure, InvalidArgumentError: as `pull_all`.
@@ -267,7 +268,7 @@ class RingExchange(Closable):
         gradients: Rows,
         make_accumulator: Callable[[], Any],
     ) -> OwnedGradients:
-        """Gradients of one table; see `push_all`."""
+        """Pushes the gradients of one table; see `push_all`."""
         return self.push_all([PushRequest(table, keys, gradients, make_accumulator)])[0]
 
     def push_all(
@@ -277,21 +278,21 @@ class RingExchange(Closable):
         kernels: KernelSet = HOST,
         error: BaseException | None = None,
     ) -> list[OwnedGradients]:
-        """Gradients to their owners, added up by key: this rank's first, then those of the rank
-        before it, and so on around the ring.
+        """Pushes gradients to their owners, which sum them by key: their own gradients first, then
+        those of the previous rank, and so on around the ring.
 
         Args:
-            requests: one for each table, in the same order on all ranks.
-            kernels: of the device that holds keys and gradients, on all ranks; sums stay there.
-            error: why this rank cannot apply the step. Then no rank pushes.
+            requests: one request per table, in the same order on all ranks.
+            kernels: kernels of the device of keys and gradients, on all ranks; sums stay there.
+            error: error of this rank, if it cannot apply the step. Then no rank pushes.
 
         Raises:
-            BaseException: `error`, or in its place another rank's, naming that rank.
-            PeerFailure: a rank is gone, silent or elsewhere.
-            InvalidArgumentError: ranks were set up differently, or push other tables.
+            BaseException: `error`, or the error of another rank, with that rank's number.
+            PeerFailure: a rank is gone, does not respond, or is in another operation.
+            InvalidArgumentError: ranks have different settings, or push different tables.
             UnsupportedError: a table is replicated, and its gradients are on a device.
-            DeviceError, DeadlineError: the device failed before messages were through; other ranks
-                are told. A later failure is the `error` of the results.
+            DeviceError, DeadlineError: the device failed before all messages were exchanged; this is
+                reported to the other ranks. A later failure is the `error` of the results.
         """
         if self._world_size == 1:
             if error is not None:
@@ -302,8 +303,8 @@ class RingExchange(Closable):
         sharded = [each for each in requests if not each.table.is_replicated]
         if replicated and kernels is not HOST:
             raise UnsupportedError(
-                f"table {replicated[0].table.name!r} is replicated: its gradients go to all ranks "
-                "through host memory; push them as arrays of NumPy"
+                f"push: table {replicated[0].table.name!r} is replicated, so its gradients must be in "
+                "host memory, found gradients on a device; pass them as NumPy arrays"
             )
         wire_dtype, option = self.options.gradient_wire_dtype, "gradient_wire_dtype"
         codecs = self._codecs(sharded, kernels, wire_dtype, option)
@@ -360,7 +361,7 @@ class RingExchange(Closable):
         ).run()
 
     def stager(self, kernels: KernelSet) -> DeviceStager:
-        """The streams and messages of a device; made once, and closed with this exchange.
+        """Returns the stager of a device, which is created once and closed with this exchange.
 
         Raises:
             UnsupportedError: the kernels have no streams.
@@ -381,8 +382,9 @@ class RingExchange(Closable):
         assert isinstance(wire_dtype, WireDtype)
         if kernels is not HOST and wire_dtype is not WireDtype.EXACT:
             raise InvalidArgumentError(
-                f"{option} must be exact for tables on a device, found {wire_dtype.value}: "
-                "numbers are narrowed on the CPU only; leave the option out, or keep the tables there"
+                f"{option} must be exact for tables on a device, found {wire_dtype.value}, because "
+                "numbers are converted only on the CPU; leave the option out, or keep the tables on "
+                "the CPU"
             )
         return [each.codec(wire_dtype) for each in requests]
 
@@ -392,7 +394,7 @@ class RingExchange(Closable):
         requests: Sequence[PullRequest] | Sequence[PushRequest],
         error: BaseException | None,
     ) -> _RoutingResult:
-        """Routes keys, before an exchange begins. An error is for all ranks to raise."""
+        """Groups keys by owner before an exchange begins. All ranks raise its error."""
         if error is None:
             try:
                 owners: list[DeviceArray] = [self.session.owners(each.table) for each in requests]
@@ -404,17 +406,17 @@ class RingExchange(Closable):
             except SparringError as found:
                 error = found
             except Exception as found:
-                # As one of ours, all ranks raise it and may go on.
+                # A `SparringError` is raised on all ranks, which may continue afterwards.
                 error = DeviceError(
                     f"keys could not be routed on {kernels.device}: {type(found).__name__}: {found}. "
-                    "Nothing was exchanged, and no row has changed"
+                    "Nothing was exchanged, and no row has changed; fix the cause, then try again"
                 )
                 error.__cause__ = found
         nothing = RoutedKeys([], [], [], self._world_size)
         return _RoutingResult(nothing, np.zeros((self._world_size, len(requests)), np.int64), error)
 
     def _find_own(self, request: PullRequest, kernels: KernelSet) -> PullResult:
-        """Finds rows of a table that this rank holds whole."""
+        """Finds rows of a table whose rows are all on this rank."""
         storage, keys = request.storage, request.keys
         if kernels is HOST:
             return find_rows(storage, request.table, keys, request.columns)
@@ -430,8 +432,8 @@ class RingExchange(Closable):
 
     @contextmanager
     def report_failure(self, kernels: KernelSet, tables: Sequence[TableConfig]) -> Iterator[None]:
-        """Tells the other ranks if the block fails, which works on rows of a device that were pulled
-        from them: they go on, and would wait for this rank at the next exchange."""
+        """Context of work on pulled rows on a device. Reports a failure to the other ranks, which
+        continue and would otherwise wait for this rank at the next exchange."""
         try:
             yield
         except Exception as error:
@@ -441,29 +443,29 @@ class RingExchange(Closable):
 
     @contextmanager
     def _report_own_failure(self, pull: DevicePull | None = None) -> Iterator[None]:
-        """Tells the other ranks if the block fails, unless they know."""
+        """Reports a failure of the block to the other ranks, unless they already know it."""
         try:
             yield
         except PeerFailure:
-            raise  # `guard` tells them
+            raise  # reported by `guard`
         except BaseException as error:
             if pull is None or not pull.was_reported:
                 self.session.give_up(error)
             raise
 
     def commit(self, num_rows: Sequence[int], error: BaseException | None = None) -> list[int]:
-        """Returns when all ranks are ready to write the step; all ranks call it.
+        """Waits until all ranks are ready to write the step. All ranks must call it.
 
         Args:
-            num_rows: how many rows of each table this rank will write.
-            error: why it cannot.
+            num_rows: number of rows of each table that this rank will write.
+            error: error of this rank, if it cannot write.
 
         Returns:
-            How many rows of each table all ranks together will write.
+            Number of rows of each table that all ranks together will write.
 
         Raises:
-            BaseException: `error`, or in its place another rank's, naming that rank.
-            PeerFailure: a rank is gone, silent or elsewhere.
+            BaseException: `error`, or the error of another rank, with that rank's number.
+            PeerFailure: a rank is gone, does not respond, or is in another operation.
         """
         if self._world_size == 1:
             if error is not None:
@@ -477,15 +479,17 @@ class RingExchange(Closable):
             return totals
 
     def give_up(self, error: BaseException) -> None:
-        """Tells the other ranks, which go on, that this rank failed, so that none waits for it."""
+        """Notifies the other ranks, which continue, that this rank failed, so that none waits for
+        it."""
         self.session.give_up(error)
 
     def end(self) -> None:
-        """Tells the other ranks that this rank takes part in no further exchange. Does not wait."""
+        """Notifies the other ranks that this rank takes part in no further exchange, without
+        waiting."""
         self.session.end()
 
     def close(self) -> None:
-        """Ends, and joins the thread. A second call does nothing."""
+        """Ends the exchange, and joins its threads. A second call has no effect."""
         self.end()
         self._find_thread.close()
         self._add_thread.close()
@@ -493,13 +497,13 @@ class RingExchange(Closable):
             self._stagers.popitem()[1].close()
 
     def _executor(self, storages: Sequence[Storage | None], num_rows: int) -> SerialExecutor:
-        """Runs finds on the pool, unless a storage may wait or needs the GIL, or the rows are too few
-        to be worth another thread."""
+        """Returns the executor of finds: the pool if all storages are native, or the calling thread for
+        few rows; otherwise a dedicated thread, because a storage may wait or need the GIL."""
         if all(each is None or each.capabilities.native for each in storages):
             return InlineExecutor() if num_rows <= _MAX_INLINE_ROWS else SerialExecutor(None)
         return SerialExecutor(self._find_thread)
 
 
 def _describe_table(table: str, kernels: KernelSet) -> str:
-    """Text that ranks compare: all of them must hold a table on the same kind of place."""
+    """Describes a table for the comparison by ranks, all of which must use the same kind of device."""
     return table if kernels is HOST else f"{table} on a device"
