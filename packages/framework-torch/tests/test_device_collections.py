@@ -156,7 +156,7 @@ def test_a_gradient_that_is_not_finite_changes_none_of_them() -> None:
     scale = torch.ones(24)
     scale[8:16] = float("nan")
     (module(batch).values() * scale).sum().backward()
-    with pytest.raises(NonFiniteGradientError, match="'t1' hold NaN or infinity"):
+    with pytest.raises(NonFiniteGradientError, match="'t1' contain NaN or infinity"):
         optimizer.step()
     assert torch.equal(_read(module), before)
     assert module.agent.container.counters.steps == steps

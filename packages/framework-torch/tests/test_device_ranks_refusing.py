@@ -98,7 +98,7 @@ def test_gradients_that_are_not_finite_on_one_rank_stop_the_step_on_all(optimize
         return str(error)
 
     messages = run_ranks("direct", 3, body)
-    assert "'items' hold NaN" in messages[1]
+    assert "'items' contain NaN" in messages[1]
     for place in (0, 2):
         assert "rank 1 cannot apply it, so no rank does" in messages[place]
 

@@ -190,7 +190,7 @@ def test_gradients_that_are_not_finite_change_nothing() -> None:
     ids, offsets = _ids(1)
     module.train()
     (module(ids, offsets) * float("inf")).sum().backward()
-    with pytest.raises(NonFiniteGradientError, match="'items' hold NaN or infinity"):
+    with pytest.raises(NonFiniteGradientError, match="'items' contain NaN or infinity"):
         optimizer.step()
     assert torch.equal(_rows(module), before)
 

@@ -291,7 +291,7 @@ def test_a_delta_needs_its_base_to_be_the_last_one(tmp_path: Path) -> None:
     with make() as container:
         step(container, 0)
         container.save(str(tmp_path / "full"))
-        with pytest.raises(InvalidArgumentError, match="counted since no snapshot"):
+        with pytest.raises(InvalidArgumentError, match="tracked since no snapshot"):
             container.save(str(tmp_path / "delta"), base=str(tmp_path / "full"))
 
 

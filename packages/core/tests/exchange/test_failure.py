@@ -339,7 +339,7 @@ def test_a_full_storage_on_one_rank_stops_the_step_on_all_and_training_goes_on(
     for rank in (0, 2):
         assert "rank 1 cannot apply it, so no rank does" in messages[rank]
         assert "a capacity of 12" in messages[rank]
-    assert messages[1].startswith("table 'item' holds")
+    assert messages[1].startswith("table 'item' has")
 
 
 def test_a_failure_in_the_background_of_one_rank_stops_the_step_on_all() -> None:

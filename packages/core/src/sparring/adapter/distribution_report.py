@@ -110,7 +110,7 @@ def check_choices(semantics: str, keep: Collection[str]) -> None:
 
 
 def describe_added_methods(kind: type, base: type, known: Collection[str]) -> str:
-    """Describes the methods that a class adds to those of `base`, except `known`, as the reason why it
+    """Describes the methods that a class adds to its `base`, except `known`, as the reason why it
     is unsupported. Returns an empty string if there are none."""
     found = {
         name
