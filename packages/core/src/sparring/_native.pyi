@@ -1,5 +1,5 @@
-# The native module, function for function; native/bindings/ is its source. The Python modules
-# that wrap it have the documentation.
+# Stub of the native module, which native/bindings/ defines. The Python modules that wrap it contain
+# the documentation.
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -261,7 +261,7 @@ def key_gradients(
     table: TableView, keys: Indices, gradients: Values, are_distinct: bool = False
 ) -> GradientSources: ...
 
-# ---- native/bindings/updates.cc: see sparring.updates and sparring.applying
+# ---- native/bindings/updates.cc: see sparring.updates and sparring.engine.apply
 
 class UpdateSpec:
     def __init__(

@@ -143,7 +143,7 @@ GOOD = ("row_wise", "all")
             "14:5",
             "planned for rank 2; this job has ranks 0 to 1",
         ),
-        (plan(GOOD, ("table_wise", [-1])), "14:5", "different ranks from 0 on"),
+        (plan(GOOD, ("table_wise", [-1])), "14:5", "distinct ranks of at least 0"),
         (plan(GOOD, ("row_wise", [1])), "14:5", "row_wise, which uses all 2 ranks"),
         (
             plan(GOOD, GOOD).replace("  user:", "  usr:"),

@@ -354,10 +354,15 @@ class Collective(Closable):
         """Leaves the group. Ranks that still wait for this rank are notified."""
 
     @abstractmethod
-    def _send_impl(self, buffer: Array, destination: int, tag: int) -> Work: ...
+    def _send_impl(self, buffer: Array, destination: int, tag: int) -> Work:
+        """Starts sending a C-contiguous array. `tag` may also be a tag of this module."""
 
     @abstractmethod
-    def _receive_impl(self, buffer: Array, source: int, tag: int) -> Work: ...
+    def _receive_impl(self, buffer: Array, source: int, tag: int) -> Work:
+        """Starts receiving into a writable C-contiguous array.
+
+        If the message has another size, the work must raise `InvalidArgumentError`.
+        """
 
     def _give_up_impl(self, culprit: int) -> None:
         """Notifies the other ranks. By default nothing is sent, and their waits end at the deadline."""

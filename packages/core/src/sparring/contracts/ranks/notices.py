@@ -52,10 +52,12 @@ class Notice:
     has_left: bool = False
 
     def encode(self) -> npt.NDArray[np.int64]:
+        """Returns the message, ``(4,)`` int64."""
         return np.array([self.kind, self.rank, self.round, self.has_left], np.int64)
 
     @classmethod
     def decode(cls, message: npt.NDArray[np.int64]) -> Notice:
+        """Creates a notice from a message, ``(4,)`` int64."""
         kind, rank, round_, has_left = message.tolist()
         return cls(NoticeKind(kind), rank, round_, bool(has_left))
 

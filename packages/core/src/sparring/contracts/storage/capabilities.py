@@ -1,4 +1,4 @@
-"""Capabilities of a storage, as data."""
+"""Capabilities that a storage declares."""
 
 from __future__ import annotations
 

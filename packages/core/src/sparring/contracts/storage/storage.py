@@ -308,6 +308,7 @@ class Storage(Closable):
 
     @property
     def is_closed(self) -> bool:
+        """Whether `close` was called."""
         return self._state.closed
 
     # -- implemented by a backend ---------------------------------------------
@@ -319,22 +320,28 @@ class Storage(Closable):
         """Fills `rows` and `found`; the rows of missing keys must be set to zero."""
 
     @abstractmethod
-    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows: ...
+    def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
+        """Replaces or inserts all rows, or raises and changes none; returns the evicted rows."""
 
     @abstractmethod
-    def _erase_impl(self, keys: Keys) -> int: ...
+    def _erase_impl(self, keys: Keys) -> int:
+        """Removes keys, and returns how many of them existed."""
 
     @abstractmethod
-    def _scan_impl(self, chunk_rows: int, columns: Columns) -> Iterator[ScanChunk]: ...
+    def _scan_impl(self, chunk_rows: int, columns: Columns) -> Iterator[ScanChunk]:
+        """Yields all rows in chunks of new arrays, at most `chunk_rows` rows each."""
 
     @abstractmethod
-    def _size_impl(self) -> int: ...
+    def _size_impl(self) -> int:
+        """Returns the number of rows."""
 
     @abstractmethod
-    def _clear_impl(self) -> None: ...
+    def _clear_impl(self) -> None:
+        """Removes all rows."""
 
     @abstractmethod
-    def _close_impl(self) -> None: ...
+    def _close_impl(self) -> None:
+        """Releases all resources. Called once."""
 
     def _flush_impl(self) -> None:
         """Flushes. Only backends that are persistent or buffer writes override it."""

@@ -32,8 +32,8 @@ class TierCounters:
     """Keys that the filter did not exclude and that were not found. If rows are in memory, the filter
     may be skipped."""
     promotions: int = 0
-    """Rows that were copied from this tier to the first one, including rows that were overwritten
-    in the meantime."""
+    """Rows that were copied from this tier to the first one, including rows that a write
+    replaces at the same time."""
     evictions: int = 0
     """Rows that were evicted from this tier."""
     write_failures: int = 0

@@ -57,15 +57,19 @@ class WeightDecay(HyperParameters):
 
 
 class SgdHyper(WeightDecay):
-    pass
+    """Hyper-parameters of `sgd`."""
 
 
 class MomentumHyper(WeightDecay):
+    """Hyper-parameters of `momentum`."""
+
     momentum: _Share = 0.9
     nesterov: bool = False
 
 
 class AdagradHyper(WeightDecay):
+    """Hyper-parameters of `adagrad`."""
+
     lr: _NotNegative = 1e-2
     lr_decay: _NotNegative = 0.0
     eps: _NotNegative = 1e-10
@@ -73,36 +77,48 @@ class AdagradHyper(WeightDecay):
 
 
 class RowwiseAdagradHyper(WeightDecay):
+    """Hyper-parameters of `rowwise_adagrad`."""
+
     lr: _NotNegative = 1e-2
     eps: _NotNegative = 1e-8
     initial_accumulator_value: _NotNegative = 0.0
 
 
 class AdamHyper(WeightDecay):
+    """Hyper-parameters of `adam`, `adamw`, `partial_rowwise_adam` and `lamb`."""
+
     beta1: _Share = 0.9
     beta2: _Share = 0.999
     eps: _NotNegative = 1e-8
 
 
 class SparseAdamHyper(HyperParameters):
+    """Hyper-parameters of `sparse_adam`."""
+
     beta1: _Share = 0.9
     beta2: _Share = 0.999
     eps: _NotNegative = 1e-8
 
 
 class RmspropHyper(WeightDecay):
+    """Hyper-parameters of `rmsprop`."""
+
     lr: _NotNegative = 1e-2
     alpha: _Share = 0.99
     eps: _NotNegative = 1e-8
 
 
 class LionHyper(WeightDecay):
+    """Hyper-parameters of `lion`."""
+
     lr: _NotNegative = 1e-4
     beta1: _Share = 0.9
     beta2: _Share = 0.99
 
 
 class FtrlHyper(HyperParameters):
+    """Hyper-parameters of `ftrl`."""
+
     lr: _Positive = 5e-2
     beta: _NotNegative = 1.0
     l1: _NotNegative = 0.0
@@ -111,4 +127,6 @@ class FtrlHyper(HyperParameters):
 
 
 class GroupFtrlHyper(FtrlHyper):
+    """Hyper-parameters of `group_ftrl`."""
+
     l21: _NotNegative = 0.0
