@@ -2,12 +2,12 @@
 //
 //   run_program BUNDLE SERVED
 //
-// reads commands from standard input, a line each, and answers each with a line:
+// reads one command per line from standard input, and replies to each with one line:
 //
 //   run INPUTS OUTPUTS   runs the program; both are files of tensors: INPUTS a list by
 //                        torch.save, OUTPUTS a tuple for torch.load
-//   refresh              takes the newest version of the tables
-//   version              prints what is read
+//   refresh              switches to the newest version of the tables
+//   version              prints the current version
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 #include <torch/serialize.h>
 
@@ -35,7 +35,7 @@ std::vector<at::Tensor> tensors_of(const std::string& path) {
 }
 
 void write(const std::vector<at::Tensor>& tensors, const std::string& path) {
-  // A tuple: torch.load reads a list of tensors only where it may run code of the file.
+  // A tuple, because torch.load reads a list of tensors only if it may run code in the file.
   std::vector<c10::IValue> values(tensors.begin(), tensors.end());
   const auto bytes = torch::pickle_save(c10::ivalue::Tuple::create(std::move(values)));
   std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<int64_t>(bytes.size()));

@@ -66,7 +66,7 @@ def probe(
                 "rows that are stepped together change differently from rows stepped separately"
             )
             if hyperparameters.get("fused"):
-                reason += " (found fused=True, which requires rows without gaps: omit it)"
+                reason += " (found fused=True, which requires rows without gaps: leave it out)"
             raise _make_error(optimizer_class, reason)
         layout = _with_counting_scalars(layout, trial, stepped)
         return replace(
