@@ -154,7 +154,7 @@ def run_tests(session: nox.Session, *, at_length: bool = False) -> Path:
     wheels = Path(session.virtualenv.location) / "wheels"
     options = {name for names in TEST_MODULES.values() for name in names}
     if at_length:
-        # Without sanitizers, C++ tests find little more than the tests of Python do with the same libraries.
+        # Without sanitizers, C++ tests detect little more than the Python tests of the same libraries.
         options |= set(CXX_TESTS.values())
     nvcc = find_nvcc(session)
     build_wheels(

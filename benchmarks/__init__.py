@@ -1,1 +1,1 @@
-"""Benchmarks: ours beside theirs in one run, on the same inputs, after checking that results agree."""
+"""Benchmarks that compare sparring with other libraries in one run, on the same inputs and results."""

@@ -1,6 +1,6 @@
-"""`python -m benchmarks [NAME …] [--quick | --full] [--output FOLDER]`: runs some benchmarks, or all.
+"""`python -m benchmarks [NAME …] [--quick | --full] [--output FOLDER]`: runs the given benchmarks or all.
 
-Prints one table for each, and writes the ratios as a plot and everything as JSON.
+Prints one table per benchmark, writes the ratios as a plot and all figures as JSON.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ BENCHMARKS = (
 )
 _OF_ONE_SIZE = {"parity", "step_overhead", "movielens", "table", "links", "tensorflow_adapter"}
 QUICK = tuple(name for name in BENCHMARKS if name not in _OF_ONE_SIZE)
-"""Those that a quick run shrinks."""
+"""Benchmarks with reduced sizes in a quick run."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns 1 where a bar was not reached, 2 for an unknown name."""
+    """Returns 1 if a limit was missed, 2 for an unknown name."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHMARKS))
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: does everything work?")
-    parser.add_argument("--full", action="store_true", help="the widest sweeps too")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to test the programs")
+    parser.add_argument("--full", action="store_true", help="include the largest sweeps")
     parser.add_argument("--output", type=Path, default=Path("benchmark-results"))
     given = parser.parse_args(arguments)
     unknown = sorted(set(given.names) - set(BENCHMARKS))
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str]) -> int:
         try:
             results[name] = importlib.import_module(f"benchmarks.{name}").measure(scale)
         except Exception:
-            # The others may take minutes: what they measure should not be lost.
+            # Continues, because the others may take minutes and their results should not be lost.
             console.print_exception()
             failed.append(name)
             continue

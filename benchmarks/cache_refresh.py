@@ -1,7 +1,7 @@
-"""A cache of a million rows before Redis takes a note of 1 % changed keys, next to reading those keys.
+"""Refreshing a cache of a million rows after 1 % of the keys changed in Redis, compared to reading them.
 
-Between rounds other rows change and a note is published; the refresh alone is timed, from the look for
-the note to the last row in the cache. The other side reads as many keys from the same Redis through the
+Between rounds other rows change and a note is published. The refresh is timed from polling for the note
+to the last row in the cache. The reference reads the same number of keys from the same Redis through the
 `redis` storage.
 """
 
@@ -25,10 +25,10 @@ _AT_ONCE = 65_536
 
 
 def measure(scale: Scale) -> list[Figure]:
-    """The ratio of both times, and of finds of cached keys while a refresh goes on."""
+    """Returns the ratio of both times, and that of finding cached keys during a refresh."""
     from sparring_redis.testing.server import RedisServer, redis_server_missing
 
-    what = "refresh of a cache, 1 % changed, next to reading 1 % of the keys"
+    what = "refresh of a cache, 1 % changed, compared with reading 1 % of the keys"
     if reason := redis_server_missing():
         return [Figure(what, "not measured", detail=reason)]
     num_rows = scale.rows(TABLE_ROWS)
@@ -65,8 +65,8 @@ def measure(scale: Scale) -> list[Figure]:
                     expected = storage.find(changed)
                     read = perf_counter()
                     if (reader.find(changed).rows != expected.rows).any():
-                        raise AssertionError("the cache has other rows than Redis")
-                    if step >= 2:  # warm
+                        raise AssertionError("the rows in the cache differ from those in Redis")
+                    if step >= 2:  # after warm-up
                         refreshes.append(refreshed - begin_time)
                         reads.append(read - refreshed)
                 num_reread = reader.counters().reread_rows
@@ -77,9 +77,9 @@ def measure(scale: Scale) -> list[Figure]:
             f"{ratio:.2f} x the read",
             f"<= {BAR}",
             ratio <= BAR,
-            f"{median(refreshes) * 1e3:.1f} against {median(reads) * 1e3:.1f} ms, {num_rows:,} rows of "
-            f"{DIM} floats, {num_reread / (len(reads) + 2) / max(1, num_rows // 100):.3f} keys read for "
-            "each changed one",
+            f"{median(refreshes) * 1e3:.1f} and {median(reads) * 1e3:.1f} ms, {num_rows:,} rows of "
+            f"{DIM} floats, {num_reread / (len(reads) + 2) / max(1, num_rows // 100):.3f} keys read per "
+            "changed one",
             1 / ratio,
         )
     ]

@@ -1,4 +1,4 @@
-"""A whole DLRM of 26 tables beside TorchRec: the same dense layers, the same batches."""
+"""A complete DLRM with 26 tables, compared with TorchRec: the same dense layers and batches."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ NUM_TABLES, DIM, NUM_ROWS, NUM_SAMPLES, NUM_INTEGERS = 26, 16, 100_000, 8_192, 1
 THREADS, NUM_BATCHES, LR, EPS, BAR = 2, 8, 0.02, 1e-8, 1.1
 TOLERANCE = 1e-4
 Batch = tuple[Tensor, Tensor, Tensor]
-"""Ids of all features one after the other, integers, labels."""
+"""Concatenated ids of all features, integers, labels."""
 
 
 class Dense(nn.Module):
-    """What both models have: a bottom network, dot products, a top network."""
+    """The layers that both models share: a bottom network, dot products, a top network."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,10 +48,10 @@ class Dense(nn.Module):
 
 @torch_threads(THREADS)
 def measure(scale: Scale) -> list[Figure]:
-    """Samples a second, with all optimizer steps."""
+    """Measures samples per second, including all optimizer steps."""
     what = f"DLRM, {NUM_TABLES} tables of dim {DIM}, batches of {NUM_SAMPLES:,}"
     try:
-        # Imported here: it is a peer, which not every environment has.
+        # Imported here, because not every environment contains it.
         import torchrec  # noqa: F401
         from fbgemm_gpu.split_embedding_configs import EmbOptimType  # noqa: F401
     except Exception as error:
@@ -94,13 +94,13 @@ def measure(scale: Scale) -> list[Figure]:
             ratio=median(found),
         ),
         Figure(
-            what="  the most that embeddings without any cost would reach",
+            what="  upper limit, with embeddings that take no time",
             value=f"{median(most):.2f} x",
             detail=f"the dense layers alone take {timings['dense'].median * 1e3:.1f} ms of our "
             f"{timings['ours'].median * 1e3:.1f} ms",
         ),
         Figure(
-            what="  loops on torch's threads, against a pool of threads of their own",
+            what="  loops on torch's threads, compared with a separate thread pool",
             value=f"{median(gain):.2f} x",
             detail=f"{timings['own threads'].median * 1e3:.1f} ms on a pool; rounds "
             f"{min(gain):.2f}-{max(gain):.2f}",
@@ -159,7 +159,7 @@ def _runner(
 
 
 def _dense_alone(inputs: list[Batch]) -> Callable[[], object]:
-    """The step with embeddings that cost nothing: what tables of any kind could reach."""
+    """A step with embeddings that take no time: an upper limit for all kinds of tables."""
     num_samples = len(inputs[0][1])
     embeddings = torch.randn(num_samples, NUM_TABLES * DIM, requires_grad=True)
 

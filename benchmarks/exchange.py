@@ -1,7 +1,7 @@
-"""What overlap is worth: the ring against `sequential`, on links and storages of known speed.
+"""The gain from overlap: the ring compared with `sequential`, on simulated links and storages.
 
 Four ranks pull rows over links of 1 Gbit/s from storages whose lookup takes about as long as the
-transfer. A step can be no faster than the slower of the two.
+transfer. A step cannot be faster than the slower of the two.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ __all__ = ["measure"]
 WORLD_SIZE, DIM, NUM_KEYS, ROUNDS = 4, 64, 60_000, 5
 GIGABIT = 125e6
 FAST = 20e9
-"""Bytes per second of links that cost next to nothing."""
+"""Bytes per second of links whose cost is negligible."""
 LOSS_BAR = 1.05
 TABLE = TableConfig("item", DIM)
 
 
 def measure(scale: Scale) -> list[Figure]:
-    """Pulls with overlap and without, alternately; the median round of the slowest rank."""
+    """Pulls with and without overlap, alternately; returns the median round of the slowest rank."""
     num_keys = scale.rows(NUM_KEYS)
     transferred = num_keys * (WORLD_SIZE - 1) // WORLD_SIZE * (8 + DIM * 4 + 1)
     transfer = transferred / GIGABIT
-    # Each rank finds as many rows as it asks for, its own among them.
+    # Each rank finds as many rows as it requests, including its own.
     seconds_per_row = transfer / num_keys
     balanced = _seconds(scale, num_keys, GIGABIT, seconds_per_row)
     free = _seconds(scale, num_keys, FAST, 0.0)
@@ -46,21 +46,21 @@ def measure(scale: Scale) -> list[Figure]:
     loss = free["ring"] / free["sequential"]
     return [
         ratio_figure(
-            f"pull of {num_keys:,} rows x {DIM}, {WORLD_SIZE} ranks, 1 Gbit/s, lookup as slow",
+            f"pull of {num_keys:,} rows x {DIM}, {WORLD_SIZE} ranks, 1 Gbit/s, equally slow lookup",
             balanced,
         ),
         excess_figure(balanced, transfer, f"lookup and transfer: {transfer * 1e3:.0f} ms each"),
         ratio_figure(
-            "a whole step: rows in, gradients back, rows found again for the update", whole
+            "a whole step: pull rows, push gradients, find rows again for the update", whole
         ),
         Figure(
-            what="the same against the slower of lookup and transfer, there and back",
+            what="the same, compared with the slower of lookup and transfer in both directions",
             value=f"{step_excess:.2f} x max(lookup, transfer)",
-            detail=f"{2 * transfer * 1e3:.0f} ms; {WORLD_SIZE} ranks share this machine's cores for "
+            detail=f"{2 * transfer * 1e3:.0f} ms; {WORLD_SIZE} ranks share the cores of this machine for "
             "sums and initial values",
         ),
         Figure(
-            what="the same where neither costs anything: what the ring itself costs",
+            what="the same with free links and lookups: overhead of the ring itself",
             value=f"{loss:.2f} x sequential's time",
             bar=f"<= {LOSS_BAR}",
             is_reached=loss <= LOSS_BAR,
@@ -76,7 +76,7 @@ def _seconds(
     seconds_per_row: float,
     run: Callable[[str, int, float, float], float] | None = None,
 ) -> dict[str, float]:
-    """Schedule → seconds of a pull, or of what else is run."""
+    """Returns the seconds of a pull, or of another operation, of each schedule."""
     run = run or _one_pull
     times: dict[str, list[float]] = {schedule: [] for schedule in EXCHANGES}
     for _ in range(scale.rounds(ROUNDS)):
@@ -118,7 +118,7 @@ def _one_step(
         )
         container.exchange.__class__ = EXCHANGES[schedule]
         container.declare(TABLE, slow_storage(TABLE, seconds_per_row))
-        # Ids of one rank alone, so that each rank finds as many rows as it asks for here too.
+        # Ids that belong to one rank only, so that each rank finds as many rows as it requests.
         ids = (np.arange(num_keys) * WORLD_SIZE + collective.rank) * 1_000_003
         gradient = np.ones((num_keys, DIM), np.float32)
         seconds = 0.0
@@ -139,4 +139,4 @@ def _one_step(
 
 
 def _nothing(_updates: Sequence[TableUpdate]) -> None:
-    """What rows become is not measured here."""
+    """Does nothing, because the update of rows is not measured."""

@@ -1,9 +1,9 @@
-"""Lookups of an exported program next to bare calls of the reader of serving snapshots, on one thread.
+"""Lookups of an exported program, compared with calls of the serving snapshot reader, on one thread.
 
-The operators are called through torch's dispatcher and as ops of TensorFlow, of those two that are
-installed, with a handle, as a program calls them. The reader's
-calls are those of sparring-packed in this process. Both make an array for the result, and the least
-times are compared: fresh memory costs more than a lookup, and meets either.
+The operators are called through torch's dispatcher and as TensorFlow ops, for each framework that is
+installed, with a handle, as a program calls them. The reader of sparring-packed is called in this
+process. Both allocate an array for the result. The minimum times are compared, because allocating new
+memory costs more than a lookup and happens at random.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BAG = 4
 
 
 def measure(scale: Scale) -> list[Figure]:
-    """Ratios of times, not pooled and pooled."""
+    """Measures the ratios of times, without and with pooling."""
     import sparring_packed
 
     installed = {
@@ -66,7 +66,7 @@ def measure(scale: Scale) -> list[Figure]:
 
 
 Calls = tuple[Callable[[], Any], Callable[[], Any]]
-"""A lookup, and one of sums of bags."""
+"""Two functions: a lookup, and a lookup with pooling."""
 
 
 def _torch_calls() -> tuple[Any, Callable[[str, Any], Calls]]:
@@ -120,16 +120,16 @@ def _measure(framework: str, calls: Calls, tables: Any, ids: Any, scale: Scale) 
         (f"sums of bags of {BAG}", pooled, lambda: tables.pool("item", ids, ends)),
     ):
         if not np.array_equal(ours().numpy(), bare()):
-            raise AssertionError("the operator gives other rows than the reader")
+            raise AssertionError("the rows of the operator differ from those of the reader")
         timings = alternate({"ours": ours, "bare": bare}, rounds=scale.rounds(ROUNDS))
-        # The least of all rounds: which of the two gets memory that is mapped already is chance.
+        # The minimum of all rounds, because it is random which of the two gets mapped memory.
         ratio = min(timings["ours"].seconds) / min(timings["bare"].seconds)
         shown = ", ".join(
             f"{name} {min(each.seconds) * 1e6:.0f} us" for name, each in timings.items()
         )
         found.append(
             Figure(
-                f"{framework}, {len(ids):,} ids x {DIM}, {what}: a program's lookup against the reader",
+                f"{framework}, {len(ids):,} ids x {DIM}, {what}: program compared with the reader",
                 f"{ratio:.2f} x", f"<= {BAR}", ratio <= BAR, shown, ratio,
             )
         )  # fmt: skip

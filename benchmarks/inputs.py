@@ -9,12 +9,12 @@ import numpy.typing as npt
 
 __all__ = ["Batch", "batches"]
 
-_SPREAD = 0x9E3779B97F4A7C15  # odd, so multiplying by it permutes the 64-bit numbers
+_SPREAD = 0x9E3779B97F4A7C15  # odd, so multiplication by it permutes the 64-bit integers
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Bags of ids, all of one size."""
+    """Bags of ids, all of the same size."""
 
     ids: npt.NDArray[np.int64]
     """``(num_bags * bag_size,)``, each in ``[0, num_rows)``."""
@@ -25,11 +25,16 @@ class Batch:
 def batches(
     count: int, *, skew: str, num_rows: int, num_bags: int, bag_size: int, seed: int = 0
 ) -> list[Batch]:
-    """Batches that differ, so that none finds the rows of the one before in a cache.
+    """Creates different batches, so that none finds the rows of the previous one in a cache.
 
     Args:
-        skew: ``uniform``, or ``zipf``: exponent 1.05, cut off at `num_rows`, popular ids scattered
-            over the table.
+        count: number of batches.
+        skew: ``uniform``, or ``zipf`` with exponent 1.05, cut off at `num_rows`, with frequent ids
+            scattered over the table.
+        num_rows: number of rows of the table.
+        num_bags: number of bags per batch.
+        bag_size: number of ids per bag.
+        seed: random seed.
     """
     random = np.random.default_rng(seed)
     offsets = np.arange(num_bags + 1, dtype=np.int64) * bag_size
@@ -52,6 +57,6 @@ def _zipf(num_rows: int, exponent: float = 1.05) -> npt.NDArray[np.float64]:
 
 
 def _scattered(ranks: npt.NDArray[np.int64], num_rows: int) -> npt.NDArray[np.int64]:
-    """Rank to row by a fixed hash: neighbors in rank are not neighbors in memory."""
+    """Maps ranks to rows with a fixed hash, so that adjacent ranks are not adjacent in memory."""
     hashed = (ranks.astype(np.uint64) + np.uint64(1)) * np.uint64(_SPREAD)
     return (hashed % np.uint64(num_rows)).astype(np.int64)

@@ -1,12 +1,12 @@
 """`python -m benchmarks.internet_anchor [--ids N …]`: one rank of the plan for 10¹¹ ids, at 10⁷ and 10⁸.
 
-Fills a table, steps over batches drawn by Zipf's law, and prints what the plan's costs predict next to
-what was measured. The costs are measured first, on a table of 2·10⁶ ids, so that each size is an
-extrapolation. Each size runs alone; 10⁸ ids need 6 GB of memory and some minutes.
+Fills a table, steps over batches with a Zipf distribution, and prints predictions of the plan's costs
+with the measurements. The costs are measured first, on a table of 2·10⁶ ids, so each size is an
+extrapolation. Each size runs separately; 10⁸ ids need 6 GB of memory and some minutes.
 
-`--stack N …`: the same in a stack, a tenth of the rows in hkv over all in RocksDB, as the sheet has them
-on few ranks, with an eighth of its batch. Costs of RocksDB are measured as by `sparring plan calibrate`,
-in a folder of `--path`.
+`--stack N …` does the same for a stack with a tenth of the rows in hkv and all rows in RocksDB, as the
+sheet has for few ranks, with an eighth of its batch. Costs of RocksDB are measured in a folder in
+`--path`, as by `sparring plan calibrate`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Keys = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """One size. Seconds are of a step, the median of each run."""
+    """Results of one size. Times are medians per step of each run, in seconds."""
 
     num_ids: int
     predicted_bytes: int
@@ -69,7 +69,7 @@ class Anchor:
 
 
 def zipf(generator: np.random.Generator, skew: float, num_ids: int, count: int) -> Keys:
-    """Draws of Zipf's law over `num_ids` ids: of the law over all numbers those that are ids."""
+    """Draws ids below `num_ids` from the Zipf distribution."""
     drawn = np.empty(0, np.int64)
     while len(drawn) < count:
         more = generator.zipf(skew, count)
@@ -78,7 +78,7 @@ def zipf(generator: np.random.Generator, skew: float, num_ids: int, count: int) 
 
 
 def spread(ids: Keys) -> Keys:
-    """Ids to keys all over the range of int64."""
+    """Maps ids to keys in the whole range of int64."""
     return ids * np.int64(0x1E3779B97F4A7C15)
 
 
@@ -89,7 +89,7 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 class _Table:
-    """A table of one rank, filled, and steps over batches."""
+    """A filled table of one rank, and steps over batches."""
 
     def __init__(
         self,
@@ -123,14 +123,14 @@ class _Table:
         self.container.apply_methods({"everything": self.choice})
 
     def distinct(self) -> list[Keys]:
-        """Distinct keys of each batch, in no order."""
+        """Returns the distinct keys of each batch, in any order."""
         shuffle = np.random.default_rng(0).permutation
         return [shuffle(np.unique(ids)) for ids in self.batches]
 
 
 @dataclass(slots=True)
 class _Costs:
-    """Seconds on the small table, batch by batch, and its distinct keys."""
+    """Seconds per batch on the small table, and its numbers of distinct keys."""
 
     table: _Table
     keys: list[Keys]
@@ -150,7 +150,7 @@ class _Costs:
 
     @property
     def per_id(self) -> float:
-        """Of a step, apart from finds and updates: ids made distinct, rows begun, gradients collected."""
+        """Cost of a step without finds and updates: deduplication, new rows, collecting gradients."""
         stored = (median(self.find) + median(self.update)) * median(map(len, self.keys))
         return max(median(self.step) - stored, 0.0) / len(self.table.batches[0])
 
@@ -171,10 +171,10 @@ def _spec(inputs: PlanInputs) -> TableSpec:
 
 
 def measure_anchor(num_ids: int) -> tuple[Anchor, dict[str, float]]:
-    """Predicts and measures one size; and the costs of the prediction, in nanoseconds.
+    """Predicts and measures one size; returns the costs of the prediction in nanoseconds.
 
-    Batches of the small table, whose costs the prediction is made of, and of the large one take turns,
-    so that both meet the same machine.
+    Batches of the small table, from which the costs are computed, alternate with batches of the large
+    one, so that changes of the machine affect both.
     """
     inputs, calibration = _plan_inputs(num_ids)
     spec = _spec(inputs)
@@ -219,23 +219,23 @@ def measure_anchor(num_ids: int) -> tuple[Anchor, dict[str, float]]:
 
 @dataclass(frozen=True, slots=True)
 class StackAnchor:
-    """A stack of hkv over RocksDB. Seconds are of a step, the median of each run."""
+    """Results of a stack of hkv over RocksDB. Times are medians per step of each run, in seconds."""
 
     num_ids: int
     predicted_hits: float
     measured_hits: float
-    """Share of the ids of a batch that the first tier serves."""
+    """Fraction of the ids of a batch that the first tier contains."""
     predicted_bytes: int
     measured_bytes: int
-    """Of the stack in memory: the first tier, and the buffers and caches of RocksDB."""
+    """Memory of the stack: the first tier, and the buffers and caches of RocksDB."""
     predicted_seconds: float
     measured_seconds: list[float]
 
 
 def measure_stack(num_ids: int, path: Path) -> tuple[StackAnchor, dict[str, float]]:
-    """Predicts and measures one size of a stack; and the costs of the prediction, in nanoseconds.
+    """Predicts and measures one size of a stack; returns the costs of the prediction in nanoseconds.
 
-    Its batches are new ones throughout, as the ids of one that has been met are in the first tier.
+    Every batch is new, because the ids of an earlier batch are in the first tier.
     """
     inputs, calibration = _plan_inputs(num_ids)
     stack: Any = {"tiers": [{"hkv": f"{STACK_SHARE:.0%}".replace("%", " %")}, "rocksdb"]}
@@ -304,7 +304,7 @@ def _with_costs(calibration: Calibration, spec: TableSpec, costs: dict[str, floa
     changed |= {"find_ns_per_byte": 0.0, "update_ns_per_element": 0.0}
     storage = calibration.storages["hkv"].model_copy(update=changed)
     exchange = calibration.exchange.model_copy(
-        # Nothing is exchanged, so that nothing is added up; the rest is a cost of each id.
+        # Without an exchange nothing is summed; the remaining cost is per id.
         update={
             "add_ns": 0.0,
             "pool_ns_per_byte": costs["id"] / (spec.dim * 4),
@@ -317,7 +317,7 @@ def _with_costs(calibration: Calibration, spec: TableSpec, costs: dict[str, floa
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints a line for each size; 1 where a prediction is off by more than it may be."""
+    """Prints a line per size; returns 1 if the error of a prediction exceeds its limit."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.internet_anchor")
     parser.add_argument("--ids", type=int, nargs="*", default=[10**7])
     parser.add_argument("--stack", type=int, nargs="*", default=[], help="sizes of a stack")

@@ -1,8 +1,8 @@
-"""`python -m benchmarks.internet_plots [--anchors FILE] [--output PNG]`: the sheet of the plan for 10¹¹
-ids as plots, and as the table of docs/explanation/internet-scale.md.
+"""`python -m benchmarks.internet_plots [--anchors FILE] [--output PNG]`: plots the plan for 10¹¹ ids, and
+prints the table of docs/explanation/internet-scale.md.
 
-All but the anchors is simulated, and says so. Anchors are what `benchmarks.internet_anchor --output`
-wrote.
+Everything except the anchors is simulated and marked so. Anchors are the output of
+`benchmarks.internet_anchor --output`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,13 @@ def draw(
     anchors: Sequence[dict[str, Any]],
     path: Path,
 ) -> None:
-    """Writes the picture: step, samples a second and price, memory, and anchors where there are some.
+    """Draws the plots: step, samples per second and price, memory, and anchors if there are any.
 
     Args:
-        capacity: kind of memory → bytes of a rank.
+        rows: rows of the sheet.
+        capacity: kind of memory → bytes per rank.
+        anchors: measured anchors.
+        path: path of the image.
     """
     from matplotlib.figure import Figure
 
@@ -45,12 +48,12 @@ def draw(
     step.plot(ranks, [each.seconds * 1e3 for _, each in found], "o-", color=BLUE)
     step.set(title="Step, simulated", ylabel="ms")
     speed.plot(ranks, [row.samples_per_second for row, _ in found], "o-", color=BLUE)
-    speed.set(title="Samples a second, simulated", ylabel="samples/s")
+    speed.set(title="Samples per second, simulated", ylabel="samples/s")
     for (kind, room), colour in zip(sorted(capacity.items()), (RED, GREEN), strict=False):
         held = [(row.memory_bytes or {}).get(kind) or float("nan") for row, _ in found]
         memory.plot(ranks, [each / 2**30 for each in held], "o-", color=colour, label=kind)
         memory.axhline(room / 2**30, color=colour, linestyle="--", linewidth=1)
-    memory.set(title="Bytes of the fullest rank, simulated; broken: its room", ylabel="GiB")
+    memory.set(title="Bytes of the fullest rank, simulated; dashed: capacity", ylabel="GiB")
     memory.legend(frameon=False)
     for axes in (step, speed, memory):
         axes.set_xscale("log", base=2)
@@ -84,7 +87,7 @@ def _draw_anchors(axes: Any, anchors: Sequence[dict[str, Any]]) -> None:
     predicted = [each["predicted_seconds"] * 1e3 for each in anchors]
     axes.plot(ids, predicted, "o", color=BLUE, fillstyle="none", label="predicted")
     axes.set(
-        title="Step of one rank here, each size with costs of its own run",
+        title="Step of one rank on this machine, each size with its own costs",
         xlabel="ids",
         ylabel="ms",
         xscale="log",
@@ -100,7 +103,7 @@ def _draw_price(axes: Any, found: Sequence[tuple[SheetRow, Any]]) -> None:
 
 
 def table_of(rows: Sequence[SheetRow]) -> str:
-    """The sheet as Markdown."""
+    """Returns the sheet as a Markdown table."""
     lines = [
         "| ranks | storage | step | samples/s | bound by | GiB in memory, on flash | hits in memory | "
         "far MB | messages | price per hour | price of 10⁹ samples | memory full |",
@@ -125,7 +128,7 @@ def table_of(rows: Sequence[SheetRow]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Draws what the arguments say."""
+    """Draws the plots and prints the table for the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.internet_plots")
     parser.add_argument("--anchors", type=Path, nargs="*", default=[])
     parser.add_argument("--output", type=Path, default=Path("docs/explanation/internet-scale.png"))

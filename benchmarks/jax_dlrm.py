@@ -1,7 +1,7 @@
-"""A training step of the quickstart's DLRM in JAX, next to the same in PyTorch.
+"""A training step of the quickstart's DLRM in JAX, compared with the same step in PyTorch.
 
-Both train the same batches over the same storage, after their losses were compared. The limit of a step
-in JAX is its jitted part alone, over rows that are there.
+Both train the same batches with the same storage, after their losses are compared. The limit of a step
+in JAX is the time of its jitted part alone.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ NUM_BATCHES = 16
 
 
 def measure(scale: Scale) -> list[Figure]:
-    """Steps of both, and the jitted part."""
+    """Measures steps of both, and the jitted part."""
     if importlib.util.find_spec("jax") is None or importlib.util.find_spec("optax") is None:
         detail = "JAX is not installed here; run: pip install jax optax"
         return [Figure(what="JAX adapter", value="not run", detail=detail)]
-    # One thread for each of them, as the configuration says.
+    # One thread each, as in the configuration.
     os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
     from sparring_train import load_config
 
@@ -84,7 +84,7 @@ def measure(scale: Scale) -> list[Figure]:
 
 
 def _torch(config: Any) -> tuple[Any, dict[str, Any]]:
-    """A step in PyTorch, and the weights that its layers begin with."""
+    """Returns a step in PyTorch, and the initial weights of its layers."""
     import torch
 
     import sparring_torch

@@ -2,7 +2,7 @@
 
     python -m benchmarks.link_rank SCHEDULE,… NUM_KEYS ROUNDS SECONDS_PER_ROW MEETING
 
-Rank 0 prints, in JSON, schedule → what each round took on the slowest rank, in seconds.
+Rank 0 prints JSON with the seconds of each round on the slowest rank, per schedule.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def measure_pulls(
     num_rounds: int,
     seconds_per_row: float,
 ) -> dict[str, list[float]]:
-    """Pulls by one schedule after the other, round by round."""
+    """Pulls with each schedule in turn, in rounds."""
     shard_map = ShardMap.balanced(collective.world_size)
     storage = slow_storage(TABLE, seconds_per_row)
     keys = np.arange(num_keys) * 1_000_003
-    # One exchange for all: a collective carries no second one.
+    # One exchange for all schedules, because a collective supports only one.
     exchange = RingExchange(collective, shard_map)
     times: dict[str, list[float]] = {schedule: [] for schedule in schedules}
-    # The first round tunes, and is not counted.
+    # The first round tunes and is not counted.
     for number in range(num_rounds + 1):
         for schedule in schedules:
             exchange.__class__ = EXCHANGES[schedule]

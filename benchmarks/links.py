@@ -1,7 +1,7 @@
-"""The ring against `sequential` with processes over gloo, on real TCP over links of 1 Gbit/s.
+"""The ring compared with `sequential`, with processes over gloo on TCP links of 1 Gbit/s.
 
-Each rank has a network namespace of its own and a link that the kernel slows down. Storages wait as long
-for rows as the transfer takes. Benchmark `exchange` measures the same with links that are modelled.
+Each rank has a separate network namespace and a link whose bandwidth the kernel limits. Storages wait as
+long for rows as the transfer takes. Benchmark `exchange` measures the same with simulated links.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def measure(scale: Scale) -> list[Figure]:
-    """The median round of the slowest rank; schedules take turns.
+    """Returns the median round of the slowest rank; schedules alternate.
 
-    The transfer alone is measured too, as `sequential` with storages that cost nothing, because links
-    carry headers and acknowledgements as well.
+    The transfer alone is measured too, as `sequential` with storages that take no time, because links
+    also carry headers and acknowledgements.
     """
-    what = f"pull over TCP, {WORLD_SIZE} processes, links of 1 Gbit/s, lookup as slow"
+    what = f"pull over TCP, {WORLD_SIZE} processes, links of 1 Gbit/s, equally slow lookup"
     reason = why_isolation_is_unavailable()
     if reason is not None:
         return [Figure(what=what, value="not measured", detail=reason)]
     num_keys = scale.rows(NUM_KEYS)
     rounds = scale.rounds(ROUNDS)
     transfer = _seconds("sequential", num_keys, rounds, 0.0)["sequential"]
-    # Each rank finds as many rows as it asks for, its own among them.
+    # Each rank finds as many rows as it requests, including its own.
     found = _seconds("ring,sequential", num_keys, rounds, transfer / num_keys)
     wire_bytes = num_keys * (WORLD_SIZE - 1) // WORLD_SIZE * (8 + TABLE.dim * 4 + 1)
     return [
@@ -62,7 +62,7 @@ def measure(scale: Scale) -> list[Figure]:
 def _seconds(
     schedules: str, num_keys: int, rounds: int, seconds_per_row: float
 ) -> dict[str, float]:
-    """Schedule → seconds of a pull."""
+    """Returns the seconds of a pull of each schedule."""
     with (
         tempfile.TemporaryDirectory() as folder,
         IsolatedLinks(WORLD_SIZE, BITS_PER_SECOND) as links,

@@ -1,4 +1,4 @@
-"""Lookups of dynamic ids beside TFRA's CuckooHashTable, which runs in a process of its own."""
+"""Lookups of dynamic ids, compared with TFRA's CuckooHashTable, which runs in a separate process."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ PYTHON_VARIABLE = "SPARRING_BENCHMARK_TFRA_PYTHON"
 
 
 def measure(scale: Scale) -> list[Figure]:
-    """Alternates one lookup here and one there; both time themselves."""
+    """Alternates lookups of both; each measures its own time."""
     what = f"lookup of {NUM_KEYS:,} dynamic ids in {NUM_ROWS:,} x {DIM}"
     python = os.environ.get(PYTHON_VARIABLE)
     if python is None:
-        reason = f"{PYTHON_VARIABLE} names no Python that has TFRA"
+        reason = f"set {PYTHON_VARIABLE} to a Python with TFRA"
         return [Figure(what, "not measured", bar=f">= {BAR:g} x", detail=reason)]
     random = np.random.default_rng(0)
     num_rows, num_keys = scale.rows(NUM_ROWS), scale.rows(NUM_KEYS)
@@ -61,16 +61,16 @@ def measure(scale: Scale) -> list[Figure]:
                 peer.stdin.flush()
                 answer = peer.stdout.readline().strip()
                 if not answer:
-                    raise RuntimeError(f"the process of TFRA ended: {peer.wait()}")
+                    raise RuntimeError(f"the process of TFRA ended with {peer.wait()}")
                 return answer
 
-            # Its imports print what they like.
+            # Its imports print messages.
             while (line := peer.stdout.readline()) != "ready\n":
                 if not line:
-                    raise RuntimeError(f"the process of TFRA did not start: {peer.wait()}")
+                    raise RuntimeError(f"the process of TFRA failed to start: {peer.wait()}")
             ask("rows 0")
             if not np.array_equal(np.load(folder / "found.npy"), storage.find(batches[0]).rows):
-                raise AssertionError("TFRA found other rows than ours")
+                raise AssertionError("the rows of TFRA differ from ours")
             ours, theirs = Timing(), Timing()
             for turn in range(scale.rounds(ROUNDS)):
                 theirs.seconds.append(float(ask(f"time {turn}")))

@@ -1,4 +1,4 @@
-"""How figures are taken: alternately, medians, as ratios, beside the bar that they should reach."""
+"""How figures are measured: alternating contenders, medians, ratios, and limits."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Figure:
     """One line of a report.
 
     Args:
-        what: what was measured, in words.
-        value: the figure, formatted, with its unit.
-        bar: what it should reach, formatted, or None where nothing is promised.
-        is_reached: None where there is no bar.
-        detail: what it was compared with.
-        ratio: the figure as a number, where it is a ratio that a plot may show.
+        what: description of the measurement.
+        value: the formatted figure with its unit.
+        bar: the formatted limit, or None if there is none.
+        is_reached: whether the limit is reached; None if there is none.
+        detail: details, such as the reference.
+        ratio: the figure as a number, if it is a ratio for the plot.
     """
 
     what: str
@@ -36,7 +36,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of each round of one contender."""
+    """Seconds of each round of a contender."""
 
     seconds: list[float] = field(default_factory=list)
 
@@ -48,7 +48,7 @@ class Timing:
 def alternate(
     contenders: dict[str, Callable[[], object]], *, rounds: int, warm_up: int = 3
 ) -> dict[str, Timing]:
-    """Runs each contender once a round, in turn, so that a drift of the machine meets all of them."""
+    """Runs each contender once per round, in turn, so that changes of the machine affect all of them."""
     for _ in range(warm_up):
         for run in contenders.values():
             run()
@@ -62,12 +62,12 @@ def alternate(
 
 
 def ratios(theirs: Timing, ours: Timing) -> list[float]:
-    """How many times as fast ours is, round by round: rounds of one place in time are compared."""
+    """Returns the speedup of ours in each round, so that only simultaneous measurements are compared."""
     return [their / our for their, our in zip(theirs.seconds, ours.seconds, strict=True)]
 
 
 def table_of(title: str, figures: Sequence[Figure]) -> Table:
-    """Figures as people read them."""
+    """Formats figures as a table."""
     table = Table("what", "figure", "to reach", "", "compared with", title=title)
     for figure in figures:
         mark = {None: "", True: "reached", False: "MISSED"}[figure.is_reached]

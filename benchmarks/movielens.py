@@ -1,4 +1,4 @@
-"""The RMSE that biased matrix factorisation reaches on MovieLens ml-latest-small."""
+"""The RMSE of biased matrix factorization on MovieLens ml-latest-small."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BAR_RMSE, BAR_SECONDS = 0.88, 60
 
 
 def measure(_scale: Scale) -> list[Figure]:
-    """Runs the command line as a user would."""
+    """Runs the command line, as a user would."""
     data = Path(os.environ.get("SPARRING_TEST_DATA", ROOT.parent / "shared" / "data"))
     ratings = data / "ml-latest-small" / "ratings.csv"
     if not ratings.exists():
@@ -27,7 +27,7 @@ def measure(_scale: Scale) -> list[Figure]:
             Figure(
                 "MovieLens test RMSE",
                 "not measured",
-                detail=f"needs {ratings}; SPARRING_TEST_DATA names another folder",
+                detail=f"requires {ratings}; set SPARRING_TEST_DATA to another folder",
             )
         ]
     start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""A pooled table of ours, filled, with a step to time."""
+"""A pooled table of sparring, filled with rows, and a step to measure."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _FILL_ROWS = 65_536
 
 
 class OurBags:
-    """One table of sum-pooled bags, keyed by the row number of the dense tables beside it.
+    """One table with sum-pooled bags. Its keys are the row numbers of the dense tables of peers.
 
     Args:
-        dense: ``(num_rows, dim)``: the embeddings; row i becomes key i.
-        optimizer: as `sparring_torch.Optimizer` takes it.
-        dtype: of the table's embeddings.
+        dense: ``(num_rows, dim)`` embeddings; row i becomes key i.
+        optimizer: see `sparring_torch.Optimizer`.
+        dtype: dtype of the embeddings.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class OurBags:
             storage.upsert(keys, rows)
 
     def pooled(self, batch: Batch) -> Tensor:
-        """Pooled embeddings, without a gradient."""
+        """Returns pooled embeddings, without gradients."""
         with torch.no_grad():
             return self.module(jagged(batch)).values()
 
     def forward(self, inputs: Sequence[Batch]) -> Callable[[], object]:
-        """A pooled forward pass, each call on the next batch."""
+        """Runs a pooled forward pass. Each call uses the next batch."""
         turns = cycle([jagged(batch) for batch in inputs])
 
         def run() -> object:
@@ -76,7 +76,7 @@ class OurBags:
         return run
 
     def step(self, inputs: Sequence[Batch], gradient: Tensor) -> Callable[[], object]:
-        """Forward, backward with `gradient`, update; each call on the next batch."""
+        """Runs forward, backward with `gradient`, and update. Each call uses the next batch."""
         turns = cycle([jagged(batch) for batch in inputs])
 
         def run() -> object:
@@ -91,7 +91,7 @@ class OurBags:
 
 
 def jagged(batch: Batch) -> KeyedJaggedTensor:
-    """The batch as one feature."""
+    """Returns the batch as one feature."""
     return KeyedJaggedTensor(
         keys=["f"],
         values=torch.from_numpy(batch.ids),

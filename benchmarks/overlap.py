@@ -1,4 +1,4 @@
-"""What the ring gains on `sequential`, and how near it comes to the slower of lookup and transfer."""
+"""The speedup of the ring over `sequential`, and its excess over the slower of lookup and transfer."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ RATIO_BAR, EXCESS_BAR = 1.6, 1.15
 
 
 def ratio_figure(what: str, seconds: Mapping[str, float], more: str = "") -> Figure:
-    """The ring beside `sequential`.
+    """Returns the figure of the ring compared with `sequential`.
 
     Args:
-        what: was measured.
-        seconds: by schedule.
-        more: to be said behind the times.
+        what: description of the measurement.
+        seconds: seconds by schedule.
+        more: text after the times.
     """
     ratio = seconds["sequential"] / seconds["ring"]
     return Figure(
@@ -32,10 +32,10 @@ def ratio_figure(what: str, seconds: Mapping[str, float], more: str = "") -> Fig
 
 
 def excess_figure(seconds: Mapping[str, float], transfer: float, detail: str) -> Figure:
-    """The ring beside what no schedule can undercut; `transfer` and the lookup take equal seconds."""
+    """Returns the figure of the ring compared with its limit; `transfer` and lookup take equal time."""
     excess = seconds["ring"] / transfer
     return Figure(
-        what="the same against the slower of lookup and transfer",
+        what="the same, compared with the slower of lookup and transfer",
         value=f"{excess:.2f} x max(lookup, transfer)",
         bar=f"<= {EXCESS_BAR}",
         is_reached=excess <= EXCESS_BAR,

@@ -1,4 +1,4 @@
-"""How far rows stray from those of a dense `torch.nn.EmbeddingBag` after 200 random steps."""
+"""Differences of rows from those of a dense `torch.nn.EmbeddingBag` after 200 random steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["measure"]
 DIM, STEPS, BAGS, NUM_KEYS = 16, 200, 64, 500
 BARS = {torch.float64: 1e-12, torch.float32: 1e-6}
 
-# SparseAdam adds eps before the bias correction and Adam after it; a vanishing eps lets them agree.
+# SparseAdam adds eps before the bias correction and Adam after it; with a tiny eps they agree.
 METHODS: dict[str, tuple[type[torch.optim.Optimizer], Any, dict[str, Any], bool]] = {
     "SGD": (torch.optim.SGD, torch.optim.SGD, {"lr": 0.1}, False),
     "Adagrad": (torch.optim.Adagrad, torch.optim.Adagrad, {"lr": 0.1}, False),
@@ -33,7 +33,7 @@ METHODS: dict[str, tuple[type[torch.optim.Optimizer], Any, dict[str, Any], bool]
 
 
 def measure(_scale: Scale) -> list[Figure]:
-    """The largest absolute difference of any element, for each method and dtype."""
+    """Measures the maximum absolute difference of all elements, per method and dtype."""
     return [_compare(method, dtype) for dtype in BARS for method in METHODS]
 
 
@@ -72,5 +72,5 @@ def _compare(method: str, dtype: torch.dtype) -> Figure:
         value=f"{worst:.1e}",
         bar=f"<= {BARS[dtype]:.0e}",
         is_reached=worst <= BARS[dtype],
-        detail="largest difference to torch.nn.EmbeddingBag",
+        detail="maximum difference from torch.nn.EmbeddingBag",
     )

@@ -1,9 +1,9 @@
-"""`python -m benchmarks.planned_steps [--rounds N]`: predictions of plans, compared with two real ranks.
+"""`python -m benchmarks.planned_steps [--rounds N]`: compares predictions of plans with two real ranks.
 
-A dozen plans of the same tables run in turn on two processes of this machine. Bytes and messages are
-compared with the exchange's counters, and times, as ratios to row_wise, with simulated ones. The costs
-that the simulation needs are measured by the same ranks in the run, as `sparring plan calibrate` does.
-What no model could beat is printed too: how well one half of the rounds agrees with the other.
+A dozen plans of the same tables run alternately on two processes of this machine. Bytes and messages are
+compared with the exchange's counters, and times, as ratios to row_wise, with simulated ones. The same
+ranks measure the costs for the simulation in the run, as `sparring plan calibrate` does. The agreement of
+one half of the rounds with the other is printed too, because no model can be better.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ TABLES: dict[str, dict[str, Any]] = {
 ROW, ALL = ("row_wise", "all", 1, "rows"), ("data_parallel", "all", 1, "rows")
 POOLED, BLOCKS = ("row_wise", "all", 1, "pooled"), ("column_wise", [0, 1], 2, "rows")
 KEEPS_MEMORY = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), str(1 << 32))
-"""For glibc. By default it gives arrays of megabytes back to the system and takes them again, in every
-step of some plans or of some ranks: page faults are then up to half of the step."""
+"""Settings of glibc. By default it returns arrays of megabytes to the system and allocates them again, in
+every step of some plans or ranks: page faults then take up to half of the step."""
 TAU, RATIO_ERROR, BYTES_ERROR = 0.6, 0.3, 0.01
-"""Least agreement of orders; the most that a ratio, and bytes or messages of a rank, may be off."""
+"""Minimum agreement of orders; maximum error of a ratio, and of bytes or messages of a rank."""
 
 
 def _plan_choices() -> dict[str, dict[str, Any]]:
-    """Plan → table → kind and ranks. Integers: table_wise on that rank."""
+    """Returns plan → table → kind and ranks. An integer means table_wise on that rank."""
     rows, all_ = dict.fromkeys(TABLES, ROW), dict.fromkeys(TABLES, ALL)
     return {
         "row_wise": rows,
@@ -72,19 +72,19 @@ def _plan_choices() -> dict[str, dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """One plan. Bytes are headers, keys, rows and gradients; then messages; `(ranks, 5)` each."""
+    """One plan. `(ranks, 5)` counts: bytes of headers, keys, rows and gradients, and messages."""
 
     name: str
     predicted_seconds: float
     measured_seconds: list[float]
     processor_seconds: list[float]
-    """Of the slowest rank, too: what else the machine does is not in it."""
+    """Also of the slowest rank. Excludes other processes of the machine."""
     predicted_sent: Any
     measured_sent: Any
 
 
 def inputs_of(ranks: int = RANKS) -> PlanInputs:
-    """The tables and some ranks of one node."""
+    """Returns the tables and some ranks of one node."""
     return PlanInputs.model_validate(
         {
             "topology": {"nodes": 1, "ranks_per_node": ranks, "memory": {"host": 1 << 34}},
@@ -106,7 +106,7 @@ def inputs_of(ranks: int = RANKS) -> PlanInputs:
 
 
 def _calibration() -> Calibration:
-    """Of the package; what kinds plans have is given, so that its costs choose nothing."""
+    """Returns the calibration of the package. The plans fix the kinds, so its costs choose nothing."""
     with as_file(files("sparring_plan.planning") / "calibration.yaml") as default:
         return read_document(default).as_model(Calibration)
 
@@ -125,7 +125,7 @@ def _edited(plan: Plan, choices: dict[str, Any]) -> Plan:
 def measure_plans(
     rounds: int, collective: str = "mpi", ranks: int = RANKS
 ) -> tuple[list[Prediction], dict[str, Any]]:
-    """Predicts and measures all plans; and the costs that were measured."""
+    """Predicts and measures all plans; returns also the measured costs."""
     inputs = inputs_of(ranks)
     plain = make_plan(inputs, _calibration())
     plans = {name: _edited(plain, choices) for name, choices in _plan_choices().items()}
@@ -146,7 +146,7 @@ def measure_plans(
 def predict(
     plans: dict[str, Plan], inputs: PlanInputs, measured: dict[str, Any]
 ) -> list[Prediction]:
-    """Predictions of plans from costs that ranks measured, with their steps."""
+    """Predicts plans and their steps from costs that the ranks measured."""
     inputs, calibration = _with_costs(inputs, measured["costs"])
     options = compute_option_costs(inputs, calibration)
     found = []
@@ -167,8 +167,8 @@ def predict(
 
 
 def _with_costs(inputs: PlanInputs, costs: dict[str, Any]) -> tuple[PlanInputs, Calibration]:
-    """Inputs and costs as the ranks measured them."""
-    # A message each way: both ends of a rank are on its one core.
+    """Returns the inputs with the costs that the ranks measured."""
+    # One message in each direction: a rank sends and receives on one core.
     per_byte = max(costs["large"] - costs["small"], 1e-9) / 2 / (1 << 20)
     near = Link(gbit=8e-9 / per_byte, latency_us=0)
     topology = inputs.topology.model_copy(
@@ -179,7 +179,7 @@ def _with_costs(inputs: PlanInputs, costs: dict[str, Any]) -> tuple[PlanInputs, 
 
 
 def kendall(one: Sequence[float], other: Sequence[float]) -> float:
-    """Kendall's τ-a of two orders: 1 alike, -1 reversed."""
+    """Returns Kendall's τ-a of two orders: 1 if equal, -1 if reversed."""
     pairs = [(i, j) for i in range(len(one)) for j in range(i)]
     signs = [np.sign(one[i] - one[j]) * np.sign(other[i] - other[j]) for i, j in pairs]
     return float(sum(signs)) / max(len(pairs), 1)
@@ -187,11 +187,11 @@ def kendall(one: Sequence[float], other: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How well two lists of ratios to row_wise agree."""
+    """Agreement of two lists of ratios to row_wise."""
 
     tau: float
     off: float
-    """The most that one is from the other, as a share."""
+    """Maximum relative difference."""
 
     def __str__(self) -> str:
         return f"Kendall's tau {self.tau:.2f}, ratios within {self.off:.0%}"
@@ -203,7 +203,7 @@ def agreement(one: Sequence[float], other: Sequence[float]) -> Agreement:
 
 
 def ratios(found: Sequence[Prediction], what: str, rounds: slice = slice(None)) -> list[float]:
-    """Of each plan the median ratio to row_wise, round by round."""
+    """Returns the median ratio to row_wise of each plan, computed per round."""
     plain = getattr(found[0], what)[rounds]
     return [
         median(mine / other for mine, other in zip(getattr(each, what)[rounds], plain, strict=True))
@@ -212,8 +212,8 @@ def ratios(found: Sequence[Prediction], what: str, rounds: slice = slice(None)) 
 
 
 def _printed(found: Sequence[Prediction]) -> tuple[list[Agreement], float]:
-    """A line for each plan and what they say together: agreements by time and by processor time, and
-    the most that bytes or messages of a rank are off."""
+    """Formats a line per plan, and the agreements by time and by processor time, with the maximum
+    error of bytes or messages of a rank."""
     taken, busy = ratios(found, "measured_seconds"), ratios(found, "processor_seconds")
     predicted = [each.predicted_seconds / found[0].predicted_seconds for each in found]
     worst = 0.0
@@ -247,11 +247,11 @@ def _printed(found: Sequence[Prediction]) -> tuple[list[Agreement], float]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints lines of all plans; returns 1 where two ranks are further off than they may be."""
+    """Prints the lines of all plans; returns 1 if an error of two ranks exceeds its limit."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.planned_steps")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--collective", default="mpi", choices=["mpi", "torch"])
-    parser.add_argument("--two-only", action="store_true", help="not four ranks")
+    parser.add_argument("--two-only", action="store_true", help="skip four ranks")
     given = parser.parse_args(arguments)
     found, costs = measure_plans(given.rounds, given.collective)
     print("costs, as measured:", costs)

@@ -1,11 +1,11 @@
-"""Plans of many synthetic tables: the time that one takes, and its gap to the proven bound.
+"""Plans many synthetic tables: time to plan, and gap to the proven bound.
 
 ``python -m benchmarks.planning [--tables 1000] [--ranks 128] [--seed 0] [--memory-factor 1.5]
-[--without row_wise …]``. Tables have 1e3 to 5e7 rows, evenly on a logarithmic scale, dims of 16 to 256
-and 1 to 50 ids a sample; ranks have the memory that all rows need, times the factor, and 24 GiB for
-the batches of each thousand tables. Both transfers are allowed and all kinds but ``--without``: by
-default row_wise, which loads all ranks alike and so would leave nothing to place. Seconds are those of
-the processor, so that a busy machine does not count.
+[--without row_wise …]``. Tables have 1e3 to 5e7 rows, log-uniformly distributed, dims of 16 to 256 and
+1 to 50 ids per sample. Ranks have the memory that all rows need, times the factor, and 24 GiB for the
+batches of each thousand tables. Both transfers and all kinds except ``--without`` are allowed. By default
+row_wise is excluded, because it loads all ranks equally and would leave nothing to plan. Times are
+processor times, so that other processes do not count.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def synthetic(num_tables: int, num_ranks: int, seed: int, memory_factor: float) -> PlanInputs:
-    """Tables of random sizes, on nodes of 8 ranks."""
+    """Creates tables of random sizes, and nodes of 8 ranks."""
     random = np.random.default_rng(seed)
     tables = {}
     total = 0.0

@@ -1,4 +1,4 @@
-"""Tables and ranks for comparing planners: drawn ones, MLPerf's, and NVIDIA's synthetic models."""
+"""Tables and ranks for comparing planners: random ones, MLPerf's, and NVIDIA's synthetic models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 __all__ = ["Case", "Sized", "cases", "large_cases", "synthetic"]
 
 FUSED = ("dense", "fused")
-"""Kernels of TorchRec that keep rows in the memory of the GPU; replicas use `dense`."""
+"""Kernels of TorchRec that keep rows in GPU memory; replicas use `dense`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Sized:
     """A table.
 
     Args:
-        ids: of each of its features, ids of a sample on average.
+        ids: average number of ids per sample of each of its features.
     """
 
     rows: int
@@ -28,13 +28,13 @@ class Sized:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Tables on ranks.
+    """Tables and ranks.
 
     Args:
-        gibibytes: of a GPU.
-        kernels: that may be taken; empty: those that TorchRec offers by default.
-        limit: seconds that TorchRec may search; None: until it ends.
-        is_synthetic: its tables are drawn by `synthetic`.
+        gibibytes: memory of a GPU.
+        kernels: allowed kernels; if empty, those that TorchRec allows by default.
+        limit: time limit of TorchRec's search in seconds; None for no limit.
+        is_synthetic: whether `synthetic` created the tables.
     """
 
     name: str
@@ -48,9 +48,9 @@ class Case:
 
 
 def synthetic(num_tables: int, ranks: int, seed: int, *, is_tight: bool = False) -> Case:
-    """1e3 to 5e7 rows, evenly on a logarithmic scale, dims of 16 to 256, log-normal ids a sample.
+    """Creates 1e3 to 5e7 rows, log-uniform, dims of 16 to 256, log-normal numbers of ids per sample.
 
-    A tight case has GPUs with two thirds of the bytes of all tables, and host memory for the others.
+    In a tight case the GPUs have two thirds of the bytes of all tables, and host memory the rest.
     """
     random = np.random.default_rng(seed)
     tables = tuple(
@@ -74,7 +74,7 @@ def synthetic(num_tables: int, ranks: int, seed: int, *, is_tight: bool = False)
     )
 
 
-# Rows and ids a sample of the 26 features of Criteo 1TB, multi-hot, as MLPerf's DLRM-DCNv2 has them.
+# Rows and ids per sample of the 26 multi-hot features of Criteo 1TB, from MLPerf's DLRM-DCNv2.
 _DCNV2_ROWS = (
     40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282,
     10, 2_209, 11_938, 155, 4, 976, 14, 40_000_000, 40_000_000, 40_000_000, 590_152, 12_973, 108, 36,
@@ -84,7 +84,7 @@ _DCNV2_IDS = (
 )  # fmt: skip
 
 # NVIDIA's synthetic models, distributed-embeddings, examples/benchmarks/synthetic_models (v3): tables,
-# ids a sample (two where two features share a table), rows, dim.
+# ids per sample (two numbers if two features share a table), rows, dim.
 _SYNTHETIC_MODELS: dict[str, tuple[tuple[int, tuple[int, ...], int, int], ...]] = {
     "Tiny": (
         (1, (1, 10), 10_000, 8), (1, (1, 10), 1_000_000, 16), (1, (1, 10), 25_000_000, 16),
@@ -133,7 +133,7 @@ def _dcnv2(ranks: int) -> Case:
 
 
 def cases() -> Iterator[Case]:
-    """Those that TorchRec plans in a minute each."""
+    """Lists the cases that TorchRec plans in at most a minute each."""
     yield from (synthetic(26, 8, seed) for seed in range(8))
     yield from (synthetic(60, 16, seed) for seed in range(5))
     yield from (synthetic(100, 16, seed) for seed in range(4))
@@ -146,7 +146,7 @@ def cases() -> Iterator[Case]:
 
 
 def large_cases() -> Iterator[Case]:
-    """Those that TorchRec plans in many minutes; `limit` ends it where it would take much longer."""
+    """Lists the cases that TorchRec plans in many minutes; `limit` stops it if it takes much longer."""
     yield synthetic(100, 16, 0, is_tight=True)
     yield synthetic(200, 32, 0)
     yield _of_model("Large", 16, limit=300)

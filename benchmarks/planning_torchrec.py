@@ -1,10 +1,10 @@
-"""Plans of ours and of TorchRec 1.8.0, by TorchRec's costs: steps, seconds, gaps.
+"""Plans of sparring and of TorchRec 1.8.0 with TorchRec's costs: steps, seconds, gaps.
 
-``python -m benchmarks.planning_torchrec [--large] [NAME …]``: the cases of `planning_cases`, or those
-whose names begin with a NAME. TorchRec's enumerator makes the options, its estimator their costs, and
-its rater judges both plans. Both may use what TorchRec's default reservation leaves of a GPU. Seconds
-are those of the searches; the enumeration, which both need, has a column of its own. Ends with 1 where a
-plan of ours is worse.
+``python -m benchmarks.planning_torchrec [--large] [NAME …]`` runs the cases of `planning_cases`, or those
+whose names start with a NAME. TorchRec's enumerator creates the options, its estimator their costs, and
+its rater rates both plans. Both may use the GPU memory that TorchRec's default reservation leaves. The
+table contains the times of the searches, and separately of the enumeration, which both need. Returns 1 if
+a plan of ours is worse.
 """
 
 from __future__ import annotations

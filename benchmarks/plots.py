@@ -1,4 +1,4 @@
-"""The ratios of a run as one picture."""
+"""Plots the ratios of a run."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["plot_ratios"]
 
 
 def plot_ratios(results: Mapping[str, Sequence[Figure]], path: Path) -> Path | None:
-    """Bars on a logarithmic scale, each with the ratio that it should reach.
+    """Draws bars on a logarithmic scale, each with its limit.
 
     Returns:
-        `path`, or None where no figure is a ratio to a peer.
+        `path`, or None if no figure is a ratio to a peer.
     """
     figures = [
         each
@@ -41,12 +41,12 @@ def plot_ratios(results: Mapping[str, Sequence[Figure]], path: Path) -> Path | N
     axes.set_xscale("log")
     axes.axvline(1, color="grey", linewidth=0.8)
     axes.set_xlim(0.3, max(figure.ratio or 1 for figure in figures) * 6)
-    axes.set_xlabel("times as fast as the peer; black: what is to be reached")
+    axes.set_xlabel("speedup over the peer; black: limit")
     picture.savefig(path, dpi=120)
     return path
 
 
 def _wanted(bar: str) -> float | None:
-    """The ratio of a bar such as ``>= 1.5 x``; None for bars of another kind."""
+    """Parses the ratio of a limit such as ``>= 1.5 x``; returns None for other limits."""
     found = re.fullmatch(r">= *([0-9.]+) *x?", bar)
     return None if found is None else float(found[1])

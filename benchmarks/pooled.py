@@ -1,4 +1,4 @@
-"""Bags of ids, pooled and trained: beside FBGEMM's batched tables and torch's EmbeddingBag."""
+"""Pooling and training of bags of ids, compared with FBGEMM's batched tables and torch's EmbeddingBag."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ NUM_ROWS, THREADS = 4_000_000, 2
 NUM_BATCHES = 12
 LR, EPS = 0.01, 1e-8
 ADAM = {"lr": LR, "eps": 1e-12}
-# Contenders add gradients up in different orders. Adaptive methods divide by the size of a sum, so
-# where gradients nearly cancel out, rounding decides the direction: a few elements may differ.
+# Contenders sum gradients in different orders. Adaptive methods divide by the size of a sum, so if
+# gradients nearly cancel, rounding determines the direction: a few elements may differ.
 TOLERANCE, MOST_DIFFERENT = 2e-5, 1e-4
 
 
@@ -43,7 +43,7 @@ class Bags(Protocol):
 
 @torch_threads(THREADS)
 def measure(scale: Scale) -> list[Figure]:
-    """Ratios to each peer, and to what the memory allows."""
+    """Measures ratios to each peer, and to the memory limit."""
     num_rows, num_bags = scale.rows(NUM_ROWS), scale.rows(NUM_BAGS)
     random = np.random.default_rng(0)
     dense = random.standard_normal((num_rows, DIM), np.float32) * np.float32(0.05)
@@ -120,7 +120,7 @@ def _beside_fbgemm(
 
 
 def _most(timings: dict[str, Timing], limit: float) -> str:
-    """What the peer leaves to gain."""
+    """Describes the peer's distance from the limit."""
     if "theirs" not in timings:
         return ""
     return f", {timings['theirs'].median / limit:.1f} x as fast as FBGEMM"
@@ -136,7 +136,7 @@ def _beside_torch(
     cases: list[tuple[str, Any, Any, dict[str, Any], float | None]] = [
         ("SGD", "sgd", torch.optim.SGD, {"lr": LR}, None),
         ("Adagrad", "adagrad", torch.optim.Adagrad, {"lr": LR}, 10.0),
-        # As a user writes it. A vanishing eps, because SparseAdam adds it elsewhere.
+        # The usual code of a user. With a tiny eps, because SparseAdam adds it elsewhere.
         ("torch.optim.Adam", torch.optim.Adam, torch.optim.SparseAdam, ADAM, 5.5),
         ("fused Adam", "adam", torch.optim.SparseAdam, ADAM, None),
     ]
@@ -176,7 +176,7 @@ def _narrow(
     inputs: Sequence[Batch],
     gradient: Tensor,
 ) -> Figure:
-    """Rows of half the bytes: what the memory no longer moves."""
+    """Measures rows of half the bytes, which reduce memory traffic."""
     contenders = {
         dtype: OurBags(dense, "rowwise_adagrad", dtype=dtype, lr=LR, eps=EPS)
         for dtype in ("float32", "bfloat16")
@@ -199,7 +199,7 @@ def _narrow(
 def _check_agreement(
     contenders: dict[str, Bags], inputs: Sequence[Batch], gradient: Tensor
 ) -> None:
-    """Each takes two steps, and then all must give the same embeddings."""
+    """Takes two steps with each contender and checks that all give the same embeddings."""
     results = {}
     for name, each in contenders.items():
         step = each.step(inputs[:2], gradient)

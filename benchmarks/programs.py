@@ -1,4 +1,4 @@
-"""Programs in C++ that measure: built from a package's sources, and asked over a pipe."""
+"""C++ programs that measure: built from a package's sources, and controlled over a pipe."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def build_program(target: str, package: Path, folder: Path, settings: Sequence[s
     """Builds one target of a package's CMake project.
 
     Args:
-        target: its name, and its program's.
-        package: where ``CMakeLists.txt`` lies.
-        folder: to build in.
-        settings: of CMake, as ``-DNAME=value``.
+        target: name of the target and of its program.
+        package: folder with ``CMakeLists.txt``.
+        folder: build folder.
+        settings: settings of CMake, for example ``-DNAME=value``.
     """
     configure = ["cmake", "-G", "Ninja", "-S", str(package), "-B", str(folder), *settings]
     for each in (configure, ["cmake", "--build", str(folder), "--target", target]):
@@ -27,7 +27,7 @@ def build_program(target: str, package: Path, folder: Path, settings: Sequence[s
 
 @contextmanager
 def run_program(program: Path, *arguments: object) -> Iterator[Callable[[str], list[float]]]:
-    """The program, asked one work after another; gives the numbers that it answers with."""
+    """Runs the program; yields a function that sends a workload and returns the numbers of the reply."""
     command = [str(program), *map(str, arguments)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -1,10 +1,10 @@
-"""A push to a service that learns, applied, against the engine's update in this process and a bare echo.
+"""Pushes to a parameter service, compared with the engine's update in this process and a bare echo.
 
-Server, echo and client are processes of their own on one machine, over loopback. The echo takes a request
-of as many bytes through the same gRPC, answers with as few, and does nothing else. The engine's update is
-given the same keys and gradients in this process. Rows are compared before anything is timed.
+Server, echo and client are separate processes on one machine, over loopback. The echo receives requests
+of the same size over the same gRPC, replies with as few bytes, and does nothing else. The engine's update
+gets the same keys and gradients in this process. Rows are compared before anything is timed.
 
-That is done without the push log. Two more servers tell what the log costs: with the defaults, and with
+The push log is disabled for that. Two more servers show the cost of the log: with the defaults, and with
 fsync before each acknowledgement.
 """
 
@@ -49,7 +49,7 @@ TABLE = {"dim": DIM, "update_method": "adagrad", "hyper": {"lr": 0.01}}
 
 
 def measure(scale: Scale) -> list[Figure]:
-    """The ratio of a push to the sum of both, for Adagrad."""
+    """Measures the ratio of a push to the sum of both, for Adagrad."""
     generator = np.random.default_rng(0)
     keys = generator.permutation(scale.rows(TABLE_ROWS)).astype(np.int64) * 7_919 - 2**40
     batch = min(BATCH, len(keys))
@@ -68,7 +68,7 @@ def measure(scale: Scale) -> list[Figure]:
                 each.push({"item": (some, gradients[: len(some)])}, wait="applied")
         pulled = client.pull({"item": ids[0]}).rows["item"]
         if not np.array_equal(pulled, engine.rows(ids[0])):
-            raise AssertionError("the service has other rows than the engine in this process")
+            raise AssertionError("the rows of the service differ from those of the engine here")
         timings = alternate(
             {
                 "push": _applied(client, ids, gradients),
@@ -81,7 +81,7 @@ def measure(scale: Scale) -> list[Figure]:
             rounds=scale.rounds(ROUNDS),
             warm_up=5,
         )
-        # Apart from the others, whose writes would wait for the same disk.
+        # Separately, because its writes would delay those of the others on the same disk.
         synced = alternate(
             {"push": _applied(clients["synced"], ids, gradients)},
             rounds=scale.rounds(ROUNDS),
@@ -123,7 +123,7 @@ def measure(scale: Scale) -> list[Figure]:
 
 
 def _client(closing: ExitStack, **parameters: Any) -> ParameterClient:
-    """A client of a server of its own."""
+    """Returns a client of a separate server."""
     folder = closing.enter_context(tempfile.TemporaryDirectory())
     given = {"push_log": f"{folder}/log", **parameters}
     address = closing.enter_context(server_process(_serve, json.dumps(given)))

@@ -1,4 +1,4 @@
-"""One rank of the benchmark `ranks`: a DLRM beside TorchRec's `DistributedModelParallel`, on gloo.
+"""One rank of the benchmark `ranks`: a DLRM, and TorchRec's `DistributedModelParallel`, on gloo.
 
 Started by `benchmarks.ranks` with one argument, JSON. Rank 0 writes JSON to the file `output`.
 """
@@ -35,7 +35,7 @@ NAMES = [f"t{i}" for i in range(NUM_TABLES)]
 
 
 def main() -> None:
-    """Measures what the argument says."""
+    """Runs the measurements that the argument specifies."""
     asked = json.loads(sys.argv[1])
     dist.init_process_group("gloo")
     rendezvous = EnvironmentRendezvous(EnvironmentOptions())
@@ -128,7 +128,7 @@ def _ours(
 
 
 def _dense_alone(batches: list[Batch]) -> Callable[[], float]:
-    """The step with embeddings that cost nothing: what tables of any kind could reach."""
+    """A step with embeddings that take no time: an upper limit for all kinds of tables."""
     dense = nn.parallel.DistributedDataParallel(Dense())
     free = torch.randn(len(batches[0][1]), NUM_TABLES * DIM, requires_grad=True)
 
@@ -165,7 +165,7 @@ def _theirs(weights: Weights, batches: list[Batch]) -> Callable[[], float]:
     sharder: Any = EmbeddingBagCollectionSharder()
     module_plan = construct_module_sharding_plan(
         collection,
-        # Features come out in the order of ranks, so that this keeps their order.
+        # Features are returned in the order of ranks, so this preserves their order.
         {name: table_wise(rank=i * world_size // NUM_TABLES) for i, name in enumerate(NAMES)},
         sharder,
         local_size=world_size,

@@ -1,4 +1,4 @@
-"""One rank of the benchmark `ranks`: steps by the ring and without overlap, or messages of MPI alone.
+"""One rank of the benchmark `ranks`: steps with the ring and without overlap, or messages of MPI only.
 
 Started by `benchmarks.ranks` with one argument, JSON. Rank 0 writes JSON to the file `output`.
 """
@@ -26,7 +26,7 @@ DEADLINE_SECONDS = 60.0
 
 
 def join(kind: str, rendezvous: EnvironmentRendezvous) -> Collective:
-    """A collective of its own for whoever asks; all ranks ask in the same order."""
+    """Returns a separate collective; all ranks must call it in the same order."""
     if kind == "mpi":
         from sparring_mpi.collective import join_mpi
 
@@ -40,8 +40,8 @@ def join(kind: str, rendezvous: EnvironmentRendezvous) -> Collective:
 def slowest_of_each_round(
     collective: Collective, contenders: dict[str, Callable[[], object]], rounds: int
 ) -> dict[str, list[float]]:
-    """Contender → seconds of the slowest rank in each round. They take turns; each begins when all
-    ranks are there."""
+    """Returns the seconds of the slowest rank in each round, per contender. Contenders alternate; each
+    starts when all ranks are ready."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(-2, rounds):
         for name, run in contenders.items():
@@ -93,7 +93,7 @@ def _steps(
 def _bandwidth(
     given: dict[str, Any], rendezvous: EnvironmentRendezvous, closing: ExitStack
 ) -> dict[str, list[float]]:
-    """Each rank gives `num_bytes` to the next: by MPI alone, and by the collective."""
+    """Sends `num_bytes` from each rank to the next: with MPI only, and with the collective."""
     from mpi4py import MPI
 
     meeting = closing.enter_context(join("mpi", rendezvous))
@@ -117,7 +117,7 @@ def _bandwidth(
 
 
 def main() -> None:
-    """Measures what the argument says."""
+    """Runs the measurements that the argument specifies."""
     asked = json.loads(sys.argv[1])
     rendezvous = EnvironmentRendezvous(EnvironmentOptions())
     with ExitStack() as closing:

@@ -1,4 +1,4 @@
-"""One rank of the benchmark `planned_steps`: steps of several plans, in turn, and what they send.
+"""One rank of the benchmark `planned_steps`: steps of several plans, alternately, and their traffic.
 
 Started by `benchmarks.planned_steps` with one argument, JSON. Rank 0 writes JSON to the file `output`.
 """
@@ -40,7 +40,7 @@ MESSAGES, DIM, LARGE = 50, 64, 1 << 20
 
 
 def _batches(tables: dict[str, Any], samples: int, rank: int) -> list[list[tuple[str, Any]]]:
-    """Ids of each table, a batch after the other, by Zipf's law."""
+    """Returns the ids of each table, batch by batch, with a Zipf distribution."""
     random = np.random.default_rng(rank)
     drawn: dict[str, list[Any]] = {}
     for name, each in tables.items():
@@ -70,7 +70,7 @@ def _plans(
     }
     for step in contenders.values():
         for _ in range(NUM_BATCHES):
-            step()  # every row is there, chunks are in place
+            step()  # creates all rows and allocates buffers
     before = {name: _counted(each) for name, each in containers.items()}
     for step in contenders.values():
         for _ in range(NUM_BATCHES):
@@ -94,7 +94,7 @@ def _plans(
 def _rounds(
     meeting: Collective, contenders: dict[str, Callable[[], object]], rounds: int
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Plan → seconds of each round, and seconds of a processor, of the slowest rank. Plans take turns."""
+    """Returns the seconds of each round, and processor seconds, of the slowest rank of each plan."""
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, step in contenders.items():
@@ -138,10 +138,10 @@ def _counted(container: StepContainer) -> list[int]:
 
 
 def _costs(given: dict[str, Any], meeting: Collective) -> dict[str, Any]:
-    """Costs of this machine; all ranks measure at the same time, as they step at the same time.
+    """Measures the costs of this machine; all ranks measure at the same time, as they step.
 
-    `calibration`: as `sparring plan calibrate` measures it. `small`, `large`: seconds of a processor
-    for a message each way of 64 bytes, and of 1 MiB.
+    `calibration`: as `sparring plan calibrate` measures it. `small`, `large`: processor seconds for a
+    message in each direction of 64 bytes, and of 1 MiB.
     """
     meeting.barrier()
     calibration = _calibration(given)
@@ -180,7 +180,7 @@ def _pass_message(meeting: Collective, size: int) -> None:
 
 
 def _median(call: Callable[[], object]) -> float:
-    """Processor time: a rank has one core, and what else the machine does is no cost of ours."""
+    """Returns processor time: a rank has one core, and other processes should not count."""
     call()
     times = []
     for _ in range(MESSAGES):
@@ -191,10 +191,10 @@ def _median(call: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    """Measures what the argument says."""
+    """Runs the measurements that the argument specifies."""
     asked = json.loads(sys.argv[1])
     rendezvous = EnvironmentRendezvous(EnvironmentOptions())
-    # Before the pool has threads: a core for each rank, as the simulation takes it.
+    # Before the pool creates threads: one core per rank, as in the simulation.
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rendezvous.membership().rank % len(cores)]})
     with ExitStack() as closing:

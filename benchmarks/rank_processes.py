@@ -1,4 +1,4 @@
-"""Starts the ranks of a benchmark as processes of this machine, and reads what they measured."""
+"""Starts the ranks of a benchmark as processes of this machine, and returns their measurements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECONDS = 300
 
 
 class NotMeasuredError(Exception):
-    """Why ranks could not be started, or what they ended with."""
+    """Ranks could not be started, or failed."""
 
 
 def run_ranks(
@@ -30,12 +30,14 @@ def run_ranks(
     given: dict[str, Any],
     variables: Mapping[str, str] | None = None,
 ) -> Any:
-    """Runs a module on so many ranks and returns the JSON that rank 0 wrote.
+    """Runs a module on each rank and returns the JSON that rank 0 wrote.
 
     Args:
         launcher: ``mpi`` or ``torch``.
+        world_size: number of ranks.
+        module: name of the module.
         given: the argument of the module, as JSON; ``output`` is added.
-        variables: of the ranks' environment, beyond those of this process.
+        variables: additional environment variables of the ranks.
 
     Raises:
         NotMeasuredError: the launcher is missing, or a rank failed.

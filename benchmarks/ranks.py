@@ -1,5 +1,5 @@
-"""Several ranks on this machine: the ring beside `sequential`, the collective beside MPI itself, and
-a DLRM beside TorchRec's `DistributedModelParallel`. All of it goes over loopback or shared memory.
+"""Several ranks on this machine: the ring compared with `sequential`, the collective with MPI itself, and
+a DLRM with TorchRec's `DistributedModelParallel`. All traffic uses loopback or shared memory.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ STEPS = (
 
 
 def measure(scale: Scale) -> list[Figure]:
-    """Medians over rounds in which contenders take turns; the slowest rank of each counts."""
-    # Processes take seconds to start, so that a quick run shows one case only.
+    """Measures medians over rounds in which contenders alternate; the slowest rank of each counts."""
+    # Processes take seconds to start, so a quick run has only one case.
     if scale.is_quick:
         return [_steps(scale, *STEPS[0])]
     return [*(_steps(scale, *case) for case in STEPS), _bandwidth(scale), *_dlrm(scale)]

@@ -1,7 +1,7 @@
-"""Data of kind `table` against what it cannot do without: pyarrow's own reading of the same files.
+"""Data of kind `table`, compared with its lower limit: reading the same files with pyarrow.
 
-Ours decodes, hashes strings, holds out the test part, shuffles, and cuts batches; the limit decodes. Both
-use pyarrow's threads. The memory is that of a process of its own which reads one epoch.
+Ours decodes, hashes strings, splits off the test part, shuffles, and creates batches; the limit only
+decodes. Both use pyarrow's threads. Memory is measured in a separate process that reads one epoch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ print(rows, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 102
 
 
 def measure(scale: Scale) -> list[Figure]:
-    """Times of reading, divided by those of pyarrow, and memory."""
+    """Measures reading times relative to pyarrow, and memory."""
     if find_spec("sparring_train") is None:
         return [Figure("reading", "not measured", detail="needs sparring-train")]
     num_rows = scale.rows(NUM_ROWS)
@@ -86,7 +86,7 @@ def _memory(folder: Path, num_rows: int) -> Figure:
 
 
 def open_reader(path: str, **keys: Any) -> Any:
-    """The data set of one process."""
+    """Opens the data set of a single process."""
     from sparring_train.config.sections.table import TableData
     from sparring_train.data.dataset import OpenRequest
     from sparring_train.data.table.dataset import open_table
@@ -110,7 +110,7 @@ def _read_with_pyarrow(path: str) -> None:
 
 
 def write_log(path: Path, kind: str, num_rows: int) -> str:
-    """Writes strings: of 10,000 distinct ones in dictionaries, or all distinct and plain."""
+    """Writes strings: 10,000 distinct ones with a dictionary, or all distinct without one."""
     import pyarrow
     from pyarrow import parquet
 

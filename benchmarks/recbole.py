@@ -1,8 +1,8 @@
-"""Two towers and the sequence model next to popularity, ALS of implicit, and BPR and SASRec of RecBole.
+"""Two-tower and sequence models, compared with popularity, ALS of implicit, BPR and SASRec of RecBole.
 
 ``python -m benchmarks.recbole RATINGS [--seeds N] [--epochs N] [--models NAME,…]`` splits one file of
-ratings, prints a line for each run, and a table of means. `nox -s recbole` creates the environment. Peers
-that ``--models`` does not name need not be installed.
+ratings, and prints a line per run and a table of means. `nox -s recbole` creates the environment. Peers
+that ``--models`` excludes need not be installed.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs"
 METRICS = ("recall@10", "ndcg@10", "mrr@10")
 
-# Epochs of RecBole's models, at most: they stop after 30 epochs without a better MRR@10 of the
-# validation, and the best ones are tested.
+# Maximum epochs of RecBole's models: they stop after 30 epochs without a better validation MRR@10, and
+# the best model is tested.
 RECBOLE = {"BPR": 300, "SASRec": 60}
 IMPLICIT = ("popularity", "ALS")
 
-# The configuration, the section `data`, and the other keys that are overridden. Two towers run as their
-# file says; the prepared rows have no label to compare with `model.positive`. Epochs and dropout of the
-# sequence model were chosen by the validation.
+# The configuration, the section `data`, and overrides of other keys. Two-tower models use their file
+# unchanged; the prepared rows have no label to compare with `model.positive`. Epochs and dropout of the
+# sequence model were chosen with the validation part.
 OURS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "two_towers": (
         "two-towers.yaml",
@@ -68,9 +68,9 @@ def main(arguments: Sequence[str]) -> int:
     """Prints the runs and their means."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.recbole")
     parser.add_argument("ratings", type=Path, help="ratings.csv of MovieLens")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each model")
-    parser.add_argument("--epochs", type=int, help="at most, for a short try")
-    parser.add_argument("--models", default=",".join(MODELS), help="some of these, with commas")
+    parser.add_argument("--seeds", type=int, default=3, help="number of runs per model")
+    parser.add_argument("--epochs", type=int, help="maximum number of epochs, for a short test")
+    parser.add_argument("--models", default=",".join(MODELS), help="comma-separated models to run")
     parser.add_argument(
         "--part",
         choices=tuple(PARTS),
@@ -78,9 +78,13 @@ def main(arguments: Sequence[str]) -> int:
         help="valid ranks the validation; refit ranks the test and trains on the validation, too",
     )
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--length", type=int, default=10, help="of histories; RecBole's own: 50")
-    parser.add_argument("--blocks", type=int, default=1, help="of attention; RecBole's own: 2")
-    parser.add_argument("overrides", nargs="*", help="of our configurations")
+    parser.add_argument(
+        "--length", type=int, default=10, help="length of histories; RecBole's default: 50"
+    )
+    parser.add_argument(
+        "--blocks", type=int, default=1, help="attention blocks; RecBole's default: 2"
+    )
+    parser.add_argument("overrides", nargs="*", help="overrides of our configurations")
     given = parser.parse_intermixed_args(arguments)
     models = given.models.split(",")
     if given.part != "test" and not RECBOLE.keys().isdisjoint(models):
@@ -109,7 +113,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def epochs_of(model: str, given: argparse.Namespace) -> int:
-    """Epochs of a run of RecBole or of ours, at most."""
+    """Returns the maximum number of epochs of a run."""
     own = RECBOLE.get(model)
     if own is None:
         config, _, overrides = OURS[model]
@@ -118,7 +122,7 @@ def epochs_of(model: str, given: argparse.Namespace) -> int:
 
 
 def theirs(folder: Path, model: str, seed: int, given: argparse.Namespace) -> list[str]:
-    """The command of a run of a peer; RecBole reports the epochs until the best one."""
+    """Returns the command that runs a peer. RecBole reports the number of epochs of its best model."""
     settings = {"seed": seed, "threads": given.threads}
     if model in RECBOLE:
         program = "recbole_process"
@@ -135,7 +139,7 @@ def theirs(folder: Path, model: str, seed: int, given: argparse.Namespace) -> li
 
 
 def ours(folder: Path, model: str, seed: int, given: argparse.Namespace) -> list[str]:
-    """The command of a run of ours."""
+    """Returns the command that runs one of our models."""
     config, data, overrides = OURS[model]
     data = {
         "kind": "table", "path": str(folder / f"{given.part}.parquet"),
@@ -148,14 +152,14 @@ def ours(folder: Path, model: str, seed: int, given: argparse.Namespace) -> list
     }  # fmt: skip
     if model == "sequence":
         overrides |= {"model.length": given.length, "model.blocks": given.blocks}
-    # JSON is YAML.
+    # JSON is valid YAML.
     words = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
     program = [sys.executable, "-m", "sparring", "train", str(CONFIGS / config)]
     return [*program, *words, *given.overrides, "--json"]
 
 
 def last_line(command: list[str], folder: Path) -> Any:
-    """What a program prints last, as JSON. It may leave files in the folder, as RecBole's logs."""
+    """Runs a program in the folder, in which it may leave files, and parses its last line as JSON."""
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     ran = subprocess.run(
@@ -167,7 +171,7 @@ def last_line(command: list[str], folder: Path) -> Any:
 
 
 def table_of(found: dict[str, list[dict[str, float]]]) -> Table:
-    """Means over seeds, and how far seeds are apart."""
+    """Formats the means over seeds, and the deviation between seeds."""
     table = Table("model", *METRICS, "seconds", "epochs", "seeds")
     for model, runs in found.items():
         means = [spread([each[name] for each in runs]) for name in METRICS]
@@ -177,7 +181,7 @@ def table_of(found: dict[str, list[dict[str, float]]]) -> Table:
 
 
 def spread(values: list[float]) -> str:
-    """Mean and standard deviation."""
+    """Formats the mean and standard deviation."""
     return f"{mean(values):.4f}" + (f" ± {stdev(values):.4f}" if len(values) > 1 else "")
 
 

@@ -1,4 +1,4 @@
-"""The split of a file of ratings that `recbole` trains both sides on."""
+"""Splits a file of ratings for `recbole`; both sides train on the same split."""
 
 from __future__ import annotations
 
@@ -14,61 +14,61 @@ from pyarrow import csv, parquet
 __all__ = ["BATCH_SIZE", "DIM", "PARTS", "TOP_K", "Split", "prepare"]
 
 MIN_RATING = 4
-"""Ratings below are no interaction."""
+"""Lower ratings are ignored."""
 MIN_COUNT = 5
-"""Interactions of a user and of an item, at least."""
+"""Minimum number of interactions of a user and of an item."""
 DIM = 64
 BATCH_SIZE = 256
-"""Of the sequence models."""
+"""Batch size of the sequence models."""
 TOP_K = 10
 PARTS = {"test": (2, 0), "valid": (2, 1), "refit": (1, 0)}
-"""Name of a split → the places from the end of a user's last row of training, and of the row that is
-ranked. `refit` trains on the validation, too, as one does when the parameters are chosen."""
+"""Name of a split → positions from the end of a user's last training row, and of the row to rank.
+`refit` also trains on the validation part, which is usual after hyperparameters are chosen."""
 
 Ids = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Split:
-    """Interactions in the order of users, and of time within a user: the last is the test, the one
-    before it the validation."""
+    """Interactions in the order of users, and of time within a user. The last one of a user is the test
+    part, the one before it the validation part."""
 
     users: Ids
     items: Ids
 
     @property
     def place_from_end(self) -> Ids:
-        """0 for the last interaction of a user, ``(n,)``."""
+        """Returns ``(n,)`` positions from the end: 0 for the last interaction of a user."""
         ends = np.searchsorted(self.users, self.users, side="right")
         return ends - 1 - np.arange(len(self.users))
 
     @property
     def is_train(self) -> npt.NDArray[np.bool_]:
-        """Neither test nor validation, ``(n,)``."""
+        """Returns ``(n,)`` whether each interaction is in neither the test nor the validation part."""
         return self.of_part("test")[0]
 
     def of_part(self, part: str) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-        """Which rows are trained on and which are ranked in one of `PARTS`, ``(n,)`` each."""
+        """Returns ``(n,)`` which rows to train on, and which to rank, in one of `PARTS`."""
         last, ranked = PARTS[part]
         return self.place_from_end >= last, self.place_from_end == ranked
 
     def by_user(self) -> list[Ids]:
-        """Rows of each user, in order of time."""
+        """Returns the rows of each user in the order of time."""
         begins = np.flatnonzero(np.diff(self.users)) + 1
         return np.split(np.arange(len(self.users)), begins)
 
     @classmethod
     def load(cls, folder: Path) -> Split:
-        """The one that `prepare` wrote."""
+        """Loads a split that `prepare` wrote."""
         arrays = np.load(folder / "split.npz")
         return cls(arrays["users"], arrays["items"])
 
 
 def prepare(ratings: Path, folder: Path, *, length: int) -> Split:
-    """Reads a `ratings.csv` of MovieLens; writes what each side reads.
+    """Reads a `ratings.csv` of MovieLens and writes the input of each side.
 
-    ``ratings/ratings.inter`` is RecBole's. ``test.parquet`` and the others of `PARTS` are ours: the rows
-    of training and those that are ranked, each with the `length` items before.
+    ``ratings/ratings.inter`` is for RecBole. ``test.parquet`` and the others of `PARTS` are for sparring:
+    the training rows and the rows to rank, each with the preceding `length` items.
     """
     table = csv.read_csv(ratings)
     names = ("userId", "movieId", "rating", "timestamp")
@@ -85,7 +85,7 @@ def prepare(ratings: Path, folder: Path, *, length: int) -> Split:
     np.savez(folder / "split.npz", users=users, items=items)
     (folder / "ratings").mkdir()
     rows = enumerate(zip(users.tolist(), items.tolist(), strict=True))
-    # Places stand for times, as many of which are equal.
+    # Positions are used instead of times, because many times are equal.
     lines = [f"{user}\t{item}\t{place}\n" for place, (user, item) in rows]
     header = "user_id:token\titem_id:token\ttimestamp:float\n"
     (folder / "ratings/ratings.inter").write_text(header + "".join(lines))
@@ -101,7 +101,7 @@ def _is_frequent(ids: Ids) -> npt.NDArray[np.bool_]:
 
 
 def _table(split: Split, part: str, length: int) -> Any:
-    """Rows of training, and as the test those that are ranked."""
+    """Returns the training rows, and the rows to rank as the test part."""
     is_train, is_test = split.of_part(part)
     histories = [
         split.items[rows[max(0, at - length) : at] if at else rows[:0]]

@@ -1,7 +1,7 @@
-"""The ``redis`` storage beside raw redis-py: pipelined HMGET and HSET of the same buckets.
+"""The ``redis`` storage, compared with plain redis-py: pipelined HMGET and HSET of the same buckets.
 
-The raw side is given its keys, fields and buckets ready: only what redis-py itself does is timed, from
-packing the commands to the list of bytes. Our side is timed whole, from keys to an array of rows.
+For the plain side, keys, fields and buckets are prepared: only redis-py itself is timed, from encoding
+the commands to the list of bytes. Our side is timed completely, from keys to an array of rows.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _MAX_ROWS_AT_ONCE = 65_536
 
 
 def measure(scale: Scale) -> list[Figure]:
-    """Ratios on a standalone Redis and on a cluster of three masters, all on this machine."""
+    """Measures ratios on a standalone Redis and on a cluster of three masters, on this machine."""
     from sparring_redis.testing.cluster import RedisCluster
     from sparring_redis.testing.server import RedisServer, redis_server_missing
 
     if reason := redis_server_missing():
-        return [Figure("find and upsert beside raw redis-py", "not measured", detail=reason)]
+        return [Figure("find and upsert, compared with redis-py", "not measured", detail=reason)]
     import redis
 
     figures = []
@@ -71,7 +71,9 @@ def _measure(kind: str, url: str, raw: Any, scale: Scale) -> list[Figure]:
                 raise AssertionError("redis-py and the storage read different rows")
             theirs.upsert()
             if storage.find(asked).rows.tobytes() != rows.tobytes():
-                raise AssertionError("the storage reads other rows than redis-py wrote")
+                raise AssertionError(
+                    "the rows of the storage differ from those that redis-py wrote"
+                )
 
             out = np.empty((count, DIM), np.float32)
             for name, ours, raw_call in (
@@ -116,7 +118,7 @@ class _Bound:
 
 
 class RawRedis:
-    """redis-py's own pipelines over our buckets."""
+    """Plain redis-py pipelines over our buckets."""
 
     def __init__(self, client: Any, keys: Any, rows: Any) -> None:
         self._client = client
@@ -149,7 +151,7 @@ class RawRedis:
         return pipeline.execute()
 
     def found(self) -> bytes:
-        """The rows in the order of the keys."""
+        """Returns the rows in the order of the keys."""
         by_place = {
             place: value
             for places, values in zip(self._places.values(), self.find(), strict=True)

@@ -1,4 +1,4 @@
-"""The ``rocksdb`` storage beside plain C++ loops over RocksDB's own calls, on one database."""
+"""The ``rocksdb`` storage, compared with C++ loops over RocksDB's API on one database."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ PACKAGE = Path(__file__).parent.parent / "packages/backend-rocksdb"
 
 @dataclass(frozen=True)
 class Answer:
-    """What one work took."""
+    """Result of one workload."""
 
     nanoseconds: float
-    """For each row."""
+    """Nanoseconds per row."""
     bytes_read: float
-    """From files, for each row."""
+    """Bytes read from files per row."""
 
 
 def measure(scale: Scale) -> list[Figure]:
-    """Ratios of plain loops' time to ours; threads; what a cold read costs."""
+    """Measures the speedup over plain loops, the scaling with threads, and the cost of cold reads."""
     if shutil.which("cmake") is None or shutil.which("ninja") is None:
-        return [Figure("rocksdb", "not measured", detail="needs cmake and ninja")]
+        return [Figure("rocksdb", "not measured", detail="requires cmake and ninja")]
     if find_spec("sparring_rocksdb") is None:
-        return [Figure("rocksdb", "not measured", detail="needs librocksdb-dev")]
+        return [Figure("rocksdb", "not measured", detail="requires librocksdb-dev")]
     with tempfile.TemporaryDirectory(prefix="sparring-rocksdb-") as folder:
         program = build_program(
             "plain_loops", PACKAGE, Path(folder) / "build", ["-DSPARRING_ROCKSDB_BENCHMARKS=ON"]
@@ -96,7 +96,7 @@ def _upsert(written: dict[str, Timing], what: str, *, bar: bool) -> Figure:
 
 
 def _cold(program: Path, folder: Path, scale: Scale) -> list[Figure]:
-    """A database `COLD_FRACTION` times as large as its cache, past the system's page cache."""
+    """Measures a database `COLD_FRACTION` times as large as its cache, without the page cache."""
     cache_bytes = NUM_ROWS * ROW_BYTES // COLD_FRACTION
     with _running(program, folder / "cold", scale, cache_bytes, 1 << 26, direct_io=True) as run:
         for work in ("fill", "fill_plain", "check", "settle"):
@@ -135,7 +135,7 @@ def _ratio(what: str, theirs: Timing, ours: Timing, bar: float | None, other: st
 def _alternate(
     run: Callable[[str], Answer], works: tuple[str, ...], scale: Scale
 ) -> dict[str, Timing]:
-    """Seconds for each row, of works in turn."""
+    """Runs workloads alternately; returns the seconds per row of each."""
     timings = {work: Timing() for work in works}
     for number in range(scale.rounds(WARM_UP + ROUNDS)):
         for work in works:
@@ -155,7 +155,7 @@ def _running(
     *,
     direct_io: bool = False,
 ) -> Iterator[Callable[[str], Answer]]:
-    """The program, asked one work after another. Its tables are gone afterwards."""
+    """Runs the program; yields a function that runs a workload. The tables are deleted afterwards."""
     sizes = (scale.rows(NUM_ROWS), ROW_BYTES, min(NUM_KEYS, scale.rows(NUM_ROWS)))
     numbers = (*sizes, THREADS, cache_bytes, known_keys_bytes, int(direct_io))
     with run_program(program, folder, *numbers) as run:

@@ -1,9 +1,8 @@
-"""How much steps slow down while a snapshot is saved beside them, and what that takes.
+"""Slowdown of training steps while a snapshot is saved, and the resources of the save.
 
-Steps of a click model on large tables, in blocks: some with no save, then all that fit beside one
-save, alternately, in one run, for several shares of a core that a save may take. What is saved is a
-full snapshot, committed and synced. Then the same steps beside a thread that does nothing but write
-as many bytes to one file.
+Steps of a click model on large tables run in blocks, alternately without a save and during one, in one
+run, for several shares of a core that a save may use. The save is a full snapshot, committed and synced.
+For comparison, the same steps run while a thread only writes as many bytes to one file.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ NUM_TABLES, DIM, POOLED = 4, 32, 4
 BATCH, SKEW = 2048, 1.05
 ROUNDS = 2
 SHARES = (1.0, 0.3, None)
-"""Of a core, that saves take; None: what they take where nobody says."""
+"""Shares of a core that saves may use; None for the default."""
 PLAIN_SECONDS = 4.0
 _ALONE = 100
 _PIECE_BYTES = 4 << 20
@@ -61,7 +60,7 @@ class _Model(nn.Module):
 
 @dataclass
 class _Memory:
-    """The most memory of this process, beyond what it had at the beginning."""
+    """Maximum memory of this process, in addition to the initial memory."""
 
     max_bytes: int = 0
     _end: threading.Event = field(default_factory=threading.Event)
@@ -87,7 +86,7 @@ def _resident_bytes() -> int:
 
 
 def _filled(model: _Model, num_rows: int) -> int:
-    """Gives every key a row. Returns the bytes of all rows."""
+    """Creates a row for every key. Returns the bytes of all rows."""
     container = model.bags[0].agent.container
     random = np.random.default_rng(0)
     total = 0
@@ -102,7 +101,7 @@ def _filled(model: _Model, num_rows: int) -> int:
 
 
 def _batches(num_rows: int) -> Iterator[list[Tensor]]:
-    """Zipf over all keys, the frequent ones spread over them."""
+    """Returns batches with a Zipf distribution over all keys, with frequent keys scattered."""
     random = np.random.default_rng(1)
     weights = np.arange(1, num_rows + 1) ** -SKEW
     cumulated = np.cumsum(weights / weights.sum())
@@ -119,7 +118,7 @@ def _batches(num_rows: int) -> Iterator[list[Tensor]]:
 
 
 def measure(scale: Scale) -> list[Figure]:
-    """Step times without and beside saves, in one run."""
+    """Measures step times with and without saves, in one run."""
     num_rows = 20_000 if scale.is_quick else 2_000_000
     folder = Path(tempfile.mkdtemp(prefix="sparring-saving-"))
     try:
@@ -216,7 +215,7 @@ def _share_figures(beside: _Beside, share: float | None, gigabytes: float) -> li
 
 @dataclass
 class _Beside:
-    """Seconds of steps alone and of steps beside something, in turns."""
+    """Seconds of steps alone and of steps during other work, alternately."""
 
     plain: list[float] = field(default_factory=list)
     steps: list[float] = field(default_factory=list)
@@ -241,12 +240,12 @@ def _save_once(
     share: float | None,
     beside: _Beside,
 ) -> None:
-    """Steps alone, beside one save, and alone again."""
+    """Runs steps alone, during one save, and alone again."""
     beside.plain += [_timed(step) for _ in range(_ALONE)]
     worked = container.saves.counters.work_seconds
     begin = time.perf_counter()
     task = container.save(url, blocking=False, options=SaveOptions(share=share))
-    # What stands still while tables are frozen is part of the slow-down.
+    # The time during which tables are frozen is part of the slowdown.
     frozen = time.perf_counter() - begin
     during = []
     while not task.done():
@@ -263,7 +262,7 @@ def _save_once(
 def _write_once(
     step: Callable[[], None], path: Path, num_bytes: int, seconds: float, beside: _Beside
 ) -> None:
-    """The same beside a thread that does nothing but write as many bytes evenly, and sync them."""
+    """The same while a thread only writes as many bytes at a constant rate, and syncs them."""
     beside.plain += [_timed(step) for _ in range(_ALONE)]
     thread = threading.Thread(target=_write_plainly, args=(path, num_bytes, seconds))
     thread.start()

@@ -1,4 +1,4 @@
-"""How large a run is: whole, or a small one that only shows that everything works."""
+"""Size of a run: complete, or reduced to test that everything works."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ __all__ = ["Scale"]
 
 @dataclass(frozen=True)
 class Scale:
-    """Divides sizes and rounds.
+    """Divides sizes and numbers of rounds.
 
     Args:
-        is_quick: a run of seconds, whose figures mean nothing.
-        is_full: the widest sweeps too.
+        is_quick: whether the run should take seconds; its figures are meaningless.
+        is_full: whether to include the largest sweeps.
     """
 
     is_quick: bool = False
     is_full: bool = False
 
     def rows(self, count: int) -> int:
-        """Rows, ids or bags."""
+        """Returns a number of rows, ids or bags."""
         return max(64, count // 512) if self.is_quick else count
 
     def rounds(self, count: int) -> int:
-        """Rounds of a measurement."""
+        """Returns the number of rounds of a measurement."""
         return 1 if self.is_quick else count

@@ -1,6 +1,6 @@
-"""Pull and push without overlap: everything is found, then one all-to-all, to compare the ring with.
+"""Pull and push without overlap: all rows are found, then one all-to-all; the reference for the ring.
 
-It moves the same bytes in the same layout as the ring, each stream in one message.
+It sends the same bytes in the same layout as the ring, each stream in one message.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NOTHING: Bytes = np.empty(0, np.uint8)
 
 
 class SequentialExchange(RingExchange):
-    """A ring exchange whose pulls and pushes overlap nothing; sums are taken in the same order."""
+    """A ring exchange whose pulls and pushes do not overlap; sums are computed in the same order."""
 
     def _pull_sharded(
         self,
@@ -137,8 +137,8 @@ class SequentialExchange(RingExchange):
 
 
 EXCHANGES: dict[str, type[RingExchange]] = {"ring": RingExchange, "sequential": SequentialExchange}
-"""Schedule → its exchange. Assigned to ``exchange.__class__`` it changes one that was made already: a
-collective carries no second one."""
+"""Schedule → its exchange. Assign it to ``exchange.__class__`` to change an existing exchange, because a
+collective supports only one."""
 
 
 def _find_own_changed(routed: RoutedKeys, table: int, rank: int) -> npt.NDArray[np.int64]:

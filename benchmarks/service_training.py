@@ -1,12 +1,12 @@
-"""A DLRM that trains through a service, next to the same on two ranks: the same batches, on one machine.
+"""A DLRM that trains through a parameter service, compared with two ranks on the same batches.
 
     two ranks      each half of a batch, over gloo: the ring exchange, and DistributedDataParallel
     one trainer    the whole batch: lookups pull from the service, steps push to it
     two trainers   each half of a batch, without ranks
 
-Server, ranks and trainers are processes of their own, with one thread for torch each. Contenders take
-turns; the others wait meanwhile. Losses of one trainer are compared with those of the ranks before
-anything is timed.
+Server, ranks and trainers are separate processes with one torch thread each. Contenders alternate; the
+others wait meanwhile. The losses of one trainer are compared with those of the ranks before anything is
+timed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Turn = tuple[str, Sequence[Connection]]
 
 
 def measure(scale: Scale) -> list[Figure]:
-    """Ratio of a step through the service to one of two ranks, and where its time goes."""
+    """Measures the ratio of a step through the service to one of two ranks, and its components."""
     given = f"{scale.rows(NUM_ROWS)},{scale.rows(NUM_SAMPLES)}"
     with ExitStack() as closing:
         folder = closing.enter_context(tempfile.TemporaryDirectory())
@@ -73,7 +73,7 @@ def _check(turns: dict[str, Turn]) -> None:
 
 
 def _step(turn: Turn) -> dict[str, float]:
-    """One step; the slowest process counts, and the mean of losses."""
+    """Takes one step; returns the time of the slowest process, and the mean of the losses."""
     command, processes = turn
     begin = time.perf_counter()
     for each in processes:
@@ -169,7 +169,7 @@ def _rank(argument: str, connection: Connection) -> None:
 def _answer(
     connection: Connection, steps: dict[str, Callable[[], float]], spent: dict[str, float]
 ) -> None:
-    """Takes the steps that it is told to, until it is told to end."""
+    """Takes steps on request until it is told to end."""
     while (command := connection.recv()) in steps:
         for part in spent:
             spent[part] = 0.0
@@ -179,7 +179,7 @@ def _answer(
 
 
 def _timed_client() -> dict[str, float]:
-    """Adds up what pulls and pushes of this process take."""
+    """Sums the time of pulls and pushes of this process."""
     from sparring_serve import ParameterClient
 
     spent = {"pull": 0.0, "push": 0.0}

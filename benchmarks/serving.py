@@ -1,9 +1,9 @@
-"""The lookup service against a bare echo of the same bytes over gRPC, and against Redis.
+"""The lookup service, compared with a bare echo of the same bytes over gRPC, and with Redis.
 
-Server and client are processes of their own on one machine, over loopback. The echo answers a request
-of as many bytes with as many bytes in one call, through the same gRPC, and does nothing else: it is the
-limit of a service in Python. Redis is asked by pipelined HMGET, as the storage `redis` lays rows out, and
-its answers are left as a list of bytes. Ours is timed whole: from ids, which are distinct, to an array.
+Server and client are separate processes on one machine, over loopback. The echo replies to a request of
+the same size with as many bytes in one call over the same gRPC, and does nothing else: it is the limit of
+a service in Python. Redis is queried with pipelined HMGET in the layout of the storage `redis`, and its
+replies stay a list of bytes. Ours is timed completely: from distinct ids to an array.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ECHO = "/echo/Echo"
 
 
 def measure(scale: Scale) -> list[Figure]:
-    """Ratios of times at 100, 1,000 and 65,536 ids."""
+    """Measures ratios of times with 100, 1,000 and 65,536 ids."""
     figures = []
     generator = np.random.default_rng(0)
     keys = generator.permutation(scale.rows(TABLE_ROWS)).astype(np.int64) * 7_919 - 2**40
@@ -72,15 +72,15 @@ def _measure(
         name: _pull_of(client, ids) for name, client in clients.items()
     }
     if not np.array_equal(contenders["ours"]().rows["item"], rows):
-        raise AssertionError("the service gives other rows than were published")
+        raise AssertionError("the rows of the service differ from the published ones")
     if not np.allclose(contenders["int8"]().rows["item"], rows, atol=0.004):
-        raise AssertionError("int8 rows are further off than half a step")
+        raise AssertionError("the error of int8 rows is larger than half a step")
     contenders["echo"] = echo.call_of(8 * len(ids), rows.nbytes)
     contenders["echo of int8"] = echo.call_of(8 * len(ids), len(ids) * (DIM + 4))
     if redis is not None:
         theirs = redis(ids, rows)
         if theirs.found() != rows.tobytes():
-            raise AssertionError("Redis gives other rows than the service")
+            raise AssertionError("the rows of Redis differ from those of the service")
         contenders["redis"] = theirs.find
     timings = alternate(contenders, rounds=scale.rounds(ROUNDS))
     shown = ", ".join(f"{name} {each.median * 1e3:.2f} ms" for name, each in timings.items())
@@ -136,7 +136,7 @@ def _publish(folder: Path, keys: Any, rows: Any) -> None:
 
 @contextmanager
 def process(target: Callable[[str, Connection], None], argument: str) -> Iterator[Connection]:
-    """Runs `target` in a process of its own, told "end" in the end; yields the connection to it."""
+    """Runs `target` in a separate process, which gets "end" at the end; yields the connection to it."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     running = context.Process(target=target, args=(argument, theirs), daemon=True)
@@ -150,7 +150,7 @@ def process(target: Callable[[str, Connection], None], argument: str) -> Iterato
 
 @contextmanager
 def server_process(target: Callable[[str, Connection], None], argument: str) -> Iterator[str]:
-    """Runs a server until the end; yields its address."""
+    """Runs a server in a block; yields its address."""
     with process(target, argument) as connection:
         if not connection.poll(60):
             raise AssertionError("a server did not start within 60 s")
@@ -160,7 +160,7 @@ def server_process(target: Callable[[str, Connection], None], argument: str) -> 
 def keeps_serving(
     config: ServingConfig, connection: Connection, described: Callable[[LookupServer], str]
 ) -> None:
-    """Serves until it is told to end, as the command does; sends what describes the server."""
+    """Serves until it is told to end, as the command does; sends a description of the server."""
     keep_freed_memory()
     with open_server(config, address="127.0.0.1:0") as server:
         connection.send(described(server))
@@ -213,7 +213,7 @@ class Echo:
 
 
 def _redis(closing: ExitStack, keys: Any, rows: Any) -> Callable[[Any, Any], Any] | None:
-    """Redis with all rows, asked as `benchmarks.redis` asks it; None where it cannot run."""
+    """Returns Redis with all rows, queried as in `benchmarks.redis`; None if it cannot run."""
     from benchmarks.redis import RawRedis
     from sparring_redis.testing.server import RedisServer, redis_server_missing
 

@@ -1,7 +1,7 @@
-"""Lookups of a serving snapshot: against FBGEMM's quantized tables, and against plain random reads.
+"""Lookups of a serving snapshot, compared with FBGEMM's quantized tables, and with plain random reads.
 
-One thread, in this process, files on disk that are in memory; FBGEMM has dense rows by place, ours are
-found by a hash of 64-bit ids. Answers are compared before anything is timed.
+One thread in this process, with files in the page cache. FBGEMM has dense rows that are accessed by
+index; ours are found by a hash of 64-bit ids. Results are compared before anything is timed.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ __all__ = ["DIM", "measure", "write_snapshot"]
 NUM_ROWS, DIM, NUM_IDS, BAG, BATCHES, ROUNDS = 2_000_000, 64, 65_536, 4, 6, 15
 CHUNK = 1 << 18
 PACKAGE = Path(__file__).parent.parent / "packages/packed"
-# What is to be reached, not pooled and pooled.
+# Limits, without and with pooling.
 BARS = {"fp32": (1.0, 0.9), "fp16": (None, None), "int8": (0.8, 0.8), "int4": (None, 0.8)}
 
 Run = Callable[[], object]
 
 
 def measure(scale: Scale) -> list[Figure]:
-    """Ratios of FBGEMM's time to ours by dtype; the time of a call through the C functions."""
+    """Measures ratios of FBGEMM's time to ours per dtype, and the time of a call of the C functions."""
     if find_spec("sparring_packed") is None:
-        return [Figure("serving lookups", "not measured", detail="needs sparring-packed")]
+        return [Figure("serving lookups", "not measured", detail="requires sparring-packed")]
     with tempfile.TemporaryDirectory(prefix="sparring-serving-") as folder:
         return [*_against_fbgemm(Path(folder), scale), *_through_c(Path(folder), scale)]
 
 
 def write_snapshot(folder: Path, count: int) -> Path:
-    """Writes a snapshot of the table `item` of `count` rows; returns its folder."""
+    """Writes a snapshot of the table `item` with `count` rows; returns its folder."""
     from sparring import ScanChunk, SnapshotWriter, TableConfig, TableDescription
 
     rng = np.random.default_rng(0)
@@ -105,7 +105,7 @@ def _against_fbgemm(folder: Path, scale: Scale) -> Iterator[Figure]:
 
 
 def _of_several_files(snapshot: Path, url: Path, tables: Any, batches: list[Any]) -> Figure:
-    """Time of sums of a table that is cut by default, against one file."""
+    """Compares sums of a table with the default number of files with those of one file."""
     import sparring_packed
 
     sparring_packed.write(snapshot, url)
@@ -135,7 +135,7 @@ def _ours(tables: Any, batches: list[Any], is_pooled: bool) -> list[Run]:
 
 
 def _theirs(tables: Any, batches: list[Any], is_pooled: bool) -> list[Run]:
-    """FBGEMM's module over the rows as we have stored them."""
+    """Returns FBGEMM's module with the rows that we store."""
     import torch
     from fbgemm_gpu.split_embedding_configs import SparseType
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
@@ -155,7 +155,7 @@ def _theirs(tables: Any, batches: list[Any], is_pooled: bool) -> list[Run]:
     module.initialize_weights()
     stored = tables.pull({"item": np.arange(count)}, dtype="stored").rows["item"]
     if table.dtype in {"int8", "int4"}:
-        # They have scale and bias in front.
+        # FBGEMM stores scale and bias before the elements.
         stored = np.concatenate([stored[:, -4:], stored[:, :-4]], axis=1)
     ((weights, *_),) = module.split_embedding_weights(split_scale_shifts=False)
     weights[:, : stored.shape[1]].copy_(torch.from_numpy(stored))
@@ -175,9 +175,9 @@ def _turns(runs: list[Run]) -> Run:
 
 
 def _through_c(folder: Path, scale: Scale) -> Iterator[Figure]:
-    """26 tables in one call of the C library, against as many prefetched random reads."""
+    """Looks up 26 tables in one call of the C library; reference: as many prefetched random reads."""
     if shutil.which("cmake") is None or shutil.which("ninja") is None:
-        yield Figure("calls of the C library", "not measured", detail="needs cmake and ninja")
+        yield Figure("calls of the C library", "not measured", detail="requires cmake and ninja")
         return
     import sparring_packed
     from sparring import ScanChunk, SnapshotWriter, TableConfig, TableDescription

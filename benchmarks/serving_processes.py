@@ -1,9 +1,9 @@
-"""Two workers of `sparring serve` next to one: processor time a call, and memory of a worker's own.
+"""Two workers of `sparring serve`, compared with one: processor time per call, and private memory.
 
-Both services serve the same folder, and are asked in turns: one call at a time, and by all clients at
-once, where a single process that never sleeps saves wake-ups. Processor time is that of all processes
-of a service, from /proc. Private memory is that of a worker after the calls, without the pages of the
-tables, which all workers map.
+Both services serve the same folder and are called alternately: one call at a time, and by all clients at
+once, where a single busy process saves wake-ups. Processor time is that of all processes of a service,
+from /proc. Private memory is that of a worker after the calls, without the pages of the tables, which all
+workers map.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ class _Service:
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes that answer calls."""
+        """Returns the ids of the processes that handle calls."""
         if self.num_workers == 1:
             return [self.process.pid]
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
         return list(map(int, children.split()))
 
     def processor_seconds(self) -> float:
-        """Of all workers, so far."""
+        """Returns the processor time of all workers so far."""
         fields = [
             Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in self.pids
         ]
         return sum(int(each[11]) + int(each[12]) for each in fields) / _TICK
 
     def private_bytes(self) -> float:
-        """Median over workers of the memory that no other process shares."""
+        """Returns the median over workers of the memory that is not shared."""
         found = []
         for pid in self.pids:
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
@@ -71,7 +71,7 @@ class _Service:
 
 
 def measure(scale: Scale) -> list[Figure]:
-    """Ratios of two workers to one."""
+    """Measures ratios of two workers to one."""
     generator = np.random.default_rng(0)
     keys = generator.permutation(scale.rows(TABLE_ROWS)).astype(np.int64) * 7_919
     rows = generator.random((len(keys), DIM), np.float32)
@@ -84,7 +84,7 @@ def measure(scale: Scale) -> list[Figure]:
         for each in services:
             for client in each.clients:
                 if not np.array_equal(_pull(client, keys[places]), rows[places]):
-                    raise AssertionError("the service gives other rows than were published")
+                    raise AssertionError("the rows of the service differ from the published ones")
         rounds = scale.rounds(ROUNDS)
         in_turn = _spent(services, keys[places], calls, rounds, 1)
         at_once = _spent(services, keys[places], calls, rounds, CLIENTS)
@@ -108,13 +108,13 @@ def measure(scale: Scale) -> list[Figure]:
 def _spent(
     services: list[_Service], ids: Any, calls: int, rounds: int, threads: int
 ) -> tuple[float, float]:
-    """Processor time of a call, in seconds, of each service; the median of rounds."""
+    """Returns the processor seconds per call of each service; the median of rounds."""
     found: list[list[float]] = [[], []]
     for _ in range(rounds):
         for each, some in zip(services, found, strict=True):
             before = each.processor_seconds()
             _ask(each, ids, calls, threads)
-            # A tick at least: a small run has none.
+            # At least one tick, because a small run may have none.
             some.append(max(1 / _TICK, each.processor_seconds() - before) / calls)
     return median(found[0]), median(found[1])
 
@@ -146,7 +146,7 @@ def _publish(folder: Path, keys: Any, rows: Any) -> None:
 
 @contextmanager
 def _serving(folder: str, workers: int) -> Iterator[_Service]:
-    """Runs a service until the end. The kernel deals the clients' connections to the workers."""
+    """Runs a service in a block. The kernel distributes the clients' connections to the workers."""
     path = Path(folder) / f"serving-{workers}.yaml"
     path.write_text(
         f"snapshots: {folder}/served\nserver: {{address: '127.0.0.1:0', workers: {workers}}}\n"

@@ -1,11 +1,10 @@
-"""Deltas of a million rows into ten million, while the server answers at half of what it can.
+"""Deltas of a million rows into ten million, while the server handles half of its maximum load.
 
-A server process and a client process on one machine. First the client asks as fast as it can, then at
-half of that rate, by a clock: a call that waits for the one before it counts from when it was due.
-Quiet seconds alternate with seconds in which a process takes one core, and with seconds that begin when a
-delta is committed. Each row tells its key and the version that wrote it, so an answer shows whether a row
-is torn, or versions are mixed. The server's memory is read all the time, the pages of mapped files
-included.
+A server process and a client process run on one machine. First the client calls as fast as it can, then
+at half of that rate: the latency of a call counts from the time at which it was due. Quiet seconds
+alternate with seconds in which a process uses one core, and with seconds that start when a delta is
+committed. Each row contains its key and the version that wrote it, so torn rows and mixed versions are
+detected. The server's memory, including pages of mapped files, is read continuously.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ from sparring_serve import ClientConfig, LookupClient, ServerConfig, ServingConf
 __all__ = ["measure"]
 
 TABLE_ROWS, SHARE, DIM, BATCH, DELTAS = 10_000_000, 10, 64, 1_000, 3
-"""Each delta changes one row of `SHARE`."""
+"""Each delta changes one in `SHARE` rows."""
 SECONDS = 6.0
-"""Of the quiet time before a delta, and of the time that begins with its commit."""
+"""Length of the quiet time before a delta, and of the time after its commit."""
 POLL_SECONDS = 1.0
 VISIBLE_BAR, MEMORY_BAR = 5.0, 1.2
 LATENCY_BAR = 3.0 if (os.cpu_count() or 1) <= 2 else 1.5
-"""With two cores the refresh takes one of those that answer; with more, one is free for it."""
+"""With two cores the refresh competes with the server for them; with more, it has a free core."""
 
 _TABLE = TableConfig("item", DIM, initializer="zeros")
 _THREADS = 4
@@ -50,7 +49,7 @@ _CHUNK = 65_536
 
 
 def measure(scale: Scale) -> list[Figure]:
-    """What a refresh does to latency, memory and answers."""
+    """Measures the effect of a refresh on latency, memory and replies."""
     num_rows, seconds = scale.rows(TABLE_ROWS), SECONDS if not scale.is_quick else 1.0
     deltas = scale.rounds(DELTAS)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as closing:
@@ -92,7 +91,7 @@ def measure(scale: Scale) -> list[Figure]:
 
 @dataclass(frozen=True, slots=True)
 class _Pull:
-    """One call: when it was due, how long until it was answered, and what was wrong with the answer."""
+    """One call: when it was due, its latency, and the error in its reply."""
 
     due: float
     seconds: float
@@ -102,7 +101,7 @@ class _Pull:
 
 @dataclass(frozen=True, slots=True)
 class _Pulls:
-    """Calls of the quiet seconds, of those with one core taken, and of those from a commit on."""
+    """Calls of the quiet seconds, of those with one busy core, and of those after a commit."""
 
     quiet: Sequence[_Pull]
     narrow: Sequence[_Pull]
@@ -157,11 +156,11 @@ def _figures(
     return figures
 
 
-# -- what is served -----------------------------------------------------------------------------
+# -- served rows ----------------------------------------------------------------------------------
 
 
 def _rows_of(keys: npt.NDArray[np.int64], step: npt.NDArray[np.float32]) -> Any:
-    """Rows: the step that wrote them, then numbers that follow from key and step."""
+    """Returns rows: the step that wrote them, then numbers computed from key and step."""
     columns = np.arange(DIM, dtype=np.float32)
     rows = columns * (keys % 1009).astype(np.float32)[:, None] + step[:, None]
     rows[:, 0] = step
@@ -169,13 +168,13 @@ def _rows_of(keys: npt.NDArray[np.int64], step: npt.NDArray[np.float32]) -> Any:
 
 
 def _step_of(keys: npt.NDArray[np.int64], step: int) -> npt.NDArray[np.float32]:
-    """The step that wrote the row of each key, in the version of `step`."""
+    """Returns the step that wrote the row of each key, in the version of `step`."""
     part = keys % SHARE
     return np.where((part >= 1) & (part < step), part + 1, 1).astype(np.float32)
 
 
 def _publish(folder: Path, num_rows: int, deltas: int) -> dict[int, int]:
-    """Writes a full serving snapshot, and deltas that are not committed yet; returns bytes of each."""
+    """Writes a full serving snapshot, and uncommitted deltas; returns the bytes of each."""
     sizes = {}
     for step in range(1, deltas + 2):
         keys = np.arange(num_rows, dtype=np.int64)
@@ -200,7 +199,7 @@ def _publish(folder: Path, num_rows: int, deltas: int) -> dict[int, int]:
         sizes[step] = sum(each.stat().st_size for each in Path(served).glob("*.packed"))
     for step in range(2, deltas + 2):
         Path(folder, f"served/step-{step}").rename(Path(folder, f"served/.step-{step}"))
-    os.sync()  # or what was written goes to disk while answers are timed
+    os.sync()  # otherwise data are written to disk during the measurement
     return sizes
 
 
@@ -213,7 +212,7 @@ def _serve(folder: str, connection: Connection) -> None:
 
 
 def _ask(argument: str, connection: Connection) -> None:
-    """Asks as it is told: as fast as it can, or by a clock."""
+    """Calls as requested: as fast as it can, or at a given rate."""
     address, num_rows = argument.split()
     with LookupClient(address, ClientConfig(deadline_seconds=9)) as client:
         while (order := connection.recv()) != "end":
@@ -222,7 +221,7 @@ def _ask(argument: str, connection: Connection) -> None:
 
 
 def _burn(_: str, connection: Connection) -> None:
-    """Takes one core for so many seconds as it is told."""
+    """Uses one core for the requested number of seconds."""
     while (seconds := connection.recv()) != "end":
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -244,7 +243,7 @@ def _pulls(client: LookupClient, num_rows: int, seconds: float, rate: float) -> 
             found.append(_pull(client, generator.integers(0, num_rows, BATCH), due))
             number += _THREADS
 
-    # At full speed no more threads than keep the server busy.
+    # At full speed, only as many threads as keep the server busy.
     asking = [threading.Thread(target=ask, args=(each,)) for each in range(_THREADS if rate else 2)]
     for each in asking:
         each.start()
@@ -268,18 +267,18 @@ def _pull(client: LookupClient, keys: npt.NDArray[np.int64], due: float) -> _Pul
     return _Pull(due, seconds, step, failure)
 
 
-# -- memory, and other work ---------------------------------------------------------------------
+# -- memory, and other processes ------------------------------------------------------------------
 
 
 def _memory_bytes(number: int) -> int:
-    """Resident bytes of a process, mapped files included."""
+    """Returns the resident bytes of a process, including mapped files."""
     fields = Path(f"/proc/{number}/statm").read_text().split()
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @contextmanager
 def _peak_memory(number: int) -> Iterator[list[int]]:
-    """The most that `_memory_bytes` was within the block, in the list's only place."""
+    """Yields a list whose only item becomes the maximum of `_memory_bytes` in the block."""
     peak, over = [0], threading.Event()
 
     def watch() -> None:
@@ -297,8 +296,8 @@ def _peak_memory(number: int) -> Iterator[list[int]]:
 
 @contextmanager
 def _other_cores() -> Iterator[list[float]]:
-    """Cores that processes other than this one and its children took within the block, in the list's
-    only place."""
+    """Yields a list whose only item becomes the number of cores that processes other than this one and
+    its children used in the block."""
     cores, begin, before = [0.0], time.monotonic(), _other_seconds()
     yield cores
     cores[0] = max(0.0, (_other_seconds() - before) / (time.monotonic() - begin))

@@ -1,8 +1,8 @@
-"""Start to the first answer of a serving snapshot: a large one next to one of 10 MB in as many files.
+"""Time from start to the first reply of a serving snapshot: a large one, and 10 MB in as many files.
 
-Files are mapped, manifest and headers are checked (``verify="open"``), and one id is looked up. Cold: the
-system is told before to forget the pages of the files. They are opened in turn, in this process, which
-has the library loaded. What a file adds is measured apart.
+Files are mapped, manifest and headers are checked (``verify="open"``), and one id is looked up. For a
+cold start, the system first drops the pages of the files. The snapshots are opened alternately in this
+process, which has loaded the library. The cost per file is measured separately.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ __all__ = ["measure"]
 
 SMALL_ROWS, ROWS, ALL_ROWS, ROUNDS, BAR = 36_000, 4_000_000, 38_000_000, 40, 1.2
 FILES, DEFAULT_FILES = 8, 64
-"""That both are cut into; and into which 10 GB are cut by default."""
+"""Number of files of both; and the default number of files for 10 GB."""
 _ROW_BYTES = 8 + 4 * DIM
 
 
 def measure(scale: Scale) -> list[Figure]:
-    """Ratios of times, with the pages in memory and without; the large file is of 10 GB with `--full`."""
+    """Measures ratios of times, warm and cold. With `--full` the large snapshot has 10 GB."""
     if find_spec("sparring_packed") is None:
-        return [Figure("start of serving", "not measured", detail="needs sparring-packed")]
+        return [Figure("start of serving", "not measured", detail="requires sparring-packed")]
     figures = []
     with tempfile.TemporaryDirectory(prefix="sparring-start-") as folder:
         count = ALL_ROWS if scale.is_full else scale.rows(ROWS)
@@ -74,13 +74,13 @@ def _published(folder: Path, count: int, num_files: int) -> Path:
 
     snapshot = write_snapshot(folder, count)
     url = folder / "served/step-1"
-    # The writer reckons 16 bytes of a row for its key and its place.
+    # The writer counts 16 bytes per row for its key and position.
     file_bytes = count * (4 * DIM + 16) // num_files + 1
     options = sparring_packed.WriteOptions(file_bytes=file_bytes, filter_rate=None)
     sparring_packed.write(snapshot, url, options=options)
     assert len(list(url.glob("*.packed"))) == num_files
     shutil.rmtree(snapshot)
-    os.sync()  # a page that was not written yet cannot be forgotten
+    os.sync()  # unwritten pages cannot be dropped
     return url
 
 

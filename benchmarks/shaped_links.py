@@ -1,7 +1,7 @@
-"""Ranks as threads, with links of a stated bandwidth between them, and storages of a stated delay.
+"""Ranks as threads, with simulated links of a given bandwidth, and storages with a given delay.
 
-What a link of the given speed would take is waited for, not computed: threads of one process then
-overlap as processes on machines do, and figures do not depend on this machine's loopback.
+The time of a transfer is waited for, not computed. Therefore threads of one process overlap as processes
+on several machines do, and figures do not depend on the loopback of this machine.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ __all__ = ["ShapedGroup", "run_ranks", "slow_storage"]
 
 
 class ShapedGroup:
-    """Each rank sends through one link, as a machine does through its network card.
+    """Each rank sends through one link, like a machine through its network card.
 
     Args:
-        world_size: ranks.
-        bytes_per_second: of each rank's link.
-        latency_seconds: of each message, on top.
+        world_size: number of ranks.
+        bytes_per_second: bandwidth of each rank's link.
+        latency_seconds: additional latency per message.
     """
 
     def __init__(
@@ -39,11 +39,11 @@ class ShapedGroup:
         self.latency_seconds = latency_seconds
         self.lock = threading.Lock()
         self.free_at = [0.0] * world_size
-        # (source, destination, tag) -> (when it is there, what) in the order of sending
+        # (source, destination, tag) -> (arrival time, message) in the order of sending
         self.boxes: dict[tuple[int, int, int], deque[tuple[float, Any]]] = defaultdict(deque)
 
     def join(self, rank: int) -> Collective:
-        """The collective of one rank."""
+        """Returns the collective of one rank."""
         return _Shaped(self, rank)
 
 
@@ -88,7 +88,7 @@ class _Shaped(Collective):
         self.group = group
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing, because there are no resources to release."""
 
     def _send_impl(self, buffer: Any, destination: int, tag: int) -> Work:
         group = self.group
@@ -106,7 +106,7 @@ class _Shaped(Collective):
 
 
 def slow_storage(table: TableConfig, seconds_per_row: float) -> Storage:
-    """A storage that takes as long as stated to find rows, and keeps none."""
+    """A storage whose finds take the given time and which stores no rows."""
     storage = open_storage("memory", table)
 
     def find(keys: Any, _columns: Any, rows: Any, found: Any) -> None:
@@ -121,6 +121,6 @@ def slow_storage(table: TableConfig, seconds_per_row: float) -> Storage:
 
 
 def run_ranks(group: ShapedGroup, body: Callable[[Collective], float]) -> list[float]:
-    """Runs `body` once for each rank, each on a thread of its own."""
+    """Runs `body` on each rank, each on its own thread."""
     with ThreadPoolExecutor(group.world_size) as threads:
         return list(threads.map(lambda rank: body(group.join(rank)), range(group.world_size)))

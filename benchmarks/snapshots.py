@@ -1,12 +1,11 @@
-"""Saving and loading a snapshot beside plain sequential writing and reading on the same disk.
+"""Saving and loading a snapshot, compared with sequential writing and reading on the same disk.
 
-Twice: what a snapshot's writer and reader do alone, from arrays and to nowhere; and what
-`container.save` and `container.load` do, from an hkv table and into an empty one. The plain contender
-writes the same bytes, keys and rows, into one file in large pieces and syncs it, and reads that file
-in large pieces. Reading is cold: what was written is dropped from the page cache. A table keeps what
-is loaded, in memory that nobody has touched yet, so `container.load` has a second plain contender: it
-reads the file into such memory. The memory that saving and loading add is the rise of the resident set
-while they run.
+Two cases are measured: the snapshot writer and reader alone, from arrays and discarding the result; and
+`container.save` and `container.load`, from an hkv table and into an empty one. The reference writes the
+same bytes, keys and rows, to one file in large pieces and syncs it, and reads that file in large pieces.
+Reading is cold: the written data are dropped from the page cache. A table keeps loaded rows in newly
+allocated memory, so `container.load` has a second reference that reads the file into such memory. The
+additional memory of saving and loading is the growth of the resident set while they run.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ TABLE = TableDescription.of(TableConfig("item", DIM))
 
 
 class _Table:
-    """A table in memory, streamed in the order of a hash, as a storage does."""
+    """A table in memory, streamed in the order of hashes, like a storage."""
 
     def __init__(self, num_rows: int) -> None:
         self.keys = np.random.default_rng(0).permutation(num_rows).astype(np.int64)
@@ -67,19 +66,19 @@ class _Table:
 
 @dataclass(frozen=True)
 class _Contender:
-    """One way of saving and loading a table."""
+    """One way to save and load a table."""
 
     name: str
     save: Callable[[Path], str]
     load: Callable[[Path], str]
     loaded_bytes: list[int] = field(default_factory=list)
-    """Of memory that a table took into which was loaded, if there was one."""
+    """Memory of the tables into which rows were loaded, if there were any."""
     keeps: bool = False
-    """Whether it keeps what it loads."""
+    """Whether it keeps the loaded rows."""
 
 
 def measure(scale: Scale) -> list[Figure]:
-    """Ratios of seconds, plain over ours, and the memory that ours takes."""
+    """Measures speedups over the reference, and additional memory."""
     parent = os.environ.get("SPARRING_BENCHMARK_DISK")
     folder = Path(tempfile.mkdtemp(prefix="sparring-benchmark-", dir=parent))
     rounds = scale.rounds(ROUNDS)
@@ -87,7 +86,7 @@ def measure(scale: Scale) -> list[Figure]:
         table = _Table(scale.rows(NUM_ROWS))
         alone = _Contender("", partial(_save, table), partial(_load, table))
         figures = _measure(table, alone, folder, rounds)
-        # Beside the arrays there must be room for the table and for the one that is loaded into.
+        # In addition to the arrays, there must be memory for the table and for the loaded one.
         table = _Table(scale.rows(NUM_ROWS_OF_CONTAINER))
         with _container() as container:
             storage = container.storage("item")
@@ -118,7 +117,7 @@ def _measure(table: _Table, contender: _Contender, folder: Path, rounds: int) ->
         reads = [partial(_read, plain), partial(contender.load, snapshot)]
         if contender.keeps:
             reads.insert(1, partial(_read_and_keep, plain))
-        # Each is first in turn: the second meets memory that the first has left cold, or warm.
+        # They alternate in being first, because the second one finds different caches.
         for run in writes[:: 1 - 2 * (number % 2)]:
             _timed(run, took, memory)
             _drop_from_cache(folder)
@@ -128,7 +127,7 @@ def _measure(table: _Table, contender: _Contender, folder: Path, rounds: int) ->
         for run in reads[:: 1 - 2 * (number % 2)]:
             _timed(run, took, memory)
             _drop_from_cache(folder)
-        # The first round meets memory and disk as nobody else does.
+        # The first round is a warm-up of memory and disk.
         if number or rounds == 1:
             for name, each in took.items():
                 seconds[name].append(each)
@@ -177,7 +176,7 @@ def _speed(
 
 
 def _timed(run: Callable[[], str], took: dict[str, float], memory: dict[str, int]) -> None:
-    """Notes seconds, and the memory above what was there, under the name that `run` returns."""
+    """Records the seconds, and the additional memory, under the name that `run` returns."""
     before = peak = _resident_bytes()
     ended = threading.Event()
 
@@ -225,7 +224,7 @@ def _read(path: Path) -> str:
 def _read_and_keep(path: Path) -> str:
     size = path.stat().st_size
     with mmap.mmap(-1, size) as memory, path.open("rb", buffering=0) as file:
-        # As tables ask for it.
+        # As tables request it.
         memory.madvise(mmap.MADV_HUGEPAGE)
         with memoryview(memory) as kept:
             at = 0
@@ -259,7 +258,7 @@ def _load_container(table: _Table, loaded_bytes: list[int], path: Path) -> str:
 
 
 def _check(table: _Table, path: Path) -> None:
-    """What is loaded is what was saved."""
+    """Checks that the loaded rows equal the saved ones."""
     places = np.empty(len(table.keys), np.int64)
     places[table.keys] = np.arange(len(table.keys))
     count = 0

@@ -1,4 +1,4 @@
-"""What a step costs beyond its arithmetic: an empty model, 1,000 ids, SGD."""
+"""Overhead of a step beyond its arithmetic: an empty model, 1,000 ids, SGD."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ NUM_IDS, DIM, BAR_MICROSECONDS, FUSED_BAR = 1_000, 16, 250, 1.0
 
 @torch_threads(1)
 def measure(_scale: Scale) -> list[Figure]:
-    """Microseconds from forward to the end of `step`, beside a dense EmbeddingBag with sparse
-    gradients on the same ids."""
+    """Measures microseconds from forward to the end of `step`; reference: a dense EmbeddingBag with
+    sparse gradients on the same ids."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, 100_000, (NUM_IDS,), generator=generator)
     offsets = torch.arange(NUM_IDS)
@@ -42,7 +42,7 @@ def measure(_scale: Scale) -> list[Figure]:
         return step_of(module, Optimizer(module, native, lr=0.1))
 
     theirs = step_of(dense, torch.optim.SGD(dense.parameters(), lr=0.1))
-    # In pairs: a contender that follows one of its own kind finds its code in the caches.
+    # In pairs, because a contender that follows a similar one finds its code in the caches.
     native = alternate(
         {"ours": ours(torch.optim.SGD, "native"), "theirs": theirs}, rounds=500, warm_up=50
     )

@@ -1,4 +1,4 @@
-"""How the cost of an id changes with the size of the table, the dim and the batch."""
+"""Cost per id as a function of the size of the table, the dim and the batch size."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BAG_SIZE, BAR = 4, 2.5
 
 @torch_threads(2)
 def measure(scale: Scale) -> list[Figure]:
-    """Nanoseconds an id for forward + backward + rowwise Adagrad, uniform ids."""
+    """Measures nanoseconds per id for forward + backward + rowwise Adagrad, with uniform ids."""
     figures = []
     for threads in (1, 2):
         torch.set_num_threads(threads)

@@ -1,5 +1,5 @@
-"""The ``hkv`` table: lookup compared with `torch.index_select` and with the time of the cache lines that
-it touches, pauses while it grows, and its memory."""
+"""The ``hkv`` table: lookup compared with `torch.index_select` and with the cost of its cache lines,
+pauses while it grows, and its memory."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ DIM, LOOKUP_ROWS, LOOKUP_KEYS, THREADS = 64, 4_000_000, 65_536, 2
 TURNS, CALLS_PER_TURN, UNCOUNTED_CALLS = 30, 13, 3
 GROWN_ROWS, UPSERT_KEYS = 10_000_000, 8_192
 BAR_RATIO, BAR_GATHER, BAR_MILLISECONDS, BAR_MEMORY, BAR_LINES = 1.5, 1.25, 50, 1.25, 1.2
-# Cache lines that finding a row touches besides its own: directory word (growing tables), digests, entry.
+# Cache lines for finding a row, except its own: directory word (growing tables), digests, entry.
 INDEX_LINES = {"growing": 3, "bounded": 2}
 ROW_LINES = DIM * 4 // 64
-# Copies memory for ever, from one array that no cache holds to another.
+# Copies memory in an endless loop between two arrays that are larger than the caches.
 STREAM = """
 import numpy as np
 there, here = np.ones(2**25), np.ones(2**25)
@@ -40,12 +40,12 @@ print(flush=True)
 while True:
     np.copyto(there, here)
 """
-# No batch may be in a cache because the one before looked for the same rows.
+# Enough batches that none is in a cache from an earlier lookup.
 NUM_BATCHES = 61
 
 
 def measure(_scale: Scale) -> list[Figure]:
-    """Lookup as the ratio of medians; pauses and memory of a table that grows from nothing."""
+    """Measures lookup as the ratio of medians; pauses and memory of a table that grows from empty."""
     return [*_lookup(), *_lines(), *_growth()]
 
 
@@ -106,8 +106,8 @@ def _lookup() -> list[Figure]:
 
 
 def _lines() -> list[Figure]:
-    """A lookup against the lines that it touches, each at the time that a line of a dense array
-    takes in the same run, with the cores alone and while a process copies memory."""
+    """Compares a lookup with the cost of its cache lines, each at the time of a line of a dense array in
+    the same run, with and without a process that copies memory."""
     generator = np.random.default_rng(2)
     dense = generator.random((LOOKUP_ROWS, DIM), dtype=np.float32)
     storages = {
@@ -155,7 +155,7 @@ def _lines() -> list[Figure]:
 
 
 def _ratio_of_turns(ours: list[float], theirs: list[float]) -> float:
-    """The median over turns, since another process may have a core during some of them."""
+    """Returns the median over rounds, because another process may use a core during some of them."""
     counted = CALLS_PER_TURN - UNCOUNTED_CALLS
     turns = [slice(begin, begin + counted) for begin in range(0, len(ours), counted)]
     return median(median(ours[turn]) / median(theirs[turn]) for turn in turns)
@@ -173,16 +173,16 @@ def _streaming() -> Iterator[None]:
 
 
 def _fill(storage: Storage, rows: np.ndarray[tuple[int, int], np.dtype[np.float32]]) -> None:
-    """Row i of the array is that of key i."""
+    """Fills the table: row i of the array is the row of key i."""
     for begin in range(0, len(rows), LOOKUP_KEYS):
         keys = np.arange(begin, min(begin + LOOKUP_KEYS, len(rows)))
         storage.upsert(keys, rows[begin : begin + len(keys)])
 
 
 def _in_turns(contenders: dict[str, Callable[[int], object]]) -> dict[str, list[float]]:
-    """Seconds of each call. Contenders take turns of several calls, and the first calls of a turn
-    do not count: after a call of torch its threads spin for a while, on the cores that the other
-    needs, and the caches hold what the other left."""
+    """Returns the seconds of each call. Contenders alternate after several calls, and the first calls of
+    a turn are not counted: the threads of torch spin for a while after a call on cores that the other
+    contender needs, and the caches contain data of the other."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     batch = cycle(range(NUM_BATCHES))
     for _ in range(TURNS):
@@ -240,7 +240,7 @@ def _check_holds(
     keys: np.ndarray[tuple[int], np.dtype[np.int64]],
     rows: np.ndarray[tuple[int, int], np.dtype[np.float32]],
 ) -> None:
-    """Fails unless a sample of the keys has the rows that were written."""
+    """Checks that a sample of the keys has the written rows."""
     places = np.arange(0, len(keys), 997)
     found = storage.find(keys[places])
     if not (found.found.all() and np.array_equal(found.rows, rows[places % UPSERT_KEYS])):

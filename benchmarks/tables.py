@@ -1,4 +1,4 @@
-"""A collection of many tables beside one table with as many ids: what a table costs by itself."""
+"""A collection of many tables, compared with one table with the same number of ids: cost per table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NUM_BATCHES, BAR = 12, 1.2
 
 @torch_threads(THREADS)
 def measure(scale: Scale) -> list[Figure]:
-    """One id a sample and table; all tables together hold as many rows as the one table."""
+    """Measures one id per sample and table; all tables together have as many rows as the one table."""
     num_samples, num_rows = scale.rows(NUM_SAMPLES), scale.rows(NUM_ROWS)
     runs: dict[str, Callable[[], object]] = {}
     figures = []
@@ -84,7 +84,7 @@ def _runner(
     *,
     has_step: bool,
 ) -> Callable[[], object]:
-    """One table takes the ids of all in bags of one, so the work is the same."""
+    """Runs a step. One table gets all ids in bags of one, so the work is the same."""
     random = np.random.default_rng(1)
     num_ids = num_samples * NUM_TABLES
     batches = cycle(

@@ -1,4 +1,4 @@
-"""What each technique of the fast path is worth: the step with it beside the step without it."""
+"""The effect of each technique of the fast path: a step with it, compared with a step without it."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ NO_PREFETCH = "#define __builtin_prefetch(...) static_cast<void>(0)\n"
 
 
 def measure(scale: Scale) -> list[Figure]:
-    """Ratios without to with; and nanoseconds a key for each length of the pipeline."""
+    """Measures ratios without to with each technique, and nanoseconds per key per pipeline length."""
     return [*_ladder(scale, "uniform"), *_ladder(scale, "zipf"), *_builds(scale)]
 
 
-# -- the step, piece by piece ---------------------------------------------------
+# -- parts of a step ------------------------------------------------------------
 
 
 def _ladder(scale: Scale, skew: str) -> list[Figure]:
@@ -152,7 +152,7 @@ def _distinct(inputs: Sequence[Batch]) -> Iterator[np.ndarray]:
 
 
 class _Updating:
-    """The same update method, called with copies of rows."""
+    """The same update method, applied to copies of rows."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -169,12 +169,12 @@ class _Updating:
         return self._storage.upsert(keys, rows)
 
 
-# -- the table, built otherwise --------------------------------------------------
+# -- builds of the table ---------------------------------------------------------
 
 
 def _builds(scale: Scale) -> list[Figure]:
     if shutil.which("cmake") is None or shutil.which("ninja") is None:
-        reason = "needs cmake and ninja, to build the table without each technique"
+        reason = "requires cmake and ninja, to build the table without each technique"
         return [Figure("prefetching, row layout", "not measured", detail=reason)]
     blocks = (32,) if scale.is_quick else BLOCKS
     builds = {f"blocks of {n}": f"#define SPARRING_HKV_BLOCK {n}\n" for n in blocks}

@@ -1,6 +1,6 @@
-"""The TensorFlow adapter: what its op costs, and a training step beside `keras.layers.Embedding`.
+"""The TensorFlow adapter: overhead of its op, and a training step compared with `keras.layers.Embedding`.
 
-Runs where TensorFlow is: ``nox -s benchmarks_tensorflow``.
+Requires TensorFlow: ``nox -s benchmarks_tensorflow``.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ ROWS, DIM, BATCH, RATE = 1_000_000, 16, 8_192, 0.05
 BAR_EAGER, BAR_GRAPH, BAR_KERAS = 15.0, 5.0, 1.0
 BAR_TFRA_STEP, BAR_TFRA_LOOKUP = 3.0, 5.0
 CHAIN = 200
-"""Ops of one graph, so that calling the graph is divided among them."""
+"""Number of ops in one graph, among which the cost of calling the graph is divided."""
 
 
 def measure(scale: Scale) -> list[Figure]:
-    """Overhead of an op, and steps: native Adagrad, the update method, and gradients through a shadow."""
+    """Measures an op, and steps with native Adagrad, the update method, and gradients by a shadow."""
     if importlib.util.find_spec("tensorflow") is None:
         detail = "TensorFlow is not installed here; run nox -s benchmarks_tensorflow"
         return [Figure(what="TensorFlow adapter", value="not run", detail=detail)]
@@ -114,7 +114,7 @@ def _overhead(rounds: int) -> list[Figure]:
 def contenders(
     rows: int, batches: list[Any], generator: np.random.Generator
 ) -> dict[str, Callable[[], Any]]:
-    """Name → a training step on the next batch, of tables that hold `rows` rows."""
+    """Returns training steps on the next batch, by name, for tables of `rows` rows."""
     import keras
     import tensorflow as tf
 
@@ -185,7 +185,7 @@ def _steps(rows: int, rounds: int) -> list[Figure]:
 
 
 def _memory(rows: int, rounds: int) -> Figure:
-    """Of a step, in a process whose allocator keeps nothing that was freed."""
+    """Measures a step in a process whose allocator keeps no freed memory."""
     ran = subprocess.run(
         [sys.executable, "-m", "benchmarks.tensorflow_memory", str(rows), str(BATCH), str(rounds)],
         env={**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0"},
@@ -220,14 +220,14 @@ def _looked_up(layer: Any, batches: list[Any]) -> Callable[[], Any]:
     from sparring_tf.lookup import lookup_ops
 
     turns = cycle(batches)
-    layer(batches[0])  # shows its table to the op
+    layer(batches[0])  # registers its table with the op
     anchor = layer.trainable_variables[0].value
     number = layer.agent.number(layer.name)
     return lambda: lookup_ops.gather(next(turns), anchor, anchor.handle, number)
 
 
 def _beside_tfra(batches: list[Any], rounds: int, step: Timing, lookup: Timing) -> list[Figure]:
-    """One process after the other: their TensorFlow cannot share ours."""
+    """Runs the two processes one after another, because they need different versions of TensorFlow."""
     python = os.environ.get("SPARRING_BENCHMARK_TFRA_PYTHON")
     if python is None:
         return []
@@ -263,7 +263,7 @@ def _beside_tfra(batches: list[Any], rounds: int, step: Timing, lookup: Timing) 
 
 
 def _by_shadow(layer: Any, batches: list[Any], target: Any) -> Callable[[], Any]:
-    """The other way: rows are copied into a leaf, whose gradient is handed to the step."""
+    """The alternative: rows are copied into a leaf, whose gradient is passed to the step."""
     import tensorflow as tf
 
     from sparring.adapter import parse_hyper, resolve_method
@@ -296,7 +296,7 @@ def _by_shadow(layer: Any, batches: list[Any], target: Any) -> Callable[[], Any]
 
 
 def _fill(layer: Any, rows: int) -> None:
-    """All rows, as training for long would have made them."""
+    """Creates all rows, as after long training."""
     storage = layer.agent.container.storage(layer.name)
     width = storage.table.width
     for begin in range(0, rows, 65_536):

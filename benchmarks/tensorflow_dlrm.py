@@ -1,4 +1,4 @@
-"""A training step of DLRM in TensorFlow, beside the same over TFRA's dynamic embeddings."""
+"""A training step of DLRM in TensorFlow, compared with the same step with TFRA's dynamic embeddings."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ NUM_BATCHES, NUM_IDS, BAR = 16, 100_000, 3.0
 
 
 def measure_dlrm(rounds: int) -> list[Figure]:
-    """Ours and theirs one after the other: their TensorFlow cannot share our process.
+    """Measures both one after another, because TFRA's TensorFlow needs a different process.
 
     Args:
-        rounds: steps that are timed, after one on each batch.
+        rounds: number of timed steps, after one warm-up step per batch.
     """
     generator = np.random.default_rng(0)
     ids = generator.zipf(1.1, (NUM_BATCHES, BATCH, FEATURES)) % NUM_IDS

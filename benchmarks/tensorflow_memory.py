@@ -1,11 +1,11 @@
-"""How much memory a training step of the TensorFlow adapter takes, in a process of its own.
+"""Measures the memory of a training step of the TensorFlow adapter in a separate process.
 
-Run with ``TF_ENABLE_ONEDNN_OPTS=0``: TensorFlow's other allocator keeps what was freed, and so shows
-nothing of what a step takes::
+Run with ``TF_ENABLE_ONEDNN_OPTS=0``: TensorFlow's other allocator keeps freed memory, and therefore hides
+the memory of a step::
 
     python -m benchmarks.tensorflow_memory ROWS BATCH ROUNDS
 
-Prints name → bytes of each contender as a line of JSON.
+Prints the bytes of each contender as a line of JSON.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def main(rows: int, batch: int, rounds: int) -> None:
 
 
 def _peak_bytes(run: Callable[[], Any], rounds: int) -> float:
-    """The median of how far a call raises the resident memory above what was there before it."""
+    """Returns the median increase of the resident memory during a call."""
     trim = ctypes.CDLL(None).malloc_trim
     found = []
     for _ in range(rounds):
-        # What earlier calls have left free would hide what this one takes.
+        # Memory that earlier calls freed would hide the memory of this one.
         trim(0)
-        # Starts the high-water mark anew.
+        # Resets the peak of the resident memory.
         Path("/proc/self/clear_refs").write_text("5")
         before = _status_bytes("VmRSS")
         run()

@@ -1,4 +1,4 @@
-"""How many threads torch computes with while something is measured."""
+"""Sets the number of torch's threads during a measurement."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["torch_threads"]
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """`count` in the block, or in the function that it decorates; afterwards as before."""
+    """Uses `count` threads in the block or the decorated function; restores the number afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

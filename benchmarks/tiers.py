@@ -1,5 +1,5 @@
-"""A stack of storages: what falling through costs, what unseen keys cost, what a stack around a
-table costs where all keys hit, and what steps gain where rows go down beside them."""
+"""A stack of storages: cost of falling through, of unseen keys, and of a stack around a table if all keys
+hit, and the gain of writing rows to lower tiers in the background."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NUM_KEYS, DIM, BATCH_IDS, EXPONENT = 10_000_000, 32, 65_536, 1.05
 FIRST_SHARE, LOAD_KEYS = 0.1, 131_072
 WARMING_BATCHES, WARM_UP, ROUNDS = 60, 4, 25
 RATE = 0.01
-RARE_UNSEEN, RARE_BATCHES = 600, 8  # one in so many batches
+RARE_UNSEEN, RARE_BATCHES = 600, 8  # one in this many batches
 STEP_KEYS, ROUND_STEPS = 8_500, 10
 BAR_COST, BAR_SPEED = 1.3, 0.9
 
@@ -35,7 +35,7 @@ Keys = npt.NDArray[np.int64]
 
 
 def measure(scale: Scale) -> list[Figure]:
-    """Medians of rounds in which contenders take turns; results are compared before they count."""
+    """Measures medians of rounds in which contenders alternate; results are compared before timing."""
     num_keys = scale.rows(NUM_KEYS)
     table = TableConfig("tiers", DIM)
     first = {"backend": "hkv", "options": {"capacity": int(num_keys * FIRST_SHARE)}}
@@ -51,7 +51,7 @@ def measure(scale: Scale) -> list[Figure]:
 
 
 def _lower_backends() -> list[str]:
-    """What tables below the first lie in: rocksdb where it is installed, and the fastest there is."""
+    """Returns the backends below the first tier: rocksdb if it is installed, and the fastest one."""
     manager = make_plugin_manager()
     offered = {each.descriptor.name for each in manager.descriptors()}
     return [name for name in ("rocksdb", "hkv") if name in offered]
@@ -73,7 +73,7 @@ def _over(stack: TieredStorage, num_keys: int, scale: Scale, backend: str) -> li
         _unseen(stack, num_keys, scale, backend),
     ]
     if backend != "rocksdb":
-        # Before a tier on disk the filter is asked about each key.
+        # With a tier on disk, the filter is queried for each key.
         figures.append(_rarely_unseen(stack, draw, num_keys, scale))
         mixed = [_with_unseen(ids, num_keys, generator) for ids in batches]
         figures.append(_falling_through(stack, mixed, num_keys, backend))
@@ -83,21 +83,21 @@ def _over(stack: TieredStorage, num_keys: int, scale: Scale, backend: str) -> li
 def _falling_through(
     stack: TieredStorage, batches: list[Keys], num_keys: int, backend: str
 ) -> Figure:
-    """The stack and its tiers take turns, each with batches of its own: one that has just been found
-    is in the processor's caches, and would say little about whoever comes second.
+    """Times the stack and its tiers alternately, each with different batches, because a batch that was
+    just found is in the processor's caches.
 
-    Ids from `num_keys` on are unseen: the tiers are not asked for them, and the figure has no bar.
+    Ids from `num_keys` on are unseen: the tiers are not queried for them, and the figure has no limit.
     """
     first, last = stack.tiers
-    is_hit = [first.find(_spread(ids)).found for ids in batches]  # which no find changes
+    is_hit = [first.find(_spread(ids)).found for ids in batches]  # finds do not change it
     seconds: dict[str, list[float]] = {"stack": [], "predicted": []}
     for number, (ids, is_first) in enumerate(zip(batches, is_hit, strict=True)):
         keys = _spread(ids)
         is_seen = ids < num_keys
         hits, misses = keys[is_first], keys[~is_first & is_seen]
-        out = np.ones((len(keys), DIM), np.float32)  # its pages are there before the clock starts
+        out = np.ones((len(keys), DIM), np.float32)  # page faults happen before the measurement
         found = []
-        stack._stack.promotion.clear()  # each batch is the first one after a step
+        stack._stack.promotion.clear()  # as in the first lookup after a step
         name = "predicted" if (number + number // 2) % 2 else "stack"
         start = perf_counter()
         if name == "stack":
@@ -155,7 +155,7 @@ def _rarely_unseen(
     num_keys: int,
     scale: Scale,
 ) -> Figure:
-    """Unseen keys among many that are there: where all seem to be, a filter may not be asked."""
+    """Measures few unseen keys among many existing ones, where the filter may be skipped."""
     generator = np.random.default_rng(4)
     num_batches = RARE_BATCHES * scale.rounds(RARE_UNSEEN)
 
@@ -175,20 +175,20 @@ def _rarely_unseen(
 
 
 def _with_unseen(ids: Keys, num_keys: int, generator: np.random.Generator) -> Keys:
-    """With one more, anywhere among them."""
+    """Inserts one more id at a random position."""
     unseen = num_keys + generator.integers(0, 2**40, 1)
     return generator.permutation(np.concatenate([ids, unseen]))
 
 
 def _trips(stack: TieredStorage, batches: Iterable[Keys], num_keys: int) -> tuple[int, int]:
-    """Finds ids of which those from `num_keys` on are unseen; how many they are, and how many of them
-    the lower tier was asked for."""
+    """Finds ids, of which those from `num_keys` on are unseen; returns the number of unseen ids, and of
+    those for which the lower tier was queried."""
     before = stack.tier_counters()[1]
     skips, trips = before.bloom_skips, before.bloom_false_positives
     count = 0
     for ids in batches:
         if not np.array_equal(stack.find(_spread(ids)).found, ids < num_keys):
-            raise AssertionError("a key was found that nobody wrote, or one was not that is there")
+            raise AssertionError("find must return exactly the keys that were written")
         count += int(np.count_nonzero(ids >= num_keys))
     after = stack.tier_counters()[1]
     skips, trips = after.bloom_skips - skips, after.bloom_false_positives - trips
@@ -247,8 +247,8 @@ def _all_hit(scale: Scale) -> list[Figure]:
 
 
 def _beside(scale: Scale) -> list[Figure]:
-    """Steps that look rows up, compute and write them, over a stack that writes what leaves its first
-    tier within the step, and over one that writes it beside those that follow."""
+    """Runs steps that look up, compute and write rows, with a stack that writes evicted rows within the
+    step, and with one that writes them during later steps."""
     if _lower_backends()[0] != "rocksdb":
         return []
     figures = []
@@ -301,11 +301,11 @@ def _gain(
         start = thread_time()
         for keys in next(drawn[where]):
             rows = stack.find(keys).rows
-            hashlib.sha256(work)  # the model: one core, and not the interpreter
+            hashlib.sha256(work)  # stands in for the model: uses one core without the interpreter
             rows += 1
             stack.upsert(keys, rows)
         own[where].append((thread_time() - start) / ROUND_STEPS * 1e3)
-        events.drain()  # what was put off counts too
+        events.drain()  # deferred work counts too
 
     timings = alternate(
         {where: lambda where=where: steps(where) for where in stacks},
@@ -331,7 +331,7 @@ def _gain(
 
 
 def _alike(generator: np.random.Generator, num_keys: int) -> Keys:
-    """Distinct keys, drawn alike from each power of ten."""
+    """Returns distinct keys, with equal numbers from each power of ten."""
     ids = np.unique((num_keys ** generator.random(2 * STEP_KEYS)).astype(np.int64) - 1)
     return _spread(generator.permutation(ids)[:STEP_KEYS])
 
@@ -344,7 +344,7 @@ def _hashed_bytes_a_second() -> float:
 
 
 def _zipf(num_keys: int) -> Callable[[np.random.Generator], Keys]:
-    """Draws batches whose ids follow Zipf's law; gives their distinct ids."""
+    """Draws batches of ids with a Zipf distribution; returns the distinct ids."""
     weights = np.arange(1, num_keys + 1, dtype=np.float64) ** -EXPONENT
     bounds = np.cumsum(weights)
     bounds /= bounds[-1]
@@ -352,10 +352,10 @@ def _zipf(num_keys: int) -> Callable[[np.random.Generator], Keys]:
 
 
 def _spread(ids: npt.NDArray[Any]) -> Keys:
-    """Ids to keys all over the range of int64."""
+    """Maps ids to keys in the whole range of int64."""
     return ids.astype(np.int64) * np.int64(0x1E3779B97F4A7C15)
 
 
 def _rows_of(ids: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """A row of its own for each id."""
+    """Returns a different row for each id."""
     return (ids[:, None] % 65_536 + np.arange(DIM)).astype(np.float32)

@@ -1,7 +1,7 @@
-"""Exact top-k over a packed table, against the matrix products that it cannot do without.
+"""Exact top-k over a packed table, compared with the required matrix products.
 
-The limit is NumPy's product of the same blocks, of rows that are in memory as float32: no file, no rows
-of fewer bits, and nothing selected.
+The limit is NumPy's product of the same blocks, with float32 rows in memory: no file, no quantization,
+and no selection.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ Floats = npt.NDArray[np.float32]
 
 
 def measure(scale: Scale) -> list[Figure]:
-    """Times of top-k, divided by those of the products."""
+    """Measures times of top-k relative to those of the products."""
     if find_spec("sparring_packed") is None:
-        return [Figure("top-k", "not measured", detail="needs sparring-packed")]
+        return [Figure("top-k", "not measured", detail="requires sparring-packed")]
     import sparring_packed
 
     num_rows, num_queries = scale.rows(NUM_ROWS), scale.rows(NUM_QUERIES)
@@ -71,7 +71,7 @@ def _contenders(tables: Any, rows: Floats, queries: Floats) -> dict[str, Callabl
 
 
 def _beside_peers(scale: Scale, rows: Floats, queries: Floats) -> list[Figure]:
-    """Rows in memory: NumPy's own selection of each block, and the exact index of Faiss."""
+    """Measures alternatives for rows in memory: NumPy's selection per block, and Faiss's exact index."""
     from sparring_packed import FaissIndex, top_k
 
     keys = np.arange(len(rows))
@@ -84,9 +84,9 @@ def _beside_peers(scale: Scale, rows: Floats, queries: Floats) -> list[Figure]:
         contenders["Faiss's IndexFlatIP"] = lambda: index.top_k(queries, K).keys
     answers = {name: np.sort(find(), axis=1) for name, find in contenders.items()}
     for name, found in answers.items():
-        # Neighbors at the end of a ranking may have scores that are equal in float32.
+        # The last items of a ranking may have equal scores in float32.
         if (found == answers["ours"]).mean() < 0.999:
-            raise AssertionError(f"{name} finds other rows than ours")
+            raise AssertionError(f"the rows of {name} differ from ours")
     timings = alternate(contenders, rounds=scale.rounds(ROUNDS), warm_up=1)
     figures = []
     for name in list(contenders)[1:]:
@@ -120,7 +120,7 @@ def _figure(
 ) -> Figure:
     num_rows, num_queries = sizes
     ours, limit = timings["ours"], timings["limit"]
-    # Rounds of one place in time are compared.
+    # Compares simultaneous rounds.
     shares = [our / its for our, its in zip(ours.seconds, limit.seconds, strict=True)]
     share = median(shares)
     return Figure(
@@ -137,7 +137,7 @@ def _figure(
 
 
 def _check_answers(tables: Any, keys: npt.NDArray[np.int64], rows: Floats, queries: Floats) -> None:
-    """Compares some answers with sorting all scores."""
+    """Compares some results with sorting all scores."""
     some = queries[:NUM_CHECKED]
     found = tables.top_k("item", some, K)
     scores = some.astype(np.float64) @ rows.T.astype(np.float64)
@@ -145,7 +145,7 @@ def _check_answers(tables: Any, keys: npt.NDArray[np.int64], rows: Floats, queri
     order = np.argsort(-np.take_along_axis(scores, best, axis=1), axis=1)
     expected = np.take_along_axis(best, order, axis=1)
     if not np.array_equal(keys[expected], found.keys):
-        # Neighbors whose scores are equal in float32 may change places.
+        # Rows with equal scores in float32 may be swapped.
         theirs = np.take_along_axis(scores, expected, axis=1)
         if not np.allclose(found.scores, theirs, rtol=1e-5):
-            raise AssertionError("the best rows are not those of sorting all scores")
+            raise AssertionError("the best rows differ from those of sorting all scores")

@@ -1,6 +1,6 @@
-"""What owner pooling is worth: bytes and time of a step whose bags travel as rows, and as pools.
+"""The gain of owner pooling: bytes and time of a step whose bags are sent as rows, and as pools.
 
-Two ranks with bags of 20 ids that seldom repeat, from a table that one of them owns, or both.
+Two ranks with bags of 20 ids that seldom repeat, from a table that one or both of them own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BYTES_BAR = 2.0
 
 
 def measure(scale: Scale) -> list[Figure]:
-    """Bytes, and the median step of the slower rank."""
+    """Measures bytes, and the median step of the slower rank."""
     num_bags, figures = scale.rows(NUM_BAGS), []
     for kind in KINDS:
         for link, speed in LINKS.items():
@@ -71,7 +71,7 @@ def measure(scale: Scale) -> list[Figure]:
 def _train(
     collective: Collective, kind: str, transfer: Any, num_bags: int
 ) -> tuple[float, float, Any]:
-    """Seconds and bytes of a step, and the pools of the last one."""
+    """Returns the seconds and bytes of a step, and the pools of the last one."""
     plan = {"item": TableSharding(kind, KINDS[kind], transfer=transfer)}
     random = np.random.default_rng(collective.rank)
     offsets = np.arange(num_bags + 1, dtype=np.int64) * IDS_A_BAG

@@ -1,15 +1,15 @@
-"""Reliability: things are broken for real, many times over, and what came of it is counted.
+"""Reliability trials: inject real faults many times and count the outcomes.
 
-`python -m reliability [NAME …] [--trials N]` runs some trials, or all; `nox -s reliability` does it
-in an environment of its own. Each name is a module of this folder with
+`python -m reliability [NAME …] [--trials N]` runs the given trials or all; `nox -s reliability` does it
+in a separate environment. Each name is a module of this folder with
 
-    TRIALS: int                        how many trials a whole run takes
+    TRIALS: int                        default number of trials
     def run(trials: int) -> Report     breaks things so often, and counts
 
-`__main__` finds modules by these two names, so a new file is all that a new kind of trial needs. A
-module that cannot run here (no server installed, no permission to mount) returns a `Report` whose
-`skipped` says why. `Report.failures` lists what must not happen, one line each with what it takes to
-see it again (a seed, a fault point); a run with any failure exits with 1.
+`__main__` finds modules by these two names, so a new kind of trial needs only a new file. A module that
+cannot run here (no server installed, no permission to mount) returns a `Report` with the reason in
+`skipped`. `Report.failures` contains a line for each violated promise, with the information to reproduce
+it (a seed, a fault point). A run with failures exits with 1.
 """
 
 from reliability.report import Report

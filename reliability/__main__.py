@@ -1,4 +1,4 @@
-"""`python -m reliability [NAME …] [--trials N]`: runs some trials, or all, and prints counts."""
+"""`python -m reliability [NAME …] [--trials N]`: runs the given trials or all, and prints the counts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_SHOWN = 20
 
 
 def find_modules() -> dict[str, ModuleType]:
-    """Name → module, of those that have `run` and `TRIALS`; sorted by name."""
+    """Returns the modules that have `run` and `TRIALS`, sorted by name."""
     found = {}
     for each in sorted(pkgutil.iter_modules(reliability.__path__), key=lambda info: info.name):
         if each.name.startswith("_"):
@@ -35,15 +35,17 @@ def find_modules() -> dict[str, ModuleType]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns 1 where something happened that must not, 2 for an unknown name."""
+    """Returns 1 if a promise was violated, 2 for an unknown name."""
     modules = find_modules()
     parser = argparse.ArgumentParser(prog="python -m reliability")
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(modules))
-    parser.add_argument("--trials", type=int, help="of each; by default each module's own number")
+    parser.add_argument(
+        "--trials", type=int, help="number of trials; the default depends on the module"
+    )
     given = parser.parse_args(arguments)
     unknown = sorted(set(given.names) - set(modules))
     if unknown:
-        print(f"no trials {unknown[0]!r}; there are {', '.join(modules)}", file=sys.stderr)
+        print(f"unknown trials {unknown[0]!r}; choose from {', '.join(modules)}", file=sys.stderr)
         return 2
     console = Console() if sys.stdout.isatty() else Console(width=140)
     reports = {}

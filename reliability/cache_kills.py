@@ -1,12 +1,12 @@
-"""Trainers killed while they publish change notes to a Redis: `python -m reliability cache_kills`.
+"""Kills trainers while they publish changelog notes to a Redis: `python -m reliability cache_kills`.
 
-A trainer is a process that writes rows and publishes notes without a pause. Each trial kills it (SIGKILL)
-at a random moment, and starts the next. A reader with a cache follows all the while, and its promises are
-looked at:
+A trainer is a process that continuously writes rows and publishes notes. Each trial kills it (SIGKILL) at
+a random moment and starts the next one. Meanwhile a reader with a cache follows, and these promises are
+checked:
 
-whole      no row is torn, whatever was under way
-forward    no row is older than one of the same key that was found before
-caught up  after a trainer's last note, the cache has Redis' rows, those too that no note told of
+whole      no row is torn
+forward    no row is older than an earlier read of the same key
+caught up  after a trainer's last note, the cache has the rows of Redis, including unpublished changes
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SECONDS = 30.0
 
 
 def train(url: str, begin: int) -> None:
-    """Writes versions from `begin` on, and publishes; never returns."""
+    """Writes versions from `begin` on, and publishes them; never returns."""
     generator = np.random.default_rng(begin)
     with StepContainer() as container:
         container.declare(_TABLE, StorageChoice("redis", {"url": url}))
@@ -51,7 +51,7 @@ def train(url: str, begin: int) -> None:
 
 
 def run(trials: int) -> Report:
-    """Kills so many trainers."""
+    """Kills the given number of trainers."""
     from sparring_redis.testing.server import RedisServer, redis_server_missing
 
     if reason := redis_server_missing():
@@ -74,14 +74,14 @@ def run(trials: int) -> Report:
                         _look(reader, floor, failures)
                     trainer.kill()
                 counts["killed"] += 1
-                # The next trainer's first note covers what the last one did not tell of.
+                # The first note of the next trainer covers unpublished changes of the last one.
                 _train_once(server.url, _KEYS[:1], (trial + 1) * 10_000 + 9_999)
                 with open_storage("redis", _TABLE, url=server.url) as backend:
                     expected = backend.find(_KEYS).rows
                 end = time.monotonic() + _SECONDS
                 while (reader.find(_KEYS).rows != expected).any():
                     if time.monotonic() > end:
-                        failures.append(f"trial {trial}: the cache has not caught up")
+                        failures.append(f"trial {trial}: the cache did not catch up")
                         break
                 _look(reader, floor, failures)
             counters = reader.counters()

@@ -1,8 +1,8 @@
-"""Ten million changed keys: a cache before a backend takes the notes, and misses none.
+"""Ten million changed keys: a cache in front of a backend applies all notes and misses none.
 
-Notes of up to a million changed keys follow one another. After each, every row of the cache is compared
-with the backend's. The last note has all keys. Backend and cache are tables in memory, so that what is
-tried is the notes, the filters and the re-reading.
+Notes of up to a million changed keys are published one after another. After each, every row of the cache
+is compared with the backend. The last note contains all keys. Backend and cache are tables in memory, so
+that the notes, the filters and the re-reading are tested.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _AT_ONCE = 262_144
 
 
 def run(trials: int) -> Report:
-    """Changes `trials` keys, in notes of a part of them each, and then all in one."""
+    """Changes `trials` keys in several notes, and then all in one."""
     counts: Counter[str] = Counter()
     failures: list[str] = []
-    # An odd factor maps each place to one key.
+    # An odd factor maps each position to a different key.
     with np.errstate(over="ignore"):
         keys = (np.arange(trials, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)).view(np.int64)
     parts = [keys[begin : begin + _KEYS_OF_NOTE] for begin in range(0, trials, _KEYS_OF_NOTE)]
@@ -59,7 +59,7 @@ def run(trials: int) -> Report:
                     differs = reader.find(asked).rows != storage.find(asked).rows
                     missed += int(np.count_nonzero(differs))
                 if missed:
-                    failures.append(f"note {step}: {missed} rows are not the backend's")
+                    failures.append(f"note {step}: {missed} rows differ from the backend")
                 counts["notes"] += 1
                 counts["changed keys"] += len(part)
                 counts["keys that were not cached"] += reader.counters().misses - before

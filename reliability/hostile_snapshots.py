@@ -1,6 +1,6 @@
-"""Snapshots that somebody made to do harm: each must be refused, and nothing outside be touched.
+"""Malicious snapshots: each must be rejected, and nothing outside the folder may be changed.
 
-The attacks are those of core's tests, which say of each what it is; here they are counted.
+The attacks are those of core's tests, which describe them; here they are counted.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from reliability.report import Report
 __all__ = ["TRIALS", "run"]
 
 TRIALS = 1
-"""Each attack is made so often."""
+"""Number of runs of each attack."""
 _TESTS = Path(__file__).parents[1] / "packages/core/tests/snapshot/test_hostile.py"
 _DEADLINE_SECONDS = 600
 
 
 def run(trials: int) -> Report:
-    """Makes each attack so many times."""
+    """Runs each attack the given number of times."""
     refused = attempts = 0
     failures: list[str] = []
     for _ in range(trials):
@@ -37,12 +37,12 @@ def run(trials: int) -> Report:
                 check=False,
             )
             if not found.exists():
-                return Report(trials, {}, [f"pytest did not run: {done.stdout}{done.stderr}"])
+                return Report(trials, {}, [f"pytest failed to run: {done.stdout}{done.stderr}"])
             for case in ElementTree.parse(found).iter("testcase"):
                 attempts += 1
                 wrong = [each for each in case if each.tag in ("failure", "error", "skipped")]
                 refused += not wrong
                 failures += [f"{case.get('name')}: {each.get('message')}" for each in wrong]
     if not attempts:
-        failures.append("no attack was made")
+        failures.append("no attack was run")
     return Report(attempts, {"hostile snapshots": attempts, "refused": refused}, failures)

@@ -1,8 +1,8 @@
-"""Pushes whose answers are lost: `python -m reliability parameter_faults --trials 1000`.
+"""Pushes whose replies are lost: `python -m reliability parameter_faults --trials 1000`.
 
-A client pushes to two shards in this process, over a transport that loses, cuts, damages and refuses; the
-client sends the same push again. In the end each row must have each push exactly once. Each push takes 1
-off every element of its rows, which begin at zero.
+A client pushes to two shards in this process, over a transport that loses, truncates, damages and rejects
+messages, and sends the same push again. At the end each row must contain each push exactly once. Each
+push subtracts 1 from every element of its rows, which start at zero.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TABLE = {"dim": _DIM, "update_method": "sgd", "hyper": {"lr": 1.0}, "initialize
 
 
 def run(trials: int) -> Report:
-    """Pushes until `trials` answers were lost, or attempts failed otherwise."""
+    """Pushes until `trials` replies were lost, or attempts failed otherwise."""
     draw = random.Random(5)
     seen: Counter[str] = Counter()
     config = ParametersConfig.model_validate({"tables": {"item": _TABLE}, "start": None})

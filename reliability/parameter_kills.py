@@ -1,15 +1,16 @@
-"""Servers of tables that learn, killed amid saves, pushes and loads: `python -m reliability
+"""Kills servers of the parameter service during saves, pushes and loads: `python -m reliability
 parameter_kills`.
 
-Two servers are processes of their own. Each trial begins a save, a push or a load, kills one of them
-(SIGKILL) at a random moment of it, starts it again, and looks at these promises:
+Two servers are separate processes. Each trial starts a save, a push or a load, kills one server (SIGKILL)
+at a random moment of it, starts it again, and checks these promises:
 
-whole     each snapshot that can be seen is whole, byte by byte
-held      a snapshot whose save returned has every push that was acknowledged before, once
+whole     each visible snapshot is complete, byte for byte
+held      a snapshot whose save returned contains each push that was acknowledged before, once
 once      a push that is sent again after the kill is applied once on each shard
-again     a load that was interrupted can be made again, and gives the rows of the snapshot
+again     an interrupted load can be repeated, and gives the rows of the snapshot
 
-Each push takes 1 off every element of its rows, which begin at zero, so a row tells how many it has.
+Each push subtracts 1 from every element of its rows, which start at zero, so a row contains the number of
+pushes.
 """
 
 from __future__ import annotations
@@ -79,11 +80,11 @@ class _Service:
     def await_ready(self) -> None:
         end = time.monotonic() + _START_SECONDS
         while True:
-            found: object = "one shard of two"
+            found: object = "only one of two shards"
             try:
                 if len(self.client.describe(deadline_seconds=_START_SECONDS).shards) == 2:
                     return
-            except SparringError as error:  # none of them listens yet
+            except SparringError as error:  # no server listens yet
                 found = error
             if time.monotonic() > end:
                 raise AssertionError(f"no servers within {_START_SECONDS} s: {found}")
@@ -93,7 +94,7 @@ class _Service:
         self.client.push({"item": (_KEYS, gradients)}, wait="applied", deadline_seconds=60)
 
     def counts(self) -> Counts:
-        """Pushes that each row has."""
+        """Returns the number of pushes in each row."""
         return _counted(self.client.pull({"item": _KEYS}, deadline_seconds=10).rows["item"])
 
     def close(self) -> None:
@@ -104,7 +105,7 @@ class _Service:
 
 
 def run(trials: int) -> Report:
-    """Kills a server in each of `trials`, a save, a push and a load in turn."""
+    """Kills a server in each of `trials`: during a save, a push and a load, alternately."""
     seen: Counter[str] = Counter()
     failures: list[str] = []
     draw = random.Random(11)
@@ -144,11 +145,13 @@ def _save(
     if saved:
         seen["saves that returned"] += 1
         if not any(each.endswith(url.rpartition("/")[2]) for each in found):
-            return [*failures, f"held: {url} is not there"]
+            return [*failures, f"held: {url} does not exist"]
     if any(each.endswith(url.rpartition("/")[2]) for each in found):
         seen["snapshots that are there"] += 1
         if not np.array_equal(_saved_counts(url), before):
-            failures.append("held: the snapshot has other pushes than were acknowledged before it")
+            failures.append(
+                "held: the pushes in the snapshot differ from those acknowledged before it"
+            )
     return failures
 
 
@@ -164,11 +167,11 @@ def _push(
     found, own = service.counts(), service.map.shard_of(_KEYS) == shard
     failures = []
     if done and not np.array_equal(found[~own], base[~own] + 1):
-        failures.append("once: rows of the shard that lived have the push more or less than once")
+        failures.append("once: rows of the running shard do not contain the push exactly once")
     if not (
         np.isin(found[own] - base[own], (0, 1)).all() and len(set(found[own] - base[own])) == 1
     ):
-        failures.append("once: rows of the shard that was killed have the push more than once")
+        failures.append("once: rows of the killed shard contain the push more than once")
     return failures
 
 
@@ -180,12 +183,12 @@ def _load(service: _Service, _: int, shard: int, delay: float, seen: Counter[str
     service.await_ready()
     service.client.load(newest)
     if not np.array_equal(service.counts(), _saved_counts(newest)):
-        return [f"again: rows are not those of {newest}"]
+        return [f"again: rows differ from those of {newest}"]
     return []
 
 
 def _killed_amid(service: _Service, shard: int, delay: float, call: Callable[[], object]) -> bool:
-    """Kills a server while `call` runs, and starts it again; whether the call returned."""
+    """Kills a server while `call` runs, and starts it again; returns whether the call returned."""
     killer = threading.Timer(delay, _kill_and_start, (service, shard))
     killer.start()
     try:

@@ -1,14 +1,14 @@
-"""Redis stopped, killed, paused, slow, half a reply: `python -m reliability.redis_faults --trials 300`.
+"""Redis stopped, killed, paused, slow, with partial replies: `python -m reliability.redis_faults`.
 
-Each trial breaks something while one call of a storage runs, and looks at four promises:
+Each trial injects a fault while one call of a storage runs, and checks four promises:
 
-late      the call ended within its deadline and a little slack
-untyped   it returned, or raised DeadlineError or StorageIOError; nothing else
-silent    what it returned was true: rows as they were written, none missing, none of zeros
-twice     afterwards each row is the old or the new one, the same call again makes all new, and what
-          the first call left on its way does not come later than what was written after it
+late      the call ended within its deadline, with a small tolerance
+untyped   it returned, or raised DeadlineError or StorageIOError, but no other error
+silent    its result was correct: rows as written, none missing, none replaced by zeros
+twice     afterwards each row is the old or the new one, repeating the call makes all rows new, and
+          delayed commands of the first call do not replace later writes
 
-It prints one line for each kind of fault and a sum, and ends with 1 if any promise was broken.
+It prints a line per kind of fault and a sum, and returns 1 if a promise was violated.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ TRIALS = 300
 
 _NUM_KEYS = 600
 _NUM_OTHERS = 100_000
-"""Of all ranks, beside a part: so many that to read them takes several answers."""
+"""Rows of all ranks besides one part: so many that reading them takes several replies."""
 _DIM = 16
 _SLACK_SECONDS = 0.5
 _NEXT = 0.5
-"""What the version of a second upsert is above that of the row before the first."""
+"""Difference between the versions of a second upsert and of the rows before the first one."""
 _MAP = ShardMap.balanced(2)
 _SHARD = _MAP.shard_of(0)
 _PROMISES = ("late", "untyped", "silent", "twice")
@@ -56,18 +56,18 @@ _PROMISES = ("late", "untyped", "silent", "twice")
 
 @dataclass
 class Counts:
-    """What happened in all trials."""
+    """Counts of the outcomes of all trials."""
 
     num_trials: Counter[str] = field(default_factory=Counter)
     num_returned: Counter[str] = field(default_factory=Counter)
     num_raised: Counter[str] = field(default_factory=Counter)
     broken: list[str] = field(default_factory=list)
-    """One line for each promise that was broken."""
+    """A line for each violated promise."""
     longest_seconds: float = 0.0
 
 
 class _World:
-    """A server behind a proxy, a cluster, and a storage on each; rows outlive the processes."""
+    """A server behind a proxy, a cluster, and a storage on each; rows persist when they are killed."""
 
     def __init__(self, deadline_seconds: float, draw: random.Random) -> None:
         self.deadline_seconds = deadline_seconds
@@ -82,7 +82,7 @@ class _World:
             )
             self.single = self._open(self.proxy.url)
             self.spread = self._open(self.cluster.url)
-            # One rank's part: the other rank's rows lie in the same buckets.
+            # The part of one rank; rows of the other rank are in the same buckets.
             self.parted = self._open(self.proxy.url, table="parted", shard=_SHARD, num_buckets=1)
         except BaseException:
             self._closing.close()
@@ -103,7 +103,7 @@ class _World:
         )
 
     def open_again(self) -> None:
-        """A new table, so that all is asked which opening asks."""
+        """Opens a new table, which sends all requests of opening."""
         name = f"opened{self.draw.randrange(1 << 30)}"
         open_storage(
             "redis",
@@ -115,10 +115,10 @@ class _World:
     def close(self) -> None:
         self._closing.close()
 
-    # -- faults: each is there inside of its block, or until it ends by itself ------------
+    # -- faults, which are active inside their block or until they end by themselves ------
 
     def _some_seconds(self) -> float:
-        """Shorter than the deadline two times of three, longer otherwise."""
+        """Returns a time that is shorter than the deadline in two of three cases."""
         share = self.draw.choice([0.1, 0.4, 1.3])
         return share * self.deadline_seconds
 
@@ -134,7 +134,7 @@ class _World:
 
     @contextmanager
     def killed(self, server: RedisServer) -> Iterator[None]:
-        """Before the call or while it runs; it comes back later."""
+        """Kills the server before the call or while it runs; restarts it later."""
         seconds, delay = self._some_seconds(), self.draw.choice([0.0, 0.002 * self.draw.random()])
 
         def kill_and_start() -> None:
@@ -169,7 +169,7 @@ class _World:
 
     @contextmanager
     def sleeping(self) -> Iterator[None]:
-        """The server computes something long, and answers nobody meanwhile."""
+        """Makes the server compute for a while, during which it does not reply."""
         seconds = self._some_seconds()
         thread = threading.Thread(
             target=self.server.ask, args=("DEBUG", "SLEEP", seconds), kwargs={"seconds": 60.0}
@@ -183,7 +183,7 @@ class _World:
 
     @contextmanager
     def proxied(self, fault: Fault, most_connections: int = 3) -> Iterator[None]:
-        """Open connections, and some new ones, suffer it."""
+        """Applies a fault to open connections, and to some new ones."""
         self.proxy.arm(fault, self.draw.randint(0, most_connections))
         try:
             yield
@@ -192,7 +192,7 @@ class _World:
 
     @contextmanager
     def late(self) -> Iterator[None]:
-        """What open connections send reaches Redis when its caller has long given up."""
+        """Delays requests of open connections until after the caller's deadline."""
         delay = 1.2 * self.deadline_seconds
         with self.proxied(Fault(delay_seconds=delay), most_connections=0):
             start = time.monotonic()
@@ -224,7 +224,7 @@ KINDS = (
 
 @contextmanager
 def _broken(world: _World, kind: str) -> Iterator[Storage]:
-    """The fault, and the storage that suffers from it."""
+    """Returns the fault, and the storage that it affects."""
     draw = world.draw
     node = draw.choice(world.cluster.servers)
     size = world.some_bytes(_NUM_KEYS * 4 * _DIM)
@@ -241,7 +241,7 @@ def _broken(world: _World, kind: str) -> Iterator[Storage]:
         "a request that comes late": world.late,
         "a cluster's node stopped": lambda: world.stopped(node),
         "a cluster's node killed": lambda: world.killed(node),
-        # Each answer may come in time and all of them not.
+        # Each reply may arrive in time, but not all of them together.
         "a part, slow": lambda: world.proxied(
             Fault(delay_seconds=world.deadline_seconds * (0.2 + 0.2 * draw.random()))
         ),
@@ -258,10 +258,10 @@ def _broken(world: _World, kind: str) -> Iterator[Storage]:
 
 
 class _Book:
-    """What one storage holds: row `i` is all ``versions[i]``, or is missing.
+    """The expected contents of one storage: row `i` is all ``versions[i]``, or is missing.
 
     Args:
-        is_part: the keys are those of `_SHARD`; `others` lie beside them, and are all zeros.
+        is_part: whether the keys are those of `_SHARD`; rows of `others` exist too, and are all zeros.
     """
 
     def __init__(self, *, is_part: bool = False) -> None:
@@ -276,13 +276,13 @@ class _Book:
 
     def fill(self, storage: Storage) -> None:
         storage.upsert(self.keys, self.rows(0.0))
-        # Within one deadline each.
+        # Each within one deadline.
         for part in np.array_split(self.others, 8):
             storage.upsert(part, np.zeros((len(part), _DIM), np.float32))
 
 
 def _call(world: _World, storage: Storage, book: _Book, operation: str) -> object:
-    """One call, and what it returns where that can be checked."""
+    """Makes one call; returns its result if it can be checked."""
     if operation == "upsert":
         storage.upsert(book.keys, book.rows(float(book.versions[0]) + 1))
     elif operation == "clear":
@@ -326,11 +326,11 @@ def _trial(world: _World, kind: str, books: dict[int, _Book], counts: Counts) ->
         seconds = time.monotonic() - start
         counts.longest_seconds = max(counts.longest_seconds, seconds)
         if operation == "upsert" and failure is not None:
-            # While what the first call sent may still lie before the server.
+            # While commands of the first call may still be queued in front of the server.
             with suppress(DeadlineError, StorageIOError):
                 storage.upsert(book.keys, book.rows(old + _NEXT))
                 operation, failure = "upsert after upsert", None
-        # A scan is many exchanges; each has the deadline.
+        # A scan makes many requests, each with the deadline.
         if seconds > world.deadline_seconds + _SLACK_SECONDS and operation != "scan":
             broke("late", f"{seconds:.2f} s")
 
@@ -350,7 +350,7 @@ def _check_result(
     if operation == "find":
         found = result
         if not (found.found.all() and (found.rows == old).all()):  # type: ignore[attr-defined]
-            broke("silent", "find gave other rows than were written")
+            broke("silent", "find returned rows that were not written")
     elif operation == "erase" and result != len(range(0, _NUM_KEYS, 3)):
         broke("silent", f"erase counted {result}")
     elif operation in ("size", "scan") and result != _NUM_KEYS:
@@ -364,7 +364,7 @@ def _check_rows(
     has_returned: bool,
     broke: Callable[[str, object], None],
 ) -> None:
-    """After the fault: what is there, and what the next writes make of it."""
+    """Checks the rows after the fault, and the effect of further writes."""
     old = float(book.versions[0])
     new = old + 1
     found = storage.find(book.keys)
@@ -385,15 +385,15 @@ def _check_rows(
         is_right = is_old
     if not is_right.all():
         broke("twice", f"{int((~is_right).sum())} rows are neither old nor new")
-    # The same rows again heal; the next version must then stand against whatever comes late.
+    # Repeating the call completes it; delayed commands must not replace the next version.
     storage.upsert(book.keys, book.rows(new))
     if not (storage.find(book.keys).rows == new).all():
-        broke("twice", "the same call again did not set it right")
+        broke("twice", "repeating the call did not complete it")
     storage.upsert(book.keys, book.rows(new + 1))
     time.sleep(0.01)
     last = storage.find(book.keys)
     if not (last.found.all() and (last.rows == new + 1).all()):
-        broke("twice", "an older write came after a newer one")
+        broke("twice", "an older write replaced a newer one")
     book.versions[:] = new + 1
 
 
@@ -405,14 +405,14 @@ def run_trials(
     kinds: Sequence[str] = KINDS,
     report: Callable[[str], None] = lambda _: None,
 ) -> Counts:
-    """Runs trials, the kinds in turn.
+    """Runs trials of all kinds alternately.
 
     Args:
-        num_trials: how many.
-        deadline_seconds: of each call.
-        seed: of all that is drawn.
-        kinds: which faults.
-        report: told of each broken promise as it is found.
+        num_trials: number of trials.
+        deadline_seconds: deadline of each call.
+        seed: random seed.
+        kinds: kinds of faults.
+        report: called for each violated promise.
     """
     counts = Counts()
     world = _World(deadline_seconds, random.Random(seed))
@@ -435,7 +435,7 @@ def run_trials(
 
 
 def run(trials: int) -> Report:
-    """The trials that ``python -m reliability`` runs among others."""
+    """Runs the trials for ``python -m reliability``."""
     from reliability.report import Report
 
     if reason := redis_server_missing():
@@ -447,7 +447,7 @@ def run(trials: int) -> Report:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns 1 where a promise was broken."""
+    """Returns 1 if a promise was violated."""
     parser = argparse.ArgumentParser(prog="python -m reliability.redis_faults")
     parser.add_argument("--trials", type=int, default=TRIALS)
     parser.add_argument("--deadline-seconds", type=float, default=2.0)

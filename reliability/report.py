@@ -1,4 +1,4 @@
-"""What came of some trials."""
+"""Results of trials."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["Report"]
 
 @dataclass(frozen=True)
 class Report:
-    """What came of some trials.
+    """Results of trials.
 
     Args:
-        trials: how many were made.
-        counts: what happened, in words → how often.
-        failures: what must not happen, a line each, with what it takes to see it again.
-        skipped: why nothing was tried; empty where something was.
+        trials: number of trials.
+        counts: event → number of occurrences.
+        failures: a line for each violated promise, with the information to reproduce it.
+        skipped: why no trials were run; empty if they were.
     """
 
     trials: int

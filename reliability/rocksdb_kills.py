@@ -1,13 +1,13 @@
-"""RocksDB: a process that writes is killed at random moments; nothing acknowledged may be lost.
+"""RocksDB: kills a writing process at random moments; no acknowledged write may be lost.
 
-`python -m reliability.rocksdb_kills [--trials N] [--seed N]`. In each trial a process opens the table
-that the trial before left behind, says so, and upserts, erases and clears without end; it tells when
-each call has returned. It is killed (SIGKILL) some time after it began to write, or, in every fourth
-trial, after it began to open. Then the table must hold exactly what the calls told of left, or that
-and the whole of the one call that was under way, and its size must be the number of its rows.
+`python -m reliability.rocksdb_kills [--trials N] [--seed N]`. In each trial a process opens the table of
+the previous trial, reports that, and upserts, erases and clears in an endless loop; it reports each call
+that has returned. It is killed (SIGKILL) some time after it started to write or, in every fourth trial,
+to open. Then the table must contain exactly the result of the reported calls, optionally with the
+complete result of the one call in progress, and its size must be the number of its rows.
 
-Buffers are small, so flushes and compactions are under way most of the time, and each trial replays
-a log. Every other trial syncs each write.
+Buffers are small, so flushes and compactions are in progress most of the time, and each trial replays a
+log. Every other trial syncs each write.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ TABLE = TableConfig("item", 32)
 OPTIONS = {"write_buffer_bytes": 1 << 16, "block_cache_bytes": 1 << 20, "known_keys_bytes": 1 << 15}
 NUM_KEYS = 5_000
 MAX_SECONDS = 0.4
-"""Killed at most this long after it began to write, or to open."""
+"""Maximum time between the start of writing, or of opening, and the kill."""
 START_SECONDS = 60
-"""The longest that a process may take to start."""
+"""Maximum time that a process may take to start."""
 
 Keys = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of the storage: its number says all about it."""
+    """One call of the storage, completely determined by its number."""
 
     number: int
     kind: str
@@ -61,7 +61,7 @@ class Call:
         generator = np.random.default_rng((seed, number))
         kind = generator.choice(["upsert", "erase", "clear"], p=[0.79, 0.2, 0.01])
         count = int(generator.choice([1, 30, 400]))
-        # Spread over all of int64, both ends included.
+        # Keys are spread over all of int64, including both ends.
         places = generator.choice(NUM_KEYS, count, replace=False)
         return cls(
             number,
@@ -78,7 +78,7 @@ class Call:
             storage.clear()
 
     def note(self, held: dict[int, int]) -> None:
-        """Changes `held`, key → number of the call that wrote its row, as the call changes the table."""
+        """Applies the call to `held`, which maps each key to the call that wrote its row."""
         if self.kind == "upsert":
             held.update(dict.fromkeys(self.keys.tolist(), self.number))
         elif self.kind == "erase":
@@ -89,14 +89,14 @@ class Call:
 
 
 def rows_of(keys: Keys, numbers: int | npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-    """``(n, dim)``: rows that tell their key and the call that wrote them, in every element."""
+    """Returns ``(n, dim)`` rows whose elements all contain the key and the call that wrote them."""
     told = (keys // 2**40 % 1009 + np.asarray(numbers) * 1013) % 2**24
     return np.repeat(told[:, None], TABLE.dim, axis=1).astype(np.float32)
 
 
 @dataclass
 class Trials:
-    """What was found so far."""
+    """State and results of the trials so far."""
 
     folder: Path
     seed: int
@@ -113,7 +113,7 @@ class Trials:
     )
 
     def make(self, trial: int) -> None:
-        """Kills one process, and looks what it left."""
+        """Kills one process and checks the table."""
         is_synced = trial % 2 == 1
         acknowledged = kill_writer(
             self,
@@ -137,7 +137,7 @@ class Trials:
             )
 
     def compare(self, with_one_more: Mapping[int, int]) -> str:
-        """What is wrong with the table; empty where nothing is."""
+        """Returns what is wrong with the table; empty if it is correct."""
         with open_storage("rocksdb", TABLE, path=self.folder, **OPTIONS) as storage:
             chunks = list(storage.scan())
             found = {
@@ -157,7 +157,9 @@ class Trials:
                     self.held = dict(with_one_more)
                     self.next_call += 1
                 return ""
-        return f"{len(found)} rows are not those of the {len(self.held)} or {len(with_one_more)} expected"
+        return (
+            f"{len(found)} rows differ from the {len(self.held)} or {len(with_one_more)} expected"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +171,8 @@ class Acknowledged:
 def kill_writer(
     trials: Trials, *, is_synced: bool, after: bytes, chance: random.Random
 ) -> Acknowledged:
-    """Starts a process that writes, kills it some time after it has told `after`, and returns what
-    it told."""
+    """Starts a process that writes, kills it some time after it reported `after`, and returns its
+    reports."""
     command = [sys.executable, "-m", "reliability.rocksdb_kills", "--write", str(trials.folder)]
     command += ["--seed", str(trials.seed), "--first", str(trials.next_call)]
     command += ["--sync"] if is_synced else []
@@ -186,7 +188,7 @@ def kill_writer(
                 ready, _, _ = select.select([process.stdout], [], [], START_SECONDS)
                 more = os.read(process.stdout.fileno(), 1) if ready else b""
                 if not more:
-                    raise RuntimeError(f"the process that should write did not start: {command}")
+                    raise RuntimeError(f"the writing process did not start: {command}")
                 told += more
             time.sleep(chance.uniform(0, MAX_SECONDS))
         finally:
@@ -196,8 +198,8 @@ def kill_writer(
 
 
 def continue_writing(folder: Path, *, seed: int, first: int, is_synced: bool) -> None:
-    """What the process does that is killed. Tells ``o`` before it opens, ``w`` before it writes, and
-    a dot for each call that has returned."""
+    """Runs in the process to kill. Reports ``o`` before it opens, ``w`` before it writes, and a dot for
+    each call that has returned."""
     os.write(1, b"o")
     with open_storage("rocksdb", TABLE, path=folder, sync_writes=is_synced, **OPTIONS) as storage:
         os.write(1, b"w")
@@ -209,7 +211,7 @@ def continue_writing(folder: Path, *, seed: int, first: int, is_synced: bool) ->
 
 
 def run(trials: int, *, seed: int = 1) -> Report:
-    """Kills `trials` processes, one after the other, all on one table."""
+    """Kills `trials` processes one after another, all on one table."""
     if find_spec("sparring_rocksdb") is None:
         return Report(0, skipped="sparring-rocksdb is not installed")
     with tempfile.TemporaryDirectory(prefix="sparring-kills-") as folder:
@@ -219,12 +221,12 @@ def run(trials: int, *, seed: int = 1) -> Report:
             num_made += 1
             made.make(trial)
             if made.failures:
-                break  # what follows would start from a table that nobody knows
+                break  # the contents of the table are unknown
         return Report(num_made, made.counts, made.failures)
 
 
 def main() -> int:
-    """Returns 1 where something was lost."""
+    """Returns 1 if a write was lost."""
     parser = argparse.ArgumentParser(prog="python -m reliability.rocksdb_kills")
     parser.add_argument("--trials", type=int, default=TRIALS)
     parser.add_argument("--seed", type=int, default=1)

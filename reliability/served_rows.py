@@ -1,4 +1,4 @@
-"""Rows that tell their key and version, so that an answer of a service shows what is wrong with it."""
+"""Rows that contain their key and version, so that errors in replies of a service can be detected."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ NUM_KEYS = 400
 
 
 def rows_of(step: int, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-    """The row of each key in the version of `step`."""
+    """Returns the row of each key in the version of `step`."""
     rows = np.empty((len(keys), TABLE.dim), np.float32)
     rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3] = step, keys, -keys, 0.5
     return rows
 
 
 def wrong_rows(answer: LookupReply, ids: npt.NDArray[np.int64], steps: Sequence[int] = (1,)) -> str:
-    """What an answer has that is neither right nor flagged; empty: nothing. All `ids` have a row."""
+    """Returns the first unflagged error in a reply; empty if there is none. All `ids` have rows."""
     rows, status = answer.rows[TABLE.name], answer.status[TABLE.name]
     if not np.isnan(rows[status == RowStatus.FAILED]).all():
-        return "rows that were not answered are not NaN"
+        return "rows without a reply are not NaN"
     if not (rows[status == RowStatus.INITIAL] == 0).all():
-        return "rows flagged as initial values are none"
+        return "rows flagged as initial values are not initial values"
     if (status == RowStatus.ABSENT).any() or not answer.found[TABLE.name][status == 0].all():
         return "keys that have a row were not found"
     has_row = (status == RowStatus.FRESH) | (status == RowStatus.STALE)
@@ -41,21 +41,21 @@ def wrong_rows(answer: LookupReply, ids: npt.NDArray[np.int64], steps: Sequence[
         return f"rows of versions {np.unique(given[:, 0]).tolist()}, expected {list(steps)}"
     expected = rows_of(0, ids[has_row])
     if not np.array_equal(given[:, 1:], expected[:, 1:]):
-        return "wrong rows that are not flagged"
+        return "wrong rows without a flag"
     return ""
 
 
 @dataclass(slots=True)
 class Watch:
-    """Pulls of one client, each timed and looked at.
+    """Pulls of one client, which are timed and checked.
 
     Attributes:
-        clock: seconds, of the client's deadlines.
-        failures: what must not happen.
-        num_whole: answers with all rows.
-        num_flagged: answers with rows of NaN.
-        num_raised: pulls that raised an error of replicas.
-        longest_share: the longest pull, in deadlines.
+        clock: returns the seconds of the client's deadlines.
+        failures: violated promises.
+        num_whole: number of replies with all rows.
+        num_flagged: number of replies with rows of NaN.
+        num_raised: number of pulls that raised an error of replicas.
+        longest_share: the longest pull, as a multiple of its deadline.
     """
 
     clock: Callable[[], float] = time.monotonic
@@ -66,12 +66,12 @@ class Watch:
     longest_share: float = 0.0
 
     def pull(self, client: LookupClient, ids: npt.NDArray[np.int64], *, must: str = "") -> bool:
-        """Pulls once; returns whether all rows were answered.
+        """Pulls once; returns whether the reply contained all rows.
 
         Args:
-            client: whose `config` has the deadline.
-            ids: that have a row.
-            must: why all rows have to come; empty: they need not.
+            client: a client whose `config` has the deadline.
+            ids: ids that have rows.
+            must: why all rows are required; empty if they are not.
         """
         deadline = client.config.deadline_seconds
         begin, answer = self.clock(), None
@@ -82,12 +82,12 @@ class Watch:
             self.num_raised += 1
             error = raised
         except SparringError as raised:
-            self.failures.append(f"another error than that of replicas: {raised!r}")
+            self.failures.append(f"an unexpected error, not of replicas: {raised!r}")
             error = raised
         share = (self.clock() - begin) / deadline
         self.longest_share = max(self.longest_share, share)
         if share > 1.1:
-            self.failures.append(f"answered after {share:.2f} deadlines")
+            self.failures.append(f"a reply after {share:.2f} deadlines")
         is_whole = False
         if answer is not None:
             if wrong := wrong_rows(answer, ids):
@@ -100,7 +100,7 @@ class Watch:
         return is_whole
 
     def add(self, other: Watch) -> None:
-        """Takes over what another one saw."""
+        """Adds the results of another one."""
         self.failures += other.failures
         self.num_whole += other.num_whole
         self.num_flagged += other.num_flagged
@@ -108,7 +108,7 @@ class Watch:
         self.longest_share = max(self.longest_share, other.longest_share)
 
     def counts(self) -> dict[str, int]:
-        """What was seen, in words."""
+        """Returns the results as counts."""
         return {
             "pulls with all rows": self.num_whole,
             "pulls with flagged rows": self.num_flagged,

@@ -1,9 +1,9 @@
 """Replicas killed, stopped and cut, one or all of a shard, without a network: 1,000 trials of each.
 
-The client is the shipped one, the services too; the transport between them fails as it is told, on a
-clock of its own, so that a hang costs no time and a trial is the same whenever it is made. In each
-trial replicas fail at a random attempt and come back after a random time. No pull may take longer than
-its deadline and a tenth, no row may be wrong without a flag, and within 5 seconds all rows come again.
+The client and the services are the production code. The transport between them injects faults and has a
+simulated clock, so that hanging calls take no time and trials are reproducible. In each trial replicas
+fail at a random attempt and return after a random time. No pull may exceed its deadline by more than
+10 %, no row may be wrong without a flag, and within 5 seconds all rows must be returned again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sparring_serve.testing import FaultyTransport, MemoryTables, TransportClock
 __all__ = ["TRIALS", "run"]
 
 KINDS: dict[str, Sequence[str]] = {
-    # What the client meets in each attempt.
+    # The results of the client's attempts.
     "killed": ("cut",),
     "stopped": ("hang",),
     "cut": ("lost", "hang", "damaged"),
@@ -38,7 +38,7 @@ _SECONDS_BETWEEN_PULLS = 0.05
 
 
 def run(trials: int) -> Report:
-    """Makes trials, the kinds in turn."""
+    """Runs trials of all kinds alternately."""
     counts: Counter[str] = Counter()
     failures: list[str] = []
     total, slowest = Watch(), 0.0
@@ -85,12 +85,12 @@ def _trial(
     keys = np.array(draw.sample(range(NUM_KEYS), draw.randint(20, NUM_KEYS)), np.int64)
     with LookupClient(_SHARDS, config, transport=transport, clock=clock) as client:
         for _ in range(draw.randint(1, 3)):
-            watch.pull(client, keys, must="nothing was broken yet")
+            watch.pull(client, keys, must="there is no fault yet")
         transport.fault = _fault(broken, KINDS[kind], draw, skip=draw.randint(0, 4))
         back = clock.now + draw.uniform(0, _LONGEST_OUTAGE_SECONDS)
         while clock.now < back:
-            # The other replica of the shard answers, within the same deadline.
-            watch.pull(client, keys, must="" if scope == "one shard" else "one replica was there")
+            # The other replica of the shard replies within the same deadline.
+            watch.pull(client, keys, must="" if scope == "one shard" else "one replica was running")
             clock.now += draw.choice([0.001, 0.2, 0.8])
         transport.fault = lambda _: ""
         back = clock.now
@@ -101,14 +101,14 @@ def _trial(
             clock.now += _SECONDS_BETWEEN_PULLS
         seconds = clock.now - back
         for _ in range(3):
-            watch.pull(client, keys, must="all had recovered")
+            watch.pull(client, keys, must="all replicas had recovered")
         return seconds
 
 
 def _fault(
     broken: set[str], faults: Sequence[str], draw: random.Random, *, skip: int
 ) -> Callable[[Send], str]:
-    """Faults of attempts at `broken` replicas, after the first `skip`: a pull under way meets them."""
+    """Returns faults of attempts at `broken` replicas, after `skip` attempts of a pull in progress."""
     left = skip
 
     def fault(send: Send) -> str:

@@ -1,11 +1,11 @@
-"""Deltas of a served folder lost, reordered, repeated and damaged: each is refused and counted, or right.
+"""Deltas of a served folder lost, reordered, repeated or damaged: each is rejected or correct.
 
-A run of two tables is published as fulls and deltas, and so is another run of the same names with
-other rows. Each trial copies what was published into the folder of a server, one serving snapshot after
-another: some are left out, some come early, twice, under another name, from the other run under the
-name of this one, or with a changed bit, a cut or missing file. After each the server looks for a newer
-version. What it then answers must be one true version, bit by bit, and none before the last; what it
-does not take is counted as refused; and a version that is whole with all that it is over is taken.
+A run with two tables is published as full snapshots and deltas, and so is another run with the same names
+and different rows. Each trial copies serving snapshots to the folder of a server one after another: some
+are omitted, some arrive early, twice, under another name, from the other run under the name of this one,
+or with a flipped bit or a truncated or missing file. After each, the server polls for a newer version.
+Its replies must equal one published version bit for bit, never an earlier one than before. Versions that
+it does not load are counted as rejected; a version that is complete, with all its bases, must be loaded.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TRIALS = 1_000
 
 _TABLES = (TableConfig("item", 4, seed=3), TableConfig("user", 2, initializer="zeros"))
 _KEYS = np.arange(-5, 120, dtype=np.int64)
-"""Some of them never have a row."""
+"""Some of these keys never have a row."""
 _VERSIONS = 9
 _FULL_EVERY = 5
 
@@ -48,10 +48,10 @@ _PLACE = ShardPosition(ShardReplicas((("127.0.0.1:1",),)))
 
 
 def run(trials: int) -> Report:
-    """Makes trials; each draws what happens to each version."""
+    """Runs trials; each draws the fault of each version."""
     counts: Counter[str] = Counter()
     failures: list[str] = []
-    # A refusal is a line of the log, and here thousands are wanted.
+    # Rejections are logged, and here thousands are expected.
     logging.getLogger("sparring_serve").setLevel(logging.ERROR)
     try:
         with scratch_folder(in_memory=True) as folder:
@@ -73,13 +73,13 @@ class _Version:
     step: int
     hash: str
     base: str
-    """Name of what it is over, or empty."""
+    """Name of its base, or empty."""
     rows: bytes
-    """Answers for all keys of all tables, from files that nothing has touched."""
+    """Replies for all keys of all tables, from intact files."""
 
 
 def _published(folder: Path, seed: int) -> list[_Version]:
-    """A run whose rows change and are erased from step to step."""
+    """Publishes a run whose rows change and are erased from step to step."""
     generator = np.random.default_rng(seed)
     versions = []
     with StepContainer() as container:
@@ -121,12 +121,12 @@ def _trial(
     served: Path,
     counts: Counter[str],
 ) -> Iterator[str]:
-    """Yields what must not happen."""
+    """Yields violated promises."""
     served.mkdir()
     _deliver(ours[0], served, ours[0].path.name)
     known = {each.hash: each for each in (*ours, *theirs)}
     with _server(served) as (tables, refresher, metrics):
-        # Names of this run that are there as they were published.
+        # Names of snapshots of this run that are present and intact.
         whole = {ours[0].path.name}
         last = ours[0].step
         for what, version, other in _deliveries(draw, ours, theirs):
@@ -139,32 +139,32 @@ def _trial(
             seen = f"{what} of step {version.step}"
             answered = known.get(tables.versions()[0].hash)
             if answered is None or _rows(tables) != answered.rows:
-                yield f"{seen}: rows of no version that was published are answered"
+                yield f"{seen}: the replies are not those of a published version"
                 return
             if answered.step < last:
-                yield f"{seen}: step {answered.step} is answered after step {last}"
+                yield f"{seen}: replies of step {answered.step} after those of step {last}"
             is_counted = metrics.value("refreshes_total", result="refused") == refused + 1
             if bool(result.refused) != is_counted:
-                yield f"{seen}: a refusal is not counted"
+                yield f"{seen}: a rejection is not counted"
             counts["looks: taken" if result.is_new else "looks: refused"
                    if result.refused else "looks: unchanged"] += 1  # fmt: skip
             newest = max((each for each in ours if each.path.name in whole), key=lambda v: v.step)
             is_due = newest.step > last and _has_chain(newest, ours, whole, answered)
             if is_due and answered.step < newest.step and not result.refused:
-                yield f"{seen}: step {newest.step} is whole, and is neither taken nor refused"
+                yield f"{seen}: step {newest.step} is complete, but neither loaded nor rejected"
             if what == "damaged" and not _is_spare(served, version):
                 if answered.hash == version.hash:
                     yield f"{seen}: it is served"
                 is_newest = version.path.name == max(each.name for each in served.glob("step-*"))
                 if is_newest and not result.refused:
-                    yield f"{seen}: it is passed over without a word"
+                    yield f"{seen}: it is ignored silently"
             last = answered.step
 
 
 def _deliveries(
     draw: random.Random, ours: list[_Version], theirs: list[_Version]
 ) -> Iterator[tuple[str, _Version, _Version]]:
-    """What happens to each version, and the one of the other run, in the order of arrival."""
+    """Yields the fault of each version, the version, and that of the other run, in order of arrival."""
     late: list[int] = []
     for place in range(1, len(ours)):
         what = draw.choice(["whole", "whole", "lost", "late", "repeated", "damaged", "foreign"])
@@ -189,7 +189,7 @@ def _arrive(
 ) -> None:
     name = version.path.name
     if what == "foreign":
-        # As if two runs published into one folder.
+        # As if two runs published to one folder.
         _deliver(other, served, name)
         return
     _deliver(version, served, name, draw if what == "damaged" else None)
@@ -202,7 +202,7 @@ def _arrive(
 def _deliver(
     version: _Version, served: Path, name: str, damage: random.Random | None = None
 ) -> None:
-    """Copies a serving snapshot, and puts it there by renaming, as its writer does."""
+    """Copies a serving snapshot and renames it to its final name, as its writer does."""
     staged = served / f".{name}"
     shutil.copytree(version.path, staged)
     if damage is not None:
@@ -226,7 +226,7 @@ def _damage(draw: random.Random, folder: Path) -> None:
 
 
 def _is_spare(served: Path, version: _Version) -> bool:
-    """Whether all files are as they were but for Bloom filters, which a server does not read."""
+    """Returns whether all files are intact, except Bloom filters, which a server does not read."""
     return all(
         (served / version.path.name / each.name).is_file()
         and (served / version.path.name / each.name).read_bytes() == each.read_bytes()
@@ -238,7 +238,7 @@ def _is_spare(served: Path, version: _Version) -> bool:
 def _has_chain(
     version: _Version, ours: list[_Version], whole: set[str], answered: _Version
 ) -> bool:
-    """Whether a version and all that it is over are there, or are served already."""
+    """Returns whether a version and all its bases are present, or already served."""
     by_name = {each.path.name: each for each in ours}
     while version.hash != answered.hash:
         if version.path.name not in whole:
@@ -251,7 +251,7 @@ def _has_chain(
 
 @contextmanager
 def _server(served: Path) -> Iterator[tuple[ServingTables, Refresher, ServingMetrics]]:
-    """What a server has behind its port."""
+    """Creates the server's tables without a port."""
     metrics = ServingMetrics()
     tables = open_packed_tables(ServingConfig(snapshots=str(served)), _PLACE)
     refresher = Refresher(tables, metrics, poll_seconds=None)

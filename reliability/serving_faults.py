@@ -1,10 +1,10 @@
 """Server processes killed, stopped and cut off: two shards of two replicas, 30 trials of each kind.
 
-`sparring serve` runs four times, each behind a relay of TCP that can be cut as a cable is: what was sent
-waits, and arrives once it is mended. Two clients go on asking, one that raises and one that flags,
-while one replica, or both of one shard, fail and come back. No pull may take longer than its deadline
-and a tenth, no row may be wrong without a flag, and within 5 seconds of the return of the replicas
-all rows come again. With one replica gone the other answers within the same deadline.
+`sparring serve` runs four times, each behind a TCP relay that can be interrupted like a cable: data wait
+and arrive after it is connected again. Two clients call continuously, one that raises and one that flags,
+while one replica, or both of one shard, fail and return. No pull may exceed its deadline by more than
+10 %, no row may be wrong without a flag, and within 5 seconds of the return of the replicas all rows must
+be returned again. If one replica fails, the other must reply within the same deadline.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _START_SECONDS = 60.0
 
 
 def run(trials: int) -> Report:
-    """Makes trials, the kinds in turn."""
+    """Runs trials of all kinds alternately."""
     counts: Counter[str] = Counter()
     failures: list[str] = []
     total, slowest = Watch(), 0.0
     kinds = [(kind, scope) for kind in KINDS for scope in SCOPES]
     with scratch_folder(in_memory=True) as folder, ExitStack() as running:
         config = _published(folder)
-        # Started together, and waited for one after the other.
+        # Started together, and then waited for.
         replicas = [
             [running.enter_context(_Replica(config, f"{shard}/2")) for _ in range(2)]
             for shard in (1, 2)
@@ -83,7 +83,7 @@ def _trial(
 ) -> float:
     """Returns the seconds from the return of the replicas until all clients had all rows."""
     shards = ShardReplicas(tuple(tuple(one.address for one in shard) for shard in replicas))
-    must = "" if len(broken) > 1 else "one replica was there"
+    must = "" if len(broken) > 1 else "one replica was running"
     with ExitStack() as closing:
         askers = []
         for on_failure in ("raise", "flag"):
@@ -107,7 +107,7 @@ def _trial(
 
 @contextmanager
 def _broken(replicas: Sequence[_Replica], kind: str, seconds: float) -> Iterator[None]:
-    """Breaks replicas for a while; they are back at the end."""
+    """Makes replicas fail for a while; they are running again at the end."""
     for each in replicas:
         each.fail(kind)
     try:
@@ -121,17 +121,17 @@ def _broken(replicas: Sequence[_Replica], kind: str, seconds: float) -> Iterator
 
 
 class _Asker:
-    """A client that pulls on a thread of its own until the end of the block."""
+    """A client that pulls on a separate thread until the end of the block."""
 
     def __init__(self, client: LookupClient, must: str, seed: int) -> None:
         self.watch = Watch()
         self.recovered: float | None = None
-        """When the pull began that was the first whole one after the return of the replicas."""
+        """Start of the first complete pull after the return of the replicas."""
         self._client, self._must = client, must
         self._generator = np.random.default_rng(seed)
         self._back, self._end = threading.Event(), threading.Event()
         self._whole = threading.Event()
-        # The first pull of a client asks what there is.
+        # The first pull of a client also requests the tables.
         self._pull()
         self._thread = threading.Thread(target=self._ask)
 
@@ -144,7 +144,7 @@ class _Asker:
         self._thread.join()
 
     def await_whole(self, back: float, seconds: float) -> None:
-        """Waits for an answer with all rows to a pull that ended after `back`."""
+        """Waits for a reply with all rows to a pull that ended after `back`."""
         self._back.set()
         self._whole.wait(max(0.0, back + seconds - time.monotonic()))
 
@@ -163,7 +163,7 @@ class _Asker:
 
 
 def _published(folder: Path) -> Path:
-    """Publishes all rows; returns the file of the service."""
+    """Publishes all rows; returns the configuration file of the service."""
     keys = np.arange(NUM_KEYS, dtype=np.int64)
     with StepContainer() as container:
         container.declare(TABLE, StorageChoice("memory"))
@@ -198,7 +198,7 @@ class _Replica:
 
     @property
     def address(self) -> str:
-        """That of the relay."""
+        """Address of the relay."""
         assert self._relay is not None
         return self._relay.address
 
@@ -249,7 +249,7 @@ class _Replica:
 
 
 class _Relay:
-    """Passes TCP on to a server; while `flows` is not set, bytes wait, as before a cut cable."""
+    """Forwards TCP to a server. While `flows` is not set, data wait, as with a disconnected cable."""
 
     def __init__(self, server: str) -> None:
         host, _, port = server.rpartition(":")
@@ -282,7 +282,7 @@ class _Relay:
         try:
             server = socket.create_connection(self._server, 5.0)
         except OSError:
-            # Not listening: the client is told at once, as by the kernel of the other machine.
+            # Not listening: the connection is closed at once, as the kernel of the other machine does.
             client.close()
             return
         server.settimeout(None)
@@ -294,7 +294,7 @@ class _Relay:
             while data := source.recv(65_536):
                 self.flows.wait()
                 target.sendall(data)
-        # The end, too, is not heard of while nothing flows.
+        # The end of a connection is not forwarded either while nothing flows.
         self.flows.wait()
         for each in (source, target):
             with contextlib.suppress(OSError):

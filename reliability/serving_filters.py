@@ -1,9 +1,9 @@
 """Ten million changed keys: none is missing from the filter of changed keys, or of existing ones.
 
-Deltas of up to a million keys follow one another, each published over the one before. A part of the keys
-of each changes or is erased in two snapshots of training, so that one delta has both. Of each filter that
-is published every key is asked, and as many keys that it does not have, for the share of false answers.
-Memory holds the keys of one delta.
+Deltas of up to a million keys are published one after another, each based on the previous one. Some of
+the keys of each change or are erased in two training snapshots, so that one delta contains both. Each
+published filter is queried for every key, and for as many other keys, to count false positives. Memory
+contains the keys of one delta.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ _TABLE = TableConfig("item", 1, initializer="zeros")
 _KEYS_OF_DELTA = 1_000_000
 _CHUNK = 65_536
 _FALSE_RATE = 0.01
-"""That filters are written for; see `WriteOptions.filter_rate`."""
+"""False positive rate for which filters are written; see `WriteOptions.filter_rate`."""
 
 Keys = npt.NDArray[np.int64]
 
 
 def run(trials: int) -> Report:
-    """Publishes deltas of `trials` changed keys together."""
+    """Publishes deltas of `trials` changed keys in total."""
     counts: Counter[str] = Counter()
     failures: list[str] = []
     with scratch_folder() as folder:
-        # Any full snapshot will do: deltas bring keys that it does not have.
+        # The contents of the full snapshot do not matter: deltas have different keys.
         _save(folder, 0, _keys(-1, 1000), _keys(0, 0), base=None)
         _publish(folder, 0, base=None)
         for number, begin in enumerate(range(0, trials, _KEYS_OF_DELTA), 1):
             count = min(_KEYS_OF_DELTA, trials - begin)
             keys = _keys(number, count)
             first, last = 2 * number - 1, 2 * number
-            # Of twelve parts: 0-7 change first; of them 0-1 again, 2-3 are erased; 8-9 change only
-            # then; 10-11 are erased, and never had a row.
+            # Of twelve parts, 0-7 change first; of these, 0-1 change again and 2-3 are erased; 8-9 change
+            # only in the second snapshot; 10-11 are erased without ever having had a row.
             part = np.array_split(keys, 12)
             _save(folder, first, np.concatenate(part[:8]), np.concatenate(part[10:11]), first - 1)
             changed, erased = [*part[:2], *part[8:10]], [*part[2:4], part[11]]
@@ -62,7 +62,7 @@ def run(trials: int) -> Report:
 
 
 def _keys(number: int, count: int) -> Keys:
-    """Distinct keys of a delta, none of them of another: an odd factor maps each to one other."""
+    """Returns distinct keys for each delta: an odd factor maps numbers to different keys."""
     places = np.arange(count, dtype=np.uint64) + np.uint64((number + 1) << 32)
     with np.errstate(over="ignore"):
         keys: Keys = (places * np.uint64(0x9E3779B97F4A7C15)).view(np.int64)
@@ -81,7 +81,7 @@ def _ask(
     changed = read_filter(url, _TABLE.name, "changed")
     has_row = read_filter(url, _TABLE.name, "existing")
     if changed is None or has_row is None:
-        failures.append(f"step {step}: there is no filter")
+        failures.append(f"step {step}: the filter is missing")
         return
     for kind, keyed, asked in (("changed", changed, keys), ("existing", has_row, existing)):
         missed = sum(int((~keyed.contains(some)).sum()) for some in _chunks(asked))
@@ -99,7 +99,7 @@ def _chunks(keys: Keys) -> Iterator[Keys]:
 
 
 def _save(folder: Path, step: int, changed: Keys, erased: Keys, base: int | None) -> None:
-    """Writes a snapshot of training; the row of each key is the step."""
+    """Writes a training snapshot; the row of each key is the step."""
     writer = SnapshotWriter(
         str(folder / f"run/step-{step}"),
         step=step,

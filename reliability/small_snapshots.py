@@ -1,4 +1,4 @@
-"""Small snapshots that take a few milliseconds to save, and tell what they should hold."""
+"""Small snapshots that are saved in milliseconds and whose contents can be verified."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _OPTIONS = SnapshotOptions(num_ranges=2, file_bytes=4_000, buffer_bytes=6_000, s
 
 @contextmanager
 def scratch_folder(*, in_memory: bool = False) -> Iterator[Path]:
-    """A folder that goes with its contents.
+    """Creates a folder that is removed with its contents.
 
     Args:
-        in_memory: on a file system in memory, where there is one. A killed process loses nothing
-            that it has written to either, and memory saves the time that a disk takes to sync.
+        in_memory: whether to use a file system in memory, if there is one. A killed process loses no
+            data that it has written to either, and memory needs no time to sync.
     """
     memory = Path("/dev/shm")
     parent = memory if in_memory and memory.is_dir() else None
@@ -47,9 +47,9 @@ def _rows_of(step: int, keys: np.ndarray) -> np.ndarray:
 
 
 def save(folder: Path, step: int, *, base: str | None = None) -> Snapshot:
-    """Saves all keys as of `step`; of a delta, those of even number, and key 1 is erased.
+    """Saves all keys as of `step`; a delta contains those with even numbers, and erases key 1.
 
-    Gives the attempt up where something fails.
+    Aborts the attempt if an operation fails.
     """
     writer = SnapshotWriter(
         str(folder / f"step-{step:09d}"), step=step, base=base, options=_OPTIONS
@@ -70,10 +70,10 @@ def save(folder: Path, step: int, *, base: str | None = None) -> Snapshot:
 
 
 def check(snapshot: Snapshot) -> None:
-    """Reads all of a snapshot.
+    """Reads a whole snapshot.
 
     Raises:
-        AssertionError: it does not hold what `save` was given.
+        AssertionError: its contents differ from those that `save` wrote.
         SnapshotError: it cannot be read.
     """
     steps = {0: snapshot.step, 1: snapshot.step}
@@ -97,12 +97,12 @@ def check(snapshot: Snapshot) -> None:
 def check_latest(
     folder: Path, acknowledged: int, check_snapshot: Callable[[Snapshot], None] = check
 ) -> str:
-    """What is wrong with the latest snapshot of a folder; empty where nothing is.
+    """Returns what is wrong with the latest snapshot of a folder; empty if it is correct.
 
     Args:
-        folder: of snapshots.
+        folder: a folder of snapshots.
         acknowledged: the last step whose `commit` returned; 0 for none.
-        check_snapshot: raises what is wrong with one.
+        check_snapshot: raises an error if a snapshot is wrong.
     """
     try:
         latest = latest_snapshot(folder)
@@ -111,7 +111,7 @@ def check_latest(
             return f"step {acknowledged} was acknowledged, the latest snapshot is of {found}"
         if latest is not None:
             check_snapshot(latest)
-    # Whatever it raises is what the report should say.
+    # The report should contain any error.
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""

@@ -1,10 +1,10 @@
-"""Calls of the C library fail, each in turn, while snapshots are saved: libfiu, under the interpreter.
+"""Makes each call of the C library fail in turn while snapshots are saved, with libfiu.
 
 It intercepts calls that `sparring_testing.faults.faulty_disk`, which wraps `os`, does not: short writes,
-`close`, and calls that Python itself makes. It does not intercept calls with the descriptor of a folder
+`close`, and calls of Python itself. It does not intercept calls with the descriptor of a folder
 (`openat`, `renameat`, `unlinkat`) nor `preadv2`, which the other one does.
 
-The saves are made by a process of their own, as the library must be loaded before all others.
+A separate process saves, because the library must be loaded before all others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from reliability.report import Report
 from reliability.small_snapshots import save, scratch_folder
-from reliability.snapshot_space import Outcomes, go_on, save_acknowledged, try_save
+from reliability.snapshot_space import Outcomes, continue_saving, save_acknowledged, try_save
 
 __all__ = ["TRIALS", "run"]
 
@@ -35,7 +35,7 @@ _POINTS = [
         *("rw/write/reduce", "rw/pwrite/reduce", "rw/pwritev/reduce"),
     )
 ]
-"""Not those of reading folders: Python closes one while it raises, when no callback may run."""
+"""Excludes reading folders: Python closes one while it raises an error, when no callback may run."""
 
 _FOLDERS = ("/usr/lib/fiu", "/usr/lib/x86_64-linux-gnu/fiu", "/usr/local/lib/fiu")
 _PRELOADED = ("fiu_run_preload.so", "fiu_posix_preload.so")
@@ -51,10 +51,10 @@ _Callback = ctypes.CFUNCTYPE(
 
 
 def run(trials: int) -> Report:
-    """Fails each call of a save, then each once more with another error, and so on."""
+    """Makes each call of a save fail, then each once more with another error, and so on."""
     folder = next((Path(each) for each in _FOLDERS if Path(each, _PRELOADED[1]).exists()), None)
     if folder is None:
-        return Report(0, skipped="libfiu is not installed; to have it: apt install fiu-utils")
+        return Report(0, skipped="libfiu is not installed; run: apt install fiu-utils")
     environment = os.environ | {
         "LD_PRELOAD": " ".join(str(folder / name) for name in _PRELOADED),
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
@@ -68,27 +68,27 @@ def run(trials: int) -> Report:
         timeout=_SECONDS,
     )
     if ended.returncode:
-        return Report(trials, failures=[f"the process that saves ended: {ended.stderr[-2000:]}"])
+        return Report(trials, failures=[f"the saving process ended: {ended.stderr[-2000:]}"])
     outcome = json.loads(ended.stdout.splitlines()[-1])
     return Report(trials, outcome["counts"], outcome["failures"])
 
 
 class _Faults:
-    """Lets one call fail."""
+    """Makes one call fail."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.is_counting = False
         self._failing, self._number = -1, errno.EIO
-        self._callback = _Callback(self._call)  # must live as long as the library calls it
+        self._callback = _Callback(self._call)  # the library calls it, so it must stay alive
         library = ctypes.CDLL("libfiu.so.0")
         library.fiu_init(0)
         for point in _POINTS:
             if library.fiu_enable_external(point.encode(), 1, None, 0, self._callback):
-                raise RuntimeError(f"libfiu does not know the point {point}")
+                raise RuntimeError(f"libfiu does not support the point {point}")
 
     def begin(self, failing: int = -1, number: int = errno.EIO) -> None:
-        """Counts calls from now on, and lets one fail."""
+        """Counts calls from now on, and makes one fail."""
         self.calls, self._failing, self._number = [], failing, number
         self.is_counting = True
 
@@ -103,7 +103,7 @@ class _Faults:
 
 
 def _save_with_faults(trials: int) -> dict[str, Any]:
-    """In the process of its own."""
+    """Runs in the separate process."""
     faults, outcomes = _Faults(), Outcomes()
     outcomes.counts = {name: count for name, count in outcomes.counts.items() if "disk" not in name}
     with scratch_folder(in_memory=True) as folder:
@@ -120,7 +120,7 @@ def _save_with_faults(trials: int) -> dict[str, Any]:
             faults.is_counting = False
             point = faults.calls[failing] if failing < len(faults.calls) else "no call"
             outcomes.counts[point] = outcomes.counts.get(point, 0) + 1
-            go_on(folder, f"call {failing}, {point}, {errno.errorcode[number]}", outcomes)
+            continue_saving(folder, f"call {failing}, {point}, {errno.errorcode[number]}", outcomes)
     return {"counts": outcomes.counts, "failures": outcomes.failures}
 
 

@@ -1,8 +1,8 @@
-"""Damage of every file of a snapshot: flipped bits, and files cut off, swapped or missing.
+"""Damages every file of a snapshot: flipped bits, and files truncated, swapped or missing.
 
-A full snapshot and a delta over it lie in one folder. Each trial damages one file, reads everything,
-expects an error that names that file and the block, and mends the file again. One file is larger
-than a block, so that offsets are put to the test too.
+A folder contains a full snapshot and a delta based on it. Each trial damages one file, reads everything,
+expects an error with that file and block, and restores the file. One file is larger than a block, so that
+offsets are tested too.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ __all__ = ["TRIALS", "run"]
 
 TRIALS = 22_000
 _BITS_PER_OTHER = 10
-"""Flipped bits for each cut, swap or removal."""
+"""Number of flipped bits per truncation, swap or removal."""
 
 
 def run(trials: int) -> Report:
-    """Of eleven trials ten flip a bit; the others cut, swap or remove in turn."""
+    """Ten of eleven trials flip a bit; the others truncate, swap or remove alternately."""
     counts = {"bits flipped": 0, "files cut off": 0, "files swapped": 0, "files missing": 0}
     detected = located = 0
     failures: list[str] = []
@@ -54,7 +54,7 @@ def run(trials: int) -> Report:
             else:
                 located += 1
         if _read(urls) is not None:
-            failures.append("the mended snapshot cannot be read")
+            failures.append("the restored snapshot cannot be read")
     counts |= {"detected": detected, "named with file and offset": located}
     return Report(trials, counts, failures)
 
@@ -72,7 +72,7 @@ def _make(folder: Path) -> list[str]:
 def _damage(
     seed: random.Random, trial: int, path: Path, files: list[Path], intact: dict[Path, bytes]
 ) -> str:
-    """Does one kind of damage; returns it."""
+    """Damages a file in one way; returns its name."""
     data = intact[path]
     other = trial // (_BITS_PER_OTHER + 1) % 3
     if trial % (_BITS_PER_OTHER + 1):
@@ -93,21 +93,21 @@ def _damage(
 
 
 def _is_located(error: SnapshotError, path: Path, intact: bytes, found: bytes | None) -> bool:
-    """Whether the error says where the damage is, as exactly as can be said.
+    """Returns whether the error contains the location of the damage, as exactly as possible.
 
     Args:
-        intact: what the file had.
-        found: what it has; None: it is missing.
+        intact: original contents of the file.
+        found: damaged contents; None if the file is missing.
     """
     is_manifest = path.name == MANIFEST_NAME
     if not isinstance(error, SnapshotDamagedError):
-        # A folder without a manifest is no snapshot.
+        # A folder without a manifest is not a snapshot.
         return is_manifest and found is None
     if is_manifest and error.file != MANIFEST_NAME:
-        # That of another snapshot is whole: the first file that contradicts it is named.
+        # A manifest of another snapshot is valid: the error names the first file that contradicts it.
         return found is not None and len(found) != len(intact)
     if found is None or is_manifest:
-        # The manifest is read whole, and hashed whole.
+        # The manifest is read and hashed as a whole.
         return bool(error.offset == 0)
     if len(found) != len(intact):
         return bool(error.offset == min(len(found), len(intact)))
@@ -118,7 +118,7 @@ def _is_located(error: SnapshotError, path: Path, intact: bytes, found: bytes | 
 
 
 def _read(urls: list[str]) -> SnapshotError | None:
-    """Reads everything that the snapshots hold; returns what is wrong with them."""
+    """Reads all contents of the snapshots; returns the errors."""
     try:
         check(open_snapshot(urls[0]))
         open_snapshot(urls[1]).state("optimizer")

@@ -1,8 +1,8 @@
-"""SIGKILL of a process that saves: at random moments, and at every call that it makes of the disk.
+"""Kills a process that saves: at random moments, and at every disk operation.
 
-A child saves one snapshot after another, deltas among them, until it is killed, and tells each one whose
-`commit` returned. Then each snapshot that can be seen must be whole, and none that was
-acknowledged may be missing. The next child goes on in the same folder.
+A child saves one snapshot after another, including deltas, until it is killed (SIGKILL), and reports each
+one whose `commit` returned. Then each visible snapshot must be complete, and no acknowledged one may be
+missing. The next child continues in the same folder.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ __all__ = ["TRIALS", "run", "run_kills"]
 
 TRIALS = 1_000
 _SAVES = 4
-"""How many it takes to meet each fault point."""
+"""Number of saves that reach each fault point."""
 _MAX_SAVES = 10_000
-"""Of a child that is to be killed."""
+"""Maximum number of saves of a child that is killed."""
 
 
 SaveSteps = Callable[[Path, Iterable[int], Callable[[int], None]], None]
-"""Saves one snapshot after another into a folder, and tells the step of each that was committed."""
+"""Saves one snapshot after another into a folder, and reports the step of each committed one."""
 
 
 def run(trials: int) -> Report:
-    """What the writer of snapshots does alone."""
+    """Tests the snapshot writer alone."""
     return run_kills(trials, _save, check)
 
 
 def run_kills(
     trials: int, save_steps: SaveSteps, check_snapshot: Callable[[Snapshot], None]
 ) -> Report:
-    """Kills at each fault point in turn, and, every other time, at a random moment.
+    """Kills children alternately at each fault point in turn and at random moments.
 
     Args:
-        trials: how many children.
-        save_steps: what they do.
-        check_snapshot: raises what is wrong with one.
+        trials: number of children.
+        save_steps: function that a child runs.
+        check_snapshot: raises an error if a snapshot is wrong.
     """
     with scratch_folder(in_memory=True) as folder:
         _points(folder, save_steps)
-        # Where there are snapshots already, as there are for all children but the first.
+        # In a folder with snapshots, as for all children except the first.
         points = Counter(_points(folder, save_steps))
         begin = time.monotonic()
         _points(folder, save_steps)
@@ -94,7 +94,7 @@ def run_kills(
             )
             if wrong:
                 failures.append(f"trial {trial}, killed {why}: {wrong}")
-            # A snapshot may be whole although the child died before it could say so.
+            # A snapshot may be complete although the child died before it reported it.
             acknowledged = max([acknowledged, *map(_step, list_snapshots(folder))])
             retain(folder, 2, stale_seconds=0)
     return Report(trials, counts, failures)
@@ -113,7 +113,7 @@ def _check_all(
         try:
             check_snapshot(open_snapshot(path))
         except (SnapshotError, AssertionError) as error:
-            return f"{path.name} is visible but not whole: {error}"
+            return f"{path.name} is visible but not complete: {error}"
         counts["snapshots read back and compared"] += 1
     return ""
 
@@ -123,7 +123,7 @@ def _step(url: str) -> int:
 
 
 def _points(folder: Path, save_steps: SaveSteps) -> list[str]:
-    """What a few more saves into a folder meet."""
+    """Returns the fault points of a few more saves into a folder."""
     points: list[str] = []
     first = max(map(_step, list_snapshots(folder)), default=0) + 1
     with faulty_disk(points.append):
@@ -146,7 +146,7 @@ def _save(folder: Path, steps: Iterable[int], acknowledge: Callable[[int], None]
     for step in steps:
         snapshot = save(folder, step, base=base)
         acknowledge(step)
-        # Every other one is a delta over the one before.
+        # Every other snapshot is a delta based on the previous one.
         base = None if base else snapshot.url
 
 
@@ -155,7 +155,7 @@ def _in_child(
     hook: Callable[[str], None],
     kill_after: float | None = None,
 ) -> tuple[int, list[int]]:
-    """How a child ended, and the steps that it acknowledged."""
+    """Returns how a child ended, and the steps that it acknowledged."""
     readable, writable = os.pipe()
     child = os.fork()
     if not child:

@@ -1,9 +1,9 @@
-"""A disk without room, and a disk that fails at any call.
+"""A full disk, and a disk on which any operation fails.
 
-First a small file system in memory is filled to random degrees before each save, so that it runs out
-of room at random places; then each call that a save makes of the disk fails in turn. Each time the
-error must be one of sparring's, the older snapshot must load, and the next save, with room, must work.
-Mounting needs root; without it, only failing calls are tried.
+First a small file system in memory is filled to random degrees before each save, so that it runs out of
+space at random places. Then each disk operation of a save fails in turn. Each time the error must be one
+of sparring's, the older snapshot must load, and the next save, with free space, must succeed. Mounting
+requires root; without it, only failing calls are tested.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DISK_BYTES = 2 << 20
 
 
 class Outcomes:
-    """What came of the trials so far."""
+    """Results of the trials so far."""
 
     def __init__(self) -> None:
         self.counts = {
@@ -47,7 +47,7 @@ class Outcomes:
 
 
 def run(trials: int) -> Report:
-    """Half of the trials fill a disk, half fail a call; all of them fail calls without a mount."""
+    """Half of the trials fill a disk, if mounting is possible; the others make a call fail."""
     outcomes = Outcomes()
     with scratch_folder() as parent:
         try:
@@ -74,7 +74,7 @@ def _fill_and_save(disk: Path, seed: random.Random, outcomes: Outcomes) -> None:
     folder, ballast = disk / "runs", disk / "ballast"
     if not outcomes.acknowledged:
         save_acknowledged(folder, outcomes)
-    # What is left is from nothing to a little more than a save takes.
+    # The free space is between nothing and slightly more than a save needs.
     free = _free_bytes(disk)
     ballast.write_bytes(bytes(max(0, free - seed.randrange(300 << 10))))
     try_save(folder, "no space left on a small disk", outcomes)
@@ -95,10 +95,10 @@ def _fail_and_save(folder: Path, failing: int, number: int, outcomes: Outcomes) 
 
 
 def try_save(folder: Path, kind: str, outcomes: Outcomes) -> None:
-    """Saves while something is broken.
+    """Saves while there is a fault.
 
     Args:
-        kind: of what is broken, under which it is counted.
+        kind: the kind of fault, under which it is counted.
     """
     outcomes.step += 1
     try:
@@ -108,16 +108,16 @@ def try_save(folder: Path, kind: str, outcomes: Outcomes) -> None:
     except SnapshotIOError:
         outcomes.counts[kind] += 1
         outcomes.counts["typed errors"] += 1
-    # Any other error is what must not happen.
+    # Any other error violates the promise.
     except Exception as error:
         outcomes.failures.append(f"{kind}: {type(error).__name__}: {error}")
 
 
 def continue_saving(folder: Path, what: str, outcomes: Outcomes) -> None:
-    """Looks whether the newest acknowledged snapshot loads, and saves with all in order again.
+    """Checks that the newest acknowledged snapshot loads, and saves again without faults.
 
     Args:
-        what: was broken, for failures.
+        what: description of the fault, for failures.
     """
     wrong = check_latest(folder, outcomes.acknowledged)
     if wrong:
@@ -133,7 +133,7 @@ def continue_saving(folder: Path, what: str, outcomes: Outcomes) -> None:
 
 
 def save_acknowledged(folder: Path, outcomes: Outcomes) -> None:
-    """Saves with nothing broken."""
+    """Saves without faults."""
     outcomes.step += 1
     save(folder, outcomes.step)
     outcomes.acknowledged = outcomes.step
@@ -146,10 +146,10 @@ def _free_bytes(disk: Path) -> int:
 
 @contextmanager
 def _small_disk(path: Path) -> Iterator[Path]:
-    """A file system in memory of two megabytes.
+    """Mounts a file system in memory of two megabytes.
 
     Raises:
-        PermissionError: nothing may be mounted here.
+        PermissionError: mounting is not permitted.
     """
     path.mkdir()
     try:
@@ -160,7 +160,7 @@ def _small_disk(path: Path) -> Iterator[Path]:
             check=False,
         )
     except FileNotFoundError as error:
-        raise PermissionError(f"there is no program 'mount': {error}") from error
+        raise PermissionError(f"cannot run 'mount': {error}") from error
     if mounted.returncode:
         raise PermissionError(mounted.stderr.strip() or "mount failed")
     try:

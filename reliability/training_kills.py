@@ -1,9 +1,9 @@
-"""SIGKILL of a process that trains: it saves a container, removes old snapshots, and compacts chains.
+"""Kills a process that trains, saves a container, removes old snapshots, and compacts chains.
 
-As `snapshot_kills`, with all that lies around the writer of snapshots: a child loads the newest
-snapshot, changes a third of the rows in each step, and saves full snapshots and deltas by turns by
-`container.save`, with retention; of every fourth the chain is compacted. In half of the trials two
-ranks, threads of the child, save together.
+Like `snapshot_kills`, including everything around the snapshot writer: a child loads the newest snapshot,
+changes a third of the rows in each step, and saves full snapshots and deltas alternately with
+`container.save`, with retention; the chain of every fourth is compacted. In half of the trials two ranks,
+threads of the child, save together.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _KEPT = 2
 
 
 def run(trials: int) -> Report:
-    """Half of the trials on one rank, half on two."""
+    """Runs half of the trials on one rank, half on two."""
     counts: dict[str, int] = {}
     failures: list[str] = []
     for num_ranks, part in ((1, trials - trials // 2), (2, trials // 2)):
@@ -97,14 +97,14 @@ def _train_rank(
 
 
 def _rows(keys: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """Of keys, each last written in a step."""
+    """Returns the rows of keys that were last written in the given steps."""
     return ((keys[:, None] * 31 + np.arange(_TABLE.dim) + steps[:, None] * 7) % 1009).astype(
         np.float32
     )
 
 
 def _check(snapshot: Snapshot) -> None:
-    """Raises AssertionError where it does not hold what was saved."""
+    """Raises AssertionError if the contents differ from those saved."""
     last_steps = snapshot.step - (snapshot.step - _KEYS) % _PARTS
     expected = _KEYS[last_steps > 0]
     found: list[int] = []

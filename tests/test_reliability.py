@@ -74,11 +74,11 @@ def test_a_wrong_row_that_is_not_flagged_is_found(program: Any) -> None:
         array[2] = value
 
     assert wrong(lambda rows, found, status: None) == ""
-    assert "not flagged" in wrong(lambda rows, found, status: put(rows[:, 1], 7))
+    assert "without a flag" in wrong(lambda rows, found, status: put(rows[:, 1], 7))
     assert "versions [1.0, 2.0]" in wrong(lambda rows, found, status: put(rows[:, 0], 2))
     assert "not found" in wrong(lambda rows, found, status: put(found, False))
     assert "not NaN" in wrong(lambda rows, found, status: put(status, RowStatus.FAILED))
-    assert "initial values are none" in wrong(
+    assert "are not initial values" in wrong(
         lambda rows, found, status: put(status, RowStatus.INITIAL)
     )
 
@@ -97,4 +97,4 @@ def test_what_must_not_happen_fails_the_run(
     assert program.main(["snapshot_kills"]) == 0
     assert "not run: no server" in capsys.readouterr().out
     assert program.main(["snapshot_kils"]) == 2
-    assert "no trials 'snapshot_kils'" in capsys.readouterr().err
+    assert "unknown trials 'snapshot_kils'" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""All that needs a GPU: what does not run is said once, and is a failure where there is a GPU."""
+"""Tests of the program that runs everything on a GPU: skipped stages are reported and are failures."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def test_with_a_gpu_what_could_not_run_is_a_failure(
     assert program.main(["--no-build", "--only", "short"]) == 0
     assert program.main(["--no-build"]) == 1
     out = capsys.readouterr().out
-    assert "not run: much longer\n  because a-program-that-nobody-has is neither on" in out
-    assert "there is a GPU, and not everything ran on it" in out
+    assert "not run: much longer\n  because a-program-that-nobody-has is neither in PATH" in out
+    assert "there is a GPU, but not everything ran on it" in out
 
 
 def test_with_a_gpu_that_the_packages_cannot_use_nothing_passes(
@@ -97,8 +97,8 @@ def test_a_budget_ends_the_run(
     monkeypatch.setattr(program, "stages", lambda device: [slow, short])
     assert program.main(["--no-build", "--budget", "1"]) == 1
     out = capsys.readouterr().out
-    assert "slow  FAILED: not done in 1 s" in out
-    assert "not run: short\n  because the seconds of --budget are over" in out
+    assert "slow  FAILED: not finished in 1 s" in out
+    assert "not run: short\n  because the time of --budget is used up" in out
 
 
 def test_a_sanitizer_that_refuses_is_said_and_not_passed(

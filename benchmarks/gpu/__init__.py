@@ -1,1 +1,1 @@
-"""Speed of tables and key operations on a GPU: ``python -m benchmarks.gpu``."""
+"""Benchmarks of tables and key operations on a GPU: ``python -m benchmarks.gpu``."""

@@ -1,8 +1,8 @@
-"""``python -m benchmarks.gpu [NAME …] [--output FILE]``: measures tables on this machine's GPU.
+"""``python -m benchmarks.gpu [NAME …] [--output FILE]``: measures tables on the GPU of this machine.
 
-Every figure stands beside the bar that it should reach, in the same run as the bandwidth of a plain
-copy on the same GPU; where the time goes, kernel by kernel, stands beside it. Without a GPU it says
-why, and measures nothing. ``--device emulated`` only tries whether the programs run.
+Prints each figure with its limit, the bandwidth of a plain copy on the same GPU in the same run, and the
+time per kernel. Without a GPU it prints the reason and measures nothing. ``--device emulated`` only
+tests whether the programs run.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ PROGRAMS = ("tables", "operations", "training", "two_tiers")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns 1 where a bar was missed or a program failed."""
+    """Returns 1 if a limit was missed or a program failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(PROGRAMS))
     parser.add_argument("--device", choices=("cuda", "emulated"), default="cuda")
-    parser.add_argument("--output", type=Path, help="write the figures as JSON, too")
+    parser.add_argument("--output", type=Path, help="also write the figures as JSON to this file")
     asked = parser.parse_args(arguments)
     unknown = sorted(set(asked.names) - set(PROGRAMS))
     if unknown:
@@ -55,7 +55,7 @@ def _run(device: str, names: Sequence[str], output: Path | None) -> int:
         try:
             results[name] = importlib.import_module(f"benchmarks.gpu.{name}").measure(machine)
         except Exception:
-            # A GPU's time is dear: the others are measured all the same.
+            # GPU time is expensive, so the other programs run anyway.
             console.print_exception()
             failed.append(name)
             continue

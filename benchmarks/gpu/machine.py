@@ -1,4 +1,4 @@
-"""The GPU that is measured, or the emulator over which the programs are only tried."""
+"""The GPU to measure, or the emulator, on which programs are only tested."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ _COPY_BYTES = 1 << 30
 _SHRINK = 4096
 
 Call = Callable[[int], object]
-"""What is measured; it is given the number of the turn."""
+"""Function to measure; it is called with the number of the round."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One kernel, or one kind of copy, of a call."""
+    """One kernel, or one kind of copy, in a call."""
 
     name: str
     launches: float
-    """Of one call."""
+    """Number per call."""
     seconds: float
-    """On the GPU, of one call."""
+    """Time on the GPU per call."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Where programs run, and how they are timed.
+    """The device on which programs run, and how they are timed.
 
     Args:
-        device: ``cuda``, or ``emulated``: sizes are tiny there, and times mean nothing.
+        device: ``cuda``, or ``emulated``, where sizes are tiny and times are meaningless.
     """
 
     device: str
@@ -51,7 +51,7 @@ class Machine:
 
     @property
     def where(self) -> str:
-        """What torch calls it; the emulator's memory is the host's."""
+        """Name of the device for torch; the memory of the emulator is host memory."""
         return "cuda" if self.is_measured else "cpu"
 
     @property
@@ -59,7 +59,7 @@ class Machine:
         return str(torch.cuda.get_device_name()) if self.is_measured else "the emulator"
 
     def sized(self, count: int) -> int:
-        """So many rows or ids; few over the emulator."""
+        """Returns the number of rows or ids to use; a small number on the emulator."""
         return count if self.is_measured else max(64, count // _SHRINK)
 
     def stream(self) -> int:
@@ -73,10 +73,10 @@ class Machine:
         return make_plugin_manager().kernels(self.device).factory(arrays)
 
     def seconds_of(self, call: Call) -> float:
-        """The median time of a call.
+        """Returns the median time of a call.
 
-        Calls follow one another without a pause, so that what the host does for the next is hidden
-        behind the GPU's work, as in a training loop.
+        Calls follow each other without a pause, so that host work for the next call overlaps with GPU
+        work, as in a training loop.
         """
         if not self.is_measured:
             begin_seconds = time.perf_counter()
@@ -97,7 +97,7 @@ class Machine:
         return median(seconds)
 
     def stages_of(self, call: Call) -> list[Stage]:
-        """Where the time of a call goes, longest first; nothing over the emulator."""
+        """Returns the stages of a call, longest first; empty on the emulator."""
         if not self.is_measured:
             return []
         from torch.profiler import ProfilerActivity, profile
@@ -117,14 +117,14 @@ class Machine:
 
     @cached_property
     def copy_bandwidth(self) -> float:
-        """Bytes read and written each second by a copy of 1 GiB within the memory."""
+        """Bytes read and written per second by a copy of 1 GiB within GPU memory."""
         source = torch.empty(self.sized(_COPY_BYTES), dtype=torch.uint8, device=self.where)
         source.random_(0, 256)
         target = torch.empty_like(source)
         return 2 * len(source) / self.seconds_of(lambda _: target.copy_(source))
 
     def explained(self, seconds: float, stages: list[Stage]) -> str:
-        """What a figure's time is made of, in one line."""
+        """Describes the stages of a call in one line."""
         if not stages:
             return ""
         busy = sum(stage.seconds for stage in stages)
@@ -138,7 +138,7 @@ class Machine:
         )
 
     def figure(self, what: str, value: float, unit: str, bar: Bar | None, detail: str) -> Figure:
-        """A line of the report. Over the emulator it has no number: there is none to be had."""
+        """Returns a line of the report. On the emulator it contains no number."""
         if not self.is_measured:
             return Figure(what, "tried", None if bar is None else bar.text(unit), None, detail)
         return Figure(
@@ -152,7 +152,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What a figure should reach."""
+    """The limit of a figure."""
 
     at_least: float | None = None
     at_most: float | None = None
@@ -170,6 +170,6 @@ class Bar:
 
 
 def measure(machine: Machine) -> list[Figure]:
-    """What stands beside the figures of every run, whichever programs are chosen."""
+    """Measures figures that are printed in every run."""
     rate = machine.copy_bandwidth / 1e9
     return [machine.figure("copy within the memory", rate, "GB/s", None, "1 GiB")]

@@ -1,4 +1,4 @@
-"""Key operations on a GPU beside those of PyTorch."""
+"""Key operations on a GPU, compared with those of PyTorch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NUM_IDS, _NUM_KEYS, _NUM_BATCHES = 1 << 20, 10_000_000, 8
 
 
 def measure(machine: Machine) -> list[Figure]:
-    """A million ids, Zipf 1.05 over ten million keys, against `torch.unique` with its inverse."""
+    """Deduplicates a million ids, Zipf 1.05 over ten million keys; `torch.unique` is the reference."""
     num_ids = machine.sized(_NUM_IDS)
     batches = zipf_ids(machine, _NUM_BATCHES, num_ids, machine.sized(_NUM_KEYS))
     kernels = machine.kernels()
@@ -27,9 +27,9 @@ def measure(machine: Machine) -> list[Figure]:
 
     found = kernels.dedup(batches[0])
     if not torch.equal(found.keys[found.inverse], batches[0]):
-        raise AssertionError("dedup: keys by their inverse do not give the ids")
+        raise AssertionError("dedup: keys[inverse] must be equal to the ids")
     if len(found.keys) != len(torch.unique(batches[0])):
-        raise AssertionError("dedup: a key stands twice")
+        raise AssertionError("dedup: a key occurs twice")
     our_seconds, their_seconds = machine.seconds_of(ours), machine.seconds_of(theirs)
     explained = machine.explained(our_seconds, machine.stages_of(ours))
     return [

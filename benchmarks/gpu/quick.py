@@ -1,6 +1,6 @@
-"""``python -m benchmarks.gpu.quick``: rows of a table on a GPU in, out and erased, in a second or two.
+"""``python -m benchmarks.gpu.quick``: writes, reads and erases rows of a table on a GPU, in seconds.
 
-The first thing to run on a new machine: with ``CUDA_LAUNCH_BLOCKING=1`` an error names its launch.
+Run it first on a new machine. With ``CUDA_LAUNCH_BLOCKING=1`` an error contains its kernel launch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["main"]
 
 
 def main(device: str) -> None:
-    """Raises where what comes out is not what went in."""
+    """Raises an error if the rows read differ from those written."""
     table = TableConfig("quick", 16, seed=1)
     keys = np.random.default_rng(0).permutation(1 << 20)[:10_000]
     rows = np.arange(keys.size * 16, dtype=np.float32).reshape(-1, 16)
@@ -28,7 +28,7 @@ def main(device: str) -> None:
         assert storage.size == 6000
         found = storage.find(keys)
         assert np.array_equal(found.found.astype(bool), np.arange(keys.size) >= 4000)
-    print(f"{device}: 10,000 rows in and out, 4,000 erased")
+    print(f"{device}: 10,000 rows written and read, 4,000 erased")
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
-"""``python benchmarks/gpu/run_everything.py``: all that needs a GPU, without nox and without a network.
+"""``python benchmarks/gpu/run_everything.py``: runs everything that needs a GPU, without nox and network.
 
-Builds core, sparring-hkv (with nvcc) and sparring-torch into an environment beside the one that runs
-this, which lends it PyTorch and whatever else it has; runs the kit, the tests, compute-sanitizer and
-the benchmarks on the GPU; and says what it did not run, and why. What did not run is a failure, unless
-the machine has no GPU at all and `--allow-no-gpu` is given.
+Builds core, sparring-hkv (with nvcc) and sparring-torch in a new environment, which also uses PyTorch and
+other packages of the environment that runs this. Runs the kit, the tests, compute-sanitizer and the
+benchmarks on the GPU, and reports what it did not run, with the reason. A stage that did not run counts
+as a failure, unless the machine has no GPU and `--allow-no-gpu` is given.
 
     python benchmarks/gpu/run_everything.py                      everything
-    python benchmarks/gpu/run_everything.py --list               what that is
-    python benchmarks/gpu/run_everything.py --only tests kit     some of it
-    python benchmarks/gpu/run_everything.py --wheels FOLDER      what is missing comes from there
-    python benchmarks/gpu/run_everything.py --budget 600         no stage goes on after 600 seconds
+    python benchmarks/gpu/run_everything.py --list               list the stages
+    python benchmarks/gpu/run_everything.py --only tests kit     some stages
+    python benchmarks/gpu/run_everything.py --wheels FOLDER      missing packages come from there
+    python benchmarks/gpu/run_everything.py --budget 600         stops after 600 seconds
 
-What has to be there: nvcc, a C++ compiler, and the packages of `NEEDED` with what they need; `--wheels`
-names a folder of wheels of those that are not. Nothing is ever fetched.
+Requires nvcc, a C++ compiler, and the packages in `NEEDED` with their dependencies. `--wheels` is a
+folder with wheels of missing packages. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-# Distributions that the packages need to be built, to run and to be tested. What these need has to be
-# there too, but for what torch needs, which comes with it.
+# Distributions that are required to build, run and test the packages. Their dependencies are required
+# too, except those of torch, which are installed with it.
 NEEDED = (
     "torch", "numpy", "scikit-build-core", "pybind11", "hatchling", "cmake", "ninja", "tbb", "tbb-devel",
     "pluggy", "pydantic", "ruamel.yaml", "fsspec", "ml_dtypes", "rich", "typer", "xxhash", "pytest",
@@ -60,47 +60,47 @@ TESTS = (
     "packages/framework-torch/tests/test_gpu_streams.py",
     "packages/framework-torch/tests/test_device_memory.py",
 )
-# For a sanitizer, under which kernels are hundreds of times slower. Tests of these files carry the
-# name of their device; those of the kit and of sequences read it from the environment.
+# Tests for the sanitizers, under which kernels are hundreds of times slower. Tests in these files
+# contain the name of their device; the kit and the sequences read it from the environment.
 CHECKED = (
     "packages/backend-hkv/tests/test_device_kernels.py",
     "packages/backend-hkv/tests/test_device_table.py",
 )
 CHECKS = {
-    "memcheck": "accesses out of bounds",
-    "synccheck": "lanes that do not meet where they should",
-    "initcheck": "reads of memory that was never written",
+    "memcheck": "out-of-bounds accesses",
+    "synccheck": "invalid synchronization of lanes",
+    "initcheck": "reads of uninitialized memory",
 }
-# torch's kernels are its own business, and so are its questions to CUDA that are refused.
+# Excludes torch's kernels, and CUDA API errors that torch handles.
 OURS = ("--report-api-errors", "no", "--kernel-name", "regex:kns=sparring")
-# Where NVIDIA's toolkit puts its programs, also where nobody put them on the path.
+# Folder of the programs of NVIDIA's toolkit, which may not be in PATH.
 TOOLKIT = "/usr/local/cuda/bin"
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One thing to run."""
+    """One command to run."""
 
     name: str
     what: str
-    """For people, in a few words."""
+    """Short description."""
     command: tuple[str, ...]
     variables: tuple[tuple[str, str], ...] = ()
     needs_gpu: bool = True
     limit_seconds: float = 1800
     is_check: bool = False
-    """Runs under compute-sanitizer."""
+    """Whether it runs under compute-sanitizer."""
 
 
 def stages(device: str) -> list[Stage]:
-    """All that is run after building, in order, for the device ``cuda``, ``cuda:1``, …"""
+    """Lists everything to run after the build, in order, for the device ``cuda``, ``cuda:1``, …"""
     on_device = (("SPARRING_TEST_DEVICE", device),)
     chosen = "-k", device.replace(":", " and ")
     pytest = ("python", "-m", "pytest", "-q", "-p", "no:cacheprovider")
     few = (*on_device, ("SPARRING_OPERATIONS", "60"))
     return [
         Stage(
-            "quick", "some rows in, out and erased, launch by launch",
+            "quick", "writes, reads and erases some rows, one launch at a time",
             ("python", "-m", "benchmarks.gpu.quick", device), (("CUDA_LAUNCH_BLOCKING", "1"),),
             limit_seconds=300,
         ),
@@ -110,7 +110,7 @@ def stages(device: str) -> list[Stage]:
             (*pytest, *TESTS, *chosen), on_device,
         ),
         Stage(
-            "sequences", "100,000 random calls, beside the table on the CPU",
+            "sequences", "100,000 random calls, compared with the table on the CPU",
             (*pytest, *SEQUENCES), (*on_device, ("SPARRING_OPERATIONS", "100000")),
         ),
         *(
@@ -130,18 +130,18 @@ def stages(device: str) -> list[Stage]:
                 ("the kit", (*KIT, *SEQUENCES, "-k", "not large and not million")),
             )
         ),
-        Stage("benchmarks", "speeds, beside what they should reach", ("python", "-m", "benchmarks.gpu")),
+        Stage("benchmarks", "speed, with limits", ("python", "-m", "benchmarks.gpu")),
     ]  # fmt: skip
 
 
 def with_libraries() -> dict[str, str]:
-    """This environment, and where the one that lends has oneTBB's library, if it has it."""
+    """Returns the environment variables, with the folder of oneTBB's library if there is one."""
     libraries = [f"{sys.prefix}/lib", os.environ.get("LD_LIBRARY_PATH", "")]
     return dict(os.environ) | {"LD_LIBRARY_PATH": ":".join(filter(None, libraries))}
 
 
 class Run:
-    """Runs stages, and remembers what came of each."""
+    """Runs stages and records the outcomes."""
 
     def __init__(self, python: str, output: Path | None, budget: float = float("inf")) -> None:
         self._python = python
@@ -159,20 +159,20 @@ class Run:
         return bool(self._not_run)
 
     def skip(self, name: str, reason: str) -> None:
-        """Says that something is not run."""
+        """Reports that a stage is skipped."""
         self._not_run.setdefault(reason, []).append(name)
 
     def run(self, stage: Stage) -> bool:
-        """Runs one; returns whether it went well."""
+        """Runs a stage; returns whether it succeeded."""
         program = stage.command[0]
-        # Commands of the environment that was made, as cmake and ninja, go first.
+        # Programs of the new environment, such as cmake and ninja, take precedence.
         path = f"{Path(self._python).parent}:{os.environ['PATH']}:{TOOLKIT}"
         if program != "python" and shutil.which(program, path=path) is None:
-            self.skip(stage.name, f"{program} is neither on the path nor in {TOOLKIT}")
+            self.skip(stage.name, f"{program} is neither in PATH nor in {TOOLKIT}")
             return False
         limit = min(stage.limit_seconds, self._end - time.monotonic())
         if limit <= 0:
-            self.skip(stage.name, "the seconds of --budget are over")
+            self.skip(stage.name, "the time of --budget is used up")
             return False
         print(f"\n=== {stage.name}: {stage.what}", flush=True)
         command = [self._python if word == "python" else word for word in stage.command]
@@ -182,7 +182,7 @@ class Run:
         try:
             code = self._run(stage.name, command, environment, limit)
         except subprocess.TimeoutExpired:
-            self.outcomes.append((stage.name, f"FAILED: not done in {limit:.0f} s"))
+            self.outcomes.append((stage.name, f"FAILED: not finished in {limit:.0f} s"))
             return False
         seconds = time.monotonic() - begin
         outcome = "passed" if code == 0 else f"FAILED with code {code}"
@@ -204,7 +204,7 @@ class Run:
         return ran.returncode
 
     def summary(self) -> str:
-        """One line for each stage that ran, one for each reason for which others did not."""
+        """Returns a line per stage that ran, and a line per reason for skipped stages."""
         width = max((len(name) for name, _ in self.outcomes), default=0)
         lines = [f"{name:{width}}  {outcome}" for name, outcome in self.outcomes]
         for reason, names in self._not_run.items():
@@ -213,9 +213,9 @@ class Run:
 
 
 def missing_packages(needed: Sequence[str] = NEEDED) -> list[str]:
-    """Names of distributions that are not here, and are needed by those of `needed` or by theirs.
+    """Lists missing distributions that those in `needed` require, directly or indirectly.
 
-    What a missing one needs besides is not known before it is there.
+    The requirements of a missing distribution are unknown until it is installed.
     """
     missing, seen, left = [], set(), list(needed)
     while left:
@@ -234,7 +234,7 @@ def missing_packages(needed: Sequence[str] = NEEDED) -> list[str]:
 
 
 def _required_here(line: str) -> str | None:
-    """The name in a line of ``Requires-Dist``; None where its condition does not hold here."""
+    """Returns the name in a line of ``Requires-Dist``, or None if its condition is false here."""
     name, _, condition = line.partition(";")
     if condition:
         try:
@@ -248,7 +248,7 @@ def _required_here(line: str) -> str | None:
 
 
 def make_environment(folder: Path, wheels: Path | None) -> str:
-    """An environment that also has what this one has. Returns its Python."""
+    """Creates an environment that includes the packages of this one. Returns its Python."""
     python = folder / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
@@ -263,16 +263,16 @@ def make_environment(folder: Path, wheels: Path | None) -> str:
             check=True,
         )  # fmt: skip
     elif missing:
-        print(f"missing here: {', '.join(missing)}; give their wheels by --wheels FOLDER")
+        print(f"missing packages: {', '.join(missing)}; provide their wheels with --wheels FOLDER")
     return str(python)
 
 
 def build_stages(folder: Path) -> list[Stage]:
-    """Builds of the packages, core first."""
+    """Lists the stages that build the packages, core first."""
     settings = {
         "backend-hkv": (
             "--config-settings=cmake.define.SPARRING_HKV_EMULATED=ON",
-            # For the GPU at hand alone: a third of the time.
+            # Only for the present GPU, which takes a third of the time.
             "--config-settings=cmake.define.CMAKE_CUDA_ARCHITECTURES=native",
         )
     }
@@ -296,21 +296,21 @@ def build_stages(folder: Path) -> list[Stage]:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What there is to run on."""
+    """Result of the search for a GPU."""
 
     has_gpu: bool
     reason: str
-    """Why nothing can run on it; empty if things can."""
+    """Why the GPU cannot be used; empty if it can."""
     has_failed: bool = False
-    """The question itself failed: nothing is known."""
+    """Whether the search itself failed, so nothing is known."""
 
 
-# Either of them is there where a GPU is, in containers too.
+# If there is a GPU, one of them exists, in containers too.
 DRIVER_FILES = (Path("/dev/nvidia0"), Path("/proc/driver/nvidia"))
 
 
 def find_gpu(python: str) -> Found:
-    """Whether there is a GPU, and whether the packages of an environment can use it."""
+    """Finds out whether there is a GPU, and whether the packages of an environment can use it."""
     program = """
 from sparring_cli import inspect_gpus
 reason = inspect_gpus().reason
@@ -334,11 +334,11 @@ print(reason)
 
 
 def why_unchecked(python: str) -> str:
-    """Why compute-sanitizer cannot look at the GPU, as in some virtual machines; empty if it can."""
+    """Returns why compute-sanitizer cannot be used, as in some virtual machines; empty if it can."""
     path = f"{os.environ['PATH']}:{TOOLKIT}"
     program = shutil.which("compute-sanitizer", path=path)
     if program is None:
-        return f"compute-sanitizer is neither on the path nor in {TOOLKIT}"
+        return f"compute-sanitizer is neither in PATH nor in {TOOLKIT}"
     code = "import torch; torch.zeros(8, device='cuda').add_(1).cpu()"
     try:
         ran = subprocess.run(
@@ -346,28 +346,32 @@ def why_unchecked(python: str) -> str:
             capture_output=True, text=True, check=False, timeout=300, env=with_libraries(),
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return "compute-sanitizer did not come to an end over one kernel of torch"
+        return "compute-sanitizer did not finish on one kernel of torch"
     if ran.returncode == 0:
         return ""
     said = (ran.stdout + ran.stderr).strip().splitlines() or ["nothing was said"]
-    return f"compute-sanitizer fails over one kernel of torch: {said[-1]}"
+    return f"compute-sanitizer fails on one kernel of torch: {said[-1]}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", default="cuda", help="cuda or cuda:N")
-    parser.add_argument("--only", nargs="+", metavar="STAGE", help="of the list that --list prints")
+    parser.add_argument("--only", nargs="+", metavar="STAGE", help="stages to run; see --list")
     parser.add_argument("--list", action="store_true", help="print the stages and run nothing")
-    parser.add_argument("--wheels", type=Path, help="a folder of wheels of what is missing")
-    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "gpu", help="to build in")
-    parser.add_argument("--no-build", action="store_true", help="everything is installed here")
+    parser.add_argument("--wheels", type=Path, help="folder with wheels of missing packages")
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "gpu", help="build folder")
+    parser.add_argument("--no-build", action="store_true", help="use the installed packages")
     parser.add_argument(
-        "--budget", type=float, default=float("inf"), metavar="SECONDS", help="for all of it"
+        "--budget",
+        type=float,
+        default=float("inf"),
+        metavar="SECONDS",
+        help="time limit for all stages",
     )
     parser.add_argument(
-        "--allow-no-gpu", action="store_true", help="a machine without a GPU is no failure"
+        "--allow-no-gpu", action="store_true", help="succeed on a machine without a GPU"
     )
-    parser.add_argument("--output", type=Path, help="a folder for one log of each stage")
+    parser.add_argument("--output", type=Path, help="folder for a log file per stage")
     asked = parser.parse_args(arguments)
     wanted = stages(asked.device)
     if asked.list:
@@ -377,7 +381,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.only:
         unknown = set(asked.only) - {stage.name for stage in wanted}
         if unknown:
-            parser.error(f"no such stage: {', '.join(sorted(unknown))}; see --list")
+            parser.error(f"unknown stage: {', '.join(sorted(unknown))}; see --list")
         wanted = [stage for stage in wanted if stage.name in asked.only]
     if asked.output is not None:
         asked.output.mkdir(parents=True, exist_ok=True)
@@ -403,7 +407,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     if run.has_skipped and not (asked.allow_no_gpu and not found.has_gpu):
         there_is = (
-            "a GPU, and not everything ran on it" if found.has_gpu else "no GPU, and nothing ran"
+            "a GPU, but not everything ran on it" if found.has_gpu else "no GPU, and nothing ran"
         )
         print(f"\nFAILED: there is {there_is}")
         return 1

@@ -1,4 +1,4 @@
-"""Find and upsert of a table on a GPU, a million random keys a call, float32."""
+"""Find and upsert of a table on a GPU, with a million random keys per call, float32."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LOADS = (0.5, 0.75, 1.0)
 
 
 def measure(machine: Machine) -> list[Figure]:
-    """Every load, and how much it matters."""
+    """Measures all load factors, and the effect of the load factor."""
     figures: list[Figure] = []
     rates = {}
     for load in _LOADS:
@@ -44,7 +44,7 @@ def measure(machine: Machine) -> list[Figure]:
 
 
 class _Filled:
-    """A table of `load` of the slots that may be filled."""
+    """A table in which a fraction `load` of the usable slots is filled."""
 
     def __init__(self, machine: Machine, dim: int, load: float) -> None:
         self._machine = machine
@@ -57,13 +57,13 @@ class _Filled:
         self._storage = HkvStorage(TableConfig("table", dim), options, validate=False)
         self._calls = DeviceCalls(self._storage)
         self._rows = torch.rand(self._num_keys, dim, device=machine.where)
-        # A full table is one that was overfilled: buckets fill unequally.
+        # A full table must be overfilled, because buckets fill unevenly.
         self._end = int(self._capacity * (load if load < 1 else 1.5))
         for begin in range(0, self._end, self._num_keys):
             self._insert(begin, min(self._num_keys, self._end - begin))
         self._found = torch.empty(self._num_keys, dtype=torch.uint8, device=machine.where)
         self._out = torch.empty_like(self._rows)
-        # Full buckets let some go of what was put in last: those are not asked for.
+        # Full buckets evict some of the last keys, which are excluded.
         self._batches = [keys[self._is_there(keys)] for keys in self._drawn()]
         self._check()
         self._find_seconds = machine.seconds_of(self._find)
@@ -77,7 +77,7 @@ class _Filled:
 
     @property
     def find_rate(self) -> float:
-        """Rows each second."""
+        """Returns a figure in rows per second."""
         return self._num_found / self._find_seconds
 
     def finds(self) -> list[Figure]:
@@ -90,7 +90,7 @@ class _Filled:
             self._rate(f"find, {self._name}", self.find_rate, None, explained),
             self._machine.figure(
                 f"find, {self._name} / copy", 100 * moved, "%", Bar(at_least=60.0),
-                "bytes of rows read and written, against those of the copy",
+                "bytes of rows read and written, compared with the copy",
             ),
         ]  # fmt: skip
 
@@ -113,7 +113,7 @@ class _Filled:
         return [known, self._rate(what, rate, Bar(at_least=1.0), explained)]
 
     def against_dense(self) -> Figure:
-        """The same number of random rows of a dense table."""
+        """Gathers the same number of random rows of a dense table."""
         num_rows = self._end
         dense = torch.rand(num_rows, self._dim, device=self._machine.where)
         batches = [
@@ -128,14 +128,14 @@ class _Filled:
         ratio = self._machine.seconds_of(select) / self._find_seconds
         return self._machine.figure(
             f"find / torch.index_select, {self._name}", ratio, "x", Bar(at_least=0.8),
-            "of a dense table of as many rows",
+            "of a dense table with the same number of rows",
         )  # fmt: skip
 
     def _rate(self, what: str, rate: float, bar: Bar | None, detail: str) -> Figure:
         return self._machine.figure(what, rate / 1e9, "G rows/s", bar, detail)
 
     def _drawn(self) -> list[torch.Tensor]:
-        """Random keys that were put in last, each once in a batch."""
+        """Yields random keys among the last inserted ones, each once per batch."""
         oldest = max(0, self._end - int(self._capacity * min(self._load, 0.9)))
         where = self._machine.where
         generator = torch.Generator(device=where).manual_seed(1)
@@ -150,7 +150,7 @@ class _Filled:
         return drawn
 
     def _check(self) -> None:
-        """What is measured must be right: what was written is found."""
+        """Checks that written rows are found."""
         keys = self._batches[0]
         rows = torch.rand(len(keys), self._dim, device=self._machine.where)
         self._calls.upsert(keys, rows, self._machine.stream())
@@ -159,10 +159,10 @@ class _Filled:
         if not bool(found.all()) or not torch.equal(out, rows):
             raise AssertionError(f"{self._name}: a row that was just written was not found")
         if not all(bool(self._is_there(batch).all()) for batch in self._batches):
-            raise AssertionError(f"{self._name}: a key that is asked for has no row")
+            raise AssertionError(f"{self._name}: a key of the batches has no row")
 
     def _is_there(self, keys: torch.Tensor) -> torch.Tensor:
-        """Which of these keys have rows: ``(n,)`` bool."""
+        """Returns which of these keys have rows: ``(n,)`` bool."""
         found = self._found[: len(keys)]
         self._calls.find(keys, self._out[: len(keys)], found, self._machine.stream())
         return found.bool()

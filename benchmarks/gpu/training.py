@@ -1,4 +1,4 @@
-"""Training pooled embeddings on a GPU beside PyTorch's own: forward, backward, optimizer."""
+"""Training of pooled embeddings on a GPU, compared with PyTorch: forward, backward, optimizer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NUM_BATCHES = 8
 
 
 def measure(machine: Machine) -> list[Figure]:
-    """Pooled 4, dim 128, rowwise Adagrad, against `nn.EmbeddingBag(sparse=True)` with Adagrad."""
+    """Pooling of 4, dim 128, rowwise Adagrad; reference: `nn.EmbeddingBag(sparse=True)` with Adagrad."""
     num_bags, num_rows = machine.sized(_BAGS), machine.sized(_NUM_ROWS)
     batches = [
         torch.randint(0, num_rows, (num_bags, _POOLED), device=machine.where)
@@ -27,7 +27,7 @@ def measure(machine: Machine) -> list[Figure]:
     table = EmbeddingBag(_DIM, name="rows", mode="sum", device=machine.device)
     fused = Optimizer(table, "rowwise_adagrad", lr=0.01)
     our_step = _step(table, fused, batches)
-    # Every batch once: a table that grows is another story.
+    # Trains every batch once before, because growth of the table is not measured here.
     for turn in range(_NUM_BATCHES):
         our_step(turn)
     ours = machine.seconds_of(our_step)
@@ -35,7 +35,7 @@ def measure(machine: Machine) -> list[Figure]:
     dense = torch.nn.EmbeddingBag(num_rows, _DIM, mode="sum", sparse=True, device=machine.where)
     adagrad = torch.optim.Adagrad(dense.parameters(), lr=0.01)
     theirs = machine.seconds_of(_step(dense, adagrad, batches))
-    # Rows of distinct ids are read twice and written once, with a gradient each; bags and their
+    # Rows of distinct ids are read twice and written once, and each has a gradient; bags and their
     # gradients are written and read.
     num_read = sum(len(torch.unique(batch)) for batch in batches) / _NUM_BATCHES
     least_bytes = (num_read * 4 + num_bags * 2) * _DIM * 4

@@ -1,4 +1,4 @@
-"""A tenth of the rows on the GPU and all on the host, against all rows in pinned host memory."""
+"""A tenth of the rows on the GPU and all on the host, compared with all rows in pinned host memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WARM_UP = 24
 
 
 def measure(machine: Machine) -> list[Figure]:
-    """Steps of pooled lookups, Zipf 1.05 over ten million rows, dim 64."""
+    """Measures steps of pooled lookups, Zipf 1.05 over ten million rows, dim 64."""
     num_rows, num_ids = machine.sized(_NUM_ROWS), machine.sized(_NUM_IDS)
     batches = [ids[:, None] for ids in zipf_ids(machine, _NUM_BATCHES, num_ids, num_rows)]
     row_bytes = TableConfig("rows", _DIM).row_bytes
@@ -32,12 +32,12 @@ def measure(machine: Machine) -> list[Figure]:
         "tiers": [{"backend": "hkv", "options": hot}, {"backend": "hkv"}],
         "promote": "always",
     }
-    # Only the index lies on the GPU: rows are read and written over the bus.
+    # Only the index is on the GPU: rows are read and written over the bus.
     pinned = {"backend": "hkv", "device": machine.device, "device_memory_bytes": row_bytes}
     tiered = _Contender(machine, stack, num_rows, batches)
     spilled = _Contender(machine, pinned, num_rows, batches)
     if not torch.allclose(tiered.looked_up(), spilled.looked_up(), atol=1e-5):
-        raise AssertionError("two tiers and one table give different rows")
+        raise AssertionError("the rows of two tiers differ from those of one table")
     figures = []
     for what, pick in (("lookup", _Contender.look_up), ("training step", _Contender.train)):
         ours, theirs = (machine.seconds_of(_bound(pick, each)) for each in (tiered, spilled))
@@ -56,7 +56,7 @@ def _bound(pick: Callable[[_Contender, int], None], each: _Contender) -> Callabl
 
 
 class _Contender:
-    """A module over one storage, filled with all rows, its hot ones where they belong."""
+    """A module with one storage, filled with all rows, with frequent rows in the first tier."""
 
     def __init__(
         self, machine: Machine, storage: Any, num_rows: int, batches: list[torch.Tensor]

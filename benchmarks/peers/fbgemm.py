@@ -1,4 +1,4 @@
-"""FBGEMM's table batched embeddings on the CPU: dense rows by place, a fused optimizer."""
+"""FBGEMM's table batched embeddings on the CPU: dense rows by index, with a fused optimizer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["FbgemmBags", "why_unavailable"]
 
 
 def why_unavailable() -> str | None:
-    """Why FBGEMM cannot be measured here, or None."""
+    """Returns why FBGEMM cannot be measured, or None if it can."""
     try:
         import fbgemm_gpu.split_table_batched_embeddings_ops_training  # noqa: F401
     except Exception as error:
@@ -26,7 +26,7 @@ def why_unavailable() -> str | None:
 
 
 class FbgemmBags(ModuleBags):
-    """One table of sum-pooled bags with row-wise Adagrad in its backward pass."""
+    """One table with sum-pooled bags and row-wise Adagrad in its backward pass."""
 
     def __init__(
         self, dense: npt.NDArray[np.float32], *, optimizer: str, lr: float, eps: float
@@ -46,7 +46,7 @@ class FbgemmBags(ModuleBags):
         super().__init__(module)
 
     def step(self, inputs: Sequence[Batch], gradient: Tensor) -> Callable[[], object]:
-        """Forward, and backward with `gradient`, which updates; each call on the next batch."""
+        """Runs forward, and backward with `gradient`, which updates. Each call uses the next batch."""
         turns = self.turns(inputs)
 
         def run() -> object:

@@ -1,7 +1,7 @@
-"""Popularity, or ALS of implicit, trained and tested in a process of its own; prints one line of JSON.
+"""Trains and tests popularity, or ALS of implicit, in a separate process; prints one line of JSON.
 
-It runs as ``python -m benchmarks.peers.implicit_process FOLDER MODEL …``, where `recbole_split.prepare`
-has written the split. The test is that of `recbole_process`.
+Run as ``python -m benchmarks.peers.implicit_process FOLDER MODEL …``, where `recbole_split.prepare`
+wrote the split. The test is that of `recbole_process`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from sparring_train.quality.rankings import compute_ranking_metrics
 
 __all__: list[str] = []
 
-# The best NDCG@10 of the validation among 40 random trials, rounded.
+# The best NDCG@10 in validation among 40 random trials, rounded.
 ALS = {"factors": 128, "regularization": 10.0, "alpha": 3.0, "iterations": 30}
 
 
 def run(given: argparse.Namespace) -> dict[str, Any]:
-    """Trains and tests; returns metrics, seconds and epochs."""
+    """Trains and tests; returns the metrics, seconds and epochs."""
     split = Split.load(given.folder)
     is_train, is_test = split.of_part(given.part)
     users = np.unique(split.users, return_inverse=True)[1][is_train]

@@ -1,4 +1,4 @@
-"""Forward passes of a torch module that pools one table's bags by ids and offsets."""
+"""Forward passes of a torch module that pools one table's bags, given ids and offsets."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ __all__ = ["ModuleBags"]
 
 
 class ModuleBags:
-    """What peers that are such modules have in common; their steps differ."""
+    """Base class for peers that are such modules. Their steps differ."""
 
     def __init__(self, module: Any) -> None:
         self.module = module
 
     def pooled(self, batch: Batch) -> Tensor:
-        """Pooled embeddings, without a gradient."""
+        """Returns pooled embeddings, without gradients."""
         with torch.no_grad():
             pooled: Tensor = self.module(*_tensors(batch))
             return pooled
 
     def forward(self, inputs: Sequence[Batch]) -> Callable[[], object]:
-        """A pooled forward pass, each call on the next batch."""
+        """Runs a pooled forward pass. Each call uses the next batch."""
         turns = self.turns(inputs)
 
         def run() -> object:
@@ -37,7 +37,7 @@ class ModuleBags:
         return run
 
     def turns(self, inputs: Sequence[Batch]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Ids and offsets of the batches, over and over."""
+        """Yields ids and offsets of the batches, cyclically."""
         return cycle([_tensors(batch) for batch in inputs])
 
 

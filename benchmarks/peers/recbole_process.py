@@ -1,9 +1,8 @@
-"""One model of RecBole, trained and tested in a process of its own; prints one line of JSON.
+"""Trains and tests one model of RecBole in a separate process; prints one line of JSON.
 
-It runs as ``python -m benchmarks.peers.recbole_process FOLDER MODEL …``, where `recbole_split.prepare`
-has written the split. RecBole trains with its own loop, and stops early by its
-own validation. The test is ours, so that both sides rank the same items: those of training, without
-those seen.
+Run as ``python -m benchmarks.peers.recbole_process FOLDER MODEL …``, where `recbole_split.prepare`
+wrote the split. RecBole trains with its own loop and early stopping. The test is ours, so that both rank
+the same items: those of the training part that the user has not seen.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ __all__: list[str] = []
 
 
 def run(given: argparse.Namespace) -> dict[str, Any]:
-    """Trains and tests; returns metrics, seconds and epochs."""
-    # RecBole 1.2.1 asks for names that NumPy 2 no longer has.
+    """Trains and tests; returns the metrics, seconds and epochs."""
+    # RecBole 1.2.1 uses names that NumPy 2 has removed.
     for old, new in {"float_": np.float64, "complex_": np.complex128, "unicode_": np.str_}.items():
         setattr(np, old, new)
     from recbole.config import Config
@@ -41,7 +40,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         "eval_args": {
             "split": {"LS": "valid_and_test"}, "order": "TO", "group_by": "user", "mode": "full",
         },
-        # By default 10, after which BPR stopped long before its best: few users make a noisy validation.
+        # The default of 10 stops BPR long before its optimum, because few users make validation noisy.
         "stopping_step": 30,
         "seed": seed, "epochs": given.epochs, "use_gpu": False, "show_progress": False,
         "embedding_size": DIM, "MAX_ITEM_LIST_LENGTH": given.length,
@@ -53,7 +52,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
             "train_batch_size": BATCH_SIZE,
             "n_layers": given.blocks,
         }
-    # RecBole reads the command line, too.
+    # RecBole parses the command line, too.
     sys.argv = sys.argv[:1]
     config = Config(model=name, dataset="ratings", config_dict=settings)
     init_seed(seed, reproducibility=True)
@@ -72,7 +71,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def tested(model: Any, dataset: Any, split: Split, length: int | None) -> dict[str, float]:
-    """Quality of the rankings of all items of training, for the last item of each user."""
+    """Computes metrics of the rankings of all training items, for the last item of each user."""
     from recbole.data.interaction import Interaction
 
     def ids(field: str, numbers: Any) -> Any:

@@ -1,10 +1,10 @@
-"""Training steps of DLRM over TFRA's dynamic embeddings, timed in a process of its own.
+"""Measures training steps of DLRM with TFRA's dynamic embeddings in a separate process.
 
-Run by the Python of an environment with TFRA::
+Run with the Python of an environment with TFRA::
 
     python tfra_dlrm.py BATCHES.npz DIM HIDDEN ROUNDS
 
-BATCHES.npz has ``integers`` (num_batches, b, k), ``ids`` (num_batches, b, features) and ``labels``
+BATCHES.npz contains ``integers`` (num_batches, b, k), ``ids`` (num_batches, b, features) and ``labels``
 (num_batches, b). Prints the seconds of each step as a line of JSON.
 """
 
@@ -48,7 +48,7 @@ def main(path: str, dim: int, hidden: int, rounds: int) -> None:
     def logits(integers: Any, ids: Any) -> Any:
         found = []
         for place, each in enumerate(tf.unstack(ids, axis=1)):
-            # As its embedding_lookup_unique does, which refuses to run in a graph.
+            # As in its embedding_lookup_unique, which does not support graphs.
             keys, inverse = tf.unique(each)
             embeddings = de.embedding_lookup(tables[place], keys, name=f"found_{place}")
             found.append(tf.gather(embeddings, inverse))

@@ -1,12 +1,12 @@
-"""TFRA's CuckooHashTable, driven over a pipe, because its TensorFlow cannot share our environment.
+"""Runs TFRA's CuckooHashTable, controlled over a pipe, because it requires a different TensorFlow.
 
-Run by the Python of an environment of its own::
+Run with the Python of a separate environment::
 
     python tfra_process.py FOLDER
 
-FOLDER has ``keys.npy`` and ``rows.npy``, which fill the table, and ``batches.npy`` (num_batches, n).
-After ``ready`` it answers each line that it reads: ``time I`` by the seconds of one lookup of batch I,
-``rows I`` by ``done``, having written what it found to ``found.npy``.
+FOLDER contains ``keys.npy`` and ``rows.npy``, which fill the table, and ``batches.npy`` (num_batches, n).
+After ``ready`` it replies to each line: to ``time I`` with the seconds of one lookup of batch I, to
+``rows I`` with ``done``, after writing the rows to ``found.npy``.
 """
 
 from __future__ import annotations

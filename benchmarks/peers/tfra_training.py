@@ -1,6 +1,6 @@
-"""Training steps and lookups of TFRA's dynamic embeddings, timed in a process of its own.
+"""Measures training steps and lookups of TFRA's dynamic embeddings in a separate process.
 
-Run by the Python of an environment with TFRA::
+Run with the Python of an environment with TFRA::
 
     python tfra_training.py BATCHES.npy DIM ROUNDS
 
@@ -42,7 +42,7 @@ def main(path: str, dim: int, rounds: int) -> None:
     @tf.function
     def step(ids: Any) -> Any:
         with tf.GradientTape() as tape:
-            # As its embedding_lookup_unique does, which refuses to run in a graph.
+            # As in its embedding_lookup_unique, which does not support graphs.
             keys, inverse = tf.unique(ids)
             found = tf.gather(de.embedding_lookup(table, keys, name="found"), inverse)
             loss = tf.reduce_mean((found - target) ** 2)

@@ -17,11 +17,11 @@ __all__ = ["TorchBags"]
 
 
 class TorchBags(ModuleBags):
-    """One dense table of sum-pooled bags.
+    """One dense table with sum-pooled bags.
 
     Args:
-        dense: ``(num_rows, dim)``, copied.
-        optimizer: a class of torch that takes sparse gradients.
+        dense: ``(num_rows, dim)``, which is copied.
+        optimizer: an optimizer class of torch that supports sparse gradients.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class TorchBags(ModuleBags):
         self.optimizer = make(self.module.parameters(), **hyperparameters)
 
     def step(self, inputs: Sequence[Batch], gradient: Tensor) -> Callable[[], object]:
-        """Forward, backward with `gradient`, update; each call on the next batch."""
+        """Runs forward, backward with `gradient`, and update. Each call uses the next batch."""
         turns = self.turns(inputs)
 
         def run() -> object:

@@ -1,6 +1,6 @@
-"""TorchRec's planner and ours on the same search space: TorchRec enumerates the options, and rates plans.
+"""TorchRec's planner and ours on the same search space: TorchRec enumerates options and rates the plans.
 
-Our search sees TorchRec's estimates of times and bytes as arrays, and never a plan of TorchRec's.
+Our search uses TorchRec's estimates of times and bytes as arrays, but none of its plans.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Outcome:
     """A plan of a case.
 
     Args:
-        milliseconds: the step by TorchRec's rater; infinite where no plan was found.
-        seconds: that the search took, without the enumeration of options.
-        gap: to our proven bound; NaN for TorchRec, which proves none.
+        milliseconds: time of a step by TorchRec's rater; infinite if no plan was found.
+        seconds: time of the search, without the enumeration of options.
+        gap: gap to our proven bound; NaN for TorchRec, which proves none.
     """
 
     milliseconds: float
@@ -59,7 +59,7 @@ class Outcome:
 
 
 class Problem:
-    """A case as TorchRec sees it; `enumerating` is how long its enumeration of options took."""
+    """A case in TorchRec's data structures; `enumerating` is the time of its enumeration of options."""
 
     def __init__(self, case: Case) -> None:
         configs, self._constraints = [], {}
@@ -97,7 +97,7 @@ class Problem:
         return EmbeddingEnumerator(self._topology, self._batch, constraints=self._constraints)
 
     def theirs(self, limit: int | None = None) -> Outcome:
-        """TorchRec's plan, by its default proposers and partitioner, within `limit` seconds of search."""
+        """Returns TorchRec's plan from its default proposers and partitioner, with a time limit."""
         planner = EmbeddingShardingPlanner(
             topology=self._topology,
             batch_size=self._batch,
@@ -118,7 +118,7 @@ class Problem:
         return Outcome(self._rate(planner._best_plan), seconds)
 
     def ours(self) -> Outcome:
-        """Our plan: arrays from TorchRec's estimates, and our search over them."""
+        """Returns our plan: a search over arrays of TorchRec's estimates."""
         begin = time.perf_counter()
         options, chosen = _options(self._space, self._reserved)
         found = search(options)
@@ -137,7 +137,7 @@ class Problem:
         return Outcome(rated, seconds, rated / (found.bound_seconds * 1e3) - 1)
 
     def _rate(self, plan: Sequence[ShardingOption]) -> float:
-        """Milliseconds of the plan, by TorchRec's rater; it must fit, and be one that TorchRec takes."""
+        """Returns the milliseconds of a plan by TorchRec's rater; the plan must fit and be valid."""
         left = [copy.copy(device.storage) for device in self._reserved.devices]
         for option in plan:
             for shard in option.shards:
@@ -150,7 +150,7 @@ class Problem:
 
 
 def _options(space: list[ShardingOption], reserved: Topology) -> tuple[Options, list[Any]]:
-    """TorchRec's options as our arrays, and which option of TorchRec's each of ours is."""
+    """Converts TorchRec's options to our arrays; returns also the option that each of ours is."""
     ordered = sorted(space, key=lambda each: each.name)
     names = sorted({each.name for each in ordered})
     index = {name: place for place, name in enumerate(names)}
@@ -169,7 +169,7 @@ def _options(space: list[ShardingOption], reserved: Topology) -> tuple[Options, 
         )
         shape_of[place] = shapes.setdefault(shape, len(shapes))
         storage_of[place] = kernels.index(each.compute_kernel)
-        # Shards take alike; the last of some is a little smaller than the others.
+        # Shards take equally long; the last shard may be a little smaller.
         cost[place] = max(shard.perf.total for shard in each.shards) / 1e3
         bytes_[place, 0] = max(shard.storage.hbm for shard in each.shards)
         bytes_[place, 1] = max(shard.storage.ddr for shard in each.shards)

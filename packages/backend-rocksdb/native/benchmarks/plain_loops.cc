@@ -1,19 +1,18 @@
-// Times a table and plain loops over RocksDB's own calls, in one process and on
-// one database, in turn: benchmarks/rocksdb.py asks. After "ready", each line of
-// standard input that names a work is answered by the nanoseconds that a row took
-// and the bytes that were read from files for it.
+// Measures a table and plain loops over RocksDB's API alternately, in one process and on one database,
+// for benchmarks/rocksdb.py. After "ready", each line of standard input names a workload; the reply is
+// the time per row in nanoseconds and the number of bytes read from files.
 //
 //   plain_loops FOLDER ROWS ROW_BYTES KEYS THREADS CACHE_BYTES KNOWN_KEYS_BYTES DIRECT_IO
 //
 // find          KEYS random keys in any order, through storage_abi.h, on one thread
 // find_threads  the same on THREADS threads
-// find_plain    a loop of MultiGet over as many keys that were sorted before
-// upsert        KEYS random rows that are there, in any order, through storage_abi.h
-// upsert_plain  a loop of WriteBatch and Write over as many rows
-// fill, fill_plain  ROWS rows into a table without any; must come first
+// find_plain    a loop of MultiGet over the same number of keys, sorted before
+// upsert        KEYS random existing rows, in any order, through storage_abi.h
+// upsert_plain  a loop of WriteBatch and Write over the same number of rows
+// fill, fill_plain  ROWS rows into an empty table; must come first
 //
-// Both have a table of their own, with the same rows, in one database: they share
-// its cache, its log and its threads.
+// Both have a separate table with the same rows in one database, so they share its cache, log and
+// threads.
 #include <rocksdb/write_batch.h>
 
 #include <sys/mman.h>
@@ -49,7 +48,7 @@ struct Settings {
   int num_threads;
 };
 
-// Asks for huge pages, as NumPy does for large arrays: rows go to random places of them.
+// Requests huge pages, as NumPy does for large arrays, because rows are accessed at random.
 template <class T>
 struct HugePages {
   using value_type = T;
@@ -69,7 +68,7 @@ struct HugePages {
 };
 using Bytes = std::vector<char, HugePages<char>>;
 
-// All that the contenders are given: the same keys and the same rows.
+// The inputs of both contenders: the same keys and the same rows.
 class Inputs {
  public:
   explicit Inputs(const Settings& settings)
@@ -78,7 +77,7 @@ class Inputs {
     std::shuffle(all.begin(), all.end(), random_);
   }
 
-  // Distinct ones: a random stretch of a shuffled list.
+  // Distinct keys: a random range of a shuffled list.
   void choose() {
     const size_t begin = random_() % (all.size() - keys.size() + 1);
     std::copy_n(all.begin() + static_cast<std::ptrdiff_t>(begin), keys.size(), keys.begin());
@@ -205,7 +204,7 @@ class Ours {
   std::vector<uint8_t> found_;
 };
 
-// Bytes that this process read from files, by whatever call.
+// Bytes that this process has read from files, with any system call.
 uint64_t bytes_read() {
   std::ifstream io("/proc/self/io");
   for (std::string name; io >> name;) {
@@ -226,7 +225,7 @@ class Session {
         plain_(*database_, settings.row_bytes),
         ours_(database_, settings) {}
 
-  // Nanoseconds a row.
+  // Nanoseconds per row.
   double run(const std::string& work) {
     inputs_.choose();
     const bool fills = work.starts_with("fill");
@@ -243,7 +242,7 @@ class Session {
     return time.count() / static_cast<double>(keys.size());
   }
 
-  // From here on both tables hold the same rows, and give them bit for bit.
+  // Checks that both tables contain and return the same rows from here on.
   void check_agreement() {
     inputs_.choose();
     const auto& rows = inputs_.rows_for(inputs_.keys.size());
@@ -259,7 +258,7 @@ class Session {
     CHECK(out_ == rows);
   }
 
-  // All rows in files, those of both alike.
+  // Flushes and compacts both tables.
   void settle() {
     for (const char* table : {"ours", "plain"}) {
       CHECK(database_->db().CompactRange({}, database_->family(table), nullptr, nullptr).ok());

@@ -1,5 +1,5 @@
-// The Python module: opens databases, hands tables out as capsules of
-// storage_abi.h. Everything else a table can do goes through that struct.
+// The Python module: opens databases and returns tables as capsules of storage_abi.h.
+// All other operations of a table use that struct.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -28,8 +28,8 @@ void translate(std::exception_ptr pointer) {
   }
 }
 
-// What Python holds of a database. Everything that may wait for the disk runs
-// without the GIL.
+// A database owned by Python. All operations that may wait for the disk run without
+// the GIL.
 class OpenDatabase {
  public:
   OpenDatabase(const std::string& folder, uint64_t block_cache_bytes, uint64_t write_buffer_bytes,
@@ -85,7 +85,7 @@ std::shared_ptr<Table> open_table(const OpenDatabase& database, const std::strin
                                                       .known_keys_bytes = known_keys_bytes});
 }
 
-// The capsule owns the struct: its destructor calls release.
+// The capsule owns the struct. Its destructor calls release.
 py::capsule capsule_of(const std::shared_ptr<Table>& table) {
   SparringStorage* storage = make_storage(table, "sparring-rocksdb " SPARRING_ROCKSDB_VERSION);
   PyObject* capsule = PyCapsule_New(storage, SPARRING_STORAGE_CAPSULE, [](PyObject* self) {

@@ -34,8 +34,8 @@ std::string note_key(const std::string& table, const std::string& name) {
   return kNotePrefix + name + "/" + table;
 }
 
-// The databases that are open, by folder. Opening and closing happen under the
-// mutex: RocksDB refuses a folder that is still being closed.
+// The open databases, by folder. The mutex is held while databases are opened and
+// closed, because RocksDB cannot open a folder that is still being closed.
 struct Registry {
   struct Entry {
     std::unique_ptr<Database> database;
@@ -51,8 +51,8 @@ Registry& registry() {
   return *made;
 }
 
-// RocksDB ends its threads when the process ends, and waits for them. A forked child has none of them,
-// and ends without. Once in a process.
+// When the process ends, RocksDB stops its threads and waits for them. A forked child does not have
+// these threads, so it must exit without that. Registered once per process.
 void mind_forks() {
 #ifdef __GLIBC__
   static std::once_flag once;
@@ -73,7 +73,7 @@ void mind_forks() {
   throw StatusError(SPARRING_INVALID_ARGUMENT, message);
 }
 
-// One spelling for one folder. Makes it, but not for a secondary.
+// Returns a canonical path for a folder. Creates it, except for a secondary.
 std::string settle(const std::string& folder, bool secondary) {
   std::error_code error;
   if (!secondary) {
@@ -134,7 +134,7 @@ Database::Database(std::string folder, const DatabaseOptions& options)
       cache_(rocksdb::NewLRUCache(options.block_cache_bytes)),
       family_options_(family_options(options, cache_)) {
   rocksdb::DBOptions db_options = database_options(options);
-  // A secondary has no folder of its own: what it would log there is left out.
+  // A secondary has no folder of its own, so its log is discarded.
   const std::string own = options.secondary ? folder_ + "/secondary" : folder_;
   db_options.info_log = std::make_shared<PlainLog>(own);
   std::vector<std::string> names;
@@ -166,8 +166,8 @@ Database::~Database() { close(); }
 
 void Database::close() noexcept {
   if (db_ == nullptr) return;
-  // Writes acknowledged before a close should not depend on the page cache. A caller that must
-  // know that it succeeded calls flush.
+  // Writes acknowledged before a close should not depend on the page cache. A caller that needs to
+  // know whether it succeeded calls flush.
   if (!is_secondary()) db_->FlushWAL(true).PermitUncheckedError();
   for (const auto& [name, handle] : families_) {
     db_->DestroyColumnFamilyHandle(handle).PermitUncheckedError();
@@ -204,7 +204,7 @@ void Database::catch_up() const {
   if (!is_secondary()) return;
   const std::lock_guard lock(catching_up_);
   rocksdb::Status status = db_->TryCatchUpWithPrimary();
-  // A file that its list names may be gone before it is opened: a newer list has what it became.
+  // A listed file may have been removed before it is opened: a newer list contains its replacement.
   for (int tried = 1; !status.ok() && tried < kMostCatchUps; ++tried) {
     std::this_thread::sleep_for(kPause);
     status = db_->TryCatchUpWithPrimary();
@@ -281,7 +281,7 @@ rocksdb::ColumnFamilyHandle* Database::take(const std::string& table, const std:
     check(status, asked("make table '" + table + "'"));
   }
   if (!found.has_value()) {
-    // The family may be there already, empty, where a process ended before this was written.
+    // The column family may exist and be empty, if a process ended before this was written.
     rocksdb::WriteBatch batch;
     check(batch.Put(catalogue(), kLabelPrefix + table, label), asked("make table '" + table + "'"));
     check(batch.Put(catalogue(), rows_key(table), encode_num_rows(0)),
@@ -330,7 +330,7 @@ int64_t Database::read_num_rows(const std::string& table) const {
 rocksdb::Status Database::write(const rocksdb::WriteOptions& options, rocksdb::WriteBatch& batch) {
   if (has_failed_.exchange(false)) {
     rocksdb::Status resumed = db_->Resume();
-    // After a full disk RocksDB looks by itself whether there is room, every few seconds.
+    // After a full disk, RocksDB itself checks every few seconds whether there is free space.
     for (auto waited = 0ms; resumed.IsBusy() && waited < kMostWaiting; waited += kPause) {
       std::this_thread::sleep_for(kPause);
       resumed = db_->Resume();
@@ -361,7 +361,7 @@ void Database::checkpoint(const std::string& folder) const {
   rocksdb::Checkpoint* made = nullptr;
   check(rocksdb::Checkpoint::Create(db_.get(), &made), what);
   const std::unique_ptr<rocksdb::Checkpoint> owned(made);
-  // RocksDB writes a temporary folder next to the target, and renames it when complete.
+  // RocksDB writes a temporary folder next to the target, and renames it when it is complete.
   check(owned->CreateCheckpoint(target.string()), what);
 }
 
@@ -373,7 +373,7 @@ void Database::purge(const std::string& table) const {
     const std::lock_guard lock(mutex_);
     for (const auto& [name, each] : families_) all.push_back(each);
   }
-  // Together: the log, which they share, goes when none of its writes is needed any more.
+  // Together, because the shared log can be removed only when none of its writes is needed.
   check(db_->Flush(rocksdb::FlushOptions(), all), what);
   rocksdb::CompactRangeOptions options;
   options.bottommost_level_compaction = rocksdb::BottommostLevelCompaction::kForce;

@@ -22,8 +22,8 @@ rocksdb::CompressionType compression_of(const std::string& name) {
 }
 
 rocksdb::WALRecoveryMode recovery_of(const std::string& name) {
-  // A log that ends in half a record is what a crash leaves. Damage before its end is not, and
-  // going on from there loses acknowledged writes: only on request.
+  // A crash leaves a log that ends in an incomplete record. Damage before the end has other causes, and
+  // ignoring it loses acknowledged writes, so it must be requested.
   if (name == "strict") return rocksdb::WALRecoveryMode::kTolerateCorruptedTailRecords;
   if (name == "point_in_time") return rocksdb::WALRecoveryMode::kPointInTimeRecovery;
   throw StatusError(SPARRING_INVALID_ARGUMENT,
@@ -56,15 +56,15 @@ rocksdb::DBOptions database_options(const DatabaseOptions& options) {
   rocksdb::DBOptions made;
   made.create_if_missing = !options.secondary;
   made.create_missing_column_families = !options.secondary;
-  // A secondary holds all files open: what the other process removes stays readable.
+  // A secondary keeps all files open, so files that the other process removes stay readable.
   made.max_open_files = options.secondary ? -1 : options.max_open_files;
   made.max_background_jobs = options.background_threads;
   made.use_direct_reads = options.direct_io;
   made.use_direct_io_for_flush_and_compaction = options.direct_io;
   made.wal_recovery_mode = recovery_of(options.recovery);
-  // A log file that went missing is found out, instead of its writes being gone.
+  // Detects missing log files instead of losing their writes.
   made.track_and_verify_wals_in_manifest = true;
-  // Writing in the background in small steps, so that a flush is no burst.
+  // Writes in small steps in the background, to avoid bursts during a flush.
   made.bytes_per_sync = 1 << 20;
   made.wal_bytes_per_sync = 1 << 20;
   if (options.rate_limit_bytes_per_second > 0) {
@@ -83,14 +83,14 @@ rocksdb::ColumnFamilyOptions family_options(const DatabaseOptions& options,
   rocksdb::BlockBasedTableOptions table;
   table.block_cache = cache;
   table.block_size = options.block_bytes;
-  // Indexes and filters count against the cache's bytes too: its size is what it says.
+  // Indexes and filters are part of the cache, so its size is the configured one.
   table.cache_index_and_filter_blocks = true;
   table.cache_index_and_filter_blocks_with_high_priority = true;
   table.pin_l0_filter_and_index_blocks_in_cache = true;
   table.format_version = 5;
   if (options.bloom_bits_per_key > 0) {
     table.filter_policy.reset(rocksdb::NewBloomFilterPolicy(options.bloom_bits_per_key));
-    // New keys are looked for in the write buffer too.
+    // New keys are looked up in the write buffer too.
     made.memtable_prefix_bloom_size_ratio = 0.02;
     made.memtable_whole_key_filtering = true;
   }

@@ -1,4 +1,4 @@
-// What the options of a database mean to RocksDB.
+// Converts the options of a database to those of RocksDB.
 #ifndef SPARRING_ROCKSDB_TABLE_DATABASE_OPTIONS_H_
 #define SPARRING_ROCKSDB_TABLE_DATABASE_OPTIONS_H_
 

@@ -8,7 +8,7 @@
 namespace sparring::flash {
 namespace {
 
-// Below this many keys, clearing the counters costs more than comparing.
+// With fewer keys, clearing the counters costs more than a comparison sort.
 constexpr int64_t kFewKeys = 512;
 
 void sort_by_byte(const std::vector<PlacedCode>& from, std::vector<PlacedCode>& to, int shift) {

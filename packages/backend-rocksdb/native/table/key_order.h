@@ -6,7 +6,7 @@
 //   0                      0x8000000000000000          80 00 00 00 00 00 00 00
 //   2^63 - 1               0xffffffffffffffff          ff ff ff ff ff ff ff ff
 //
-// So the order of bytes, which is RocksDB's, is that of integers for all of int64.
+// Therefore RocksDB's order of bytes is the order of integers for all of int64.
 #ifndef SPARRING_ROCKSDB_TABLE_KEY_ORDER_H_
 #define SPARRING_ROCKSDB_TABLE_KEY_ORDER_H_
 
@@ -43,14 +43,14 @@ class KeyBytes {
   char bytes_[8];
 };
 
-// A key by its code, with its place in the arrays of a call.
+// A key as its code, with its position in the arrays of a call.
 struct PlacedCode {
   uint64_t code;
   int64_t position;
 };
 
-// The keys of a call in ascending order. A radix sort over those bytes in which they differ:
-// comparing takes three times as long for the thousands of keys of a batch.
+// The keys of a call in ascending order. A radix sort over the bytes in which they differ: a comparison
+// sort takes three times as long for the thousands of keys of a batch.
 std::vector<PlacedCode> in_order(const int64_t* keys, int64_t count);
 
 }  // namespace sparring::flash

@@ -1,5 +1,5 @@
-// The order of keys as bytes is their order as integers, and sorting keeps each
-// key with its place.
+// The order of keys as bytes is their order as integers, and sorting keeps the position of
+// each key.
 #include "key_order.h"
 
 #include <algorithm>
@@ -55,7 +55,7 @@ void keys_of_a_call_are_sorted_with_their_places() {
     for (const int shift : {0, 20, 44}) {
       std::vector<int64_t> keys;
       for (size_t i = 0; i < count; ++i) {
-        // Odd multiples are distinct in their lower bits, whatever the upper ones are.
+        // Odd multiples are distinct in their lower bits, for any upper bits.
         keys.push_back(static_cast<int64_t>(i * 7919 - (random() >> shift << 20 & ~0xffffffu)));
       }
       std::sort(keys.begin(), keys.end());

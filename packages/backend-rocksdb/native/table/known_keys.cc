@@ -9,8 +9,8 @@ namespace {
 constexpr uint64_t kBucketBytes = 64 + 1;
 constexpr uint64_t kFirstBuckets = 64;
 
-// The finisher of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom
-// number generators", OOPSLA 2014): every bit of the key moves every bit of it.
+// The finalizer of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom
+// number generators", OOPSLA 2014): every input bit affects every output bit.
 uint64_t hash(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
@@ -59,7 +59,7 @@ void KnownKeys::insert(uint64_t code) {
   } while (grow());
   is_complete_ = false;
   if (buckets_.empty()) return;
-  // Any of the bucket's codes may go; the top bits of the hash chose no bucket.
+  // Any code of the bucket may be removed; the top bits of the hash do not select buckets.
   buckets_[buckets_of(code).first].codes[hash(code) >> 61] = code;
 }
 
@@ -88,7 +88,7 @@ bool KnownKeys::grow() {
   for (size_t from = 0; from < old_buckets.size(); ++from) {
     for (unsigned i = 0; i < 8; ++i) {
       if ((old_occupied[from] >> i & 1) == 0) continue;
-      // With half of all slots free there is room; if not, one key is forgotten.
+      // If half of all slots are free this succeeds; otherwise one key is removed.
       if (!place(old_buckets[from].codes[i])) is_complete_ = false;
     }
   }

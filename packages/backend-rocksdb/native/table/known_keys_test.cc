@@ -1,4 +1,4 @@
-// What the set of known keys says is true, within its budget.
+// The results of the set of known keys are correct, within its budget.
 #include "known_keys.h"
 
 #include <cstdint>
@@ -11,7 +11,7 @@ using sparring::flash::KnownKeys;
 
 namespace {
 
-// What it says of every key is true of the table that `held` stands for.
+// Checks the results for all keys against the table with the keys `held`.
 void check_says_the_truth(const KnownKeys& known, const std::unordered_set<uint64_t>& held,
                           uint64_t num_codes) {
   for (uint64_t code = 0; code < num_codes; ++code) {

@@ -14,7 +14,7 @@ constexpr size_t kMostBytes = 4 << 20;
 PlainLog::PlainLog(const std::string& folder)
     : rocksdb::Logger(rocksdb::InfoLogLevel::WARN_LEVEL), left_(kMostBytes) {
   const std::string path = folder + "/LOG";
-  // The log of the process before stays, to find out why it ended.
+  // Keeps the log of the previous process, which may show why it ended.
   std::rename(path.c_str(), (path + ".old").c_str());
   file_.reset(std::fopen(path.c_str(), "we"));
 }

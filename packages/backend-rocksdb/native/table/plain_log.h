@@ -10,11 +10,11 @@
 
 namespace sparring::flash {
 
-// RocksDB's warnings and errors, in the file LOG of the folder.
+// Writes RocksDB's warnings and errors to the file LOG of the folder.
 //
-// RocksDB would write that file itself, by the same means as its data, and builds with assertions,
-// as Debian's, end the process when it writes on after a write that failed: a full disk would kill
-// a training instead of failing a call. Here what cannot be written is left out.
+// RocksDB's own logger writes like its data files, and builds with assertions, such as Debian's, abort
+// the process if they write again after a failed write: a full disk would kill a training process
+// instead of failing a call. This logger ignores failed writes.
 class PlainLog final : public rocksdb::Logger {
  public:
   explicit PlainLog(const std::string& folder);

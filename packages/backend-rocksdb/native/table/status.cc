@@ -35,7 +35,7 @@ void check(const rocksdb::Status& status, const std::string& asked) {
     case rocksdb::Status::kIOError:
       throw StatusError(SPARRING_IO, found + remedy_of_io(status));
     case rocksdb::Status::kInvalidArgument:
-      // What a missing or foreign file looks like to RocksDB when it opens a folder.
+      // RocksDB reports this for a missing or foreign file when it opens a folder.
       throw StatusError(SPARRING_INVALID_ARGUMENT, found + "name another folder or other options");
     case rocksdb::Status::kNotSupported:
       throw StatusError(SPARRING_UNSUPPORTED,

@@ -1,5 +1,5 @@
-// What RocksDB answers as the one exception type inside this library; the C border
-// turns it into a status and a message, the Python module into an error of
+// Converts status codes of RocksDB to the one exception type of this library. The C ABI
+// converts it to a status and a message, and the Python module to an error of
 // sparring.errors.
 #ifndef SPARRING_ROCKSDB_TABLE_STATUS_H_
 #define SPARRING_ROCKSDB_TABLE_STATUS_H_
@@ -14,8 +14,8 @@ namespace sparring::flash {
 
 using border::StatusError;
 
-// Throws unless `status` is OK: SPARRING_CORRUPT, SPARRING_IO and so on, with
-// what was asked, what RocksDB found and what to do. `asked` is like
+// Throws unless `status` is OK: SPARRING_CORRUPT, SPARRING_IO and so on, with the
+// operation, RocksDB's error and a fix. `asked` is the operation, for example
 // "find in table 'item' of /data/rows".
 void check(const rocksdb::Status& status, const std::string& asked);
 

@@ -1,5 +1,5 @@
-// A Table as a SparringStorage: storage_border.h does it. A file of its own, so
-// that the callbacks are compiled once.
+// A Table as a SparringStorage, by storage_border.h. A separate file, so that
+// the callbacks are compiled once.
 #ifndef SPARRING_ROCKSDB_TABLE_STORAGE_H_
 #define SPARRING_ROCKSDB_TABLE_STORAGE_H_
 
@@ -11,7 +11,7 @@
 
 namespace sparring::flash {
 
-// The struct is freed by its own `release`. `distribution` is who offers it, as
+// The struct is freed by its `release`. `distribution` identifies the provider, for example
 // "sparring-rocksdb 0.1.0". Throws std::bad_alloc.
 SparringStorage* make_storage(std::shared_ptr<Table> table, const std::string& distribution);
 

@@ -14,19 +14,18 @@
 namespace sparring::flash {
 namespace {
 
-// Keys of one MultiGet. RocksDB works through 32 at a time; for more it moves what it keeps of each
-// to the heap, and the places of the rows would not stay in the near cache meanwhile.
+// Number of keys per MultiGet. RocksDB processes 32 at a time; with more it moves their state to the
+// heap, and the destinations of the rows would not stay in the L1 cache.
 constexpr size_t kGroup = 32;
-// What a thread must have to do to be worth waking.
+// Minimum number of keys for which it is worth waking a thread.
 constexpr int64_t kGrain = 8 * kGroup;
-// Rows of larger calls are written in several batches, so that a call takes little memory
-// beyond its own.
+// Larger calls are written in several batches, to limit the memory of a call.
 constexpr uint64_t kBatchBytes = 16 << 20;
 
-// Rows lie anywhere in the cache: some are on their way while others are copied.
+// Rows are scattered in the cache: some are prefetched while others are copied.
 constexpr size_t kRowsAhead = 16;
 
-// Of longer rows the processor fetches the rest by itself.
+// Beyond this many bytes of a row, the hardware prefetcher takes over.
 constexpr uint64_t kMostAhead = 1024;
 
 template <bool is_written>
@@ -35,8 +34,8 @@ void prefetch(const char* begin, uint64_t num_bytes) {
   for (uint64_t at = 0; at < ahead; at += 64) __builtin_prefetch(begin + at, is_written, 2);
 }
 
-// RocksDB counts what it does, some ten times a key, in memory of the thread. Nothing here reads
-// that. The thread is the caller's: the level is put back, and left alone if it was set higher.
+// RocksDB updates some ten thread-local counters per key, which nothing here reads. The thread belongs
+// to the caller, so the level is restored, and not changed if it was set higher.
 class WithoutCounting {
  public:
   WithoutCounting() : level_(rocksdb::GetPerfLevel()) {
@@ -94,7 +93,7 @@ std::shared_lock<std::shared_mutex> Table::use() {
 }
 
 void Table::close() {
-  // First the flag, so that callers that keep coming do not keep this waiting.
+  // First the flag, so that a stream of callers cannot starve this one.
   is_closed_.store(true, std::memory_order_release);
   if (owner_ != ::getpid()) {
     database_.reset();  // a thread of the parent may hold the lock
@@ -137,7 +136,7 @@ void Table::read_group(const PlacedCode* codes, size_t count, Group& group,
   for (size_t i = 0; i < count; ++i) {
     bytes[i] = KeyBytes(codes[i].code);
     keys[i] = slice(bytes[i]);
-    // Places are anywhere in the output: they come while RocksDB searches.
+    // Destinations are anywhere in the output: they are prefetched while RocksDB searches.
     if (to.rows != nullptr) prefetch<true>(place(i), wanted);
   }
   database_->db().MultiGet(rocksdb::ReadOptions(), family_, count, keys.data(), values.data(),
@@ -165,13 +164,13 @@ void Table::read_group(const PlacedCode* codes, size_t count, Group& group,
     } else if (to.rows != nullptr) {
       std::memset(place(i), 0, wanted);
     }
-    values[i].Reset();  // lets the block go
+    values[i].Reset();  // releases the block
   }
 }
 
 std::vector<uint8_t> Table::find_new(const Codes& codes, const SparringExecutor* executor) const {
   std::vector<uint8_t> is_new(codes.size(), 0);
-  Codes unknown;  // their positions are places in codes
+  Codes unknown;  // their positions are indices into codes
   for (size_t i = 0; i < codes.size(); ++i) {
     if (known_.contains(codes[i].code)) continue;
     is_new[i] = 1;
@@ -214,7 +213,7 @@ void Table::update(SparringUpdate& call) {
   database_->check_writable("update");
   const Codes codes = in_order(call.keys, call.count);
   const auto n = static_cast<size_t>(call.count);
-  // Position by position, as the callbacks count.
+  // Ordered by position, as the callbacks expect.
   std::vector<char> rows(n * options_.row_bytes);
   std::vector<uint8_t> found(n);
   read(codes, call.call.executor,
@@ -277,14 +276,14 @@ void Table::erase(SparringErase& call) {
 
 void Table::clear() {
   database_->check_writable("clear");
-  // Behind the last key, which is 8 bytes of 0xff.
+  // After the last key, which is 8 bytes of 0xff.
   const std::string end(9, '\xff');
   rocksdb::WriteBatch batch;
   check_done("clear", batch.DeleteRange(family_, rocksdb::Slice(), end));
   commit(batch, 0, [&] { known_.clear(true); });
-  // Before files are removed, it must be certain that no later read looks for their rows.
+  // Before files are removed, it must be certain that no later read needs their rows.
   flush();
-  // Gives back the space of whole files at once. What it leaves, compaction takes.
+  // Frees the space of whole files at once. Compaction removes the rest.
   const rocksdb::Slice last(end);
   const rocksdb::RangePtr all(nullptr, &last);
   rocksdb::DeleteFilesInRanges(&database_->db(), family_, &all, 1).PermitUncheckedError();
@@ -296,11 +295,11 @@ void Table::commit(rocksdb::WriteBatch& batch, int64_t num_rows,
                                 Database::encode_num_rows(num_rows)));
   rocksdb::WriteOptions options;
   options.sync = options_.sync_writes;
-  // The batch is in order: where one row went tells where the next one goes.
+  // The batch is sorted: the position of one row is a hint for the next one.
   options.memtable_insert_hint_per_batch = true;
   const rocksdb::Status status = database_->write(options, batch);
   if (!status.ok()) {
-    // It may be in the log or not; what is read from now on says which.
+    // The log may contain the batch or not, so the known keys are no longer reliable.
     known_.clear(false);
     num_rows_ = database_->read_num_rows(options_.name);
     check_done("write", status);
@@ -314,9 +313,9 @@ void Table::scan(SparringScan& call) {
                 call.cursor[1]);
   if (call.cursor[0] == 0) database_->catch_up();
   rocksdb::ReadOptions options;
-  options.fill_cache = false;  // a pass over everything would push out what is read often
+  options.fill_cache = false;  // a full scan would evict frequently used blocks
   const std::unique_ptr<rocksdb::Iterator> rows(database_->db().NewIterator(options, family_));
-  // The cursor is the code to go on from: a zeroed one is the lowest key's.
+  // The cursor is the code from which to continue: zero is that of the lowest key.
   const KeyBytes start(call.cursor[0]);
   const uint64_t wanted = call.columns.end - call.columns.begin;
   auto* out = static_cast<char*>(call.rows);

@@ -1,16 +1,16 @@
-// One table of a database: rows by key, in a column family of their own.
+// One table of a database: rows by key, in a separate column family.
 //
-// Reading. Keys are sorted, then looked up by MultiGet in groups of neighbors,
-// which share blocks; the groups are dealt to the threads that the caller lends.
-// Rows are copied from where RocksDB pins them straight to their places.
+// Reading. Keys are sorted and looked up by MultiGet in groups of neighbors, which share
+// blocks. The groups are distributed to the threads that the caller provides. Rows are
+// copied from the memory that RocksDB pins directly to their destinations.
 //
-// Writing. Rows go in batches of some megabytes, in the order of keys, each batch
-// with the number of rows that the table has after it: the number is exact after
-// any crash. Whether a key is new is known from memory as a rule (known_keys.h),
+// Writing. Rows are written in batches of some megabytes, in the order of keys. Each
+// batch contains the number of rows of the table after it, so the number is exact after
+// any crash. Usually it is known from memory whether a key is new (known_keys.h);
 // otherwise it is looked up.
 //
-// Threads: as storage_abi.h says. `close` may be called concurrently with any call: it waits
-// for the calls under way, and later ones find the table closed.
+// Threads: see storage_abi.h. `close` may be called concurrently with any call: it waits
+// for calls in progress, and for later ones the table is closed.
 #ifndef SPARRING_ROCKSDB_TABLE_TABLE_H_
 #define SPARRING_ROCKSDB_TABLE_TABLE_H_
 
@@ -41,7 +41,7 @@ struct TableOptions {
 
 class Table {
  public:
-  // Throws StatusError, as Database::take.
+  // Throws StatusError, like Database::take.
   Table(std::shared_ptr<Database> database, const TableOptions& options);
   ~Table();
   Table(const Table&) = delete;
@@ -66,23 +66,23 @@ class Table {
  private:
   using Codes = std::vector<PlacedCode>;
   struct Destination {
-    char* rows;  // (n, stride) bytes; NULL: rows are not wanted
+    char* rows;  // (n, stride) bytes; NULL: rows are not requested
     uint64_t stride;
     SparringColumns columns;
     uint8_t* found;  // (n)
   };
 
   void read(const Codes& codes, const SparringExecutor* executor, const Destination& to) const;
-  struct Group;  // what one MultiGet works with; used again for the next one
+  struct Group;  // the data of one MultiGet, which are reused
   void read_group(const PlacedCode* codes, size_t count, Group& group, const Destination& to) const;
-  // is_new[i]: whether codes[i] has no row yet.
+  // is_new[i]: whether codes[i] has no row.
   std::vector<uint8_t> find_new(const Codes& codes, const SparringExecutor* executor) const;
   // Writes rows[position * stride] for each of codes; is_new as from find_new.
   void write(const Codes& codes, const std::vector<uint8_t>& is_new, const char* rows,
              uint64_t stride);
-  // Writes the batch with the new number of rows; `remember` runs when it is written.
+  // Writes the batch with the new number of rows; calls `remember` after it is written.
   void commit(rocksdb::WriteBatch& batch, int64_t num_rows, const std::function<void()>& remember);
-  // As check() of status.h. Called for every row, so words are made only where they are needed.
+  // Like check() of status.h. Called for every row, so it creates messages only for errors.
   void check_done(const char* what, const rocksdb::Status& status) const;
   std::string asked(const char* what) const;
 
