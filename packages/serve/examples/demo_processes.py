@@ -1,4 +1,4 @@
-"""Processes of a demo on this machine."""
+"""Runs the processes of a demo on this machine."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def wait_for(what: str, is_done: Callable[[], bool], *processes: Process) -> Non
             process.has_ended()
         if time.monotonic() > deadline:
             logs = "\n".join(f"{each.name}: {each.output()[-2000:]}" for each in processes)
-            raise RuntimeError(f"waited {MAX_WAIT_SECONDS:g} s in vain for {what}\n{logs}")
+            raise RuntimeError(f"waited {MAX_WAIT_SECONDS:g} s without success for {what}\n{logs}")
         time.sleep(0.05)
 
 

@@ -1,9 +1,9 @@
-"""Pulls rows from a lookup service with grpcio alone, and a few bytes of protobuf.
+"""Looks up rows in a lookup service with only grpcio, and a few bytes of protobuf.
 
     python grpc_client.py 127.0.0.1:7433 item 7 -1
 
-TOKEN in the environment is sent as the token. Prints one line of JSON. A program with more methods
-generates its messages from lookup.proto, with grpcio-tools.
+The environment variable TOKEN is sent as the token. Prints one line of JSON. A program with more
+methods should generate its messages from lookup.proto with grpcio-tools.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Fields = dict[int, list[int | bytes]]
 
 
 def partition_of(key: int) -> int:
-    """The partition of an id."""
+    """Returns the partition of an id."""
     bits = key & _MASK
     bits = (bits ^ bits >> 33) * 0xFF51AFD7ED558CCD & _MASK
     bits = (bits ^ bits >> 33) * 0xC4CEB9FE1A85EC53 & _MASK
@@ -31,7 +31,7 @@ def partition_of(key: int) -> int:
 
 
 def shard_of(key: int, num_shards: int) -> int:
-    """The shard that has the row of an id."""
+    """Returns the shard that has the row of an id."""
     return partition_of(key) * num_shards // NUM_PARTITIONS
 
 
@@ -44,18 +44,18 @@ def varint(value: int) -> bytes:
 
 
 def field(number: int, content: bytes) -> bytes:
-    """A field of bytes, text or a message."""
+    """Encodes a field of bytes, text or a message."""
     return varint(number << 3 | 2) + varint(len(content)) + content
 
 
 def pull_request(table: str, ids: list[int]) -> bytes:
-    """A PullRequest with one table; ids are int64, little-endian."""
+    """Encodes a PullRequest with one table; ids are int64, little-endian."""
     table_ids = field(1, table.encode()) + field(2, struct.pack(f"<{len(ids)}q", *ids))
     return field(1, table_ids)
 
 
 def get_fields(message: bytes) -> Fields:
-    """Fields of a message: number → values, whole numbers of varints and bytes of all others."""
+    """Decodes a message: field number → values, ints for varints and bytes for all others."""
     fields: Fields = {}
     at = 0
 

@@ -87,7 +87,7 @@ def _rows(client: ParameterClient) -> np.ndarray:
 
 
 def train(config: str, seed: str, stop: str) -> None:
-    """Learns hidden vectors of items from means of bags of them, until the file `stop` exists."""
+    """Learns hidden vectors of items from the means of bags of them, until the file `stop` exists."""
     import torch
 
     import sparring_torch

@@ -79,7 +79,7 @@ def pull_versions(
             continue  # The shards have no version in common at this moment.
         (version,) = answer.versions
         if not all(each.all() for each in answer.found.values()):
-            raise RuntimeError(f"step {version.step} lacks rows of an earlier version")
+            raise RuntimeError(f"step {version.step} does not have all rows of earlier versions")
         if not steps or steps[-1] != version.step:
             before = f"; step {steps[-1]} was {oldest:.2f} s old" if steps else ""
             age = f"{answer.age_seconds:.2f} s after it was published"

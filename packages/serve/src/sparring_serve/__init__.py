@@ -1,7 +1,7 @@
-"""Serves embedding tables over gRPC: publisher, lookup service, client.
+"""Serves embedding tables over gRPC: publisher, lookup service, clients.
 
-Names are imported when they are asked for: listing plugins imports `sparring_serve.plugin`, and should
-not have to wait for gRPC.
+Names are imported on first access, because listing plugins imports `sparring_serve.plugin` and should
+not import gRPC.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Tables whose rows stay in a backend that is trained into, with caches in this server.
+"""Tables whose rows stay in the backend that training writes to, with caches in this server.
 
-Rows follow the trainer's change notes; there is no version over several tables, and none is kept.
+Rows follow the trainer's change notes. There is no common version of several tables, and no old
+versions are kept.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ __all__ = ["BackendTableDeclaration", "BackendTables", "open_backend_tables"]
 
 
 class BackendTableDeclaration(DocumentModel):
-    """A table that is read from its backend, with caches before it."""
+    """A table that is read from its backend through caches."""
 
     storage: StorageDeclaration = Field(
-        description="The tiers of the trainer, with `refresh`: `{backend: tiered, options: {tiers: […], "
+        description="Tiers of the trainer, with `refresh`: `{backend: tiered, options: {tiers: […], "
         "refresh: {…}}}`.",
     )
 
@@ -48,9 +49,8 @@ class BackendTableDeclaration(DocumentModel):
     def _is_a_stack_that_is_read(cls, storage: StorageDeclaration) -> StorageDeclaration:
         if storage.backend != "tiered" or storage.options.get("refresh") is None:
             raise ValueError(
-                "must be a stack that is read: backend tiered, with tiers and refresh among its "
-                f"options; found backend {storage.backend} with "
-                f"{', '.join(storage.options) or 'no options'}"
+                "must have the backend tiered with the options tiers and refresh, found backend "
+                f"{storage.backend} with {', '.join(storage.options) or 'no options'}"
             )
         manager = make_plugin_manager()
         try:
@@ -68,11 +68,11 @@ def open_backend_tables(
     """Opens the caches and backends of tables.
 
     Args:
-        declared: tables by name; the notes say what their rows are.
+        declared: Tables by name; the change notes contain their declarations.
 
     Raises:
-        ConfigError: a table has no rows, or no notes, where its options say.
-        SparringError: a backend cannot be reached.
+        ConfigError: The options of a table lead to no rows or no change notes.
+        SparringError: A backend cannot be reached.
     """
     manager = make_plugin_manager()
     with ExitStack() as opened:
@@ -88,8 +88,8 @@ def open_backend_tables(
                     data, place = log.read_base(), log.place
                 if data is None:
                     raise InvalidArgumentError(
-                        f"there are no change notes at {place}; give the training configuration a "
-                        "section change_notes, and train"
+                        f"there are no change notes at {place}; add a section change_notes to the "
+                        "training configuration, and train"
                     )
                 tables[name] = NotesBase.from_bytes(data, place).table
                 storage = open_storage(
@@ -105,11 +105,11 @@ def open_backend_tables(
 
 
 class BackendTables:
-    """`ServingTables` of caches before backends.
+    """`ServingTables` of caches in front of backends.
 
     Args:
-        tables: as they are trained.
-        storages: of these; closed with this.
+        tables: Declarations that the tables are trained with.
+        storages: Storages of these tables; closed with this object.
     """
 
     not_fresh = ""
@@ -134,10 +134,11 @@ class BackendTables:
         }
 
     def versions(self) -> Sequence[Version]:
-        """One: that of the table that is oldest. It has no hash, as none can be asked for."""
+        """Returns the version of the oldest table. Its hash is empty, because versions cannot be
+        requested."""
         followed = [each.progress() for each in self._storages.values()]
         oldest = min(followed, key=lambda each: each.step)
-        # Rows may be older than their note, where one was missed.
+        # If a note was missed, rows may be older than the newest note.
         fresh = time.time() - max(each.behind_seconds for each in followed)
         published = min(each.published for each in followed)
         return (Version(oldest.run, oldest.step, "", min(published, fresh)),)
@@ -147,8 +148,8 @@ class BackendTables:
     ) -> LookupResult:
         if version:
             raise VersionGoneError(
-                f"version {version} was asked for, but these tables are read where they are trained, and "
-                "no version of them is kept; set client.consistency=newest, or serve snapshots"
+                f"version {version} was requested, but these tables are read from the backend of the "
+                "training, which keeps no versions; set client.consistency=newest, or serve snapshots"
             )
         tables, failures = [], []
         for name, ids in asked:
@@ -164,8 +165,8 @@ class BackendTables:
 
     def scan(self, table: str, cursor: bytes, most_rows: int, version: str) -> ScanResult:
         raise UnsupportedError(
-            "tables that are read where they are trained are not scanned by the service: scan the "
-            "backend, or serve snapshots"
+            "the service does not scan tables that are read from the backend of the training; scan "
+            "the backend, or serve snapshots"
         )
 
     def refresh(self) -> bool:
@@ -192,6 +193,6 @@ class BackendTables:
         }
 
     def close(self) -> None:
-        with ExitStack() as closing:  # all of them, whichever raises
+        with ExitStack() as closing:  # closes all storages even if one raises
             for each in self._storages.values():
                 closing.callback(each.close)

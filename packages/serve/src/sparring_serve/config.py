@@ -1,4 +1,4 @@
-"""The configuration of a lookup service and of its clients: one YAML file for both."""
+"""Configuration of a lookup service and its clients, in one YAML file."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ __all__ = [
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """``host:port`` or ``[address]:port`` → both.
+    """Splits ``host:port`` or ``[address]:port``.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: The text has neither form.
     """
     host, colon, port = text.rpartition(":")
     host = host.strip("[]")
@@ -41,7 +41,7 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Returns whether an address is reachable only from this machine."""
     if host == "localhost":
         return True
     try:
@@ -51,7 +51,7 @@ def is_loopback(host: str) -> bool:
 
 
 class TlsFiles(DocumentModel):
-    """Files of TLS, PEM; a server reads them again when they change."""
+    """TLS files in PEM format; a server reads them again when they change."""
 
     certificate_file: Path | None = Field(None, description="The certificate, with its chain.")
     key_file: Path | None = Field(None, description="Its key, without a password.")
@@ -69,7 +69,7 @@ class TlsFiles(DocumentModel):
 
 
 class ServerConfig(DocumentModel):
-    """A server."""
+    """Settings of a server."""
 
     address: str | None = Field(
         None,
@@ -155,7 +155,7 @@ class ServerConfig(DocumentModel):
 
 
 class ClientConfig(DocumentModel):
-    """A client."""
+    """Settings of a client."""
 
     deadline_seconds: Annotated[float, Field(gt=0, le=600)] = Field(
         0.2,
@@ -204,7 +204,7 @@ class ClientConfig(DocumentModel):
 
 
 class ServingConfig(DocumentModel):
-    """The whole file."""
+    """The complete file."""
 
     snapshots: LocalPath = Field(
         "served",
@@ -241,19 +241,21 @@ class ServingConfig(DocumentModel):
         if self.server.address is not None:
             split_address(self.server.address)
         if not all(self.shards):
-            raise ValueError("each of the shards needs an address of a replica at least")
+            raise ValueError("each shard needs the address of at least one replica")
         if self.tables and "snapshots" in self.model_fields_set:
             raise ValueError(
-                "tables and snapshots are two sources of rows; a server has one of them, leave the "
-                "other out"
+                "tables and snapshots are alternative sources of rows; a server uses only one of "
+                "them, remove the other"
             )
         if self.tables and self.server.pin is not None:
             raise ValueError(
-                "server.pin names a version of snapshots, and tables that are read from their "
-                "backend have none; leave it out"
+                "server.pin names a version of snapshots, but tables that are read from their "
+                "backend have no versions; remove it"
             )
         if next(find_passwords(self.snapshots), None):
-            raise ValueError("the URL of snapshots must hold no password, because it is printed")
+            raise ValueError(
+                "the URL of snapshots must not contain a password, because it is printed; remove it"
+            )
         return self
 
     @property
@@ -265,12 +267,13 @@ def read_serving_config(path: str | Path, overrides: Sequence[str] = ()) -> Serv
     """Reads a YAML file.
 
     Args:
-        path: of the file. Its relative paths start at its folder.
-        overrides: ``dotted.key=value``, later ones win. Their relative paths start at the current
-            directory.
+        path: Path of the file. Relative paths in it start at its folder.
+        overrides: ``dotted.key=value`` items; later ones win. Their relative paths start at the
+            current directory.
 
     Raises:
-        ConfigError: the file cannot be read, or is wrong; a line for each fault, with its place.
+        ConfigError: The file cannot be read or is invalid; the message has one line per problem, with
+            its location.
     """
     document = read_document(path)
     for each in overrides:
@@ -279,14 +282,15 @@ def read_serving_config(path: str | Path, overrides: Sequence[str] = ()) -> Serv
 
 
 def check_plain_text(host: str, *, is_encrypted: bool, insecure: bool, what: str) -> None:
-    """Refuses plain text where other machines may read it.
+    """Rejects plain text that other machines could read.
 
     Raises:
-        ConfigError: `host` is not loopback, nothing encrypts, and no one said that this is meant.
+        ConfigError: `host` is not a loopback address, there is no encryption, and `insecure` is not
+            set.
     """
     if not (is_encrypted or insecure or is_loopback(host)):
         section = what.partition(" ")[0]
         raise ConfigError(
-            f"{what}: plain text is for loopback addresses only, found {host}; name {section}.tls "
-            f"files, or set {section}.insecure=true where the network is trusted"
+            f"{what}: plain text is allowed for loopback addresses only, found {host}; set "
+            f"{section}.tls, or set {section}.insecure=true if the network is trusted"
         )

@@ -1,4 +1,4 @@
-"""Declarations of the tables of a service that learns: the section `parameters` of its file."""
+"""Declarations of the trainable tables of a service: the section `parameters` of its file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["ParametersConfig", "StorageDeclaration", "TableDeclaration"]
 
 
 class StorageDeclaration(DocumentModel):
-    """The storage of a table's rows."""
+    """Storage of a table's rows."""
 
     backend: str = Field("hkv", description="A storage that `sparring plugins` lists.")
     options: dict[str, Any] = Field(
@@ -40,7 +40,7 @@ class StorageDeclaration(DocumentModel):
 
 
 class TableDeclaration(DocumentModel):
-    """A table."""
+    """Declaration of one table."""
 
     dim: Annotated[int, Field(ge=1, le=65_536)] = Field(description="Elements of an embedding.")
     update_method: str = Field(
@@ -81,7 +81,7 @@ class TableDeclaration(DocumentModel):
         return parse_hyper(self.method, self.hyper)
 
     def table(self, name: str) -> TableConfig:
-        """As core declares it."""
+        """Converts the declaration to a `TableConfig`."""
         return TableConfig(
             name,
             self.dim,
@@ -98,7 +98,7 @@ class TableDeclaration(DocumentModel):
 
 
 class ParametersConfig(DocumentModel):
-    """Tables that learn, and where they are saved."""
+    """Trainable tables, and the folders of their snapshots."""
 
     tables: dict[str, TableDeclaration] = Field(min_length=1, description="Tables by name.")
     non_finite_gradients: Literal["raise", "skip"] = Field(
@@ -170,7 +170,7 @@ class ParametersConfig(DocumentModel):
 
     @property
     def push_log_folder(self) -> Path:
-        """Where the push log is."""
+        """Folder of the push log."""
         if self.push_log is not None:
             return self.push_log
         first = self.folders[0].removeprefix("file://").rstrip("/")
@@ -179,5 +179,7 @@ class ParametersConfig(DocumentModel):
     @model_validator(mode="after")
     def _has_no_password(self) -> ParametersConfig:
         if any(next(find_passwords(each), None) for each in (*self.folders, self.start or "")):
-            raise ValueError("URLs of folders must hold no password, because they are printed")
+            raise ValueError(
+                "URLs of folders must not contain a password, because they are printed; remove it"
+            )
         return self

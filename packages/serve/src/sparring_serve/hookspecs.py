@@ -1,7 +1,7 @@
-"""Hooks of sparring-serve: evaluators of the quality of a model over rows that are to be served.
+"""Hooks of sparring-serve: evaluators that measure a model with the rows that will be served.
 
-A plugin implements them with ``@hookimpl(optionalhook=True)``, so that it also loads where
-sparring-serve is not installed.
+Implement them with ``@hookimpl(optionalhook=True)``, so that the plugin also loads if sparring-serve
+is not installed.
 """
 
 # A hook specification is a signature and its description; it has no body to return from.
@@ -26,9 +26,9 @@ class MetricValue:
     """Value of a metric of a model.
 
     Args:
-        metric: name of the metric, as ``auc``.
-        value: of it.
-        is_higher_better: of two values.
+        metric: Name of the metric, for example ``auc``.
+        value: Value of the metric.
+        is_higher_better: Whether higher values are better.
     """
 
     metric: str
@@ -36,17 +36,17 @@ class MetricValue:
     is_higher_better: bool
 
     def loss_of(self, other: MetricValue) -> float:
-        """Loss of `other` against this one; below 0 where it is better."""
+        """Returns how much worse `other` is than this value; negative if it is better."""
         return (self.value - other.value) * (1 if self.is_higher_better else -1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatorDescriptor(Descriptor):
-    """Evaluator of the models of a training program. `name` is the program's: ``train``.
+    """Evaluator for models of a training program. `name` is the program, for example ``train``.
 
-    `quality(config, snapshot_url, storage, plugin_manager)` makes the model that the file `config`
-    describes, with ordinary parameters of the snapshot and rows that `storage` has, and evaluates
-    it on the configuration's test samples. It changes nothing.
+    `quality(config, snapshot_url, storage, plugin_manager)` builds the model of the configuration
+    file `config`, with the dense parameters of the snapshot and the rows of `storage`, and evaluates
+    it on the test samples of the configuration. It changes nothing.
     """
 
     quality: Callable[[str, str, Mapping[str, Any], PluginManager], MetricValue]
@@ -54,4 +54,4 @@ class EvaluatorDescriptor(Descriptor):
 
 @hookspec
 def sparring_register_evaluators() -> Sequence[EvaluatorDescriptor]:
-    """Evaluators that this plugin offers, one for each training program."""
+    """Returns the evaluators of this plugin, one per training program."""

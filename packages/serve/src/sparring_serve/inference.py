@@ -1,7 +1,8 @@
-"""The Open Inference Protocol over a lookup service: a table is a model.
+"""The Open Inference Protocol over a lookup service; each table is a model.
 
-`ModelInfer` takes the input ``ids`` (INT64, any shape) and gives ``rows`` (FP32, the same shape and dim)
-and ``found`` (BOOL). A model's version is the hash of one that is kept; empty: the newest.
+`ModelInfer` accepts the input ``ids`` (INT64, any shape) and returns ``rows`` (FP32, the same shape
+and dim) and ``found`` (BOOL). The model version is the hash of a kept version; empty means the
+newest.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ def infer(
     *,
     waited_seconds: float = 0.0,
 ) -> bytes:
-    """Answers a ModelInferRequest. Clients of this protocol may leave the deadline out.
+    """Answers a ModelInferRequest. Clients of this protocol may omit the deadline.
 
-    The arguments are those of `LookupService.pull`.
+    Takes the arguments of `LookupService.pull`.
 
     Raises:
-        Refusal: as `LookupService.pull`.
+        StatusError: As in `LookupService.pull`.
     """
     begin = time.perf_counter() - waited_seconds
     table, code, num_ids, num_found = "", "OK", 0, 0
@@ -63,8 +64,8 @@ def infer(
         if num_bytes > service.limits.most_bytes:
             raise StatusError(
                 Status.INVALID_ARGUMENT,
-                f"the answer would have {num_bytes:,} bytes, the most are "
-                f"{service.limits.most_bytes:,}; ask for fewer ids in a call",
+                f"the reply would have {num_bytes:,} bytes, and the maximum is "
+                f"{service.limits.most_bytes:,}; send fewer ids per call",
                 reason="most_bytes",
             )
         with service.admission.of(num_bytes):
@@ -102,10 +103,10 @@ def infer(
 
 
 def _request(content: Buffer) -> InferRequest:
-    """The request, all of whose fields and parameters have an effect.
+    """Decodes a request.
 
     Raises:
-        Refusal: one has none here.
+        StatusError: A field or parameter is not supported.
     """
     try:
         request = decode(InferRequest, content, rejects_unknown=True)
@@ -122,7 +123,7 @@ def _request(content: Buffer) -> InferRequest:
     for place, parameters, known in of_places:
         for each in parameters:
             default, advice = known.get(
-                each.key, (_UNKNOWN, f"these are known: {', '.join(known)}; leave it out")
+                each.key, (_UNKNOWN, f"remove it; known parameters: {', '.join(known)}")
             )
             if each.value.value != default:
                 expected = "no such parameter" if default is _UNKNOWN else f"{default or 0!r}"
@@ -136,9 +137,9 @@ def _request(content: Buffer) -> InferRequest:
 
 
 _UNKNOWN = object()
-_SEQUENCE = "requests do not depend on each other; leave it out"
-_MEMORY = "ids and rows are in the messages; leave it out"
-_BINARY = "replies have raw_output_contents; leave it out"
+_SEQUENCE = "requests are independent; remove it"
+_MEMORY = "ids and rows are sent in the messages; remove it"
+_BINARY = "replies use raw_output_contents; remove it"
 _TENSOR_PARAMETERS: dict[str, tuple[Any, str]] = {
     "shared_memory_region": (None, _MEMORY),
     "shared_memory_offset": (None, _MEMORY),
@@ -148,8 +149,7 @@ _OUTPUT_PARAMETERS = {
     **_TENSOR_PARAMETERS,
     "classification": (
         None,
-        "rows are embeddings, and not scores of classes; leave it out, or call Lookup/Recommend for the "
-        "best rows",
+        "rows are embeddings, not class scores; remove it, or call Lookup/Recommend for the best rows",
     ),
     "binary_data": (True, _BINARY),
 }
@@ -157,21 +157,22 @@ _REQUEST_PARAMETERS = {
     "sequence_id": (None, _SEQUENCE),
     "sequence_start": (None, _SEQUENCE),
     "sequence_end": (None, _SEQUENCE),
-    "priority": (None, "calls are answered in the order in which they come; leave it out"),
+    "priority": (None, "calls are answered in order of arrival; remove it"),
     "timeout": (None, "set the deadline of the gRPC call instead"),
     "binary_data_output": (True, _BINARY),
 }
-"""Of each parameter the one value that is accepted (None is false, 0 or empty), and advice."""
+"""For each parameter, the only accepted value (None is false, 0 or empty) and advice for other
+values."""
 
 
 def _outputs(request: InferRequest) -> list[str]:
-    """Names of the outputs that are asked for."""
+    """Returns the names of the requested outputs."""
     wanted = [each.name for each in request.outputs]
     if not set(wanted) <= {"rows", "found"} or len(set(wanted)) < len(wanted):
         raise StatusError(
             Status.INVALID_ARGUMENT,
-            f"model {request.model_name!r}: found the outputs {', '.join(wanted)}, expected rows and "
-            "found, each at most once; ask for these, or for none to have both",
+            f"model {request.model_name!r}: requested the outputs {', '.join(wanted)}, expected rows "
+            "and found, each at most once; request these, or omit outputs to get both",
             reason="outputs",
         )
     return wanted or ["rows", "found"]
@@ -183,7 +184,7 @@ def _input(request: InferRequest) -> tuple[Ids, tuple[int, ...]]:
         shown = ", ".join(f"{each.name} {each.datatype}" for each in given) or "none"
         raise StatusError(
             Status.INVALID_ARGUMENT,
-            f"model {request.model_name!r}: takes one input, ids INT64, found {shown}",
+            f"model {request.model_name!r}: expected one input, ids INT64, found {shown}; send only it",
         )
     shape = given[0].shape
     content: Any = given[0].contents.int64_contents
@@ -201,8 +202,8 @@ def _input(request: InferRequest) -> tuple[Ids, tuple[int, ...]]:
     if min(shape, default=0) < 0 or math.prod(shape) != len(ids):
         raise StatusError(
             Status.INVALID_ARGUMENT,
-            f"model {request.model_name!r}: ids have the shape {list(shape)}, found {len(ids):,} of "
-            "them; give as many as the shape says",
+            f"model {request.model_name!r}: ids have the shape {list(shape)}, but the request contains "
+            f"{len(ids):,} ids; correct the shape",
         )
     return ids, shape
 
@@ -223,15 +224,15 @@ def model_metadata(service: LookupService, content: Buffer) -> bytes:
     """Answers a ModelMetadataRequest.
 
     Raises:
-        Refusal: no such table or version.
+        StatusError: The table or version does not exist.
     """
     request: ModelRequest = decode_request(ModelRequest, content)
     [shape] = service.check_tables([(request.name, np.empty(0, np.int64))])
     if not _has_version(service, request):
         raise StatusError(
             Status.NOT_FOUND,
-            f"model {request.name!r}: version {request.version!r} is not kept; leave it out, and see "
-            "versions in the reply",
+            f"model {request.name!r}: version {request.version!r} is not kept; omit it to get the kept "
+            "versions",
             reason="version_gone",
         )
     return encode(

@@ -1,4 +1,4 @@
-"""Limits of one call, and the bytes of all calls under way."""
+"""Limits of single calls and of the bytes of all concurrent calls."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["Admission", "Limits"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of a request.
+    """Limits of a request.
 
     Args:
-        most_ids: of one call, over all tables.
-        most_tables: of one call.
-        most_bytes: of a request, and of an answer.
-        most_deadline_seconds: a longer deadline is refused.
-        most_queries: of a call for recommendations.
-        most_k: rows for each of them.
+        most_ids: Maximum number of ids per call, over all tables.
+        most_tables: Maximum number of tables per call.
+        most_bytes: Maximum size of a request, and of a reply.
+        most_deadline_seconds: Maximum deadline; calls with longer deadlines are rejected.
+        most_queries: Maximum number of queries per call for recommendations.
+        most_k: Maximum number of rows per query.
     """
 
     most_ids: int = 1_000_000
@@ -34,10 +34,10 @@ class Limits:
 
 
 class Admission:
-    """Lets calls in while their bytes fit.
+    """Admits calls as long as their total size is within a limit.
 
     Args:
-        most_bytes: of requests and answers of all calls under way.
+        most_bytes: Maximum size of the requests and replies of all concurrent calls.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -47,18 +47,18 @@ class Admission:
 
     @contextmanager
     def of(self, num_bytes: int) -> Iterator[None]:
-        """Counts a call's bytes while it runs.
+        """Counts the bytes of a call while it runs.
 
         Raises:
-            Refusal: there is no room now. A call that is alone is always let in.
+            StatusError: The limit would be exceeded. A single call is always admitted.
         """
         with self._lock:
             before = self.bytes_in_flight
             if before and before + num_bytes > self.most_bytes:
                 raise StatusError(
                     Status.RESOURCE_EXHAUSTED,
-                    f"a call of {num_bytes:,} bytes: {before:,} of {self.most_bytes:,} bytes are in "
-                    "flight; ask another replica, or later",
+                    f"a call of {num_bytes:,} bytes was rejected: {before:,} of {self.most_bytes:,} "
+                    "bytes are in flight; use another replica, or retry later",
                     reason="bytes_in_flight",
                 )
             self.bytes_in_flight = before + num_bytes

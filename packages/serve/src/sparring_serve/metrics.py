@@ -1,7 +1,4 @@
-"""Metrics of a service and of a client, in a registry of core.
-
-Names are ``sparring_serving_`` and the names here.
-"""
+"""Metrics of servers and clients. Their full names start with ``sparring_serving_``."""
 
 from __future__ import annotations
 
@@ -54,13 +51,13 @@ HELP = {
     "cache_behind_seconds": "Time since all cached rows were as recent as the newest note",
     "failovers_total": "Calls of a client that were sent to another replica",
 }
-"""Name → meaning of all metrics."""
+"""Name → description of all metrics."""
 
 _PREFIX = "sparring_serving_"
 
 
 class ServingMetrics:
-    """Counts what a service or a client does. Any thread may call any method."""
+    """Counters of a service or a client. All methods are thread-safe."""
 
     def __init__(self) -> None:
         self.registry = MetricRegistry()
@@ -86,10 +83,10 @@ class ServingMetrics:
         """Counts one call.
 
         Args:
-            tables: that it asked for, of those that there are.
-            code: its status.
-            ids: that it asked for, and how many of them had a row.
-            seconds: that it took.
+            tables: Requested tables that exist.
+            code: Status of the call.
+            ids: Number of requested ids, and number of those that have a row.
+            seconds: Duration of the call.
         """
         for table in tables:
             self._pulls.add(table=table, code=code)
@@ -98,7 +95,7 @@ class ServingMetrics:
         self._seconds.observe(seconds)
 
     def note_recommend(self, table: str, code: str, num_queries: int, seconds: float) -> None:
-        """Counts one call for recommendations; `table` is empty where there is no such table."""
+        """Counts one call for recommendations; `table` is empty if the table does not exist."""
         self._recommends.add(table=table, code=code)
         self._queries.add(num_queries)
         self._recommend_seconds.observe(seconds)
@@ -107,26 +104,26 @@ class ServingMetrics:
         self._rejected.add(reason=reason)
 
     def count_refresh(self, result: str) -> None:
-        """Counts a look for a newer version: `taken`, `unchanged` or `refused`."""
+        """Counts a check for a newer version; `result` is `taken`, `unchanged` or `refused`."""
         self._refreshes.add(result=result)
 
     def count_degraded(self, num_rows: int, reason: str, given: str) -> None:
-        """Counts rows that no replica answered, by the error and what was given: `failed`, `stale` …"""
+        """Counts rows that no replica returned, by error and by replacement (`failed`, `stale`, …)."""
         self._degraded.add(num_rows, reason=reason, given=given)
 
     def count_failover(self) -> None:
         self._failovers.add()
 
     def add_gauges(self, read: Callable[[], Mapping[str, float]]) -> None:
-        """Asks `read` for gauges, by name, whenever metrics are read."""
+        """Registers a function that returns gauges by name; it is called whenever metrics are read."""
         self._gauges.append(read)
 
     def value(self, name: str, **labels: str) -> float:
-        """One number, 0 if nothing was counted; labels that are left out are summed over."""
+        """Returns one value, 0 if nothing was counted; omitted labels are summed over."""
         return self.registry.value(_PREFIX + name, **labels)
 
     def gauges(self) -> dict[str, float]:
-        """All gauges now."""
+        """Returns the current values of all gauges."""
         return {name: value for read in self._gauges for name, value in read().items()}
 
     def _counter(self, name: str, *labels: str) -> MetricCounter:

@@ -1,4 +1,4 @@
-"""The commands and the storage of sparring-serve. Importing it loads no gRPC."""
+"""Commands and storage of sparring-serve. Importing this module does not import gRPC."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def sparring_register_commands() -> Sequence[CommandDescriptor]:
         CommandDescriptor(
             name="publish",
             api_version=API_VERSION,
-            summary="Turn snapshots into serving snapshots.",
+            summary="Convert snapshots to serving snapshots.",
             register=_add_publish,
         ),
         CommandDescriptor(
@@ -32,7 +32,7 @@ def sparring_register_commands() -> Sequence[CommandDescriptor]:
         CommandDescriptor(
             name="pull",
             api_version=API_VERSION,
-            summary="Ask a lookup service for rows.",
+            summary="Look up rows in a running lookup service.",
             register=_add_pull,
         ),
     ]
@@ -46,7 +46,7 @@ def sparring_register_storage() -> Sequence[StorageDescriptor]:
         StorageDescriptor(
             name="remote",
             api_version=API_VERSION,
-            summary="Rows of a lookup service, read only; or of one that learns.",
+            summary="Rows of a lookup service, read-only, or updated with the role parameters.",
             options=RemoteOptions,
             factory=_open_remote,
             found=_found_remote,
@@ -90,5 +90,5 @@ def _found_remote(table: TableConfig, options: RemoteOptions) -> TableConfig | N
 
         with open_client(options, ParameterClient) as client:
             return find_served_table(table, client, options)
-    # Served rows are embeddings alone: no state of any optimizer is behind them.
+    # Served rows are only embeddings, without optimizer state.
     return table

@@ -1,4 +1,4 @@
-"""Recommendations: of each query, the rows of a table with the largest dot products; all are compared."""
+"""Recommendations: finds the rows of a table with the largest dot products by comparing all rows."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def recommend(
 ) -> bytes:
     """Answers a RecommendRequest with a RecommendReply.
 
-    The arguments are those of `LookupService.pull`.
+    Takes the arguments of `LookupService.pull`.
 
     Raises:
-        Refusal: with its status, as `lookup.proto` lists them.
+        StatusError: With one of the status codes listed in `lookup.proto`.
     """
     begin = time.perf_counter()
     table, code, num_queries = "", "OK", 0
@@ -69,7 +69,7 @@ def recommend(
 def _compare(
     service: LookupService, request: RecommendRequest, search: TopKSearch, end: float
 ) -> VersionMessage:
-    """Compares all rows of one version, and returns it."""
+    """Compares all rows of one version and returns the version."""
     num_rows, cursor, version = 0, b"", request.version
     while True:
         chunk = service.scan_rows(request.table, cursor, _BLOCK_ROWS, version)
@@ -81,8 +81,8 @@ def _compare(
         if time.perf_counter() > end:
             raise StatusError(
                 Status.DEADLINE_EXCEEDED,
-                f"the deadline passed when {num_rows:,} rows were compared; ask fewer queries in a "
-                "call, allow more time, or divide the table among more shards",
+                f"the deadline passed after {num_rows:,} rows were compared; send fewer queries per "
+                "call, increase the deadline, or use more shards",
             )
 
 
@@ -92,8 +92,8 @@ def _check_shard(service: LookupService, request: RecommendRequest) -> None:
     if request.num_shards and asked != found:
         raise StatusError(
             Status.FAILED_PRECONDITION,
-            f"the call is for shard {asked[0] + 1} of {asked[1]}, this is shard {found[0] + 1} of "
-            f"{found[1]}; ask by the shard map that is sent along",
+            f"the call is for shard {asked[0] + 1} of {asked[1]}, but this is shard {found[0] + 1} of "
+            f"{found[1]}; use the attached shard map",
             reason="foreign_shard",
             shard_map=position.shards.to_bytes(),
         )
@@ -106,8 +106,8 @@ def _queries(
     if len(request.queries) % (4 * dim):
         raise StatusError(
             Status.INVALID_ARGUMENT,
-            f"queries: {len(request.queries):,} bytes are no vectors of table {request.table!r}; send "
-            f"{4 * dim} bytes a query, {dim} elements of float32",
+            f"queries: {len(request.queries):,} bytes are not a multiple of a vector of table "
+            f"{request.table!r}; send {4 * dim} bytes per query, {dim} elements of float32",
             reason="message",
         )
     queries = np.frombuffer(request.queries, np.float32).reshape(-1, dim)
@@ -118,8 +118,8 @@ def _queries(
         if found > most:
             raise StatusError(
                 Status.INVALID_ARGUMENT,
-                f"{what}: {found:,} in one call, the most are {most:,}; ask for fewer, or raise "
-                f"server.most_{what}",
+                f"{what}: found {found:,} in one call, and the maximum is {most:,}; send fewer, or "
+                f"increase server.most_{what}",
                 reason=f"most_{what}",
             )
     return queries
@@ -129,7 +129,7 @@ def _excluded(request: RecommendRequest) -> tuple[npt.ArrayLike, npt.ArrayLike] 
     if not len(request.num_excluded):
         return None
     counts = parse_ids(request.num_excluded)
-    # More than there are, or fewer than none, are refused as offsets.
+    # `TopKSearch` rejects negative counts and counts beyond the keys, because the offsets are invalid.
     return parse_ids(request.excluded), np.concatenate(([0], np.cumsum(counts)))
 
 

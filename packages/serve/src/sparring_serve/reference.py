@@ -1,6 +1,6 @@
-"""Tables of the reference page: every key of a configuration, made from the models.
+"""Generates the Markdown tables of the reference page from the configuration models.
 
-python -m sparring_serve.reference        prints them
+python -m sparring_serve.reference        # prints them
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _NAMES = {
 
 
 def reference_tables() -> str:
-    """A table for each section, in Markdown."""
+    """Returns one Markdown table per section."""
     return "\n".join("\n".join(_table(name, model)) for name, model in _SECTIONS)
 
 
@@ -56,7 +56,7 @@ def _table(section: str, model: type[BaseModel]) -> Iterator[str]:
     yield f"### {title}\n"
     yield "| key | type | default | meaning |\n|---|---|---|---|"
     for name, field in model.model_fields.items():
-        if field.description is None:  # a section, which has a table of its own
+        if field.description is None:  # a section, which has a separate table
             continue
         default = field.default
         if field.default_factory is not None:

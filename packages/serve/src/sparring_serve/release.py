@@ -1,4 +1,4 @@
-"""The release of this package, for messages that name both sides."""
+"""Release of this package, for error messages that name both sides."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["release"]
 
 @cache
 def release() -> str:
-    """The name and version, as ``sparring-serve 0.1.0``."""
+    """Returns the name and version, for example ``sparring-serve 0.1.0``."""
     try:
         return f"sparring-serve {version('sparring-serve')}"
     except PackageNotFoundError:

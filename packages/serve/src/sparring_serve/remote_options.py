@@ -13,22 +13,26 @@ __all__ = ["RemoteOptions"]
 
 
 class RemoteOptions(Options):
-    """A lookup service whose rows are read; in the role `parameters` they learn, too."""
+    """Reads rows from a lookup service; with the role ``parameters``, training also updates them."""
 
     config: Path | None = Field(
         None, description="The YAML file of the service; its `shards` and `client` are used."
     )
     target: str | None = Field(
-        None, description="host:port of a replica, in place of `config`; the client has defaults."
+        None,
+        description="host:port of a replica, instead of `config`; client settings have defaults.",
     )
     role: Literal["inference", "parameters"] = Field(
         "inference",
-        description="`parameters`: steps push gradients to the service, which updates its rows.",
+        description="`parameters`: training steps push gradients to the service, which updates its rows.",
     )
     wait: Literal["queued", "applied"] = Field(
         "queued",
-        description="Of a push: until the service has it, or until its rows have changed.",
+        description="Whether a push returns when the service has queued it, or when rows are updated.",
     )
     deadline_seconds: float | None = Field(
-        None, gt=0, le=600, description="Of a find; null: that of the configuration."
+        None,
+        gt=0,
+        le=600,
+        description="Deadline of a find; null: the deadline of the configuration.",
     )

@@ -1,4 +1,4 @@
-"""The rows of a lookup service behind the storage contract, so that models read them as any others."""
+"""Storage that reads the rows of a lookup service, so that models can use them like any other table."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ __all__ = ["RemoteStorage", "open_client"]
 
 
 class RemoteStorage(Storage):
-    """Reads rows of a lookup service; writes are refused.
+    """Reads rows from a lookup service; writes raise `UnsupportedError`.
 
-    A key without a row is not found, and reads as its initial value as anywhere else.
+    A key without a row is not found and reads as its initial value, as in all storages.
 
     Args:
-        table: the declaration; its dim must be that of the served table.
-        options: where the service is.
-        client: of the service; None: one by `options`.
+        table: Declaration of the table; its dim must match the served table.
+        options: Location of the service.
+        client: Client of the service; None creates one from `options`.
 
     Raises:
-        InvalidArgumentError: the options name no service or two, or the table is another one.
-        UnknownTableError: it is not served.
-        StorageIOError: no server answers.
+        InvalidArgumentError: The options contain neither or both of `config` and `target`, or the
+            declaration does not match the served table.
+        UnknownTableError: The table is not served.
+        StorageIOError: No server replies.
     """
 
     capabilities = Capabilities(shared=True, persistent=True, concurrent_reads=True)
@@ -59,7 +60,7 @@ class RemoteStorage(Storage):
 
     @property
     def memory_bytes(self) -> int:
-        # Rows are elsewhere.
+        # The rows are in other processes.
         return 0
 
     def _find_impl(
@@ -71,7 +72,7 @@ class RemoteStorage(Storage):
             missing="only_found",
             deadline_seconds=self._options.deadline_seconds,
         )
-        # A row of NaN that `on_failure` allows is read as such, and not as an initial value.
+        # If `on_failure` returns NaN for a row, the storage reports it as found, not as initial value.
         found[:] = answer.found[name] | (answer.status[name] == RowStatus.FAILED)
         rows[:] = answer.rows[name][:, columns.begin : columns.end]
 
@@ -109,9 +110,9 @@ class RemoteStorage(Storage):
 
     def _refuse(self, operation: str) -> NoReturn:
         raise UnsupportedError(
-            f"{operation} on table {self.table.name!r}: rows of the role inference are read only; train "
-            "through servers of the role parameters, with the option role='parameters', or with another "
-            "storage whose snapshots are published",
+            f"{operation} on table {self.table.name!r}: the role inference is read-only; train through "
+            "servers of the role parameters, with the option role='parameters', or use another storage "
+            "and publish its snapshots",
             table=self.table.name,
             operation=operation,
         )
@@ -120,10 +121,10 @@ class RemoteStorage(Storage):
         table = self.table
         if table.state_width or table.state_method:
             raise InvalidArgumentError(
-                f"table {table.name!r}: rows of a service of the role inference are read only, and have "
-                f"no state of an optimizer; asked was for {table.row_label!r}. Freeze its module and "
-                "give the optimizer the others alone; or train through servers of the role parameters, "
-                "with the storage's option role='parameters' and the update method of the service",
+                f"table {table.name!r}: a service of the role inference is read-only and stores no "
+                f"optimizer state, found {table.row_label!r}. Freeze the module and exclude it from the "
+                "optimizer; or train through servers of the role parameters, with the storage's option "
+                "role='parameters' and the update method of the service",
                 table=table.name,
             )
 
@@ -131,8 +132,8 @@ class RemoteStorage(Storage):
         table = self.table
         if table.has_other_state(served):
             raise InvalidArgumentError(
-                f"table {table.name!r}: the service has rows of {served.row_label!r}, asked were rows of "
-                f"{table.row_label!r}; give the update method of the service",
+                f"table {table.name!r}: the service stores rows of {served.row_label!r}, and the "
+                f"declaration requires {table.row_label!r}; use the update method of the service",
                 table=table.name,
             )
 
@@ -148,8 +149,8 @@ class RemoteStorage(Storage):
             )
         if dims[table.name] != table.dim:
             raise InvalidArgumentError(
-                f"table {table.name!r} is declared with dim {table.dim}, and served with dim "
-                f"{dims[table.name]}; declare it as it was trained",
+                f"table {table.name!r} is declared with dim {table.dim}, but served with dim "
+                f"{dims[table.name]}; declare the dim that it was trained with",
                 table=table.name,
             )
         self._check_dtype(described.dtypes[table.name])
@@ -159,8 +160,8 @@ class RemoteStorage(Storage):
         table = self.table
         if table.dtype != "float32":
             raise InvalidArgumentError(
-                f"table {table.name!r}: a lookup service gives float32 embeddings, asked were "
-                f"{table.dtype}; declare the table float32 for the storage `remote`",
+                f"table {table.name!r}: a lookup service returns float32 embeddings, and the table is "
+                f"declared as {table.dtype}; declare it as float32 for the storage `remote`",
                 table=table.name,
                 served=served,
             )
@@ -170,15 +171,15 @@ _Client = TypeVar("_Client", bound=LookupClient)
 
 
 def open_client(options: RemoteOptions, kind: type[_Client]) -> _Client:
-    """A client of the service that options name.
+    """Creates a client from the options of the storage.
 
     Raises:
-        InvalidArgumentError: they name none, or two.
+        InvalidArgumentError: The options contain neither or both of `config` and `target`.
     """
     if (options.config is None) == (options.target is None):
         found = "none" if options.config is None else "both"
         raise InvalidArgumentError(
-            f"storage remote: needs one of config, a YAML file, and target, host:port; found {found}"
+            f"storage remote: specify either config, a YAML file, or target, host:port; found {found}"
         )
     if options.config is not None:
         return kind.from_config(options.config)

@@ -15,8 +15,8 @@ from sparring_serve.status import Status, StatusError
 __all__ = ["ROLES", "WatchedFile", "Tokens", "check_local", "read_token"]
 
 ROLES = ("pull", "push", "admin")
-"""`pull`: rows and descriptions; `push`: gradients and flushes, and all that `pull` may; `admin`:
-hints to refresh, saves, loads, and all."""
+"""`pull` allows lookups and descriptions; `push` also gradients and flushes; `admin` everything,
+including refresh hints, saves and loads."""
 
 _MAX_TOKENS = 1000
 _MAX_TOKEN = 4096
@@ -29,14 +29,15 @@ _Value = TypeVar("_Value")
 
 
 def check_local(peer: str, role: str) -> None:
-    """Rejects calls from other machines that need more than lookups, on a server without tokens.
+    """Rejects calls from other machines that need more than the role `pull`, on a server without
+    tokens.
 
     Args:
-        peer: address of the caller, as gRPC gives it.
-        role: that the call needs.
+        peer: Address of the caller, as gRPC reports it.
+        role: Role that the call needs.
 
     Raises:
-        Refusal: PERMISSION_DENIED.
+        StatusError: PERMISSION_DENIED.
     """
     if not _LOCAL_PEER.match(peer):
         raise StatusError(
@@ -49,16 +50,16 @@ def check_local(peer: str, role: str) -> None:
 
 
 class WatchedFile(Generic[_Value]):
-    """The content of a file, read again when the file was replaced or written.
+    """Value parsed from a file; the file is read again when it was replaced or written.
 
-    A file that cannot be read, or says nothing useful, leaves what was read before.
+    If the file cannot be read or is invalid, the previous value remains.
 
     Args:
-        path: of the file.
-        read: its bytes → the value; raises `ConfigError`.
+        path: Path of the file.
+        read: Converts the bytes to the value; raises `ConfigError`.
 
     Raises:
-        ConfigError: the first reading fails.
+        ConfigError: The first read fails.
     """
 
     def __init__(self, path: Path, read: Callable[[bytes], _Value]) -> None:
@@ -83,7 +84,9 @@ class WatchedFile(Generic[_Value]):
             stamp = _read_stamp(self.path)
             content = self.path.read_bytes()
         except OSError as error:
-            raise ConfigError(f"{self.path}: cannot be read: {error.strerror}") from None
+            raise ConfigError(
+                f"cannot read {self.path}: {error.strerror}; check the path and its permissions"
+            ) from None
         return stamp, self._read(content)
 
 
@@ -93,60 +96,61 @@ def _read_stamp(path: Path) -> tuple[int, int, int]:
 
 
 class Tokens:
-    """Roles of callers, by bearer tokens.
+    """Bearer tokens and the roles that they grant.
 
     Args:
-        path: of a file with a line for each token: the role, a blank, the token. Lines that begin with
-            ``#`` are left out. It is read again when it changes.
+        path: File with one token per line: the role, a space, the token. Lines that start with ``#``
+            are ignored. The file is read again when it changes.
 
     Raises:
-        ConfigError: the file cannot be read, or a line is wrong; the message repeats no token.
+        ConfigError: The file cannot be read, or a line is invalid; the message contains no token.
     """
 
     def __init__(self, path: Path) -> None:
         self._file = WatchedFile(path, lambda content: _tokens(path, content))
 
     def check(self, metadata: Mapping[str, str | bytes], role: str) -> str:
-        """Refuses a call whose token is missing, unknown, or of another role.
+        """Checks the token of a call.
 
         Returns:
             The role of the token and its line in the file, for the audit log.
 
         Raises:
-            Refusal: UNAUTHENTICATED or PERMISSION_DENIED.
+            StatusError: UNAUTHENTICATED if the token is missing or unknown; PERMISSION_DENIED if its
+                role does not suffice.
         """
         given = metadata.get("authorization", "")
         text = given if isinstance(given, str) else ""
         scheme, _, token = text.partition(" ")
         found: tuple[str, int] | None = None
-        # All are compared, each in constant time, so that no time tells how far one fits.
+        # Compare all tokens in constant time, so that the duration reveals nothing about them.
         for known, of_role in self._file.value.items():
             if hmac.compare_digest(known.encode(), token.encode(errors="replace")):
                 found = of_role
         if scheme.lower() != "bearer" or found is None:
             raise StatusError(
                 Status.UNAUTHENTICATED,
-                "the call has no token that this server knows; set client.token_file",
+                "the call has no valid token; set client.token_file to a file with a token of this "
+                "server",
                 reason="token",
             )
         found_role, line = found
         if ROLES.index(found_role) < ROLES.index(role):
             raise StatusError(
                 Status.PERMISSION_DENIED,
-                f"this call needs a token of the role {role}, found one of the role {found_role}",
+                f"this call needs a token of the role {role}, found the role {found_role}; use "
+                "another token",
                 reason="role",
             )
         return f"{found_role} token of line {line}"
 
 
 def _tokens(path: Path, content: bytes) -> dict[str, tuple[str, int]]:
-    """Token → its role and line."""
+    """Parses a token file: token → role and line."""
     try:
         lines = content.decode("ascii").splitlines()
     except UnicodeDecodeError:
-        raise ConfigError(
-            f"{path}: tokens must be ASCII; make them of letters and digits"
-        ) from None
+        raise ConfigError(f"{path}: tokens must be ASCII; use letters and digits") from None
     tokens: dict[str, tuple[str, int]] = {}
     for number, line in enumerate(lines, 1):
         words = line.split()
@@ -167,12 +171,14 @@ def _tokens(path: Path, content: bytes) -> dict[str, tuple[str, int]]:
 
 
 def read_token(content: bytes) -> str:
-    """The token in a client's file: its first line.
+    """Returns the token in a client's file: its first line.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: The first line is not a token.
     """
     token = content.partition(b"\n")[0].strip()
     if not token or len(token) > _MAX_TOKEN or not token.isascii() or len(token.split()) != 1:
-        raise ConfigError("a token file must hold one line, the token, in ASCII; write it again")
+        raise ConfigError(
+            "the first line of a token file must be the token, in ASCII; correct the file"
+        )
     return token.decode()

@@ -1,4 +1,5 @@
-"""The lookup service, without a network: request bytes in, answer bytes out, or a `Refusal`."""
+"""The lookup service without a network: takes request bytes, returns reply bytes or raises
+`StatusError`."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ _NO_IDS = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class ShardPosition:
-    """Which shard a server is of which map."""
+    """The shard that a server serves, and the shard map that defines it."""
 
     shards: ShardReplicas
     shard: int = 0
@@ -61,17 +62,15 @@ class ShardPosition:
 
 @dataclass(slots=True)
 class LookupService:
-    """Answers pulls from the tables of one server.
-
-    Any thread may call any method.
+    """Answers lookup requests from the tables of one server. All methods are thread-safe.
 
     Args:
-        tables: that are served.
-        place: the shard of this server; all partitions of others are foreign.
-        limits: of one call.
-        admission: of all calls together.
-        metrics: what is counted.
-        parameters: of tables that learn.
+        tables: Tables to serve.
+        place: Shard of this server; it rejects keys of other shards' partitions.
+        limits: Limits of a single call.
+        admission: Limit of all concurrent calls.
+        metrics: Receives the counters.
+        parameters: Description of the trainable tables, for servers of the role ``parameters``.
     """
 
     tables: ServingTables
@@ -85,7 +84,7 @@ class LookupService:
 
     @property
     def is_ready(self) -> bool:
-        """Whether pulls are answered."""
+        """Whether the service accepts lookups."""
         return not self.is_draining
 
     def pull(
@@ -94,12 +93,12 @@ class LookupService:
         """Answers a PullRequest with a PullReply.
 
         Args:
-            content: the request.
-            remaining_seconds: until the caller's deadline.
-            waited_seconds: time that the call waited for a thread; it counts in `pull_seconds`.
+            content: The encoded request.
+            remaining_seconds: Time until the caller's deadline.
+            waited_seconds: Time that the call waited for a thread; included in `pull_seconds`.
 
         Raises:
-            Refusal: with its status, as `lookup.proto` lists them.
+            StatusError: With one of the status codes listed in `lookup.proto`.
         """
         begin = time.perf_counter() - waited_seconds
         names: tuple[str, ...] = ()
@@ -122,7 +121,7 @@ class LookupService:
             raise
         finally:
             known = self.tables.shapes()
-            # Names of strangers would make a series each.
+            # A label for each unknown name would let callers create any number of time series.
             counted = {name if name in known else "" for name in names} or ("",)
             seconds = time.perf_counter() - begin
             self.metrics.note_pull(counted, code, (num_ids, num_found), seconds)
@@ -140,8 +139,8 @@ class LookupService:
         if answer_bytes > self.limits.most_bytes:
             raise StatusError(
                 Status.INVALID_ARGUMENT,
-                f"the answer would have {answer_bytes:,} bytes, the most are "
-                f"{self.limits.most_bytes:,}; ask for fewer ids in a call",
+                f"the reply would have {answer_bytes:,} bytes, and the maximum is "
+                f"{self.limits.most_bytes:,}; send fewer ids per call",
                 reason="most_bytes",
             )
         with self.admission.of(request_bytes + answer_bytes):
@@ -152,9 +151,9 @@ class LookupService:
             if request.max_staleness_seconds > 0 and age > request.max_staleness_seconds:
                 raise StatusError(
                     Status.FAILED_PRECONDITION,
-                    f"rows are {age:.3g} s old, asked were at most "
-                    f"{request.max_staleness_seconds:.3g} s; see whether versions are still "
-                    "published, or allow more",
+                    f"rows are {age:.3g} s old, and max_staleness_seconds is "
+                    f"{request.max_staleness_seconds:.3g}; check that versions are still "
+                    "published, or increase max_staleness_seconds",
                     reason="stale",
                 )
             answer = PullReply(
@@ -180,10 +179,11 @@ class LookupService:
         *,
         accepts_partial: bool = False,
     ) -> LookupResult:
-        """Rows of one version, as `ServingTables.lookup`.
+        """Reads rows of one version; see `ServingTables.lookup`.
 
         Raises:
-            Refusal: rows could not be read, and the caller does not accept a part, or there is none.
+            StatusError: Rows could not be read, and the caller does not accept partial results or all
+                rows failed.
         """
         wanted = Missing.INITIAL if missing == Missing.INITIAL else Missing.ZERO
         try:
@@ -191,7 +191,7 @@ class LookupService:
         except VersionGoneError as error:
             raise StatusError(Status.NOT_FOUND, str(error), reason="version_gone") from None
         except (StorageIOError, DeadlineError) as error:
-            # Of a backend: another replica may have the rows in its cache.
+            # The backend failed, but another replica may have the rows in its cache.
             raise StatusError(Status.UNAVAILABLE, str(error), reason="backend") from None
         if looked.failure:
             self._check_partial(looked, accepts_partial)
@@ -221,7 +221,7 @@ class LookupService:
         """Answers a ScanRequest with a ScanReply.
 
         Raises:
-            Refusal: with its status, as `lookup.proto` lists them.
+            StatusError: With one of the status codes listed in `lookup.proto`.
         """
         self.check_deadline(remaining_seconds)
         request: ScanRequest = decode_request(ScanRequest, content)
@@ -231,8 +231,8 @@ class LookupService:
         if most_rows < 1:
             raise StatusError(
                 Status.INVALID_ARGUMENT,
-                f"most_rows must be at least 1, found {request.most_rows}; rows have {bytes_of_row:,} "
-                f"bytes, and an answer at most {self.limits.most_bytes:,}",
+                f"most_rows must be at least 1, found {request.most_rows}; a row has {bytes_of_row:,} "
+                f"bytes, and a reply has at most {self.limits.most_bytes:,}",
                 reason="message",
             )
         with self.admission.of(most_rows * bytes_of_row):
@@ -247,7 +247,7 @@ class LookupService:
             )
 
     def scan_rows(self, table: str, cursor: bytes, most_rows: int, version: str) -> ScanResult:
-        """A chunk of rows, as `ServingTables.scan`; its errors as refusals."""
+        """Returns a chunk of rows like `ServingTables.scan`, but raises `StatusError`."""
         try:
             return self.tables.scan(table, cursor, most_rows, version)
         except VersionGoneError as error:
@@ -258,7 +258,7 @@ class LookupService:
             raise StatusError(Status.INVALID_ARGUMENT, str(error), reason="scan") from None
 
     def describe(self) -> DescribeReply:
-        """Tables, versions, limits and the shard map."""
+        """Returns the tables, versions, limits and the shard map."""
         versions = self.tables.versions()
         return DescribeReply(
             tuple(
@@ -280,13 +280,13 @@ class LookupService:
         )
 
     def compute_age(self, looked: LookupResult) -> float:
-        """Seconds since the version was published."""
+        """Returns the seconds since the version was published."""
         return max(0.0, self.clock() - looked.version.published)
 
     def check_deadline(self, remaining_seconds: float) -> None:
-        """Refuses a call without a deadline, with one that is too far, or with one that is over."""
+        """Raises `StatusError` if the deadline is missing, too long or has passed."""
         most = self.limits.most_deadline_seconds
-        # Deadlines travel rounded up, by up to some percent.
+        # gRPC rounds deadlines up by a few percent.
         if not remaining_seconds <= 1.05 * most:
             given = "none" if not math.isfinite(remaining_seconds) or remaining_seconds > 1e6 else (
                 f"{remaining_seconds:.3g} s"
@@ -302,23 +302,24 @@ class LookupService:
             )
 
     def check_request_bytes(self, content: Buffer) -> None:
-        """Refuses a request that is too long."""
+        """Raises `StatusError` if the request exceeds the maximum size."""
         if len(content) > self.limits.most_bytes:
             raise StatusError(
                 Status.INVALID_ARGUMENT,
-                f"the request has {len(content):,} bytes, the most are {self.limits.most_bytes:,}; ask "
-                "for fewer ids in a call",
+                f"the request has {len(content):,} bytes, and the maximum is "
+                f"{self.limits.most_bytes:,}; send fewer ids per call",
                 reason="most_bytes",
             )
 
     def check_tables(self, asked: list[tuple[str, Ids]]) -> list[TableShape]:
-        """The shapes of tables that are asked for.
+        """Checks the tables and ids of a request and returns the shapes of its tables.
 
         Raises:
-            Refusal: a table is unknown, a key is foreign, or there is too much of something.
+            StatusError: A table is unknown, a key belongs to another shard, or the request exceeds a
+                limit.
         """
         if not self.is_ready:
-            raise StatusError(Status.UNAVAILABLE, "this server is draining; ask another replica")
+            raise StatusError(Status.UNAVAILABLE, "this server is draining; use another replica")
         limits, known = self.limits, self.tables.shapes()
         num_ids = sum(len(ids) for _, ids in asked)
         for found, most, what in (
@@ -328,13 +329,13 @@ class LookupService:
             if found > most:
                 raise StatusError(
                     Status.INVALID_ARGUMENT,
-                    f"{found:,} {what} in one call, the most are {most:,}; divide it",
+                    f"the call has {found:,} {what}, and the maximum is {most:,}; split it",
                     reason=f"most_{what}",
                 )
         if len({table for table, _ in asked}) < len(asked):
             raise StatusError(
                 Status.INVALID_ARGUMENT,
-                "a table is named twice in one call; put its ids together",
+                "the call contains a table twice; merge its ids",
                 reason="repeated_table",
             )
         shapes = []
@@ -359,10 +360,9 @@ class LookupService:
                 first = int(foreign[0])
                 raise StatusError(
                     Status.FAILED_PRECONDITION,
-                    f"table {table!r}: key {int(ids[first])} is of partition {int(found[first])}, this "
-                    f"is shard {self.position.shard + 1} of {self.position.shards.num_shards} with "
-                    f"partitions "
-                    f"{begin} to {end - 1}; ask by the shard map that is sent along",
+                    f"table {table!r}: key {int(ids[first])} belongs to partition {int(found[first])}, and "
+                    f"shard {self.position.shard + 1} of {self.position.shards.num_shards} has the partitions "
+                    f"{begin} to {end - 1}; use the attached shard map",
                     reason="foreign_partition",
                     shard_map=self.position.shards.to_bytes(),
                 )
@@ -372,25 +372,25 @@ _Choice = TypeVar("_Choice", bound=IntEnum)
 
 
 def _known(kind: type[_Choice], name: str, value: int) -> _Choice:
-    """A choice by its number, or the refusal of a newer caller."""
+    """Returns the enum member for a number; raises `StatusError` if only newer releases define it."""
     try:
         return kind(value)
     except ValueError:
         known = ", ".join(f"{each.name} {each.value}" for each in kind)
         raise StatusError(
             Status.INVALID_ARGUMENT,
-            f"{name} {value} is not known to this server, {release()}, which knows {known}; the caller "
-            "is newer: ask for one of these, or serve with its release",
+            f"{name} {value} is unknown to this server, {release()}, which supports {known}; the "
+            "caller is newer: use a supported value, or upgrade the server",
         ) from None
 
 
 def version_message(version: Any) -> VersionMessage:
-    """A `Version` as it is sent."""
+    """Converts a `Version` to its message."""
     return VersionMessage(version.run, version.step, version.hash)
 
 
 def parse_ids(content: Buffer) -> Ids:
-    """Ids from their bytes, or the refusal of a call."""
+    """Decodes ids; raises `StatusError` if the bytes are invalid."""
     try:
         return read_ids(content)
     except MessageError as error:
@@ -398,7 +398,7 @@ def parse_ids(content: Buffer) -> Ids:
 
 
 def decode_request(message: Any, content: Buffer) -> Any:
-    """A message from its bytes, or the refusal of a call."""
+    """Decodes a message; raises `StatusError` if the bytes are invalid."""
     try:
         return decode(message, content)
     except MessageError as error:

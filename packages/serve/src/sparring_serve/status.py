@@ -1,4 +1,4 @@
-"""Refusals of a service: a status of gRPC, and a text for a person."""
+"""Errors of a service: a gRPC status code and a message."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from sparring.errors import SparringError
 __all__ = ["SHARD_MAP_METADATA", "StatusError", "Status"]
 
 SHARD_MAP_METADATA = "sparring-shard-map-bin"
-"""Trailing metadata with a ShardMap, where a key of a foreign partition was asked for."""
+"""Trailing metadata with a ShardMap, sent if a request contains keys of another shard."""
 
 
 class Status(Enum):
-    """Status codes of gRPC that are used, by their names there."""
+    """The gRPC status codes that the service returns."""
 
     INVALID_ARGUMENT = "INVALID_ARGUMENT"
     NOT_FOUND = "NOT_FOUND"
@@ -28,13 +28,13 @@ class Status(Enum):
 
 
 class StatusError(SparringError):
-    """A call is answered with a status and this message.
+    """Ends a call with a gRPC status and a message.
 
     Args:
-        status: of gRPC.
-        message: what was asked, what was found, what to do.
-        reason: a word for metrics.
-        shard_map: a ShardMap to send along.
+        status: Status code.
+        message: Description of the error and its fix.
+        reason: Label for metrics; the default is the status.
+        shard_map: Encoded ShardMap to attach to the reply.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""``sparring publish``, ``sparring serve`` and ``sparring pull``."""
+"""``sparring publish``, ``sparring serve`` and ``sparring lookup``."""

@@ -27,7 +27,10 @@ def publish(  # noqa: PLR0913, PLR0917 - one for each option
         str, typer.Argument(metavar="RUN", help="A snapshot, or the folder of a run's snapshots.")
     ],
     out: Annotated[
-        str, typer.Argument(metavar="OUT", help="The folder of serving snapshots; it is made.")
+        str,
+        typer.Argument(
+            metavar="OUT", help="Folder of serving snapshots; created if it does not exist."
+        ),
     ],
     quantize: Annotated[
         list[str] | None,
@@ -36,25 +39,28 @@ def publish(  # noqa: PLR0913, PLR0917 - one for each option
         ),
     ] = None,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Go on: publish each newer snapshot, until SIGTERM.")
+        bool, typer.Option("--watch", help="Continue to publish newer snapshots, until SIGTERM.")
     ] = False,
     poll_seconds: Annotated[
-        float, typer.Option(help="With --watch: between looks for a newer snapshot.", min=0.01)
+        float,
+        typer.Option(help="With --watch: seconds between checks for a newer snapshot.", min=0.01),
     ] = 1.0,
     full_every: Annotated[
-        int, typer.Option(help="One in so many is full at least, the others are deltas.")
+        int, typer.Option(help="At least one of this many is full, the others are deltas.")
     ] = 4,
-    keep: Annotated[int, typer.Option(help="Serving snapshots that stay, at least 2.")] = 3,
+    keep: Annotated[int, typer.Option(help="Number of serving snapshots to keep, at least 2.")] = 3,
     evaluate: Annotated[
         str | None,
         typer.Option(
             metavar="CONFIG",
-            help="The run's configuration: its model is evaluated before and after quantization.",
+            help="Configuration of the run; its model is evaluated before and after quantization.",
         ),
     ] = None,
     max_metric_loss: Annotated[
         float | None,
-        typer.Option(help="With --evaluate: publish nothing that costs more of the metric."),
+        typer.Option(
+            help="With --evaluate: maximum loss of the metric; above it, nothing is published."
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a line of JSON for each serving snapshot.")
@@ -66,7 +72,7 @@ def publish(  # noqa: PLR0913, PLR0917 - one for each option
     if not watch:
         published = publish_newest(run, out, options, quality)
         if published is None:
-            typer.echo(f"{out}: has the newest snapshot already")
+            typer.echo(f"{out} already contains the newest snapshot")
         else:
             _print(published, as_json=as_json)
         return
@@ -78,7 +84,7 @@ def publish(  # noqa: PLR0913, PLR0917 - one for each option
         try:
             published = publish_newest(run, out, options, quality)
         except SnapshotError as error:
-            # There is none yet, or one that cannot be read: the next may be whole.
+            # There is no snapshot yet, or a damaged one; the next one may be intact.
             if str(error) != last:
                 print_warning(str(error))
             last = str(error)
@@ -96,8 +102,8 @@ def _quality(
         return EvaluationCheck(config, most_loss, get_command_context(context).plugin_manager)
     if most_loss is not None:
         raise InvalidArgumentError(
-            f"--max-metric-loss {most_loss}: needs --evaluate CONFIG, the run's configuration, by "
-            "which the metric is measured"
+            f"--max-metric-loss {most_loss} requires --evaluate CONFIG, the configuration of the run; "
+            "add it"
         )
     return None
 
@@ -109,8 +115,8 @@ def _quantize(given: list[str]) -> dict[str, str]:
         name = table if equals else "*"
         if not name or not dtype or name in chosen:
             raise InvalidArgumentError(
-                f"--quantize {each}: must be TABLE=DTYPE, as item=int8, or a dtype for all other "
-                "tables, each once"
+                f"--quantize {each}: must be TABLE=DTYPE, such as item=int8, or a data type for all "
+                "other tables, each at most once"
             )
         chosen[name] = dtype
     return chosen
@@ -149,7 +155,7 @@ def _print(published: PublishResult, *, as_json: bool) -> None:
         error = written.relative_error.get(name, 0.0)
         console.print(
             f"  {name}: {rows:,} rows, {written.num_erased.get(name, 0):,} erased, "
-            f"{written.size_bytes.get(name, 0) / 2**20:,.2f} MiB, {written.row_bytes[name]:,} bytes a row"
+            f"{written.size_bytes.get(name, 0) / 2**20:,.2f} MiB, {written.row_bytes[name]:,} bytes per row"
             + (f", relative error {error:.2%}" if error else ""),
             soft_wrap=True,
         )

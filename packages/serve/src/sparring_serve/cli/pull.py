@@ -1,4 +1,4 @@
-"""``sparring pull``: rows of a lookup service."""
+"""``sparring lookup``: looks up rows in a running service."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["add_pull"]
 
 
 def add_pull(application: typer.Typer) -> None:
-    # So that a negative id is no option.
+    # Negative ids must not be parsed as options.
     application.command("pull", context_settings={"ignore_unknown_options": True})(pull)
 
 
@@ -26,31 +26,31 @@ def pull(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
         str,
         typer.Argument(metavar="TARGET", help="host:port, or the YAML file of the service."),
     ],
-    table: Annotated[str, typer.Argument(help="The table's name.")],
+    table: Annotated[str, typer.Argument(help="Name of the table.")],
     ids: Annotated[
         list[str],
-        typer.Argument(help="Ids. What is no whole number is a string, and is hashed."),
+        typer.Argument(help="Ids: integers, or strings, which are hashed."),
     ],
     missing: Annotated[
         str,
         typer.Option(
-            help="How a key without a row reads: initial or zero; only_found: zero too, and not sent."
+            help="Value of keys without a row: initial or zero; only_found: zero, without sending them."
         ),
     ] = "initial",
-    version: Annotated[str, typer.Option(help="The hash of a version that is kept.")] = "",
-    deadline: Annotated[float, typer.Option(help="Seconds.")] = 5.0,
+    version: Annotated[str, typer.Option(help="Hash of a kept version.")] = "",
+    deadline: Annotated[float, typer.Option(help="Deadline in seconds.")] = 5.0,
     ca_file: Annotated[
-        Path | None, typer.Option(help="Certificates to trust: the connection is encrypted.")
+        Path | None, typer.Option(help="Certificates to trust; encrypts the connection.")
     ] = None,
     token_file: Annotated[
-        Path | None, typer.Option(help="A file whose first line is the token.")
+        Path | None, typer.Option(help="File whose first line is the token.")
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Allow plain text to another machine.")
+        bool, typer.Option("--insecure", help="Allow plain text to other machines.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:
-    """Ask a lookup service for rows of a table; exit with 1 if no id has one."""
+    """Look up rows of a table in a running service; exit with 1 if no id has a row."""
     keys = [_id_of(each) for each in ids]
     if target.endswith((".yaml", ".yml")):
         config = read_serving_config(target)
@@ -91,7 +91,7 @@ def pull(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
 
 
 def _id_of(text: str) -> int:
-    """The id that a word of the command line stands for."""
+    """Converts a word of the command line to an id."""
     if re.fullmatch("[+-]?[0-9]+", text) is None:
         return int(hash_strings([text])[0])
     number = int(text)

@@ -40,23 +40,23 @@ def serve(
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Override values of the file."),
     ] = None,
-    shard: Annotated[str, typer.Option(help="Which of the shards this server is, as 2/8.")] = "1/1",
+    shard: Annotated[str, typer.Option(help="Shard of this server, for example 2/8.")] = "1/1",
     replica: Annotated[
-        int, typer.Option(help="Which replica of the shard, from 1: its address is taken.", min=1)
+        int, typer.Option(help="Replica of the shard, from 1; determines the address.", min=1)
     ] = 1,
     workers: Annotated[
-        int | None, typer.Option(help="Processes on one port; as server.workers.", min=1)
+        int | None, typer.Option(help="Processes on one port; overrides server.workers.", min=1)
     ] = None,
     role: Annotated[
         str | None,
         typer.Option(
-            help="inference: serving snapshots, read only; parameters: tables that learn from pushes. "
-            "Without it, the one that the file declares."
+            help="inference: serving snapshots, read-only; parameters: trainable tables, updated by "
+            "pushes. Default: the role that the file declares."
         ),
     ] = None,
     worker: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Serve tables over gRPC until SIGTERM: a folder of serving snapshots, or tables that learn."""
+    """Serve tables over gRPC until SIGTERM: a folder of serving snapshots, or trainable tables."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     given = [*(overrides or []), *([] if workers is None else [f"server.workers={workers}"])]
     if role not in (None, "inference", "parameters"):
@@ -76,14 +76,14 @@ def serve(
 
 
 def _find_role(read: ServingConfig, config: Path) -> str:
-    """Returns the role of servers whose command names none."""
+    """Returns the role of a server whose command does not specify one."""
     if read.parameters is None:
         return "inference"
     if "snapshots" in read.model_fields_set or read.tables:
         raise ConfigError(
-            f"{config} declares tables that learn, under `parameters`, and tables to read; say which "
-            f"this server has: sparring serve {config} --role parameters, or sparring serve {config} "
-            "--role inference"
+            f"{config} declares both trainable tables, under `parameters`, and tables to read; specify "
+            f"the role: sparring serve {config} --role parameters, or sparring serve {config} --role "
+            "inference"
         )
     return "parameters"
 
@@ -93,18 +93,18 @@ def _shard(text: str, config: ServingConfig) -> int:
     num_shards = len(config.shards)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise ConfigError(
-            f"--shard: must be the shard and how many there are, as 2/8, found {text!r}"
+            f"--shard: must be the shard and the number of shards, such as 2/8, found {text!r}"
         )
-    # The default, which says nothing.
+    # This is the default, so the shard was not specified.
     if text == "1/1" and num_shards > 1:
         raise ConfigError(
-            f"the configuration has {num_shards} shards; say which one this server is, as --shard "
-            f"1/{num_shards}"
+            f"the configuration has {num_shards} shards; specify the shard of this server, for example "
+            f"--shard 1/{num_shards}"
         )
     if int(match[2]) != num_shards:
         raise ConfigError(
-            f"--shard {text}: the configuration has {num_shards} shards; list the replicas of each of "
-            f"{match[2]} under `shards`"
+            f"--shard {text}: the configuration has {num_shards} shards; list the replicas of "
+            f"{match[2]} shards under `shards`"
         )
     return int(match[1]) - 1
 
@@ -131,7 +131,7 @@ def _run(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     server_config = config.server
-    # Each process counts for itself, and is healthy for itself, so each has ports of its own.
+    # Each process has separate metrics and health, and therefore separate ports.
     for name in ("metrics_port", "health_port"):
         if port := getattr(server_config, name):
             server_config = server_config.model_copy(update={name: port + worker})
@@ -150,8 +150,8 @@ def _run(
         position.shards.num_shards, served,
     )  # fmt: skip
     if server.service.tables.not_fresh:
-        _log.warning("not fresh: %s", server.service.tables.not_fresh)
-    # In turns: a signal that another thread was chosen for does not wake this one.
+        _log.warning("an older version is served: %s", server.service.tables.not_fresh)
+    # Wait in intervals, because a signal that is delivered to another thread does not wake this one.
     while not stop.wait(0.5):
         continue
     _log.info("draining")
@@ -168,18 +168,18 @@ def _end_at_once() -> None:
 def _run_workers(
     config: Path, overrides: Sequence[str], options: Sequence[str], address: str
 ) -> int:
-    """Starts the processes, passes SIGTERM on, and ends all when one ends. Returns the exit code."""
+    """Starts the processes, forwards SIGTERM, and ends all when one ends. Returns the exit code."""
     num_workers = read_serving_config(config, overrides).server.workers
     host, port = split_address(address)
-    # Bound and never listened on: it keeps the port, also where the address leaves it open.
+    # Bind a socket without listening, to reserve the port even if the address has port 0.
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as reserved:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
             reserved.bind((host, port))
         except OSError as error:
             raise StorageIOError(
-                f"cannot listen on {address} ({error.strerror}); see what listens there, or set "
-                "server.address"
+                f"cannot listen on {address} ({error.strerror}); stop the process that uses the port, or "
+                "set server.address"
             ) from None
         port = reserved.getsockname()[1]
         bound = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -197,7 +197,7 @@ def _run_workers(
         for each in started:
             if each.poll() is None:
                 each.terminate()
-        # One that was still starting ends by the signal itself.
+        # A process that was still starting is ended by the signal.
         codes = {each.wait() for each in started} - {-signal.SIGTERM}
     if failed and not ended.is_set():
         _log.error("a worker ended with %d; all were stopped", failed[0].returncode)

@@ -1,1 +1,1 @@
-"""Clients of a lookup service: rows by ids, from shards with replicas, within a deadline."""
+"""Clients of a lookup service: read rows by id from shards with replicas, within a deadline."""

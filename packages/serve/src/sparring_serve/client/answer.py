@@ -1,4 +1,4 @@
-"""Answers to a pull."""
+"""Replies to lookups."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ __all__ = ["LookupReply", "ReplyVersion", "RowStatus"]
 
 
 class RowStatus(IntEnum):
-    """How a row of an answer came about."""
+    """Origin of a row of a reply."""
 
     FRESH = 0
-    """A replica answered: the row of the key."""
+    """A replica returned the row of the key."""
     ABSENT = 1
-    """A replica answered: the key has no row, and reads as `missing` says."""
+    """A replica replied that the key has no row; the value is the one specified by `missing`."""
     STALE = 2
-    """No replica sent the row: the row that this client saw last; `Answer.stale_seconds` has its age."""
+    """No replica returned the row; it is the last one that this client received.
+    `LookupReply.stale_seconds` contains its age."""
     INITIAL = 3
-    """No replica sent the row: the initial value of the key."""
+    """No replica returned the row; it is the initial value of the key."""
     FAILED = 4
-    """No replica sent the row: NaN."""
+    """No replica returned the row; it is NaN."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyVersion:
-    """The version of rows.
+    """Version of rows.
 
     Args:
-        run: that trained it, or empty.
-        step: of training.
-        hash: of its manifest.
+        run: Run that trained it, or empty.
+        step: Training step.
+        hash: Hash of its manifest.
     """
 
     run: str
@@ -44,21 +45,21 @@ class ReplyVersion:
 
 @dataclass(frozen=True, slots=True)
 class LookupReply:
-    """Rows of a pull, in the order of its ids, by table.
+    """Rows of a lookup by table, in the order of its ids.
 
     Args:
-        rows: ``(n, dim)`` float32. A key without a row has its initial value, or zeros where the pull
-            asked for that; an id that no replica answered has what `status` says.
-        found: ``(n,)`` bool: whether the key has a row; of a stale row, whether it had one.
-        status: ``(n,)`` uint8: a `RowStatus`. Other than FRESH and ABSENT only if no replica of the
-            shard answered, or if the backend behind the server failed, and `ClientConfig.on_failure` is
-            not ``raise``.
-        versions: of the rows that were answered, the oldest first; more than one only with the
-            consistency `newest`, over several shards or calls, while servers refresh. None where
-            nothing was answered.
-        age_seconds: of the oldest row, stale ones included.
-        stale_seconds: ``(n,)`` float64 for each table that has stale rows: how long ago the version of
-            each was published; NaN for other rows.
+        rows: ``(n, dim)`` float32. A key without a row has its initial value, or zeros if the lookup
+            requested zeros. For an id that no replica returned, `status` describes the value.
+        found: ``(n,)`` bool: whether the key has a row; for a stale row, whether it had one.
+        status: ``(n,)`` uint8, a `RowStatus`. Other values than FRESH and ABSENT occur only if no
+            replica of the shard replied or the backend behind the server failed, and
+            `ClientConfig.on_failure` is not ``raise``.
+        versions: Versions of the returned rows, oldest first. There is more than one only with the
+            consistency `newest`, over several shards or calls, while servers refresh. Empty if
+            nothing was returned.
+        age_seconds: Age of the oldest row, including stale rows.
+        stale_seconds: ``(n,)`` float64 for each table with stale rows: time since the version of each
+            was published; NaN for other rows.
     """
 
     rows: Mapping[str, npt.NDArray[np.float32]]
@@ -70,15 +71,15 @@ class LookupReply:
 
     @property
     def version(self) -> ReplyVersion | None:
-        """The oldest version of the rows; None where nothing was answered."""
+        """The oldest version of the rows; None if nothing was returned."""
         return self.versions[0] if self.versions else None
 
     @property
     def answered(self) -> Mapping[str, npt.NDArray[np.bool_]]:
-        """``(n,)`` bool: whether a replica answered with the row."""
+        """``(n,)`` bool: whether a replica returned the row."""
         return {table: each <= RowStatus.ABSENT for table, each in self.status.items()}
 
     @property
     def is_complete(self) -> bool:
-        """Whether replicas answered all ids."""
+        """Whether replicas returned all rows."""
         return all(bool(each.all()) for each in self.answered.values())

@@ -1,4 +1,4 @@
-"""Arguments of clients, checked before anything is sent."""
+"""Checks of the arguments of clients, before anything is sent."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["check_table_mapping", "check_seconds", "check_text", "check_ids", "c
 
 
 def check_seconds(given: object, most: float) -> float:
-    """A deadline of `most` at most.
+    """Returns a deadline as float.
 
     Raises:
-        InvalidArgumentError: it is no such number.
+        InvalidArgumentError: It is not a number above 0 and at most `most`.
     """
     is_number = isinstance(given, Real) and not isinstance(given, bool)
     try:
         seconds = float(given) if is_number else math.nan  # type: ignore[arg-type]
-    except OverflowError:  # a whole number beyond all floats
+    except OverflowError:  # an integer beyond the range of float
         seconds = math.nan
     if not 0 < seconds <= most:
         up_to = f" and at most {most:g}" if most < math.inf else ""
@@ -36,10 +36,10 @@ def check_seconds(given: object, most: float) -> float:
 
 
 def check_text(what: str, given: object) -> str:
-    """A string that UTF-8 can hold, without NUL.
+    """Returns a string that is encodable as UTF-8 and contains no NUL.
 
     Raises:
-        InvalidArgumentError: it is none; `what` names the argument.
+        InvalidArgumentError: It is not such a string; `what` is the name of the argument.
     """
     if isinstance(given, str) and "\0" not in given:
         try:
@@ -52,10 +52,11 @@ def check_text(what: str, given: object) -> str:
 
 
 def check_whole_number(what: str, given: object, least: int = 1) -> int:
-    """A whole number that fits into 63 bits.
+    """Returns an integer that fits into 63 bits.
 
     Raises:
-        InvalidArgumentError: it is none, or below `least`; `what` names the argument.
+        InvalidArgumentError: It is not an integer of at least `least`; `what` is the name of the
+            argument.
     """
     is_whole = isinstance(given, Integral) and not isinstance(given, bool)
     if not is_whole or not least <= int(given) < 1 << 63:  # type: ignore[call-overload]
@@ -66,14 +67,15 @@ def check_whole_number(what: str, given: object, least: int = 1) -> int:
 
 
 def check_table_mapping(what: str, given: object, values: str) -> Mapping[str, Any]:
-    """A mapping whose keys are names of tables.
+    """Returns a mapping whose keys are table names.
 
     Raises:
-        InvalidArgumentError: it is none; `what` names the argument, and `values` what it maps to.
+        InvalidArgumentError: It is not such a mapping; `what` is the name of the argument, `values`
+            describes its values.
     """
     if not isinstance(given, Mapping):
         raise InvalidArgumentError(
-            f"{what} must be a mapping of tables to {values}, found {type(given).__name__}; give "
+            f"{what} must be a mapping of tables to {values}, found {type(given).__name__}; use "
             f"{{'item': {values}}}"
         )
     for each in given:
@@ -82,21 +84,23 @@ def check_table_mapping(what: str, given: object, values: str) -> Mapping[str, A
 
 
 def check_ids(table: str, ids: npt.ArrayLike) -> npt.NDArray[Any]:
-    """``(n,)`` whole numbers; of strings those of `sparring.hash_strings`.
+    """Returns ids as an ``(n,)`` integer array; strings are hashed by `sparring.hash_strings`.
 
     Raises:
-        InvalidArgumentError: they are neither; `table` names the one whose ids they are.
+        InvalidArgumentError: The ids of the table `table` are neither integers nor strings.
     """
     try:
         array = np.asarray(ids)
         if array.dtype.kind in "US" and array.size and array.ndim == 1:
             array = hash_strings(ids)
     except (ValueError, OverflowError) as error:
-        raise InvalidArgumentError(f"ids of table {table!r} are no array: {error}") from None
+        raise InvalidArgumentError(
+            f"cannot convert ids of table {table!r} to an array: {error}"
+        ) from None
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise InvalidArgumentError(
-            f"ids of table {table!r} must be whole numbers, or strings, in one dimension, found dtype "
-            f"{array.dtype}, shape {array.shape}; flatten and convert them",
+            f"ids of table {table!r} must be a one-dimensional array of integers or strings, found "
+            f"dtype {array.dtype}, shape {array.shape}; flatten and convert them",
             table=table,
         )
     return array

@@ -1,4 +1,4 @@
-"""`CircuitBreaker`: calls to a replica that does not answer fail at once, except one in 100 ms."""
+"""`CircuitBreaker`: calls to a replica that does not reply fail immediately, except one per 100 ms."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from sparring_serve.client.transport import Outcome
 __all__ = ["CIRCUIT_SECONDS", "CircuitBreaker", "CircuitState"]
 
 CIRCUIT_SECONDS = 0.1
-"""Time in which one call is sent to a replica that does not answer."""
+"""Interval at which single calls are sent to a replica that does not reply."""
 
 _MORE_PATIENT = 4
-"""A call that allows so many times more than the ones that got no answer is sent in any case."""
+"""A call is always sent if its timeout is longer than the timed-out calls' by this factor."""
 
 
 class CircuitState(Enum):
     """State of the circuit to a replica."""
 
     CLOSED = "closed"
-    """It is sent."""
+    """The call is sent."""
     HALF_OPEN = "half open"
-    """It is sent, to see whether the replica answers again."""
+    """The call is sent to check whether the replica replies again."""
     OPEN = "open"
-    """It is not sent, and fails at once."""
+    """The call is not sent and fails immediately."""
 
 
 @dataclass(slots=True)
 class _Hang:
     since: float
     seconds: float
-    """The longest time that a call allowed in vain."""
+    """Longest timeout of a call without a reply."""
     next_call: float
 
 
 class CircuitBreaker:
-    """The replicas of one client that do not answer. Any thread may call any method.
+    """Tracks the replicas that do not reply, for one client. All methods are thread-safe.
 
-    A circuit opens when an attempt passes its deadline and the replica has answered nothing since that
-    attempt was sent; a replica that is only slow answers other calls meanwhile. Any answer closes it, an
-    error too. Only deadlines count: a connection that is refused costs no time.
+    A circuit opens when an attempt times out and the replica has sent no reply since that attempt
+    began; a slow replica replies to other calls in the meantime. Any reply closes it, including
+    errors. Only timeouts count, because a failed connection costs no time.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class CircuitBreaker:
         self._answered: dict[str, float] = {}
 
     def state(self, address: str, now: float, seconds: float) -> CircuitState:
-        """Returns what becomes of a call that allows `seconds`."""
+        """Returns the state of the circuit for a call with the timeout `seconds`."""
         if address not in self._hangs:
             return CircuitState.CLOSED
         with self._lock:
@@ -63,14 +63,14 @@ class CircuitBreaker:
             return CircuitState.HALF_OPEN
 
     def outcome(self, address: str, now: float) -> Outcome:
-        """The outcome of a call that is not sent."""
+        """Returns the outcome of a call that is not sent."""
         with self._lock:
             hang = self._hangs.get(address)
         since = "" if hang is None else f" for {now - hang.since:.3g} s"
         return Outcome(
             None,
             "DEADLINE_EXCEEDED",
-            f"it has not answered{since}; until then one call in {1000 * CIRCUIT_SECONDS:.0f} ms is sent",
+            f"no reply{since}; until it replies, one call per {1000 * CIRCUIT_SECONDS:.0f} ms is sent",
         )
 
     def note_answer(self, address: str, now: float) -> None:
@@ -80,12 +80,12 @@ class CircuitBreaker:
                 self._hangs.pop(address, None)
 
     def note_deadline(self, address: str, began: float, seconds: float) -> None:
-        """Notes an attempt without an answer.
+        """Records an attempt that timed out.
 
         Args:
-            address: of the replica.
-            began: when the attempt was sent.
-            seconds: that it allowed.
+            address: Address of the replica.
+            began: Time when the attempt was sent.
+            seconds: Timeout of the attempt.
         """
         with self._lock:
             if self._answered.get(address, began - 1) >= began:

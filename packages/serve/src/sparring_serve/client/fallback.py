@@ -1,4 +1,4 @@
-"""Rows of ids that no replica answered: stale ones, initial values, or NaN."""
+"""Replacements for rows that no replica returned: stale rows, initial values, or NaN."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from sparring_serve.wire.messages import TableMessage
 __all__ = ["Fallback"]
 
 
-# A server describes xavier by its bounds.
+# Servers describe xavier initializers by their bounds.
 _INITIALIZERS: dict[str, type[Initializer]] = {**INITIALIZERS, Xavier.kind: Uniform}
 
 
 class Fallback:
-    """Gives rows in place of those that no replica answered, as `on_failure` says.
+    """Fills in rows that no replica returned, as specified by `on_failure`.
 
     Args:
-        config: of the client.
-        clock: seconds.
+        config: Settings of the client.
+        clock: Returns the time in seconds.
     """
 
     def __init__(self, config: ClientConfig, clock: Callable[[], float]) -> None:
@@ -46,10 +46,11 @@ class Fallback:
         self._tables: dict[str, TableConfig] = {}
 
     def learn(self, tables: Iterable[TableMessage]) -> None:
-        """Takes over initial values that servers describe.
+        """Stores the initial values that servers describe.
 
         Raises:
-            InvalidArgumentError: they are to be given, and a server does not tell them.
+            InvalidArgumentError: `on_failure` needs initial values, and the server does not describe
+                them.
         """
         if not self._gives_initial:
             return
@@ -59,13 +60,13 @@ class Fallback:
             except SparringError as error:
                 raise InvalidArgumentError(
                     f"table {each.name!r}: client.on_failure={self._on_failure} needs initial values, "
-                    f"which this client cannot take from its server ({error}); serve with the release of "
-                    "this client, or set client.on_failure=flag",
+                    f"but the server does not describe them ({error}); use the same release on both "
+                    "sides, or set client.on_failure=flag",
                     table=each.name,
                 ) from None
 
     def remember(self, pulled: PullCalls) -> None:
-        """Keeps the rows of a pull of the newest version."""
+        """Caches the rows of a lookup of the newest version."""
         if self._cache is None:
             return
         now = self._clock()
@@ -84,12 +85,12 @@ class Fallback:
     def fill(
         self, pulled: PullCalls, parts: Iterable[Part], *, of_newest: bool
     ) -> Counter[RowStatus]:
-        """Fills rows that no replica sent; returns how many have which status.
+        """Fills in rows that no replica returned; returns the number of rows per status.
 
         Args:
-            pulled: the rows of a pull.
-            parts: the keys of these rows, and their places.
-            of_newest: whether rows of any version will do; otherwise none are stale.
+            pulled: Rows of the lookup.
+            parts: Missing keys and the positions of their rows.
+            of_newest: Whether rows of any version are allowed; otherwise stale rows are not used.
         """
         given: Counter[RowStatus] = Counter()
         for part in parts:
@@ -124,17 +125,19 @@ class Fallback:
 
 
 def _initial_table(described: TableMessage) -> TableConfig:
-    """The declaration that initial values are a function of.
+    """Returns the declaration that determines the initial values.
 
     Raises:
-        InvalidArgumentError: the server does not tell them, or in a way that is not known here.
+        InvalidArgumentError: The description of the initial values is missing or unknown.
     """
     told = described.initial
     if not told.kind:
-        raise InvalidArgumentError("it tells none, as older releases do")
+        raise InvalidArgumentError("the server is of an older release")
     kind = _INITIALIZERS.get(told.kind)
     if kind is None:
-        raise InvalidArgumentError(f"it tells {told.kind!r}, known are {', '.join(_INITIALIZERS)}")
+        raise InvalidArgumentError(
+            f"found {told.kind!r}, expected one of {', '.join(_INITIALIZERS)}"
+        )
     given = (told.first, told.second)[: len(fields(kind))]
     return TableConfig(
         described.name, described.dim, told.dtype, initializer=kind(*given), seed=told.seed

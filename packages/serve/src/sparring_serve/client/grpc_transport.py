@@ -1,4 +1,4 @@
-"""Connections to replicas over gRPC: plain text, TLS, tokens."""
+"""gRPC connections to replicas, with plain text, TLS and tokens."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _Call = Any
 
 
 class _Connections:
-    """Channels by address, made when they are first needed.
+    """Channels by address, created when first needed.
 
-    Files of TLS are read when a channel is made. A channel whose server does not take the certificate
-    is made again, from the files as they are then.
+    TLS files are read when a channel is created. If a server does not accept the certificate, the
+    channel is created again with the current files.
     """
 
     def __init__(self, config: ClientConfig, module: Any) -> None:
@@ -77,7 +77,7 @@ class _Connections:
         )
 
     def forget(self, address: str) -> Any:
-        """Takes a channel out, so that the next call makes another."""
+        """Removes a channel, so that the next call creates another."""
         with self._lock:
             for key in [key for key in self._calls if key[0] == address]:
                 del self._calls[key]
@@ -90,7 +90,7 @@ class _Connections:
         return channels
 
     def should_open_again(self, outcome: Outcome) -> bool:
-        """Whether a channel may have failed because its files are outdated."""
+        """Returns whether a call may have failed because the TLS files of its channel are outdated."""
         return self._config.tls is not None and outcome.status == "UNAVAILABLE"
 
 
@@ -101,7 +101,9 @@ def _credentials(tls: TlsFiles) -> grpc.ChannelCredentials:
         try:
             return path.read_bytes()
         except OSError as error:
-            raise ConfigError(f"client.tls: {path} cannot be read: {error.strerror}") from None
+            raise ConfigError(
+                f"client.tls: cannot read {path}: {error.strerror}; check the path and its permissions"
+            ) from None
 
     return grpc.ssl_channel_credentials(
         read(tls.ca_file), read(tls.key_file), read(tls.certificate_file)
@@ -117,7 +119,7 @@ class GrpcTransport:
     def exchange(self, sends: Sequence[Send]) -> Iterable[Outcome]:
         metadata = self._connections.metadata
         if len(sends) == 1 and sends[0].on_late is None:
-            # A call that waits for its answer itself is quicker than one that others wait for.
+            # A blocking call is faster than a future.
             [send] = sends
             call = self._connections.call(send)
             return [
@@ -135,7 +137,8 @@ class GrpcTransport:
         return self._in_turn(sends, under_way)
 
     def _in_turn(self, sends: Sequence[Send], under_way: Sequence[Any]) -> Iterator[Outcome]:
-        """Outcomes as they come: rows of the first are put in place while others travel."""
+        """Yields outcomes in the order of the calls, so that the first rows are copied while others
+        are in transit."""
         begin = time.monotonic()
         try:
             for send, each in zip(sends, under_way, strict=True):
@@ -151,7 +154,7 @@ class GrpcTransport:
         finally:
             for send, each in zip(sends, under_way, strict=True):
                 if send.on_late is None:
-                    each.cancel()  # nothing, for one that has ended
+                    each.cancel()  # no effect on completed calls
 
     def _ended(self, send: Send, result: Callable[[], bytes]) -> Outcome:
         try:
@@ -173,7 +176,7 @@ class GrpcTransport:
 
 
 class AsyncGrpcTransport:
-    """`AsyncTransport` over gRPC; of the loop that first uses it."""
+    """`AsyncTransport` over gRPC; belongs to the event loop that first uses it."""
 
     def __init__(self, config: ClientConfig) -> None:
         self._connections = _Connections(config, grpc.aio)
@@ -228,7 +231,7 @@ class AsyncGrpcTransport:
 
 
 def _note_late(note: Callable[[], None], ended: Any) -> None:
-    """Calls `note` if an attempt that no one waited for was answered."""
+    """Calls `note` if an attempt received a reply after its caller stopped waiting."""
     if ended.cancelled() or ended.exception() is not None:
         return
     result = ended.result()

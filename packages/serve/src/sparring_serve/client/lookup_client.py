@@ -1,4 +1,4 @@
-"""`LookupClient` and `AsyncLookupClient`: rows of embedding tables from a lookup service."""
+"""`LookupClient` and `AsyncLookupClient` read rows of embedding tables from a lookup service."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Targets = str | Sequence[str] | Sequence[Sequence[str]] | ShardReplicas
 
 
 def _shards(targets: Targets) -> ShardReplicas:
-    """One address; those of the replicas of one shard; or of each shard those of its replicas."""
+    """Converts one address, a list of replicas of one shard, or a list of such lists, to a shard map."""
     if isinstance(targets, ShardReplicas):
         return targets
     if isinstance(targets, str):
@@ -59,8 +59,8 @@ def _shards(targets: Targets) -> ShardReplicas:
         )
         if not is_of_text:
             raise InvalidArgumentError(
-                "targets must be 'host:port', a list of those of the replicas of one shard, or for each "
-                f"shard such a list; found {targets!r}"
+                "targets must be 'host:port', a list of the addresses of one shard's replicas, or a list "
+                f"of such lists; found {targets!r}"
             )
     return ShardReplicas(tuple(map(tuple, shards)), number=0)
 
@@ -70,7 +70,7 @@ def _read_config(path: str | os.PathLike[str], overrides: Sequence[str]) -> Serv
     is_list = isinstance(overrides, (list, tuple))
     if not is_list or not all(isinstance(each, str) for each in overrides):
         raise InvalidArgumentError(
-            f"overrides must be a list of texts, as ['client.row_dtype=int8'], found {overrides!r}"
+            f"overrides must be a list of strings such as 'client.row_dtype=int8', found {overrides!r}"
         )
     return read_serving_config(Path(text), overrides)
 
@@ -85,7 +85,7 @@ def _missing(given: str) -> Missing:
 
 
 class Client:
-    """The part that clients share, whether they wait for their answers or are for asyncio."""
+    """Common part of the synchronous and the asyncio clients."""
 
     def __init__(
         self,
@@ -96,8 +96,8 @@ class Client:
     ) -> None:
         if not isinstance(config, (ClientConfig, type(None))):
             raise InvalidArgumentError(
-                f"config must be a ClientConfig, found {type(config).__name__}; for the file of a "
-                "service use from_config"
+                f"config must be a ClientConfig, found {type(config).__name__}; use from_config to read "
+                "the file of a service"
             )
         self.config = ClientConfig() if config is None else config
         self.metrics = ServingMetrics() if metrics is None else metrics
@@ -106,14 +106,14 @@ class Client:
 
     @classmethod
     def from_config(cls, path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Self:
-        """A client by the file of its service.
+        """Creates a client from the configuration file of its service.
 
         Args:
-            path: of the YAML file.
-            overrides: ``dotted.key=value``.
+            path: Path of the YAML file.
+            overrides: ``dotted.key=value`` items.
 
         Raises:
-            ConfigError: the file is wrong.
+            ConfigError: The file is invalid.
         """
         config = _read_config(path, overrides)
         return cls(config.shard_map, config.client)
@@ -125,19 +125,19 @@ class Client:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise ClosedError("this lookup client is closed; make a new one")
+            raise ClosedError("this lookup client is closed; create a new one")
 
 
 class LookupClient(Client):
-    """A client that waits for its answers. Any thread may call any method.
+    """Synchronous client of a lookup service. All methods are thread-safe.
 
     Args:
-        targets: ``host:port``; or addresses of the replicas of one shard; or of each shard those of its
-            replicas.
-        config: how rows are asked for.
-        metrics: what is counted; None: its own.
-        transport: connections; None: gRPC.
-        clock: of deadlines, in seconds.
+        targets: ``host:port``; or the addresses of the replicas of one shard; or such a list for each
+            shard.
+        config: Settings, for example deadlines and the data type of rows.
+        metrics: Receives the counters; None creates new ones.
+        transport: Connections; None uses gRPC.
+        clock: Clock for deadlines, in seconds.
     """
 
     def __init__(
@@ -160,27 +160,28 @@ class LookupClient(Client):
         version: str = "",
         deadline_seconds: float | None = None,
     ) -> LookupReply:
-        """Rows of ids, by table.
+        """Returns the rows of ids, by table.
 
-        Ids are sent once each, to the shards that have them, all at once; a call that a replica does
-        not answer goes to another one.
+        Distinct ids are sent concurrently to the shards that have them. If a replica does not reply,
+        the call is sent to another one.
 
         Args:
-            ids: ``(n,)`` whole numbers for each table, or strings, whose ids `sparring.hash_strings`
-                makes; they may repeat.
-            missing: how a key without a row reads: ``initial``, as in training; ``zero``; or
-                ``only_found``: zeros too, and they are not sent.
-            version: the hash of a version that the servers keep; empty: the newest.
-            deadline_seconds: for all of it; None: `ClientConfig.deadline_seconds`.
+            ids: ``(n,)`` integers per table, or strings, which are hashed by `sparring.hash_strings`;
+                they may repeat.
+            missing: Value of a key without a row: ``initial`` as in training, ``zero``, or
+                ``only_found``, which returns zeros without sending them.
+            version: Hash of a version that the servers keep; empty means the newest.
+            deadline_seconds: Deadline of the whole lookup; None uses `ClientConfig.deadline_seconds`.
 
         Raises:
-            UnknownTableError: a table is not served.
-            InvalidArgumentError: ids are no whole numbers, or the service refuses the call.
-            DeadlineError: no replica of a shard answered in time; only if failures are raised.
-            ReplicasFailedError: no replica of a shard answered; only if failures are raised.
-            VersionGoneError: the version is not kept.
-            StaleRowsError: the rows are older than `ClientConfig.max_staleness_seconds`.
-            AccessError: the token is missing or wrong.
+            UnknownTableError: A table is not served.
+            InvalidArgumentError: Ids are neither integers nor strings, or the service rejects the
+                call.
+            DeadlineError: No replica of a shard replied in time, and `on_failure` is ``raise``.
+            ReplicasFailedError: No replica of a shard replied, and `on_failure` is ``raise``.
+            VersionGoneError: The version is not kept.
+            StaleRowsError: The rows are older than `ClientConfig.max_staleness_seconds`.
+            AccessError: The token is missing or wrong.
         """
         return self._run(
             self._session.pull_steps(ids, _missing(missing), version, deadline_seconds)
@@ -189,21 +190,21 @@ class LookupClient(Client):
     def scan(
         self, table: str, *, chunk_rows: int = 8192, deadline_seconds: float | None = None
     ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]]:
-        """Streams all rows of a table, of one version over all shards.
+        """Streams all rows of a table, in one version over all shards.
 
         Args:
-            table: its name.
-            chunk_rows: the most rows of a chunk.
-            deadline_seconds: for each chunk; None: `ClientConfig.deadline_seconds`.
+            table: Name of the table.
+            chunk_rows: Maximum number of rows per chunk.
+            deadline_seconds: Deadline of each chunk; None uses `ClientConfig.deadline_seconds`.
 
         Yields:
             ``(n,)`` ids and ``(n, dim)`` float32.
 
         Raises:
-            InvalidArgumentError: `chunk_rows` is below 1; or the tables learn, or are read where they are
-                trained, and cannot be scanned here.
-            VersionGoneError: the version is no longer kept: servers took newer ones meanwhile.
-            UnknownTableError, DeadlineError, ReplicasFailedError, AccessError: as `pull`.
+            InvalidArgumentError: `chunk_rows` is below 1, or the service does not support scans
+                because the tables are trainable or are read from the backend of the training.
+            VersionGoneError: The version is no longer kept, because servers switched to newer ones.
+            UnknownTableError, DeadlineError, ReplicasFailedError, AccessError: As in `pull`.
         """
         version = ""
         for shard in range(self._session.shards.num_shards):
@@ -227,40 +228,42 @@ class LookupClient(Client):
         version: str = "",
         deadline_seconds: float = 5.0,
     ) -> Recommendations:
-        """The k rows of a table with the largest dot products with each query, of one version.
+        """Returns the k rows of a table with the largest dot products with each query, in one
+        version.
 
-        Each shard compares all of its rows, and the best of all shards are merged: a larger product is
-        better, of equal ones the smaller key.
+        Each shard compares all of its rows, and the best rows of all shards are merged. Larger
+        products are better; for equal products, the smaller key is better.
 
         Args:
-            table: whose rows are compared.
-            queries: ``(q, dim)`` vectors; or a table and ``(q,)`` keys, whose rows are the vectors:
-                ``{"user": [7, 8]}``. Keys may be strings, as of `pull`.
-            k: at least 1.
-            exclude: of each query the keys that it does not want.
-            version: the hash of a version that the servers keep; empty: the newest that all have.
-            deadline_seconds: for all of it.
+            table: Table whose rows are compared.
+            queries: ``(q, dim)`` vectors; or a table and ``(q,)`` keys whose rows are the vectors:
+                ``{"user": [7, 8]}``. Keys may be strings, as in `pull`.
+            k: Number of rows per query, at least 1.
+            exclude: Keys to exclude, for each query.
+            version: Hash of a version that the servers keep; empty means the newest that all shards
+                have.
+            deadline_seconds: Deadline of the whole call.
 
         Raises:
-            InvalidArgumentError: an argument is not as it should be, there are more queries than
-                `server.most_queries`, or `k` is above `server.most_k`; or the tables learn, or are read
-                where they are trained, and cannot be scanned here.
-            VersionGoneError: the version is no longer kept.
-            UnknownTableError, DeadlineError, ReplicasFailedError, AccessError: as `pull`.
+            InvalidArgumentError: An argument is invalid; the number of queries or `k` exceeds the
+                limit of the server; or the service does not support scans because the tables are
+                trainable or are read from the backend of the training.
+            VersionGoneError: The version is no longer kept.
+            UnknownTableError, DeadlineError, ReplicasFailedError, AccessError: As in `pull`.
         """
         wanted = RecommendQuery(table, queries, k, exclude, version)
         return self._run(self._recommend_steps(wanted, deadline_seconds))
 
     def describe(self, *, deadline_seconds: float | None = None) -> Description:
-        """Descriptions by all shards: tables, versions, limits.
+        """Returns the descriptions of all shards: tables, versions, limits.
 
         Raises:
-            DeadlineError, ReplicasFailedError, AccessError: as `pull`.
+            DeadlineError, ReplicasFailedError, AccessError: As in `pull`.
         """
         return self._run(self._session.describe_steps(deadline_seconds))
 
     def close(self) -> None:
-        """Ends the connections. A second call does nothing; any other call then raises."""
+        """Closes the connections. Further calls of other methods raise `ClosedError`."""
         self._is_closed = True
         self._transport.close()
 
@@ -276,7 +279,7 @@ class LookupClient(Client):
 
 
 class AsyncLookupClient(Client):
-    """`LookupClient` for asyncio; of the event loop that first uses it."""
+    """`LookupClient` for asyncio; belongs to the event loop that first uses it."""
 
     def __init__(
         self,
@@ -297,7 +300,7 @@ class AsyncLookupClient(Client):
         version: str = "",
         deadline_seconds: float | None = None,
     ) -> LookupReply:
-        """As `LookupClient.pull`."""
+        """See `LookupClient.pull`."""
         return await self._run(
             self._session.pull_steps(ids, _missing(missing), version, deadline_seconds)
         )
@@ -312,16 +315,16 @@ class AsyncLookupClient(Client):
         version: str = "",
         deadline_seconds: float = 5.0,
     ) -> Recommendations:
-        """As `LookupClient.recommend`."""
+        """See `LookupClient.recommend`."""
         wanted = RecommendQuery(table, queries, k, exclude, version)
         return await self._run(self._recommend_steps(wanted, deadline_seconds))
 
     async def describe(self, *, deadline_seconds: float | None = None) -> Description:
-        """As `LookupClient.describe`."""
+        """See `LookupClient.describe`."""
         return await self._run(self._session.describe_steps(deadline_seconds))
 
     async def close(self) -> None:
-        """Ends the connections."""
+        """Closes the connections."""
         self._is_closed = True
         await self._transport.close()
 

@@ -1,4 +1,4 @@
-"""Rows of a pull, put together from the answers of its calls."""
+"""Collects the rows of a lookup from the replies of its calls."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ __all__ = ["PullOptions", "PullCalls", "TableResult"]
 
 @dataclass(frozen=True, slots=True)
 class PullOptions:
-    """How rows are asked for, the same for all calls of a pull."""
+    """Options of a lookup, the same for all of its calls."""
 
     row_dtype: RowDtype
     missing: Missing
     version: str = ""
     max_staleness_seconds: float = 0.0
     accepts_partial: bool = False
-    """Whether a server may leave out rows that it cannot read now."""
+    """Whether a server may omit rows that it cannot read."""
 
 
 @dataclass(slots=True)
 class TableResult:
-    """Rows of the distinct keys of a table, as they come."""
+    """Rows of the distinct keys of a table, filled in as replies arrive."""
 
     name: str
     rows: npt.NDArray[np.float32]
@@ -55,12 +55,12 @@ class TableResult:
 
 
 class PullCalls:
-    """Requests and answers of the calls of a pull.
+    """Requests and replies of the calls of a lookup.
 
     Args:
-        calls: that it was divided into.
-        tables: where rows go.
-        asked: how they are asked for.
+        calls: Calls that the lookup was split into.
+        tables: Receive the rows.
+        asked: Options of the lookup.
     """
 
     def __init__(
@@ -70,16 +70,16 @@ class PullCalls:
         self.tables = tables
         self._asked = asked
         self.ages: dict[ReplyVersion, float] = {}
-        """Versions of the rows, and their ages in seconds."""
+        """Versions of the rows → their ages in seconds."""
         self.call_ages: dict[int, float] = {}
-        """Number of each call that was answered, and the age of its version."""
+        """Number of each successful call → age of its version."""
         self.newest: dict[int, str] = {}
-        """Shard → hash of the newest version of the replica that answered."""
+        """Shard → hash of the newest version of the replica that replied."""
         self.left_out: list[Part] = []
-        """Keys of answered calls whose rows the server could not read."""
+        """Keys of successful calls whose rows the server could not read."""
 
     def requests(self) -> list[tuple[int, bytes]]:
-        """Shard and request of each call."""
+        """Returns the shard and the request of each call."""
         asked = self._asked
         return [
             (
@@ -102,16 +102,16 @@ class PullCalls:
         ]
 
     def accept(self, number: int, content: bytes) -> None:
-        """Puts the rows of one answer where they belong.
+        """Copies the rows of one reply into the result.
 
         Raises:
-            MessageError: it is no answer to this call.
-            InvalidArgumentError: a table has another dim than it had.
+            MessageError: The message is not a valid reply to this call.
+            InvalidArgumentError: The dim of a table has changed.
         """
         call, answer = self.calls[number], decode(PullReply, content)
         names = [self.tables[part.number].name for part in call.parts]
         if [each.table for each in answer.tables] != names:
-            raise MessageError("the answer is of other tables than were asked for")
+            raise MessageError("the reply contains other tables than the request")
         for part, each in zip(call.parts, answer.tables, strict=True):
             self._place(part, each)
         found = answer.version
@@ -125,14 +125,14 @@ class PullCalls:
         dim, count = table.rows.shape[1], len(part.keys)
         if given.dim != dim:
             raise InvalidArgumentError(
-                f"table {table.name!r}: has dim {given.dim} now, and had {dim} when this client asked "
-                "first; make a new client, for a model of the same dim",
+                f"table {table.name!r} has dim {given.dim} now, and had {dim} when this client first "
+                "read it; create a new client for a model of the same dim",
                 table=table.name,
             )
         found = read_found(given.found, count)
         is_sparse = self._asked.missing == Missing.ONLY_FOUND
         if isinstance(part.positions, slice) and not is_sparse:
-            # Straight into the result: rows are copied once.
+            # Decode directly into the result, so that rows are copied once.
             read_rows(given.rows, dim, self._asked.row_dtype, table.rows[part.positions])
         else:
             rows = np.empty((int(found.sum()) if is_sparse else count, dim), np.float32)

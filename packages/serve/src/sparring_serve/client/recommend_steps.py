@@ -1,4 +1,5 @@
-"""Recommendations of a client, without a network: vectors go to all shards, whose best are merged."""
+"""Recommendations of a client, without a network: sends vectors to all shards and merges their best
+rows."""
 
 from __future__ import annotations
 
@@ -23,20 +24,20 @@ from sparring_serve.wire.rows import as_bytes, read_ids
 __all__ = ["Queries", "Recommendations", "RecommendQuery", "recommend_steps"]
 
 Queries = npt.ArrayLike | Mapping[str, npt.ArrayLike]
-"""``(q, dim)`` vectors; or a table, and ``(q,)`` keys or strings whose rows in it are the vectors."""
+"""``(q, dim)`` vectors; or a table and ``(q,)`` keys or strings, whose rows in it are the vectors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recommendations:
-    """The best rows of each query, the best first.
+    """The best rows of each query, best first.
 
     Args:
-        keys: ``(q, k)``; -1 where a query has fewer than k.
-        scores: ``(q, k)`` float32, dot products; -inf where a query has fewer than k.
-        counts: ``(q,)``, how many of them are filled.
-        version: of all rows, those of the queries included.
-        found: ``(q,)``: whether the key of a query has a row; another is its initial value. None where
-            vectors were given.
+        keys: ``(q, k)``; -1 if a query has fewer than k rows.
+        scores: ``(q, k)`` float32 dot products; -inf if a query has fewer than k rows.
+        counts: ``(q,)``, number of valid entries per query.
+        version: Version of all rows, including the rows of the queries.
+        found: ``(q,)``: whether the key of a query has a row; otherwise its initial value was used.
+            None if the queries are vectors.
     """
 
     keys: npt.NDArray[np.int64]
@@ -51,11 +52,11 @@ class RecommendQuery:
     """Request for recommendations.
 
     Args:
-        table: whose rows are compared.
-        queries: vectors, or keys of another table.
-        k: rows for each query.
-        exclude: of each query the keys that it does not want.
-        version: the hash of one; empty: the newest that all shards have.
+        table: Table whose rows are compared.
+        queries: Vectors, or keys of another table.
+        k: Number of rows per query.
+        exclude: Keys to exclude, for each query.
+        version: Hash of a version; empty means the newest that all shards have.
     """
 
     table: str
@@ -79,7 +80,7 @@ class _Part:
 def recommend_steps(
     session: Session, wanted: RecommendQuery, deadline: float
 ) -> Steps[Recommendations]:
-    """Recommendations; see `LookupClient.recommend`."""
+    """Computes recommendations; see `LookupClient.recommend`."""
     check_text("table", wanted.table)
     check_text("version", wanted.version)
     check_whole_number("k", wanted.k)
@@ -100,20 +101,20 @@ def recommend_steps(
         except ShardMapMovedError as moved:
             session.take_map(moved, is_last=is_last)
         except VersionGoneError:
-            # Servers went on meanwhile.
+            # Servers switched to a newer version in the meantime.
             session.forget()
             if wanted.version or is_last:
                 raise
         else:
             session.learn({shard: each.newest for shard, each in enumerate(parts)})
             return _merged(parts, wanted.k, found)
-    raise AssertionError("the last beginning returns or raises")
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _pinned(session: Session, wanted: RecommendQuery, description: Description) -> str:
-    """The version that all calls name; empty where there is but one call."""
+    """Returns the version for all calls; empty if there is only one call."""
     is_one_call = session.shards.num_shards == 1 and not isinstance(wanted.queries, Mapping)
-    # Tables that are trained have no versions: their servers say what to do.
+    # Trainable tables have no versions; their servers reject the call with advice.
     has_versions = any(
         each.hash for shard in description.shards.values() for each in shard.versions
     )
@@ -122,8 +123,8 @@ def _pinned(session: Session, wanted: RecommendQuery, description: Description) 
     version = session.common_version(description)
     if not version:
         raise VersionGoneError(
-            "there is no version that all shards keep; wait until they have refreshed, or set "
-            "server.keep_versions higher"
+            "there is no version that all shards keep; wait until they have refreshed, or increase "
+            "server.keep_versions"
         )
     return version
 
@@ -131,36 +132,36 @@ def _pinned(session: Session, wanted: RecommendQuery, description: Description) 
 def _vectors(
     session: Session, wanted: RecommendQuery, dims: Mapping[str, int], version: str, deadline: float
 ) -> Steps[tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_] | None]]:
-    """``(q, dim)``, and of keys whether they have a row."""
+    """Returns the ``(q, dim)`` vectors, and for keys whether they have a row."""
     dim, given = dims[wanted.table], wanted.queries
     found = None
     if isinstance(given, Mapping):
         if len(given) != 1:
             raise InvalidArgumentError(
-                f"queries: must be vectors, or the keys of one table, found {len(given)} tables"
+                f"queries must be vectors or the keys of one table, found {len(given)} tables"
             )
         seconds = max(deadline - session.clock(), 1e-3)
         answer = yield from session.pull_steps(given, Missing.INITIAL, version, seconds)
         [(table, vectors)] = answer.rows.items()
         if not answer.is_complete:
             raise ReplicasFailedError(
-                f"queries of table {table!r}: no replica answered for some keys; ask again later"
+                f"queries of table {table!r}: no replica returned the rows of some keys; retry later"
             )
         found = answer.found[table]
     else:
         try:
             vectors = np.asarray(given)
         except ValueError as error:
-            raise InvalidArgumentError(f"queries are no array: {error}") from None
+            raise InvalidArgumentError(f"cannot convert queries to an array: {error}") from None
         if vectors.ndim != 2 or vectors.dtype.kind not in "fiu":
             raise InvalidArgumentError(
-                f"queries: must be (queries, {dim}) numbers, or the keys of a table, found "
+                f"queries must be an array of numbers of shape (q, {dim}) or the keys of a table, found "
                 f"{vectors.dtype} {vectors.shape}"
             )
     if vectors.shape[1] != dim:
         raise InvalidArgumentError(
-            f"queries have {vectors.shape[1]} elements, rows of table {wanted.table!r} {dim}; they must "
-            "be as many"
+            f"queries have {vectors.shape[1]} elements, but rows of table {wanted.table!r} have {dim}; "
+            "use vectors of the same size"
         )
     return np.ascontiguousarray(vectors, np.float32), found
 
@@ -172,7 +173,7 @@ def _parts(
     version: str,
     deadline: float,
 ) -> Steps[list[_Part]]:
-    """The best of each shard."""
+    """Returns the best rows of each shard."""
     excluded, num_excluded = _excluded(wanted, len(vectors))
     num_shards = session.shards.num_shards
     requests = [
@@ -200,8 +201,8 @@ def _parts(
     if failures:
         if rounds.has_lost_version():
             raise VersionGoneError(
-                f"recommendations of table {wanted.table!r}: version {version} is no longer kept; ask "
-                "for the newest, or set server.keep_versions higher"
+                f"recommendations of table {wanted.table!r}: version {version} is no longer kept; "
+                "request the newest, or increase server.keep_versions"
             )
         raise failures[0][1]
     return [parts[shard] for shard in range(num_shards)]
@@ -210,13 +211,13 @@ def _parts(
 def _excluded(
     wanted: RecommendQuery, num_queries: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Keys, and how many each query has."""
+    """Returns the excluded keys, and their number per query."""
     if wanted.exclude is None:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     found = len(wanted.exclude) if isinstance(wanted.exclude, Sized) else repr(wanted.exclude)
     if found != num_queries or isinstance(wanted.exclude, (Mapping, Set)):
         raise InvalidArgumentError(
-            f"exclude: must have a sequence of keys for each of {num_queries} queries, found {found}"
+            f"exclude must contain a sequence of keys for each of {num_queries} queries, found {found}"
         )
     keys = [check_ids(wanted.table, each).astype(np.int64) for each in wanted.exclude]
     counts = np.array([len(each) for each in keys], np.int64)
@@ -224,7 +225,7 @@ def _excluded(
 
 
 def _part(answer: RecommendReply, num_queries: int, k: int) -> _Part:
-    """Raises MessageError where the answer does not fit the request."""
+    """Decodes a reply; raises `MessageError` if it does not match the request."""
     ids, counts = read_ids(answer.ids), read_ids(answer.num_ids)
     if (
         len(counts) != num_queries
@@ -234,7 +235,7 @@ def _part(answer: RecommendReply, num_queries: int, k: int) -> _Part:
     ):
         raise MessageError(
             f"recommendations for {num_queries} queries: found {len(counts)} counts, {len(ids)} ids and "
-            f"{len(answer.scores)} bytes of scores; client and server may be of versions that do not fit"
+            f"{len(answer.scores)} bytes of scores; client and server may be of incompatible releases"
         )
     keys = np.full((num_queries, k), -1, np.int64)
     scores = np.full((num_queries, k), -np.inf, np.float32)
@@ -247,7 +248,7 @@ def _part(answer: RecommendReply, num_queries: int, k: int) -> _Part:
 
 
 def _merged(parts: Sequence[_Part], k: int, found: npt.NDArray[np.bool_] | None) -> Recommendations:
-    """The best of all shards, in the order of one."""
+    """Merges the best rows of all shards."""
     keys = np.concatenate([each.keys for each in parts], axis=1)
     scores = np.concatenate([each.scores for each in parts], axis=1)
     is_empty = np.concatenate([np.arange(k) >= each.counts[:, None] for each in parts], axis=1)

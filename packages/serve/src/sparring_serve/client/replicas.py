@@ -1,4 +1,4 @@
-"""Which replica of a shard is asked first, which are left for later because they failed, and pauses."""
+"""Order in which the replicas of a shard are called, and pauses between attempts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.01, 0.1
 
 
 def pauses() -> Iterator[float]:
-    """Seconds before each further attempt of a call: 10 ms, then twice as long each time, at most 100 ms.
+    """Yields the seconds before each further attempt of a call: 10 ms, doubling up to 100 ms.
 
-    Each is shortened by a random part of up to a half, so that clients do not repeat calls together.
+    Each pause is shortened by a random part of up to a half, so that clients do not retry in
+    lockstep.
     """
     seconds = _FIRST_RETRY_SECONDS
     while True:
@@ -29,13 +30,13 @@ _LONGEST_PAUSE_SECONDS = 5.0
 
 
 class ReplicaOrder:
-    """The order in which a client asks replicas.
+    """Order in which a client calls replicas.
 
-    A client begins at a random one, its home, and stays with it, so that versions do not go back and
-    forth. One that failed comes last for a while: 0.25 s, then twice as long each time, at most 5 s.
+    A client starts with a random replica, its home, and keeps using it, so that versions do not
+    alternate. A replica that failed is called last for a while: 0.25 s, doubling up to 5 s.
 
     Args:
-        seed: for tests.
+        seed: Seed of the choice, for tests.
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -45,7 +46,7 @@ class ReplicaOrder:
         self.breaker = CircuitBreaker()
 
     def of(self, replicas: Sequence[str], now: float) -> list[str]:
-        """All `replicas`, the one to ask first in front."""
+        """Returns all `replicas` in the order in which to call them."""
         home = self._home % len(replicas)
         ordered = [*replicas[home:], *replicas[:home]]
         with self._lock:
@@ -58,7 +59,7 @@ class ReplicaOrder:
             self._failed[address] = now + pause, pause
 
     def note_success(self, address: str) -> None:
-        # Nearly always there is nothing to forget.
+        # Avoid the lock in the usual case.
         if address in self._failed:
             with self._lock:
                 self._failed.pop(address, None)

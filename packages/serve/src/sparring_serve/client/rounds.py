@@ -1,10 +1,11 @@
-"""Calls to shards, in rounds, without a network: which attempts are due, and what becomes of each.
+"""Calls to shards, in rounds, without a network: decides which attempts are made, and processes their
+outcomes.
 
-In the first round each call goes to one replica of its shard; in the next, calls that failed go to the
-next one. Each attempt has its part of the time that is left, so that all replicas have their turn before
-the deadline. If all replicas of a shard failed in a way that may pass, such as too many calls or a lost
-connection, they are asked again after a pause, until the deadline. Lookups, pushes and saves differ in
-what may pass and how long an attempt takes: their `RetryPolicy` states it.
+In the first round, each call goes to one replica of its shard; in the next round, failed calls go to
+the next replica. Each attempt has a share of the remaining time, so that all replicas are tried
+before the deadline. If all replicas of a shard failed in a way that may pass, such as too many calls
+or a lost connection, they are called again after a pause, until the deadline. Lookups, pushes and
+saves have a different `RetryPolicy`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ __all__ = [
 ]
 
 Exchange = Generator[list[Send] | Pause, Iterable[Outcome], None]
-"""Yields attempts to make at once, and takes their outcomes; or yields a pause."""
+"""Yields attempts to make concurrently and receives their outcomes; or yields a pause."""
 
 _BUSY, _UNCONNECTED = frozenset({"RESOURCE_EXHAUSTED"}), frozenset({"UNAVAILABLE"})
 
@@ -47,13 +48,14 @@ class RetryPolicy:
     """Specifies when a replica is called again, and how long an attempt takes.
 
     Args:
-        repeated: statuses after which a replica is called again, until the deadline.
-        repeated_once: statuses after which it is called again once.
-        awaited: statuses after which the next attempt waits for a connection.
-        num_spared: attempts for which an attempt leaves time, besides those at other replicas.
-        shortest_seconds: of an attempt, if that much time is left.
-        breaks_circuits: whether the `CircuitBreaker` leaves out replicas that do not answer.
-        raises_refusals: whether a refusal ends all calls. Otherwise the others continue.
+        repeated: Statuses after which a replica is called again, until the deadline.
+        repeated_once: Statuses after which it is called again once.
+        awaited: Statuses after which the next attempt waits for a connection.
+        num_spared: Number of attempts to reserve time for, in addition to the attempts at other
+            replicas.
+        shortest_seconds: Minimum time of an attempt, if that much time is left.
+        breaks_circuits: Whether the `CircuitBreaker` skips replicas that do not reply.
+        raises_refusals: Whether a rejected call ends all calls. Otherwise the others continue.
     """
 
     repeated: frozenset[str] = frozenset()
@@ -65,11 +67,11 @@ class RetryPolicy:
     raises_refusals: bool = True
 
     def attempt_seconds(self, remaining: float, num_replicas: int) -> float:
-        """Returns the time for one attempt.
+        """Returns the timeout of one attempt.
 
         Args:
-            remaining: seconds until the deadline.
-            num_replicas: replicas that have not had their turn, this one included.
+            remaining: Seconds until the deadline.
+            num_replicas: Number of replicas that have not been tried, including this one.
         """
         share = remaining / (num_replicas + self.num_spared)
         return min(max(share, self.shortest_seconds), remaining)
@@ -79,7 +81,7 @@ PATIENT = RetryPolicy(repeated=_BUSY | _UNCONNECTED, awaited=_UNCONNECTED)
 """For lookups: waits for connections until the deadline."""
 
 IMPATIENT = RetryPolicy(repeated=_BUSY, repeated_once=_UNCONNECTED)
-"""For lookups with a fallback: a lost or refused connection is tried once more."""
+"""For lookups with a fallback: retries once after a lost or failed connection."""
 
 UNTIL_ANSWERED = RetryPolicy(
     repeated=REPLICA_FAILURES,
@@ -89,7 +91,7 @@ UNTIL_ANSWERED = RetryPolicy(
     breaks_circuits=False,
     raises_refusals=False,
 )
-"""For pushes, which every shard must accept: after a lost reply there is time for another attempt."""
+"""For pushes, which every shard must accept: reserves time for another attempt after a lost reply."""
 
 ONE_RECONNECT = RetryPolicy(
     repeated_once=_UNCONNECTED,
@@ -100,7 +102,7 @@ ONE_RECONNECT = RetryPolicy(
 
 
 class ShardMapMovedError(Exception):
-    """A server has another shard map: the pull begins again with it."""
+    """A server has another shard map: the lookup starts again with that map."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(outcome.message)
@@ -113,17 +115,17 @@ class _Call:
     shard: int
     request: bytes
     replicas: list[str]
-    """Those that are asked next, in this order."""
+    """Replicas to call next, in this order."""
     last: str = ""
-    """The replica that was asked last."""
+    """The replica that was called last."""
     reasons: dict[str, Outcome] = field(default_factory=dict)
     is_done: bool = False
     num_repeats: int = 0
 
     def repeat(self, policy: RetryPolicy) -> bool:
-        """Whether replicas are asked once more."""
+        """Returns whether replicas are called again."""
         if self.is_done or any(not is_replica_failure(each) for each in self.reasons.values()):
-            return False  # their answer stands
+            return False  # a rejection is final
         statuses = policy.repeated if self.num_repeats else policy.repeated | policy.repeated_once
         self.replicas = [
             address for address, each in self.reasons.items() if each.status in statuses
@@ -132,19 +134,20 @@ class _Call:
         return bool(self.replicas)
 
     def waits(self, address: str, policy: RetryPolicy) -> bool:
-        """Whether an attempt waits for a connection."""
+        """Returns whether an attempt waits for a connection."""
         before = self.reasons.get(address)
         return before is not None and before.status in policy.awaited
 
 
 class Rounds:
-    """The attempts of a few calls.
+    """The attempts of several calls.
 
     Args:
-        method: of the service.
-        calls: shard and request of each.
-        accept: takes the number of a call and its answer; raises `MessageError` if it is none.
-        policy: of attempts.
+        method: Method of the service.
+        calls: Shard and request of each call.
+        accept: Receives the number of a call and its reply; raises `MessageError` if the reply is
+            invalid.
+        policy: Retry policy.
     """
 
     def __init__(
@@ -170,18 +173,18 @@ class Rounds:
         deadline: float,
         longest_seconds: float = 600.0,
     ) -> Exchange:
-        """All rounds.
+        """Runs all rounds.
 
         Args:
-            shards: addresses of the replicas of each.
-            order: of replicas; told which failed.
-            clock: seconds.
-            deadline: on that clock.
-            longest_seconds: of one attempt: servers refuse longer ones.
+            shards: Addresses of the replicas of each shard.
+            order: Order of replicas; it records failures.
+            clock: Returns the time in seconds.
+            deadline: Deadline on that clock.
+            longest_seconds: Maximum timeout of one attempt that servers accept.
 
         Raises:
-            SparringError: every replica would refuse one of the calls.
-            ShardMapMovedError: keys of a call are elsewhere.
+            SparringError: All replicas would reject one of the calls.
+            ShardMapMovedError: The keys of a call belong to another shard.
         """
         for each in self._calls:
             each.replicas = order.of(shards[each.shard], clock())
@@ -208,7 +211,7 @@ class Rounds:
         deadline: float,
         longest_seconds: float,
     ) -> Exchange:
-        """One attempt of each call that is due."""
+        """Makes one attempt of each call that is due."""
         now = clock()
         sent: list[_Call] = []
         sends: list[Send] = []
@@ -216,7 +219,7 @@ class Rounds:
         for call in due:
             address = call.replicas[0]
             if address in probed:
-                continue  # it waits for what becomes of the probe
+                continue  # wait for the outcome of the probe
             seconds = self._policy.attempt_seconds(deadline - now, len(call.replicas))
             seconds = min(seconds, longest_seconds)
             state = CircuitState.CLOSED
@@ -247,7 +250,7 @@ class Rounds:
         order.breaker.note_answer(address, clock())
 
     def failures(self) -> list[tuple[int, SparringError]]:
-        """Numbers of calls that no replica answered, and the error of each."""
+        """Returns the numbers and errors of calls that no replica answered."""
         return [
             (number, make_replicas_error(each.shard, each.reasons))
             for number, each in enumerate(self._calls)
@@ -255,14 +258,15 @@ class Rounds:
         ]
 
     def outcomes(self) -> list[Outcome | None]:
-        """Failures of calls to one replica each. None: it answered, or was not asked in time."""
+        """Returns the failures of calls to one replica each; None if the call succeeded or was not
+        sent in time."""
         return [
             None if each.is_done else next(iter(each.reasons.values()), None)
             for each in self._calls
         ]
 
     def has_lost_version(self) -> bool:
-        """Whether a replica has no longer, or not yet, the version that was asked for."""
+        """Returns whether a replica does not have the requested version, or not yet."""
         return any(
             why.status == "NOT_FOUND"
             for each in self._calls
@@ -293,10 +297,10 @@ class Rounds:
                 call.is_done = True
                 return
         if not (send.waits and outcome.status == "DEADLINE_EXCEEDED"):
-            # Otherwise there is still no connection, and the reason was told before.
+            # In the other case there is still no connection, and the reason is already recorded.
             call.reasons[send.address] = outcome
         if is_replica_failure(outcome):
-            # One that has too much to do now is not down.
+            # An overloaded replica is not down.
             if outcome.status != "RESOURCE_EXHAUSTED":
                 order.note_failure(send.address, now)
         elif outcome.shard_map:

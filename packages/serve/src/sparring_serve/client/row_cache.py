@@ -1,4 +1,4 @@
-"""Rows that a client saw last, for when no replica of their shard answers."""
+"""Rows that a client received last, used if no replica of their shard replies."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(slots=True, eq=False)
 class _Slots:
-    """Of a table, one row in each slot.
+    """One row per slot of a table.
 
-    keys ``(s,)``, is_used ``(s,)``, rows ``(s, dim)``, published ``(s,)``
+    `keys` ``(s,)``, `is_used` ``(s,)``, `rows` ``(s, dim)``, `published` ``(s,)``
     """
 
     keys: Keys
@@ -28,20 +28,20 @@ class _Slots:
     published: npt.NDArray[np.float64]
 
     def positions(self, keys: Keys) -> npt.NDArray[np.int64]:
-        # The upper half of a product with 2**64 / the golden ratio.
+        # Fibonacci hashing: the upper half of a product with 2**64 / the golden ratio.
         mixed = (keys.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)
         positions: npt.NDArray[np.int64] = (mixed % np.uint64(len(self.keys))).astype(np.int64)
         return positions
 
 
 class RowCache:
-    """A bounded table of rows by key. Any thread may call any method.
+    """Bounded cache of rows by key. All methods are thread-safe.
 
-    A key has one slot, and takes it from the key that was there: a pull of many rows costs some passes
-    over arrays, and none over a list of keys by age. Of as many keys as slots, 63 % are kept.
+    A key has one slot and replaces the key that was there. Therefore, a lookup of many rows costs a
+    few passes over arrays, without a list of keys by age. With as many keys as slots, 63 % are kept.
 
     Args:
-        num_rows: slots of each table; memory is taken as they fill.
+        num_rows: Number of slots per table; memory is used as they fill.
     """
 
     def __init__(self, num_rows: int) -> None:
@@ -50,14 +50,14 @@ class RowCache:
         self._tables: dict[str, _Slots] = {}
 
     def store(self, table: str, keys: Keys, rows: Rows, found: Mask, published: float) -> None:
-        """Keeps rows that a server gave, and drops those of keys that have none any more.
+        """Stores rows that a server returned, and removes keys that no longer have a row.
 
         Args:
-            table: their table.
+            table: Name of the table.
             keys: ``(n,)``, distinct.
             rows: ``(n, dim)``.
             found: ``(n,)``: whether the key has a row.
-            published: when their version was, on the client's clock.
+            published: Publication time of their version, on the client's clock.
         """
         with self._lock:
             slots = self._tables.get(table)
@@ -73,14 +73,15 @@ class RowCache:
             gone = positions[~found]
             slots.is_used[gone[slots.keys[gone] == keys[~found]]] = False
             kept = positions[found]
-            # Of keys with one slot the last one stays, in each array.
+            # If keys share a slot, the last one remains, in all arrays.
             slots.keys[kept] = keys[found]
             slots.rows[kept] = rows[found]
             slots.is_used[kept] = True
             slots.published[kept] = published
 
     def read(self, table: str, keys: Keys, rows: Rows) -> npt.NDArray[np.float64]:
-        """Fills rows of keys that are kept; ``(n,)``: when their version was published, or NaN."""
+        """Fills in the rows of cached keys; returns the publication times of their versions,
+        ``(n,)``, or NaN."""
         published = np.full(len(keys), np.nan)
         with self._lock:
             slots = self._tables.get(table)

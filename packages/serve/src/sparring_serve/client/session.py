@@ -1,6 +1,6 @@
-"""The logic of a client, without a network: generators that yield attempts and take their outcomes.
+"""The logic of a client without a network: generators that yield attempts and receive their outcomes.
 
-`LookupClient` and `AsyncLookupClient` are thin: they make the attempts.
+`LookupClient` and `AsyncLookupClient` execute the attempts.
 """
 
 from __future__ import annotations
@@ -55,15 +55,17 @@ __all__ = ["MAX_ATTEMPTS", "Description", "Session", "Steps"]
 _Result = TypeVar("_Result")
 
 Steps = Generator[list[Send] | Pause, Iterable[Outcome], _Result]
-"""Yields attempts to make at once, takes how they ended; or yields a pause. Returns a result."""
+"""Yields attempts to make concurrently and receives their outcomes, or yields a pause. Returns a
+result."""
 
 MAX_ATTEMPTS = 3
-"""How often a call begins again where servers go on meanwhile."""
+"""Maximum number of times that a call starts again because servers switched versions or shard maps.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """Descriptions of the shards that answered."""
+    """Descriptions of the shards that replied."""
 
     shards: Mapping[int, DescribeReply]
 
@@ -74,21 +76,21 @@ class Description:
 
     @property
     def dtypes(self) -> dict[str, str]:
-        """Table → dtype of its rows as they are stored."""
+        """Table → data type of its stored rows."""
         return {each.name: each.dtype for each in next(iter(self.shards.values())).tables}
 
     @property
     def most_ids(self) -> int:
-        """Ids of a call that all servers take."""
+        """Maximum number of ids per call that all servers accept."""
         return min(each.most_ids for each in self.shards.values())
 
     @property
     def most_deadline_seconds(self) -> float:
-        """The longest deadline that all servers take."""
+        """Maximum deadline that all servers accept."""
         return min(each.most_deadline_seconds for each in self.shards.values())
 
     def common_version(self) -> str:
-        """The newest version that all shards have; empty where there is none."""
+        """Returns the newest version that all shards have; empty if there is none."""
         kept = [[each.hash for each in answer.versions] for answer in self.shards.values()]
         common = [each for each in kept[0] if all(each in others for others in kept)]
         return common[0] if common else ""
@@ -102,9 +104,9 @@ class ScannedPart:
     rows: npt.NDArray[np.float32]
     """``(n, dim)``"""
     version: str
-    """The hash of it."""
+    """Hash of the version."""
     cursor: bytes
-    """Where the next chunk begins; empty: this was the last of the shard."""
+    """Start of the next chunk; empty after the last chunk of the shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,17 +114,17 @@ class _Wanted:
     table: str
     keys: npt.NDArray[np.int64]
     inverse: npt.NDArray[np.int64] | None
-    """Where the row of each id is; None: ids are distinct, and rows in their order."""
+    """Index of the row of each id; None if ids are distinct and rows have their order."""
 
 
 class Session:
-    """A client's knowledge of its servers. Any thread may call any method.
+    """State that a client keeps about its servers. All methods are thread-safe.
 
     Args:
-        shards: the shard map to begin with.
-        config: how rows are asked for.
-        metrics: what is counted.
-        clock: seconds.
+        shards: Initial shard map.
+        config: Settings of the client.
+        metrics: Receives the counters.
+        clock: Returns the time in seconds.
     """
 
     def __init__(
@@ -150,7 +152,7 @@ class Session:
         version: str,
         deadline_seconds: float | None,
     ) -> Steps[LookupReply]:
-        """A pull; see `LookupClient.pull`."""
+        """Looks up rows; see `LookupClient.pull`."""
         asked = check_table_mapping("ids", ids, "ids")
         wanted = [_distinct(table, each) for table, each in asked.items()]
         check_text("version", version)
@@ -169,8 +171,7 @@ class Session:
                 continue
             failures = rounds.failures()
             if failures and rounds.has_lost_version() and not is_last:
-                # Servers went on meanwhile: the version that was agreed on is no longer kept, or
-                # a table goes by another name.
+                # In the meantime, servers dropped the version that was selected, or renamed a table.
                 self.forget()
                 continue
             self._end(failures, pulled, of_newest=not version)
@@ -179,8 +180,8 @@ class Session:
                 self._fallback.remember(pulled)
             return _answer(wanted, pulled)
         raise VersionGoneError(
-            f"no version was served by all shards in {MAX_ATTEMPTS} attempts; set "
-            "server.keep_versions higher, or publish less often"
+            f"no version was served by all shards in {MAX_ATTEMPTS} attempts; increase "
+            "server.keep_versions, or publish less often"
         )
 
     def scan_steps(
@@ -191,15 +192,15 @@ class Session:
         position: tuple[str, bytes],
         deadline: float | None,
     ) -> Steps[ScannedPart]:
-        """A chunk of a table of one shard.
+        """Reads a chunk of a table of one shard.
 
         Args:
-            table: its name.
-            shard: from 0.
-            most_rows: of the chunk.
-            place: the version, empty for the newest that all shards have, and the cursor of the chunk
-                before, or empty.
-            deadline: seconds for it; None: that of the client.
+            table: Name of the table.
+            shard: Number of the shard, from 0.
+            most_rows: Maximum number of rows in the chunk.
+            place: The version, empty for the newest that all shards have, and the cursor of the
+                previous chunk, or empty.
+            deadline: Deadline in seconds; None uses the deadline of the client.
         """
         check_text("table", table)
         check_whole_number("chunk_rows", most_rows)
@@ -229,18 +230,18 @@ class Session:
             if rounds.has_lost_version():
                 self.forget()
                 raise VersionGoneError(
-                    f"scan of table {table!r}: version {version} is no longer kept; begin again, or set "
-                    "server.keep_versions higher"
+                    f"scan of table {table!r}: version {version} is no longer kept; start again, or "
+                    "increase server.keep_versions"
                 )
             raise rounds.failures()[0][1]
         return parts[0]
 
     def common_version(self, description: Description) -> str:
-        """The hash of a version that all shards have, the newest that is known; empty: there is none."""
+        """Returns the hash of the newest known version that all shards have; empty if there is none."""
         return self._pin or description.common_version()
 
     def run(self, rounds: Rounds, deadline: float) -> Steps[None]:
-        """Makes the attempts of calls, as `Rounds.run`."""
+        """Makes the attempts of calls; see `Rounds.run`."""
         description = yield from self.description_steps(deadline)
         yield from self._run(rounds, description, deadline)
 
@@ -253,7 +254,7 @@ class Session:
                 self.metrics.count_failover()
 
     def describe_steps(self, deadline_seconds: float | None) -> Steps[Description]:
-        """Descriptions by all shards, now."""
+        """Requests new descriptions from all shards."""
         self.forget()
         return (yield from self.description_steps(self.deadline(deadline_seconds)))
 
@@ -274,20 +275,20 @@ class Session:
 
         calls = [(each, b"") for each in range(self.shards.num_shards)]
         rounds = Rounds("Describe", calls, accept, self._policy)
-        # Half of the time: a shard that does not answer must leave some for the rows of others.
+        # Use half of the time, so that a shard that does not reply leaves time for the others' rows.
         now = self.clock()
         yield from rounds.run(
             self.shards.shards, self._order, self.clock, now + (deadline - now) / 2
         )
         if not answers:
-            # One from before has the tables, which is enough to give rows in place of theirs.
+            # The previous description contains the tables, which is enough to fill in their rows.
             if otherwise is None:
                 raise rounds.failures()[0][1]
             return otherwise
         for each in answers.values():
             self._fallback.learn(each.tables)
-        # The addresses in its shard map may be of another network, so it counts only once a server
-        # says that keys are elsewhere.
+        # The shard map in a description may contain addresses of another network. Therefore, it is
+        # used only when a server replies that it does not have the keys.
         description = Description(answers)
         with self._lock:
             self._description = self._last_description = description
@@ -323,8 +324,8 @@ class Session:
             if not version:
                 self.forget()
                 raise VersionGoneError(
-                    "there is no version that all shards keep; wait until they have refreshed, set "
-                    "server.keep_versions higher, or set client.consistency=newest"
+                    "there is no version that all shards keep; wait until they have refreshed, increase "
+                    "server.keep_versions, or set client.consistency=newest"
                 )
         tables = [
             TableResult.empty(each.table, len(each.keys), dims[each.table]) for each in wanted
@@ -352,7 +353,7 @@ class Session:
                 self.metrics.count_degraded(count, reason, status.name.lower())
 
     def learn(self, newest_of_shards: Mapping[int, str]) -> None:
-        """Goes on to a newer version once all shards have it."""
+        """Switches to a newer version when all shards have it."""
         newest = set(newest_of_shards.values())
         if len(newest) == 1 and len(newest_of_shards) == self.shards.num_shards:
             with self._lock:
@@ -362,24 +363,26 @@ class Session:
         try:
             newer = ShardReplicas.from_bytes(moved.outcome.shard_map)
         except SparringError as error:
-            raise InvalidArgumentError(f"{moved}; its shard map cannot be read: {error}") from None
+            raise InvalidArgumentError(
+                f"{moved}; cannot read the attached shard map: {error}"
+            ) from None
         with self._lock:
             if is_last or newer.number <= self.shards.number:
                 raise InvalidArgumentError(
                     f"{moved.outcome.message}. The server has shard map {newer.number} of "
-                    f"{newer.num_shards} shards, this client {self.shards.number} of "
-                    f"{self.shards.num_shards}; give both the same `shards`, and raise `map_number` "
-                    "with each change"
+                    f"{newer.num_shards} shards, and this client has {self.shards.number} of "
+                    f"{self.shards.num_shards}; use the same `shards` on both sides, and increase "
+                    "`map_number` with each change"
                 )
             self.shards, self._description = newer, None
 
     @property
     def _policy(self) -> RetryPolicy:
-        # Who takes flagged rows would rather have those of other shards soon.
+        # Callers that accept flagged rows prefer the rows of other shards soon.
         return PATIENT if self._fallback.raises else IMPATIENT
 
     def forget(self) -> None:
-        """Asks for a description again before the next call."""
+        """Discards the descriptions, so that the next call requests them again."""
         with self._lock:
             self._description, self._pin = None, ""
 

@@ -1,4 +1,4 @@
-"""A pull divided into calls: by shard, and where an answer would be longer than a limit."""
+"""Splits a lookup into calls: by shard, and where a reply would exceed a limit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Keys = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class TableKeys:
-    """Distinct keys of one table, and the bytes of a row on the wire."""
+    """Distinct keys of one table, and the bytes per row in replies."""
 
     table: str
     keys: Keys
@@ -26,7 +26,7 @@ class TableKeys:
 
 @dataclass(frozen=True, slots=True)
 class CallLimits:
-    """Bounds of one call."""
+    """Limits of one call."""
 
     most_bytes: int
     most_ids: int
@@ -34,10 +34,10 @@ class CallLimits:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Keys of one table that one call asks for, and where their rows go."""
+    """Keys of one table in one call, and the positions of their rows in the result."""
 
     number: int
-    """Of the table in the pull."""
+    """Index of the table in the lookup."""
     keys: Keys
     positions: slice | npt.NDArray[np.int64]
 
@@ -53,7 +53,7 @@ class ShardCall:
 def split_keys(
     tables: Sequence[TableKeys], shards: ShardReplicas, limits: CallLimits
 ) -> list[ShardCall]:
-    """The calls of a pull. Each key is asked for once, of the shard that has it."""
+    """Splits a lookup into calls. Each key is requested once, from the shard that has it."""
     by_shard: dict[int, list[tuple[int, Keys, npt.NDArray[np.int64] | None]]] = {}
     for number, each in enumerate(tables):
         if shards.num_shards == 1:
@@ -78,18 +78,18 @@ def _packed(
     wanted: Sequence[tuple[int, Keys, npt.NDArray[np.int64] | None]],
     limits: CallLimits,
 ) -> Iterator[tuple[Part, ...]]:
-    """Parts, as many together as fit a call."""
+    """Groups keys into calls within the limits."""
     parts: list[Part] = []
     bytes_left, ids_left = limits.most_bytes, limits.most_ids
     for number, keys, positions in wanted:
         row_bytes = tables[number].row_bytes
         at = 0
-        # A table of which nothing is asked still has its place in the answer.
+        # A table without keys still has an entry in the reply.
         while at < len(keys) or (at == 0 and len(keys) == 0):
             count = min(len(keys) - at, ids_left, bytes_left // row_bytes)
             if count <= 0 < len(keys):
                 if not parts:
-                    count = 1  # a row that is longer than an answer should be goes alone
+                    count = 1  # a row beyond the limit is sent in a separate call
                 else:
                     yield tuple(parts)
                     parts, bytes_left, ids_left = [], limits.most_bytes, limits.most_ids

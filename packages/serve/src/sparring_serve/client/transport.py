@@ -1,4 +1,4 @@
-"""The part of a client that is a network: requests to addresses, and how each ended."""
+"""The network layer of a client: sends requests to addresses and returns their outcomes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = [
 _Result = TypeVar("_Result")
 
 PROBE_SECONDS = 0.05
-"""How long a caller waits for an attempt with `Send.on_late`."""
+"""Time for which a caller waits for an attempt with `Send.on_late`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +28,14 @@ class Send:
     """One attempt of one call.
 
     Args:
-        address: of the replica.
-        method: of the service, as ``Pull``.
-        request: its message.
-        timeout_seconds: for this attempt.
-        waits: for a connection, where there is none now; otherwise the attempt fails at once.
-        on_late: the caller waits for `PROBE_SECONDS` only. The attempt continues until its timeout, and
-            this is called if an answer comes later.
+        address: Address of the replica.
+        method: Method of the service, for example ``Pull``.
+        request: Encoded message.
+        timeout_seconds: Timeout of this attempt.
+        waits: Whether to wait for a connection if there is none; otherwise the attempt fails
+            immediately.
+        on_late: If set, the caller waits only for `PROBE_SECONDS`. The attempt continues until its
+            timeout, and this function is called if a reply arrives later.
     """
 
     address: str
@@ -47,20 +48,20 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Time before the next attempt."""
+    """Pause before the next attempt."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an attempt ended: an answer, or a status of gRPC by its name.
+    """Result of an attempt: a reply, or the name of a gRPC status.
 
     Args:
-        answer: the message; None where it failed.
-        status: ``OK``, or why it failed.
-        message: for a person.
-        shard_map: that the server sent along, or empty.
+        answer: The reply; None if the attempt failed.
+        status: ``OK``, or the status of the failure.
+        message: Description of the failure.
+        shard_map: Shard map attached by the server, or empty.
     """
 
     answer: bytes | None
@@ -70,19 +71,20 @@ class Outcome:
 
 
 NO_ANSWER_YET = Outcome(
-    None, "DEADLINE_EXCEEDED", f"it still does not answer, after {1000 * PROBE_SECONDS:.0f} ms"
+    None, "DEADLINE_EXCEEDED", f"still no reply after {1000 * PROBE_SECONDS:.0f} ms"
 )
-"""Of an attempt with `Send.on_late` that continues."""
+"""Outcome of an attempt with `Send.on_late` that continues."""
 
 
 class Transport(Protocol):
-    """Connections to replicas. Any thread may call any method."""
+    """Connections to replicas. All methods are thread-safe."""
 
     def exchange(self, sends: Sequence[Send]) -> Iterable[Outcome]:
-        """Sends all at once. Gives the outcome of each, in the same order, when it has ended."""
+        """Sends all attempts concurrently and yields their outcomes in the same order as they
+        complete."""
 
     def pause(self, seconds: float) -> None:
-        """Returns after some time."""
+        """Waits."""
 
     def close(self) -> None: ...
 
@@ -90,7 +92,7 @@ class Transport(Protocol):
 def run_steps(
     steps: Generator[list[Send] | Pause, Iterable[Outcome], _Result], transport: Transport
 ) -> _Result:
-    """Makes the attempts and pauses of a generator, and returns its result."""
+    """Executes the attempts and pauses that a generator yields, and returns its result."""
     outcomes: Iterable[Outcome] | None = None
     while True:
         try:

@@ -1,1 +1,1 @@
-"""The role `parameters`: a service whose tables learn from gradients that are pushed."""
+"""The role `parameters`: a service with trainable tables, updated by pushed gradients."""

@@ -1,4 +1,4 @@
-"""URLs that a service may save to and load from."""
+"""Restricts the URLs that a service saves to and loads from."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _MAX_SHOWN = 200
 def snapshot_url(url: str, folders: Sequence[str]) -> str:
     """Returns the URL of a snapshot in one of the folders of a service.
 
-    Only the text decides, and nothing is opened: neither another file system, nor a chain of them, nor
-    a path through ``..`` or escapes leads out of the folders.
+    Only the text is compared, and nothing is opened: other file systems, chained file systems, ``..``
+    and escapes cannot leave the folders.
 
     Args:
-        url: name of a snapshot in the first folder, or URL of one in any of the folders.
+        url: Name of a snapshot in the first folder, or URL of a snapshot in any of the folders.
         folders: `parameters.folders`.
 
     Raises:
-        Refusal: it is neither.
+        StatusError: It is neither.
     """
     folder, has_folder, name = url.rstrip("/").rpartition("/")
     if not _NAME.match(name):
         raise StatusError(
             Status.INVALID_ARGUMENT,
-            f"{url[:_MAX_SHOWN]!r} is not the name of a snapshot; give a name of at most 255 letters, "
-            "digits, and any of ' .,=+@_-' behind the first, or a URL that ends with such a name",
+            f"{url[:_MAX_SHOWN]!r} is not a valid snapshot name; use at most 255 letters, digits, and "
+            "after the first character any of ' .,=+@_-', or a URL that ends with such a name",
             reason="url",
         )
     if not has_folder:
@@ -43,8 +43,8 @@ def snapshot_url(url: str, folders: Sequence[str]) -> str:
             return f"{known.rstrip('/')}/{name}"
     raise StatusError(
         Status.INVALID_ARGUMENT,
-        f"{url[:_MAX_SHOWN]!r} is in none of the folders that this service saves to and loads from "
-        f"({', '.join(folders)}); name a snapshot there, or add its folder to parameters.folders",
+        f"{url[:_MAX_SHOWN]!r} is outside the folders that this service saves to and loads from "
+        f"({', '.join(folders)}); use a snapshot there, or add its folder to parameters.folders",
         reason="url",
     )
 
@@ -54,13 +54,13 @@ def _is_local(folder: str) -> bool:
 
 
 def _as_text(folder: str) -> str:
-    """Returns a folder in the form to compare: local paths are absolute, other URLs stay as they are."""
+    """Returns a folder in a form for comparisons: local paths are absolute, other URLs are unchanged."""
     if not _is_local(folder):
         return folder.rstrip("/")
-    # Path.resolve would look at the file system.
+    # Path.resolve would access the file system.
     return os.path.abspath(folder.removeprefix("file://"))  # noqa: PTH100
 
 
 def _real_path(known: str) -> str:
-    """Returns a configured folder with links resolved, as lists of snapshots name it."""
+    """Returns a configured folder with symbolic links resolved, as in lists of snapshots."""
     return os.path.realpath(known.removeprefix("file://")) if _is_local(known) else known

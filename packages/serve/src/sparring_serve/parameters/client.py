@@ -1,4 +1,4 @@
-"""`ParameterClient` and `AsyncParameterClient`: clients of a service whose tables learn."""
+"""`ParameterClient` and `AsyncParameterClient`: clients of a service with trainable tables."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def _pushes(
         else:
             found = f"{len(each)} values" if isinstance(each, Sized) else type(each).__name__
             raise InvalidArgumentError(
-                f"push to table {table!r}: must be a TablePush, or a tuple of ids and gradients, found "
+                f"push to table {table!r}: expected a TablePush or a tuple of ids and gradients, found "
                 f"{found}",
                 table=table,
             )
     if not pushes:
-        raise InvalidArgumentError("push: no table was given; leave empty pushes out")
+        raise InvalidArgumentError("push: gradients contains no table; omit empty pushes")
     return pushes
 
 
@@ -74,10 +74,10 @@ def _wait(given: str) -> Wait:
 
 
 class _PushClient(Client):
-    """The part that both clients share: tokens are the name of a client, and numbers from 1."""
+    """Common part of both clients. Tokens consist of the name of the client and a number, from 1."""
 
     _close_at_exit: Callable[[], object]
-    """Called when the program ends and has not flushed after pushes that were queued."""
+    """Called at the end of the program if queued pushes have not been flushed."""
 
     def __init__(
         self,
@@ -88,11 +88,11 @@ class _PushClient(Client):
     ) -> None:
         super().__init__(targets, config, metrics, clock)
         self.name = secrets.token_hex(8)
-        """The client in its push tokens."""
+        """Name of the client in its push tokens."""
         self._numbers = itertools.count(1)
         self._incarnations = Incarnations()
         self._heard: dict[str, int] = {}
-        """Of each address the failure that its last flush told."""
+        """Address → failure that the last flush reported."""
         self._has_queued = False
         """Whether pushes were queued since the last flush."""
 
@@ -109,7 +109,8 @@ class _PushClient(Client):
         waits = _wait(wait)
         if token is not None and not isinstance(token, Token):
             raise InvalidArgumentError(
-                f"push: token must be that of an earlier push, as error.token, found {token!r}"
+                "push: token must be a Token of an earlier push, for example error.token, found "
+                f"{token!r}"
             )
         if token is not None:
             check_text("push: token.client", token.client)
@@ -123,7 +124,7 @@ class _PushClient(Client):
         return self._queue_steps(steps) if waits == Wait.QUEUED else steps
 
     def _queue_steps(self, steps: Steps[PushResult]) -> Steps[PushResult]:
-        """Notes that a push was queued. After other errors the caller knows that it was not."""
+        """Records that a push was queued. After other errors, the caller knows that it was not."""
         try:
             pushed = yield from steps
         except ShardRestartedError:
@@ -138,7 +139,7 @@ class _PushClient(Client):
 
     def _flush_steps(self, deadline_seconds: float) -> Steps[tuple[int, ...]]:
         deadline = self._session.deadline(deadline_seconds)
-        # Whatever it finds is raised, so the end of the client does not ask again.
+        # The flush raises all failures, so closing the client does not need to flush again.
         self._forget_queued()
         return flush_steps(self._session, self.name, self._heard, deadline, self._incarnations)
 
@@ -148,10 +149,10 @@ class _PushClient(Client):
 
 
 class ParameterClient(LookupClient, _PushClient):
-    """A `LookupClient` that changes tables, too. Any thread may call any method.
+    """A `LookupClient` that also updates tables. All methods are thread-safe.
 
-    Close it, or use it in a ``with`` block: `close` raises failures of pushes that were queued. If the
-    program ends without that, it flushes then, and logs them.
+    Close it, or use it in a ``with`` block: `close` raises an error if queued pushes failed.
+    Otherwise, the client is flushed at the end of the program, and failures are logged.
     """
 
     def push(
@@ -164,44 +165,44 @@ class ParameterClient(LookupClient, _PushClient):
         token: Token | None = None,
         deadline_seconds: float | None = None,
     ) -> PushResult:
-        """Updates rows by gradients: one step of each table, applied once on each shard.
+        """Updates rows with gradients: one step of each table, applied once on each shard.
 
-        An attempt whose answer is lost is made again, and one that found a full queue after a
-        pause, until the deadline.
+        If a reply is lost or a queue is full, the attempt is repeated until the deadline.
 
         Args:
-            gradients: by table: ids ``(n,)`` and gradients ``(n, dim)``, or a `TablePush`.
-            update_method: that tables must have; None: whatever they have.
-            hyper: hyper-parameters of tables that are given as ids and gradients; only `lr` may be
-                another than the table's, for this push.
-            wait: ``queued``: return when all shards have it in their queues; ``applied``: when rows have
-                changed, so that the next pull sees it.
-            token: of an earlier push that failed, to push it again; None: a new one.
-            deadline_seconds: for all of it; None: `ClientConfig.push_deadline_seconds`.
+            gradients: Per table, ids ``(n,)`` and gradients ``(n, dim)``, or a `TablePush`.
+            update_method: Update method that the tables must have; None accepts any.
+            hyper: Hyper-parameters of the tables that are specified by ids and gradients; only `lr`
+                may differ from the table's, for this push.
+            wait: ``queued`` returns when all shards have queued the push; ``applied`` when the rows
+                have changed, so that the next pull sees the update.
+            token: Token of an earlier push that failed, to repeat it; None for a new push.
+            deadline_seconds: Deadline of the whole call; None uses
+                `ClientConfig.push_deadline_seconds`.
 
         Raises:
-            UnknownTableError: a table is not served. Nothing was sent.
-            InvalidArgumentError: gradients, methods or hyper-parameters do not fit the tables. No row was
-                changed.
-            PushFailedError: some shards have not taken it; its `token` pushes it again.
-            ShardRestartedError: all shards have taken it, and one of them restarted before that without
-                all pushes that it had acknowledged; raised once per restart.
-            DeadlineError, ReplicasFailedError, AccessError: as `pull`; nothing was sent.
+            UnknownTableError: A table is not served. Nothing was sent.
+            InvalidArgumentError: Gradients, methods or hyper-parameters do not match the tables. No
+                row was changed.
+            PushFailedError: Some shards did not accept the push; repeat it with its `token`.
+            ShardRestartedError: All shards accepted the push, but one of them had restarted before
+                and lost acknowledged pushes; raised once per restart.
+            DeadlineError, ReplicasFailedError, AccessError: As in `pull`; nothing was sent.
         """
         return self._run(
             self._push_steps(gradients, update_method, hyper, wait, token, deadline_seconds)
         )
 
     def flush(self, *, deadline_seconds: float = 60.0) -> tuple[int, ...]:
-        """Returns when all pushes that any client queued before are applied, and storages flushed.
+        """Waits until all pushes that any client queued before are applied, and flushes the storages.
 
         Returns:
-            Of each shard the pushes that it has applied.
+            Number of pushes that each shard has applied.
 
         Raises:
-            PushFailedError: a shard failed, or could not apply a push of this client that was queued;
-                `token` is that of the first one. The next flush tells of later ones only.
-            ShardRestartedError: as `push`.
+            PushFailedError: A shard failed, or could not apply a queued push of this client; `token`
+                is the token of the first one. The next flush reports only later failures.
+            ShardRestartedError: As in `push`.
         """
         return self._run(self._flush_steps(deadline_seconds))
 
@@ -212,22 +213,22 @@ class ParameterClient(LookupClient, _PushClient):
         deadline_seconds: float | None = None,
         accept_loss: bool = False,
     ) -> ServiceSnapshot:
-        """Saves all tables of all shards as one snapshot, push tokens included.
+        """Saves all tables of all shards as one snapshot, including push tokens.
 
-        Each shard writes its part, and the first commits the whole. It holds all pushes that were queued
-        before; later ones go on meanwhile.
+        Each shard writes its part, and the first shard commits the snapshot. It contains all pushes
+        that were queued before; later pushes continue during the save.
 
         Args:
-            url: of the snapshot, in one of the service's folders; a name alone is one in the first, and
-                without a name it is called by its step.
-            deadline_seconds: None: `parameters.save_seconds` of the service.
-            accept_loss: save although a shard restarted without all pushes that it had acknowledged.
+            url: URL of the snapshot in one of the service's folders; a name refers to the first
+                folder, and the default name contains the step.
+            deadline_seconds: Deadline; None uses `parameters.save_seconds` of the service.
+            accept_loss: Save even if a shard restarted and lost acknowledged pushes.
 
         Raises:
-            SnapshotError: a shard is missing or failed, or has lost acknowledged pushes, and is named;
-                nothing was saved. Where the answer was lost, the snapshot may be there.
-            InvalidArgumentError: the URL is in none of the service's folders.
-            DeadlineError, ReplicasFailedError, AccessError: as `pull`.
+            SnapshotError: A shard is missing, failed or lost acknowledged pushes; the message names
+                it, and nothing was saved. If the reply was lost, the snapshot may exist.
+            InvalidArgumentError: The URL is not in one of the service's folders.
+            DeadlineError, ReplicasFailedError, AccessError: As in `pull`.
         """
         return self._run(
             snapshot_steps(self._session, "Save", url, deadline_seconds, accept_loss=accept_loss)
@@ -240,31 +241,31 @@ class ParameterClient(LookupClient, _PushClient):
         tables: Collection[str] | None = None,
         deadline_seconds: float | None = None,
     ) -> ServiceSnapshot:
-        """Replaces all tables of all shards by those of a snapshot, of any number of shards or ranks.
+        """Replaces all tables of all shards by a snapshot of any number of shards or ranks.
 
         Args:
-            url: as of `save`.
-            tables: load the rows of these only, as where the snapshot has others that the service does
-                not. Other tables stay as they are, and so do push tokens, unless these are all tables
-                of the service. None: everything.
-            deadline_seconds: as of `save`.
+            url: URL of the snapshot, as in `save`.
+            tables: Load only the rows of these tables, for example if the snapshot contains tables
+                that the service does not have. Other tables do not change, nor do push tokens, unless
+                these are all tables of the service. None loads everything.
+            deadline_seconds: Deadline, as in `save`.
 
         Raises:
-            SnapshotError: there is none, it is damaged or of other tables, or a shard is missing or
-                failed, and is named. Where a shard failed while it loaded, load again: tables
-                refuse pulls and pushes, or are those of before, until then.
-            InvalidArgumentError, DeadlineError, ReplicasFailedError, AccessError: as `save`.
+            SnapshotError: The snapshot does not exist, is damaged or has other tables, or a shard is
+                missing or failed; the message names it. If a shard failed during its load, load
+                again: until then, its tables reject pulls and pushes, or are unchanged.
+            InvalidArgumentError, DeadlineError, ReplicasFailedError, AccessError: As in `save`.
         """
         return self._run(snapshot_steps(self._session, "Load", url, deadline_seconds, tables))
 
     def close(self) -> None:
-        """Flushes if pushes were queued since the last flush, and ends the connections.
+        """Flushes if pushes were queued since the last flush, and closes the connections.
 
-        A second call does nothing; any other call then raises.
+        Further calls of other methods raise `ClosedError`.
 
         Raises:
-            PushFailedError: as `flush`, within `ClientConfig.push_deadline_seconds`. The client is
-                closed.
+            PushFailedError: As in `flush`, with the deadline `ClientConfig.push_deadline_seconds`.
+                The client is closed in any case.
         """
         try:
             if self._has_queued and not self._is_closed:
@@ -279,7 +280,7 @@ class ParameterClient(LookupClient, _PushClient):
         except SparringError as failure:
             if not any(raised):
                 raise
-            # The error of the block is the one to raise.
+            # The error of the block takes precedence.
             _log.error("%s", failure)
 
     def _close_at_exit(self) -> None:
@@ -287,7 +288,7 @@ class ParameterClient(LookupClient, _PushClient):
 
 
 class AsyncParameterClient(AsyncLookupClient, _PushClient):
-    """`ParameterClient` for asyncio; of the event loop that first uses it."""
+    """`ParameterClient` for asyncio; belongs to the event loop that first uses it."""
 
     async def push(
         self,
@@ -299,13 +300,13 @@ class AsyncParameterClient(AsyncLookupClient, _PushClient):
         token: Token | None = None,
         deadline_seconds: float | None = None,
     ) -> PushResult:
-        """As `ParameterClient.push`."""
+        """See `ParameterClient.push`."""
         return await self._run(
             self._push_steps(gradients, update_method, hyper, wait, token, deadline_seconds)
         )
 
     async def flush(self, *, deadline_seconds: float = 60.0) -> tuple[int, ...]:
-        """As `ParameterClient.flush`."""
+        """See `ParameterClient.flush`."""
         return await self._run(self._flush_steps(deadline_seconds))
 
     async def save(
@@ -315,7 +316,7 @@ class AsyncParameterClient(AsyncLookupClient, _PushClient):
         deadline_seconds: float | None = None,
         accept_loss: bool = False,
     ) -> ServiceSnapshot:
-        """As `ParameterClient.save`."""
+        """See `ParameterClient.save`."""
         return await self._run(
             snapshot_steps(self._session, "Save", url, deadline_seconds, accept_loss=accept_loss)
         )
@@ -327,11 +328,11 @@ class AsyncParameterClient(AsyncLookupClient, _PushClient):
         tables: Collection[str] | None = None,
         deadline_seconds: float | None = None,
     ) -> ServiceSnapshot:
-        """As `ParameterClient.load`."""
+        """See `ParameterClient.load`."""
         return await self._run(snapshot_steps(self._session, "Load", url, deadline_seconds, tables))
 
     async def close(self) -> None:
-        """As `ParameterClient.close`."""
+        """See `ParameterClient.close`."""
         try:
             if self._has_queued and not self._is_closed:
                 await self.flush(deadline_seconds=self.config.push_deadline_seconds)
@@ -348,9 +349,9 @@ class AsyncParameterClient(AsyncLookupClient, _PushClient):
             _log.error("%s", failure)
 
     def _close_at_exit(self) -> None:
-        # The event loop that its connections belong to is gone.
+        # The event loop of the connections no longer runs.
         _log.error(
-            "at exit: client %s queued pushes and was not flushed after them, so failures of them are "
-            "not known; await its flush() or close() before the program ends",
+            "at exit: client %s queued pushes without a later flush, so their failures are unknown; "
+            "await flush() or close() before the program ends",
             self.name,
         )

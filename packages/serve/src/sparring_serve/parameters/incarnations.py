@@ -1,4 +1,4 @@
-"""A client's knowledge of shards that restart: what they acknowledged, and what of it they have lost."""
+"""Detects restarts of shards, and which acknowledged pushes they have lost."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class _Shard:
 
 
 class Incarnations:
-    """Incarnations of the shards that one client knows. Any thread may call any method."""
+    """Incarnations of the shards of one client. All methods are thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._shards: dict[str, _Shard] = {}
 
     def last(self, address: str) -> int:
-        """The incarnation in the last reply of a shard; 0: there was none."""
+        """Returns the incarnation in the last reply of a shard; 0 if there was none."""
         with self._lock:
             found = self._shards.get(address)
             return 0 if found is None else found.incarnation
@@ -37,12 +37,12 @@ class Incarnations:
     def take(
         self, answers: Sequence[PushReply | FlushReply], addresses: Sequence[str], number: int
     ) -> ShardRestartedError | None:
-        """Notes the replies to one call; returns the error to raise if a shard restarted.
+        """Records the replies to one call; returns the error to raise if a shard restarted.
 
         Args:
-            answers: of all shards.
-            addresses: of all shards.
-            number: of the push; 0: the call was a flush.
+            answers: Replies of all shards.
+            addresses: Addresses of all shards.
+            number: Number of the push; 0 if the call was a flush.
         """
         lost: dict[int, tuple[int, ...]] = {}
         with self._lock:
@@ -65,7 +65,7 @@ class Incarnations:
         )
         done = f"push {number}" if number else "the flush"
         return ShardRestartedError(
-            f"{listed}. {done[0].upper()}{done[1:]} itself was done by all shards, do not repeat it. "
+            f"{listed}. {done[0].upper()}{done[1:]} itself succeeded on all shards, do not repeat it. "
             "Load a snapshot (load) and continue from its step, so that all shards have the same pushes; "
             "or continue, and accept the loss with save(accept_loss=True)",
             shards=tuple(lost),
@@ -74,7 +74,7 @@ class Incarnations:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """For example ``3-7, 9 of this client``."""
+    """Formats numbers, for example ``3-7, 9 of this client``."""
     parts: list[list[int]] = []
     for each in sorted(numbers):
         if parts and each == parts[-1][1] + 1:

@@ -1,9 +1,9 @@
-"""Pushes that were queued and could not be applied, until their clients have heard of them.
+"""Queued pushes that could not be applied, until their clients have received the failures.
 
-    a push fails ──► new ──(a flush)──► told ──(a flush that names it)──► forgotten
+    a push fails ──► new ──(a flush)──► reported ──(a flush that names it)──► forgotten
 
-The answer of a flush may be lost. So what was told is told again by each flush, until one says that it
-came.
+The reply to a flush may be lost. Therefore, each flush reports the failure again until a flush
+confirms it.
 """
 
 from __future__ import annotations
@@ -20,25 +20,26 @@ __all__ = ["Failure", "PushFailures"]
 
 @dataclass(slots=True)
 class Failure:
-    """The first push of a client that failed, and how many failed after it."""
+    """The first failed push of a client, and the number of later failures."""
 
     push: int
-    """Its number."""
+    """Number of the push."""
     why: str
     num_more: int = 0
     name: int = field(default_factory=lambda: secrets.randbits(60) + 1)
-    """Drawn, so that a server that starts again gives it to no other."""
+    """Random, so that a restarted server does not use it again."""
 
     def __str__(self) -> str:
-        more = f"; {self.num_more:,} later ones failed, too" if self.num_more else ""
-        return f"push {self.push} was queued, and not applied: {self.why}{more}"
+        more = f"; {self.num_more:,} later pushes failed, too" if self.num_more else ""
+        return f"push {self.push} was queued, but not applied: {self.why}{more}"
 
 
 class PushFailures:
-    """Failures of all clients of a server. Any thread may call any method.
+    """Failures of all clients of a server. All methods are thread-safe.
 
     Args:
-        most_clients: past it the client whose pushes failed first is forgotten.
+        most_clients: Maximum number of clients; above it, the client whose pushes failed first is
+            forgotten.
     """
 
     def __init__(self, most_clients: int) -> None:
@@ -48,27 +49,27 @@ class PushFailures:
         self._told: OrderedDict[str, Failure] = OrderedDict()
 
     def add(self, token: Token, why: str) -> None:
-        """Notes that a push was not applied."""
+        """Records that a push was not applied."""
         with self._lock:
             found = self._new.get(token.client)
             if found is None:
                 self._keep(self._new, token.client, Failure(token.number, why))
-            elif found.push != token.number:  # one whose answer was lost was sent again
+            elif found.push != token.number:  # not a repetition after a lost reply
                 found.num_more += 1
 
     def drop(self, token: Token) -> None:
-        """Notes that a push was applied, perhaps after it failed."""
+        """Records that a push was applied, possibly after a failure."""
         with self._lock:
             found = self._new.get(token.client)
             if found is not None and found.push == token.number and not found.num_more:
                 del self._new[token.client]
 
     def report(self, client: str, heard: int) -> Failure | None:
-        """The failure that a client is to be told; None: there is none.
+        """Returns the failure to report to a client; None if there is none.
 
         Args:
-            client: that asks.
-            heard: name of the failure that it was told last; 0: none.
+            client: Name of the client.
+            heard: Name of the failure that it received last; 0 if none.
         """
         with self._lock:
             told = self._told.get(client)

@@ -3,8 +3,8 @@
     push ──► append(PushRequest) ──► queue ──► acknowledgement
     save ──► begin(url): a new segment ──► committed: older segments are deleted
 
-A process that is killed leaves everything that it wrote in the files, because the operating system has
-it. Only power loss needs `fsync`.
+If the process is killed, everything that it wrote remains in the files, because the operating system
+has it. `fsync` only protects against power losses.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class _Kind(IntEnum):
     HEADER = 0
     PUSH = 1
     GAP = 2
-    """Later pushes of this segment are not in the log; the payload says why."""
+    """Later pushes of this segment are not logged; the payload contains the reason."""
     END = 3
-    """The server ended as asked."""
+    """The server ended normally."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,9 @@ class ResumeResult:
     """Result of `PushLog.resume`."""
 
     num_pushes: int
-    """Pushes that were replayed."""
+    """Number of replayed pushes."""
     lost: str
-    """Why acknowledged pushes may be missing; empty: the state is complete."""
+    """Reason why acknowledged pushes may be missing; empty if the state is complete."""
 
 
 @dataclass(slots=True)
@@ -64,12 +64,12 @@ class _Segment:
     header: dict[str, Any]
     num_pushes: int = 0
     fault: str = ""
-    """Why pushes are missing in it; empty: it is complete."""
+    """Reason why pushes are missing in the segment; empty if it is complete."""
     is_ended: bool = False
 
     @property
     def base(self) -> str | None:
-        """Snapshot that the segment follows; empty: no rows; None: the segment before."""
+        """Snapshot that the segment follows; empty: no rows; None: the previous segment."""
         base: str | None = self.header["base"]
         return base
 
@@ -79,17 +79,17 @@ def new_incarnation() -> int:
 
 
 class PushLog:
-    """Log of one shard. The owner serializes all calls, so that records are in the order of the queue.
+    """Log of one shard. The owner serializes all calls, so that records have the order of the queue.
 
     Args:
-        folder: of the log, on a local disk; created if it does not exist.
-        shard: from 0.
-        num_shards: of the service.
-        max_bytes: of all segments. Past it pushes are not logged until the next save.
-        sync_milliseconds: between calls of `fsync`; 0: one per push, before its acknowledgement.
+        folder: Folder of the log, on a local disk; created if it does not exist.
+        shard: Number of the shard, from 0.
+        num_shards: Number of shards of the service.
+        max_bytes: Maximum size of all segments. Above it, pushes are not logged until the next save.
+        sync_milliseconds: Interval of `fsync`; 0: once per push, before its acknowledgement.
 
     Raises:
-        StorageIOError: the folder cannot be written, or another process uses this log.
+        StorageIOError: The folder is not writable, or another process uses this log.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class PushLog:
         self._stem = f"shard-{shard + 1:04d}-of-{num_shards:04d}"
         self.incarnation = 0
         self.gap = ""
-        """Why pushes are not logged now; empty: they are."""
+        """Reason why pushes are not logged; empty if they are."""
         self.num_bytes = 0
         self._number = 0
         self._file: BinaryIO | None = None
@@ -121,8 +121,8 @@ class PushLog:
 
     def _failed(self, what: str, error: OSError) -> StorageIOError:
         return StorageIOError(
-            f"push log {self.folder}/{self._stem}: {what} ({error.strerror or error}); give each service "
-            "a local folder of its own in parameters.push_log, or set parameters.push_log_bytes=0"
+            f"push log {self.folder}/{self._stem}: {what} ({error.strerror or error}); set "
+            "parameters.push_log to a separate local folder per service, or parameters.push_log_bytes=0"
         )
 
     # -- at the start of a server
@@ -130,17 +130,17 @@ class PushLog:
     def resume(
         self, base: str, apply: Callable[[bytes], None], *, start: str | None = "newest"
     ) -> ResumeResult:
-        """Replays the pushes since the snapshot that the shard began with, and begins a segment.
+        """Replays the pushes since the snapshot that the shard started with, and starts a segment.
 
-        The incarnation stays if no acknowledged push is missing, and is a new one otherwise.
+        The incarnation remains if no acknowledged push is missing, and changes otherwise.
 
         Args:
-            base: the URL of the snapshot; empty: no rows.
-            apply: applies a PushRequest, unless its token is known.
-            start: `parameters.start`. None: nothing is replayed, because no rows are wanted.
+            base: URL of the snapshot; empty if there are no rows.
+            apply: Applies a PushRequest, unless its token is known.
+            start: `parameters.start`. If None, nothing is replayed.
 
         Raises:
-            StorageIOError: the files cannot be read or written.
+            StorageIOError: The files cannot be read or written.
         """
         try:
             found = [self._read(path) for path in self._paths()]
@@ -155,7 +155,7 @@ class PushLog:
                 is_wanted = start != "newest" and bool(own) and own[-1].is_ended
                 lost = lost or self._set_aside(own, base)
                 if is_wanted:
-                    # The server ended as asked, and is to begin with something else now.
+                    # The server ended normally and now starts with another snapshot.
                     lost = ""
             else:
                 for each in own[begin:]:
@@ -181,7 +181,7 @@ class PushLog:
     def _missing(self, chain: list[_Segment]) -> str:
         faults = [f"{each.path.name}: {each.fault}" for each in chain if each.fault]
         faults += [
-            f"the rows were replaced by those of {each.base} while the log was written"
+            f"the rows of {each.base} replaced the rows while the log was written"
             for each in chain[1:]
             if each.header.get("is_load")
         ]
@@ -195,7 +195,7 @@ class PushLog:
         return "; ".join(faults)
 
     def _set_aside(self, own: list[_Segment], base: str) -> str:
-        """Renames segments that do not follow the snapshot; returns what is lost by that."""
+        """Renames segments that do not follow the snapshot; returns a description of the loss."""
         num_pushes = sum(each.num_pushes for each in own)
         faults = [each.fault for each in own if each.fault]
         bases = [each.base for each in own if each.base is not None]
@@ -208,19 +208,20 @@ class PushLog:
             return ""
         log_base = (bases[-1] if bases else "") or "no snapshot"
         return (
-            f"the log of {num_pushes:,} pushes follows {log_base}, and the server began with "
-            f"{base or 'no snapshot'}; its files are {self.folder}/{self._stem}.*.unused now"
+            f"the log of {num_pushes:,} pushes follows {log_base}, but the server started with "
+            f"{base or 'no snapshot'}; its files were renamed to {self.folder}/{self._stem}.*.unused"
         )
 
     def _other_shards(self, base: str) -> str:
-        """Logs of another number of shards that follow the same snapshot."""
+        """Describes pushes in logs of another number of shards that follow the same snapshot."""
         for path in sorted(self.folder.glob("shard-*-of-*.*.log")):
             each = None if path.name.startswith(self._stem) else self._read(path)
             is_other = each is not None and each.header["num_shards"] != self._num_shards
             if each is not None and is_other and each.base == base and each.num_pushes:
                 return (
-                    f"{path} has {each.num_pushes:,} pushes of another number of shards, which are not "
-                    "replayed here; start that many shards and save before the number is changed"
+                    f"{path} contains {each.num_pushes:,} pushes of a service with another number of "
+                    "shards, which are not replayed; start that many shards and save before you change "
+                    "the number"
                 )
         return ""
 
@@ -228,7 +229,7 @@ class PushLog:
         return sorted(self.folder.glob(f"{self._stem}.*.log"))
 
     def _read(self, path: Path) -> _Segment | None:
-        """Reads a segment to its end; None: its header was never complete, so nothing follows it."""
+        """Reads a whole segment; returns None if its header is incomplete, so nothing follows it."""
         segment: _Segment | None = None
         end = 0
         for kind, payload in _records(path):
@@ -256,7 +257,7 @@ class PushLog:
         """Writes a PushRequest.
 
         Raises:
-            StorageIOError: the disk is full or failed; the log is as before.
+            StorageIOError: The disk is full or failed; the log is unchanged.
         """
         if self.gap:
             return
@@ -270,7 +271,7 @@ class PushLog:
             self._fsync()
 
     def skip(self, why: str) -> None:
-        """Stops logging until the next save, and notes that in the log."""
+        """Stops logging until the next save, and records the reason in the log."""
         if self.gap:
             return
         self.gap = why
@@ -278,12 +279,13 @@ class PushLog:
         self._write(_Kind.GAP, why.encode())
 
     def begin(self, base: str | None, *, is_load: bool = False) -> int:
-        """Begins a segment: pushes from now on follow `base`. Returns its number, for `commit`.
+        """Starts a segment: later pushes follow `base`. Returns its number, for `commit`.
 
         Args:
-            base: URL of the snapshot; empty: no rows; None: the segment before.
-            is_load: whether the rows are replaced by those of `base`, so that the segment does not
-                continue the one before.
+            base: URL of the snapshot; empty if there are no rows; None to follow the previous
+                segment.
+            is_load: Whether the rows of `base` replace all rows, so that the segment does not
+                continue the previous one.
         """
         self._number += 1
         path = self.folder / f"{self._stem}.{self._number:08d}.log"
@@ -321,7 +323,7 @@ class PushLog:
                 path.unlink()
 
     def close(self) -> None:
-        """Notes that the server ended as asked, and closes the files."""
+        """Records that the server ended normally, and closes the files."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -371,7 +373,7 @@ def _number(path: Path) -> int:
 
 
 def _head(kind: _Kind, payload: Buffer) -> bytes:
-    """Returns what precedes a payload."""
+    """Returns the header of a record."""
     return _RECORD.pack(len(payload), _checksum(kind, payload), kind)
 
 
@@ -382,7 +384,7 @@ def _checksum(kind: int, payload: Buffer) -> int:
 
 
 def _records(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Records up to the first that is incomplete or damaged."""
+    """Yields records up to the first that is incomplete or damaged."""
     with path.open("rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
             return
@@ -397,10 +399,11 @@ def _records(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _damage(path: Path, end: int) -> str:
-    """Why records after `end` cannot be read; empty: there are none, or one torn at the end.
+    """Describes why records after `end` cannot be read; empty if there are none, or only an
+    incomplete record at the end.
 
-    A torn record was never acknowledged. Only the last one can be torn, so it reaches the end of
-    the file.
+    An incomplete record was never acknowledged. Only the last record can be incomplete, so it extends
+    to the end of the file.
     """
     size = path.stat().st_size
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""The thread that changes the tables of a shard, and the bounded queue of work before it."""
+"""The thread that updates the tables of a shard, and its bounded queue."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class _Work:
 
 
 class PushQueue:
-    """Work in the order in which it came, one at a time, on a thread of its own.
+    """Executes work in the order of arrival on a separate thread.
 
     Args:
-        most_pushes: that wait.
-        most_bytes: of the pushes that wait.
+        most_pushes: Maximum number of waiting pushes.
+        most_bytes: Maximum size of the waiting pushes.
     """
 
     def __init__(self, most_pushes: int, most_bytes: int) -> None:
@@ -38,7 +38,7 @@ class PushQueue:
         self._changed = threading.Condition()
         self._waiting: deque[_Work] = deque()
         self.num_pushes = 0
-        """That wait, or are being applied."""
+        """Number of pushes that wait or are being applied."""
         self.num_bytes = 0
         self._is_closed = False
         self._thread = threading.Thread(target=self._work, name="sparring-parameters", daemon=True)
@@ -50,12 +50,12 @@ class PushQueue:
         """Adds a push.
 
         Args:
-            run: applies it.
-            num_bytes: of it.
-            before: runs once there is room for the push, before it is added.
+            run: Applies the push.
+            num_bytes: Size of the push.
+            before: Called when there is space for the push, before it is added.
 
         Raises:
-            Refusal: RESOURCE_EXHAUSTED: there is no room now, and the push was not taken.
+            StatusError: RESOURCE_EXHAUSTED: the queue is full, and the push was not accepted.
         """
         with self._changed:
             self._check_open()
@@ -63,9 +63,9 @@ class PushQueue:
             if waiting and (waiting >= self._most_pushes or held + num_bytes > self._most_bytes):
                 raise StatusError(
                     Status.RESOURCE_EXHAUSTED,
-                    f"a push of {num_bytes:,} bytes: {waiting:,} pushes of {held:,} bytes wait, the most "
-                    f"are {self._most_pushes:,} and {self._most_bytes:,}; it was not taken. Push again "
-                    "later with the same token",
+                    f"a push of {num_bytes:,} bytes was rejected: {waiting:,} pushes of {held:,} bytes "
+                    f"are waiting, and the maximum is {self._most_pushes:,} and {self._most_bytes:,}. Push "
+                    "again later with the same token",
                     reason="push_queue",
                 )
             before()
@@ -74,13 +74,13 @@ class PushQueue:
             return self._add(_Work(run, num_bytes, is_push=True))
 
     def call(self, run: Callable[[], Any]) -> Future[Any]:
-        """Adds other work, which comes after all pushes that wait."""
+        """Adds other work, which runs after all waiting pushes."""
         with self._changed:
             self._check_open()
             return self._add(_Work(run, 0, is_push=False))
 
     def close(self) -> None:
-        """Ends when all work that waits is done."""
+        """Completes all waiting work and ends the thread."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -89,7 +89,7 @@ class PushQueue:
     def _check_open(self) -> None:
         if self._is_closed:
             raise StatusError(
-                Status.UNAVAILABLE, "this server is draining; push again when it is back"
+                Status.UNAVAILABLE, "this server is draining; push again after its restart"
             )
 
     def _add(self, work: _Work) -> Future[Any]:

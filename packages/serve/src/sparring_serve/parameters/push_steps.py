@@ -1,4 +1,4 @@
-"""The logic of a client that changes tables, without a network: generators, as in `client.session`."""
+"""The logic of a client that updates tables, without a network: generators, as in `client.session`."""
 
 from __future__ import annotations
 
@@ -53,26 +53,26 @@ __all__ = [
 ]
 
 REQUEST_SECONDS = 5.0
-"""How long a save or load waits for a shard that is starting again."""
+"""Time for which a save or load waits for a shard that is restarting."""
 
 
 class PushFailedError(SparringError):
-    """A push, or a flush, was not done by all shards: push again with `token`, which applies a push
+    """Not all shards executed a push or flush: push again with `token`, which applies the push only
     where it is missing, or flush again.
 
-    `done` has the shards that did it, `reasons` why others did not. `token` is None after a flush that
-    tells of no push.
+    `done` contains the shards that succeeded, `reasons` the reasons of the others. `token` is None if
+    a flush failed without a failed push.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class PushResult:
-    """A push that all shards have taken.
+    """Result of a push that all shards accepted.
 
     Args:
-        token: of it.
-        step: pushes that each shard had applied when it answered.
-        was_known: shards that had it before, as an answer was lost.
+        token: Token of the push.
+        step: Number of pushes that each shard had applied when it replied.
+        was_known: Shards that already had the push, because a reply was lost.
     """
 
     token: Token
@@ -85,10 +85,10 @@ class TablePush:
     """Gradients of one table.
 
     Args:
-        ids: ``(n,)`` whole numbers; gradients of an id that is repeated add up.
+        ids: ``(n,)`` integers; gradients of repeated ids are added.
         gradients: ``(n, dim)``, sent as float32.
-        update_method: that the table must have; None: whatever it has.
-        hyper: hyper-parameters; only `lr` may differ from the table's, for this push.
+        update_method: Update method that the table must have; None accepts any.
+        hyper: Hyper-parameters; only `lr` may differ from the table's, for this push.
     """
 
     ids: npt.ArrayLike
@@ -99,7 +99,7 @@ class TablePush:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Checked gradients of one table."""
+    """Validated gradients of one table."""
 
     table: str
     ids: npt.NDArray[np.int64]
@@ -134,7 +134,7 @@ def push_steps(
     deadline: float,
     incarnations: Incarnations,
 ) -> Steps[PushResult]:
-    """A push; see `ParameterClient.push`."""
+    """Pushes gradients; see `ParameterClient.push`."""
     is_first = True
     while True:
         description = yield from session.description_steps(deadline)
@@ -152,7 +152,7 @@ def push_steps(
             is_first = False
             continue
         what = f"push {token.number} of client {token.client}"
-        advice = "See what is wrong there, and push again with token=error.token"
+        advice = "Check these shards, and push again with token=error.token"
         raise_failed(what, calls, shards, advice, token)
         restarted = incarnations.take([each.answer for each in calls], addresses, token.number)
         if restarted is not None:
@@ -168,21 +168,21 @@ def flush_steps(
     deadline: float,
     incarnations: Incarnations,
 ) -> Steps[tuple[int, ...]]:
-    """A flush; see `ParameterClient.flush`.
+    """Flushes all shards; see `ParameterClient.flush`.
 
     Args:
-        session: to the servers.
-        client: in tokens.
-        heard: of each address the failure that it told last; changed.
-        deadline: on the session's clock.
-        incarnations: of the shards.
+        session: Session with the servers.
+        client: Name of the client in tokens.
+        heard: Address → failure that it reported last; updated.
+        deadline: Deadline on the session's clock.
+        incarnations: Incarnations of the shards.
     """
     description = yield from session.description_steps(deadline)
     shards, longest = session.shards, save_seconds(description)
     addresses = [replicas[0] for replicas in shards.shards]
     calls = [ShardCall(encode(FlushRequest(client, heard.get(each, 0)))) for each in addresses]
     yield from attempt_calls(session, "Flush", calls, FlushReply, deadline, longest)
-    token, advice = None, "See what is wrong there, and flush again"
+    token, advice = None, "Check these shards, and flush again"
     for address, call in zip(addresses, calls, strict=True):
         if call.answer is not None and call.answer.failure:
             heard[address] = call.answer.failure
@@ -190,7 +190,7 @@ def flush_steps(
             call.reason = Outcome(None, "FAILED_PRECONDITION", call.answer.why)
             call.answer = None
             advice = (
-                "See what is wrong there; to push that one again, give push its gradients and "
+                "Check these shards; to repeat the failed push, call push with its gradients and "
                 "token=error.token"
             )
     raise_failed("flush", calls, shards, advice, token)
@@ -202,12 +202,12 @@ def flush_steps(
 
 @dataclass(frozen=True, slots=True)
 class ServiceSnapshot:
-    """A snapshot of all shards, saved or loaded.
+    """A snapshot of all shards that was saved or loaded.
 
     Args:
-        url: of it.
-        step: the most pushes that a shard had applied.
-        rows: of each table, over all shards.
+        url: URL of the snapshot.
+        step: Maximum number of pushes that a shard had applied.
+        rows: Number of rows per table, over all shards.
     """
 
     url: str
@@ -223,7 +223,7 @@ def snapshot_steps(
     tables: Collection[str] | None = None,
     accept_loss: bool = False,
 ) -> Steps[ServiceSnapshot]:
-    """A save or load; see `ParameterClient.save` and `load`."""
+    """Saves or loads a snapshot; see `ParameterClient.save` and `load`."""
     if not isinstance(url, (str, os.PathLike)):
         raise InvalidArgumentError(
             f"{method.lower()}: the snapshot must be a name, a path or a URL, found {url!r}"
@@ -232,8 +232,8 @@ def snapshot_steps(
     names = _table_names(tables)
     if not isinstance(accept_loss, bool):
         raise InvalidArgumentError(
-            f"save: accept_loss must be True or False, found {accept_loss!r}; give accept_loss=True to "
-            "save although acknowledged pushes may be missing"
+            f"save: accept_loss must be True or False, found {accept_loss!r}; use accept_loss=True to "
+            "save even if acknowledged pushes may be missing"
         )
     given = None if deadline_seconds is None else check_seconds(deadline_seconds, math.inf)
     description = yield from session.description_steps(session.deadline(None))
@@ -243,7 +243,7 @@ def snapshot_steps(
     what = f"{method.lower()} of {url or 'all tables'}"
     end = session.clock() + seconds
     yield from _reach_first(session, what, min(REQUEST_SECONDS, seconds / 2))
-    # Asked once: the answer to a second attempt would tell nothing of the first.
+    # Sent once: the reply to a second attempt would not show whether the first succeeded.
     request = encode(SnapshotRequest(url, names, accept_loss))
     [outcome] = yield [Send(first, method, request, max(1e-3, end - session.clock()))]
     if outcome.answer is None:
@@ -255,32 +255,32 @@ def snapshot_steps(
     try:
         answer: SnapshotReply = decode(SnapshotReply, outcome.answer)
     except MessageError as error:
-        raise SnapshotError(f"{what}: its answer cannot be read: {error}", url=url) from None
+        raise SnapshotError(f"{what}: cannot read the reply of {first}: {error}", url=url) from None
     return ServiceSnapshot(answer.url, answer.step, {each.name: each.rows for each in answer.rows})
 
 
 def _table_names(tables: Collection[str] | None) -> tuple[str, ...]:
-    """Names of tables to load; none: everything.
+    """Returns the names of the tables to load; empty for all.
 
     Raises:
-        InvalidArgumentError: they are no names, or none.
+        InvalidArgumentError: They are not names, or the collection is empty.
     """
     if tables is None:
         return ()
     is_of_names = isinstance(tables, Collection) and not isinstance(tables, (str, bytes))
     if not is_of_names or not len(tables):
         raise InvalidArgumentError(
-            f"load: tables must be the names of at least one table, found {tables!r}; give "
-            "tables=['item'], or leave it out to load everything"
+            f"load: tables must contain at least one table name, found {tables!r}; use "
+            "tables=['item'], or omit it to load everything"
         )
     return tuple(check_text("load: the name of a table", each) for each in tables)
 
 
 def _reach_first(session: Session, what: str, seconds: float) -> Steps[None]:
-    """Waits for the server that directs saves and loads, which may be starting again.
+    """Waits for the server that coordinates saves and loads, which may be restarting.
 
     Raises:
-        SnapshotError: it cannot be reached; nothing was asked of it.
+        SnapshotError: It cannot be reached; nothing was requested.
     """
     rounds = Rounds("Describe", [(0, b"")], lambda *_: None)
     shards, end = session.shards.shards, session.clock() + seconds
@@ -290,27 +290,27 @@ def _reach_first(session: Session, what: str, seconds: float) -> Steps[None]:
 
 
 def describe_outcome(outcome: Outcome, seconds: float) -> str:
-    """Why an attempt failed, for a person."""
+    """Describes why an attempt failed."""
     if outcome.status == "DEADLINE_EXCEEDED":
-        # Of gRPC, and not of the server.
+        # These messages come from gRPC, not from the server.
         is_known = outcome.message.casefold() in ("", "deadline exceeded")
-        return f"no answer within {seconds:.3g} s" + ("" if is_known else f": {outcome.message}")
+        return f"no reply within {seconds:.3g} s" + ("" if is_known else f": {outcome.message}")
     if outcome.status == "FAILED_PRECONDITION":
         return outcome.message
     return f"{outcome.status} {outcome.message}".rstrip()
 
 
 def save_seconds(description: Description) -> float:
-    """The longest deadline of saves, loads and flushes.
+    """Returns the maximum deadline of saves, loads and flushes.
 
     Raises:
-        InvalidArgumentError: the servers have another role.
+        InvalidArgumentError: The servers have another role.
     """
     answer = next(iter(description.shards.values()))
     if not answer.parameters.tables:
         raise InvalidArgumentError(
-            "these servers have the role inference, whose tables are read only; ask servers that "
-            "were started with --role parameters"
+            "these servers have the role inference, which is read-only; connect to servers that were "
+            "started with --role parameters"
         )
     return answer.parameters.save_seconds
 
@@ -323,7 +323,7 @@ def attempt_calls(
     deadline: float,
     longest_seconds: float,
 ) -> Steps[None]:
-    """Sends to each shard until it has answered, refused, or the time is over."""
+    """Calls each shard until it has replied or rejected the call, or the deadline has passed."""
 
     def accept(shard: int, content: bytes) -> None:
         calls[shard].answer = decode(answer, content)
@@ -343,11 +343,11 @@ def raise_failed(
     advice: str,
     token: Token | None,
 ) -> None:
-    """Raises where a shard has not done its part.
+    """Raises an error if a shard failed.
 
     Raises:
-        InvalidArgumentError, AccessError: it refuses the request, and no shard took it.
-        PushFailedError: otherwise.
+        InvalidArgumentError, AccessError: A shard rejected the request, and no shard executed it.
+        PushFailedError: In all other cases.
     """
     reasons = {
         shard: each.reason or Outcome(None, "DEADLINE_EXCEEDED")
@@ -365,14 +365,14 @@ def raise_failed(
         f"shard {shard + 1} at {shards.shards[shard][0]}: {each.status} {each.message}".rstrip()
         for shard, each in reasons.items()
     )
-    others = f"; shards {', '.join(str(each + 1) for each in done)} have done it" if done else ""
+    others = f"; shards {', '.join(str(each + 1) for each in done)} succeeded" if done else ""
     raise PushFailedError(
         f"{what}: {listed}{others}. {advice}", done=done, reasons=reasons, token=token
     )
 
 
 def _checked(given: Mapping[str, TablePush], description: Description) -> list[_Part]:
-    """All that can be refused is refused before anything is sent."""
+    """Validates as much as possible before anything is sent."""
     dims = description.dims
     answer = next(iter(description.shards.values()))
     methods = {each.table: each for each in answer.parameters.tables}
@@ -390,9 +390,9 @@ def _checked(given: Mapping[str, TablePush], description: Description) -> list[_
             and not np.isfinite(part.gradients).all()
         ):
             raise InvalidArgumentError(
-                f"push to table {table!r}: gradients hold NaN or infinity, and the service has "
-                "parameters.non_finite_gradients=raise; no row was changed. Lower the learning "
-                "rate, clip gradients, or start the service with non_finite_gradients: skip",
+                f"push to table {table!r}: gradients contain NaN or infinity, and "
+                "parameters.non_finite_gradients of the service is raise; no row was changed. Reduce "
+                "the learning rate, clip gradients, or start the service with non_finite_gradients: skip",
                 table=table,
             )
         parts.append(part)
@@ -403,10 +403,12 @@ def _part(table: str, given: TablePush, dim: int, method: str) -> _Part:
     try:
         ids, gradients = np.asarray(given.ids), np.asarray(given.gradients)
     except (ValueError, OverflowError) as error:
-        raise InvalidArgumentError(f"push to table {table!r}: no arrays: {error}") from None
+        raise InvalidArgumentError(
+            f"push to table {table!r}: cannot convert to arrays: {error}"
+        ) from None
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         raise InvalidArgumentError(
-            f"push to table {table!r}: ids must be whole numbers in one dimension, found dtype "
+            f"push to table {table!r}: ids must be a one-dimensional array of integers, found dtype "
             f"{ids.dtype}, shape {ids.shape}; flatten and convert them",
             table=table,
         )
@@ -419,7 +421,7 @@ def _part(table: str, given: TablePush, dim: int, method: str) -> _Part:
     if gradients.shape != (len(ids), dim) or (gradients.size and not is_real):
         raise InvalidArgumentError(
             f"push to table {table!r}: gradients of {len(ids):,} ids must be real numbers of shape "
-            f"({len(ids)}, {dim}), as the table has dim {dim} in the service; found dtype "
+            f"({len(ids)}, {dim}), because the table has dim {dim} in the service; found dtype "
             f"{gradients.dtype}, shape {gradients.shape}",
             table=table,
         )
@@ -427,9 +429,9 @@ def _part(table: str, given: TablePush, dim: int, method: str) -> _Part:
         check_text("update_method", given.update_method) != method
     ):
         raise InvalidArgumentError(
-            f"push to table {table!r}: update method {given.update_method!r} was asked for, and the "
-            f"service has {method!r}, whose state is behind the rows; push with that one, or declare the "
-            "table otherwise",
+            f"push to table {table!r}: the update method is {given.update_method!r}, but the service "
+            f"uses {method!r} and stores its state; use that method, or change the declaration of the "
+            "service",
             table=table,
         )
     return _Part(
@@ -442,7 +444,7 @@ def _part(table: str, given: TablePush, dim: int, method: str) -> _Part:
 
 
 def _hyper_text(table: str, given: Mapping[str, Any] | None) -> str:
-    """JSON of hyper-parameters; numbers may be those of NumPy or of a framework."""
+    """Encodes hyper-parameters as JSON; numbers may be NumPy or framework scalars."""
     if given is None or (isinstance(given, Mapping) and not given):
         return ""
     try:
@@ -450,7 +452,7 @@ def _hyper_text(table: str, given: Mapping[str, Any] | None) -> str:
     except (TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise InvalidArgumentError(
             f"push to table {table!r}: hyper-parameters must be a mapping of names to values, found "
-            f"{given!r}; give hyper={{'lr': 0.1}}",
+            f"{given!r}; use for example hyper={{'lr': 0.1}}",
             table=table,
         ) from error
 
@@ -461,7 +463,7 @@ def _requests(
     pushes: Sequence[PushRequest],
     description: Description,
 ) -> list[bytes]:
-    """Of each shard its request: all shards get one, so that all count the same steps."""
+    """Creates the request for each shard: all shards get one, so that all count the same steps."""
     requests = []
     owners = [shards.shard_of(each.ids) if shards.num_shards > 1 else None for each in parts]
     for shard in range(shards.num_shards):
@@ -474,9 +476,9 @@ def _requests(
         most_bytes = min(each.most_bytes for each in description.shards.values())
         if num_ids > description.most_ids or len(request) > most_bytes:
             raise InvalidArgumentError(
-                f"push: {num_ids:,} ids and {len(request):,} bytes for shard {shard + 1}; it takes "
-                f"at most {description.most_ids:,} ids and {most_bytes:,} bytes; divide the push, "
-                "or add shards"
+                f"push: found {num_ids:,} ids and {len(request):,} bytes for shard {shard + 1}, and the "
+                f"maximum is {description.most_ids:,} ids and {most_bytes:,} bytes; split the push, or "
+                "add shards"
             )
         requests.append(request)
     return requests

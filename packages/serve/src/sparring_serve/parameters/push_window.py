@@ -1,11 +1,12 @@
-"""Push tokens: which pushes of each client were applied, so that each is applied at most once.
+"""Push tokens: records which pushes of each client were applied, so that each is applied at most
+once.
 
-A token is the client's name and a number that it raises with each push. Of each client the last
-`WIDTH` numbers are known one by one. An older one is refused: no one can say any more whether it
-was applied.
+A token consists of the client's name and a number that increases with each push. The last `WIDTH`
+numbers of each client are known individually. Older pushes are rejected, because it is unknown
+whether they were applied.
 
-    numbers   … forgotten │ known, one by one │
-                          └─ newest - WIDTH   └─ newest
+    numbers   … forgotten │ known individually │
+                          └─ newest - WIDTH    └─ newest
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from typing import Any
 __all__ = ["WIDTH", "PushWindows", "Token", "Verdict"]
 
 WIDTH = 1024
-"""Pushes of a client that are known one by one: more than it has under way at a time."""
+"""Number of pushes of a client that are known individually: more than it has in flight at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A push: the client that sent it, and its number there."""
+    """Identifies a push: the client that sent it, and its number."""
 
     client: str
     number: int
 
 
 class Verdict:
-    """Knowledge of a token."""
+    """State of a token."""
 
     NEW = "new"
     APPLIED = "applied"
@@ -41,9 +42,9 @@ class Verdict:
 class _Window:
     newest: int = 0
     missing: set[int] = field(default_factory=set)
-    """Numbers of the window that were not applied."""
+    """Numbers in the window that were not applied."""
     in_part: set[int] = field(default_factory=set)
-    """Numbers of which a snapshot of other shards had a part."""
+    """Numbers of pushes that a snapshot with other shards contained only in part."""
 
     def verdict(self, number: int) -> str:
         if number <= self.newest - WIDTH:
@@ -65,10 +66,11 @@ class _Window:
 
 
 class PushWindows:
-    """Applied pushes of the clients of one shard. Used by one thread at a time.
+    """Applied pushes of the clients of one shard. Not thread-safe.
 
     Args:
-        most_clients: past it the client that pushed least recently is forgotten.
+        most_clients: Maximum number of clients; above it, the client that pushed least recently is
+            forgotten.
     """
 
     def __init__(self, most_clients: int) -> None:
@@ -76,15 +78,15 @@ class PushWindows:
         self._windows: OrderedDict[str, _Window] = OrderedDict()
 
     def verdict(self, token: Token) -> str:
-        """A `Verdict`."""
+        """Returns the `Verdict` of a token."""
         window = self._windows.get(token.client)
         return Verdict.NEW if window is None else window.verdict(token.number)
 
     def add(self, token: Token) -> None:
-        """Notes that a push was applied."""
+        """Records that a push was applied."""
         window = self._windows.get(token.client)
         if window is None:
-            # Numbers below the first that is seen were not applied here: the client begins at 1.
+            # Lower numbers than the first were not applied here, because clients start at 1.
             window = self._windows[token.client] = _Window()
             while len(self._windows) > self._most_clients:
                 self._windows.popitem(last=False)
@@ -92,16 +94,16 @@ class PushWindows:
         window.add(token.number)
 
     def add_part(self, token: Token) -> None:
-        """Notes that a push changed some of its tables only."""
+        """Records that a push changed only some of its tables."""
         self.add(token)
         self._windows[token.client].in_part.add(token.number)
 
     def newest(self) -> dict[str, int]:
-        """Client → its newest push."""
+        """Returns the newest push per client."""
         return {client: each.newest for client, each in self._windows.items()}
 
     def saved(self) -> dict[str, Any]:
-        """JSON of all, for a snapshot."""
+        """Returns the state as JSON values, for a snapshot."""
         return {
             client: {
                 "newest": each.newest,
@@ -112,10 +114,10 @@ class PushWindows:
         }
 
     def load(self, saved: list[dict[str, Any]]) -> None:
-        """Takes over what shards had saved of whose keys this one has some.
+        """Loads the states of all shards that had keys of this shard.
 
-        A push that some of them had, and others not, is known in part: to apply it again would be once
-        too often for some keys.
+        A push that only some of them applied is known in part, because applying it again would update
+        some keys twice.
         """
         self._windows.clear()
         clients = dict.fromkeys(client for each in saved for client in each)

@@ -1,4 +1,4 @@
-"""Steps of tables in snapshots of ranks, where an optimizer of a framework has counted them."""
+"""Steps of tables in snapshots of ranks, as counted by a framework's optimizer."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ __all__ = ["read_method_steps"]
 
 
 def read_method_steps(snapshot: Snapshot) -> dict[str, int]:
-    """Table → steps that its update method has taken; tables that no optimizer tells of are left out.
+    """Returns the number of steps of each table's update method; tables without an optimizer are
+    omitted.
 
-    `sparring_torch.Optimizer.state_dict`, wherever it was saved, has ``native`` and ``state``: table →
-    ``step``.
+    Finds the state of `sparring_torch.Optimizer.state_dict` anywhere in the snapshot: ``native`` and
+    ``state``, table → ``step``.
     """
     steps: dict[str, int] = {}
     for name in snapshot.state_names(0):
@@ -27,7 +28,7 @@ def read_method_steps(snapshot: Snapshot) -> dict[str, int]:
 
 
 def _mappings(values: Any) -> Iterator[Mapping[str, Any]]:
-    """All mappings in a JSON value."""
+    """Yields all mappings in a JSON value."""
     if isinstance(values, Mapping):
         yield values
         values = list(values.values())

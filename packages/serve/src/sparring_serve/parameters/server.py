@@ -1,4 +1,4 @@
-"""Opens a server of the role `parameters`."""
+"""Opens servers of the role `parameters`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ def open_parameter_server(
     """Opens the tables of one shard, and serves pulls and pushes until `close`.
 
     Args:
-        config: of the service.
-        shard: of this server, from 0.
-        address: ``host:port``, port 0 takes a free one; None: `server.address`, or that of the shard.
+        config: Configuration of the service.
+        shard: Shard of this server, from 0.
+        address: ``host:port``; port 0 selects a free port; None uses `server.address` or the address
+            of the shard.
 
     Raises:
-        ConfigError: the configuration has no section `parameters`, or what such a service cannot have.
-        StorageIOError: the port cannot be listened on.
-        SnapshotError: the snapshot to begin with is damaged.
+        ConfigError: The configuration has no section `parameters`, or settings that are invalid for
+            this role.
+        StorageIOError: The server cannot listen on the port.
+        SnapshotError: The snapshot to start with is damaged.
     """
     declared = config.parameters
     if declared is None:
@@ -35,13 +37,13 @@ def open_parameter_server(
         )
     if any(len(each) > 1 for each in config.shards):
         raise ConfigError(
-            "role parameters: `shards` lists several replicas of a shard, and tables that learn have one "
-            "server each; list one address for each shard"
+            "role parameters: `shards` lists several replicas of a shard, but each shard of trainable "
+            "tables has one server; list one address per shard"
         )
     if config.server.workers > 1:
         raise ConfigError(
-            "role parameters: server.workers must be 1, as processes share no rows that change; raise "
-            "server.threads, or add shards"
+            "role parameters: server.workers must be 1, because processes cannot share mutable rows; "
+            "increase server.threads, or add shards"
         )
     position = ShardPosition(config.shard_map, shard)
     tables = ParameterShard(declared, position)

@@ -1,4 +1,5 @@
-"""Pushes and flushes, without a network: request bytes in, answer bytes out, or a `Refusal`."""
+"""Pushes and flushes without a network: takes request bytes, returns reply bytes or raises
+`StatusError`."""
 
 from __future__ import annotations
 
@@ -45,16 +46,16 @@ _log = logging.getLogger(__name__)
 
 _CLIENT = re.compile(r"[A-Za-z0-9_\-]{1,64}\Z")
 _MAX_REASON = 1000
-"""Characters of a reason that a message has."""
+"""Maximum number of characters of a reason in a reply."""
 
 
 class ParameterService:
-    """Changes the tables of one server. Any thread may call any method.
+    """Updates the tables of one server. All methods are thread-safe.
 
     Args:
-        shard: the tables.
-        lookups: the service that answers pulls from them.
-        transport: to the other shards, for saves and loads.
+        shard: Tables of the shard.
+        lookups: Service that answers lookups from them.
+        transport: Connections to the other shards, for saves and loads.
     """
 
     def __init__(self, shard: ParameterShard, lookups: LookupService, transport: Transport) -> None:
@@ -63,7 +64,8 @@ class ParameterService:
         self.queue = PushQueue(config.queue_pushes, config.queue_bytes)
         self._transport = transport
         self._push_log: PushLog | None = None
-        # A push may be applied before its callback is added, which then runs where this is held.
+        # A push may be applied before its callback is added. The callback then runs in the thread that
+        # already has this lock.
         self._lock = threading.RLock()
         self._snapshots = ShardSnapshots(shard, self.queue, transport, self._in_order)
         self._pending: dict[Token, Future[Any]] = {}
@@ -71,11 +73,11 @@ class ParameterService:
         self._failures = PushFailures(config.most_clients)
 
     def resume(self) -> None:
-        """Opens the push log and replays the pushes since the snapshot that the shard began with.
+        """Opens the push log and replays the pushes since the snapshot that the shard started with.
 
         Raises:
-            StorageIOError: the log cannot be read or written.
-            SnapshotError: it has pushes that do not fit the tables.
+            StorageIOError: The log cannot be read or written.
+            SnapshotError: Its pushes do not match the tables.
         """
         shard, config = self.shard, self.shard.config
         if config.push_log_bytes:
@@ -87,7 +89,7 @@ class ParameterService:
                 config.push_log_sync_milliseconds,
             )
             try:
-                # Rows that a storage kept by itself may have the logged pushes already.
+                # Rows in a persistent storage may already contain the logged pushes.
                 base = shard.began_with
                 if not base and shard.has_rows:
                     base = "rows that a storage kept"
@@ -102,7 +104,7 @@ class ParameterService:
             if resumed.lost:
                 shard.note_loss(resumed.lost)
             elif resumed.num_pushes:
-                shard.not_fresh = ""  # the log had everything since the snapshot before
+                shard.not_fresh = ""  # the log contains everything since the previous snapshot
         if shard.not_fresh:
             shard.note_loss(f"the newest snapshot is damaged: {shard.not_fresh}")
         for _ in range(shard.num_skipped):
@@ -116,20 +118,20 @@ class ParameterService:
             pushed = self._checked(request, Wait.APPLIED)
         except StatusError as refusal:
             raise SnapshotError(
-                f"replay of the push log in {self.shard.config.push_log_folder}: push {request.sequence} "
-                f"of client {request.client}: {refusal}; start with the tables that it was logged with "
-                "and save, or move the log away"
+                f"replay of the push log in {self.shard.config.push_log_folder} failed at push "
+                f"{request.sequence} of client {request.client}: {refusal}; start with the tables that "
+                "it was logged with and save, or move the log to another folder"
             ) from refusal
         token = _token(request)
         try:
             self.shard.apply(token, pushed)
         except SparringError as error:
-            # As when it was queued first; its client is told by the next flush.
+            # The next flush reports it to the client, as it would have without the restart.
             self._failures.add(token, str(error))
 
     @contextmanager
     def _in_order(self) -> Iterator[PushLog | None]:
-        """Holds the order in which pushes are logged and queued."""
+        """Locks the order in which pushes are logged and queued."""
         with self._lock:
             yield self._push_log
 
@@ -137,7 +139,8 @@ class ParameterService:
         """Answers a PushRequest with a PushReply.
 
         Raises:
-            Refusal: no row has changed by this call; with DEADLINE_EXCEEDED the push waits still.
+            StatusError: This call has not changed any row; with DEADLINE_EXCEEDED, the push still
+                waits.
         """
         request: PushRequest = decode_request(PushRequest, content)
         token, wait = _token(request), _wait(request)
@@ -166,7 +169,7 @@ class ParameterService:
                 except StorageIOError as error:
                     raise StatusError(
                         Status.RESOURCE_EXHAUSTED,
-                        f"{error}; the push was not taken. Push again later with the same token",
+                        f"{error}; the push was not accepted. Push again later with the same token",
                         reason="push_log",
                     ) from error
 
@@ -176,8 +179,8 @@ class ParameterService:
         shard = self.shard
         if request.incarnation not in (0, shard.incarnation):
             shard.note_loss(
-                f"this server restarted after it acknowledged pushes of client {request.client}, and "
-                "does not have all of them"
+                f"this server restarted and does not have all acknowledged pushes of client "
+                f"{request.client}"
             )
 
     def flush(self, content: Buffer, remaining_seconds: float) -> bytes:
@@ -191,7 +194,7 @@ class ParameterService:
         return encode(FlushReply(shard.steps, *failure, shard.incarnation, known))
 
     def methods(self) -> dict[str, tuple[str, Callable[[bytes, float], bytes]]]:
-        """As `Changes.methods`."""
+        """See `Changes.methods`."""
         snapshots = self._snapshots
         return {
             "Push": ("push", self.push),
@@ -203,19 +206,20 @@ class ParameterService:
         }
 
     def check_deadline(self, method: str, remaining_seconds: float) -> None:
-        """As `Changes.check_deadline`."""
+        """See `Changes.check_deadline`."""
         check = self.lookups.check_deadline if method == "Push" else self.check_long_deadline
         check(remaining_seconds)
 
     def close(self) -> None:
-        """Applies what waits."""
+        """Applies all waiting pushes and closes the log."""
         self.queue.close()
         self._transport.close()
         if self._push_log is not None:
             self._push_log.close()
 
     def check_long_deadline(self, remaining_seconds: float) -> None:
-        """Refuses a call that may take long, without a deadline or with one that is over."""
+        """Raises `StatusError` if the deadline of a potentially long call is missing, too long or has
+        passed."""
         most = self.shard.config.save_seconds
         if not 0 < remaining_seconds <= 1.05 * most:
             raise StatusError(
@@ -234,17 +238,17 @@ class ParameterService:
             "pushes_lost": float(bool(self.shard.lost)),
         }
 
-    # -- of a push
+    # -- parts of a push
 
     def _checked(self, request: PushRequest, wait: Wait) -> list[Gradients]:
-        """All that can be refused is refused here."""
+        """Validates a push as far as possible before it is queued."""
         asked = [(each.table, parse_ids(each.ids)) for each in request.tables]
         self.lookups.check_tables(asked)
         pushed = []
         for each, (table, ids) in zip(request.tables, asked, strict=True):
             declared = self.shard.config.tables[table]
             gradients = _gradients(each, len(ids), declared)
-            if wait is Wait.QUEUED:  # who waits learns it from the engine
+            if wait is Wait.QUEUED:  # otherwise the engine reports it to the waiting caller
                 self._check_finite(table, gradients)
             pushed.append(Gradients(table, _aligned(ids), gradients, _hyper(each, declared)))
         return pushed
@@ -252,8 +256,8 @@ class ParameterService:
     def _check_finite(self, table: str, gradients: npt.NDArray[Any]) -> None:
         if self.shard.config.non_finite_gradients == "raise" and not np.isfinite(gradients).all():
             raise _wrong(
-                f"push to table {table!r}: gradients hold NaN or infinity, and this service has "
-                "parameters.non_finite_gradients=raise; no row was changed. Lower the learning "
+                f"push to table {table!r}: gradients contain NaN or infinity, and "
+                "parameters.non_finite_gradients is raise; no row was changed. Reduce the learning "
                 "rate, clip gradients, or start the service with non_finite_gradients: skip"
             )
 
@@ -262,16 +266,16 @@ class ParameterService:
         if verdict == Verdict.FORGOTTEN:
             raise StatusError(
                 Status.FAILED_PRECONDITION,
-                f"push {token.number} of client {token.client} is older than its last {WIDTH}, so it is "
-                "not known whether it was applied; it is not applied now. Push again as a new one, if "
-                "its rows lack it",
+                f"push {token.number} of client {token.client} is older than its last {WIDTH} pushes, so "
+                "it is unknown whether it was applied; it was not applied now. If it is missing, push "
+                "again without the token",
                 reason="push_forgotten",
             )
         if verdict == Verdict.IN_PART:
             raise StatusError(
                 Status.FAILED_PRECONDITION,
-                f"push {token.number} of client {token.client} was applied in part, and is not applied "
-                "again; load the last snapshot on all shards, or go on without the other part",
+                f"push {token.number} of client {token.client} was applied in part and is not applied "
+                "again; load the last snapshot on all shards, or continue without the other part",
                 reason="push_in_part",
             )
         return verdict == Verdict.APPLIED
@@ -280,7 +284,7 @@ class ParameterService:
         self.shard.apply(token, pushed)
 
     def _end(self, token: Token, done: Future[Any], wait: Wait) -> None:
-        """On the thread that applied it."""
+        """Processes the result of a push, on the thread that applied it."""
         error = done.exception()
         with self._lock:
             self._pending.pop(token, None)
@@ -296,7 +300,7 @@ class ParameterService:
         except FutureTimeoutError:
             raise StatusError(
                 Status.DEADLINE_EXCEEDED,
-                f"the {what} waits its turn still; {what} again, "
+                f"the {what} still waits in the queue; {what} again "
                 f"{'with the same token and' if what == 'push' else 'with'} a longer deadline",
             ) from None
         except StatusError:
@@ -312,23 +316,23 @@ def _gradients(given: TableGradients, num_ids: int, declared: TableDeclaration) 
     if num_bytes != 4 * dim * num_ids:
         found = f"{num_bytes / 4 / num_ids:g}" if num_ids else f"{num_bytes} bytes"
         raise _wrong(
-            f"push to table {given.table!r}: gradients of {num_ids:,} ids must have dim {dim}, "
-            f"as the table has here, in float32; found {found}; send {4 * dim * num_ids:,} bytes"
+            f"push to table {given.table!r}: gradients of {num_ids:,} ids must be float32 with the dim "
+            f"{dim} of the table, found {found}; send {4 * dim * num_ids:,} bytes"
         )
     gradients = _aligned(np.frombuffer(given.gradients, np.float32)).reshape(num_ids, dim)
     return gradients
 
 
 def _aligned(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The same numbers at an address that native code takes: messages put them anywhere."""
+    """Copies the array if native code cannot read it at its address; messages are not aligned."""
     return np.require(array, None, ["C", "A"])
 
 
 def _token(request: PushRequest) -> Token:
     if not _CLIENT.match(request.client) or not 1 <= request.sequence < 1 << 62:
         raise _wrong(
-            "push: its token must be a client of 1 to 64 letters, digits, '_' or '-' and a number "
-            f"from 1, found {request.client!r} and {request.sequence}"
+            "push: the token must consist of a client name of 1 to 64 letters, digits, '_' or '-' and "
+            f"a number of at least 1, found {request.client!r} and {request.sequence}"
         )
     return Token(request.client, request.sequence)
 
@@ -337,16 +341,16 @@ def _wait(request: PushRequest) -> Wait:
     try:
         return Wait(request.wait)
     except ValueError as error:
-        raise _wrong(f"push: {error}; this server is older") from None
+        raise _wrong(f"push: {error}; this server is older than the client, upgrade it") from None
 
 
 def _hyper(given: TableGradients, declared: TableDeclaration) -> HyperParameters:
-    """The hyper-parameters of a push: those of the table, but for `lr`."""
+    """Returns the hyper-parameters of a push: the table's, except `lr`."""
     if given.update_method and given.update_method != declared.update_method:
         raise _wrong(
-            f"push to table {given.table!r}: update method {given.update_method!r} was asked for, "
-            f"and the table has {declared.update_method!r} here, whose state is behind its rows; "
-            "push with that one, or declare the table otherwise"
+            f"push to table {given.table!r}: the update method is {given.update_method!r}, but the "
+            f"service uses {declared.update_method!r} and stores its state; use that method, or change "
+            "the declaration of the service"
         )
     if not given.hyper:
         return declared.hyper_parameters
@@ -369,7 +373,7 @@ MAX_HYPER_BRACKETS = 64
 def _merged(given: str, method: str, declared: str) -> HyperParameters:
     from sparring.adapter import resolve_method
 
-    # Parsers of nested brackets use the stack, and hyper-parameters are flat.
+    # The JSON parser recurses on nested brackets, which hyper-parameters do not need.
     if given.count("[") + given.count("{") > MAX_HYPER_BRACKETS:
         raise InvalidArgumentError(
             "hyper-parameters must be a JSON mapping of names to values with at most "
@@ -380,13 +384,16 @@ def _merged(given: str, method: str, declared: str) -> HyperParameters:
     except ValueError:
         asked = None
     if not isinstance(asked, dict):
-        raise InvalidArgumentError(f"hyper-parameters must be a JSON mapping, found {given[:80]!r}")
+        raise InvalidArgumentError(
+            "hyper-parameters must be a JSON mapping of names to values, found "
+            f'{given[:80]!r}; send one such as {{"lr": 0.1}}'
+        )
     before = json.loads(declared)
     merged = parse_hyper(resolve_method(method), {**before, **asked})
     for name, value in merged.model_dump().items():
         if name != "lr" and value != before[name]:
             raise InvalidArgumentError(
-                f"hyper-parameter {name}={value} was asked for, and the table has {name}={before[name]} "
-                "here; only lr may be another one for a push"
+                f"found the hyper-parameter {name}={value}, but the table uses {name}={before[name]}; a "
+                "push can change only lr"
             )
     return merged

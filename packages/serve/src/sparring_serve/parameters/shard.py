@@ -1,4 +1,4 @@
-"""One shard of tables that learn: an engine of one rank over the partitions of the shard."""
+"""One shard of trainable tables: an engine of one rank over the partitions of the shard."""
 
 from __future__ import annotations
 
@@ -69,19 +69,19 @@ class Gradients:
     table: str
     ids: Ids
     gradients: npt.NDArray[np.float32]
-    """``(n, dim)``, finite unless those are to be skipped."""
+    """``(n, dim)``, finite unless non-finite gradients are skipped."""
     hyper: HyperParameters
 
 
 class ParameterShard:
-    """Tables that are pulled from and pushed to. Any thread may call any method; they take turns.
+    """Tables that are read by lookups and updated by pushes. All methods are thread-safe and run one
+    at a time.
 
-    It fulfils `ServingTables`; what it serves is one version that changes with each push, and has
-    no hash.
+    Implements `ServingTables` with a single version, which changes with each push and has no hash.
 
     Args:
-        config: the tables.
-        place: whose shard this is.
+        config: Declarations of the tables.
+        place: Shard of this server.
     """
 
     def __init__(self, config: ParametersConfig, position: ShardPosition) -> None:
@@ -89,19 +89,21 @@ class ParameterShard:
         self._turn = threading.Lock()
         self._steps = dict.fromkeys(config.tables, 0)
         self._steps_before = 0
-        """Pushes that the engine does not count, as it loaded rows of some tables of a snapshot."""
+        """Number of pushes that the engine does not count, because only some tables of a snapshot
+        were loaded."""
         self.windows = PushWindows(config.most_clients)
         self.incarnation = new_incarnation()
         self.began_with = ""
-        """URL of the snapshot that the server began with; empty: no rows."""
+        """URL of the snapshot that the server started with; empty: no rows."""
         self.not_fresh = ""
-        """Why the server did not begin with the newest snapshot; empty: it did."""
+        """Reason why the server did not start with the newest snapshot; empty if it did."""
         self.num_skipped = 0
-        """Damaged snapshots that were skipped at the start."""
+        """Number of damaged snapshots that were skipped at the start."""
         self.lost = ""
-        """Why acknowledged pushes may be missing, until a snapshot is loaded or the loss is accepted."""
+        """Reason why acknowledged pushes may be missing, until a snapshot is loaded or the loss is
+        accepted."""
         self.is_settled = False
-        """Whether a snapshot was loaded, or a loss accepted, in this incarnation."""
+        """Whether a snapshot was loaded or a loss was accepted in this incarnation."""
         self.known_at_start: dict[str, int] = {}
         """Client → its newest push that this shard had when the incarnation began."""
         self._storages: dict[str, Storage] = {}
@@ -127,10 +129,10 @@ class ParameterShard:
             raise
 
     def start(self) -> None:
-        """Begins with the snapshot that the configuration names.
+        """Loads the snapshot that `parameters.start` specifies.
 
         Raises:
-            SnapshotError: there is none of that name, it is damaged, or it is of other tables.
+            SnapshotError: The snapshot does not exist, is damaged, or has other tables.
         """
         start, folder = self.config.start, self.config.folders[0]
         if start is None:
@@ -146,21 +148,21 @@ class ParameterShard:
 
     def _start_error(self, url: str, error: SparringError) -> SnapshotError:
         return SnapshotError(
-            f"parameters.start={self.config.start}, which is {url}: {error}. Or name another as "
-            "parameters.start; with null a service begins without rows",
+            f"cannot start with parameters.start={self.config.start}, {url}: {error}. Set "
+            "parameters.start to another snapshot, or to null to start without rows",
             url=url,
         )
 
     def _begin_with(self, url: str) -> None:
         loaded = self.load(url)
         self.began_with = loaded.url
-        _log.info("began with %s, step %d", loaded.url, loaded.step)
+        _log.info("started with %s, step %d", loaded.url, loaded.step)
 
     def _start_with_newest(self, folder: str) -> None:
-        """Begins with the newest intact snapshot; damaged ones are skipped with a warning."""
+        """Loads the newest intact snapshot; damaged ones are skipped with a warning."""
         urls = list_snapshots(folder)
-        # The step of one whose manifest cannot be read is not known: it counts as newer if its name
-        # comes later, as for servers of the role `inference`.
+        # If a manifest cannot be read, its step is unknown. The snapshot is considered newer if its
+        # name sorts later, as in servers of the role `inference`.
         unreadable = list_unreadable_snapshots(folder)
         skipped: dict[str, SparringError] = {}
         for url in reversed(urls):
@@ -182,14 +184,14 @@ class ParameterShard:
             url, newest = next(iter(skipped.items()))
             raise self._start_error(url, newest) from newest
         _log.warning(
-            "the newest snapshot is not intact: %s. The server began with %s; parameters.start=NAME "
-            "begins with another",
+            "the newest snapshot is not intact: %s. The server started with %s; set parameters.start to "
+            "start with another snapshot",
             self.not_fresh, self.began_with,
         )  # fmt: skip
 
     @property
     def steps(self) -> int:
-        """Pushes that were applied, those in the snapshot that was loaded included."""
+        """Number of applied pushes, including those in the loaded snapshot."""
         return self._steps_before + self._container.counters.steps
 
     @property
@@ -197,17 +199,17 @@ class ParameterShard:
         return any(storage.size for storage in self._storages.values())
 
     def note_loss(self, why: str) -> None:
-        """Refuses saves until a snapshot is loaded or the loss is accepted."""
+        """Prevents saves until a snapshot is loaded or the loss is accepted."""
         if not (self.lost or self.is_settled):
             self.lost = why
             _log.warning("acknowledged pushes may be missing: %s", why)
 
     def settle(self) -> None:
-        """Notes that a snapshot was loaded, or that the loss was accepted."""
+        """Records that a snapshot was loaded, or that the loss was accepted."""
         self.lost, self.is_settled, self.not_fresh = "", True, ""
 
     def describe(self) -> ParametersMessage:
-        """Methods of the tables, and what clients check before they push."""
+        """Returns the methods of the tables and the settings that clients check before a push."""
         methods = (
             TableMethod(name, each.update_method, each.hyper_parameters.model_dump_json())
             for name, each in self.config.tables.items()
@@ -219,7 +221,7 @@ class ParameterShard:
             self.incarnation,
         )
 
-    # -- as ServingTables
+    # -- methods of ServingTables
 
     def shapes(self) -> Mapping[str, TableShape]:
         return {
@@ -235,8 +237,8 @@ class ParameterShard:
     ) -> LookupResult:
         if version:
             raise VersionGoneError(
-                f"version {version} was asked for, but these tables learn, and no version of them is "
-                "kept; set client.consistency=newest, or pull from servers of the role inference"
+                f"version {version} was requested, but trainable tables have no versions; set "
+                "client.consistency=newest, or use servers of the role inference"
             )
         with self._turn:
             try:
@@ -255,8 +257,8 @@ class ParameterShard:
 
     def scan(self, table: str, cursor: bytes, most_rows: int, version: str) -> ScanResult:
         raise UnsupportedError(
-            "tables that learn are not scanned by the service: save (ParameterClient.save), and read "
-            "the snapshot, or publish it and serve that"
+            "the service does not scan trainable tables; save (ParameterClient.save) and read the "
+            "snapshot, or publish and serve it"
         )
 
     def refresh(self) -> bool:
@@ -284,7 +286,7 @@ class ParameterShard:
             Whether its rows have changed now.
 
         Raises:
-            SparringError: as `StepContainer.apply_methods`; no row has changed, but where it is a
+            SparringError: As in `StepContainer.apply_methods`; no row has changed unless it is a
                 `PartialStepError`.
         """
         with self._turn:
@@ -308,16 +310,16 @@ class ParameterShard:
     # -- snapshots
 
     def begin_save(self, url: str, token: str, step: int, seconds: float) -> Task[SaveResult]:
-        """Freezes the tables as they are now, and saves them in the background as this shard's part.
+        """Freezes the current tables, and saves them in the background as this shard's part.
 
         Args:
-            url: of the snapshot.
-            token: of this save, the same on all shards.
-            step: of the snapshot, likewise.
-            seconds: that shards wait for each other.
+            url: URL of the snapshot.
+            token: Token of this save, the same on all shards.
+            step: Step of the snapshot, the same on all shards.
+            seconds: Time for which shards wait for each other.
 
         Raises:
-            SnapshotError: it exists already, or the file system failed.
+            SnapshotError: The snapshot exists, or the file system failed.
         """
         with self._turn:
             self._give_up_save()
@@ -329,31 +331,32 @@ class ParameterShard:
             return self._container.save(url, blocking=False, states=states, options=options)
 
     def fail_save(self, reason: BaseException) -> None:
-        """Gives up the save that runs, if there is one."""
+        """Cancels the running save, if there is one."""
         running = self._container.saves.running
         if running is not None:
             running.fail(reason)
 
     def _give_up_save(self) -> None:
-        """Ends a save whose first shard is gone: that shard would not have begun another."""
+        """Cancels a save whose coordinator is gone; otherwise the first shard would not have started
+        another."""
         running = self._container.saves.running
         if running is not None and not running.is_over.is_set():
             running.fail(
                 SnapshotError(
-                    f"the save of {running.url} was given up, as the first shard began another one"
+                    f"the save of {running.url} was canceled, because the first shard started another"
                 )
             )
 
     def load(self, url: str, tables: Collection[str] = ()) -> LoadResult:
-        """Takes over this shard's part of a snapshot of any number of shards or ranks.
+        """Loads this shard's part of a snapshot of any number of shards or ranks.
 
         Args:
-            url: of the snapshot.
-            tables: rows of these only. Push tokens, and the count of pushes, are taken over where these
-                are all tables; otherwise those of now stay. None: everything.
+            url: URL of the snapshot.
+            tables: Load only the rows of these tables. Push tokens and the number of pushes are
+                loaded if these are all tables, and do not change otherwise. Empty loads everything.
 
         Raises:
-            SparringError: as `StepContainer.load`.
+            SparringError: As in `StepContainer.load`.
         """
         with self._turn:
             loaded = self._container.load(url, tables=tables or None)
@@ -369,13 +372,14 @@ class ParameterShard:
             return loaded
 
     def flush(self) -> None:
-        """Makes what pushes have written as durable as the storages can."""
+        """Flushes the storages, so that applied pushes are as durable as the storages support."""
         with self._turn:
             self._container.flush(blocking=True)
 
 
 def _saved_states(snapshot: Snapshot, position: ShardPosition) -> list[dict[str, Any]]:
-    """Steps and push tokens of all shards that had keys of this one; none in a snapshot of ranks."""
+    """Returns steps and push tokens of all shards that had keys of this one; empty for a snapshot of
+    ranks."""
     own = ShardMap.balanced(position.shards.num_shards).partitions_of(position.shard)
     before = ShardMap.balanced(snapshot.world_size)
     return [

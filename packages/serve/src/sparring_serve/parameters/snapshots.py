@@ -1,12 +1,12 @@
-"""Saves and loads of all shards: the first shard has the others do their part.
+"""Saves and loads of all shards: the first shard coordinates the others.
 
-    client ── Save(url) ──► shard 1 ── SavePart(asks) ──► all others      one is missing: refused, named
+    client ── Save(url) ──► shard 1 ── SavePart(asks) ──► all others      if one is missing: rejected
                                │  ◄── steps ──
                                ├── SavePart(token, step) ──► all others   each writes its part
                                └── its own part, then the manifest of all parts, which commits
 
-Parts meet in the staging folder of the snapshot, as those of ranks do: docs/format/snapshot.md. What goes
-wrong on one shard fails all, and nothing is committed.
+The parts are written to the staging folder of the snapshot, like the parts of ranks:
+docs/format/snapshot.md. If one shard fails, all fail and nothing is committed.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ _POLL_SECONDS = 0.02
 
 
 class ShardSnapshots:
-    """Saves and loads of one server; on the first shard, those of all.
+    """Saves and loads of one server; on the first shard, of all servers.
 
     Args:
-        shard: the tables.
-        queue: where a save and a load take their turn among pushes.
-        transport: to the other shards.
-        in_order: holds the order of the queue, and gives the push log if there is one.
+        shard: Tables of the shard.
+        queue: Queue in which saves and loads are ordered among pushes.
+        transport: Connections to the other shards.
+        in_order: Locks the order of the queue, and returns the push log if there is one.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class ShardSnapshots:
     # -- of all shards
 
     def save(self, content: bytes, seconds: float) -> bytes:
-        """Answers a SnapshotRequest by a snapshot of all shards."""
+        """Answers a SnapshotRequest with a snapshot of all shards."""
         request: SnapshotRequest = decode_request(SnapshotRequest, content)
         deadline = time.monotonic() + seconds
         with self._alone(f"save of {request.url or 'all tables'}"):
             if request.url:
-                self._url(request.url)  # refused before any shard is asked
+                self._url(request.url)  # reject it before any shard is called
             self._check_complete(request.accepts_loss)
             asks = PartRequest(asks=True, accepts_loss=request.accepts_loss)
             asked = self._ask("SavePart", asks, "save", seconds)
@@ -108,15 +108,14 @@ class ShardSnapshots:
         if position.shard:
             raise StatusError(
                 Status.FAILED_PRECONDITION,
-                f"{what}: this is shard {position.shard + 1} of {position.shards.num_shards}, and "
-                f"the first "
-                f"shard does that for all: ask {position.shards.shards[0][0]}",
+                f"{what}: this is shard {position.shard + 1} of {position.shards.num_shards}, but the first "
+                f"shard coordinates it: call {position.shards.shards[0][0]}",
                 reason="not_first",
             )
         if not self._one_at_a_time.acquire(blocking=False):
             raise StatusError(
                 Status.FAILED_PRECONDITION,
-                f"{what}: another save or load is under way; ask again when it is over",
+                f"{what}: another save or load is in progress; retry when it has ended",
                 reason="busy",
             )
         try:
@@ -125,7 +124,7 @@ class ShardSnapshots:
             self._one_at_a_time.release()
 
     def _sends(self, method: str, part: PartRequest, seconds: float) -> list[tuple[int, Send]]:
-        """To all other shards."""
+        """Creates the attempts for all other shards."""
         shards = self._shard.position.shards
         return [
             (shard, Send(replicas[0], method, encode(_to(part, shard, shards.num_shards)), seconds))
@@ -134,18 +133,18 @@ class ShardSnapshots:
         ]
 
     def _ask(self, method: str, part: PartRequest, what: str, seconds: float) -> list[PartReply]:
-        """Answers of all other shards, that they can.
+        """Returns the replies of all other shards, which confirm that they are ready.
 
         Args:
-            method: to ask by.
-            part: that they are to do.
-            what: for the message.
-            seconds: that the caller waits.
+            method: Method to call.
+            part: Work to prepare.
+            what: Name of the operation, for messages.
+            seconds: Time for which the caller waits.
 
         Raises:
-            Refusal: one is missing, or cannot; nothing was changed.
+            StatusError: A shard is missing or not ready; nothing was changed.
         """
-        # The caller learns which shard is missing before its own deadline.
+        # Leave time to report a missing shard before the caller's deadline.
         seconds = min(REQUEST_SECONDS, seconds / 4)
         sends = self._sends(method, part, seconds)
         answers: list[PartReply] = []
@@ -172,7 +171,7 @@ class ShardSnapshots:
         what: str,
         deadline: float,
     ) -> bytes:
-        """All parts at once; the first that fails fails the others."""
+        """Processes all parts concurrently; the first failure fails the others."""
         seconds = max(0.001, deadline - time.monotonic())
         sends = self._sends(method, part, seconds)
         answers: list[Future[PartReply]] = []
@@ -184,7 +183,7 @@ class ShardSnapshots:
             ]
             wait(answers, return_when=FIRST_EXCEPTION)
             failure = next(filter(None, (_failure(each) for each in answers)), None)
-            # The part of this shard may not have begun yet.
+            # The part of this shard may not have started yet.
             while failure is not None and wait(answers[:1], _POLL_SECONDS).not_done:
                 self._shard.fail_save(SnapshotError(str(failure)))
         if failure is not None:
@@ -204,10 +203,8 @@ class ShardSnapshots:
     def _missing(self, shard: int, send: Send, outcome: Outcome, what: str) -> StatusError:
         return StatusError(
             Status.FAILED_PRECONDITION,
-            f"{what}: shard {shard + 1} of {self._shard.position.shards.num_shards} at "
-            f"{send.address} has "
-            f"not done its part: {describe_outcome(outcome, send.timeout_seconds)}; see what is "
-            f"wrong there",
+            f"{what}: shard {shard + 1} of {self._shard.position.shards.num_shards} at {send.address} "
+            f"failed: {describe_outcome(outcome, send.timeout_seconds)}; check this server",
             reason="shard_missing",
         )
 
@@ -233,8 +230,8 @@ class ShardSnapshots:
         if found != part.hash:
             raise StatusError(
                 Status.FAILED_PRECONDITION,
-                f"load of {part.url}: its manifest has the hash {found} here, and {part.hash} on "
-                "the first shard; give all shards one file system",
+                f"load of {part.url}: its manifest has the hash {found} here, but {part.hash} on the "
+                "first shard; use the same file system on all shards",
                 reason="other_snapshot",
             )
         return encode(PartReply(self._shard.steps, hash=found))
@@ -260,9 +257,8 @@ class ShardSnapshots:
         if lost and not accepts_loss:
             raise StatusError(
                 Status.FAILED_PRECONDITION,
-                f"save: nothing was changed: shard {position.shard + 1} of "
-                f"{position.shards.num_shards} may "
-                f"have lost acknowledged pushes: {lost}. Load a snapshot (ParameterClient.load), so that "
+                f"save: nothing was changed: shard {position.shard + 1} of {position.shards.num_shards} may "
+                f"have lost acknowledged pushes: {lost}. Load a snapshot (ParameterClient.load) so that "
                 "all shards have the same pushes, or accept the loss "
                 "(ParameterClient.save(accept_loss=True))",
                 reason="pushes_lost",
@@ -293,7 +289,7 @@ class ShardSnapshots:
         if (part.shard, part.num_shards) != found:
             raise StatusError(
                 Status.FAILED_PRECONDITION,
-                f"shard {part.shard + 1} of {part.num_shards} was asked, and this is shard "
+                f"the call is for shard {part.shard + 1} of {part.num_shards}, but this is shard "
                 f"{found[0] + 1} of {found[1]}; start all servers with the same `shards`",
                 reason="other_shard",
             )
@@ -323,14 +319,14 @@ def _answer(part: PartRequest, answers: Sequence[PartReply]) -> SnapshotReply:
 
 @contextmanager
 def _reject_errors(what: str) -> Iterator[None]:
-    """Turns what goes wrong into a refusal."""
+    """Converts errors to `StatusError`."""
     try:
         yield
     except StatusError:
         raise
     except FutureTimeoutError:
         raise StatusError(
-            Status.DEADLINE_EXCEEDED, f"the {what} took longer than the call; allow more time"
+            Status.DEADLINE_EXCEEDED, f"the {what} exceeded the deadline of the call; increase it"
         ) from None
     except SparringError as error:
         raise StatusError(

@@ -1,4 +1,4 @@
-"""The storage `remote` in the role `parameters`: lookups pull, and steps push."""
+"""The storage `remote` with the role `parameters`: lookups pull rows, training steps push gradients."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ __all__ = ["ParameterStorage", "find_served_table"]
 
 
 class ParameterStorage(RemoteStorage):
-    """Rows of a service whose tables learn. Optimizer state is behind them there, and is not read.
+    """Rows of a service with trainable tables. The service keeps the optimizer state, which is not
+    read.
 
-    A key without a row reads as the service says, whatever the declaration here.
+    The service determines the initial values of keys without a row, regardless of the declaration
+    here.
 
     Args:
-        table: the declaration, of the dim of the served table, with the state of its update method.
-        options: where the service is.
-        client: of the service; None: one by `options`.
+        table: Declaration with the dim of the served table and the state of its update method.
+        options: Location of the service.
+        client: Client of the service; None creates one from `options`.
 
     Raises:
-        InvalidArgumentError, UnknownTableError, StorageIOError: as `RemoteStorage`.
+        InvalidArgumentError, UnknownTableError, StorageIOError: As in `RemoteStorage`.
     """
 
     def __init__(
@@ -44,31 +46,31 @@ class ParameterStorage(RemoteStorage):
         super().__init__(table, options, self._parameters)
 
     def push(self, keys: Keys, gradients: Rows, choice: MethodChoice) -> None:
-        """As `SupportsPush.push`. The service counts steps."""
+        """See `SupportsPush.push`. The service counts the steps."""
         pushed = TablePush(keys, gradients, choice.method.name, choice.hyper.model_dump())
         self._parameters.push({self.table.name: pushed}, wait=self._options.wait)
 
     def replace_all(self, embeddings: Mapping[str, Rows]) -> None:
-        """As `SupportsReplaceAll.replace_all`: the service loads a snapshot that this writes.
+        """Writes a snapshot that the service then loads; see `SupportsReplaceAll.replace_all`.
 
-        It is written to the first of `parameters.folders`, by this process.
+        This process writes it to the first of `parameters.folders`.
 
         Raises:
-            UnsupportedError: the options have no `config`, so that the folder is unknown.
-            InvalidArgumentError: a table is missing, is not of the service, or has another dim.
-            SnapshotError: the service did not load it.
+            UnsupportedError: The options have no `config`, so the folder is unknown.
+            InvalidArgumentError: A table is missing, is not part of the service, or has another dim.
+            SnapshotError: The service could not load it.
         """
         if self._options.config is None:
             raise UnsupportedError(
-                f"replace all rows of table {self.table.name!r}: they go by a snapshot in a folder of "
-                "the service, which its file names: give the storage config=… in place of target"
+                f"replace all rows of table {self.table.name!r}: this needs the folder of the service's "
+                "snapshots from its configuration; set the option config instead of target"
             )
         config = read_serving_config(self._options.config).parameters
         declared = {} if config is None else config.tables
         if declared.keys() != embeddings.keys():
             raise InvalidArgumentError(
-                f"replace all rows: found tables {', '.join(sorted(embeddings))}, and the service has "
-                f"{', '.join(sorted(declared))}; declare the same in parameters.tables"
+                f"replace all rows: found the tables {', '.join(sorted(embeddings))}, but the service "
+                f"has {', '.join(sorted(declared))}; declare the same tables in parameters.tables"
             )
         assert config is not None
         name = f"given-{secrets.token_hex(8)}"
@@ -89,8 +91,8 @@ class ParameterStorage(RemoteStorage):
         table = self.table
         if columns.end > table.dim:
             raise UnsupportedError(
-                f"find on table {table.name!r}: a service gives embeddings, and keeps the optimizer's "
-                "state behind them; train with an update method, which steps push to the service: "
+                f"find on table {table.name!r}: a service returns only embeddings and keeps the "
+                "optimizer state; train with an update method, which the service applies: "
                 'sparring_torch.Optimizer(modules, "adagrad", lr=…)',
                 table=table.name,
                 operation="find",
@@ -102,13 +104,13 @@ class ParameterStorage(RemoteStorage):
         rows[:] = answer.rows[table.name][:, columns.begin : columns.end]
 
     def _flush_impl(self) -> None:
-        # Pushes that were queued may have failed: only a flush tells.
+        # Only a flush reports failures of queued pushes.
         self._parameters.flush()
 
     def _refuse(self, operation: str) -> NoReturn:
         raise UnsupportedError(
             f"{operation} on table {self.table.name!r}: rows of a service of the role parameters change "
-            "by pushes only; train on one rank with an update method, as "
+            "only by pushes; train on one rank with an update method, for example "
             'sparring_torch.Optimizer(modules, "adagrad", lr=…)',
             table=self.table.name,
             operation=operation,
@@ -119,8 +121,8 @@ class ParameterStorage(RemoteStorage):
         self.rows_dtype = served
         if table.dtype not in ("float32", served):
             raise InvalidArgumentError(
-                f"table {table.name!r} is declared {table.dtype}, and the service has its rows in "
-                f"{served}; declare `dtype: {table.dtype}` in parameters.tables, or {served} here",
+                f"table {table.name!r} is declared as {table.dtype}, but the service stores {served}; "
+                f"declare `dtype: {table.dtype}` in parameters.tables, or {served} here",
                 table=table.name,
             )
 
@@ -131,9 +133,9 @@ class ParameterStorage(RemoteStorage):
 def find_served_table(
     table: TableConfig, client: ParameterClient, options: RemoteOptions
 ) -> TableConfig:
-    """The declaration with the state that the service has behind its rows."""
+    """Returns the declaration with the optimizer state that the service stores."""
     described = client.describe(deadline_seconds=options.deadline_seconds)
-    save_seconds(described)  # refuses servers of another role
+    save_seconds(described)  # raises an error for servers of another role
     answer = next(iter(described.shards.values()))
     for each in answer.parameters.tables:
         if each.table == table.name:

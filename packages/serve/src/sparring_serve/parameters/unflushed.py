@@ -1,7 +1,7 @@
-"""Clients that have queued pushes since their last flush: the end of the program asks for failures.
+"""Clients with queued pushes since their last flush, which are flushed at the end of the program.
 
-They are kept here until they flush or close, because a program may drop its client, and would never learn
-that a queued push was not applied.
+They are kept here until they flush or close. Otherwise, a program that drops its client would not
+learn that a queued push was not applied.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ _waiting: dict[str, tuple[int, Callable[[], object]]] = {}
 
 
 def add_unflushed(name: str, close: Callable[[], object]) -> None:
-    """Has the end of the program call `close`, and log its error, unless the client is discarded first.
+    """Registers a client to close at the end of the program, unless it is discarded before. Errors
+    are logged.
 
     Args:
-        name: of the client.
-        close: flushes the client and closes it. Forked children do not call it.
+        name: Name of the client.
+        close: Flushes and closes the client. Forked children do not call it.
     """
     _waiting[name] = (os.getpid(), close)
 
 
 def discard_unflushed(name: str) -> None:
-    """Forgets a client, because it flushes or closes; does nothing if it is not known."""
+    """Removes a client because it flushes or closes; does nothing if it is unknown."""
     _waiting.pop(name, None)
 
 

@@ -1,4 +1,4 @@
-"""Quality of a model before and after its rows were quantized, measured before they are published."""
+"""Evaluates a model with quantized rows before they are published."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OPTIONS = sparring_packed.WriteOptions(filter_rate=None)
 
 
 class MetricLossError(SnapshotError):
-    """Quantized rows cost more of a metric than was allowed; nothing was published."""
+    """The quantized rows cost more of a metric than allowed; nothing was published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,12 @@ class EvaluationReport:
     """Cost of quantization.
 
     Args:
-        metric: that was measured.
-        before: with rows as they were trained.
-        after: with rows as they are served.
-        loss: by how much `after` is worse; below 0 where it is better.
-        bytes_before: of data files with rows as they were trained.
-        bytes_after: of data files with rows as they are served.
+        metric: Name of the metric.
+        before: Value with the trained rows.
+        after: Value with the served rows.
+        loss: How much worse `after` is; negative if it is better.
+        bytes_before: Size of data files with the trained rows.
+        bytes_after: Size of data files with the served rows.
     """
 
     metric: str
@@ -48,22 +48,22 @@ class EvaluationReport:
 
 
 class EvaluationCheck:
-    """Evaluates a run's model over a snapshot's rows, quantized and not.
+    """Evaluates a run's model with the rows of a snapshot, before and after quantization.
 
     Args:
-        config: the run's configuration: model and test samples.
-        most_loss: of the metric; None: any.
-        plugin_manager: where the evaluator is looked up.
+        config: Configuration of the run, with the model and the test samples.
+        most_loss: Maximum loss of the metric; None: any.
+        plugin_manager: Plugin manager that finds the evaluator.
 
     Raises:
-        InvalidArgumentError: `most_loss` is no number.
-        PluginError: no plugin evaluates: sparring-train is not installed.
+        InvalidArgumentError: `most_loss` is not finite.
+        PluginError: There is no evaluator, because sparring-train is not installed.
     """
 
     def __init__(self, config: str, most_loss: float | None, plugin_manager: PluginManager) -> None:
         if most_loss is not None and not math.isfinite(most_loss):
             raise InvalidArgumentError(
-                f"publish: the largest metric loss must be a number, found {most_loss}"
+                f"publish: --max-metric-loss must be a finite number, found {most_loss}"
             )
         plugin_manager.extend(hookspecs, {"evaluators": EvaluatorDescriptor})
         self._evaluator = plugin_manager.find("evaluators", "train", EvaluatorDescriptor)
@@ -71,13 +71,13 @@ class EvaluationCheck:
         self._measured: tuple[str, EvaluationReport] | None = None
 
     def check(self, snapshot: Snapshot, quantize: Mapping[str, str]) -> EvaluationReport:
-        """Measures a snapshot; once, though it may be asked again and again.
+        """Measures a snapshot; repeated calls for the same snapshot use the first result.
 
-        Both sets of rows are written to the folder for temporary files, and removed.
+        Both versions of the rows are written to the folder for temporary files, and removed.
 
         Raises:
-            MetricLossError: the loss is above the largest, or no number.
-            SparringError: the configuration, its data or the snapshot cannot be read.
+            MetricLossError: The loss exceeds the maximum or is NaN.
+            SparringError: The configuration, its data or the snapshot cannot be read.
         """
         if self._measured is None or self._measured[0] != snapshot.manifest_hash:
             self._measured = snapshot.manifest_hash, self._measure(snapshot, quantize)
@@ -85,15 +85,15 @@ class EvaluationCheck:
         if self._most_loss is not None and not report.loss <= self._most_loss:
             chosen = ", ".join(f"{table}={dtype}" for table, dtype in quantize.items())
             raise MetricLossError(
-                f"snapshot {snapshot.url} is not published: with {chosen} {report.metric} goes from "
-                f"{report.before:.6f} to {report.after:.6f}, a loss of {report.loss:.6f}, above the "
-                f"{self._most_loss} of --max-metric-loss; give the tables more bits, or allow more",
+                f"snapshot {snapshot.url} is not published: with {chosen}, {report.metric} changes from "
+                f"{report.before:.6f} to {report.after:.6f}, a loss of {report.loss:.6f}, above "
+                f"--max-metric-loss {self._most_loss}; use more bits, or increase --max-metric-loss",
                 url=snapshot.url,
             )
         return report
 
     def _measure(self, snapshot: Snapshot, quantize: Mapping[str, str]) -> EvaluationReport:
-        # What serving snapshots do not have is served as float32.
+        # Serving snapshots do not support float64 and use float32 instead.
         plain = {name: "fp32" for name, each in snapshot.tables.items() if each.dtype == "float64"}
         before, bytes_before = self._quality(snapshot, plain)
         chosen = {**plain, **quantize}

@@ -1,4 +1,4 @@
-"""Turns snapshots of a run into serving snapshots, as deltas where that is possible."""
+"""Converts snapshots of a run to serving snapshots, as deltas if possible."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PublisherOptions:
-    """How serving snapshots are written.
+    """Options for writing serving snapshots.
 
     Args:
-        quantize: table → dtype of stored rows; the name ``*`` stands for all others.
-        full_every: one in so many is full; those between are deltas. A lookup walks the layers of a
-            chain: 4 took 1.5 times as long as one, 16 three times.
-        most_delta_share: a full one is due when the deltas of a chain have more than this share of
-            the rows of the full one that they are over: servers hold both.
-        keep: serving snapshots that stay, the newest, with all that they are over.
+        quantize: Table → data type of stored rows; the name ``*`` applies to all other tables.
+        full_every: At least one of this many serving snapshots is full; the others are deltas. A
+            lookup reads all layers of a chain: 4 layers take 1.5 times as long as one, 16 take three
+            times.
+        most_delta_share: A full one is written if the deltas of a chain have more than this share of
+            the rows of their full one, because servers keep both in memory.
+        keep: Number of newest serving snapshots to keep, with all their bases.
     """
 
     quantize: Mapping[str, str]
@@ -53,13 +54,13 @@ class PublisherOptions:
 
 @dataclass(frozen=True, slots=True)
 class PublishResult:
-    """One serving snapshot that was committed.
+    """A committed serving snapshot.
 
     Args:
-        written: what was written.
-        is_delta: over the one before it.
-        removed: names of serving snapshots that went.
-        quality: what quantization costs, where that was measured.
+        written: Description of the written snapshot.
+        is_delta: Whether it is a delta over the previous one.
+        removed: Names of removed serving snapshots.
+        quality: Cost of quantization, if it was measured.
     """
 
     written: sparring_packed.WriteResult
@@ -74,25 +75,25 @@ def publish_newest(
     options: PublisherOptions,
     quality: EvaluationCheck | None = None,
 ) -> PublishResult | None:
-    """Publishes the newest snapshot of a run, unless it is published with these dtypes already.
+    """Publishes the newest snapshot of a run, unless it is already published with these data types.
 
-    If it is published with other dtypes, a full serving snapshot is written next to it, with a number
-    behind its name, and servers that start take that one.
+    If it is published with other data types, a full serving snapshot is written next to it, with a
+    number after its name; servers that start use that one.
 
     Args:
-        run_url: of a snapshot, or of a folder of them.
-        out_url: of the folder of serving snapshots; it is made.
-        options: how they are written.
-        quality: what measures the model before anything is published; None: nothing does.
+        run_url: URL of a snapshot, or of a folder of snapshots.
+        out_url: URL of the folder of serving snapshots; created if it does not exist.
+        options: Options for writing.
+        quality: Measures the model before anything is published; None: no measurement.
 
     Returns:
-        None where the newest snapshot is published already.
+        None if the newest snapshot is already published.
 
     Raises:
-        SnapshotError: there is no snapshot, or it is damaged.
-        UnknownTableError: `quantize` names a table that is not in the snapshot.
-        InvalidArgumentError: a dtype is unknown, or does not fit.
-        MetricLossError: quantized rows cost too much; nothing was published.
+        SnapshotError: There is no snapshot, or it is damaged.
+        UnknownTableError: `quantize` contains a table that is not in the snapshot.
+        InvalidArgumentError: A data type is unknown or not supported for the table.
+        MetricLossError: The quantized rows cost too much of the metric; nothing was published.
     """
     snapshot = _snapshot_at(run_url)
     quantize = _quantize(snapshot, options.quantize)
@@ -105,13 +106,13 @@ def publish_newest(
         changes = _dtype_changes(existing[done[-1]], quantize)
         if not changes:
             return None
-        # Tables that are not named keep the dtype that servers have now.
+        # Tables without an entry keep their current data type.
         quantize = {each.name: each.dtype for each in existing[done[-1]].tables} | quantize
         name = _next_name(snapshot.name, done[-1])
     url = f"{out}/{name}"
     report = None
     if quality is not None:
-        # Tables of a delta are stored as those of its base.
+        # The tables of a delta have the data types of its base.
         inherited = (
             {} if base is None else {each.name: each.dtype for each in existing[base].tables}
         )
@@ -123,14 +124,14 @@ def publish_newest(
                 snapshot.url, url, quantize=quantize, base=f"{out}/{base}"
             )
         except InvalidArgumentError as error:
-            _log.info("a full serving snapshot is written, no delta: %s", error)
+            _log.info("writing a full serving snapshot instead of a delta: %s", error)
     is_delta = written is not None
     if written is None:
         written = sparring_packed.write(snapshot.url, url, quantize=quantize)
     if changes:
         _log.warning(
-            "%s/%s was published with table %s; it was published again, as %s. Servers that run keep "
-            "the dtypes that they opened; restart them to take the new one",
+            "%s/%s was published with table %s; it was published again as %s. Running servers keep "
+            "their data types; restart them to use the new one",
             out, done[-1], changes, name,
         )  # fmt: skip
     return PublishResult(written, is_delta, tuple(_retain(out, options.keep)), report)
@@ -143,8 +144,8 @@ def _snapshot_at(url: str | os.PathLike[str]) -> Snapshot:
         newest = latest_snapshot(url)
         if newest is None:
             raise SnapshotError(
-                f"{url}: is no snapshot ({error}), and has none in it; give the run a folder with "
-                "snapshots.url, and train"
+                f"{url} is neither a snapshot ({error}) nor a folder with snapshots; set snapshots.url "
+                "of the run, and train"
             ) from None
         return newest
 
@@ -153,8 +154,8 @@ def _quantize(snapshot: Snapshot, given: Mapping[str, str]) -> dict[str, str]:
     unknown = sorted(set(given) - set(snapshot.tables) - {"*"})
     if unknown:
         raise UnknownTableError(
-            f"publish: snapshot {snapshot.url} has no table {unknown[0]!r} to quantize; it has "
-            f"{', '.join(sorted(snapshot.tables))}",
+            f"publish: quantize contains table {unknown[0]!r}, which is not in snapshot {snapshot.url}; "
+            f"use one of {', '.join(sorted(snapshot.tables))}",
             table=unknown[0],
         )
     chosen = {name: given.get(name, given.get("*")) for name in snapshot.tables}
@@ -162,7 +163,8 @@ def _quantize(snapshot: Snapshot, given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _dtype_changes(published: sparring_packed.ServingManifest, quantize: Mapping[str, str]) -> str:
-    """The tables that are published with another dtype than `quantize` asks for; empty: none."""
+    """Returns the tables that are published with other data types than in `quantize`; empty if there
+    are none."""
     return ", ".join(
         f"{table.name!r} as {table.dtype}, not {quantize[table.name]}"
         for table in published.tables
@@ -171,14 +173,14 @@ def _dtype_changes(published: sparring_packed.ServingManifest, quantize: Mapping
 
 
 def _next_name(name: str, last: str) -> str:
-    """The name of a snapshot that is published again. Names of one step sort by their age, as readers
-    take the last."""
+    """Returns the name for publishing a snapshot again. Names of one step sort by age, because
+    readers use the last."""
     number = re.fullmatch(r"-(\d{3})", last.removeprefix(name))
     return f"{name}-{int(number[1]) + 1 if number else 2:03d}"
 
 
 def _existing(out_url: str | os.PathLike[str]) -> dict[str, sparring_packed.ServingManifest]:
-    """Serving snapshots of a folder by name, the newest last, in the order of readers."""
+    """Returns the serving snapshots of a folder by name, newest last, in the order of readers."""
     place = open_root(out_url)
     found = {}
     try:
@@ -186,12 +188,14 @@ def _existing(out_url: str | os.PathLike[str]) -> dict[str, sparring_packed.Serv
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise SnapshotIOError(f"{out_url}: cannot be listed: {error}; mend the folder") from error
+        raise SnapshotIOError(
+            f"cannot list {out_url}: {error}; check the folder and its permissions"
+        ) from error
     for name in names:
         try:
             found[name] = sparring_packed.read_manifest(f"{os.fspath(out_url).rstrip('/')}/{name}")
         except SnapshotError as error:
-            _log.warning("%s: is left alone: %s", name, error)
+            _log.warning("%s is ignored: %s", name, error)
     return dict(sorted(found.items(), key=lambda each: (each[1].step, each[0])))
 
 
@@ -200,7 +204,7 @@ def _base(
     existing: Mapping[str, sparring_packed.ServingManifest],
     options: PublisherOptions,
 ) -> str | None:
-    """The serving snapshot that a delta may be over; None: a full one is due."""
+    """Returns the base for a delta; None if a full serving snapshot is due."""
     if not existing:
         return None
     name = list(existing)[-1]
@@ -215,12 +219,12 @@ def _base(
 
 
 def _num_keys(manifest: sparring_packed.ServingManifest) -> int:
-    """Rows and erased ids of one serving snapshot, over all tables."""
+    """Returns the number of rows and erased ids of one serving snapshot, over all tables."""
     return sum(each.num_keys for each in manifest.files if each.kind in ("rows", "erased"))
 
 
 def _chain(name: str, existing: Mapping[str, sparring_packed.ServingManifest]) -> list[str]:
-    """A serving snapshot and those that it is over."""
+    """Returns a serving snapshot and all its bases."""
     chain = [name]
     while True:
         manifest = existing.get(chain[-1])
@@ -230,17 +234,19 @@ def _chain(name: str, existing: Mapping[str, sparring_packed.ServingManifest]) -
 
 
 def _retain(out_url: str, keep: int) -> list[str]:
-    """Removes all but the newest, and what those are over. Servers go on with files that they mapped."""
+    """Removes all except the newest serving snapshots and their bases. Servers can still read mapped
+    files."""
     existing = _existing(out_url)
     kept = {each for name in list(existing)[-keep:] for each in _chain(name, existing)}
     place = open_root(out_url)
-    # The newest first: no delta is ever seen without its base.
+    # Remove the newest first, so that no delta exists without its base.
     removed = [name for name in reversed(existing) if name not in kept]
     for name in removed:
         try:
             place.remove(name)
         except OSError as error:
             raise SnapshotIOError(
-                f"{out_url}: {name} cannot be removed: {error}; mend the folder, or keep more"
+                f"cannot remove {name} from {out_url}: {error}; check the permissions of the folder, or "
+                "increase --keep"
             ) from error
     return removed

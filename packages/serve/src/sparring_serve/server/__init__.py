@@ -1,1 +1,1 @@
-"""A lookup service on a port: gRPC, its processes, its refreshes, its end."""
+"""gRPC servers of a lookup service."""

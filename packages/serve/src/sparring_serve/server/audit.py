@@ -1,4 +1,4 @@
-"""`AuditLine`: who changed tables of a server, in the log `sparring_serve.audit`."""
+"""`AuditLine`: logs who changed the tables of a server, in the log `sparring_serve.audit`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _MAX_REQUEST_ID = 64
 
 
 class AuditLine:
-    """One line of the log for one call, whether it was rejected or not.
+    """One log line per call, even if the call is rejected.
 
-    The request id is the one in the metadata ``x-request-id`` of the call, or a new one; the trailing
-    metadata of the answer contain it.
+    The request id is the value of ``x-request-id`` in the metadata of the call, or a new one; the
+    trailing metadata of the reply contain it.
 
     Args:
-        method: name of the method.
-        context: of the call.
+        method: Name of the method.
+        context: gRPC context of the call.
     """
 
     def __init__(self, method: str, context: Any) -> None:
@@ -44,11 +44,11 @@ class AuditLine:
         self._is_wanted = True
 
     def note_caller(self, token: str) -> None:
-        """Adds which token the caller has."""
+        """Adds the token of the caller."""
         self._caller += f", {token}"
 
     def note_request(self, content: bytes) -> None:
-        """Adds the snapshot that the call names."""
+        """Adds the snapshot that the call specifies."""
         try:
             if self._method in ("Save", "Load"):
                 self._what = decode(SnapshotRequest, content).url
@@ -59,11 +59,11 @@ class AuditLine:
             self._what = "a damaged request"
 
     def write(self, outcome: str, answer: bytes = b"") -> None:
-        """Writes the line; a question whether a shard can save or load is no change and has none.
+        """Writes the line, except for calls that only check whether a shard can save or load.
 
         Args:
             outcome: ``done``, ``failed``, or the status of a rejected call.
-            answer: of the call, which names the snapshot of a save without a name.
+            answer: Reply, which contains the name of a save without a name.
         """
         if not self._is_wanted:
             return

@@ -1,4 +1,4 @@
-"""`CallLane`: threads for one kind of calls, and how many of them may wait."""
+"""`CallLane`: threads for one kind of calls, with a limit on waiting calls."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ __all__ = ["CallLane"]
 
 
 class CallLane:
-    """Threads that answer one kind of calls, so that another kind cannot take them.
+    """Threads that answer one kind of calls, so that other kinds cannot occupy them.
 
     Args:
-        name: of the threads.
-        num_threads: calls that are answered at the same time.
-        max_calls: calls that are answered or wait for a thread; more are rejected.
+        name: Name of the threads.
+        num_threads: Number of calls that are answered concurrently.
+        max_calls: Maximum number of calls that are answered or wait for a thread; further calls are
+            rejected.
     """
 
     def __init__(self, name: str, num_threads: int, max_calls: int) -> None:
@@ -24,7 +25,7 @@ class CallLane:
         self._lock = threading.Lock()
 
     def enter(self) -> bool:
-        """Counts a call, unless there are `max_calls` already; returns whether it was counted."""
+        """Counts a call unless there are already `max_calls`; returns whether it was counted."""
         with self._lock:
             has_room = self._num_calls < self.max_calls
             self._num_calls += has_room
@@ -36,5 +37,5 @@ class CallLane:
             self._num_calls -= 1
 
     def close(self) -> None:
-        """Waits for the calls in progress, and ends the threads."""
+        """Waits for the calls in progress and ends the threads."""
         self.threads.shutdown(wait=True)

@@ -1,4 +1,4 @@
-"""`CallWatch`: the calls that occupy threads, and a thread that notices when all of them are stuck."""
+"""`CallWatch`: tracks the calls that occupy threads, and detects when all threads are stuck."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _log = logging.getLogger(__name__)
 _GRACE_SECONDS = 30.0
 """Time after its deadline for which a call may still occupy a thread."""
 _NO_DEADLINE_SECONDS = 600.0
-"""After how long a call without a deadline should have ended."""
+"""Time after which a call without a deadline is considered overdue."""
 _MAX_SECONDS = 86_400.0
-"""Later deadlines mean that there is none."""
+"""Longer deadlines mean that there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class _Call:
 
 
 class CallWatch:
-    """Knows which call each thread answers."""
+    """Records which call each thread answers."""
 
     def __init__(self) -> None:
         self._calls: dict[int, _Call] = {}
@@ -38,11 +38,11 @@ class CallWatch:
 
     @contextmanager
     def call(self, arrived: float, remaining_seconds: float) -> Iterator[None]:
-        """Counts a call that this thread answers in the block.
+        """Records a call that this thread answers in the block.
 
         Args:
-            arrived: time of `time.monotonic` at which its headers arrived.
-            remaining_seconds: until its deadline; more than a day if it has none.
+            arrived: Time of `time.monotonic` at which its headers arrived.
+            remaining_seconds: Time until its deadline; more than a day if it has none.
         """
         now, thread = time.monotonic(), threading.get_ident()
         if remaining_seconds > _MAX_SECONDS:
@@ -56,13 +56,13 @@ class CallWatch:
                 del self._calls[thread]
 
     def waited_seconds(self) -> float:
-        """Time that the call of this thread waited for the thread; 0 outside of calls."""
+        """Returns the time that the call of this thread waited for the thread; 0 outside of calls."""
         with self._lock:
             call = self._calls.get(threading.get_ident())
         return 0.0 if call is None else call.waited_seconds
 
     def num_overdue(self) -> int:
-        """Number of calls that still occupy a thread long after their deadline."""
+        """Returns the number of calls that still occupy a thread long after their deadline."""
         limit = time.monotonic() - _GRACE_SECONDS
         with self._lock:
             return sum(call.deadline < limit for call in self._calls.values())
@@ -70,14 +70,16 @@ class CallWatch:
     def start(
         self, num_threads: int, on_stuck: Callable[[], None], interval_seconds: float = 1.0
     ) -> None:
-        """Calls `on_stuck` once if overdue calls occupy all threads of the server."""
+        """Starts a thread that calls `on_stuck` once if overdue calls occupy all threads of the
+        server."""
 
         def look() -> None:
             while not self._stop.wait(interval_seconds):
                 if self.num_overdue() >= num_threads:
                     _log.critical(
                         "all %d threads (server.threads) are occupied by calls whose deadlines passed "
-                        "more than %g s ago: this server answers no calls any more",
+                        "more than %g s ago, so this server no longer answers calls; restart it and "
+                        "check the storage behind it",
                         num_threads, _GRACE_SECONDS,
                     )  # fmt: skip
                     on_stuck()

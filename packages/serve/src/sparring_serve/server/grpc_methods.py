@@ -1,9 +1,8 @@
-"""The methods of the port, as a generic handler of gRPC: bytes in, bytes out, no generated code.
+"""gRPC methods of the port as a generic handler: bytes in, bytes out, without generated code.
 
-A method is called when the headers of a call have arrived. It checks the token and the deadline, and then
-reads the one message itself, so that a call that sends no message occupies a thread until its deadline
-at most.
-Health probes have separate threads.
+gRPC calls a method when the headers of a call have arrived. The method checks the token and the
+deadline, and then reads the message itself, so that a call without a message occupies a thread at
+most until its deadline. Health probes have separate threads.
 """
 
 from __future__ import annotations
@@ -58,23 +57,25 @@ _CheckDeadline = Callable[[float], None]
 _NoteRejected = Callable[[str, float], None]
 
 _PROBE_MESSAGE_SECONDS = 1.0
-"""How long the message of a health probe may take."""
+"""Maximum time to wait for the message of a health probe."""
 
 
 class Changes(Protocol):
-    """Calls that change tables: content and seconds until the deadline → the answer."""
+    """Handler of calls that change tables: takes content and the seconds until the deadline, returns
+    the reply."""
 
     def methods(self) -> Mapping[str, tuple[str, Callable[[bytes, float], bytes]]]:
-        """Method → the role that it needs, and what answers it."""
+        """Returns, per method, the role that it needs and the function that answers it."""
 
     def check_deadline(self, method: str, remaining_seconds: float) -> None:
-        """Raises `Refusal` if a call of a method has no deadline, or one that is too far."""
+        """Raises `StatusError` if the deadline of a call is missing or too long."""
 
     def close(self) -> None: ...
 
 
 _LIVENESS = "liveness"
-"""Name in a health call that asks whether the server answers, whether or not it is ready."""
+"""Service name in a health check for whether the server replies, regardless of whether it is ready.
+"""
 
 _CHANGES = ("Push", "Flush", "Save", "Load", "SavePart", "LoadPart")
 
@@ -83,8 +84,8 @@ def _refuse_change(name: str) -> _Answer:
     def refuse(*_: Any) -> bytes:
         raise StatusError(
             Status.UNIMPLEMENTED,
-            f"{name}: this server has the role inference, whose tables are read only; send it to servers "
-            "that were started with --role parameters",
+            f"{name}: this server has the role inference, which is read-only; call servers that were "
+            "started with --role parameters",
             reason="role_inference",
         )
 
@@ -97,17 +98,18 @@ def _timed(answer: Callable[[bytes, float], bytes]) -> _Answer:
 
 @dataclass(frozen=True, slots=True)
 class Methods:
-    """The methods.
+    """The methods of the port.
 
     Args:
-        service: answers pulls.
-        refresher: takes newer versions.
-        tokens: who may call; None: everyone may look up, and callers on this machine may do everything.
-        changes: of tables that learn; None: they are read only.
-        watch: knows the calls that occupy threads of `calls`.
-        calls: threads of all calls except health probes.
-        probes: threads of health probes.
-        rejections: threads that reject calls for which a lane has no room.
+        service: Answers lookups.
+        refresher: Switches to newer versions.
+        tokens: Tokens of callers; None: everyone may look up, and callers on this machine may do
+            everything.
+        changes: Handler of changes of trainable tables; None: the tables are read-only.
+        watch: Tracks the calls that occupy threads of `calls`.
+        calls: Threads of all calls except health probes.
+        probes: Threads of health probes.
+        rejections: Threads that reject calls if a lane is full.
     """
 
     service: LookupService
@@ -141,7 +143,8 @@ class Methods:
             result = self.refresher.hint(context.time_remaining())
         except DeadlineError:
             raise StatusError(
-                Status.DEADLINE_EXCEEDED, "the refresh goes on; ask later what is served"
+                Status.DEADLINE_EXCEEDED,
+                "the refresh continues after the deadline; call Describe later for the served version",
             ) from None
         return encode(
             RefreshReply(
@@ -161,7 +164,7 @@ class Methods:
             return encode(HealthReply(ServingStatus.SERVING))
         if request.service not in ("", SERVICE, INFERENCE):
             raise StatusError(
-                Status.NOT_FOUND, f"service {request.service!r} is not known; ask for {SERVICE!r}"
+                Status.NOT_FOUND, f"unknown service {request.service!r}; use {SERVICE!r}"
             )
         is_ready = self.service.is_ready
         return encode(HealthReply(ServingStatus.SERVING if is_ready else ServingStatus.NOT_SERVING))
@@ -176,7 +179,7 @@ class Methods:
 
 
 def make_method_table(methods: Methods) -> dict[str, Method]:
-    """All methods of the port, by path. Probes of health need no token."""
+    """Returns all methods of the port by path. Health probes need no token."""
     service, metrics = methods.service, methods.service.metrics
 
     def note_pull(code: str, seconds: float) -> None:
@@ -209,12 +212,12 @@ def make_method_table(methods: Methods) -> dict[str, Method]:
 
 
 def make_handler(methods: Methods) -> grpc.GenericRpcHandler:
-    """Handler of all services of the port."""
+    """Returns the handler of all services of the port."""
     return _Handlers(methods, make_method_table(methods))
 
 
 def make_probe_handler(methods: Methods) -> grpc.GenericRpcHandler:
-    """Handler of the probes alone, which need no token."""
+    """Returns a handler of only the probes, which need no token."""
     table = make_method_table(methods)
     return _Handlers(methods, {path: each for path, each in table.items() if not each.role})
 
@@ -225,11 +228,12 @@ class Method:
 
     answer: _Answer
     role: str = ""
-    """The role that it needs; empty for probes, which need none."""
+    """Role that it needs; empty for probes, which need none."""
     check_deadline: _CheckDeadline | None = None
-    """Rejects deadlines; None accepts calls without one, whose message must come soon."""
+    """Rejects invalid deadlines; None accepts calls without a deadline, whose message must arrive
+    soon."""
     note_rejected: _NoteRejected | None = None
-    """Counts a call that is rejected before its message is read: its status and its seconds."""
+    """Counts a call that is rejected before its message is read, with its status and duration."""
 
 
 def _changes(methods: Methods) -> dict[str, Method]:
@@ -276,8 +280,8 @@ def _in_lane(call: _Call, lane: CallLane, messages: Iterator[bytes], context: An
 def _reject(call: _Call, lane: CallLane, _: Iterator[bytes], context: Any) -> bytes:
     refusal = StatusError(
         Status.RESOURCE_EXHAUSTED,
-        f"{call.name}: this server answers or queues {lane.max_calls} calls already (16 for each of "
-        "server.threads); ask another replica, ask again later, or raise server.threads",
+        f"{call.name}: this server already answers or queues {lane.max_calls} calls (16 per thread of "
+        "server.threads); use another replica, retry later, or increase server.threads",
         reason="calls",
     )
     call.count(refusal)
@@ -307,9 +311,9 @@ class _Call:
             self.abort(refusal, context)
         except _CallEndedError:
             outcome = "CANCELLED"
-            context.abort(grpc.StatusCode.CANCELLED, "the call ended before its message came")
+            context.abort(grpc.StatusCode.CANCELLED, "the call ended before its message arrived")
         except Exception as error:
-            # Of a bug the caller learns the kind, and the log of this server the rest.
+            # The caller receives only the type of the exception; the log contains the traceback.
             number = threading.get_ident()
             _log.exception("a call failed in thread %d", number)
             context.abort(
@@ -352,8 +356,8 @@ class _Call:
         """Waits for the message of the call, until its deadline.
 
         Raises:
-            Refusal: if the caller sent none.
-            _CallEndedError: if the call ended meanwhile.
+            StatusError: The caller sent no message.
+            _CallEndedError: The call ended in the meantime.
         """
         timer = None
         if self.method.check_deadline is None:  # it may have no deadline
@@ -384,7 +388,7 @@ class _Call:
                 timer.cancel()
 
     def count(self, refusal: StatusError) -> None:
-        """Counts the call if it is rejected before its method runs."""
+        """Counts a call that is rejected before its method runs."""
         self.methods.service.metrics.count_rejected(refusal.reason)
         self._note(refusal.status.value)
 
@@ -395,7 +399,7 @@ class _Call:
 
     @staticmethod
     def abort(refusal: StatusError, context: Any) -> bytes:
-        """Ends the call with a status; raises, because gRPC does."""
+        """Ends the call with a status; always raises, because gRPC does."""
         if refusal.shard_map:
             context.set_trailing_metadata(((SHARD_MAP_METADATA, refusal.shard_map),))
         context.abort(getattr(grpc.StatusCode, refusal.status.value), str(refusal))
@@ -403,4 +407,4 @@ class _Call:
 
 
 class _CallEndedError(Exception):
-    """The caller went away, or its deadline passed, before the message came."""
+    """The caller disconnected, or its deadline passed, before the message arrived."""

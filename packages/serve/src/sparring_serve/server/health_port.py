@@ -1,4 +1,4 @@
-"""`HealthPort`: health of a server in plain text, for probes that cannot use TLS."""
+"""`HealthPort`: health checks of a server in plain text, for probes that cannot use TLS."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _MAX_CALLS = 16
 
 
 class HealthPort:
-    """Answers health calls on a port of its own from `start` until `close`, and no other calls.
+    """Answers only health checks, on a separate port, from `start` until `close`.
 
-    The gRPC probes of Kubernetes have no option for TLS.
+    The gRPC probes of Kubernetes do not support TLS.
 
     Args:
-        host: to listen on.
-        port: to listen on; 0 takes a free one.
+        host: Host to listen on.
+        port: Port to listen on; 0 selects a free port.
 
     Raises:
-        StorageIOError: the port cannot be listened on.
+        StorageIOError: The server cannot listen on the port.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -41,21 +41,22 @@ class HealthPort:
             self.port = self._grpc.add_insecure_port(address)
         except RuntimeError as error:
             raise StorageIOError(
-                f"cannot listen on {address} ({error}); see what listens there, or set "
+                f"cannot listen on {address} ({error}); stop the process that uses the port, or set "
                 "server.health_port"
             ) from None
 
     def start(self, methods: Methods) -> None:
-        """Answers from now on.
+        """Starts to answer.
 
         Args:
-            methods: of the server; probes of its own port cannot take the threads of this one.
+            methods: Methods of the server; probes of the main port cannot occupy the threads of this
+                port.
         """
         handler = make_probe_handler(replace(methods, probes=self._lane))
         self._grpc.add_generic_rpc_handlers((handler,))
         self._grpc.start()
 
     def close(self) -> None:
-        """Ends the port."""
+        """Closes the port."""
         self._grpc.stop(None).wait()
         self._lane.close()

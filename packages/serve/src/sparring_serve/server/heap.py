@@ -1,4 +1,4 @@
-"""Keeps freed memory in the process, so that answers of a megabyte do not fault their pages each time."""
+"""Keeps freed memory in the process, so that large replies do not cause page faults each time."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import ctypes
 
 __all__ = ["keep_freed_memory"]
 
-# Of glibc's malloc.h.
+# Constants of glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 
 
 def keep_freed_memory() -> bool:
-    """Tells glibc to serve large blocks from its heap and to keep up to 256 MiB of it; few heaps.
+    """Configures glibc to serve large blocks from its heap, to keep up to 256 MiB of it, and to use
+    few heaps.
 
-    For a process that does nothing but serve. Returns whether there is such a malloc.
+    For processes that only serve. Returns whether the allocator supports it.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -36,27 +36,27 @@ _log = logging.getLogger(__name__)
 
 _PROBE_THREADS, _MAX_PROBES = 8, 32
 _CALLS_PER_THREAD = 16
-"""Calls that are answered or wait for a thread, per thread."""
+"""Maximum number of calls, per thread, that are answered or wait for a thread."""
 
 
 def _do_nothing() -> None:
-    """Default of `on_stuck` for a server within a program, which may set another function."""
+    """Default of `on_stuck`, for servers in programs that do not set another function."""
 
 
 class LookupServer:
     """Serves tables on a port until `close`.
 
     Args:
-        tables: that are served; closed with the server.
-        config: of the service.
-        place: shard of this server.
-        address: ``host:port``; port 0 takes a free one.
-        changes: makes what changes the tables, where pushes are taken; None: they are read only.
+        tables: Tables to serve; closed with the server.
+        config: Configuration of the service.
+        place: Shard of this server.
+        address: ``host:port``; port 0 selects a free port.
+        changes: Creates the handler of pushes, saves and loads; None: the tables are read-only.
 
     Raises:
-        ConfigError: plain text off loopback, or a file of TLS or tokens is wrong.
-        StorageIOError: the port cannot be listened on.
-        PluginError: metrics or reflection are asked for, and their package is not installed.
+        ConfigError: Plain text on a non-loopback address, or a TLS or token file is invalid.
+        StorageIOError: The server cannot listen on the port.
+        PluginError: Metrics or reflection are enabled, but their package is not installed.
     """
 
     def __init__(
@@ -108,7 +108,8 @@ class LookupServer:
                     "this server has no server.token_file, so it accepts pushes, flushes, saves and "
                     "loads from loopback addresses only, and lookups from everywhere"
                 )
-        # The lanes limit the calls: a limit of gRPC's would reject health probes of a busy server, too.
+        # The lanes limit the calls, because gRPC's limit would also reject health probes of a busy
+        # server.
         self._grpc = grpc.server(
             self._calls.threads,
             options=[
@@ -125,7 +126,8 @@ class LookupServer:
             )
         except RuntimeError as error:
             raise StorageIOError(
-                f"cannot listen on {address} ({error}); see what listens there, or set server.address"
+                f"cannot listen on {address} ({error}); stop the process that uses the port, or set "
+                "server.address"
             ) from None
         self.address = f"{host}:{self.port}" if ":" not in host else f"[{host}]:{self.port}"
         if server.reflection:
@@ -140,11 +142,11 @@ class LookupServer:
         self.health_port = (
             None if server.health_port is None else HealthPort(host, server.health_port)
         )
-        # Its thread begins here: what is refused is refused before.
+        # This starts a thread, so all checks of the configuration come before it.
         self.refresher = Refresher(
             tables,
             self.metrics,
-            # Tables of a backend follow its notes by themselves.
+            # Tables of a backend follow its change notes and need no polling.
             None if server.pin is not None or config.tables else server.poll_seconds,
         )
         methods = Methods(
@@ -162,10 +164,10 @@ class LookupServer:
         self._grpc.add_generic_rpc_handlers((make_handler(methods),))
         self._is_closed = False
         self._grpc.start()
-        self.watch.start(server.threads, lambda: self.on_stuck())  # noqa: PLW0108 - it is set later
+        self.watch.start(server.threads, lambda: self.on_stuck())  # noqa: PLW0108 - the attribute is set later
 
     def close(self) -> None:
-        """Drains: is not ready, lets calls under way end, and closes the tables."""
+        """Drains: rejects new calls, completes calls in progress, and closes the tables."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -204,18 +206,18 @@ class LookupServer:
 def open_server(
     config: ServingConfig, *, shard: int = 0, address: str | None = None
 ) -> LookupServer:
-    """Maps the serving snapshots that a configuration names, or opens its tables' backends, and serves
-    them until `close`.
+    """Opens the serving snapshots of a configuration, or the backends of its tables, and serves them
+    until `close`.
 
     Args:
-        config: of the service.
-        shard: of this server, from 0.
-        address: ``host:port``, port 0 takes a free one; None: `server.address`, or that of the first
-            replica of the shard.
+        config: Configuration of the service.
+        shard: Shard of this server, from 0.
+        address: ``host:port``; port 0 selects a free port; None uses `server.address` or the address
+            of the shard's first replica.
 
     Raises:
-        SnapshotError: there is none yet, or it is damaged.
-        ConfigError, StorageIOError: as `LookupServer`.
+        SnapshotError: There is no serving snapshot, or it is damaged.
+        ConfigError, StorageIOError: As in `LookupServer`.
     """
     position = ShardPosition(config.shard_map, shard)
     tables = _open_tables(config, position)
@@ -238,7 +240,8 @@ def _open_tables(config: ServingConfig, position: ShardPosition) -> ServingTable
 
 
 def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
-    """Credentials whose files are read again when they change, for connections from then on."""
+    """Returns credentials whose files are read again when they change; they apply to later
+    connections."""
     from sparring_serve.security import WatchedFile
 
     assert tls.certificate_file is not None

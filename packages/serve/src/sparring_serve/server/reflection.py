@@ -1,7 +1,7 @@
-"""Server reflection: tells generic clients, as grpcurl, the methods and messages of the port.
+"""Server reflection: describes the methods and messages to generic clients such as grpcurl.
 
-The extra ``reflection`` brings grpcio-reflection, and with it protobuf; nothing else here needs them.
-What is told is read from ``wire/*.proto``, so that no generated file can be older than they.
+The extra ``reflection`` installs grpcio-reflection and protobuf, which only this module needs. The
+descriptions are parsed from ``wire/*.proto``, so that they cannot be older than these files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PROTO_FILES = ("lookup.proto", "open_inference.proto", "health.proto")
 
 @dataclass(frozen=True, slots=True)
 class ProtoField:
-    """One field: its type is a scalar's name, or that of a message or an enumeration."""
+    """One field; its type is the name of a scalar, a message or an enumeration."""
 
     name: str
     number: int
@@ -37,14 +37,14 @@ class ProtoField:
 
 @dataclass(frozen=True, slots=True)
 class ProtoFile:
-    """The part of the language that our files use.
+    """A parsed `.proto` file; supports the part of the language that our files use.
 
     Args:
-        name: of the file.
-        service: of its one service, with the package.
-        messages: name → fields.
-        enums: name → enumerator → number.
-        methods: of the service: name → names of request and answer.
+        name: Name of the file.
+        service: Name of its only service, with the package.
+        messages: Name → fields.
+        enums: Name → enumerator → number.
+        methods: Method → names of its request and reply.
     """
 
     name: str
@@ -55,7 +55,7 @@ class ProtoFile:
 
 
 def read_proto(name: str) -> ProtoFile:
-    """Reads one of `PROTO_FILES`."""
+    """Parses one of `PROTO_FILES`."""
     text = files("sparring_serve.wire").joinpath(name).read_text()
     text = re.sub(r"//[^\n]*", "", text)
 
@@ -91,13 +91,13 @@ def read_proto(name: str) -> ProtoFile:
 
 
 def add_reflection(server: grpc.Server) -> None:
-    """Adds the reflection service; like health, it needs no token, and tells of no table.
+    """Adds the reflection service; like health checks, it needs no token and reveals no tables.
 
     Raises:
         PluginError: grpcio-reflection is not installed.
     """
     try:
-        # Neither ships types.
+        # Both packages have no type annotations.
         from google.protobuf import (  # type: ignore[import-untyped]
             descriptor_pb2,
             descriptor_pool,
@@ -109,9 +109,9 @@ def add_reflection(server: grpc.Server) -> None:
     except ImportError as error:
         raise PluginError(
             f"server.reflection=true needs grpcio-reflection ({error}); run: pip install "
-            "'sparring-serve[reflection]', or leave server.reflection out"
+            "'sparring-serve[reflection]', or remove server.reflection"
         ) from error
-    # A pool of its own: another library of the process may have a lookup.proto, too.
+    # Use a separate pool, because another library in the process may also have a lookup.proto.
     pool = descriptor_pool.DescriptorPool()
     services = [reflection.SERVICE_NAME]
     for name in PROTO_FILES:
@@ -135,7 +135,8 @@ def add_reflection(server: grpc.Server) -> None:
 
 
 def _bounded(answer: Callable[[Iterator[Any], Any], Iterator[Any]]) -> Any:
-    """Gives the streams of a method separate threads and a maximum time, because they need no token."""
+    """Runs the streams of a method on separate threads with a maximum duration, because they need no
+    token."""
 
     def answered(requests: Iterator[Any], context: Any) -> Iterator[Any]:
         timer = threading.Timer(_STREAM_SECONDS, context.cancel)
@@ -154,7 +155,7 @@ def _bounded(answer: Callable[[Iterator[Any], Any], Iterator[Any]]) -> Any:
 
 
 def _described(descriptor_pb2: Any, proto: ProtoFile) -> bytes:
-    """A FileDescriptorProto, as protoc makes it."""
+    """Encodes a FileDescriptorProto, like protoc."""
     package, _, service_name = proto.service.rpartition(".")
     made = descriptor_pb2.FileDescriptorProto(name=proto.name, package=package, syntax="proto3")
     kinds = descriptor_pb2.FieldDescriptorProto

@@ -1,4 +1,4 @@
-"""Takes newer versions while calls are answered: on a timer, and when someone hints that there is one."""
+"""Switches to newer versions while calls are answered: periodically, and after hints."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RefreshResult:
-    """How a look for a newer version ended."""
+    """Result of a check for a newer version."""
 
     is_new: bool
     refused: str = ""
-    """Why a newer one is not served; the old one is."""
+    """Reason why a newer version is not served; the old one is."""
 
 
 class Refresher:
-    """Looks for newer versions from a coroutine on an event loop; tables do the work on a thread.
+    """Checks for newer versions from a coroutine on an event loop; the tables do the work on a
+    thread.
 
-    A version that is refused is counted, and told once in the log; the next one is tried as any other.
+    A rejected version is counted and logged once; later versions are tried as usual.
 
     Args:
-        tables: that are refreshed.
-        metrics: what is counted.
-        poll_seconds: between looks; None: only hints.
+        tables: Tables to refresh.
+        metrics: Receives the counters.
+        poll_seconds: Interval of the checks; None: only hints.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Refresher:
         self._events = EventLoop(capacity=4, num_threads=1)
         self._stopped: Future[None] = Future()
         self.last_seconds = 0.0
-        """Time that the last newer version took."""
+        """Duration of the last switch to a newer version."""
         if poll_seconds is not None:
             self._events.submit(self._poll, name="polls for newer versions")
 
@@ -60,7 +61,7 @@ class Refresher:
             await asyncio.to_thread(self.refresh)
 
     def refresh(self) -> RefreshResult:
-        """Looks once, on this thread; looks wait for each other."""
+        """Checks once, on this thread; concurrent checks wait for each other."""
         with self._one_at_a_time:
             begin = time.perf_counter()
             try:
@@ -70,15 +71,15 @@ class Refresher:
                 self._metrics.count_refresh("refused")
                 if refused != self._last_refused:
                     _log.warning(
-                        "a newer version is refused, the old one is served on: %s", refused
+                        "a newer version is rejected, the old one remains served: %s", refused
                     )
                 self._last_refused = refused
                 return RefreshResult(False, refused)
             except Exception as error:
-                # Whatever it is, the next look may go better, and what is served is whole.
+                # The served version is unaffected, and the next check may succeed.
                 self._metrics.count_refresh("refused")
-                _log.exception("a look for a newer version failed")
-                return RefreshResult(False, f"{type(error).__name__} in this server; see its log")
+                _log.exception("a check for a newer version failed")
+                return RefreshResult(False, f"{type(error).__name__} in this server; check its log")
             self._last_refused = ""
             self._metrics.count_refresh("taken" if is_new else "unchanged")
             if is_new:
@@ -91,10 +92,10 @@ class Refresher:
             return RefreshResult(is_new)
 
     def hint(self, timeout_seconds: float) -> RefreshResult:
-        """`refresh`, on the thread of background work.
+        """Runs `refresh` on the background thread.
 
         Raises:
-            DeadlineError: it goes on in the background.
+            DeadlineError: It continues in the background.
         """
         found: RefreshResult = self._events.submit(
             self.refresh, name="refresh", timeout=timeout_seconds, report_failure=False
@@ -102,7 +103,7 @@ class Refresher:
         return found
 
     def close(self) -> None:
-        """Ends looking; waits for a look under way."""
+        """Stops the checks; waits for a check in progress."""
         if not self._stopped.done():
             self._stopped.set_result(None)
         self._events.close()

@@ -1,7 +1,7 @@
 """The contract between a lookup service and the tables that it serves.
 
-`sparring_serve.tables.packed` fulfils it with mapped files, `sparring_serve.testing` with dictionaries.
-All methods may run at the same time, on any thread.
+`sparring_serve.tables.packed` implements it with mapped files, `sparring_serve.testing` with
+dictionaries. All methods must be thread-safe.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Ids = npt.NDArray[np.int64]
 
 
 class VersionGoneError(SparringError):
-    """A version was named that is not kept: ask for the newest."""
+    """The requested version is no longer kept: request the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,10 @@ class Version:
     """One consistent state of all tables.
 
     Args:
-        run: that trained it, or empty.
-        step: of training.
-        hash: of its manifest: it names the version.
-        published: when it was written, in seconds since 1970.
+        run: Run that trained it, or empty.
+        step: Training step.
+        hash: Hash of its manifest, which identifies the version.
+        published: Time of its publication, in seconds since 1970.
     """
 
     run: str
@@ -59,16 +59,17 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class TableShape:
-    """One table.
+    """Description of one table.
 
     Args:
-        name: of the table.
-        dim: elements of an embedding.
-        dtype: of the stored rows: ``float32``, ``float16``, ``bfloat16``, ``int8`` or ``int4``.
-        num_rows: rows, or a bound of them.
-        initial: what keys without a row read as.
-        is_bound: whether there may be fewer rows than `num_rows`, because keys of several layers, or keys
-            that were erased, are counted more than once.
+        name: Name of the table.
+        dim: Number of elements of an embedding.
+        dtype: Data type of the stored rows: ``float32``, ``float16``, ``bfloat16``, ``int8`` or
+            ``int4``.
+        num_rows: Number of rows, or an upper bound.
+        initial: Initial values of keys without a row.
+        is_bound: Whether `num_rows` is an upper bound, because it counts keys in several layers more
+            than once, and erased keys.
     """
 
     name: str
@@ -84,22 +85,22 @@ class FoundRows:
     """Rows of one table, in the order of the ids."""
 
     rows: npt.NDArray[Any]
-    """``(n, dim)`` float32; ``(n, dim + 4)`` uint8 where int8 was asked for and is stored."""
+    """``(n, dim)`` float32; ``(n, dim + 4)`` uint8 if int8 was requested and is stored."""
     found: npt.NDArray[np.bool_]
     """``(n,)``: whether the id has a row."""
     failed: npt.NDArray[np.bool_] | None = None
-    """``(n,)``: whether the row could not be read; such rows are zeros and not found. None: all were
-    read."""
+    """``(n,)``: whether the row could not be read; such rows are zeros and not found. None if all
+    rows were read."""
 
 
 @dataclass(frozen=True, slots=True)
 class LookupResult:
-    """Rows of one version, of all tables of a lookup."""
+    """Rows of all tables of a lookup, in one version."""
 
     version: Version
     tables: Sequence[FoundRows]
     failure: str = ""
-    """Why rows are marked as failed; empty if all rows were read."""
+    """Reason why rows are marked as failed; empty if all rows were read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,76 +111,77 @@ class ScanResult:
     rows: npt.NDArray[np.float32]
     """``(n, dim)``"""
     cursor: bytes
-    """Where the next chunk begins; empty: there is none."""
+    """Start of the next chunk; empty after the last chunk."""
     version: Version
 
 
 class ServingTables(Protocol):
-    """Tables of one folder of serving snapshots, in the versions that are kept."""
+    """Tables of a folder of serving snapshots, in the kept versions."""
 
     not_fresh: str
-    """Why the newest version is not served and an older one is; empty: the newest is served."""
+    """Reason why an older version is served; empty if the newest is served."""
 
     def shapes(self) -> Mapping[str, TableShape]:
-        """The tables of the newest version, by name."""
+        """Returns the tables of the newest version by name."""
 
     def versions(self) -> Sequence[Version]:
-        """The versions that are kept, the newest first."""
+        """Returns the kept versions, newest first."""
 
     def lookup(
         self, asked: Sequence[tuple[str, Ids]], dtype: RowDtype, missing: Missing, version: str
     ) -> LookupResult:
-        """Rows of tables that exist, all of one version; changes nothing.
+        """Reads rows of existing tables in one version, without side effects.
 
-        Rows that cannot be read now, because a backend behind the tables fails, are marked as failed.
+        Rows that cannot be read because a backend fails are marked as failed.
 
         Args:
-            asked: table and ids; ids may repeat.
-            dtype: a hint: rows that are stored as int8 may be given so.
+            asked: Tables and ids; ids may repeat.
+            dtype: Hint: int8 rows may be returned as stored.
             missing: INITIAL or ZERO.
-            version: the hash of one that is kept; empty: the newest.
+            version: Hash of a kept version; empty means the newest.
 
         Raises:
-            VersionGoneError: it is not kept.
+            VersionGoneError: The version is not kept.
         """
 
     def scan(self, table: str, cursor: bytes, most_rows: int, version: str) -> ScanResult:
-        """Some rows of a table of one version, from a cursor on.
+        """Returns a chunk of rows of a table in one version, starting at a cursor.
 
         Args:
-            table: its name.
-            cursor: as an earlier call gave it; empty to begin.
-            most_rows: of the chunk.
-            version: the hash of one that is kept; empty: the newest.
+            table: Name of the table.
+            cursor: Cursor returned by the previous call; empty for the first chunk.
+            most_rows: Maximum number of rows in the chunk.
+            version: Hash of a kept version; empty means the newest.
 
         Raises:
-            VersionGoneError: it is not kept.
-            InvalidArgumentError: `cursor` is none.
-            UnsupportedError: these tables cannot be scanned.
+            VersionGoneError: The version is not kept.
+            InvalidArgumentError: The cursor is invalid.
+            UnsupportedError: These tables do not support scans.
         """
 
     def refresh(self) -> bool:
-        """Takes the newest version; returns whether there was a newer one.
+        """Switches to the newest version; returns whether there was a newer one.
 
         Raises:
-            SparringError: a newer one is refused (a gap, another base, damage); the old one serves on.
+            SparringError: The newer version is rejected (missing delta, other base, damage); the old
+                one remains served.
         """
 
     def gauges(self) -> Mapping[str, float]:
-        """Gauges of the newest version, as ``layers`` and ``mapped_bytes``."""
+        """Returns gauges of the newest version, such as ``layers`` and ``mapped_bytes``."""
 
     def close(self) -> None:
-        """Frees everything. No other call may be under way, and none may follow."""
+        """Releases all resources. No other call may be in progress or follow."""
 
 
 def found_rows(storage: Storage, table: TableConfig, ids: Ids, missing: Missing) -> FoundRows:
-    """Embeddings of a storage, and what ids without a row read as.
+    """Reads embeddings from a storage, and fills in the values of ids without a row.
 
     Args:
-        storage: of the table.
-        table: its declaration.
-        ids: they may repeat.
-        missing: INITIAL; otherwise the storage's zeros are given.
+        storage: Storage of the table.
+        table: Declaration of the table.
+        ids: Ids, which may repeat.
+        missing: With INITIAL, ids without a row have their initial value; otherwise zeros.
     """
     if not len(ids):
         return FoundRows(np.empty((0, table.dim), np.float32), np.empty(0, np.bool_))
@@ -191,13 +193,13 @@ def found_rows(storage: Storage, table: TableConfig, ids: Ids, missing: Missing)
 def in_order_of_ids(
     once: Dedup, read: FoundRows, table: TableConfig, missing: Missing
 ) -> FoundRows:
-    """The rows of `read`, which are those of distinct keys, for each id of a request.
+    """Expands the rows of distinct keys to the ids of a request.
 
     Args:
-        once: the distinct keys and where each id is among them.
-        read: their rows, as the storage returned them.
-        table: its declaration.
-        missing: INITIAL; otherwise keys without a row keep the storage's zeros.
+        once: The distinct keys, and the index of each id among them.
+        read: Rows of the keys, as the storage returned them.
+        table: Declaration of the table.
+        missing: With INITIAL, keys without a row have their initial value; otherwise zeros.
     """
     rows = read.rows.astype(np.float32, copy=False)
     has_none = ~read.found if read.failed is None else ~(read.found | read.failed)
@@ -205,15 +207,15 @@ def in_order_of_ids(
     if missing == Missing.INITIAL and len(unseen):
         rows[unseen] = initial_rows(once.keys[unseen], table)
     if len(once.keys) == len(once.inverse):
-        # Keys are in the order of ids if none repeats.
+        # If no id repeats, the keys have the order of the ids.
         return FoundRows(rows, read.found, read.failed)
     failed = None if read.failed is None else read.failed[once.inverse]
     return FoundRows(rows[once.inverse], read.found[once.inverse], failed)
 
 
 def describe_initial_values(table: TableConfig) -> InitialValues:
-    """Description of what keys of a declared table without a row read as."""
+    """Returns a description of the initial values of a declared table."""
     initializer = table.initializer
-    assert isinstance(initializer, Initializer)  # TableConfig sees to it
+    assert isinstance(initializer, Initializer)  # guaranteed by TableConfig
     first, second = initializer.parameters(table.dim)
     return InitialValues(initializer.kind, first, second, table.seed, table.dtype)

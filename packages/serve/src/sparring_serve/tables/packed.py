@@ -1,4 +1,4 @@
-"""Serving snapshots behind the contract of a service: mapped files of sparring-packed."""
+"""Serving snapshots as tables of a service: mapped files of sparring-packed."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 def open_packed_tables(config: ServingConfig, position: ShardPosition) -> PackedServingTables:
-    """Maps the newest serving snapshot that is intact, or the pinned one: the partitions of a shard.
+    """Maps a shard's partitions of the newest intact serving snapshot, or of the pinned one.
 
     Raises:
-        SnapshotError: there is none, the pinned one is damaged, or all are.
+        SnapshotError: There is no serving snapshot, the pinned one is damaged, or all are damaged.
     """
     server, folder = config.server, config.snapshots.rstrip("/")
     partitions = position.shards.partitions_of(position.shard)
@@ -63,8 +63,8 @@ def open_packed_tables(config: ServingConfig, position: ShardPosition) -> Packed
             packed = open_at(f"{folder}/{server.pin}")
         except SnapshotError as error:
             raise SnapshotError(
-                f"{error}. server.pin={server.pin} names this version: name another folder of {folder}, "
-                "or leave server.pin out to serve the newest intact version"
+                f"{error}. server.pin={server.pin} selects this version: select another folder of "
+                f"{folder}, or remove server.pin to serve the newest intact version"
             ) from error
         return PackedServingTables(packed, warm_up_seconds=server.warm_up_seconds)
     try:
@@ -76,7 +76,7 @@ def open_packed_tables(config: ServingConfig, position: ShardPosition) -> Packed
         older = _open_older(folder, names, open_at)
         if older is None and isinstance(error, SnapshotError):
             raise SnapshotError(
-                f"{error}. Serving snapshots are written by: sparring publish RUN {config.snapshots}"
+                f"{error}. To write a serving snapshot: sparring publish RUN {config.snapshots}"
             ) from error
         if older is None:
             raise
@@ -103,7 +103,7 @@ def _open_older(
     names: frozenset[str],
     open_at: Callable[[str], sparring_packed.PackedTables],
 ) -> sparring_packed.PackedTables | None:
-    """Opens the newest serving snapshot that is intact; None: there is none."""
+    """Opens the newest intact serving snapshot; returns None if there is none."""
     steps: list[tuple[int, str]] = []
     for name in names:
         try:
@@ -119,7 +119,7 @@ def _open_older(
 
 
 _RETRY_SECONDS = 60.0
-"""A rejected version is opened again after this time: its files may have been copied completely."""
+"""A rejected version is opened again after this time, because its files may be complete by then."""
 
 
 @dataclass(slots=True)
@@ -127,11 +127,11 @@ class Behind:
     """The newest version, which could not be opened when the server started.
 
     Args:
-        refused: reason why it was rejected.
-        names: content of the folder at the last attempt.
-        list_names: lists the folder.
-        open_newest: opens the newest version.
-        tried: time of `time.monotonic` of the last attempt.
+        refused: Reason why it was rejected.
+        names: Content of the folder at the last attempt.
+        list_names: Lists the folder.
+        open_newest: Opens the newest version.
+        tried: Time of the last attempt, as returned by `time.monotonic`.
     """
 
     refused: str
@@ -144,8 +144,8 @@ class Behind:
         """Opens the newest version.
 
         Raises:
-            SparringError: it is rejected again, or nothing has changed and the last attempt was less than
-                a minute ago.
+            SparringError: It is rejected again, or nothing has changed and the last attempt was less
+                than a minute ago.
         """
         names, now = self.list_names(), time.monotonic()
         if names == self.names and now - self.tried < _RETRY_SECONDS:
@@ -162,9 +162,9 @@ class PackedServingTables:
     """`ServingTables` of mapped files.
 
     Args:
-        packed: opened serving snapshots; closed with this.
-        warm_up_seconds: that a newer version may be read before it is served; 0: it is not.
-        behind: the newest version, if it could not be opened and `packed` is older.
+        packed: Opened serving snapshots; closed with this object.
+        warm_up_seconds: Maximum time to read a newer version before it is served; 0 means no warm-up.
+        behind: The newest version, if it could not be opened and `packed` is older.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class PackedServingTables:
         self.not_fresh = "" if behind is None else behind.refused
         self._warm_up_seconds = warm_up_seconds
         self._recent = RecentIds()
-        # Newer versions have the same.
+        # All versions have the same initializers.
         self._initial = {
             each.name: InitialValues(
                 each.initializer.kind,
@@ -193,7 +193,8 @@ class PackedServingTables:
         self._remember()
 
     def _remember(self) -> None:
-        """Copies what each call asks for: to ask the library costs a call for each table."""
+        """Caches data that each call needs, because reading it from the library costs a call per
+        table."""
         packed = self._packed
         self._shapes = {
             name: TableShape(
@@ -253,7 +254,8 @@ class PackedServingTables:
     def scan(self, table: str, cursor: bytes, most_rows: int, version: str) -> ScanResult:
         if len(cursor) not in (0, _CURSOR.size):
             raise InvalidArgumentError(
-                f"cursor: {len(cursor)} bytes, expected those of the answer before, or none to begin"
+                f"cursor: found {len(cursor)} bytes, expected the cursor of the previous reply, or an "
+                "empty one for the first chunk"
             )
         begin = _CURSOR.unpack(cursor) if cursor else (0, 0)
         versions = {each.hash: each for each in self._versions}

@@ -1,4 +1,4 @@
-"""Ids that were asked for lately, for the warm-up of a newer version."""
+"""Recently requested ids, for the warm-up of a newer version."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _CALLS = 64
 
 
 class RecentIds:
-    """Of each table the ids of the last 64 calls, up to 4,096 of each. Any thread may call any method."""
+    """Ids of the last 64 calls per table, up to 4,096 of each call. All methods are thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._calls: dict[str, deque[Ids]] = {}
 
     def note(self, table: str, ids: Ids) -> None:
-        # A copy: ids are a part of the message, which may be long.
+        # Copy the ids, because they would keep the whole message in memory.
         noted = ids[:_IDS_OF_A_CALL].copy()
         with self._lock:
             self._calls.setdefault(table, deque(maxlen=_CALLS)).append(noted)
 
     def newest_first(self) -> dict[str, Ids]:
-        """Table → ids, each once, those of the newest call first."""
+        """Returns the distinct ids per table, those of the newest call first."""
         with self._lock:
             calls = {table: list(reversed(each)) for table, each in self._calls.items()}
         found = {}

@@ -17,14 +17,14 @@ __all__ = ["ShardReplicas"]
 
 @dataclass(frozen=True)
 class ShardReplicas:
-    """Which servers have which partitions.
+    """Shard map: the servers of each range of partitions.
 
     Args:
-        shards: of each shard the addresses of its replicas, ``host:port``.
-        number: of this map; the larger is the newer.
+        shards: Addresses ``host:port`` of the replicas of each shard.
+        number: Version of this map; the largest is the newest.
 
     Raises:
-        InvalidArgumentError: no shard, more than 4,096, or one without a replica.
+        InvalidArgumentError: There are no shards, more than 4,096, or a shard without replicas.
     """
 
     shards: tuple[tuple[str, ...], ...]
@@ -33,8 +33,8 @@ class ShardReplicas:
     def __post_init__(self) -> None:
         if not 1 <= len(self.shards) <= NUM_PARTITIONS or not all(self.shards):
             raise InvalidArgumentError(
-                f"shards: must be 1 to {NUM_PARTITIONS}, each with the address of a replica at least, "
-                f"found {len(self.shards)}: {self.shards!r}; list host:port of all replicas of each"
+                f"shards: must be 1 to {NUM_PARTITIONS} shards with at least one replica each, found "
+                f"{len(self.shards)}: {self.shards!r}; list host:port of all replicas of each shard"
             )
 
     @property
@@ -42,25 +42,25 @@ class ShardReplicas:
         return len(self.shards)
 
     def partitions_of(self, shard: int) -> tuple[int, int]:
-        """The half-open range of partitions of a shard."""
+        """Returns the half-open range of partitions of a shard."""
         owned = ShardMap.balanced(self.num_shards).partitions_of(shard)
         return int(owned[0]), int(owned[-1]) + 1
 
     def shard_of(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-        """``(n,)``: the shard of each key."""
+        """Returns the shard of each key, ``(n,)`` int32."""
         owners: npt.NDArray[np.int32] = ShardMap.balanced(self.num_shards).owners[partition(keys)]
         return owners
 
     def to_bytes(self) -> bytes:
-        """As a ShardMap message."""
+        """Encodes the map as a ShardMap message."""
         return encode(ShardMapMessage(self.number, tuple(map(Replicas, self.shards))))
 
     @classmethod
     def from_bytes(cls, content: bytes) -> ShardReplicas:
-        """The inverse of `to_bytes`.
+        """Decodes the result of `to_bytes`.
 
         Raises:
-            MessageError, InvalidArgumentError: the bytes are none, or name no shard.
+            MessageError, InvalidArgumentError: The bytes are invalid or contain no shard.
         """
         return cls.from_message(decode(ShardMapMessage, content))
 

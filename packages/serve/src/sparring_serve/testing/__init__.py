@@ -1,4 +1,4 @@
-"""Parts for tests of services and clients: tables in memory, and transports that fail as told."""
+"""Helpers for tests of services and clients: tables in memory, and a transport that injects failures."""
 
 from sparring_serve.testing.faulty_transport import FaultyTransport, TransportClock
 from sparring_serve.testing.memory_tables import MemoryTables

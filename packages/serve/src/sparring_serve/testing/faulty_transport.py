@@ -1,4 +1,4 @@
-"""A transport without a network, whose replicas fail as they are told, on a clock of its own."""
+"""A transport without a network, with injected failures and a simulated clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["FaultyTransport", "TransportClock"]
 
 @dataclass(slots=True)
 class TransportClock:
-    """Seconds, which pass where the transport says so."""
+    """Seconds, advanced by the transport."""
 
     now: float = 0.0
 
@@ -26,14 +26,15 @@ class TransportClock:
 
 
 class FaultyTransport:
-    """Replicas that answer from services of this process.
+    """Replicas that are services in this process.
 
     Args:
-        services: of each address.
-        fault: an attempt → ``""``: it is answered; ``cut``: the connection fails at once; ``hang``: it is
-            never answered; ``lost``: it is answered, and the answer is lost; ``damaged``: the answer is
-            cut short; ``busy``: it is refused for want of room.
-        clock: which hangs move to the end of the attempt.
+        services: Service per address.
+        fault: Returns the fault of an attempt: ``""`` for none; ``cut``: the connection fails
+            immediately; ``hang``: there is never a reply; ``lost``: the call is executed, but the
+            reply is lost; ``damaged``: the reply is truncated; ``busy``: the call is rejected because
+            the server is overloaded.
+        clock: Clock, which hangs advance to the end of the attempt.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Serving tables in dictionaries: slow, and obviously right."""
+"""Serving tables in dictionaries: a slow reference implementation."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ Rows = npt.NDArray[np.float32]
 
 
 class MemoryTables:
-    """Versions of tables that a test puts in.
+    """Versions of tables that a test provides.
 
     Args:
-        tables: their declarations.
-        rows: of the first version, by table and key.
-        keep: versions that a lookup may name.
+        tables: Declarations of the tables.
+        rows: Rows of the first version, by table and key.
+        keep: Number of versions to keep.
     """
 
     not_fresh = ""
@@ -63,7 +63,7 @@ class MemoryTables:
         *,
         published: float = 0.0,
     ) -> Version:
-        """Adds a version that the next refresh takes; its hash is of its step."""
+        """Adds a version for the next refresh; its hash is derived from its step."""
         version = Version("", step, f"{step:032x}", published)
         kept = {
             table: {key: np.asarray(row, np.float32) for key, row in of_table.items()}
@@ -73,7 +73,7 @@ class MemoryTables:
         return version
 
     def damage_next(self, error: SparringError) -> None:
-        """Lets the next refresh fail."""
+        """Makes the next refresh raise `error`."""
         self._next.append(error)
 
     def shapes(self) -> Mapping[str, TableShape]:
@@ -95,7 +95,7 @@ class MemoryTables:
         chosen = [each for each in kept if not version or each[0].hash == version]
         if not chosen:
             listed = ", ".join(each.hash for each, _ in kept)
-            raise VersionGoneError(f"version {version} is not kept; ask for one of {listed}")
+            raise VersionGoneError(f"version {version} is not kept; request one of {listed}")
         found_version, rows = chosen[0]
         return LookupResult(
             found_version,

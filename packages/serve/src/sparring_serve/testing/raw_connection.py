@@ -1,4 +1,4 @@
-"""`RawConnection`: HTTP/2 frames as no client library sends them, for calls that stop halfway."""
+"""`RawConnection`: sends HTTP/2 frames that no client library sends, for calls that stop halfway."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CANCEL = 8
 
 
 class FrameKind(IntEnum):
-    """Kinds of frames (RFC 9113, section 6)."""
+    """Types of frames (RFC 9113, section 6)."""
 
     DATA = 0
     HEADERS = 1
@@ -43,16 +43,16 @@ class Frame:
 
     @property
     def settings(self) -> dict[int, int]:
-        """Number of a setting → its value, of a frame SETTINGS."""
+        """Number of a setting → its value, for a SETTINGS frame."""
         return dict(struct.iter_unpack(">HI", self.payload))
 
 
 class RawConnection:
-    """A plain-text connection to a server of gRPC.
+    """A plain-text connection to a gRPC server.
 
     Args:
         address: ``host:port``.
-        acks_pings: whether pings of the server are answered.
+        acks_pings: Whether to acknowledge pings of the server.
     """
 
     def __init__(self, address: str, *, acks_pings: bool = True) -> None:
@@ -61,18 +61,19 @@ class RawConnection:
         self._received = b""
         self._next_stream = 1
         self._statuses: dict[int, int | None] = {}
-        # Without a table, headers of the server are literals.
+        # Without a header table, the server sends headers as literals.
         settings = struct.pack(">HI", _HEADER_TABLE_SIZE, 0)
         self._socket.sendall(_PREFACE + _framed(FrameKind.SETTINGS, 0, 0, settings))
 
     def begin(self, path: str, *, timeout: str = "", token: str = "", is_last: bool = False) -> int:
-        """Sends the headers of a call, and returns its stream.
+        """Sends the headers of a call and returns its stream.
 
         Args:
-            path: of the method.
-            timeout: deadline as gRPC writes it, for example ``500m`` for half a second; empty: none.
-            token: of the caller; empty: none.
-            is_last: whether nothing follows, not even a message.
+            path: Path of the method.
+            timeout: Deadline in the format of gRPC, for example ``500m`` for half a second; empty:
+                none.
+            token: Token of the caller; empty: none.
+            is_last: Whether nothing follows, not even a message.
         """
         headers = {
             ":method": "POST",
@@ -95,19 +96,20 @@ class RawConnection:
         return stream
 
     def send(self, stream: int, content: bytes, *, is_last: bool = False) -> None:
-        """Sends some bytes of the message of a call."""
+        """Sends part of the message of a call."""
         self.send_frame(FrameKind.DATA, _END_STREAM if is_last else 0, stream, content)
 
     def cancel(self, stream: int) -> None:
-        """Ends a call."""
+        """Cancels a call."""
         self.send_frame(FrameKind.RST_STREAM, 0, stream, struct.pack(">I", _CANCEL))
 
     def send_frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        """Sends any frame."""
+        """Sends a frame."""
         self._socket.sendall(_framed(kind, flags, stream, payload))
 
     def frames(self, seconds: float) -> Iterator[Frame]:
-        """Frames of the server as they arrive, until the time is over or the connection is closed."""
+        """Yields frames of the server as they arrive, until the time is over or the connection is
+        closed."""
         end = time.monotonic() + seconds
         while True:
             while len(self._received) >= 9:
@@ -134,21 +136,22 @@ class RawConnection:
             self._received += received
 
     def status(self, stream: int, seconds: float) -> int | None:
-        """Waits for the status of a call; None: it ended without one, or did not end in time."""
+        """Waits for the status of a call; returns None if it ended without one or did not end in
+        time."""
         for _ in self.frames(seconds if stream not in self._statuses else 0):
             if stream in self._statuses:
                 break
         return self._statuses.get(stream)
 
     def is_closed(self, seconds: float) -> bool:
-        """Whether the server closes the connection within a time."""
+        """Returns whether the server closes the connection within the given time."""
         end = time.monotonic() + seconds
         for _ in self.frames(seconds):
             pass
         return time.monotonic() < end
 
     def close(self) -> None:
-        """Closes the connection without a word."""
+        """Closes the socket without a GOAWAY frame."""
         self._socket.close()
 
     def __enter__(self) -> RawConnection:
@@ -165,7 +168,7 @@ class RawConnection:
                 self._statuses[frame.stream] = int(found[1])
         if frame.kind == FrameKind.RST_STREAM:
             self._statuses.setdefault(frame.stream, None)
-        with suppress(ConnectionError):  # frames may be left of a connection that was closed
+        with suppress(ConnectionError):  # a closed connection may have buffered frames
             if frame.kind == FrameKind.SETTINGS and not is_ack:
                 self.send_frame(FrameKind.SETTINGS, _ACK, 0, b"")
             if frame.kind == FrameKind.PING and not is_ack and self.acks_pings:
@@ -173,7 +176,7 @@ class RawConnection:
 
 
 def framed_message(content: bytes) -> bytes:
-    """A message as gRPC frames it: uncompressed, with its length before it."""
+    """Frames a message like gRPC: uncompressed, preceded by its length."""
     return struct.pack(">BI", 0, len(content)) + content
 
 
@@ -182,7 +185,7 @@ def _framed(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def _text(content: bytes) -> bytes:
-    """A string literal of HPACK, not Huffman-coded."""
+    """Encodes an HPACK string literal without Huffman coding."""
     return (bytes([len(content)]) if len(content) < 127 else _long_size(len(content))) + content
 
 

@@ -1,1 +1,1 @@
-"""Messages on the wire: protobuf's format, written and read by a codec that pins no protobuf."""
+"""Protobuf messages, encoded and decoded without a dependency on protobuf."""

@@ -1,8 +1,8 @@
-"""Protobuf's wire format: frozen dataclasses to bytes and back, within bounds.
+"""The wire format of protobuf: encodes frozen dataclasses and decodes them within limits.
 
-A message is a dataclass whose fields carry their number and kind, made by `text`, `data`, `number`,
-`real`, `flag`, `one`, `many`, `texts`, `datas` and `numbers`. `decode` raises nothing but `MessageError`,
-whatever bytes it is given; nothing is allocated that the bytes do not hold. Fields of bytes are views
+A message is a dataclass whose fields specify their number and kind, created by `text`, `data`,
+`number`, `real`, `flag`, `one`, `many`, `texts`, `datas` and `numbers`. `decode` raises only
+`MessageError` for any input, and allocates no more than the input requires. Bytes fields are views
 into the message. https://protobuf.dev/programming-guides/encoding/
 """
 
@@ -36,22 +36,23 @@ __all__ = [
 ]
 
 MAX_BYTES = 64 << 20
-"""The longest message."""
+"""Maximum size of a message."""
 
 _MAX_ITEMS = 8192
-"""The most items of a repeated field, and the most fields of a message."""
+"""Maximum number of items of a repeated field, and of fields of a message."""
 
 _MAX_TEXT = 4096
 
 Buffer = bytes | bytearray | memoryview
-"""Bytes; a memoryview is of single bytes."""
+"""Bytes; a memoryview must have single-byte items."""
 
 _VARINT, _FIXED_64, _DELIMITED, _FIXED_32 = 0, 1, 2, 5
 _MASK = (1 << 64) - 1
 
 
 class MessageError(SparringError, ValueError):
-    """Bytes are no message of the expected kind: send what the `.proto` says."""
+    """The bytes are not a message of the expected type: send a message that conforms to the `.proto`
+    files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ def data(number: int) -> Any:
 
 
 def number(number: int) -> Any:
-    """A whole number or an enumerator, int64 or uint64; 0 if absent. Read as int64."""
+    """An integer or enumerator, int64 or uint64; 0 if absent. Decoded as int64."""
     return field(default=0, metadata={"kind": _Kind(number, "number")})
 
 
@@ -88,29 +89,29 @@ def flag(number: int) -> Any:
 
 
 def one(number: int, message: type[Any]) -> Any:
-    """A message; one of defaults if absent."""
+    """A message; a message of defaults if absent."""
     return field(
         default_factory=message, metadata={"kind": _Kind(number, "message", False, message)}
     )
 
 
 def many(number: int, message: type[Any]) -> Any:
-    """Messages, a tuple."""
+    """A tuple of messages."""
     return field(default=(), metadata={"kind": _Kind(number, "message", True, message)})
 
 
 def texts(number: int) -> Any:
-    """Strings, a tuple."""
+    """A tuple of strings."""
     return field(default=(), metadata={"kind": _Kind(number, "text", True)})
 
 
 def datas(number: int) -> Any:
-    """Pieces of bytes, a tuple."""
+    """A tuple of bytes."""
     return field(default=(), metadata={"kind": _Kind(number, "data", True)})
 
 
 def numbers(number: int) -> Any:
-    """Whole numbers, a tuple; written packed, read packed or not."""
+    """A tuple of integers; encoded packed, decoded packed or not."""
     return field(default=(), metadata={"kind": _Kind(number, "number", True)})
 
 
@@ -118,7 +119,7 @@ def numbers(number: int) -> Any:
 
 
 def encode(message: Any) -> bytes:
-    """The bytes of a message. Large fields are copied once."""
+    """Encodes a message. Large fields are copied once."""
     return b"".join(_pieces(message))
 
 
@@ -128,7 +129,7 @@ def _pieces(message: Any) -> list[Buffer]:
     for name, kind in _fields(kind_of_message):
         value = getattr(message, name)
         if not kind.is_repeated:
-            # The default of a message is its absence, too.
+            # A message of defaults is encoded as absent.
             if kind.form == "message" or value:
                 _put(pieces, kind, value)
         elif kind.form == "number":
@@ -186,15 +187,15 @@ _Message = TypeVar("_Message")
 
 
 def decode(message: type[_Message], content: Buffer, *, rejects_unknown: bool = False) -> _Message:
-    """A message from its bytes.
+    """Decodes a message.
 
     Args:
-        message: its class.
-        content: its bytes.
-        rejects_unknown: otherwise unknown fields are skipped.
+        message: Class of the message.
+        content: Encoded message.
+        rejects_unknown: Whether unknown fields raise an error; otherwise they are skipped.
 
     Raises:
-        MessageError: `content` is none, or is beyond the bounds, or has an unknown field.
+        MessageError: `content` is invalid, exceeds a limit, or has an unknown field.
     """
     view = memoryview(content)
     if len(view) > MAX_BYTES:
@@ -212,7 +213,7 @@ def _decode(message: Any, view: memoryview, rejects_unknown: bool) -> Any:
         if number not in kinds:
             if rejects_unknown:
                 names = ", ".join(f"{kind.number} {name}" for name, kind in _fields(message))
-                _refuse(message, f"field {number} is not supported, these are: {names}")
+                _refuse(message, f"field {number} is not supported; supported fields: {names}")
             continue
         name, kind = kinds[number]
         if kind.is_repeated:
@@ -259,7 +260,7 @@ def _read(
             return bytes(value).decode()
         except UnicodeDecodeError:
             _refuse(message, f"field {name} is not UTF-8")
-    # Messages hold messages of other kinds, so depth has an end.
+    # Message types are not recursive, so the depth is bounded.
     assert kind.message is not None
     return _decode(kind.message, value, rejects_unknown)
 
@@ -275,10 +276,10 @@ _WIRE_TYPES = {
 
 
 def _split(message: type[Any], view: memoryview) -> Iterator[tuple[int, int, Any]]:
-    """Number, wire type and content of each field: an int of a varint, a view of all others."""
+    """Yields number, wire type and content of each field: an int for a varint, a view for all others."""
     at, end = 0, len(view)
     while at < end:
-        # Nearly all numbers have one byte.
+        # Fast path: almost all field numbers have one byte.
         key = view[at]
         if key < 0x80:
             at += 1
@@ -302,16 +303,14 @@ def _split(message: type[Any], view: memoryview) -> Iterator[tuple[int, int, Any
         else:
             _refuse(message, f"field {number} has the wire type {wire_type}")
         if length > end - at:
-            _refuse(
-                message, f"field {number} has {length:,} bytes, of which {end - at:,} are there"
-            )
+            _refuse(message, f"field {number} has {length:,} bytes, but only {end - at:,} are left")
         yield number, wire_type, view[at : at + length]
         at += length
 
 
 def _packed(message: type[Any], view: memoryview) -> Iterator[int]:
     at = 0
-    # A number takes at least a byte.
+    # A number has at most 10 bytes.
     if len(view) > _MAX_ITEMS * 10:
         _refuse(message, f"a packed field has {len(view):,} bytes")
     while at < len(view):
@@ -329,12 +328,13 @@ def _read_varint(message: type[Any], view: memoryview, at: int) -> tuple[int, in
         value |= (byte & 0x7F) << 7 * position
         if byte < 0x80:
             return value & _MASK, at
-    _refuse(message, f"a number ends in no byte at {at:,}")
+    _refuse(message, f"an integer does not end at byte {at:,}")
 
 
 def _refuse(message: type[Any], found: str) -> NoReturn:
     raise MessageError(
-        f"no {message.__name__}: {found}; send one as the .proto files of sparring-serve describe it"
+        f"invalid {message.__name__}: {found}; send a message that conforms to the .proto files of "
+        "sparring-serve"
     )
 
 

@@ -56,7 +56,7 @@ SERVICE = "sparring.serving.v1.Lookup"
 
 
 class RowDtype(IntEnum):
-    """The dtype of rows on the wire."""
+    """Data type of rows in messages."""
 
     FLOAT32 = 0
     FLOAT16 = 1
@@ -64,7 +64,7 @@ class RowDtype(IntEnum):
 
 
 class Missing(IntEnum):
-    """Rows of keys that have none."""
+    """Values of keys without a row."""
 
     INITIAL = 0
     ZERO = 1
@@ -227,7 +227,7 @@ class RefreshReply:
 
 
 class Wait(IntEnum):
-    """When a push is answered."""
+    """When a push is acknowledged."""
 
     QUEUED = 0
     APPLIED = 1

@@ -1,6 +1,6 @@
 """Messages of other protocols on the same port: the Open Inference Protocol, and grpc.health.v1.
 
-The part that is served. Ids are the one input, raw or as `int64_contents`.
+Contains only the supported part. Ids are the only input, raw or as `int64_contents`.
 https://github.com/kserve/open-inference-protocol · https://github.com/grpc/grpc-proto
 """
 

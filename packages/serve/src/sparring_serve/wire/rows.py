@@ -1,4 +1,4 @@
-"""Rows, ids and found bits as bytes, little-endian."""
+"""Encoding of rows, ids and found bits as little-endian bytes."""
 
 from __future__ import annotations
 
@@ -22,64 +22,66 @@ __all__ = [
     "encode_rows",
 ]
 
-assert sys.byteorder == "little", "sparring serves from little-endian machines only"
+assert sys.byteorder == "little", "sparring-serve supports only little-endian machines"
 
 Rows = npt.NDArray[np.float32]
 
 _STORED = {RowDtype.FLOAT32: "fp32", RowDtype.FLOAT16: "fp16", RowDtype.INT8: "int8"}
-"""Rows are sent as serving snapshots store them."""
+"""Rows are sent in the formats of serving snapshots."""
 
 
 def as_bytes(array: npt.NDArray[Any]) -> Buffer:
-    """The bytes of an array, without a copy if it is contiguous."""
+    """Returns the bytes of an array, without a copy if it is contiguous."""
     return np.ascontiguousarray(array).data.cast("B") if array.size else b""
 
 
 def read_ids(content: Buffer) -> npt.NDArray[np.int64]:
-    """``(n,)`` ids: a view.
+    """Decodes ids as an ``(n,)`` view.
 
     Raises:
-        MessageError: no multiple of 8 bytes.
+        MessageError: The size is not a multiple of 8 bytes.
     """
     if len(content) % 8:
-        raise MessageError(f"ids: {len(content):,} bytes are no int64; send 8 bytes an id")
+        raise MessageError(
+            f"ids: {len(content):,} bytes are not a multiple of 8; send 8 bytes per id"
+        )
     return np.frombuffer(content, np.int64)
 
 
 def row_bytes(dim: int, dtype: int) -> int:
-    """Bytes of a row on the wire."""
+    """Returns the size of an encoded row."""
     if dtype == RowDtype.FLOAT32:
         return 4 * dim
     return 2 * dim if dtype == RowDtype.FLOAT16 else dim + 4
 
 
 def pack_found(found: npt.NDArray[np.bool_]) -> bytes:
-    """``(n,)`` → ceil(n / 8) bytes, the first in the lowest bit."""
+    """Encodes ``(n,)`` bits in ceil(n / 8) bytes, the first in the lowest bit."""
     return np.packbits(found, bitorder="little").tobytes()
 
 
 def read_found(content: Buffer, count: int) -> npt.NDArray[np.bool_]:
-    """The inverse of `pack_found`.
+    """Decodes the result of `pack_found`.
 
     Raises:
-        MessageError: too few or too many bytes.
+        MessageError: The number of bytes is wrong.
     """
     if len(content) != -(-count // 8):
         raise MessageError(
-            f"found bits of {count:,} ids: {len(content):,} bytes, expected {-(-count // 8):,}; "
-            "client and server may be of versions that do not fit"
+            f"found bits of {count:,} ids: found {len(content):,} bytes, expected {-(-count // 8):,}; "
+            "client and server may be of incompatible releases"
         )
     bits = np.frombuffer(content, np.uint8)
     return np.unpackbits(bits, count=count, bitorder="little").view(np.bool_)
 
 
 def encode_rows(rows: Rows, dtype: int) -> Buffer:
-    """Rows as they are sent.
+    """Encodes rows.
 
     Args:
         rows: ``(n, dim)`` float32.
-        dtype: a `RowDtype`. float16 overflows to infinity; int8 is affine for each row, as
-            FBGEMM's: q = (element - bias) / scale, bias the least element, both as float16.
+        dtype: A `RowDtype`. float16 overflows to infinity; int8 is affine per row, like FBGEMM's: q =
+            (element - bias) / scale, where bias is the minimum of the row, both as float16.
     """
     if dtype == RowDtype.FLOAT32 or not rows.size:
         return as_bytes(rows)
@@ -104,26 +106,27 @@ def encode_rows(rows: Rows, dtype: int) -> Buffer:
 
 
 def _of_rows(least_or_most: np.ufunc, rows: Rows) -> npt.NDArray[np.float32]:
-    """``(n,)``: of each row the least or greatest; by halves, which is much faster than ``axis=1``."""
+    """Returns the minimum or maximum of each row, ``(n,)``; by halving, which is much faster than
+    ``axis=1``."""
     while (width := rows.shape[1]) > 1:
         half = width // 2
-        # Of an odd width the middle is in both parts.
+        # If the width is odd, the middle column is in both parts.
         rows = least_or_most(rows[:, : width - half], rows[:, half:])
     found: npt.NDArray[np.float32] = rows[:, 0]
     return found
 
 
 def read_rows(content: Buffer, dim: int, dtype: int, out: Rows) -> None:
-    """Fills ``(n, dim)`` float32 with rows that came.
+    """Decodes rows into the ``(n, dim)`` float32 array `out`.
 
     Raises:
-        MessageError: too few or too many bytes.
+        MessageError: The number of bytes is wrong.
     """
     count = len(out)
     expected = count * row_bytes(dim, dtype)
     if len(content) != expected:
         raise MessageError(
-            f"{count:,} rows of dim {dim} as {RowDtype(dtype).name.lower()}: {len(content):,} bytes, "
-            f"expected {expected:,}; client and server may be of versions that do not fit"
+            f"{count:,} rows of dim {dim} as {RowDtype(dtype).name.lower()}: found {len(content):,} "
+            f"bytes, expected {expected:,}; client and server may be of incompatible releases"
         )
     widen_rows(content, _STORED[RowDtype(dtype)], out)
