@@ -360,9 +360,10 @@ class LookupService:
                 first = int(foreign[0])
                 raise StatusError(
                     Status.FAILED_PRECONDITION,
-                    f"table {table!r}: key {int(ids[first])} belongs to partition {int(found[first])}, and "
-                    f"shard {self.position.shard + 1} of {self.position.shards.num_shards} has the partitions "
-                    f"{begin} to {end - 1}; use the attached shard map",
+                    f"table {table!r}: key {int(ids[first])} belongs to partition "
+                    f"{int(found[first])}, and shard {self.position.shard + 1} of "
+                    f"{self.position.shards.num_shards} has the partitions {begin} to {end - 1}; "
+                    "use the attached shard map",
                     reason="foreign_partition",
                     shard_map=self.position.shards.to_bytes(),
                 )

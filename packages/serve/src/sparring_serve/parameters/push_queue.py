@@ -63,9 +63,9 @@ class PushQueue:
             if waiting and (waiting >= self._most_pushes or held + num_bytes > self._most_bytes):
                 raise StatusError(
                     Status.RESOURCE_EXHAUSTED,
-                    f"a push of {num_bytes:,} bytes was rejected: {waiting:,} pushes of {held:,} bytes "
-                    f"are waiting, and the maximum is {self._most_pushes:,} and {self._most_bytes:,}. Push "
-                    "again later with the same token",
+                    f"a push of {num_bytes:,} bytes was rejected: {waiting:,} pushes of {held:,} "
+                    f"bytes are waiting, and the maximum is {self._most_pushes:,} and "
+                    f"{self._most_bytes:,}. Push again later with the same token",
                     reason="push_queue",
                 )
             before()

@@ -108,8 +108,8 @@ class ShardSnapshots:
         if position.shard:
             raise StatusError(
                 Status.FAILED_PRECONDITION,
-                f"{what}: this is shard {position.shard + 1} of {position.shards.num_shards}, but the first "
-                f"shard coordinates it: call {position.shards.shards[0][0]}",
+                f"{what}: this is shard {position.shard + 1} of {position.shards.num_shards}, but "
+                f"the first shard coordinates it: call {position.shards.shards[0][0]}",
                 reason="not_first",
             )
         if not self._one_at_a_time.acquire(blocking=False):
@@ -257,10 +257,10 @@ class ShardSnapshots:
         if lost and not accepts_loss:
             raise StatusError(
                 Status.FAILED_PRECONDITION,
-                f"save: nothing was changed: shard {position.shard + 1} of {position.shards.num_shards} may "
-                f"have lost acknowledged pushes: {lost}. Load a snapshot (ParameterClient.load) so that "
-                "all shards have the same pushes, or accept the loss "
-                "(ParameterClient.save(accept_loss=True))",
+                f"save: nothing was changed: shard {position.shard + 1} of "
+                f"{position.shards.num_shards} may have lost acknowledged pushes: {lost}. Load a "
+                "snapshot (ParameterClient.load) so that all shards have the same pushes, or "
+                "accept the loss (ParameterClient.save(accept_loss=True))",
                 reason="pushes_lost",
             )
 
