@@ -1,7 +1,7 @@
-"""The command `sparring`, and what packages with commands of their own share.
+"""The command `sparring`, and parts for packages that add commands.
 
-YAML documents, console output, metrics, checks and conversions of snapshots. Names are imported from
-their homes when they are first used, so that a program that reads a document imports no typer.
+YAML documents, console output, metrics, checks and conversions of snapshots. Names are imported on
+first access, so that a program that only reads a document does not import typer.
 """
 
 from __future__ import annotations

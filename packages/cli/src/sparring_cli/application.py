@@ -1,7 +1,7 @@
-"""The program ``sparring``: puts the subcommands together and turns errors into exit codes.
+"""The program ``sparring``: collects the subcommands and converts errors to exit codes.
 
-Exit codes: 0 done; 2 what was asked for is wrong (usage, configuration, data, plugins); 1 it
-failed on the way; 130 stopped by Ctrl-C.
+Exit codes: 0 success; 2 invalid input (usage, configuration, data, plugins); 1 other failures; 130
+stopped by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WRONG_REQUESTS = (ConfigError, DataError, InvalidArgumentError, PluginError)
 
 
 class _StoppedError(Exception):
-    """Ctrl-C, carried past typer, whose versions turn it into different exit codes."""
+    """Ctrl-C; bypasses typer, whose versions convert it to different exit codes."""
 
 
 class _Group(TyperGroup):
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit code.
 
     Args:
-        arguments: what follows the name of the program; None takes ``sys.argv``.
+        arguments: Arguments after the name of the program; None uses ``sys.argv``.
     """
     context = CommandContext(make_plugin_manager())
     application = make_application(context.plugin_manager)
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def make_application(plugin_manager: PluginManager) -> typer.Typer:
-    """The typer application with the subcommands of all plugins, sparring-cli among them."""
+    """Returns the typer application with the subcommands of all plugins, including sparring-cli."""
     application = typer.Typer(
         name="sparring",
         cls=_Group,
@@ -80,14 +80,16 @@ def make_application(plugin_manager: PluginManager) -> typer.Typer:
     failure = native_failure()
     for descriptor in plugin_manager.commands():
         if failure is not None and descriptor.name != "doctor":
-            why = "the native library cannot be loaded"
+            why = "the native library failed to load"
             _add_failing_command(application, descriptor.name, failure, why)
             continue
         try:
             descriptor.register(application)
-        # One command of a plugin must not take the other commands away.
+        # A failing command must not affect the other commands.
         except Exception as error:
-            print_error(f"command {descriptor.name!r} is left out: {type(error).__name__}: {error}")
+            print_error(
+                f"command {descriptor.name!r} is not available: {type(error).__name__}: {error}"
+            )
     for conflict in plugin_manager.conflicts():
         if conflict.kind == "commands":
             _add_failing_command(
@@ -107,14 +109,12 @@ def _print_version(is_asked: bool) -> None:
 
 def _set_up(
     context: typer.Context,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show the whole traceback of an error.")
-    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of errors.")] = False,
     version: Annotated[  # noqa: ARG001 (its callback does the work)
         bool,
         typer.Option(
             "--version",
-            help="Print the version and end.",
+            help="Print the version and exit.",
             is_eager=True,
             callback=_print_version,
         ),
@@ -128,6 +128,6 @@ def _add_failing_command(application: typer.Typer, name: str, reason: str, why: 
         raise PluginError(reason)
 
     refuse.__doc__ = f"Not usable: {why}."
-    # Whatever follows the command is no matter: the reason is to be read, not the usage.
+    # Ignore all arguments, so that the command prints the reason and not its usage.
     takes_anything = {"ignore_unknown_options": True, "allow_extra_args": True}
     application.command(name, context_settings=takes_anything)(refuse)

@@ -1,4 +1,4 @@
-"""State that all commands of one call share."""
+"""State that is shared by all commands of one invocation."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["CommandContext", "get_command_context"]
 
 @dataclass(slots=True)
 class CommandContext:
-    """Stored in ``typer.Context.obj`` of every command.
+    """Stored in ``typer.Context.obj`` of each command.
 
     Args:
-        plugin_manager: finds the descriptors of all plugins.
-        is_debugging: show where an error came from.
+        plugin_manager: Finds the descriptors of all plugins.
+        is_debugging: Whether to show tracebacks of errors.
     """
 
     plugin_manager: PluginManager
@@ -26,5 +26,5 @@ class CommandContext:
 
 
 def get_command_context(context: typer.Context) -> CommandContext:
-    """The `CommandContext` of the call that `context` belongs to."""
+    """Returns the `CommandContext` of the invocation of `context`."""
     return cast(CommandContext, context.find_root().obj)

@@ -1,7 +1,8 @@
-"""The GPUs of this machine, as NVIDIA's driver tells of them: for ``sparring doctor`` and errors.
+"""The GPUs of this machine as reported by NVIDIA's driver, for ``sparring doctor`` and error
+messages.
 
-The driver's library is asked, which needs neither a toolkit nor a framework. Only `cuInit` and
-properties are called, so that no GPU gets a context, which would take memory there.
+Calls the driver's library, without a toolkit or framework. It only calls `cuInit` and queries
+properties, so that no GPU gets a context, which would use memory.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _NAME_BYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One of them."""
+    """One GPU."""
 
     name: str
     memory_bytes: int
@@ -29,34 +30,34 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """The GPUs that this process sees, and their driver."""
+    """The GPUs that this process can use, and their driver."""
 
     driver: str | None
-    """The driver's release, as ``580.65.06``."""
+    """Release of the driver, for example ``580.65.06``."""
     cuda_release: str | None
-    """The newest CUDA that the driver runs, as ``13.0``."""
+    """Newest CUDA release that the driver supports, for example ``13.0``."""
     devices: tuple[Gpu, ...]
-    """In the order of their numbers."""
+    """The GPUs in the order of their numbers."""
     reason: str | None
-    """Why there are none; None where there are some."""
+    """Reason why there are none; None if there are some."""
 
 
 def inspect_gpus(root: Path = Path("/"), library: Any = None) -> Gpus:
-    """Asks the driver.
+    """Queries the driver.
 
     Args:
-        root: the folder of ``/proc``.
-        library: the driver's; None opens it.
+        root: Folder that contains ``/proc``.
+        library: Library of the driver; None opens it.
     """
     driver = _driver_release(root)
     if library is None:
         try:
             library = ctypes.CDLL(_LIBRARY)
         except OSError as error:
-            return Gpus(driver, None, (), f"there is no NVIDIA driver here ({error})")
+            return Gpus(driver, None, (), f"there is no NVIDIA driver ({error})")
     number = ctypes.c_int()
     release = None
-    # May be asked before cuInit, so it is known where that fails.
+    # This call works before cuInit, so the release is known even if cuInit fails.
     if library.cuDriverGetVersion(ctypes.byref(number)) == _SUCCESS:
         release = f"{number.value // 1000}.{number.value % 1000 // 10}"
     for name, given in (("cuInit", 0), ("cuDeviceGetCount", ctypes.byref(number))):

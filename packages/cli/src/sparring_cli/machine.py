@@ -1,7 +1,7 @@
 """Facts about this machine and this Python for ``sparring doctor``.
 
-Nothing heavy is imported: versions of other packages come from their metadata. A fact that this
-system does not tell is None.
+Imports no large packages: their versions come from their metadata. Facts that the system does not
+report are None.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FEATURES = (
     "asimd",
     "sve",
 )
-"""The features of x86 and Arm processors that kernels use or may use."""
+"""Features of x86 and Arm processors that kernels use or may use."""
 
 _PACKAGES = ("numpy", "torch", "tensorflow", "pyarrow", "matplotlib", "tbb")
 
@@ -39,7 +39,7 @@ _CGROUP_LIMITS = (
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Processor and memory, as this process may use them."""
+    """Processor and memory that this process may use."""
 
     system: str
     processor: str | None
@@ -47,13 +47,13 @@ class Machine:
     usable_cores: int
     """Cores that this process may run on."""
     memory_bytes: int | None
-    """All memory, or the limit of this container where that is less."""
+    """Total memory, or the limit of this container if it is lower."""
     available_bytes: int | None
-    """Memory that could be had now without swapping."""
+    """Memory that is available without swapping."""
     transparent_huge_pages: str | None
     """``always``, ``madvise`` or ``never``."""
     huge_pages: int | None
-    """Huge pages that were set aside at the start of the system."""
+    """Number of huge pages reserved at system start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,13 @@ class Native:
     """The native library of core."""
 
     simd_level: str
-    """The kernels that run here: ``avx512``, ``avx2`` or ``portable``."""
+    """Kernels in use: ``avx512``, ``avx2`` or ``portable``."""
     num_threads: int
-    """Threads of the execution pool."""
+    """Number of threads of the execution pool."""
 
 
 def inspect_machine(root: Path = Path("/")) -> Machine:
-    """Asks the system; `root` contains ``/proc`` and ``/sys``."""
+    """Queries the system; `root` contains ``/proc`` and ``/sys``."""
     cpu = _fields(root / "proc/cpuinfo")
     flags = set((cpu.get("flags") or cpu.get("Features") or "").split())
     memory = _fields(root / "proc/meminfo")
@@ -91,15 +91,15 @@ def inspect_machine(root: Path = Path("/")) -> Machine:
 
 
 def inspect_native() -> Native:
-    """Asks the native library."""
-    # Here, because the other facts are wanted even if the native library cannot be loaded.
+    """Queries the native library."""
+    # Imported here, because the other facts must be available even if the native library is broken.
     from sparring.adapter import num_threads, simd_level
 
     return Native(simd_level(), num_threads())
 
 
 def list_installed_versions() -> dict[str, str | None]:
-    """Package → version, None where it is not installed: first the family, then its libraries."""
+    """Returns the versions of the sparring packages, then of their libraries; None if not installed."""
     family = {
         name.lower().replace("_", "-")
         for name in (each.metadata["Name"] for each in _family_distributions())
@@ -132,7 +132,7 @@ def _usable_cores() -> int:
 
 
 def _fields(path: Path) -> Mapping[str, str]:
-    """``name: value`` lines; of a name that repeats, the first counts."""
+    """Parses ``name: value`` lines; if a name repeats, the first one counts."""
     fields: dict[str, str] = {}
     for line in _read(path).splitlines():
         name, colon, value = line.partition(":")

@@ -1,4 +1,4 @@
-"""Writes to the terminal: tables and JSON to standard output, errors to standard error."""
+"""Terminal output: tables and JSON to standard output, errors to standard error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WIDTH_WITHOUT_TERMINAL = 160
 
 
 def make_console(*, is_error: bool = False) -> Console:
-    """A console on standard output, or standard error; wide where there is no terminal."""
+    """Returns a console on standard output or standard error; it is wide if there is no terminal."""
     console = Console(stderr=is_error, highlight=False)
     if not console.is_terminal:
         console = Console(stderr=is_error, highlight=False, width=_WIDTH_WITHOUT_TERMINAL)
@@ -27,19 +27,19 @@ def make_console(*, is_error: bool = False) -> Console:
 
 
 def print_error(message: str) -> None:
-    """One message on standard error."""
+    """Prints an error message to standard error."""
     text = Text("error: ", style="bold red").append(message, style="not bold default")
     make_console(is_error=True).print(text, soft_wrap=True)
 
 
 def print_warning(message: str) -> None:
-    """One message on standard error, of something that is no error but should be known."""
+    """Prints a warning to standard error."""
     text = Text("warning: ", style="bold yellow").append(message, style="not bold default")
     make_console(is_error=True).print(text, soft_wrap=True)
 
 
 def print_problems(error: ConfigError) -> None:
-    """All that is wrong with a configuration, a line for each, on standard error."""
+    """Prints all problems of a configuration to standard error, one line each."""
     lines = str(error).splitlines()
     console = make_console(is_error=True)
     for line in lines:
@@ -53,7 +53,7 @@ def print_problems(error: ConfigError) -> None:
 
 
 def print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
-    """Prints one line of JSON on standard output; numbers that are not finite become null."""
+    """Prints one line of JSON to standard output; non-finite numbers become null."""
     typer.echo(json.dumps(_finite(value), ensure_ascii=False, allow_nan=False))
 
 

@@ -1,4 +1,4 @@
-"""Plugin of sparring-cli: commands that work on any installation. Importing it imports no typer."""
+"""Plugin of sparring-cli: commands that work on any installation. Importing it does not import typer."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def sparring_register_commands() -> Sequence[CommandDescriptor]:
         CommandDescriptor(
             name="plugins",
             api_version=API_VERSION,
-            summary="List what plugins register and which were rejected.",
+            summary="List the registered and the rejected plugins.",
             register=_add_plugins,
         ),
         CommandDescriptor(
             name="convert",
             api_version=API_VERSION,
-            summary="Give a table's rows the state of another update method.",
+            summary="Convert the rows of a table to another update method.",
             register=_add_convert,
         ),
         CommandDescriptor(
@@ -47,13 +47,13 @@ def sparring_register_commands() -> Sequence[CommandDescriptor]:
         CommandDescriptor(
             name="import",
             api_version=API_VERSION,
-            summary="Write embeddings from elsewhere as a snapshot.",
+            summary="Convert a file of embeddings to a snapshot.",
             register=_add_import,
         ),
         CommandDescriptor(
             name="compact",
             api_version=API_VERSION,
-            summary="Make one full snapshot of a chain of deltas.",
+            summary="Merge a chain of deltas into one full snapshot.",
             register=_add_compact,
         ),
         CommandDescriptor(

@@ -1,1 +1,1 @@
-"""Commands that work on any installation: on plugins, the machine, storages and snapshots."""
+"""Commands that work on any installation: plugins, machine, storages and snapshots."""

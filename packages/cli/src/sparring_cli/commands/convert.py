@@ -1,4 +1,4 @@
-"""``sparring convert``: gives a table's rows the state of another update method."""
+"""``sparring convert``: converts the rows of a table to another update method."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparring_cli.context import get_command_context
 
 __all__ = ["add_convert"]
 
-_STATE = "an update method, 'none', or the elements of state of another optimizer"
+_STATE = "an update method, 'none', or the number of state elements of another optimizer"
 
 
 def add_convert(application: typer.Typer) -> None:
@@ -24,24 +24,26 @@ def add_convert(application: typer.Typer) -> None:
 
 def convert(  # noqa: PLR0913, PLR0917 - typer makes the options of these
     context: typer.Context,
-    backend: Annotated[str, typer.Argument(help="The storage backend, as 'sqlite'.")],
-    table: Annotated[str, typer.Argument(help="The table's name.")],
+    backend: Annotated[str, typer.Argument(help="Storage backend, for example 'sqlite'.")],
+    table: Annotated[str, typer.Argument(help="Name of the table.")],
     dim: Annotated[int, typer.Option(help="Elements of an embedding.")],
-    source: Annotated[str, typer.Option("--from", help=f"Whose state the rows have: {_STATE}.")],
-    target: Annotated[str, typer.Option("--to", help=f"Whose state they get: {_STATE}.")],
+    source: Annotated[
+        str, typer.Option("--from", help=f"Optimizer of the existing rows: {_STATE}.")
+    ],
+    target: Annotated[str, typer.Option("--to", help=f"Optimizer of the new rows: {_STATE}.")],
     option: Annotated[
-        list[str], typer.Option(help="An option of the storage that is read, as folder=old.")
+        list[str], typer.Option(help="Option of the storage to read, for example folder=old.")
     ],
     into: Annotated[
-        list[str], typer.Option(help="An option of the storage that is written, as folder=new.")
+        list[str], typer.Option(help="Option of the storage to write, for example folder=new.")
     ],
-    dtype: Annotated[str, typer.Option(help="Of the rows.")] = "float32",
+    dtype: Annotated[str, typer.Option(help="Data type of the rows.")] = "float32",
     hyper: Annotated[
         list[str] | None,
-        typer.Option(help="A hyper-parameter that initial state depends on, as name=value."),
+        typer.Option(help="Hyper-parameter that the initial state depends on, name=value."),
     ] = None,
 ) -> None:
-    """Copy a table's embeddings into another storage, with another optimizer's initial state."""
+    """Copy a table's embeddings to another storage, with the initial state of another optimizer."""
     manager = get_command_context(context).plugin_manager
     plain = TableConfig(table, dim, dtype)
     old = _with_state(plain, source, {}, manager)[0]
@@ -49,7 +51,7 @@ def convert(  # noqa: PLR0913, PLR0917 - typer makes the options of these
     read, written = _pairs(option), _pairs(into)
     if read == written:
         raise InvalidArgumentError(
-            f"convert: --option and --into name one storage, {read}; name another place to write to"
+            f"convert: --option and --into specify the same storage, {read}; write to another one"
         )
     with (
         open_storage(backend, old, plugin_manager=manager, **read) as given,
@@ -57,7 +59,7 @@ def convert(  # noqa: PLR0913, PLR0917 - typer makes the options of these
     ):
         if made.size:
             raise InvalidArgumentError(
-                f"convert: the storage to write holds {made.size} rows already; name an empty one"
+                f"convert: the storage to write contains {made.size} rows; use an empty one"
             )
         count = copy_embeddings(given, made, state)
         made.flush()
@@ -82,6 +84,6 @@ def _pairs(given: list[str]) -> dict[str, Any]:
     for each in given:
         name, equals, value = each.partition("=")
         if not equals or not name:
-            raise InvalidArgumentError(f"convert: {each!r} is not of the form name=value")
+            raise InvalidArgumentError(f"convert: found {each!r}, expected name=value")
         pairs[name] = value
     return pairs

@@ -1,4 +1,4 @@
-"""``sparring doctor``: what to look at first when something does not work."""
+"""``sparring doctor``: reports the installation and the machine, for troubleshooting."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _print_problems(console: Console, problems: Sequence[str]) -> None:
 
 
 def _reason_against(descriptor: Descriptor) -> str | None:
-    """Why a part cannot run here. Asking may import client libraries, which may be broken."""
+    """Returns why a plugin cannot run here. The check may import client libraries that are broken."""
     if descriptor.unavailable is None:
         return None
     try:

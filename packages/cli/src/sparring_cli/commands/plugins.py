@@ -1,4 +1,4 @@
-"""``sparring plugins``: registered descriptors, and rejected plugins with their reasons."""
+"""``sparring plugins``: lists registered descriptors, and rejected plugins with their reasons."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def plugins(
     context: typer.Context,
     json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:
-    """List what core and plugins register, and which plugins were rejected and why."""
+    """List the descriptors of core and plugins, and rejected plugins with their reasons."""
     manager = get_command_context(context).plugin_manager
     if json:
         print_json(plugins_as_json(manager))

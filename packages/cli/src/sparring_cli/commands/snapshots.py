@@ -26,9 +26,9 @@ from sparring_cli.snapshots.verify import VerifyReport, verify_snapshot
 
 __all__ = ["add_compact", "add_export", "add_import", "add_inspect", "add_snapshots"]
 
-_URL = typer.Argument(metavar="SNAPSHOT", help="A folder, or a URL such as s3://bucket/run/step-7.")
+_URL = typer.Argument(metavar="SNAPSHOT", help="Folder, or URL such as s3://bucket/run/step-7.")
 _PLACE = typer.Argument(
-    metavar="SNAPSHOT", help="A snapshot, or the folder of a run's snapshots: the newest is taken."
+    metavar="SNAPSHOT", help="Snapshot, or folder of a run's snapshots; uses the newest."
 )
 _JSON = typer.Option("--json", help="Print one line of JSON.")
 
@@ -60,11 +60,11 @@ def snapshots(
     """List the committed snapshots in a folder."""
     found = [open_snapshot(url) for url in list_snapshots(root)]
     for url, error in list_unreadable_snapshots(root).items():
-        print_warning(f"{url} cannot be read, and is not listed: {error}")
+        print_warning(f"{url} is not listed, because it cannot be read: {error}")
     if as_json:
         print_json([_facts(snapshot) for snapshot in found])
         return
-    table = Table("snapshot", "step", "kind", "ranks", "tables", "bytes of its own")
+    table = Table("snapshot", "step", "kind", "ranks", "tables", "own bytes")
     for column in (1, 3, 4, 5):
         table.columns[column].justify = "right"
     for snapshot in found:
@@ -87,11 +87,11 @@ def inspect(
     ] = False,
     as_json: Annotated[bool, _JSON] = False,
 ) -> None:
-    """Show a snapshot's tables, rows, bytes, norms and chain; exit with 1 if it is damaged."""
+    """Show the tables, rows, bytes, norms and chain of a snapshot; exit with 1 if it is damaged."""
     snapshot = _snapshot_at(url)
     report = verify_snapshot(snapshot) if verify else None
     is_sound = report is None or report.is_sound
-    # Of a damaged snapshot the hashes have said what there is to say.
+    # Do not read the tables of a damaged snapshot.
     summaries = [summarize(snapshot, name) for name in snapshot.tables] if is_sound else []
     if as_json:
         print_json(_facts(snapshot) | _details(snapshot, summaries, report))
@@ -102,7 +102,7 @@ def inspect(
 
 
 def _snapshot_at(url: str) -> Snapshot:
-    """Returns the snapshot at a URL, or the newest one in it."""
+    """Returns the snapshot at a URL, or the newest one in that folder."""
     try:
         return open_snapshot(url)
     except SnapshotError:
@@ -114,14 +114,12 @@ def _snapshot_at(url: str) -> Snapshot:
 
 def export(
     url: Annotated[str, _PLACE],
-    output: Annotated[Path, typer.Option(help="The folder to write to.")],
+    output: Annotated[Path, typer.Option(help="Folder to write to.")],
     to: Annotated[
         Literal["parquet", "npy", "faiss"],
-        typer.Option(help="The format: columns in Parquet, arrays of numpy, or an index of Faiss."),
+        typer.Option(help="Format: columns in Parquet, arrays of numpy, or a Faiss index."),
     ] = "parquet",
-    state: Annotated[
-        bool, typer.Option("--state", help="Write the optimizer's state too.")
-    ] = False,
+    state: Annotated[bool, typer.Option("--state", help="Also write the optimizer state.")] = False,
 ) -> None:
     """Write the tables of a snapshot as files for other programs."""
     snapshot = _snapshot_at(url)
@@ -131,21 +129,19 @@ def export(
 
 
 def import_embeddings(
-    source: Annotated[str, typer.Argument(help="The file of embeddings.")],
-    into: Annotated[str, typer.Option(metavar="SNAPSHOT", help="The snapshot to write.")],
-    table: Annotated[str, typer.Option(help="The table's name.")],
+    source: Annotated[str, typer.Argument(help="File of embeddings.")],
+    into: Annotated[str, typer.Option(metavar="SNAPSHOT", help="Snapshot to write.")],
+    table: Annotated[str, typer.Option(help="Name of the table.")],
     kind: Annotated[
         Literal["npy", "parquet"],
-        typer.Option(
-            "--from", help="An array (n, dim), or columns 'key' and 'embedding' of Parquet."
-        ),
+        typer.Option("--from", help="Array (n, dim), or Parquet columns 'key' and 'embedding'."),
     ],
     ids: Annotated[
-        str | None, typer.Option(help="Of npy: a file of n ids; without it they are 0 to n - 1.")
+        str | None, typer.Option(help="With --from npy: file of n ids. Default: 0 to n - 1.")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="Of the rows.")] = "float32",
+    dtype: Annotated[str, typer.Option(help="Data type of the rows.")] = "float32",
 ) -> None:
-    """Write embeddings from elsewhere as a snapshot with one table, which container.load reads."""
+    """Convert a file of embeddings to a snapshot with one table, for container.load."""
     made = import_table(source, into, table, kind=kind, ids=ids, dtype=dtype)
     rows = sum(entry.num_keys for entry in made.files(table, "rows"))
     typer.echo(
@@ -155,9 +151,9 @@ def import_embeddings(
 
 def compact_chain(
     url: Annotated[str, _URL],
-    into: Annotated[str, typer.Argument(metavar="INTO", help="The snapshot to write.")],
+    into: Annotated[str, typer.Argument(metavar="INTO", help="Snapshot to write.")],
 ) -> None:
-    """Write the rows of a chain of deltas as one full snapshot."""
+    """Merge a chain of deltas into one full snapshot."""
     made = compact(url, into)
     typer.echo(f"{made.url}: step {made.step:,}, {_bytes(_count_own_bytes(made))}")
 

@@ -1,1 +1,1 @@
-"""YAML documents: read with the place of each key, checked by a model."""
+"""YAML documents that are validated by a model and keep the location of each key."""

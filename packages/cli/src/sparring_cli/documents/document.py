@@ -1,4 +1,4 @@
-"""YAML files → pydantic models; every problem is reported with file, line and column."""
+"""Reads YAML files into pydantic models; problems are reported with file, line and column."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ _Model = TypeVar("_Model", bound="DocumentModel")
 
 
 class DocumentModel(BaseModel):
-    """The base of what files contain: frozen, and rejects unknown keys."""
+    """Base class of models of files: frozen, rejects unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Document:
-    """A parsed file with overrides: its value, and the place of each key in it.
+    """A parsed file with overrides: its value, and the location of each key.
 
-    Problems of the text and of overrides are raised together with those of the value, by `value` and
-    `as_model`.
+    `value` and `as_model` raise all problems of the text, the overrides and the value together.
 
     Raises:
-        ConfigError: the text is not YAML.
+        ConfigError: The text is not YAML.
     """
 
     def __init__(self, source: str, text: str) -> None:
@@ -43,29 +42,32 @@ class Document:
 
     @property
     def value(self) -> dict[str, Any]:
-        """The mapping at the top."""
+        """The top-level mapping."""
         if self._parsed.problems:
             raise_problems(self._parsed.problems)
         return self._value
 
     def location(self, path: ConfigPath) -> str:
-        """``file:line:column`` of the key at `path`, or of the section that lacks it."""
+        """Returns ``file:line:column`` of the key at `path`, or of its section if the key is missing."""
         return str(self._parsed.locations.of_key(path))
 
     def raise_problem(self, path: ConfigPath, message: str) -> NoReturn:
         raise_problems([Problem(self._parsed.locations.of_key(path), message, path)])
 
     def override(self, text: str) -> None:
-        """Sets one value: ``dotted.key=value``, the value in YAML. Missing sections are created."""
+        """Sets one value: ``dotted.key=value``, with the value in YAML. Missing sections are created."""
         locations = self._parsed.locations
         self._parsed.problems += apply_override(text, self._value, locations, DATA_LIMITS)
 
     def as_model(self, model: type[_Model]) -> _Model:
-        """The value as `model`; relative paths of the file start at its folder, those of overrides at
-        the current directory.
+        """Validates the value as `model`.
+
+        Relative paths in the file start at its folder, relative paths in overrides at the current
+        directory.
 
         Raises:
-            ConfigError: the text, an override or the value is wrong; a line for each problem.
+            ConfigError: The text, an override or the value is invalid; the message has one line per
+                problem.
         """
         locations, problems = self._parsed.locations, list(self._parsed.problems)
         told = {each.path for each in problems}
@@ -89,6 +91,6 @@ def read_document(path: str | Path) -> Document:
     """Reads a YAML file of at most 64 MiB.
 
     Raises:
-        ConfigError: the file cannot be read, or is not YAML.
+        ConfigError: The file cannot be read, or is not YAML.
     """
     return Document(str(path), read_text(str(path), DATA_LIMITS))

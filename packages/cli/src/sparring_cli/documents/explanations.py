@@ -1,4 +1,4 @@
-"""Describes errors of pydantic in the terms of a configuration file."""
+"""Describes pydantic errors in the terms of a configuration file."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def explain_error(
     model: type[BaseModel],
     at: ConfigPath = (),
 ) -> list[Problem]:
-    """Returns one problem per error of pydantic.
+    """Returns one problem per pydantic error.
 
     Args:
-        error: the exception that `model` raised.
-        value: the input of the model.
-        places: positions of the values in the file.
-        model: the model that was validated.
-        at: path of `value` in the configuration.
+        error: Exception that `model` raised.
+        value: Input of the model.
+        locations: Locations of the values in the file.
+        model: Model that was validated.
+        at: Path of `value` in the configuration.
     """
     return [
         _explain_one(details, value, locations, model, at)

@@ -1,4 +1,4 @@
-"""Remembers where each value of a configuration was written."""
+"""Records the location of each value of a configuration."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["Locations"]
 
 
 class Locations:
-    """ConfigPath → the place of its key and the place of its value.
+    """ConfigPath → the location of its key and the location of its value.
 
     Args:
-        top: the place of the whole configuration.
+        top: Location of the whole configuration.
     """
 
     def __init__(self, top: Location) -> None:
@@ -23,22 +23,22 @@ class Locations:
         self._values[path] = value
 
     def replace(self, path: ConfigPath, location: Location) -> None:
-        """Everything from `path` downwards now comes from one place."""
+        """Assigns one location to `path` and everything below it."""
         for locations in (self._keys, self._values):
             for known in [known for known in locations if known[: len(path)] == path]:
                 del locations[known]
             locations[path] = location
 
     def is_known(self, path: ConfigPath) -> bool:
-        """Whether something was written at exactly `path`."""
+        """Returns whether there is a value at exactly `path`."""
         return path in self._values
 
     def of_key(self, path: ConfigPath) -> Location:
-        """Where the key stands; for one that is missing, where its section stands."""
+        """Returns the location of the key, or of its section if the key is missing."""
         return _nearest(self._keys, path)
 
     def of_value(self, path: ConfigPath) -> Location:
-        """Where the value stands; for one that is missing, where its section stands."""
+        """Returns the location of the value, or of its section if the value is missing."""
         if path in self._values:
             return self._values[path]
         return _nearest(self._keys, path)

@@ -24,10 +24,10 @@ _MAX_SHOWN_CHARS = 80
 def apply_override(
     override: str, value: dict[str, Any], locations: Locations, limits: Limits = CONFIG_LIMITS
 ) -> list[Problem]:
-    """Sets one value in `value`, in place, and notes in `places` where it came from.
+    """Sets one value in `value`, in place, and records in `locations` where it came from.
 
-    The text behind ``=`` is read as YAML: ``training.epochs=3``, ``data={kind: movielens, …}``.
-    Sections that the file does not give are made. What is wrong is returned.
+    The text after ``=`` is parsed as YAML: ``training.epochs=3``, ``data={kind: movielens, …}``.
+    Missing sections are created. Returns the problems.
     """
     shown = override if len(override) <= _MAX_SHOWN_CHARS else override[:_MAX_SHOWN_CHARS] + "…"
     key, equals, text = override.partition("=")
@@ -39,7 +39,7 @@ def apply_override(
         return [Problem(location, "an override has the form dotted.key=value")]
     parsed = parse_yaml(text, lambda _line, _column: location, limits)
     if parsed.problems:
-        hint = "put the value in quotes if it is meant as text"
+        hint = "quote the value if it is text"
         return [Problem(location, f"{problem.message}; {hint}") for problem in parsed.problems]
 
     path: ConfigPath = ()

@@ -1,4 +1,4 @@
-"""Paths in configuration files: relative ones start at the folder of the file that gives them."""
+"""Relative paths in configuration files start at the folder of the file."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _Key = tuple[str | int, ...]
 
 
 def resolve_path(text: str, folder: str | os.PathLike[str]) -> str:
-    """A path as it is seen from the current directory.
+    """Returns a path relative to the current directory.
 
     Args:
-        text: the path. Absolute ones and URLs are returned as they are.
-        folder: where a relative one starts.
+        text: Path. Absolute paths and URLs are returned unchanged.
+        folder: Start of relative paths.
     """
     if "://" in text or "::" in text or Path(text).is_absolute():
         return text
@@ -30,12 +30,12 @@ def resolve_path(text: str, folder: str | os.PathLike[str]) -> str:
 
 
 def with_paths(model: _Model, change: Callable[[_Key, str], str], at: _Key = ()) -> _Model:
-    """A copy of a configuration in which each path has been replaced.
+    """Returns a copy of a configuration with all paths replaced.
 
     Args:
-        model: the configuration.
-        change: called with the keys that lead to a path, and the path; returns the new one.
-        at: keys that lead to `model`.
+        model: Configuration.
+        change: Called with the keys that lead to a path, and the path; returns the new path.
+        at: Keys that lead to `model`.
     """
     changed = {}
     for name, field in type(model).model_fields.items():
@@ -46,7 +46,7 @@ def with_paths(model: _Model, change: Callable[[_Key, str], str], at: _Key = ())
     if not changed:
         return model
     copied = model.model_copy(update=changed)
-    # A default stays a value that the file does not set.
+    # A changed default is still a value that the file does not set.
     copied.model_fields_set.difference_update(changed.keys() - model.model_fields_set)
     return copied
 

@@ -1,4 +1,4 @@
-"""Problems of a configuration and their places: `file:line:column: message (…)`."""
+"""Problems of a configuration and their locations: `file:line:column: message (…)`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sparring.errors import ConfigError
 __all__ = ["Location", "ConfigPath", "Problem", "describe_value", "format_path", "raise_problems"]
 
 ConfigPath = tuple[str | int, ...]
-"""Keys and list indexes from the top of a configuration to one value."""
+"""Keys and list indexes from the top of a configuration to a value."""
 
 _MAX_VALUE_CHARS = 60
 _MAX_SHOWN = 100
@@ -21,7 +21,7 @@ _MAX_SHOWN = 100
 
 @dataclass(frozen=True, slots=True, order=True)
 class Location:
-    """A place as messages name it; places sort in the order of the file, overrides last."""
+    """A location in error messages; locations sort in the order of the file, overrides last."""
 
     line: int
     column: int
@@ -29,7 +29,7 @@ class Location:
 
     @property
     def is_override(self) -> bool:
-        """Whether an override brought the value, and not a file."""
+        """Whether the value comes from an override instead of a file."""
         return self.line == sys.maxsize
 
     def __str__(self) -> str:
@@ -38,15 +38,15 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong.
+    """One problem.
 
     Args:
-        place: ``file:line:column``, or the override that brought the value.
-        message: what is wrong, beginning with the dotted key where there is one.
-        path: the value that is meant.
-        found: what stands there; left out where it may be a secret.
-        expected: what may stand there.
-        suggestion: what was probably meant.
+        location: ``file:line:column``, or the override that set the value.
+        message: Description, starting with the dotted key if there is one.
+        path: Path of the value.
+        found: Value found; omitted if it may be a secret.
+        expected: Permitted values.
+        suggestion: Probably intended value.
     """
 
     location: Location
@@ -57,7 +57,7 @@ class Problem:
     suggestion: str | None = None
 
     def __post_init__(self) -> None:
-        # Messages end up in logs.
+        # Messages are logged, so they must not contain secrets.
         names = [part for part in self.path if isinstance(part, str)]
         if self.found is not None and any(map(may_show_secret, [*names, self.found])):
             object.__setattr__(self, "found", None)
@@ -74,9 +74,9 @@ class Problem:
 
 
 def raise_problems(problems: Sequence[Problem]) -> NoReturn:
-    """Raises one `ConfigError` with all `problems`, in the order of their places.
+    """Raises one `ConfigError` with all `problems`, sorted by location.
 
-    They are the attribute ``problems`` of the error. What two checks found is given once.
+    The attribute ``problems`` of the error contains them. Duplicates are omitted.
     """
     ordered = sorted(dict.fromkeys(problems), key=lambda problem: problem.location)
     lines = [str(problem) for problem in ordered[:_MAX_SHOWN]]
@@ -86,12 +86,12 @@ def raise_problems(problems: Sequence[Problem]) -> NoReturn:
 
 
 def format_path(path: ConfigPath) -> str:
-    """The path as users write it in an override: ``model.bottom_mlp.0``."""
+    """Formats a path as in an override: ``model.bottom_mlp.0``."""
     return ".".join(str(part) for part in path)
 
 
 def describe_value(value: object) -> str:
-    """A value as an error message shows it: short, and in YAML's terms."""
+    """Formats a value for an error message: short, and in YAML's terms."""
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -1,7 +1,7 @@
-"""YAML text → plain Python values and the places where they stand.
+"""Parses YAML text into plain Python values and their locations.
 
-Texts may come from anybody: no tag makes an object, and size, depth and number of values are
-bounded before anything is built. The YAML is 1.2, so ``yes`` and ``no`` are text.
+The text is untrusted: tags cannot create objects, and size, depth and number of values are limited
+before anything is created. The YAML version is 1.2, so ``yes`` and ``no`` are text.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ __all__ = [
 ]
 
 _MAX_DEPTH = 50
-# Names of aliases and tags: `*` and `!` may begin a password without quotes.
+# Names of aliases and tags, which messages omit: unquoted passwords may start with `*` or `!`.
 _QUOTED = re.compile(r" '[^'<\\][^']+'")
 
 _TAG = "tag:yaml.org,2002:"
 _PLAIN_TAGS = {"bool", "float", "int", "null", "str"}
 
 Locator = Callable[[int, int], Location]
-"""(line, column), both from 0 → how messages name that place."""
+"""(line, column), both from 0 → location for messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of a text, checked before anything is built from it.
+    """Limits of a text, checked before anything is created from it.
 
     Args:
-        max_bytes: of the file.
-        max_values: scalars, lists and mappings, aliases counted each time.
-        text_keys: whether keys are the text that the file contains, so that ``8: x`` has the key
+        max_bytes: Maximum size of the file.
+        max_values: Maximum number of scalars, lists and mappings; aliases count each time.
+        text_keys: Whether keys are always text as written in the file, so that ``8: x`` has the key
             ``"8"``; otherwise keys must be text.
     """
 
@@ -64,31 +64,31 @@ class Limits:
 
 
 CONFIG_LIMITS = Limits(max_bytes=1 << 18, max_values=20_000, text_keys=False)
-"""For files that a person writes."""
+"""For files that people write."""
 
 DATA_LIMITS = Limits(max_bytes=1 << 26, max_values=2_000_000, text_keys=True)
-"""For files that programs write, too, as calibrations and sketches."""
+"""For files that programs also write, such as calibrations and sketches."""
 
 
 @dataclass(slots=True)
 class ParsedText:
-    """Parsed text. `value` leaves out what `problems` complain about."""
+    """Parsed text. `value` excludes everything that is in `problems`."""
 
     value: Any
     locations: Locations
     problems: list[Problem] = field(default_factory=list)
     is_readable: bool = True
-    """False where the text is no YAML at all."""
+    """False if the text is not YAML at all."""
 
     def mapping(self) -> dict[str, Any]:
-        """The top of the text, where overrides go; an empty text is an empty mapping."""
+        """Returns the top-level mapping, to which overrides apply; an empty text is an empty mapping."""
         if isinstance(self.value, dict):
             return self.value
         if self.value is not None:
             self.problems.append(
                 Problem(
                     self.locations.of_value(()),
-                    "the file must hold a mapping of keys to values",
+                    "the file must contain a mapping of keys to values",
                     found=describe_value(self.value),
                 )
             )
@@ -97,10 +97,10 @@ class ParsedText:
 
 
 def read_text(source: str, limits: Limits) -> str:
-    """Reads a file in UTF-8.
+    """Reads a UTF-8 file.
 
     Raises:
-        ConfigError: the file cannot be read, is too large, or is not UTF-8.
+        ConfigError: The file cannot be read, is too large, or is not UTF-8.
     """
     path = Path(source)
     if not path.is_file():
@@ -129,12 +129,12 @@ def _refuse(source: str, limits: Limits, found: str) -> NoReturn:
 
 
 def make_locator(source: str) -> Locator:
-    """Names places in a file: ``file:line:column``, both counted from 1."""
+    """Returns a locator for a file: ``file:line:column``, both counted from 1."""
     return lambda line, column: Location(line + 1, column + 1, f"{source}:{line + 1}:{column + 1}")
 
 
 def parse_yaml(text: str, locator: Locator, limits: Limits = CONFIG_LIMITS) -> ParsedText:
-    """Reads one YAML document; what is wrong with it lands in `ParsedText.problems`."""
+    """Parses one YAML document; problems are added to `ParsedText.problems`."""
     parsed = ParsedText(None, Locations(locator(0, 0)))
     loader = YAML(typ="safe", pure=True)
     try:
@@ -172,17 +172,17 @@ def parse_yaml(text: str, locator: Locator, limits: Limits = CONFIG_LIMITS) -> P
 
 
 class _LimitError(Exception):
-    """A bound was met; a few aliases in one another can stand for billions of values."""
+    """A limit was exceeded; a few nested aliases can represent billions of values."""
 
 
 class _Reader:
-    """Turns the node tree of one text into plain values."""
+    """Converts the node tree of one text to plain values."""
 
     def __init__(self, loader: YAML, parsed: ParsedText, locator: Locator, limits: Limits) -> None:
         self._limits = limits
         self._constructor = loader.constructor
         self._parsed = parsed
-        self._place_of = locator
+        self._locator = locator
         self._num_values = 0
 
     def read(self, node: Node, path: ConfigPath) -> Any:
@@ -211,7 +211,7 @@ class _Reader:
             if key in mapping:
                 first = self._parsed.locations.of_key((*path, key))
                 self._complain(
-                    key_node, (*path, key), f"key {key!r} is given twice, first at {first}"
+                    key_node, (*path, key), f"duplicate key {key!r}, first at {first}; remove one"
                 )
                 continue
             below = (*path, key)
@@ -238,7 +238,7 @@ class _Reader:
             return self._constructor.construct_object(node, deep=True)
         except (YAMLError, LookupError, ValueError, OverflowError):
             self._complain(
-                node, path, f"this is no value of type {tag}", describe_value(node.value)
+                node, path, f"this is not a value of type {tag}", describe_value(node.value)
             )
             return None
 
@@ -255,4 +255,4 @@ class _Reader:
         )
 
     def _at(self, node: Node) -> Location:
-        return self._place_of(node.start_mark.line, node.start_mark.column)
+        return self._locator(node.start_mark.line, node.start_mark.column)

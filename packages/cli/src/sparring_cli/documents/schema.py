@@ -1,4 +1,4 @@
-"""Walks the models of a configuration, to find what may stand at a path."""
+"""Traverses the models of a configuration to find the permitted values at a path."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sparring_cli.documents.problems import ConfigPath
 __all__ = ["UNKNOWN_KEY", "Shape", "known_keys", "find_path", "find_shape"]
 
 UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
-"""Types of the error for an unknown key, in a model and in a setting."""
+"""Error types for an unknown key, in a model and in a setting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +24,10 @@ class Shape:
     """Permitted values at a path.
 
     Args:
-        models: discriminator → model or setting; a section of one kind has the only key ``""``.
-        discriminator: the key that chooses among several models.
-        tags: names of all members of a union, by which pydantic's locations contain them.
-        items: the annotation of list items or of mapping values.
+        models: Discriminator → model or setting; a section with only one kind has the key ``""``.
+        discriminator: Key that selects among several models.
+        tags: Names of all members of a union, as in pydantic's locations.
+        items: Annotation of list items or mapping values.
     """
 
     models: Mapping[str, type[Any]]
@@ -37,7 +37,7 @@ class Shape:
 
 
 def find_shape(annotation: Any) -> Shape:
-    """The shape behind an annotation, without `Annotated` and `None`."""
+    """Returns the shape of an annotation, without `Annotated` and `None`."""
     while get_origin(annotation) is typing.Annotated:
         annotation = get_args(annotation)[0]
     if _is_model(annotation):
@@ -57,7 +57,7 @@ def find_shape(annotation: Any) -> Shape:
 
 
 def find_path(top: type[BaseModel], location: tuple[int | str, ...]) -> ConfigPath:
-    """pydantic's location of an error, without the names of union members in it."""
+    """Returns pydantic's location of an error, without the names of union members."""
     shape = Shape({"": top})
     path: list[str | int] = []
     for part in location:
@@ -71,12 +71,12 @@ def find_path(top: type[BaseModel], location: tuple[int | str, ...]) -> ConfigPa
 
 
 def known_keys(top: type[BaseModel], path: ConfigPath, value: Any) -> tuple[str, ...]:
-    """The keys that the mapping at `path` may have.
+    """Returns the permitted keys of the mapping at `path`.
 
     Args:
-        top: the model of the whole.
-        path: the mapping.
-        value: the whole, as it was read; it decides which member of a union is meant.
+        top: Model of the whole configuration.
+        path: Path of the mapping.
+        value: The whole configuration as it was read; selects the members of unions.
     """
     shape = _choose_member(Shape({"": top}), value)
     for part in path:
@@ -86,7 +86,7 @@ def known_keys(top: type[BaseModel], path: ConfigPath, value: Any) -> tuple[str,
 
 
 def _is_model(annotation: Any) -> bool:
-    # Python 3.10 takes `list[int]` for an instance of `type`, which `issubclass` then refuses.
+    # In Python 3.10, `list[int]` is an instance of `type`, but `issubclass` rejects it.
     is_class = get_origin(annotation) is None and isinstance(annotation, type)
     return is_class and (issubclass(annotation, BaseModel) or is_dataclass(annotation))
 
@@ -116,7 +116,7 @@ def _item(value: Any, part: str | int) -> Any:
 
 
 def _member(part: Any) -> tuple[str, Any]:
-    """Tag and model of one kind."""
+    """Returns the tag and the model of a union member."""
     if get_origin(part) is typing.Annotated:
         model, *marks = get_args(part)
         tags = [each.tag for each in marks if isinstance(each, Tag)]

@@ -1,4 +1,4 @@
-"""Plain values → YAML text that reads back the same."""
+"""Writes plain values as YAML that reads back the same."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _Representer(SafeRepresenter):
     """Writes text so that it reads back the same."""
 
     def represent_text(self, text: str) -> ScalarNode:
-        # Readers of YAML take these for ends of lines, unless they are escaped in double quotes.
+        # YAML readers treat these as line breaks unless they are escaped in double quotes.
         has_break = any(character in text for character in "\n\r\x85\u2028\u2029")
         return self.represent_scalar(
             "tag:yaml.org,2002:str", text, style='"' if has_break else None
@@ -27,7 +27,7 @@ _Representer.add_representer(str, _Representer.represent_text)
 
 
 def as_yaml(value: Any) -> str:
-    """Plain values of Python as YAML in block style; keys keep their order."""
+    """Returns plain Python values as YAML in block style; keys keep their order."""
     writer = YAML(typ="safe", pure=True)
     writer.Representer = _Representer
     writer.default_flow_style = False

@@ -1,1 +1,1 @@
-"""Metrics: counted in memory, exposed to Prometheus over HTTP or in a file."""
+"""Metrics that are counted in memory and exposed to Prometheus over HTTP or in a file."""

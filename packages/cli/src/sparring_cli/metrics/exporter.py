@@ -1,4 +1,4 @@
-"""Metrics in Prometheus's format: over HTTP, and in a file. prometheus-client does the work."""
+"""Exposes metrics to Prometheus, over HTTP or in a file, with prometheus-client."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 __all__ = ["MetricsExporter", "write_metrics_file"]
 
 _CONNECTION_SECONDS = 10.0
-"""Longest time of a connection, from its first byte to its last."""
+"""Maximum duration of a connection."""
 
 
 class MetricsExporter:
-    """Answers ``GET /metrics`` on a port of its own, on threads of its own.
+    """Answers ``GET /metrics`` on a separate port with separate threads.
 
     Args:
-        registry: whose metrics; read at each request.
-        host: the address to listen on.
-        port: 0 takes a free one.
-        option: that the port comes from, for messages.
+        registry: Metrics, read at each request.
+        host: Address to listen on.
+        port: Port to listen on; 0 selects a free port.
+        option: Name of the option that specifies the port, for error messages.
 
     Raises:
         PluginError: prometheus-client is not installed.
-        StorageIOError: the port cannot be listened on.
+        StorageIOError: The exporter cannot listen on the port.
     """
 
     def __init__(self, registry: MetricRegistry, host: str, port: int, option: str) -> None:
@@ -56,7 +56,7 @@ class MetricsExporter:
         self._thread.start()
 
     def close(self) -> None:
-        """Stops listening. A second call does nothing."""
+        """Stops listening. Further calls do nothing."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -75,8 +75,8 @@ def _server_class(host: str) -> type[_Server]:
 
 
 class _TimedHandler(WSGIRequestHandler):
-    """Closes a connection after `_CONNECTION_SECONDS`: one that says nothing would hold its thread for
-    ever."""
+    """Closes a connection after `_CONNECTION_SECONDS`, because an idle one would occupy its thread
+    forever."""
 
     def setup(self) -> None:
         super().setup()
@@ -89,20 +89,20 @@ class _TimedHandler(WSGIRequestHandler):
         with suppress(OSError):  # the connection was cut
             super().finish()
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - named so by the base class
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - name of the base class
         """Logs nothing."""
 
     def _cut(self) -> None:
-        with suppress(OSError):  # the client has closed it meanwhile
+        with suppress(OSError):  # the client has already closed it
             self.connection.shutdown(socket.SHUT_RDWR)
 
 
 def write_metrics_file(registry: MetricRegistry, path: Path, option: str) -> None:
-    """Replaces a file by the metrics now, for the textfile collector of node_exporter.
+    """Replaces a file by the current metrics, for the textfile collector of node_exporter.
 
     Raises:
         PluginError: prometheus-client is not installed.
-        OSError: the file cannot be written; the one before stays.
+        OSError: The file cannot be written; the previous one remains.
     """
     collectors = _collectors(registry, option)
     from prometheus_client import write_to_textfile
@@ -117,7 +117,7 @@ def _collectors(registry: MetricRegistry, option: str) -> CollectorRegistry:
     except ImportError as error:
         raise PluginError(
             f"{option} needs prometheus-client, which is not installed; run: pip install "
-            f"'sparring[metrics]', or leave {option} out"
+            f"'sparring[metrics]', or remove {option}"
         ) from error
 
     class Measured(Collector):

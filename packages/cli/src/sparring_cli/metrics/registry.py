@@ -1,6 +1,6 @@
-"""Counters, gauges and histograms with labels, in memory. Any thread may count, and any may read.
+"""Counters, gauges and histograms with labels, in memory. All methods are thread-safe.
 
-`sparring_cli.metrics.exporter` shows them to Prometheus; nothing here depends on its client.
+`sparring_cli.metrics.exporter` exposes them to Prometheus; this module does not depend on its client.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 SECONDS = tuple(base * 10.0**power for power in range(-5, 1) for base in (1, 2.5, 5))
-"""Upper bounds of buckets of seconds: 10 µs to 5 s."""
+"""Upper bounds of buckets for seconds: 10 µs to 5 s."""
 
 Kind = Literal["counter", "gauge", "histogram"]
 
@@ -34,13 +34,13 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class MetricSample:
-    """One number, or one histogram.
+    """A number or a histogram.
 
     Args:
-        labels: name → value.
-        value: the number; of a histogram, the sum of what was observed.
-        counts: of a histogram: upper bound of each bucket → how many were observed that are at most that,
-            and above the bound before; the last bound is infinity.
+        labels: Name → value.
+        value: The number; for a histogram, the sum of the observed values.
+        counts: For a histogram: upper bound of each bucket → number of observed values up to this
+            bound and above the previous one; the last bound is infinity.
     """
 
     labels: Mapping[str, str]
@@ -50,7 +50,7 @@ class MetricSample:
 
 @dataclass(frozen=True, slots=True)
 class MetricFamily:
-    """All samples of one name, with the same label names."""
+    """All samples of one metric, with the same label names."""
 
     name: str
     kind: Kind
@@ -66,7 +66,7 @@ class _Metric:
         self._lock = threading.Lock()
         self._values: dict[tuple[str, ...], float] = {}
         if not labels and self.kind != "gauge":
-            self._values[()] = 0.0  # shown before anything was counted
+            self._values[()] = 0.0  # reported even if nothing was counted
 
     def _label_values(self, labels: Mapping[str, str]) -> tuple[str, ...]:
         try:
@@ -75,7 +75,8 @@ class _Metric:
         except KeyError:
             pass
         raise InvalidArgumentError(
-            f"metric {self.name} has the labels {list(self.labels)}, found {list(labels)}"
+            f"metric {self.name}: expected the labels {list(self.labels)}, found {list(labels)}; pass "
+            "exactly these"
         )
 
     def samples(self) -> list[MetricSample]:
@@ -87,7 +88,7 @@ class _Metric:
 
 
 class MetricCounter(_Metric):
-    """A sum that only grows."""
+    """A sum that only increases."""
 
     kind = "counter"
 
@@ -98,7 +99,7 @@ class MetricCounter(_Metric):
 
 
 class MetricGauge(_Metric):
-    """A number that was set last."""
+    """The last value that was set."""
 
     kind = "gauge"
 
@@ -109,7 +110,7 @@ class MetricGauge(_Metric):
 
 
 class MetricHistogram(_Metric):
-    """Observed numbers, counted by buckets, and their sum."""
+    """Observed values, counted in buckets, and their sum."""
 
     kind = "histogram"
 
@@ -151,9 +152,10 @@ _MetricType = TypeVar("_MetricType", bound=_Metric)
 
 
 class MetricRegistry:
-    """Metrics by name. A name that is asked for again is the same metric.
+    """Metrics by name. Requesting a name again returns the same metric.
 
-    Use:
+    Use::
+
         registry = MetricRegistry()
         pulls = registry.counter("sparring_serving_pulls_total", "Calls for rows", ("table",))
         pulls.add(table="item")
@@ -165,17 +167,17 @@ class MetricRegistry:
         self._sources: list[Callable[[], Iterable[MetricFamily]]] = []
 
     def counter(self, name: str, meaning: str, labels: tuple[str, ...] = ()) -> MetricCounter:
-        """A counter; its name ends in ``_total``.
+        """Returns a counter; its name must end in ``_total``.
 
         Raises:
-            InvalidArgumentError: the name is no legal one, or is that of another metric.
+            InvalidArgumentError: The name is invalid, or belongs to another metric.
         """
         if not name.endswith("_total"):
             raise InvalidArgumentError(f"metric {name}: the name of a counter must end in _total")
         return self._own(MetricCounter(name, meaning, labels))
 
     def gauge(self, name: str, meaning: str, labels: tuple[str, ...] = ()) -> MetricGauge:
-        """A gauge; raises as `counter`."""
+        """Returns a gauge; raises the same errors as `counter`."""
         return self._own(MetricGauge(name, meaning, labels))
 
     def histogram(
@@ -185,23 +187,24 @@ class MetricRegistry:
         labels: tuple[str, ...] = (),
         bounds: Sequence[float] = SECONDS,
     ) -> MetricHistogram:
-        """A histogram with the upper `bounds` of its buckets; raises as `counter`."""
+        """Returns a histogram with the upper `bounds` of its buckets; raises the same errors as
+        `counter`."""
         return self._own(MetricHistogram(name, meaning, labels, bounds))
 
     def add_source(self, read: Callable[[], Iterable[MetricFamily]]) -> None:
-        """Asks `read` for more whenever metrics are read: numbers that are known elsewhere."""
+        """Registers a function that returns further metrics; it is called whenever metrics are read."""
         with self._lock:
             self._sources.append(read)
 
     def families(self) -> list[MetricFamily]:
-        """All metrics now, those of sources last."""
+        """Returns all current metrics, those of sources last."""
         with self._lock:
             metrics, sources = list(self._metrics.values()), list(self._sources)
         own = [MetricFamily(each.name, each.kind, each.meaning, each.samples()) for each in metrics]
         return [*own, *(family for read in sources for family in read())]
 
     def value(self, name: str, **labels: str) -> float:
-        """A number, 0 if nothing was counted; labels that are left out are summed over."""
+        """Returns a value, 0 if nothing was counted; omitted labels are summed over."""
         return sum(
             sample.value
             for family in self.families()
@@ -213,14 +216,14 @@ class MetricRegistry:
     def _own(self, made: _MetricType) -> _MetricType:
         if not _NAME.fullmatch(made.name) or not all(map(_NAME.fullmatch, made.labels)):
             raise InvalidArgumentError(
-                f"metric {made.name!r} with the labels {list(made.labels)}: names must be of a to z, "
-                "0 to 9 and _, and begin with a letter"
+                f"metric {made.name!r} with the labels {list(made.labels)}: names must consist of a to "
+                "z, 0 to 9 and _, and start with a letter"
             )
         with self._lock:
             found = self._metrics.setdefault(made.name, made)
         if type(found) is not type(made) or found.labels != made.labels:
             raise InvalidArgumentError(
-                f"metric {made.name} is a {found.kind} with the labels {list(found.labels)}, asked for "
-                f"was a {made.kind} with {list(made.labels)}; choose another name"
+                f"metric {made.name} is a {found.kind} with the labels {list(found.labels)}, and was "
+                f"requested as a {made.kind} with {list(made.labels)}; choose another name"
             )
         return found

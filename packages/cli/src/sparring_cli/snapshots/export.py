@@ -1,4 +1,4 @@
-"""Export of the tables of a snapshot as files that other programs read: Parquet, numpy, Faiss."""
+"""Exports the tables of a snapshot to files for other programs: Parquet, numpy, Faiss."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ Columns = dict[str, npt.NDArray[Any]]
 @dataclass(frozen=True, slots=True)
 class _Format:
     suffixes: Callable[[_Table], Sequence[str]]
-    """Of the files of a table."""
+    """Suffixes of the files of a table."""
     write: Callable[[_Table, dict[str, Path]], None]
-    """Fills the files, by suffix."""
+    """Writes the files, by suffix."""
     module: str = "numpy"
     install: str = ""
 
@@ -47,35 +47,37 @@ def export_tables(
 ) -> dict[str, list[Path]]:
     """Writes each table of a snapshot into files of `output`.
 
-    Where the snapshot has the state `EMBEDDING_PARTS`, as of a matrix factorisation, the parts of an
-    embedding are columns of their own: ``embedding`` and ``bias``.
+    If the snapshot has the state `EMBEDDING_PARTS`, for example of a matrix factorization, the parts of
+    an embedding are separate columns: ``embedding`` and ``bias``.
 
     ======= ============================ ===========================================================
     to      files                        contents
     ======= ============================ ===========================================================
     parquet ``<table>.parquet``          ``key`` int64; ``embedding`` and other parts, lists of fixed
-                                         size, or numbers where there is one; ``state`` on request;
-                                         ``score`` uint64 where the table has scores
+                                         size, or numbers if the size is 1; ``state`` on request;
+                                         ``score`` uint64 if the table has scores
     npy     ``<table>.key.npy`` …        the same columns, an array each
     faiss   ``<table>.faiss``            an `IndexIDMap` over `IndexFlatIP` of ``embedding`` as float32
     ======= ============================ ===========================================================
 
-    16-bit embeddings are widened, exactly. Rows are streamed, but into Faiss, which holds them.
+    16-bit embeddings are widened without loss. Rows are streamed, except to Faiss, which keeps all rows
+    in memory.
 
     Args:
-        snapshot: to read.
-        output: a folder; made if it is missing.
-        to: the format.
-        with_state: whether to write the optimizer's state too.
+        snapshot: Snapshot to read.
+        output: Folder; created if it does not exist.
+        to: Format.
+        with_state: Whether to write the optimizer state.
 
     Returns:
         Table → files.
 
     Raises:
-        UnsupportedError: the library of the format is not installed, or it has no state.
-        InvalidArgumentError: there is no such format, or a file of one of these names exists.
-        SnapshotDamagedError: a file of the snapshot is damaged.
-        SnapshotIOError: the file system failed. After any failure no file stays behind.
+        UnsupportedError: The library of the format is not installed, or the format does not support
+            state.
+        InvalidArgumentError: The format is unknown, or a file already exists.
+        SnapshotDamagedError: A file of the snapshot is damaged.
+        SnapshotIOError: The file system failed. After a failure, no files remain.
     """
     chosen = _FORMATS.get(to)
     if chosen is None:
@@ -85,7 +87,9 @@ def export_tables(
             f"export to {to} needs {chosen.module}; install it: pip install {chosen.install}"
         )
     if with_state and to == "faiss":
-        raise UnsupportedError("export: an index of Faiss has no state; choose --to npy or parquet")
+        raise UnsupportedError(
+            "export: a Faiss index cannot contain state; choose --to npy or parquet"
+        )
     folder = Path(output)
     tables = [_Table(snapshot, name, with_state) for name in snapshot.tables]
     files = {
@@ -95,7 +99,7 @@ def export_tables(
     for target in (each for made in files.values() for each in made.values()):
         if target.exists():
             raise InvalidArgumentError(
-                f"export: {target} exists already; remove it, or name another folder"
+                f"export: {target} already exists; remove it, or use another folder"
             )
     written: list[Path] = []
     try:
@@ -108,7 +112,7 @@ def export_tables(
         if not isinstance(error, OSError) or isinstance(error, SnapshotIOError):
             raise
         raise SnapshotIOError(
-            f"export of {snapshot.url} into {folder} failed: {error}; make room, or name another "
+            f"export of {snapshot.url} to {folder} failed: {error}; free disk space, or use another "
             "folder"
         ) from error
     return {name: list(made.values()) for name, made in files.items()}
@@ -139,7 +143,7 @@ class _Table:
 
     @property
     def columns(self) -> Columns:
-        """Without rows."""
+        """Empty columns, for their names and types."""
         empty = np.empty((0, self.described.width), self.described.numpy_dtype)
         nothing = np.empty(0, np.int64)
         return self._columns_of(ScanChunk(nothing, empty, nothing.astype(np.uint64)))
@@ -163,7 +167,7 @@ class _Table:
 
 
 def read_embedding_parts(snapshot: Snapshot, name: str, dim: int) -> dict[str, slice]:
-    """Where the parts of an embedding are; ``embedding`` comes first."""
+    """Returns the columns of the parts of an embedding; ``embedding`` is first."""
     if EMBEDDING_PARTS not in snapshot.state_names(0):
         return {"embedding": slice(0, dim)}
     values = snapshot.state(EMBEDDING_PARTS).values
@@ -176,8 +180,9 @@ def read_embedding_parts(snapshot: Snapshot, name: str, dim: int) -> dict[str, s
         are_known = False
     if not are_known:
         raise SnapshotError(
-            f"snapshot {snapshot.url}: its state {EMBEDDING_PARTS!r} must say part → [begin, end] within "
-            f"{dim} elements for table {name!r}, with a part 'embedding'; found {said!r}",
+            f"snapshot {snapshot.url}: the state {EMBEDDING_PARTS!r} must map parts to [begin, end] "
+            f"within {dim} elements for table {name!r}, with a part 'embedding', found {said!r}; save "
+            "the model again",
             url=snapshot.url,
         )
     return {"embedding": parts["embedding"], **parts}

@@ -1,4 +1,4 @@
-"""Rows, bytes and norms of a table of a snapshot, for people."""
+"""Summaries of the tables of a snapshot: rows, bytes and norms."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ __all__ = ["TableSummary", "summarize"]
 
 @dataclass(frozen=True, slots=True)
 class TableSummary:
-    """A table of a snapshot, over its chain.
+    """Summary of a table of a snapshot, over its chain.
 
     Args:
-        table: its description.
-        num_rows: of distinct keys that are not erased.
-        num_files: of the whole chain.
-        size_bytes: of these files.
-        norm_min: the least Euclidean norm of an embedding; None without rows.
-        norm_mean: the mean of norms.
-        norm_max: the largest.
-        num_non_finite: embeddings with NaN or infinity; their norms are left out.
+        table: Description of the table.
+        num_rows: Number of distinct keys that are not erased.
+        num_files: Number of files in the chain.
+        size_bytes: Size of these files.
+        norm_min: Minimum Euclidean norm of an embedding; None without rows.
+        norm_mean: Mean norm.
+        norm_max: Maximum norm.
+        num_non_finite: Number of embeddings with NaN or infinity, which the norms exclude.
     """
 
     table: TableDescription
@@ -41,9 +41,9 @@ def summarize(snapshot: Snapshot, table: str) -> TableSummary:
     """Reads all rows of a table, in bounded memory.
 
     Raises:
-        UnknownTableError: no such table.
-        SnapshotDamagedError: a file is damaged.
-        SnapshotIOError: the file system failed.
+        UnknownTableError: The table does not exist.
+        SnapshotDamagedError: A file is damaged.
+        SnapshotIOError: The file system failed.
     """
     described = snapshot.tables[table]
     config = described.config
@@ -72,7 +72,7 @@ def summarize(snapshot: Snapshot, table: str) -> TableSummary:
 
 
 def _norms(config: TableConfig, rows: Rows) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    # In float64, in which no square of a float32 overflows.
+    # Use float64, because squares of float32 could overflow.
     wide = config.embeddings(rows).astype(np.float64)
     squares: np.ndarray[tuple[int], np.dtype[np.float64]] = np.einsum("ij,ij->i", wide, wide)
     norms: np.ndarray[tuple[int], np.dtype[np.float64]] = np.sqrt(squares)

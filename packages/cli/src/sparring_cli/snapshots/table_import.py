@@ -1,4 +1,4 @@
-"""Import of embeddings from numpy and Parquet files, as a snapshot with one table."""
+"""Imports embeddings from numpy and Parquet files as a snapshot with one table."""
 
 from __future__ import annotations
 
@@ -26,23 +26,26 @@ def import_table(
     """Writes a snapshot at `url` with the embeddings of a file, without optimizer state.
 
     Args:
-        source: the file. Of kind ``npy`` ``(n, dim)`` numbers; ``parquet``: a column ``key`` of whole
-            numbers, and ``embedding``, lists of one length, as `export_tables` writes them.
-        url: of the snapshot.
-        table: the table's name.
+        source: File. Kind ``npy``: ``(n, dim)`` numbers; kind ``parquet``: a column ``key`` of
+            integers and a column ``embedding`` of lists of equal length, as written by
+            `export_tables`.
+        url: URL of the snapshot.
+        table: Name of the table.
         kind: ``npy`` or ``parquet``.
-        ids: of kind ``npy``: a file of ``(n,)`` whole numbers; None: ids are 0 to n - 1.
-        dtype: of the table.
+        ids: For kind ``npy``: file of ``(n,)`` integers; None: ids are 0 to n - 1.
+        dtype: Data type of the table.
 
     Raises:
-        DataError: the file is none of this kind, or it has a key twice.
+        DataError: The file does not have this format, or contains a key twice.
         UnsupportedError: pyarrow is not installed.
-        SnapshotError: the snapshot exists already, or the file system failed.
+        SnapshotError: The snapshot already exists, or the file system failed.
     """
     if kind == "npy":
         dim, chunks = _npy(source, ids)
     elif ids is not None:
-        raise InvalidArgumentError("import: --ids goes with --from npy; Parquet has a column 'key'")
+        raise InvalidArgumentError(
+            "import: --ids requires --from npy; Parquet files have a column 'key'"
+        )
     else:
         dim, chunks = _parquet(source)
     described = TableDescription.of(TableConfig(table, dim, dtype))
@@ -55,8 +58,8 @@ def import_table(
         )
         if len(counts) and counts.max() > 1:
             raise DataError(
-                f"{source}: key {int(found[np.argmax(counts)])} is there {int(counts.max())} times; "
-                "give each key once"
+                f"{source}: found key {int(found[np.argmax(counts)])} {int(counts.max())} times; remove "
+                "duplicate keys"
             )
         writer.finish()
         return writer.commit()
@@ -70,14 +73,16 @@ def _rows(
     for keys, embeddings in chunks:
         if keys.ndim != 1 or keys.dtype.kind not in "iu" or (keys > _MAX_KEY).any():
             raise DataError(
-                f"{source}: keys must be int64, found {keys.dtype}; convert them so that no two become "
-                "one"
+                f"{source}: keys must be int64, found {keys.dtype}; convert them so that they remain "
+                "distinct"
             )
         values = np.ascontiguousarray(embeddings, table.computing_dtype)
         if not np.isfinite(values).all():
-            raise DataError(f"{source}: found NaN or infinity; embeddings must be finite")
+            raise DataError(
+                f"{source}: found NaN or infinity, embeddings must be finite; remove these rows"
+            )
         rows = np.zeros((len(keys), table.width), table.numpy_dtype)
-        # Beyond the range of 16 bits a value becomes infinity, as in training.
+        # Values beyond the range of a 16-bit type become infinity, as in training.
         with np.errstate(over="ignore"):
             table.embeddings(rows)[...] = values
         checked = keys.astype(np.int64)
@@ -90,12 +95,13 @@ def _npy(source: str, ids: str | None) -> tuple[int, Chunks]:
     if embeddings.ndim != 2 or embeddings.dtype.kind not in "fiu":
         raise DataError(
             f"{source}: expected numbers of shape (n, dim), found shape {embeddings.shape} of "
-            f"{embeddings.dtype}"
+            f"{embeddings.dtype}; reshape the array"
         )
     keys = np.arange(len(embeddings)) if ids is None else _map_file(ids)
     if keys.shape != (len(embeddings),):
         raise DataError(
-            f"{ids}: expected one id for each of {len(embeddings)} embeddings, found shape {keys.shape}"
+            f"{ids}: expected one id for each of {len(embeddings)} embeddings, found shape "
+            f"{keys.shape}; save a matching array"
         )
     starts = range(0, len(keys), _CHUNK_ROWS)
     parts = (slice(begin, begin + _CHUNK_ROWS) for begin in starts)
@@ -106,14 +112,16 @@ def _map_file(path: str) -> npt.NDArray[Any]:
     try:
         found: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise DataError(
+            f"cannot read {path}: {error.strerror or error}; check the path and its permissions"
+        ) from error
     except (ValueError, EOFError) as error:
         raise DataError(
-            f"{path} is no array of numbers that numpy.save wrote; write it by "
-            "numpy.save(path, embeddings), or give --from parquet"
+            f"{path} is not an array of numbers that numpy.save wrote; write it with "
+            "numpy.save(path, embeddings), or use --from parquet"
         ) from error
     if not isinstance(found, np.ndarray):
-        raise DataError(f"{path} has several arrays (.npz); save the one to import by numpy.save")
+        raise DataError(f"{path} contains several arrays (.npz); save one with numpy.save")
     return found
 
 
@@ -130,22 +138,27 @@ def _parquet(source: str) -> tuple[int, Chunks]:
         missing = {"key", "embedding"} - set(file.schema_arrow.names)
         if missing:
             raise DataError(
-                f"{source}: has no column {sorted(missing)[0]!r}, found "
+                f"{source} has no column {sorted(missing)[0]!r}, found "
                 f"{', '.join(file.schema_arrow.names)}; rename one"
             )
         first = next(file.iter_batches(1, columns=["embedding"]), None)
     except (OSError, pyarrow.ArrowException) as error:
-        raise DataError(f"{source}: cannot be read as Parquet: {error}") from error
+        raise DataError(f"cannot read {source} as Parquet: {error}; check the file") from error
     kind = file.schema_arrow.field("embedding").type
     if not (pyarrow.types.is_list(kind) or pyarrow.types.is_fixed_size_list(kind)):
-        raise DataError(f"{source}: column 'embedding' must have lists of numbers, found {kind}")
+        raise DataError(
+            f"{source}: column 'embedding' must contain lists of numbers, found {kind}; convert it"
+        )
     dim = len(first["embedding"][0]) if first is not None and len(first) else 1
 
     def chunks() -> Chunks:
         for batch in file.iter_batches(_CHUNK_ROWS, columns=["key", "embedding"]):
             flat = batch["embedding"].flatten().to_numpy(zero_copy_only=False)
             if batch["embedding"].null_count or len(flat) != len(batch) * dim:
-                raise DataError(f"{source}: all lists of 'embedding' must have {dim} numbers")
+                raise DataError(
+                    f"{source}: all lists in 'embedding' must have {dim} numbers, like the first; "
+                    "correct the file"
+                )
             yield batch["key"].to_numpy(zero_copy_only=False), flat.reshape(len(batch), dim)
 
     return dim, chunks()

@@ -1,4 +1,4 @@
-"""Verification of a whole snapshot, which reports all problems."""
+"""Verifies a whole snapshot and reports all problems."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class SnapshotProblem:
     """One problem of a snapshot.
 
     Args:
-        snapshot: its URL; one of the chain.
-        file: its name, or the table or state that cannot be read.
-        offset: in bytes, to a block of 1 MiB.
-        message: the whole text, for people.
+        snapshot: URL of the snapshot in the chain.
+        file: Name of the file, or of the table or state that cannot be read.
+        offset: Offset in bytes, with a resolution of 1 MiB.
+        message: Complete message.
     """
 
     snapshot: str
@@ -33,14 +33,14 @@ class SnapshotProblem:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """The result of verifying a snapshot.
+    """Result of the verification of a snapshot.
 
     Args:
-        num_snapshots: of the chain.
-        num_files: that were read, manifests left out.
-        num_bytes: that were read.
-        num_rows: table → rows, of tables that could be read.
-        problems: the first 100.
+        num_snapshots: Number of snapshots in the chain.
+        num_files: Number of files that were read, without manifests.
+        num_bytes: Number of bytes that were read.
+        num_rows: Table → number of rows, for tables that could be read.
+        problems: The first 100 problems.
     """
 
     num_snapshots: int
@@ -55,11 +55,10 @@ class VerifyReport:
 
 
 def verify_snapshot(snapshot: Snapshot) -> VerifyReport:
-    """Reads all files of a snapshot and of its chain: bytes first, then their contents.
+    """Reads all files of a snapshot and its chain: first their bytes, then their contents.
 
-    Checks hashes of files and blocks, headers, keys given twice or in the wrong file, state, and files
-    that the manifest does not list. All problems are reported, not raised; a file that cannot be read
-    included.
+    Checks the hashes of files and blocks, headers, duplicate or misplaced keys, state, and files that
+    the manifest does not list. All problems are reported and not raised, including unreadable files.
     """
     problems: list[SnapshotProblem] = []
     num_files = num_bytes = 0
@@ -70,7 +69,7 @@ def verify_snapshot(snapshot: Snapshot) -> VerifyReport:
         _note(problems, each.url, "the folder", partial(_note_unlisted, problems, each))
     num_rows: dict[str, int] = {}
     for table in snapshot.tables:
-        # Wrong bytes have been reported; their contents are then of no interest.
+        # If the bytes are wrong, the contents are not checked.
         if not problems:
             count = partial(_count, snapshot, table, num_rows)
             _note(problems, snapshot.url, f"table {table!r}", count)
@@ -108,8 +107,8 @@ def _note_unlisted(problems: list[SnapshotProblem], snapshot: Snapshot) -> None:
                 snapshot.url,
                 name,
                 0,
-                f"snapshot {snapshot.url}: {name!r} is there, but manifest.json does not list it; "
-                "nothing reads it. Remove it",
+                f"snapshot {snapshot.url}: found {name!r}, which manifest.json does not list and nothing "
+                "reads; remove it",
             )
         )
 
