@@ -1,7 +1,7 @@
-"""Plans and simulates how tables are shared out among ranks.
+"""Plans and simulates how tables are distributed among ranks.
 
-`read_plan` reads the file of a plan; `Plan.sharding` gives it to training. `sketch_ids` counts how often
-keys are asked for. They are imported when they are asked for: listing plugins imports
+`read_plan` reads the file of a plan; `Plan.sharding` converts it for training. `sketch_ids` counts
+how often keys occur. Names are imported on first access, because listing plugins imports
 `sparring_plan.plugin`.
 """
 

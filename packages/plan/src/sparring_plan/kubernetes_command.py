@@ -1,4 +1,4 @@
-"""``sparring plan kubernetes``: a plan, or a serving snapshot, as resources of Kubernetes."""
+"""``sparring plan kubernetes``: converts a plan or a serving snapshot to Kubernetes resources."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sparring_plan.planning.planner import check_plan
 __all__ = ["kubernetes"]
 
 _TRAINING, _SERVING = ("train", 2), ("serve", 1)
-"""Name, and CPUs of a rank or a server."""
+"""Default name, and CPUs per rank or server."""
 _CLAIM = "sparring-data"
 
 
@@ -34,47 +34,48 @@ def kubernetes(  # noqa: PLR0913, PLR0917 (each is an option of the command line
         list[str],
         typer.Argument(
             metavar="PLAN INPUTS RUN | SERVED [KEY=VALUE]...",
-            help="To train: a plan that `sparring plan make` has written, its inputs, and the "
-            "configuration of `sparring train`. To serve: the folder of serving snapshots, as pods see "
-            "it, relative to the volume, or a URL. Then values that override those of the configuration.",
+            help="To train: a plan written by `sparring plan make`, its inputs, and the configuration "
+            "of `sparring train`. To serve: the folder of serving snapshots, relative to the volume of "
+            "the pods, or a URL. Then overrides of the configuration.",
         ),
     ],
-    image: Annotated[str, typer.Option(help="The container image.")],
+    image: Annotated[str, typer.Option(help="Container image.")],
     name: Annotated[
-        str | None, typer.Option(help="Of all resources; without it, train or serve.")
+        str | None, typer.Option(help="Name of all resources; by default, train or serve.")
     ] = None,
     claim: Annotated[
-        str, typer.Option(help="The PersistentVolumeClaim of data and snapshots.")
+        str, typer.Option(help="PersistentVolumeClaim for data and snapshots.")
     ] = _CLAIM,
     cpus: Annotated[
         int | None,
         typer.Option(
-            help="CPUs that a rank or a server requests; without it, 2 for a rank and 1 for a server.",
+            help="CPUs that a rank or a server requests; by default, 2 per rank and 1 per server.",
             min=1,
         ),
     ] = None,
     shards: Annotated[
-        int, typer.Option(help="To serve: servers that share the rows.", min=1, max=4096)
+        int, typer.Option(help="To serve: number of servers that the rows are split among.", min=1, max=4096)
     ] = 1,
-    replicas: Annotated[int, typer.Option(help="To serve: servers of each shard.", min=1)] = 2,
+    replicas: Annotated[int, typer.Option(help="To serve: servers per shard.", min=1)] = 2,
     bytes_: Annotated[
         str | None,
         typer.Option(
             "--bytes",
-            help="To serve: bytes of a serving snapshot, such as 40GiB, if SERVED cannot be read here.",
+            help="To serve: size of a serving snapshot, such as 40GiB, if SERVED cannot be read here.",
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="The file to write; without it the resources are printed.")
+        Path | None, typer.Option(help="File to write; by default, the resources are printed.")
     ] = None,
 ) -> None:
-    """Write resources of Kubernetes: a Job that trains by a plan, or StatefulSets that serve a folder."""
+    """Write Kubernetes resources: a Job that trains with a plan, or StatefulSets that serve a folder.
+    """
     paths = [each for each in given if "=" not in each]
     overrides = given[len(paths) :]
     if any("=" not in each for each in overrides) or len(paths) not in (1, 3):
         raise InvalidArgumentError(
-            f"plan kubernetes: found {' '.join(given)!r}; give PLAN INPUTS RUN to train, or SERVED to "
-            "serve, and KEY=VALUE behind them"
+            f"plan kubernetes: found {' '.join(given)!r}, expected PLAN INPUTS RUN to train, or SERVED "
+            "to serve, followed by KEY=VALUE overrides"
         )
     name_of, cpus_of = _TRAINING if len(paths) == 3 else _SERVING
     options = ResourceOptions(image, name or name_of, claim, cpus or cpus_of)
@@ -85,7 +86,7 @@ def kubernetes(  # noqa: PLR0913, PLR0917 (each is an option of the command line
         chosen += [("shards", str(shards), "1"), ("replicas", str(replicas), "2")]
         chosen += [("bytes", bytes_ or "", "")]
     elif bytes_ is not None:
-        raise InvalidArgumentError("--bytes is for serving; leave it out with PLAN INPUTS RUN")
+        raise InvalidArgumentError("--bytes is for serving; remove it with PLAN INPUTS RUN")
     for option, value, default in chosen:
         if value != default:
             command += [f"--{option}", value]
@@ -106,7 +107,9 @@ def kubernetes(  # noqa: PLR0913, PLR0917 (each is an option of the command line
     try:
         output.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{output}: cannot write the resources: {error.strerror}") from None
+        raise ConfigError(
+            f"{output}: cannot write the resources: {error.strerror}; choose another --output"
+        ) from None
     typer.echo(f"{output}: {summary}")
 
 

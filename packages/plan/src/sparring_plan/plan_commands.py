@@ -1,4 +1,4 @@
-"""``sparring plan``: makes, checks, explains and compares plans."""
+"""``sparring plan``: creates, checks, explains and compares plans."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from sparring_plan.sheet_command import simulate
 
 __all__ = ["add_plan"]
 
-_Inputs = Annotated[Path, typer.Argument(help="The topology and the tables: a YAML file.")]
-_Plan = Annotated[Path, typer.Argument(help="A plan that `sparring plan make` has written.")]
+_Inputs = Annotated[Path, typer.Argument(help="YAML file with the topology and the tables.")]
+_Plan = Annotated[Path, typer.Argument(help="Plan written by `sparring plan make`.")]
 
 
 def add_plan(application: typer.Typer) -> None:
-    group = typer.Typer(help="Plan how tables are shared out among ranks.", no_args_is_help=True)
+    group = typer.Typer(help="Plan how tables are distributed among ranks.", no_args_is_help=True)
     for command in (make, check, explain, diff, simulate, report, kubernetes, calibrate, sketch):
         group.command(command.__name__)(command)
     application.add_typer(group, name="plan")
@@ -40,16 +40,16 @@ def add_plan(application: typer.Typer) -> None:
 def make(
     inputs: _Inputs,
     output: Annotated[
-        Path | None, typer.Option(help="The file of the plan; without it the plan is printed.")
+        Path | None, typer.Option(help="File to write; by default, the plan is printed.")
     ] = None,
     pin: Annotated[
         Path | None,
-        typer.Option(help="Keep what this plan pins; without it, what the file of --output pins."),
+        typer.Option(help="Plan whose pins are kept; by default, the file of --output."),
     ] = None,
 ) -> None:
-    """Find a plan: of each table the kind of sharding, its ranks, and what that costs.
+    """Create a plan: the sharding kind and ranks of each table, with their costs.
 
-    Tables of an earlier plan that have `pinned: true`, or were edited, are kept as they are.
+    Tables of an earlier plan that have `pinned: true` or were edited do not change.
     """
     if pin is None and output is not None and output.exists():
         pin = output
@@ -61,23 +61,25 @@ def make(
     try:
         output.write_text(plan.to_yaml(), encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{output}: cannot write the plan: {error.strerror}") from None
+        raise ConfigError(
+            f"{output}: cannot write the plan: {error.strerror}; choose another --output"
+        ) from None
     typer.echo(f"{output}: {_figures(plan)}")
     if plan.kept:
         typer.echo(
-            f"kept from {pin}: {', '.join(plan.kept)}; sparring plan check says what that costs"
+            f"kept from {pin}: {', '.join(plan.kept)}; sparring plan check prints the cost of this"
         )
 
 
 def check(plan: _Plan, inputs: _Inputs) -> None:
-    """Check that a plan fits its inputs, and say what it costs now, edits of yours included."""
+    """Check that a plan fits its inputs, and print its current costs, including your edits."""
     read = read_plan(plan)
     checked = check_plan(read, *read_inputs(inputs))
     typer.echo(f"{plan}: fits; {_figures(checked)}")
     if read.inputs != checked.inputs:
-        typer.echo("the inputs have changed since this plan was made")
+        typer.echo("the inputs have changed since this plan was created")
     if read.step_ms != checked.step_ms:
-        typer.echo(f"the file says {read.step_ms:g} ms")
+        typer.echo(f"the file contains {read.step_ms:g} ms")
     if read.kept:
         pins = compute_pin_costs(read, *read_inputs(inputs))
         with_, without = (
@@ -91,9 +93,9 @@ def check(plan: _Plan, inputs: _Inputs) -> None:
 
 
 def explain(
-    table: Annotated[str, typer.Argument(help="The name of a table.")], plan: _Plan, inputs: _Inputs
+    table: Annotated[str, typer.Argument(help="Name of the table.")], plan: _Plan, inputs: _Inputs
 ) -> None:
-    """Show each option of a table: the step of the plan with it, and what it costs a rank."""
+    """Show each option of a table: the resulting step time, and its costs per rank."""
     read = read_plan(plan)
     found = list_alternatives(read, *read_inputs(inputs), table)
     console = make_console()
@@ -114,25 +116,25 @@ def explain(
             each.transfer,
             each.storage,
             "" if each.hit_rate is None else f"{each.hit_rate:.1%}",
-            "no room" if each.step_ms is None else f"{each.step_ms:.4g}",
+            "too large" if each.step_ms is None else f"{each.step_ms:.4g}",
             f"{each.bytes / 2**20:,.1f}",
             *(f"{each.resource_ms[resource]:.3g}" for resource in RESOURCES),
         )
     console.print(shown)
     console.print(
-        "*: in the plan. step ms: of the plan with this option, its other tables where they are. "
-        "hits: ids whose row the first tier of a stack has. MiB and the milliseconds of each "
-        "resource: of the table's busiest rank."
+        "*: in the plan. step ms: step of the plan with this option and unchanged other tables. "
+        "hits: ids whose row is in the first tier of a stack. MiB and milliseconds per resource: "
+        "on the table's busiest rank."
     )
 
 
 def report(
     plan: _Plan,
     inputs: _Inputs,
-    output: Annotated[Path, typer.Argument(help="The HTML file; it loads nothing.")],
+    output: Annotated[Path, typer.Argument(help="HTML file to write, without external resources.")],
 ) -> None:
-    """Write a page: the load and memory of each rank, what bounds the step, and each table."""
-    # Only here: other commands need no report.
+    """Write a page with the load and memory of each rank, the limits of the step, and each table."""
+    # Imported here, because other commands do not need it.
     from sparring_plan.report.page import write_report
 
     write_report(output, read_plan(plan), *read_inputs(inputs))
@@ -143,7 +145,7 @@ def diff(
     before: Annotated[Path, typer.Argument(help="A plan.")],
     after: Annotated[Path, typer.Argument(help="Another plan.")],
 ) -> None:
-    """Show which tables two plans hold differently, and the bytes that the change moves."""
+    """Show which tables two plans shard differently, and how many bytes the change moves."""
     old, new = read_plan(before), read_plan(after)
     changes = diff_plans(old, new)
     for change in changes:
@@ -159,23 +161,23 @@ def diff(
     for path, each in ((before, old), (after, new)):
         if any(table.made not in (None, table.choice_digest) for table in each.tables.values()):
             typer.echo(
-                f"{path} was edited since it was made, and its step is of before; sparring plan check "
-                "says what it is now"
+                f"{path} was edited after its creation, and its step time is outdated; sparring plan "
+                "check prints the current one"
             )
 
 
 def calibrate(
     context: typer.Context,
-    output: Annotated[Path, typer.Option(help="The file to write.")] = Path("calibration.yaml"),
+    output: Annotated[Path, typer.Option(help="File to write.")] = Path("calibration.yaml"),
     path: Annotated[
-        Path | None, typer.Option(help="A folder on the disk that RocksDB would have.")
+        Path | None, typer.Option(help="Folder on the disk for RocksDB.")
     ] = None,
-    url: Annotated[str | None, typer.Option(help="Of the Redis that rows would be in.")] = None,
+    url: Annotated[str | None, typer.Option(help="URL of the Redis server for rows.")] = None,
     model: Annotated[
         str | None,
         typer.Option(
-            help="package.module:function, which returns what a step of the dense model runs: a "
-            "callable, or a tuple of a module and its inputs."
+            help="package.module:function, which returns a step of the dense model: a callable, or a "
+            "tuple of a module and its inputs."
         ),
     ] = None,
 ) -> None:
@@ -203,16 +205,16 @@ def calibrate(
 
 
 def sketch(
-    data: Annotated[Path, typer.Argument(help="A .parquet, .csv or .npy file.")],
+    data: Annotated[Path, typer.Argument(help=".parquet, .csv or .npy file.")],
     columns: Annotated[
-        list[str] | None, typer.Argument(help="Its columns with ids of one table.")
+        list[str] | None, typer.Argument(help="Columns with ids of one table.")
     ] = None,
-    ids: Annotated[int | None, typer.Option(min=1, help="Ids to read; without it all.")] = None,
+    ids: Annotated[int | None, typer.Option(min=1, help="Number of ids to read; by default, all.")] = None,
     output: Annotated[
-        Path | None, typer.Option(help="The file of the sketch; without it it is printed.")
+        Path | None, typer.Option(help="File to write; by default, the sketch is printed.")
     ] = None,
 ) -> None:
-    """Count how often keys are asked for in your data, as `skew` of a table takes it."""
+    """Count how often keys occur in your data, for `skew` of a table."""
     text = sketch_ids(read_column_ids(data, columns or [], ids)).to_yaml()
     if output is None:
         typer.echo(text, nl=False)
@@ -220,14 +222,16 @@ def sketch(
     try:
         output.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{output}: cannot write the sketch: {error.strerror}") from None
+        raise ConfigError(
+            f"{output}: cannot write the sketch: {error.strerror}; choose another --output"
+        ) from None
 
 
 def _figures(plan: Plan) -> str:
     full = "" if plan.memory_full is None else f"; memory is full: {plan.memory_full}"
     return (
-        f"{len(plan.tables)} tables on {plan.ranks} ranks, a step of {plan.step_ms:g} ms; no plan is "
-        f"under {plan.bound_ms:g} ms (gap {plan.gap:.2%}, by {plan.solver}){full}"
+        f"{len(plan.tables)} tables on {plan.ranks} ranks, a step of {plan.step_ms:g} ms; no plan has "
+        f"less than {plan.bound_ms:g} ms (gap {plan.gap:.2%}, by {plan.solver}){full}"
     )
 
 

@@ -1,4 +1,4 @@
-"""The commands of sparring-plan, and its planner."""
+"""Commands and planner of sparring-plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def sparring_register_commands() -> Sequence[CommandDescriptor]:
         CommandDescriptor(
             name="plan",
             api_version=API_VERSION,
-            summary="Plan how tables are shared out among ranks.",
+            summary="Plan how tables are distributed among ranks.",
             register=_add_plan,
         ),
     ]
@@ -31,7 +31,7 @@ def sparring_register_planners() -> Sequence[PlannerDescriptor]:
         PlannerDescriptor(
             name="auto",
             api_version=API_VERSION,
-            summary="The plan of least step time by a cost model; files of `sparring plan`.",
+            summary="Minimizes the step time of a cost model; reads files of `sparring plan`.",
             factory=_plan_of_request,
             read=_plan_of_file,
         )

@@ -1,4 +1,4 @@
-"""``sparring plan simulate``: the sheet of a plan."""
+"""``sparring plan simulate``: simulates plans for several numbers of ranks."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def simulate(
         list[Path],
         typer.Argument(
             metavar="[PLAN] INPUTS",
-            help="A plan, which is simulated on its own number of ranks, and the inputs. Plans for "
-            "other numbers are made, and so are all where none is given.",
+            help="Plan, which is simulated with its number of ranks, and the inputs. Plans for other "
+            "numbers of ranks are created.",
         ),
     ],
     ranks: Annotated[
         str | None,
-        typer.Option(help=f"Numbers of ranks, with commas between; {_RANKS}."),
+        typer.Option(help=f"Numbers of ranks, separated by commas. Default: {_RANKS}."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:
     """Simulate steps of plans for several numbers of ranks: their time, bytes, memory and price."""
     if len(files) > 2:
         raise InvalidArgumentError(
-            f"sparring plan simulate takes a plan and its inputs, or inputs alone; found "
+            f"sparring plan simulate: expected a plan and its inputs, or only inputs, found "
             f"{len(files)} files"
         )
     inputs, calibration = read_inputs(files[-1])
@@ -76,12 +76,12 @@ _MARKS = {
     "price_per_hour": "given",
     "price_per_billion_samples": "simulated",
 }
-"""Field → where its figures are from. What it is made of has marks too: see `_costs`."""
+"""Field → origin of its values. See `_costs` for the costs that they are computed from."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """A cost that steps are made of, and where its figure is from: measured or given."""
+    """A cost of steps, and whether its value is measured or given."""
 
     name: str
     value: float
@@ -89,10 +89,10 @@ class _Cost:
 
 
 def _costs(inputs: PlanInputs, calibration: Calibration) -> list[_Cost]:
-    """Costs of the storages, the exchange, the links and the dense model.
+    """Returns the costs of the storages, the exchange, the links and the dense model.
 
-    Those of a calibration are measured where `sparring plan calibrate` wrote it, which dates it. Those of
-    the topology are, where it leaves them to the calibration.
+    Costs of a calibration with a date were measured by `sparring plan calibrate`. Costs of the
+    topology are measured if they come from the calibration.
     """
     mark = "measured" if calibration.date else "given"
     held = {
@@ -120,7 +120,7 @@ def _costs(inputs: PlanInputs, calibration: Calibration) -> list[_Cost]:
 
 
 def _numbers(held: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, float]]:
-    """Names with dots, and the numbers that they have."""
+    """Yields dotted names and their numbers."""
     for name, value in held.items():
         if isinstance(value, Mapping):
             yield from _numbers(value, f"{before}{name}.")
@@ -129,7 +129,7 @@ def _numbers(held: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, f
 
 
 def _hits(row: SheetRow) -> str:
-    """Shares of all tiers of the first stack; how many more there are."""
+    """Formats the shares of all tiers of the first stack, and the number of further stacks."""
     found = list((row.hit_rates or {}).values())
     if not found:
         return ""
@@ -151,11 +151,11 @@ def _print(rows: Sequence[SheetRow], costs: Sequence[_Cost], calibration: Calibr
         if row.problem is not None:
             console.print(f"{row.ranks:,} ranks: {row.problem}")
     notes = [
-        "how: replay, every message at its time; linear, the most that a rank needs of a resource. "
-        "Dense layers where the calibration has them. GiB, MB and messages: of the busiest rank, a step."
+        "how: replay simulates every message; linear is the maximum use of a resource on a rank. "
+        "Includes dense layers if the calibration does. GiB, MB and messages: busiest rank, per step."
     ]
     if any(row.hit_rates for row in found):
-        notes.append("hits: the share of ids that each tier serves, the hottest first.")
+        notes.append("hits: share of ids that each tier serves, hottest first.")
     if any(row.memory_full for row in found):
         notes.append("full: when growing tables have filled a rank.")
     console.print(" ".join(notes))
@@ -165,7 +165,7 @@ def _print(rows: Sequence[SheetRow], costs: Sequence[_Cost], calibration: Calibr
             f"{cost.name} {cost.value:.4g}" for cost in costs if cost.value and cost.mark == mark
         ]
         if listed:
-            console.print(f"made of costs that are {mark}{where}: {', '.join(listed)}")
+            console.print(f"costs that are {mark}{where}: {', '.join(listed)}")
 
 
 def _times(rows: Sequence[SheetRow]) -> Table:
@@ -220,7 +220,7 @@ def _bytes(rows: Sequence[SheetRow]) -> Table:
 
 
 def _table(*columns: tuple[str, str]) -> Table:
-    """Columns with their names and marks."""
+    """Creates a table from column names and marks."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for name, mark in columns:
         left = name in {"kinds", "storages", "how", "bound by"}
@@ -233,6 +233,6 @@ def _numbers_from(text: str) -> list[int]:
         return [int(each) for each in text.split(",")]
     except ValueError:
         raise InvalidArgumentError(
-            f"sparring plan simulate: --ranks must be whole numbers with commas between, such as "
-            f"{_RANKS}, found {text!r}"
+            f"sparring plan simulate: --ranks must be integers separated by commas, such as {_RANKS}, "
+            f"found {text!r}"
         ) from None

@@ -1,1 +1,1 @@
-"""Resources of Kubernetes from a plan."""
+"""Generates Kubernetes resources from a plan or a serving snapshot."""

@@ -1,4 +1,4 @@
-"""Names and needs of resources that neither a plan nor a snapshot tells, and how they are written."""
+"""Names and sizes of resources that neither a plan nor a snapshot contains, and their formats."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _IMAGE = re.compile(r"[a-z0-9][\w./:@-]*")
 
 @dataclass(frozen=True, slots=True)
 class ResourceOptions:
-    """Names and needs of resources.
+    """Names and sizes of resources.
 
     Args:
-        image: the container image, with sparring and what the program needs.
-        name: of all resources.
-        claim: the PersistentVolumeClaim of data and snapshots.
-        cpus: that a rank or a server requests.
+        image: Container image with sparring and all dependencies of the program.
+        name: Name of all resources.
+        claim: PersistentVolumeClaim for data and snapshots.
+        cpus: CPUs that a rank or a server requests.
 
     Raises:
         InvalidArgumentError: Kubernetes would reject a name.
@@ -36,23 +36,23 @@ class ResourceOptions:
         for option, name in (("--name", self.name), ("--claim", self.claim)):
             if not _NAME.fullmatch(name):
                 raise InvalidArgumentError(
-                    f"{option} must be a name of Kubernetes: small letters, digits and hyphens, at "
-                    f"most 40, a letter first; found {name!r}"
+                    f"{option} must be a Kubernetes name of at most 40 lower-case letters, digits "
+                    f"and hyphens, starting with a letter, found {name!r}"
                 )
         if not _IMAGE.fullmatch(self.image):
             raise InvalidArgumentError(
-                f"--image must be the name of a container image, as registry.example/sparring:0.1.0, "
-                f"found {self.image!r}"
+                f"--image must be the name of a container image, such as "
+                f"registry.example/sparring:0.1.0, found {self.image!r}"
             )
 
 
 def format_quantity(size: int) -> str:
-    """Returns bytes as Kubernetes writes them, rounded up to MiB."""
+    """Formats bytes as a Kubernetes quantity, rounded up to MiB."""
     mib = -(-size // (1 << 20))
     return f"{mib // 1024}Gi" if mib % 1024 == 0 else f"{mib}Mi"
 
 
 def format_yaml_block(text: str) -> str:
-    """Returns lines of a literal block of YAML, without spaces at their ends."""
+    """Formats text as a YAML literal block, without trailing spaces."""
     lines = [f"    {line.rstrip()}".rstrip() for line in text.strip("\n").splitlines()]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""StatefulSets that serve: one for each replica, a pod for each shard, memory for the snapshot."""
+"""StatefulSets for serving: one per replica, with one pod per shard and memory for the snapshot."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from sparring_plan.kubernetes.options import ResourceOptions, format_quantity
 __all__ = ["MAX_REPLICAS", "ServingSize", "compute_served_bytes", "make_serving_resources"]
 
 MAX_REPLICAS = 26
-"""A replica is a letter."""
+"""Replicas are named with letters."""
 
 _PROCESS_BYTES = 512 << 20
-"""Of a server, for what is no row: interpreter, gRPC, and `server.most_bytes_in_flight`."""
+"""Memory of a server without rows: interpreter, gRPC, and `server.max_bytes_in_flight`."""
 _VERSIONS = 2
-"""While a newer version is taken, the files of both are read."""
+"""During a switch to a newer version, the files of both versions are read."""
 _VOLUME = "/data"
-"""Place of the volume in a pod."""
+"""Mount path of the volume in a pod."""
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _STORE = ', sparring-object-store: "true"'
-"""Label of pods that network-policy.yaml lets call object stores."""
+"""Label of pods that network-policy.yaml allows to access object stores."""
 _CACHE = "      cache: /tmp/served       # files are copied here before they are mapped\n"
 
 
@@ -36,12 +36,12 @@ class ServingSize:
     """Size of a service.
 
     Args:
-        snapshot_bytes: of the files of a serving snapshot, with those that it is over.
-        num_shards: that share the rows.
-        num_replicas: servers of each shard.
+        snapshot_bytes: Size of the files of a serving snapshot, including its bases.
+        num_shards: Number of shards that the rows are split into.
+        num_replicas: Number of servers per shard.
 
     Raises:
-        InvalidArgumentError: there are more replicas than letters.
+        InvalidArgumentError: There are more replicas than letters.
     """
 
     snapshot_bytes: int
@@ -51,8 +51,8 @@ class ServingSize:
     def __post_init__(self) -> None:
         if self.num_replicas > MAX_REPLICAS:
             raise InvalidArgumentError(
-                f"--replicas must be at most {MAX_REPLICAS}, found {self.num_replicas}; give each "
-                "shard fewer replicas, or run a second service"
+                f"--replicas must be at most {MAX_REPLICAS}, found {self.num_replicas}; use fewer "
+                "replicas, or run a second service"
             )
 
     @property
@@ -61,23 +61,23 @@ class ServingSize:
 
     @property
     def memory_bytes(self) -> int:
-        """That a server requests."""
+        """Memory that a server requests."""
         return _VERSIONS * self.shard_bytes + _PROCESS_BYTES
 
 
 def compute_served_bytes(served: str) -> int:
-    """Returns the bytes of the newest serving snapshot in a folder, with those that it is over.
+    """Returns the size of the newest serving snapshot in a folder, including its bases.
 
     Raises:
-        SnapshotError: the folder has no serving snapshot, or its manifest is damaged.
+        SnapshotError: The folder contains no serving snapshot, or its manifest is damaged.
         PluginError: sparring-packed, which reads it, is not installed.
     """
     try:
         from sparring_packed import ServingManifest, read_manifest
     except ImportError:
         raise PluginError(
-            "plan kubernetes: sparring-packed reads serving snapshots, and is not installed; run "
-            "pip install 'sparring-plan[packed]', or give --bytes"
+            "plan kubernetes: reading serving snapshots needs sparring-packed, which is not installed; "
+            "run pip install 'sparring-plan[packed]', or specify --bytes"
         ) from None
     folder = served.rstrip("/")
     place, _ = locate(f"{folder}/newest")
@@ -89,10 +89,10 @@ def compute_served_bytes(served: str) -> int:
     if not found:
         raise SnapshotError(
             f"plan kubernetes: found no serving snapshot in {served}; run sparring publish RUN "
-            f"{served} first, or give --bytes, which you expect",
+            f"{served} first, or specify the expected size with --bytes",
             url=served,
         )
-    # The order of readers: the last one is the newest.
+    # Use the order of readers: the last one is the newest.
     name = max(found, key=lambda each: (found[each].step, each))
     total, base = 0, found[name]
     while True:
@@ -110,14 +110,15 @@ def make_serving_resources(
     options: ResourceOptions,
     command: Sequence[str],
 ) -> str:
-    """Returns the YAML of a ConfigMap, a Certificate, a Service, a disruption budget and StatefulSets.
+    """Returns the YAML of a ConfigMap, a Certificate, a Service, a disruption budget and
+    StatefulSets.
 
     Args:
-        served: the folder of serving snapshots as servers see it: in the volume, or a URL.
-        size: of the service.
-        overrides: ``dotted.key=value`` that `sparring serve` gets.
-        options: the image, and names.
-        command: that is shown in the head of the file.
+        served: Folder of serving snapshots as seen by the servers: in the volume, or a URL.
+        size: Size of the service.
+        overrides: ``dotted.key=value`` items for `sparring serve`.
+        options: Image and names.
+        command: Command to show at the top of the file.
     """
     name, letters = options.name, _LETTERS[: size.num_replicas]
     hosts = [
@@ -134,12 +135,12 @@ def make_serving_resources(
         "command": shlex.join(command),
         "num_shards": size.num_shards,
         "num_replicas": size.num_replicas,
-        # Relative paths of a file start at its folder, which is that of the ConfigMap.
+        # Relative paths in a file start at its folder, which is the folder of the ConfigMap.
         "snapshots": json.dumps(served if is_remote else posixpath.join(_VOLUME, served)),
         "memory": format_quantity(size.memory_bytes),
         "ephemeral": f", ephemeral-storage: {copies}" if is_remote else "",
-        "reason": f"{format_quantity(size.shard_bytes)} of a shard, twice while a version is "
-        "taken, and 512 MiB",
+        "reason": f"{format_quantity(size.shard_bytes)} per shard, twice during a switch to a newer "
+        "version, and 512 MiB",
         "cache": _CACHE if is_remote else "",
         "store": _STORE if is_remote else "",
         "shards": "\n".join(

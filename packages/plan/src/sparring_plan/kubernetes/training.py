@@ -1,4 +1,4 @@
-"""A Job that trains by a plan: a pod for each node; they meet by torchrun's rendezvous."""
+"""A Job that trains with a plan: one pod per node; the ranks connect with torchrun's rendezvous."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from sparring_plan.planning.plan import Plan
 __all__ = ["make_training_resources"]
 
 _PROCESS_BYTES = 2 << 30
-"""Of a rank, for what is no table: interpreter, framework, dense model, batches."""
+"""Memory of a rank without tables: interpreter, framework, dense model, batches."""
 _MAX_CONFIG_BYTES = 1_000_000
-"""Kubernetes refuses a ConfigMap of more than 1 MiB."""
+"""Kubernetes rejects a ConfigMap of more than 1 MiB."""
 
 _SCRATCH_MOUNT = "            - {name: scratch, mountPath: /scratch}\n"
-_SCRATCH = """        - name: scratch              # rows on disk: gone with the pod, back from a snapshot
+_SCRATCH = """        - name: scratch              # rows on disk: deleted with the pod, loaded from a snapshot
           ephemeral:
             volumeClaimTemplate:
               spec:
@@ -42,26 +42,26 @@ def make_training_resources(
     options: ResourceOptions,
     command: Sequence[str],
 ) -> str:
-    """The YAML of a Service, a Job and a ConfigMap.
+    """Returns the YAML of a Service, a Job and a ConfigMap.
 
     Args:
-        plan: of the tables.
-        topology: that it was made for.
-        run: the configuration of `sparring train`; its content goes into the ConfigMap.
-        overrides: ``dotted.key=value`` that `sparring train` gets.
-        options: the image, and names.
-        command: that is told in the head of the file.
+        plan: Plan of the tables.
+        topology: Topology of the plan.
+        run: Configuration of `sparring train`; its content is stored in the ConfigMap.
+        overrides: ``dotted.key=value`` items for `sparring train`.
+        options: Image and names.
+        command: Command to show at the top of the file.
 
     Raises:
-        ConfigError: the run saves no snapshots, so that a pod that ends would lose its rows.
-        InvalidArgumentError: the ConfigMap would be larger than Kubernetes takes.
+        ConfigError: The run saves no snapshots, so that a pod that ends would lose its rows.
+        InvalidArgumentError: The ConfigMap would be larger than Kubernetes allows.
     """
     _check_saves(run, overrides)
     text = run.read_text(encoding="utf-8-sig")
     if len(text.encode()) + len(plan.to_yaml().encode()) > _MAX_CONFIG_BYTES:
         raise InvalidArgumentError(
-            f"{run} and the plan have more than {_MAX_CONFIG_BYTES:,} bytes, which no ConfigMap "
-            "holds; put them into the image or the volume, and write the Job by hand"
+            f"{run} and the plan have more than {_MAX_CONFIG_BYTES:,} bytes, too many for a "
+            "ConfigMap; store them in the image or the volume, and write the Job by hand"
         )
     nodes, ranks, memory = topology.nodes, topology.ranks_per_node, topology.memory
     of_tables = memory.get("host", 0)
@@ -102,6 +102,6 @@ def _check_saves(run: Path, overrides: Sequence[str]) -> None:
     if not isinstance(snapshots, dict) or snapshots.get("url") is None:
         document.raise_problem(
             ("snapshots", "url"),
-            "pods end and are made again, and their rows come back from snapshots; add "
+            "recreated pods load their rows from snapshots, but the run saves none; add "
             "snapshots.url=runs/NAME, on the volume or in an object store",
         )

@@ -1,1 +1,1 @@
-"""Planning: which kind of sharding each table has, and the ranks that own its shards."""
+"""Planning: selects the kind of sharding for each table, and the ranks that own its shards."""

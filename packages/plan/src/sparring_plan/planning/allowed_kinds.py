@@ -1,4 +1,4 @@
-"""Options of tables for which a user allows some sharding kinds only."""
+"""Options of tables for which the user allows only some sharding kinds."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _NOT_OF_OPTIONS = frozenset({"capacity", "fixed", "start"})
 
 
 def with_kinds(options: Options, allowed: Mapping[str, Collection[str]]) -> Options:
-    """The options of the kinds that are allowed; tables that are not named keep all of theirs.
+    """Returns the options of the allowed kinds; tables without an entry keep all options.
 
     Raises:
-        InvalidArgumentError: no option of a table is left.
+        InvalidArgumentError: A table has no remaining option.
     """
     if not allowed:
         return options
@@ -35,8 +35,8 @@ def with_kinds(options: Options, allowed: Mapping[str, Collection[str]]) -> Opti
         if not is_kept[options.of(table)].any():
             offered = sorted({options.shape_of(option).kind for option in options.of(table)})
             raise InvalidArgumentError(
-                f"plan: table {name!r} may be {' or '.join(sorted(allowed[name]))}, and "
-                f"{', '.join(offered)} are offered for it; allow one of these",
+                f"plan: table {name!r} is restricted to {' or '.join(sorted(allowed[name]))}, but only "
+                f"{', '.join(offered)} are possible; allow one of these",
                 table=name,
             )
     arrays = {

@@ -1,4 +1,5 @@
-"""The planner of ``plan="auto"``: a request of training → a plan; a plan file → what training takes."""
+"""The planner for ``plan="auto"``: converts training requests to plans, and plan files to sharding
+plans."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ _SAMPLES = 1024
 _GROWTH = Growth(per_day=10_000, horizon_days=100)
 _METHOD = "adagrad"
 _STORAGE = "hkv"
-"""The storage whose memory and costs stand for those of all."""
+"""The storage whose memory and costs represent all storages."""
 _SHARE_OF_MEMORY = 0.8
 _NO_LIMIT = 1 << 60
 _MAX_SHOWN = 40
@@ -41,11 +42,11 @@ _MAX_NAMED = 3
 
 
 def plan_from_request(request: PlanRequest) -> PlanResult:
-    """A plan of the tables and ranks of a job.
+    """Creates a plan for the tables and ranks of a job.
 
     Raises:
-        CapacityError: the tables do not fit the memory, and a user gave the rows of all of them.
-        InvalidArgumentError: no kind is left for a table.
+        CapacityError: The tables do not fit in memory, and the user specified the rows of all tables.
+        InvalidArgumentError: No kind is possible for a table.
     """
     calibration = _calibration()
     allowed = {each.table.name: _list_kinds(each) for each in request.tables}
@@ -59,16 +60,17 @@ def plan_from_request(request: PlanRequest) -> PlanResult:
         why = str(error).partition("\n")[0]
         return PlanResult(
             ShardingPlan(chosen),
-            assumptions=(*assumptions, f"tables are row_wise, as with this {why}"),
+            assumptions=(*assumptions, f"all tables are row_wise, because {why}"),
         )
     return PlanResult(plan.sharding(request.world_size), _summary(plan, inputs), tuple(assumptions))
 
 
 def plan_from_file(path: str, request: PlanRequest) -> ShardingPlan:
-    """The plan that a file holds, for the tables and ranks of a job.
+    """Reads the plan in a file, for the tables and ranks of a job.
 
     Raises:
-        ConfigError: the file cannot be read, is no plan, or does not fit: ``file:line:column: message``.
+        ConfigError: The file cannot be read, is not a plan, or does not match: ``file:line:column:
+            message``.
     """
     plan = read_plan(path)
     known = [each.table.name for each in request.tables]
@@ -77,29 +79,27 @@ def plan_from_file(path: str, request: PlanRequest) -> ShardingPlan:
             raise plan.make_error(
                 name,
                 "",
-                f"there is no table {name!r}; {format_suggestion(name, known)}. Remove it, or make "
-                f"the plan of "
-                "this model's tables: sparring plan make",
+                f"there is no table {name!r}; {format_suggestion(name, known)}. Remove it, or create "
+                "a plan for this model's tables: sparring plan make",
             )
     missing = [name for name in known if name not in plan.tables]
     if missing:
         shown = ", ".join(missing[:_MAX_NAMED]) + (", …" if len(missing) > _MAX_NAMED else "")
         raise ConfigError(
-            f"{plan.location('tables')}: the plan lacks {len(missing)} of {len(known)} tables: "
-            f"{shown}; add "
-            "them, or make the plan again with them: sparring plan make"
+            f"{plan.location('tables')}: the plan does not contain {len(missing)} of {len(known)} "
+            f"tables: {shown}; add them, or create the plan again: sparring plan make"
         )
     if request.world_size and request.world_size != plan.ranks:
         raise ConfigError(
-            f"{plan.location('ranks')}: the plan is for {plan.ranks} ranks, and this job has "
-            f"{request.world_size}; start that many, or make a plan whose topology has "
+            f"{plan.location('ranks')}: the plan is for {plan.ranks} ranks, but this job has "
+            f"{request.world_size}; start {plan.ranks}, or create a plan whose topology has "
             f"{request.world_size}: sparring plan make"
         )
     return plan.sharding(plan.ranks, {each.table.name: each.table for each in request.tables})
 
 
 def _list_kinds(workload: TableWorkload) -> Sequence[str]:
-    """The kinds that a table may have."""
+    """Returns the possible kinds of a table."""
     if workload.kinds:
         return workload.kinds
     kinds = KINDS if workload.supports_column_split else WHOLE_ROW_KINDS
@@ -109,15 +109,15 @@ def _list_kinds(workload: TableWorkload) -> Sequence[str]:
 def _make_inputs(
     request: PlanRequest, calibration: Calibration, allowed: Mapping[str, Sequence[str]]
 ) -> tuple[PlanInputs, list[str]]:
-    """Inputs of the planner, and sentences on what had to be assumed."""
+    """Returns the inputs of the planner, and sentences that describe its assumptions."""
     assumptions = []
     per_node = request.ranks_per_node
     grown = [each.table.name for each in request.tables if each.rows is None]
     if grown:
         assumptions.append(
-            f"{_names(grown)}: no size is given, so {_GROWTH.per_day:,.0f} new ids a day for "
-            f"{_GROWTH.horizon_days:g} days are planned for; give a capacity (num_embeddings, "
-            "vocabulary_size), or a plan of your own"
+            f"{_names(grown)}: the size is unknown, so the plan assumes {_GROWTH.per_day:,.0f} new "
+            f"ids per day for {_GROWTH.horizon_days:g} days; specify a capacity (num_embeddings, "
+            "vocabulary_size), or a plan file"
         )
     unknown = [each.table.name for each in request.tables if _find_method(each) is None]
     if unknown:
@@ -128,12 +128,12 @@ def _make_inputs(
         if any(feature.ids is None for feature in each.features)
     ]
     if single:
-        assumptions.append(f"{_names(single)}: planned with one id of each feature in a sample")
+        assumptions.append(f"{_names(single)}: planned with one id per feature and sample")
     elsewhere = [each.table.name for each in request.tables if not each.is_in_memory]
     memory = _NO_LIMIT if elsewhere else request.memory_bytes or _memory_share(per_node)
     if elsewhere:
         assumptions.append(
-            f"{_names(elsewhere)}: memory is not counted, as rows are in a storage outside of it"
+            f"{_names(elsewhere)}: memory is not counted, because the rows are not in memory"
         )
     near = {} if request.near_gbit is None else {"near": Link(gbit=request.near_gbit, latency_us=2)}
     far = {} if request.far_gbit is None else {"far": Link(gbit=request.far_gbit, latency_us=20)}
@@ -165,7 +165,7 @@ def _spec(workload: TableWorkload) -> TableSpec:
         f"feature {number}": Feature(
             ids=1.0 if each.ids is None else each.ids,
             weighted=each.is_weighted,
-            # Bags of which owners may not pool are planned as their rows.
+            # If owners may not pool, bags are planned as rows.
             pooling=_pooling(each.pooling) if workload.supports_pooling else "none",
         )
         for number, each in enumerate(workload.features)
@@ -185,7 +185,7 @@ def _pooling(name: str | None) -> Any:
 
 
 def _find_method(workload: TableWorkload) -> str | None:
-    """The update method, where its state is known."""
+    """Returns the update method, if its state is known."""
     if workload.method is None:
         return None
     name = workload.method.rpartition(".")[2].lower()
@@ -202,7 +202,7 @@ def _calibration() -> Calibration:
 
 
 def _memory_share(ranks_per_node: int) -> int:
-    """Bytes of this machine that a rank may use for tables."""
+    """Returns the bytes of this machine that a rank may use for tables."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.is_file() else "max"
@@ -218,12 +218,12 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _summary(plan: Plan, inputs: PlanInputs) -> str:
-    """The plan as a table of text."""
+    """Formats the plan as a text table."""
     topology = inputs.topology
     lines = [
-        f"plan auto: {len(plan.tables)} tables on {plan.ranks} ranks, {topology.ranks_per_node} a node; "
-        f"batches of {inputs.samples:,} samples a rank; a step of "
-        f"{plan.step_ms:g} ms by the cost model, {plan.gap:.1%} over its bound"
+        f"plan auto: {len(plan.tables)} tables on {plan.ranks} ranks, {topology.ranks_per_node} per "
+        f"node; batches of {inputs.samples:,} samples per rank; a step of "
+        f"{plan.step_ms:g} ms in the cost model, {plan.gap:.1%} above its bound"
     ]
     shown = list(plan.tables.items())[:_MAX_SHOWN]
     width = max(len(name) for name, _ in shown)
@@ -231,8 +231,8 @@ def _summary(plan: Plan, inputs: PlanInputs) -> str:
         ranks = "all ranks" if each.ranks == "all" else f"ranks {', '.join(map(str, each.ranks))}"
         lines.append(
             f"  {name:{width}}  {each.kind:15}  {each.transfer:6}  {ranks:12}  {each.rows:>15,} rows  "
-            f"{each.bytes / 2**20:>10,.1f} MiB a rank"
+            f"{each.bytes / 2**20:>10,.1f} MiB per rank"
         )
     if len(plan.tables) > len(shown):
-        lines.append(f"  and {len(plan.tables) - len(shown)} tables more")
+        lines.append(f"  and {len(plan.tables) - len(shown)} more tables")
     return "\n".join(lines)

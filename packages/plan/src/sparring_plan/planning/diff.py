@@ -1,4 +1,4 @@
-"""Differences of two plans, and the bytes that a change from one to the other moves."""
+"""Differences between two plans, and the bytes that a change from one to the other moves."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["TableChange", "diff_plans"]
 
 @dataclass(frozen=True, slots=True)
 class TableChange:
-    """A table that two plans hold differently; None where a plan does not have it."""
+    """A table that two plans shard differently; None if a plan does not contain it."""
 
     name: str
     before: TablePlan | None
     after: TablePlan | None
     moved_bytes: int
-    """That ranks receive, which did not hold them before."""
+    """Bytes that ranks receive and did not have before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,10 @@ class _TablePart:
 
 
 def diff_plans(before: Plan, after: Plan) -> list[TableChange]:
-    """Tables that differ in kind, ranks, columns, transfer or storage, sorted by name.
+    """Returns the tables that differ in kind, ranks, columns, transfer or storage, sorted by name.
 
     Raises:
-        ConfigError: the ranks of a table are no multiple of its column blocks.
+        ConfigError: The number of ranks of a table is not a multiple of its column blocks.
     """
     changes = []
     for name in sorted({*before.tables, *after.tables}):
@@ -65,8 +65,8 @@ def _held(plan: Plan, name: str, table: TablePlan) -> Iterator[_TablePart]:
         raise plan.make_error(
             name,
             "columns",
-            f"{len(ranks)} ranks are no multiple of {table.columns} blocks of columns; name as many "
-            "ranks for each block, or change columns",
+            f"found {len(ranks)} ranks, expected a multiple of {table.columns} blocks of columns; use "
+            "the same number of ranks for each block, or change columns",
         )
     for index, rank in enumerate(ranks):
         block, part = divmod(index, of_block)
@@ -79,7 +79,7 @@ def _area(held: _TablePart) -> float:
 
 
 def _missing(wanted: _TablePart, held: list[_TablePart]) -> float:
-    """The share of a table that a rank wants and does not hold; it holds one part at most."""
+    """Returns the share of a table that a rank needs and does not have; it has at most one part."""
     for each in held:
         if each.rank == wanted.rank:
             rows = min(wanted.rows[1], each.rows[1]) - max(wanted.rows[0], each.rows[0])

@@ -1,4 +1,4 @@
-"""The day on which growing tables have filled a rank's memory."""
+"""Computes the day on which growing tables fill a rank's memory."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _NUM_DAYS = 96
 
 @dataclass(frozen=True, slots=True)
 class FullDay:
-    """The first day that some rank lacks memory.
+    """The first day on which the memory of a rank is full.
 
     Args:
-        day: from the start of growth; None where none comes within a hundred years.
-        rank: the first one that lacks memory.
-        memory: of which kind.
+        day: Days from the start of growth; None if memory is not full within a hundred years.
+        rank: The first rank whose memory is full.
+        memory: Kind of memory.
     """
 
     day: int | None
@@ -46,7 +46,7 @@ class FullDay:
 def find_first_full_day(
     placement: Placement, inputs: PlanInputs, calibration: Calibration
 ) -> FullDay | None:
-    """When tables that keep growing as they do have filled a rank; None where no table grows."""
+    """Returns when growing tables fill the memory of a rank; None if no table grows."""
     options = placement.options
     growing = [
         table for table, name in enumerate(options.table_names) if inputs.tables[name].growth
@@ -58,7 +58,7 @@ def find_first_full_day(
     }
 
     def kept(table: int, rows: float) -> Floats:
-        """(memories,): of a rank that owns a shard."""
+        """Bytes on a rank that owns a shard, (memories,)."""
         option = int(placement.option[table])
         shape = options.shape_of(option)
         share = 1.0 if shape.kind == "data_parallel" else shape.row_share
@@ -68,7 +68,7 @@ def find_first_full_day(
         return found
 
     def excess(day: float) -> Floats:
-        """(ranks, memories): bytes beyond the capacity."""
+        """Bytes above the capacity, (ranks, memories)."""
         memory = placement.memory - options.capacity
         for table in growing:
             spec = inputs.tables[options.table_names[table]]

@@ -60,10 +60,10 @@ KINDS: tuple[Kind, ...] = (
     "table_row_wise",
     "table_wise",
 )
-"""Kinds of sharding that the cost model knows, and training executes."""
+"""Sharding kinds that the cost model and training support."""
 
 WHOLE_ROW_KINDS: tuple[Kind, ...] = ("data_parallel", "row_wise", "table_row_wise", "table_wise")
-"""Kinds that keep rows whole: for any storage and any update."""
+"""Kinds that do not split columns, for any storage and any update method."""
 
 Transfer = Literal["rows", "pooled"]
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -89,27 +89,27 @@ Bytes = Annotated[int, BeforeValidator(_bytes_of), Field(gt=0)]
 
 
 class Link(DocumentModel):
-    """A link, each way."""
+    """A link, in each direction."""
 
     gbit: float = Field(gt=0)
     latency_us: float = Field(default=0, ge=0)
 
 
 class Topology(DocumentModel):
-    """Equal nodes, each with as many ranks."""
+    """Identical nodes with the same number of ranks."""
 
     nodes: int = Field(gt=0, le=1 << 16)
     ranks_per_node: int = Field(gt=0, le=1 << 12)
     memory: dict[str, Bytes] = Field(min_length=1)
     """Kind of memory → bytes that a rank may use for tables."""
     near: Link = Link(gbit=40, latency_us=2)
-    """Of a rank, to the others of its node."""
+    """Link of a rank to the other ranks of its node."""
     far: Link = Link(gbit=10, latency_us=20)
-    """Of a node, to other nodes; its ranks share it evenly."""
+    """Link of a node to other nodes, shared evenly by its ranks."""
     message_us: float = Field(default=20, ge=0)
-    """Time that a message costs each of its ends."""
+    """Time per message at each of its ends."""
     price_per_hour: float = Field(default=0, ge=0)
-    """Of a node."""
+    """Price per node."""
 
     @property
     def num_ranks(self) -> int:
@@ -117,29 +117,30 @@ class Topology(DocumentModel):
 
 
 class Feature(DocumentModel):
-    """A column of samples whose ids look rows of the table up."""
+    """An input column whose ids look up rows of the table."""
 
     ids: float = Field(gt=0)
-    """Ids of a sample, on average."""
+    """Average number of ids per sample."""
     weighted: bool = False
     pooling: Literal["sum", "mean", "max", "none"] = "sum"
 
 
 class Growth(DocumentModel):
-    """New ids as days go by."""
+    """Growth by new ids."""
 
     rows: int = Field(default=0, ge=0)
-    """Rows of today."""
+    """Current number of rows."""
     per_day: float = Field(gt=0)
-    """New ids a day."""
+    """New ids per day."""
     horizon_days: float = Field(gt=0)
     admission: float = Field(default=1, gt=0, le=1)
-    """Share of the new ids that the table's admission lets in."""
+    """Share of the new ids that the table admits."""
     expire_days: float | None = Field(default=None, gt=0)
-    """Life of a row after the last visit; an id that comes again later is a new one."""
+    """TTL of a row since its last access; an id that returns later is a new one."""
 
     def rows_on(self, day: float) -> float:
-        """Rows after `day` days. Those of today are taken to have come evenly over a life."""
+        """Returns the number of rows after `day` days. Assumes that the current rows were created
+        evenly over one TTL."""
         arrived = self.per_day * self.admission
         if self.expire_days is None:
             return self.rows + arrived * day
@@ -148,20 +149,20 @@ class Growth(DocumentModel):
 
 
 class SketchFile(DocumentModel):
-    """A file that `sparring plan sketch` has written."""
+    """A file written by `sparring plan sketch`."""
 
     sketch: str
-    """From the folder of the inputs."""
+    """Path, relative to the folder of the inputs."""
 
 
 class Tier(DocumentModel):
-    """A tier of a stack, as ``hkv: 8 GiB`` or ``hkv: 10 %``; the last has a name only."""
+    """A tier of a stack, such as ``hkv: 8 GiB`` or ``hkv: 10 %``; the last tier has only a name."""
 
     storage: str
     bytes: int | None = Field(default=None, gt=0)
-    """The most memory on a rank, of each table."""
+    """Maximum memory per rank and table."""
     share: float | None = Field(default=None, gt=0, le=1)
-    """The share of a rank's rows."""
+    """Share of a rank's rows."""
 
     @property
     def name(self) -> str:
@@ -188,7 +189,7 @@ def _tier_of(value: Any) -> Any:
 
 
 class Stack(DocumentModel):
-    """Storages of a table, the hottest first."""
+    """Storages of a table, hottest first."""
 
     tiers: list[Annotated[Tier, BeforeValidator(_tier_of)]] = Field(min_length=2, max_length=4)
 
@@ -202,7 +203,7 @@ class Stack(DocumentModel):
                     f"{{{tier.storage}: 8 GiB}} or {{{tier.storage}: 10 %}}"
                 )
         if last.bytes is not None or last.share is not None:
-            raise ValueError(f"the last tier, {last.storage}, keeps all rows: give its name only")
+            raise ValueError(f"the last tier, {last.storage}, keeps all rows: specify only its name")
         return self
 
     @property
@@ -231,37 +232,37 @@ Skew = Annotated[
 
 
 class TableSpec(DocumentModel):
-    """A table: its rows, its update method, and the ids that a sample asks for."""
+    """A table: its rows, its update method, and its ids per sample."""
 
     dim: int = Field(gt=0, le=1 << 16)
     dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
     method: str = "sgd"
     state_elements: int | None = Field(default=None, ge=0)
-    """Elements of state a row; where missing, the update method says."""
+    """Number of state elements per row; by default, determined by the update method."""
     features: dict[str, Feature] = Field(min_length=1)
     skew: Skew = 1.05
-    """The exponent of Zipf's law, 0 where all ids are alike; or a sketch of the table's ids."""
+    """Exponent of Zipf's law, 0 for a uniform distribution; or a sketch of the table's ids."""
     rows: int | None = Field(default=None, gt=0, le=10**15)
     growth: Growth | None = None
     storages: Storages | None = None
-    """Where the table may be stored; where missing, as the inputs say."""
+    """Possible storages of the table; by default, those of the inputs."""
 
     @model_validator(mode="after")
     def _check(self) -> TableSpec:
         if (self.rows is None) == (self.growth is None):
-            raise ValueError("give either rows or growth")
+            raise ValueError("specify either rows or growth")
         if self.state_elements is None:
             try:
                 _method(self.method)
             except SparringError as error:
                 raise ValueError(
-                    f"method: {error}; or give state_elements, as a method of your own needs"
+                    f"method: {error}; or specify state_elements, for a custom method"
                 ) from None
         return self
 
     @cached_property
     def expected_rows(self) -> int:
-        """Rows at the horizon, or before it, if some expire and it had more then."""
+        """Rows at the horizon, or the current number if rows expire and it is larger."""
         if self.growth is None:
             return self.rows or 1
         last = int(self.growth.rows_on(self.growth.horizon_days))
@@ -279,7 +280,7 @@ class TableSpec(DocumentModel):
 
     @property
     def couples_columns(self) -> bool:
-        """True where an update of some columns needs the others: no column blocks."""
+        """Whether the update of a column needs other columns, which excludes column blocks."""
         return self.method in _COUPLED
 
     @property
@@ -292,76 +293,79 @@ class TableSpec(DocumentModel):
 
     @property
     def of_rows(self) -> list[str]:
-        """Names of the features whose rows travel: owners pool sums and means."""
+        """Names of the features whose rows are transferred, because owners pool only sums and means.
+        """
         owned = {"sum", "mean"}
         return [name for name, each in self.features.items() if each.pooling not in owned]
 
 
 class UpdateCosts(DocumentModel):
-    """Costs of one update method; times in nanoseconds."""
+    """Costs of an update method, in nanoseconds."""
 
     update_ns: float = Field(ge=0)
     update_ns_per_element: float = Field(ge=0)
 
 
 class StorageCosts(DocumentModel):
-    """Costs of a storage, a rank; times in nanoseconds."""
+    """Costs of a storage per rank, in nanoseconds."""
 
     memory: str
     backend: str | None = None
-    """The storage backend; where missing, that of the entry's name."""
+    """Storage backend; by default, the name of the entry."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Of the backend, as far as they change what rows take."""
+    """Options of the backend that affect the size of rows."""
     find_ns: float = Field(ge=0)
     find_ns_per_byte: float = Field(ge=0)
     update_ns: float = Field(ge=0)
     update_ns_per_element: float = Field(ge=0)
     methods: dict[str, UpdateCosts] = Field(default_factory=dict)
-    """Update methods that were measured by themselves."""
+    """Update methods that were measured separately."""
     write_ns: float | None = Field(default=None, ge=0)
-    """To write a row that a tier above let go; where missing, as an update."""
+    """Time to write a row that the tier above evicted; by default, the time of an update."""
     latency_us: float = Field(default=0, ge=0)
-    """The least that a call takes, whatever its number of rows."""
+    """Minimum time of a call, regardless of its number of rows."""
     iops: float | None = Field(default=None, gt=0)
-    """Rows a second that the disk or the server gives a rank at most."""
+    """Maximum number of rows per second and rank of the disk or the server."""
     key_bytes: float = Field(ge=0)
     overhead: float = Field(ge=1)
 
 
 class RowCosts(DocumentModel):
-    """Costs of a row, in nanoseconds."""
+    """Costs per row, in nanoseconds."""
 
     ns: float = Field(default=0, ge=0)
     ns_per_byte: float = Field(default=0, ge=0)
-    """Of its embedding."""
+    """Costs per byte of the embedding."""
 
     def seconds(self, row_bytes: Any) -> Any:
-        """Of a row of so many bytes, or of an array of them."""
+        """Returns the seconds for a row of `row_bytes` bytes, or for an array of sizes."""
         return (self.ns + self.ns_per_byte * row_bytes) * 1e-9
 
 
 class StepCosts(DocumentModel):
-    """Costs of a step beyond finds, sums, updates and messages."""
+    """Costs of a step in addition to finds, sums, updates and messages."""
 
     step_us: float = Field(default=0, ge=0)
-    """Of a step, whatever is in it."""
+    """Costs per step."""
     table_us: float = Field(default=0, ge=0)
-    """Of each table in it: its lookup and its update."""
+    """Costs per table: its lookup and its update."""
     way_us: float = Field(default=0, ge=0)
-    """Of each further way that tables of a step go: by rows, as replicas, pooled by owners."""
+    """Costs of each further transfer that the tables of a step use: rows, replicas, pooled by owners.
+    """
     ids: RowCosts = RowCosts()
-    """Of an id, on the rank that asks: made distinct, its row taken, its gradient added to its key."""
+    """Costs per id on the requesting rank: deduplication, copy of its row, sum of its gradient."""
     rows: RowCosts = RowCosts()
-    """Of a distinct key, on the rank that asks: routed, its row placed, its gradient packed."""
+    """Costs per distinct key on the requesting rank: routing, copy of its row, packing of its
+    gradient."""
     replicas: RowCosts = RowCosts()
-    """Of a gradient of any rank, on each replica: sent, copied, added in the order of ranks."""
+    """Costs per gradient of any rank on each replica: sent, copied, added in the order of ranks."""
     bags: RowCosts = RowCosts()
-    """Of the part of a bag that an owner pools: half of it on the rank that asks, half on the owner."""
+    """Costs per part of a bag that an owner pools: half on the requesting rank, half on the owner."""
     blocks: RowCosts = RowCosts()
-    """Of a gradient of a block of columns, on its owner: such rows are updated in arrays."""
+    """Costs per gradient of a column block on its owner, because such rows are updated in arrays."""
 
     def seconds(self, num_tables: int) -> float:
-        """Of a step with so many tables, whatever its plan."""
+        """Returns the seconds of a step with `num_tables` tables, for any plan."""
         return (self.step_us + num_tables * self.table_us) * 1e-6
 
 
@@ -377,15 +381,15 @@ class ExchangeCosts(DocumentModel):
 
 
 class MachineCosts(DocumentModel):
-    """Measurements of a machine but of its storages."""
+    """Measurements of a machine, without its storages."""
 
     measured_over: str
-    """Of messages and links: ``loopback``, or the ranks and the collective."""
+    """Transport of messages and links: ``loopback``, or the ranks and the collective."""
     message_us: float = Field(ge=0)
     link_gbit: float = Field(gt=0)
     link_latency_us: float = Field(ge=0)
     memory_gigabytes_per_second: float = Field(gt=0)
-    """Of a triad: two arrays read, one written."""
+    """Bandwidth of a triad: two arrays read, one written."""
     dense_ms: float = Field(default=0, ge=0)
     """Forward and backward pass of the dense model; added to each step."""
     dense_model: str = ""
@@ -396,31 +400,31 @@ class Calibration(DocumentModel):
 
     name: str
     date: str = ""
-    """When it was measured."""
+    """Date of the measurement."""
     storages: dict[str, StorageCosts] = Field(min_length=1)
     exchange: ExchangeCosts
     machine: MachineCosts | None = None
 
 
 class PlanInputs(DocumentModel):
-    """One file: what a plan is made from."""
+    """The file with the inputs of a plan."""
 
     topology: Topology
     samples: int = Field(gt=0)
-    """Samples of a rank's batch."""
+    """Batch size per rank."""
     tables: dict[str, TableSpec] = Field(min_length=1)
     kinds: list[Kind] = Field(default=list(get_args(Kind)), min_length=1)
     transfers: list[Transfer] = Field(default=["pooled", "rows"], min_length=1)
     storages: Storages | None = None
-    """Where tables may be stored; where missing, in each storage of the calibration that fits."""
+    """Possible storages of tables; by default, all storages of the calibration that fit."""
     start: date | None = None
-    """The day from which growth counts, so that a plan can name the day memory is full."""
+    """First day of growth, so that a plan can contain the date when memory is full."""
     calibration: str | None = None
-    """A file of costs, from the folder of this one; where missing, the default file."""
+    """File of costs, relative to the folder of this file; by default, the default costs."""
 
     def digest(self, calibration: Calibration) -> str:
-        """Of all that a plan depends on."""
-        # Sorted: the order of tables in a file changes no plan.
+        """Returns a digest of everything that a plan depends on."""
+        # Sorted, because the order of tables in a file does not affect a plan.
         held = [
             self.model_dump(mode="json", exclude={"calibration"}),
             calibration.model_dump(mode="json"),
@@ -430,10 +434,10 @@ class PlanInputs(DocumentModel):
 
 
 def read_inputs(path: str | Path) -> tuple[PlanInputs, Calibration]:
-    """Reads the inputs, and the calibration that they name or the default one.
+    """Reads the inputs, and their calibration or the default one.
 
     Raises:
-        ConfigError: a file cannot be read, or is wrong: ``file:line:column: message``.
+        ConfigError: A file cannot be read, or is invalid: ``file:line:column: message``.
     """
     document = read_document(path)
     inputs = document.as_model(PlanInputs)
@@ -441,9 +445,8 @@ def read_inputs(path: str | Path) -> tuple[PlanInputs, Calibration]:
         costs = Path(path).parent / inputs.calibration
         if not costs.is_file():
             raise ConfigError(
-                f"{document.location(('calibration',))}: calibration: there is no file {costs}; "
-                f"write one "
-                "with sparring plan calibrate, or leave calibration out for the default costs"
+                f"{document.location(('calibration',))}: calibration: there is no file {costs}; create "
+                "one with sparring plan calibrate, or remove calibration to use the default costs"
             )
         calibration = read_document(costs).as_model(Calibration)
     else:
@@ -457,14 +460,13 @@ def read_inputs(path: str | Path) -> tuple[PlanInputs, Calibration]:
         known = sorted({storage.memory for storage in calibration.storages.values()})
         raise ConfigError(
             f"{document.location(('topology', 'memory'))}: no storage of the calibration "
-            f"{calibration.name} keeps rows in {', '.join(held)}; its storages use "
-            f"{', '.join(known)}"
+            f"{calibration.name} keeps rows in {', '.join(held)}; use one of {', '.join(known)}"
         )
     return inputs, calibration
 
 
 def _with_machine(inputs: PlanInputs, machine: MachineCosts | None) -> PlanInputs:
-    """Takes from the machine what the topology does not say: messages, and the link within a node."""
+    """Fills in settings that the topology does not specify: messages, and the link within a node."""
     if machine is None:
         return inputs
     topology = inputs.topology
@@ -477,7 +479,7 @@ def _with_machine(inputs: PlanInputs, machine: MachineCosts | None) -> PlanInput
 
 
 def _with_sketches(inputs: PlanInputs, folder: Path, document: Document) -> PlanInputs:
-    """The inputs with the contents of the sketches that they name."""
+    """Replaces the file names of sketches by their contents."""
     tables = dict(inputs.tables)
     for name, spec in inputs.tables.items():
         if isinstance(spec.skew, SketchFile):
@@ -491,7 +493,7 @@ def _with_sketches(inputs: PlanInputs, folder: Path, document: Document) -> Plan
 
 
 def _check_storages(inputs: PlanInputs, calibration: Calibration, document: Document) -> None:
-    """Refuses storages that the calibration does not know, and memory that no rank has."""
+    """Rejects storages that the calibration does not contain, and memory that ranks do not have."""
     given: list[tuple[tuple[str, ...], Sequence[str | Stack]]]
     given = [(("storages",), inputs.storages or [])]
     given += [
@@ -505,12 +507,12 @@ def _check_storages(inputs: PlanInputs, calibration: Calibration, document: Docu
                 if known is None:
                     document.raise_problem(
                         (*path, location),
-                        f"the calibration {calibration.name} has no storage {name}; it has "
+                        f"the calibration {calibration.name} has no storage {name}; use one of "
                         f"{', '.join(sorted(calibration.storages))}",
                     )
                 if known.memory not in inputs.topology.memory:
                     document.raise_problem(
                         (*path, location),
-                        f"{name} keeps rows in {known.memory}, which the topology lacks; add "
+                        f"{name} keeps rows in {known.memory}, which is not in the topology; add "
                         f"{known.memory} to topology.memory",
                     )

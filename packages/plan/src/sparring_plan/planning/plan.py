@@ -1,4 +1,4 @@
-"""A plan: the file that says of each table how it is sharded, and what that costs."""
+"""A plan: the file that specifies the sharding of each table, and its costs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 
 
 class _PlannedRanks(SingleRendezvous):
-    """The ranks of a plan, of which none is here."""
+    """The ranks of a plan, none of which is running."""
 
     def __init__(self, world_size: int) -> None:
         super().__init__()
@@ -37,117 +37,118 @@ class _PlannedRanks(SingleRendezvous):
 
 
 class NextBest(DocumentModel):
-    """The option that would be taken if the chosen one were not there."""
+    """The best other option of a table."""
 
     kind: str
     columns: int
     transfer: str
     storage: str
     step_ms: float
-    """Added to the step of the whole plan."""
+    """Change of the step time of the whole plan."""
     bytes: int
-    """Added to the table's busiest rank."""
+    """Change of the bytes on the table's busiest rank."""
 
 
 class TablePlan(DocumentModel):
-    """How a table is sharded."""
+    """Sharding of a table."""
 
     kind: str
     ranks: Literal["all"] | list[int]
-    """Of its shards: of column blocks in their order, and of the rows of each block."""
+    """Ranks of the shards: by column block, then by the rows of each block."""
     columns: int = Field(gt=0)
-    """Column blocks."""
+    """Number of column blocks."""
     transfer: Transfer
     storage: str
     rows: int = Field(gt=0)
-    """At the horizon."""
+    """Number of rows at the horizon."""
     table_bytes: int = Field(ge=0)
-    """Of all its rows, one copy."""
+    """Size of all rows, as one copy."""
     bytes: int = Field(ge=0)
-    """Of its busiest rank, buffers of the exchange among them."""
+    """Bytes on the busiest rank, including buffers of the exchange."""
     memory: dict[str, int] = Field(default_factory=dict)
-    """`bytes` by the kind of memory."""
+    """`bytes` by kind of memory."""
     hit_rates: list[float] | None = None
-    """Of a stack: the share of ids whose row is found in each tier, the hottest first."""
+    """For a stack: share of ids whose row is found in each tier, hottest first."""
     ms: float = Field(ge=0)
-    """Of its busiest rank and resource, a step."""
+    """Time per step of the most used resource on the busiest rank."""
     because: str = ""
     pinned: bool = False
-    """`make` keeps kind, ranks, columns, transfer and storage, where it reads this plan."""
+    """If true, `make` keeps kind, ranks, columns, transfer and storage when it reads this plan."""
     made: str | None = None
-    """The digest of those as `make` wrote them: where they were edited since, it keeps them too."""
+    """Digest of these fields as `make` wrote them; if they were edited, `make` keeps them too."""
     next_best: NextBest | None = None
 
     @property
     def choice_digest(self) -> str:
-        """Of kind, ranks, columns, transfer and storage."""
+        """Digest of kind, ranks, columns, transfer and storage."""
         held = [self.kind, self.ranks, self.columns, self.transfer, self.storage]
         return hashlib.blake2b(json.dumps(held).encode(), digest_size=4).hexdigest()
 
     @property
     def is_kept(self) -> bool:
-        """True where `make` keeps it: pinned, or edited by a person."""
+        """Whether `make` keeps the table, because it is pinned or was edited."""
         return self.pinned or (self.made is not None and self.made != self.choice_digest)
 
 
 class Plan(DocumentModel):
-    """All tables; the head says from what, how good, and how good a plan could be at most."""
+    """Plan of all tables; the head describes the inputs, the costs, and the bound for all plans."""
 
     version: Literal[1]
     inputs: str
-    """The digest of all inputs."""
+    """Digest of all inputs."""
     calibration: str
     solver: str
     ranks: int = Field(gt=0)
     step_ms: float
-    """The most that a rank needs of a resource; what the planner compares with the bound."""
+    """Maximum time that a rank needs of a resource; the planner compares it with the bound."""
     simulated_ms: float | None = None
-    """With every message replayed at its time; None where there are too many to do so in a moment."""
+    """Step time with every message simulated; None if there are too many messages."""
     bound_ms: float
     """No plan of these inputs has a shorter step."""
     gap: float
-    """How much longer the step is than the bound, as a share of it."""
+    """Difference between the step and the bound, relative to the bound."""
     price_per_hour: float
     price_per_billion_samples: float
     memory_full: str | None = None
-    """When growing tables have filled a rank, and which; None where no table grows."""
+    """When growing tables fill a rank, and which rank; None if no table grows."""
     tables: dict[str, TablePlan]
     _document: Document | None = PrivateAttr(default=None)
 
     def location(self, *path: str) -> str:
-        """``file:line:column`` of a key in the file that the plan is from; without one, ``the plan``."""
+        """Returns ``file:line:column`` of a key in the file of the plan; without a file, ``the
+        plan``."""
         return "the plan" if self._document is None else self._document.location(path)
 
     def make_error(self, table: str, key: str, message: str) -> ConfigError:
-        """The error that names a place of the file that the plan is from."""
+        """Returns an error with the location in the file of the plan."""
         return ConfigError(f"{self.prefix('tables', table, key)}table {table}: {message}")
 
     def prefix(self, *path: str) -> str:
-        """``file:line:column: `` of a key in the file that the plan is from; empty without one."""
+        """Returns ``file:line:column: `` of a key in the file of the plan; empty without a file."""
         return "" if self._document is None else f"{self.location(*path)}: "
 
     @property
     def kept(self) -> list[str]:
-        """Names of the tables that `make` keeps: those that a person has pinned or edited."""
+        """Names of the tables that `make` keeps, because they are pinned or were edited."""
         return [name for name, each in self.tables.items() if each.is_kept]
 
     def sharding(
         self, world_size: int, tables: Mapping[str, TableConfig] | None = None
     ) -> ShardingPlan:
-        """The plan as training takes it: ``StepContainer(plan=…)``, ``DistributedModelParallel``.
+        """Converts the plan for training: ``StepContainer(plan=…)``, ``DistributedModelParallel``.
 
         Args:
-            world_size: ranks of the job.
-            tables: of the job, by name; None: unknown.
+            world_size: Number of ranks of the job.
+            tables: Tables of the job by name; None if unknown.
 
         Raises:
-            InvalidArgumentError: it was made for another number of ranks.
-            ConfigError: a table has an unknown kind, or column blocks or ranks that its kind cannot
-                use: ``file:line:column: message``.
+            InvalidArgumentError: The plan is for another number of ranks.
+            ConfigError: The kind of a table is unknown, or does not support its column blocks or
+                ranks: ``file:line:column: message``.
         """
         if world_size != self.ranks:
             raise InvalidArgumentError(
-                f"{self.prefix('ranks')}the plan is for {self.ranks} ranks, found {world_size}; make "
+                f"{self.prefix('ranks')}the plan is for {self.ranks} ranks, found {world_size}; create "
                 f"one whose topology has {world_size} (sparring plan make)",
                 planned=self.ranks,
                 found=world_size,
@@ -158,22 +159,22 @@ class Plan(DocumentModel):
                 raise self.make_error(
                     name,
                     "kind",
-                    f"training does not execute {each.kind}; choose one of {', '.join(KINDS)}",
+                    f"training does not support {each.kind}; choose one of {', '.join(KINDS)}",
                 )
             if each.columns > 1 and each.kind not in _DIVIDED_KINDS:
                 raise self.make_error(
                     name,
                     "columns",
-                    f"{each.kind} keeps rows whole, found {each.columns} blocks of columns; set columns "
-                    f"to 1, or kind to one of {', '.join(sorted(_DIVIDED_KINDS))}",
+                    f"{each.kind} does not split columns, found {each.columns} blocks; set columns to "
+                    f"1, or kind to one of {', '.join(sorted(_DIVIDED_KINDS))}",
                 )
             num_ranks = self.ranks if each.ranks == "all" else len(each.ranks)
             if each.columns > 1 and num_ranks % each.columns:
                 raise self.make_error(
                     name,
                     "columns",
-                    f"{num_ranks} ranks are no multiple of {each.columns} blocks of columns; name as "
-                    "many ranks for each block, or change columns",
+                    f"found {num_ranks} ranks, expected a multiple of {each.columns} blocks of columns; "
+                    "use the same number of ranks for each block, or change columns",
                 )
             ranks = () if each.ranks == "all" else tuple(each.ranks)
             columns = each.columns if each.columns > 1 else None
@@ -189,7 +190,7 @@ class Plan(DocumentModel):
     def _check_layouts(
         self, shardings: Mapping[str, TableSharding], tables: Mapping[str, TableConfig]
     ) -> None:
-        """Makes the layout of each table, as training will, so that a refusal names its line."""
+        """Creates the layout of each table like training does, so that errors contain its line."""
         manager, location = make_plugin_manager(), _PlannedRanks(self.ranks)
         for name, sharding in shardings.items():
             table = tables.get(name, TableConfig(name, 64 * self.tables[name].columns))
@@ -208,7 +209,7 @@ class Plan(DocumentModel):
         return held
 
     def to_yaml(self) -> str:
-        """The plan as a file: the same plan gives the same bytes."""
+        """Returns the content of the file; equal plans give equal bytes."""
         return "\n".join(_lines(self._held(), 0)) + "\n"
 
 
@@ -216,7 +217,7 @@ def read_plan(path: str | Path) -> Plan:
     """Reads the file of a plan.
 
     Raises:
-        ConfigError: it cannot be read, or is no plan: ``file:line:column: message``.
+        ConfigError: The file cannot be read, or is not a plan: ``file:line:column: message``.
     """
     document = read_document(path)
     plan = document.as_model(Plan)
@@ -239,7 +240,7 @@ def _lines(value: Mapping[str, Any], depth: int) -> list[str]:
 
 
 def _text(text: str) -> str:
-    """Text as YAML, in quotes unless it is a plain word."""
+    """Formats text as YAML, quoted unless it is a plain word."""
     if _PLAIN.fullmatch(text) and text.lower() not in _WORDS:
         return text
     return json.dumps(text, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Inputs → plan, and a plan that was edited → what it costs."""
+"""Creates plans from inputs, and computes the costs of edited plans."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ _KEY_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """An option of a table in a plan whose other tables stay as they are.
+    """An option of a table in a plan whose other tables do not change.
 
     Args:
-        is_chosen: the plan has it.
-        step_ms: of the whole plan; None where the option does not fit the memory.
-        bytes: on the table's busiest rank.
-        resource_ms: milliseconds of its busiest rank, for each resource.
-        hit_rate: of a stack, the share of ids whose row the first tier has; None for one storage.
+        is_chosen: Whether the plan uses it.
+        step_ms: Step of the whole plan; None if the option does not fit in memory.
+        bytes: Bytes on the table's busiest rank.
+        resource_ms: Milliseconds on its busiest rank, per resource.
+        hit_rate: For a stack, share of ids whose row is in the first tier; None for a single storage.
     """
 
     kind: str
@@ -66,12 +66,12 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """Cost of pins, in milliseconds of the step.
+    """Effect of pins on the step time, in milliseconds.
 
     Args:
-        names: tables that are pinned or were edited.
-        with_ms: of the best plan found that keeps them; None where none was found that fits.
-        without_ms: of the best plan found.
+        names: Tables that are pinned or were edited.
+        with_ms: Step of the best plan that keeps them; None if no such plan was found.
+        without_ms: Step of the best plan.
     """
 
     names: list[str]
@@ -85,19 +85,19 @@ def make_plan(
     allowed: Mapping[str, Collection[str]] | None = None,
     before: Plan | None = None,
 ) -> Plan:
-    """Finds a plan and proves how good it is.
+    """Finds a plan and a bound for its quality.
 
     Args:
-        inputs: what to plan.
-        calibration: its costs.
-        allowed: table → kinds that it may have; others may have all kinds of `inputs`.
-        before: a plan whose pinned and edited tables are kept; the bound is then of plans that keep
-            them. Tables that the inputs no longer have are dropped with their pins.
+        inputs: Inputs of the plan.
+        calibration: Costs.
+        allowed: Table → allowed kinds; other tables may have all kinds of `inputs`.
+        before: A plan whose pinned and edited tables are kept; the bound then applies to plans that
+            keep them. Pins of tables that are no longer in the inputs are dropped.
 
     Raises:
-        InvalidArgumentError: a table may have no kind that is offered.
-        CapacityError: no plan was found that fits; the message says what is missing, and ways out.
-        ConfigError: a pin is for other ranks, or is an option that the inputs do not offer.
+        InvalidArgumentError: No kind is possible for a table.
+        CapacityError: No plan that fits was found; the message contains the shortage and suggestions.
+        ConfigError: A pin is for other ranks, or the inputs do not allow its option.
     """
     options = with_kinds(compute_option_costs(inputs, calibration), allowed or {})
     pins = None if before is None else _find_pins(before, options)
@@ -106,13 +106,13 @@ def make_plan(
     found = search(options, pins)
     if found is None and before is not None and pins is not None and search(options) is not None:
         names = ", ".join(before.kept)
-        raise CapacityError(f"found no plan that fits with these pins; remove some: {names}")
+        raise CapacityError(f"found no plan with these pins that fits; remove some of them: {names}")
     if found is None:
         message, ways = _describe_missing(options), suggest_changes(inputs, calibration)
-        message += "\nways out:" if ways else "\nfound no way out but smaller tables"
+        message += "\nsuggestions:" if ways else "\nfound no suggestion except smaller tables"
         raise CapacityError("\n".join([message, *(f"- {way}" for way in ways)]))
     kept = () if pins is None else np.flatnonzero(pins.option >= 0).tolist()
-    # What is added up knows no overlap: the best few are replayed.
+    # Sums of costs do not consider overlap, so the best placements are replayed.
     placement, _ = rank_again(
         found.placement, partial(list_neighbors, found.placement, kept), inputs, calibration
     )
@@ -120,10 +120,10 @@ def make_plan(
 
 
 def compute_pin_costs(plan: Plan, inputs: PlanInputs, calibration: Calibration) -> Pins:
-    """Costs of the pinned and edited tables of a plan.
+    """Returns the costs of the pinned and edited tables of a plan.
 
     Raises:
-        ConfigError: a pin is for other ranks, or is an option that the inputs do not offer.
+        ConfigError: A pin is for other ranks, or the inputs do not allow its option.
     """
     options = compute_option_costs(inputs, calibration)
     pins = _find_pins(plan, options)
@@ -137,7 +137,7 @@ def compute_pin_costs(plan: Plan, inputs: PlanInputs, calibration: Calibration) 
 
 
 def _find_pins(plan: Plan, options: Options) -> Placement | None:
-    """The tables of the inputs that are pinned or were edited; None where there are none."""
+    """Returns the pinned and edited tables of the inputs; None if there are none."""
     names = [name for name in plan.kept if name in set(options.table_names)]
     if not names:
         return None
@@ -151,24 +151,24 @@ def _find_pins(plan: Plan, options: Options) -> Placement | None:
 def _check_ranks(plan: Plan, options: Options) -> None:
     if plan.ranks != options.num_ranks:
         raise ConfigError(
-            f"{plan.prefix('ranks')}the plan is for {plan.ranks} ranks, the topology has "
-            f"{options.num_ranks}; make it again"
+            f"{plan.prefix('ranks')}the plan is for {plan.ranks} ranks, but the topology has "
+            f"{options.num_ranks}; create it again"
         )
 
 
 def check_plan(plan: Plan, inputs: PlanInputs, calibration: Calibration) -> Plan:
-    """The plan with its costs and gap by `inputs`; what a person has edited stays.
+    """Returns the plan with its costs and gap for `inputs`; edits remain.
 
     Raises:
-        ConfigError: the plan is for other tables or ranks, or has what `inputs` does not allow.
-        CapacityError: a rank has too little memory for it.
+        ConfigError: The plan has other tables or ranks, or options that `inputs` does not allow.
+        CapacityError: A rank has too little memory for it.
     """
     options = compute_option_costs(inputs, calibration)
     placement = make_placement(plan, options)
     _check_fits(placement, "the plan does not fit", plan)
     found = search(options)
     if found is None:
-        # The search misses plans of memories that are full to the brim; this one fits.
+        # The search can miss plans that fill the memory completely; this one fits.
         bound = compute_aggregate_bound(options)
         found = SearchResult(placement, bound, bound.seconds)
     seconds = min(found.bound_seconds, placement.seconds)
@@ -176,7 +176,8 @@ def check_plan(plan: Plan, inputs: PlanInputs, calibration: Calibration) -> Plan
 
 
 def _check_fits(placement: Placement, failure: str, plan: Plan | None = None) -> None:
-    """Refuses a rank that lacks memory, by the place of its largest table in the file of `plan`."""
+    """Raises an error if a rank has too little memory, with the location of its largest table in
+    `plan`."""
     options = placement.options
     excess = placement.memory - options.capacity
     if (excess <= 0).all():
@@ -190,23 +191,25 @@ def _check_fits(placement: Placement, failure: str, plan: Plan | None = None) ->
     largest = f"; its largest shard is of {max(held)[1]}" if held else ""
     location = plan.prefix("tables", max(held)[1]) if plan is not None and held else ""
     raise CapacityError(
-        f"{location}{failure}: rank {rank} lacks {_size(float(excess[rank, kind]))} of "
-        f"{options.memories[kind]} memory{largest}; move a table or give it another kind"
+        f"{location}{failure}: rank {rank} needs {_size(float(excess[rank, kind]))} more "
+        f"{options.memories[kind]} memory{largest}; move a table or change its kind"
     )
 
 
 def list_alternatives(
     plan: Plan, inputs: PlanInputs, calibration: Calibration, name: str
 ) -> list[Alternative]:
-    """All options of a table, the best first, with the step of the plan if it had them.
+    """Returns all options of a table, best first, with the step of the plan if it used them.
 
     Raises:
-        ConfigError: there is no such table, or the plan does not fit `inputs`.
+        ConfigError: The table does not exist, or the plan does not match `inputs`.
     """
     options = compute_option_costs(inputs, calibration)
     placement = make_placement(plan, options)
     if name not in plan.tables:
-        raise ConfigError(f"there is no table {name!r}; tables: {', '.join(plan.tables)}")
+        raise ConfigError(
+            f"explain: there is no table {name!r}; use one of {', '.join(plan.tables)}"
+        )
     table = options.table_names.index(name)
     chosen = int(placement.option[table])
     found = []
@@ -234,10 +237,10 @@ def list_alternatives(
 
 
 def make_placement(plan: Plan, options: Options) -> Placement:
-    """The placement that a plan describes.
+    """Returns the placement that a plan describes.
 
     Raises:
-        ConfigError: the plan is for other tables or ranks, or has an option that is not offered.
+        ConfigError: The plan has other tables or ranks, or an option that is not possible.
     """
     _check_ranks(plan, options)
     missing = sorted(set(options.table_names) - set(plan.tables))
@@ -245,11 +248,11 @@ def make_placement(plan: Plan, options: Options) -> Placement:
     if missing or others:
         found = []
         if missing:
-            found.append(f"lacks {', '.join(missing[:5])}")
+            found.append(f"does not contain {', '.join(missing[:5])}")
         if others:
-            found.append(f"has {', '.join(others[:5])}, which the inputs lack")
+            found.append(f"contains {', '.join(others[:5])}, which the inputs do not")
         raise ConfigError(
-            f"{plan.prefix('tables', *others[:1])}the plan {' and '.join(found)}; make it again"
+            f"{plan.prefix('tables', *others[:1])}the plan {' and '.join(found)}; create it again"
         )
     placement = Placement(options)
     for name in options.table_names:
@@ -258,7 +261,7 @@ def make_placement(plan: Plan, options: Options) -> Placement:
 
 
 def _put(placement: Placement, plan: Plan, name: str) -> None:
-    """Adds a table as the plan has it."""
+    """Adds a table with the sharding of the plan."""
     options, entry = placement.options, plan.tables[name]
     table = options.table_names.index(name)
     option = _find_option(plan, name, options, table)
@@ -269,23 +272,24 @@ def _put(placement: Placement, plan: Plan, name: str) -> None:
     if len(ranks) != expected or len(np.unique(ranks)) != expected:
         wanted = "all" if shape.span is Span.ALL else f"{expected} different ranks"
         raise plan.make_error(
-            name, "ranks", f"{shape.kind} needs {wanted} here, found {entry.ranks}"
+            name, "ranks", f"{shape.kind} needs {wanted}, found {entry.ranks}; correct it"
         )
     if expected and (ranks.min() < 0 or ranks.max() >= options.num_ranks):
         most = options.num_ranks - 1
         raise plan.make_error(
-            name, "ranks", f"found {entry.ranks}, and ranks are 0 to {most}; name some of these"
+            name, "ranks", f"found {entry.ranks}, expected ranks from 0 to {most}; correct it"
         )
     whole = {Span.NODES: shape.num_places, Span.WITHIN: 1}.get(shape.span)
     if whole is not None and num_nodes != whole:
         raise plan.make_error(
-            name, "ranks", f"{shape.kind} needs the ranks of {whole} nodes, found {num_nodes}"
+            name, "ranks", f"{shape.kind} needs the ranks of {whole} nodes, found {num_nodes}; correct it"
         )
     placement.put(table, option, ranks)
 
 
 def _find_option(plan: Plan, name: str, options: Options, table: int) -> int:
-    """The option that a plan names. Its keys narrow the choice in turn; refuses the first that cannot."""
+    """Returns the option that a plan specifies. Its keys narrow the choice one by one; raises an
+    error for the first key that has no match."""
     entry = plan.tables[name]
     num_ranks = "all" if entry.ranks == "all" else len(entry.ranks)
     left = [(option, options.shape_of(option)) for option in options.of(table)]
@@ -295,7 +299,7 @@ def _find_option(plan: Plan, name: str, options: Options, table: int) -> int:
         ("transfer", entry.transfer, lambda _, shape: shape.transfer),
         ("storage", entry.storage, lambda each, _: options.storages[options.storage[each]]),
     ]
-    if entry.kind == "table_row_wise":  # others have one number of ranks, which `_put` checks
+    if entry.kind == "table_row_wise":  # other kinds have a fixed number of ranks, which `_put` checks
         keys.append(("ranks", num_ranks, lambda _, shape: _num_ranks(shape)))
     before = ""
     for key, found, value_of in keys:
@@ -345,7 +349,7 @@ def _describe(
 
 
 def _with_pin(table: TablePlan, name: str, before: Plan | None) -> TablePlan:
-    """With the digest of what was chosen; pinned where it was kept."""
+    """Adds the digest of the choice; pins the table if it was kept."""
     old = None if before is None else before.tables.get(name)
     is_kept = old is not None and old.is_kept
     return table.model_copy(update={"made": table.choice_digest, "pinned": is_kept})
@@ -367,19 +371,19 @@ def _describe_table(
     if next_best is None:
         because += "; no other option fits"
     elif next_best.step_ms > 0:
-        because += f"; {other} would make the step {next_best.step_ms:.3g} ms longer"
+        because += f"; with {other}, the step would be {next_best.step_ms:.3g} ms longer"
     elif next_best.bytes > 0:
-        because += f"; {other} would need {_size(next_best.bytes)} more on a rank"
+        because += f"; {other} would need {_size(next_best.bytes)} more per rank"
     else:
-        because += f"; {other} would not make the step shorter, as others bound it"
+        because += f"; with {other}, the step would not be shorter, because other tables limit it"
     hits = options.hits[option]
     hits = hits[~np.isnan(hits)]
     if len(hits):
-        because += f"; its first tier has the rows of {hits[0]:.1%} of its ids"
+        because += f"; its first tier contains the rows of {hits[0]:.1%} of its ids"
     if "pooled" in inputs.transfers and not spec.is_pooled:
-        because += f"; its rows travel, as {_pooling(spec)}: owners pool sums and means"
+        because += f"; rows are transferred, because {_pooling(spec)}: owners pool sums and means"
     if spec.couples_columns and {"column_wise", "grid", "table_column_wise"} & set(inputs.kinds):
-        because += f"; no column blocks, as {spec.method} couples columns"
+        because += f"; no column blocks, because {spec.method} couples columns"
     ranks = placement.ranks(table)
     row_bytes = TableConfig("planned", spec.dim, spec.dtype, state_width=spec.state_width).row_bytes
     memory = (options.base_memory + options.shard_memory)[option]
@@ -411,7 +415,7 @@ def _pooling(spec: TableSpec) -> str:
 
 
 def _next_best(placement: Placement, table: int, prices: Floats) -> NextBest | None:
-    """The cheapest other option, by the prices of the bound, that fits."""
+    """Returns the cheapest other option that fits, by the prices of the bound."""
     options, chosen = placement.options, int(placement.option[table])
     of = np.asarray(options.of(table))
     for option in map(int, of[np.argsort(prices[of], kind="stable")]):
@@ -430,7 +434,7 @@ def _next_best(placement: Placement, table: int, prices: Floats) -> NextBest | N
 
 
 def _step_with(placement: Placement, table: int, option: int) -> float | None:
-    """The step if a table had another option; None where that does not fit."""
+    """Returns the step if a table had another option; None if that does not fit."""
     load, memory = placement.load.copy(), placement.memory.copy()
     before = placement.take(table)
     ranks = placement.best_ranks(option)
@@ -440,7 +444,7 @@ def _step_with(placement: Placement, table: int, option: int) -> float | None:
         seconds = placement.seconds
         placement.take(table)
     placement.put(table, *before)
-    # The same bits as before, whatever additions and subtractions have rounded.
+    # Restore exact values, because additions and subtractions round.
     placement.load, placement.memory = load, memory
     return seconds
 
@@ -462,16 +466,16 @@ def _resource(load: Floats) -> str:
 
 
 def _describe_missing(options: Options) -> str:
-    """Which memory lacks how many bytes."""
+    """Describes which memory is too small, and by how many bytes."""
     total, ranks = options.total_memory(), options.num_ranks
-    # Whatever the options, each table takes its least of a kind of memory.
+    # With any options, each table needs at least its minimum of a kind of memory.
     short = np.minimum.reduceat(total, options.start[:-1]).sum(axis=0) / ranks - options.capacity
     kind = int(np.argmax(short))
     if len(options.memories) > 1 and short[kind] > 0:
         own = float(options.capacity[kind])
         return (
             f"the tables do not fit: in {options.memories[kind]} memory they need at least "
-            f"{_size(float(short[kind]) + own)} a rank, and a rank has {_size(own)} of it: "
+            f"{_size(float(short[kind]) + own)} per rank, and a rank has {_size(own)}: "
             f"{_size(float(short[kind]))} are missing on each of {ranks} ranks"
         )
     least = np.minimum.reduceat(total.sum(axis=1), options.start[:-1])
@@ -483,15 +487,15 @@ def _describe_missing(options: Options) -> str:
     missing = needed / ranks - float(options.capacity.sum())
     if missing > 0:
         text = (
-            f"the tables do not fit: they need at least {_size(needed)}, {_size(needed / ranks)} a "
+            f"the tables do not fit: they need at least {_size(needed)}, {_size(needed / ranks)} per "
             f"rank, and a rank has {held}: {_size(missing)} are missing on each of {ranks} ranks"
         )
     else:
         largest = int(np.argmax(least))
         text = (
-            f"found no plan that fits: a rank has {held}, which would do on average, but not for whole "
-            f"shards; the largest table is {options.table_names[largest]} with "
-            f"{_size(float(least[largest]))}; allow kinds that cut it, or more memory"
+            f"found no plan that fits: a rank has {held}, which is enough on average, but not for "
+            f"whole shards; the largest table is {options.table_names[largest]} with "
+            f"{_size(float(least[largest]))}; allow kinds that split it, or more memory"
         )
     return text
 

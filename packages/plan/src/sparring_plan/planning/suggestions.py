@@ -1,4 +1,4 @@
-"""Ways out where the tables do not fit: what each would cost."""
+"""Suggests changes if the tables do not fit, with the cost of each change."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _MAX_NODE_FACTOR = 64
 
 
 def suggest_changes(inputs: PlanInputs, calibration: Calibration) -> list[str]:
-    """Changes of the inputs that fit, a sentence each, the cheapest an hour first."""
+    """Returns sentences for changes of the inputs that fit, cheapest per hour first."""
     found = []
     for sentence, changed in _changes(inputs, calibration):
         step = _step_seconds(changed, calibration)
         if step is not None:
             price = changed.topology.price_per_hour * changed.topology.nodes
             found.append(
-                (price, step, f"{sentence}: a step of {step * 1e3:.3g} ms, {price:g} an hour")
+                (price, step, f"{sentence}: a step of {step * 1e3:.3g} ms, {price:g} per hour")
             )
     return [sentence for _, _, sentence in sorted(found)]
 
@@ -40,7 +40,7 @@ def _changes(inputs: PlanInputs, calibration: Calibration) -> Iterator[tuple[str
             yield sentence, inputs.model_copy(update={"tables": both})
     nodes = _find_min_nodes(inputs, calibration)
     if nodes is not None:
-        yield f"{nodes} nodes in place of {inputs.topology.nodes}", _with_nodes(inputs, nodes)
+        yield f"{nodes} nodes instead of {inputs.topology.nodes}", _with_nodes(inputs, nodes)
 
 
 def _in_16_bit(spec: TableSpec) -> TableSpec:
@@ -50,7 +50,7 @@ def _in_16_bit(spec: TableSpec) -> TableSpec:
 def _with_rowwise_state(spec: TableSpec) -> TableSpec:
     if spec.state_width < spec.dim:
         return spec
-    # Copies would keep the width of the state that was computed for the old method.
+    # A copy would keep the cached state width of the old method.
     changed = {**spec.model_dump(), "method": "rowwise_adagrad", "state_elements": None}
     return TableSpec.model_validate(changed)
 
@@ -81,7 +81,7 @@ def _step_seconds(inputs: PlanInputs, calibration: Calibration) -> float | None:
     try:
         options = compute_option_costs(inputs, calibration)
     except ConfigError:
-        # As rowwise_adagrad couples columns, it is no way out where all kinds divide them.
+        # rowwise_adagrad couples columns, so it does not help if all kinds split columns.
         return None
     found = search(options)
     return None if found is None else found.placement.seconds

@@ -1,1 +1,1 @@
-"""The report of a plan: one static HTML page that loads nothing and runs nothing."""
+"""The report of a plan: one static HTML page without scripts and external resources."""

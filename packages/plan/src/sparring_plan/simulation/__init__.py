@@ -1,1 +1,1 @@
-"""The exchange between ranks, replayed on more ranks than are here, in simulated time."""
+"""Replays the exchange between ranks in simulated time, for more ranks than this machine has."""

@@ -1,1 +1,1 @@
-"""Measures what the costs of a plan depend on, on this machine."""
+"""Measures the costs of plans on this machine."""

@@ -1,4 +1,4 @@
-"""Measures what plans are made of on this machine, and writes it as a calibration."""
+"""Measures the costs of plans on this machine, and writes them as a calibration."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ _DEADLINE_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class CalibrateOptions:
-    """Choice of what is measured.
+    """Selects the measurements.
 
     Args:
-        path: a folder on the disk that RocksDB would have; None leaves RocksDB out.
-        url: of the Redis that rows would be in; None leaves Redis out.
-        model: ``package.module:function``, which returns what a step of the dense model runs: a
-            callable, or a tuple of a module and its inputs; None leaves it out.
+        path: Folder on the disk for RocksDB; None skips RocksDB.
+        url: URL of the Redis server for rows; None skips Redis.
+        model: ``package.module:function``, which returns a step of the dense model: a callable, or a
+            tuple of a module and its inputs; None skips it.
     """
 
     path: Path | None = None
@@ -58,13 +58,13 @@ class CalibrateOptions:
 
 @dataclass(frozen=True, slots=True)
 class CalibrateResult:
-    """A calibration, and what it lacks and why.
+    """A calibration, and the skipped measurements with their reasons.
 
     Args:
-        calibration: None on the ranks that only take part in messages.
-        rank: of this process, where a launcher started several; 0 writes the file.
-        skipped: sentences.
-        seconds: what measuring took.
+        calibration: None on ranks that only exchange messages.
+        rank: Rank of this process if a launcher started several; rank 0 writes the file.
+        skipped: Sentences about skipped measurements.
+        seconds: Duration of the measurement.
     """
 
     calibration: Calibration | None
@@ -80,14 +80,14 @@ class _Auto:
 
 
 def measure(options: CalibrateOptions, manager: PluginManager) -> CalibrateResult:
-    """Measures this machine for less than a minute. Best run where nothing else does.
+    """Measures this machine, in less than a minute. The machine should be idle otherwise.
 
-    Under torchrun or mpiexec all ranks call it: messages and links are measured between them, and
-    all else on rank 0 while the others wait.
+    Under torchrun or mpiexec, all ranks call it: messages and links are measured between them,
+    everything else on rank 0 while the others wait.
 
     Raises:
-        ConfigError: the model cannot be imported or called.
-        StorageIOError: the path or the server cannot be used.
+        ConfigError: The model cannot be imported or called.
+        StorageIOError: The path or the server is not usable.
     """
     begin = time.perf_counter()
     dense = None if options.model is None else _dense_step(options.model)
@@ -138,11 +138,11 @@ def _measured(
     except SparringError as error:
         skipped.append(f"hkv: {error}")
     if options.path is None:
-        skipped.append("rocksdb: not measured; give its disk by --path")
+        skipped.append("rocksdb: not measured; specify its disk with --path")
     else:
         storages["rocksdb"] = _rocksdb(options.path, manager)
     if options.url is None:
-        skipped.append("redis: not measured; give its server by --url")
+        skipped.append("redis: not measured; specify its server with --url")
     else:
         given = {"url": options.url, "prefix": f"calibration-{os.getpid()}"}
         redis = MeasuredStorage("redis", "remote", given, {}, 20_000, 4_096, ("sgd", "adam"))
@@ -150,7 +150,9 @@ def _measured(
     if not storages:
         raise ConfigError("calibrate: no storage could be measured; " + "; ".join(skipped))
     if dense is None:
-        skipped.append("the dense model: not measured; give it by --model package.module:function")
+        skipped.append(
+            "the dense model: not measured; specify it with --model package.module:function"
+        )
     found = calibrate(32, next(iter(storages)) if "hkv" not in storages else "hkv", manager)
     machine = MachineCosts(
         measured_over=link.over,
@@ -180,15 +182,15 @@ def _measured(
         exchange = exchange.model_copy(update={"steps": steps})
         calibration = calibration.model_copy(update={"exchange": exchange})
     else:
-        skipped.append("steps: not measured, as hkv is not")
+        skipped.append("steps: not measured, because they need hkv")
     return CalibrateResult(calibration, rank, tuple(skipped), time.perf_counter() - begin)
 
 
 def _rocksdb(path: Path, manager: PluginManager) -> StorageCosts:
-    """RocksDB past the caches, in a folder of its own that is removed afterwards."""
+    """Measures RocksDB without caches, in a temporary folder."""
     if not path.is_dir():
         raise InvalidArgumentError(
-            f"calibrate: --path {path} is no folder; name one on the disk that rows would be on"
+            f"calibrate: --path {path} is not a folder; use a folder on the disk for rows"
         )
     folder = tempfile.mkdtemp(prefix="calibration-", dir=path)
     try:
@@ -196,7 +198,7 @@ def _rocksdb(path: Path, manager: PluginManager) -> StorageCosts:
         try:
             return measure_storage_costs(_on_disk(given), manager)
         except SparringError:
-            # File systems without direct access, as those in memory.
+            # The file system does not support direct I/O, for example tmpfs.
             return measure_storage_costs(_on_disk({**given, "direct_io": False}), manager)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -208,7 +210,7 @@ def _on_disk(options: Mapping[str, Any]) -> MeasuredStorage:
 
 
 def _loopback() -> _LinkTimes:
-    """Messages between two threads over a TCP connection of this machine to itself."""
+    """Measures messages between two threads over a loopback TCP connection."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         near = socket.create_connection(server.getsockname())
         far, _ = server.accept()
@@ -231,7 +233,7 @@ def _loopback() -> _LinkTimes:
                 near.sendall(message)
                 _received(near, 1)
                 times.append(time.perf_counter() - begin)
-            # There and one byte back: the way back is a latency, which is half of the shortest.
+            # The reply of one byte takes a latency, which is half of the shortest round trip.
             seconds[size] = min(times) if seconds else min(times) / 2
         thread.join()
     return _LinkTimes("loopback", seconds)
@@ -249,7 +251,8 @@ def _received(connection: socket.socket, size: int) -> bytearray:
 
 
 def _between_ranks(collective: Collective) -> _LinkTimes:
-    """Messages round the ring of all ranks, each sending to the next while it takes of the one before."""
+    """Measures messages in a ring of all ranks: each sends to the next while it receives from the
+    previous."""
     after = (collective.rank + 1) % collective.world_size
     before = (collective.rank - 1) % collective.world_size
     seconds = {}
@@ -270,7 +273,7 @@ def _between_ranks(collective: Collective) -> _LinkTimes:
 
 
 def _triad_bytes_per_second() -> float:
-    """NumPy's a = b + s·c in two passes, which move five arrays."""
+    """Measures NumPy's a = b + s·c in two passes, which move five arrays."""
     a, b, c = (np.ones(_TRIAD_ELEMENTS) for _ in range(3))
 
     def triad() -> None:
@@ -281,13 +284,13 @@ def _triad_bytes_per_second() -> float:
 
 
 def _dense_step(name: str) -> Callable[[], object]:
-    """The callable that runs a step of the dense model."""
+    """Returns the callable that runs a step of the dense model."""
     module, _, function = name.partition(":")
     try:
         made = getattr(import_module(module), function)()
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"calibrate: --model {name}: {error}; give package.module:function, of a function without "
+            f"calibrate: --model {name}: {error}; use package.module:function, a function without "
             "arguments that returns a callable, or a tuple of a module and its inputs"
         ) from None
     step, inputs = (made[0], made[1:]) if isinstance(made, tuple) else (made, ())
@@ -317,10 +320,10 @@ def _median_seconds(call: Callable[[], object]) -> float:
 
 
 def write_calibration(calibration: Calibration, path: Path) -> None:
-    """Writes the file whole, or leaves what was there.
+    """Writes the file atomically.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: The file cannot be written.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -338,7 +341,9 @@ def write_calibration(calibration: Calibration, path: Path) -> None:
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot write the calibration: {error.strerror}") from None
+        raise ConfigError(
+            f"{path}: cannot write the calibration: {error.strerror}; choose another --output"
+        ) from None
 
 
 def _rounded(value: float) -> float:

@@ -1,8 +1,8 @@
-"""Costs of whole steps on this machine, beyond the finds, sums and updates that have their own.
+"""Measures the costs of whole steps on this machine, in addition to finds, sums and updates.
 
-Two ranks that are threads of this process take steps of one table under each kind of sharding: the
-real exchange, with messages that copy memory. What the simulation of the same step lacks, in time of a
-processor, is divided among rows: of two widths, so that it has a part for each row and one for each byte.
+Two ranks, as threads of this process, execute steps of one table with each kind of sharding: the real
+exchange, with messages that copy memory. The processor time that the simulation of the same step does
+not explain is divided by the number of rows, for two widths, to get costs per row and per byte.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ _PARTS: Mapping[str, Mapping[str, Any]] = {
     "bags": {"transfer": "pooled"},
     "blocks": {"kind": "column_wise"},
 }
-"""Part of `StepCosts` → changes of the case that it is measured by; each needs those before it."""
+"""Part of `StepCosts` → changes of the case that measures it; each part needs the previous ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """Steps to measure, and what their costs are divided by."""
+    """Steps to measure, and the divisor of their costs."""
 
     kind: str = "row_wise"
     transfer: str = "rows"
@@ -65,17 +65,18 @@ class _Case:
     samples: int = _SAMPLES
     tables: int = 1
     is_mixed: bool = False
-    """Whether one table goes by rows, one is replicated, and one pooled by its owners."""
+    """Whether one table transfers rows, one is replicated, and one is pooled by its owners."""
 
 
 def measure_step_costs(
     calibration: Calibration, message_seconds: float, manager: PluginManager
 ) -> StepCosts:
-    """Measures some ten seconds. Cases take turns, so that all see the same machine.
+    """Measures for about ten seconds. Cases are interleaved, so that all are measured under the same
+    conditions.
 
     Args:
-        calibration: its storages, finds and sums.
-        message_seconds: what a message between the two threads costs each of its ends.
+        calibration: Costs of its storages, finds and sums.
+        message_seconds: Time that a message between the two threads costs each end.
     """
     few, many = _Case(samples=_TINY_SAMPLES), _Case(samples=_TINY_SAMPLES, tables=_MANY_TABLES)
     parts = {name: [_Case(dim=dim, **asked) for dim in _WIDTHS] for name, asked in _PARTS.items()}
@@ -90,7 +91,8 @@ def measure_step_costs(
     found = StepCosts()
 
     def lacking(case: _Case) -> tuple[float, float]:
-        """Seconds of a rank that the simulation lacks, and the distinct keys of its batch."""
+        """Returns the seconds per rank that the simulation does not explain, and the distinct keys of
+        its batch."""
         exchange = calibration.exchange.model_copy(update={"steps": found})
         known = without.model_copy(update={"exchange": exchange})
         placement = make_placement(plans[case], compute_option_costs(inputs[case], known))
@@ -100,10 +102,10 @@ def measure_step_costs(
     one, several = lacking(few)[0], lacking(many)[0]
     table = max(several - one, 0.0) / (_MANY_TABLES - 1)
     found = StepCosts(step_us=_rounded(max(one - table, 0.0) * 1e6), table_us=_rounded(table * 1e6))
-    # The rows of these cases are few; what they cost is not told apart from their tables.
+    # These cases have few rows, whose costs are not separated from the costs of their tables.
     ways = max(times[mixed] - times[alike], 0.0) / (len(_MIXED) - 1)
     found = found.model_copy(update={"way_us": _rounded(ways * 1e6)})
-    # Twice, as the few keys of the case of `ids` have costs of `rows` too.
+    # Twice, because the few keys of the case of `ids` also have costs of `rows`.
     for name, of_part in [*parts.items(), *parts.items()]:
         found = found.model_copy(update={name: RowCosts()})
         points = []
@@ -116,9 +118,9 @@ def measure_step_costs(
 
 
 def _count(part: str, keys: float) -> float:
-    """Rows that share the costs of a part."""
+    """Returns the number of rows that the costs of a part are divided by."""
     ids = _SAMPLES * _IDS_OF_BAG
-    # Each owner has an id of three bags of four. Both ranks have half of the columns of all keys.
+    # Each owner has an id of three out of four bags. Each rank has half of the columns of all keys.
     bags = _SAMPLES * _RANKS * (1 - 0.5**_IDS_OF_BAG)
     return {"ids": ids, "rows": keys, "bags": bags}.get(part, keys * _RANKS)
 
@@ -140,7 +142,7 @@ def _inputs(case: _Case, message_seconds: float) -> PlanInputs:
     ways = _MIXED if case.is_mixed else ((case.kind, case.transfer),)
     topology = {
         "nodes": 1, "ranks_per_node": _RANKS, "memory": {"host": 1 << 40},
-        # Threads copy each other's memory: part of what is measured.
+        # Threads copy each other's memory, which is part of the measurement.
         "near": {"gbit": 1e6}, "message_us": message_seconds * 1e6,
     }  # fmt: skip
     return PlanInputs.model_validate(
@@ -166,14 +168,14 @@ def _plan(case: _Case, inputs: PlanInputs, calibration: Calibration) -> Plan:
 
 
 class _Threads(SingleRendezvous):
-    """Of ranks that are threads of one process."""
+    """Rendezvous of ranks that are threads of one process."""
 
     def shard_map(self) -> ShardMap:
         return ShardMap.balanced(_RANKS)
 
 
 def _measured(asked: Sequence[tuple[PlanInputs, Plan]], manager: PluginManager) -> list[float]:
-    """Of each the seconds of a processor that a rank takes for a step: the median of some rounds."""
+    """Returns the processor seconds per rank and step for each case: the median of several rounds."""
     barrier = threading.Barrier(_RANKS)
     groups = [LocalGroup(_RANKS) for _ in asked]
     times = np.zeros((_ROUNDS, len(asked)))
@@ -213,7 +215,7 @@ def _step(
     asked: tuple[PlanInputs, Plan],
     manager: PluginManager,
 ) -> Callable[[], None]:
-    """Steps of a container of its own, whose rows are there."""
+    """Returns a step of a new container that already contains its rows."""
     inputs, plan = asked
     container = StepContainer(
         collective=closing.enter_context(collective), rendezvous=_Threads(),
@@ -245,11 +247,11 @@ def make_step(
     tables: Mapping[str, Mapping[str, Any]],
     method: str,
 ) -> Callable[[], None]:
-    """Returns a step: bags of every table to pools, and a gradient of ones back.
+    """Returns a step: pools bags of every table, and sends back gradients of ones.
 
     Args:
-        batches: which take turns: of each table its ids.
-        tables: of each its `dim` and its `ids` of a bag.
+        batches: Batches, used in turn: ids of each table.
+        tables: Table → its `dim` and its `ids` per bag.
     """
     resolved = resolve_method(method)
     choice = MethodChoice(resolved, parse_hyper(resolved, {"lr": 0.1}), 1)

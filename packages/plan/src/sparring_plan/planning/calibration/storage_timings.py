@@ -1,4 +1,4 @@
-"""Times of finds, updates and pools on this machine, by the width of rows."""
+"""Measures finds, updates and pools on this machine, for several widths of rows."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class MeasuredStorage:
     """A storage to measure.
 
     Args:
-        name: of its entry, and of its backend.
-        memory: the kind of memory that its rows are in.
-        options: to open it with.
-        kept_options: those that the calibration keeps: not where, but how.
-        num_rows: of the table that is measured.
-        num_keys: of a call.
-        methods: update methods.
+        name: Name of its entry, and of its backend.
+        memory: Kind of memory of its rows.
+        options: Options to open it with.
+        kept_options: Options to store in the calibration: how it is used, not where it is.
+        num_rows: Number of rows of the measured table.
+        num_keys: Number of keys per call.
+        methods: Update methods.
     """
 
     name: str
@@ -47,13 +47,13 @@ class MeasuredStorage:
 
 
 def measure_storage_costs(asked: MeasuredStorage, manager: PluginManager) -> StorageCosts:
-    """Measures a storage at each width, and draws lines through what was found.
+    """Measures a storage at each width, and fits lines to the results.
 
-    A call for one row tells the latency; rows of calls are random ones of the table, and each measured
-    time is the shortest of some.
+    A call for one row gives the latency; calls use random rows of the table, and each result is the
+    minimum of several times.
 
     Raises:
-        PluginError, StorageIOError: the storage cannot be opened here, or fails.
+        PluginError, StorageIOError: The storage cannot be opened, or fails.
     """
     finds: list[tuple[float, float]] = []
     singles: list[float] = []
@@ -70,7 +70,7 @@ def measure_storage_costs(asked: MeasuredStorage, manager: PluginManager) -> Sto
     find_ns, find_ns_per_byte = _line(finds)
     lines = {method: _line(points) for method, points in updates.items()}
     every = _line([point for points in updates.values() for point in points])
-    # A call that is waited for: more than the work of its row.
+    # The latency is the time of a call beyond the work for its row.
     latency = max(0.0, min(singles) - find_ns * 1e-9)
     return StorageCosts(
         memory=asked.memory,
@@ -92,9 +92,9 @@ def measure_storage_costs(asked: MeasuredStorage, manager: PluginManager) -> Sto
 @dataclass(frozen=True, slots=True)
 class _Times:
     elements: float
-    """Of a row, state included."""
+    """Elements per row, including state."""
     update: float
-    """Seconds a row."""
+    """Seconds per row."""
     find: float | None
     single: float | None
     """Seconds of a call for one row."""
@@ -111,7 +111,7 @@ def _time_storage(
     choice = MethodChoice(method, parse_hyper(method, {"lr": 0.01}), 1)
     random = np.random.default_rng(0)
     keys = random.permutation(asked.num_rows).astype(np.int64)
-    # Other keys in each call: rows of the call before are in the processor's caches.
+    # Use other keys in each call, because rows of the previous call are in the processor's caches.
     parts = cycle(np.array_split(keys, max(1, asked.num_rows // asked.num_keys)))
     gradients = np.ones((asked.num_rows, width), np.float32)
     num_keys = asked.num_rows / max(1, asked.num_rows // asked.num_keys)
@@ -137,7 +137,8 @@ def _time_storage(
 
 
 def pool_ns_per_byte(num_rows: int = 200_000) -> float:
-    """To add a row to the pool of its bag, for each byte of it: the median of the widths."""
+    """Returns the nanoseconds per byte to add a row to the pool of its bag: the median of the widths.
+    """
     places = np.random.default_rng(0).integers(0, num_rows, 4096 * _IDS_PER_BAG)
     offsets = np.arange(0, len(places) + 1, _IDS_PER_BAG)
 
@@ -150,7 +151,7 @@ def pool_ns_per_byte(num_rows: int = 200_000) -> float:
 
 
 def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Nanoseconds at zero and for each unit, both at least 0, through points in seconds."""
+    """Fits nanoseconds at zero and per unit, both at least 0, to points in seconds."""
     x, seconds = np.asarray(points).T
     y = seconds * 1e9
     slope = max(0.0, float(np.polyfit(x, y, 1)[0])) if len(set(x)) > 1 else 0.0

@@ -1,16 +1,17 @@
 """Costs of each option of each table, as arrays of options by resources.
 
-An option is a kind of sharding with its number of column blocks, the nodes it spans, how rows travel
-and where they are stored. Its costs are of two parts: `base` falls on every rank, as each asks for the
-table's rows; `shard` falls on each rank that owns a shard. Sums of both over the tables are a rank's
-load, in seconds for each resource of `RESOURCES`, and its bytes for each kind of memory. Those who ask
-are charged the average over the ranks: which of them share a node with an owner does not count.
+An option is a kind of sharding with its number of column blocks, the nodes it spans, the transfer of
+rows, and their storage. Its costs have two parts: `base` applies to every rank, because each rank
+requests rows of the table; `shard` applies to each rank that owns a shard. The sums of both over all
+tables are a rank's load, in seconds for each resource of `RESOURCES`, and its bytes for each kind of
+memory. Requesting ranks are charged the average over all ranks, regardless of which of them share a
+node with an owner.
 
-With W ranks, n ids of a rank's batch, u = U(n) distinct keys of it and v = U(W·n) of all ranks, rows of
-D elements of s bytes, gradients of 4 bytes an element, a shard with the share q of rows and one of C
-column blocks moves, for each rank that asks: u·q keys of 8 bytes there, u·q rows of D·s/C + 1 bytes back,
-u·q keys and gradients there. A pooling owner takes n·q ids instead, and a length, a pool back and a
-gradient there for each bag that it has an id of.
+With W ranks, n ids per rank and batch, u = U(n) distinct keys per rank and v = U(W·n) of all ranks,
+rows of D elements with s bytes, and gradients of 4 bytes per element, a shard with the share q of the
+rows and one of C column blocks transfers, for each requesting rank: u·q keys of 8 bytes to the owner,
+u·q rows of D·s/C + 1 bytes back, u·q keys and gradients to the owner. A pooling owner receives n·q
+ids instead, and a length, a pool back and a gradient for each bag that has one of its ids.
 """
 
 from __future__ import annotations
@@ -31,12 +32,13 @@ from sparring_plan.planning.inputs import Calibration, PlanInputs, Topology, Tra
 __all__ = ["RESOURCES", "Options", "Shape", "Span", "compute_option_costs"]
 
 RESOURCES = ("compute", "far_out", "far_in", "near_out", "near_in", "messages")
-"""Each is used for seconds of a step: the rank's threads, its share of the node's link to other nodes,
-its link within the node, and what messages cost the thread that drives the exchange."""
+"""Each resource is used for some seconds per step: the rank's threads, its share of the node's link
+to other nodes, its link within the node, and the time that messages cost the thread that drives the
+exchange."""
 
 _KEY_BYTES, _STATUS_BYTES, _GRADIENT_BYTES, _WEIGHT_BYTES, _LENGTH_BYTES = 8, 1, 4, 4, 4
 _STREAMS = 3
-"""Keys, rows and gradients. Tables share the chunks of a stream; its last one is part of `fixed`."""
+"""Keys, rows and gradients. Tables share the chunks of a stream; the last chunk is part of `fixed`."""
 _MIN_COLUMNS = 8
 MAX_TIERS = 4
 _COLUMN_BLOCKS = (2, 4, 8, 16, 32)
@@ -46,16 +48,16 @@ Ints = NDArray[np.int64]
 
 
 class Span(IntEnum):
-    """Where the shards of an option may be."""
+    """Possible ranks of the shards of an option."""
 
     ALL = 0
-    """On every rank: there is nothing to choose."""
+    """All ranks, so there is nothing to choose."""
     RANKS = 1
-    """On as many ranks as it has shards."""
+    """As many ranks as there are shards."""
     NODES = 2
-    """On all ranks of as many nodes as it has places."""
+    """All ranks of `num_places` nodes."""
     WITHIN = 3
-    """On as many ranks of one node as it has shards."""
+    """As many ranks of one node as there are shards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,24 +67,24 @@ class Shape:
     kind: str
     span: Span
     num_places: int
-    """Ranks, or nodes for `Span.NODES`."""
+    """Number of ranks, or of nodes for `Span.NODES`."""
     num_shards: int
     num_columns: int
     transfer: Transfer
 
     @property
     def row_share(self) -> float:
-        """Of a shard."""
+        """Share of the rows in one shard."""
         return self.num_columns / self.num_shards
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of all tables, those of a table next to each other.
+    """Options of all tables, grouped by table.
 
     Args:
-        table_names: sorted.
-        start: (tables + 1,): where a table's options begin.
+        table_names: Sorted names.
+        start: (tables + 1,): first option of each table.
         table: (options,): index of the table.
         shape: (options,): index into `shapes`.
         storage: (options,): index into `storages`.
@@ -90,12 +92,12 @@ class Options:
         shard: (options, resources): seconds on a rank that owns a shard.
         base_memory: (options, memories): bytes on every rank.
         shard_memory: (options, memories): bytes on a rank that owns a shard.
-        fixed: (resources,): seconds on every rank, whatever the plan.
-        capacity: (memories,): bytes of a rank, without the chunks of the exchange, which tables share.
-        hits: (options, tiers): the share of ids that each tier of the option's stack serves, NaN where
-            it has fewer.
-        held: (ranks, resources): seconds of tables that have their place already.
-        held_memory: (ranks, memories): bytes of those.
+        fixed: (resources,): seconds on every rank, for any plan.
+        capacity: (memories,): bytes per rank, without the chunks of the exchange, which tables share.
+        hits: (options, tiers): share of ids that each tier of the option's stack serves; NaN for
+            tiers that it does not have.
+        held: (ranks, resources): seconds of tables that are already placed.
+        held_memory: (ranks, memories): bytes of these tables.
     """
 
     table_names: Sequence[str]
@@ -128,40 +130,41 @@ class Options:
         return self.shapes[int(self.shape[option])]
 
     def average_held(self) -> Floats:
-        """(resources,): seconds of tables that have their place already, of an average rank."""
+        """Seconds of tables that are already placed, on an average rank, (resources,)."""
         return np.zeros(self.base.shape[1]) if self.held is None else self.held.mean(axis=0)
 
     def average_held_memory(self) -> Floats:
-        """(memories,): bytes of tables that have their place already, of an average rank."""
+        """Bytes of tables that are already placed, on an average rank, (memories,)."""
         if self.held_memory is None:
             return np.zeros(len(self.capacity))
         average: Floats = self.held_memory.mean(axis=0)
         return average
 
     def total(self) -> Floats:
-        """(options, resources): seconds, summed over all ranks."""
+        """Seconds, summed over all ranks, (options, resources)."""
         return self.base * self.num_ranks + self.shard * self.num_shards()[:, None]
 
     def total_memory(self) -> Floats:
-        """(options, memories): bytes, summed over all ranks."""
+        """Bytes, summed over all ranks, (options, memories)."""
         return self.base_memory * self.num_ranks + self.shard_memory * self.num_shards()[:, None]
 
     def has_blocks(self, option: Ints) -> bool:
-        """Whether any of these options divides columns."""
+        """Returns whether any of these options splits columns."""
         return any(self.shapes[each].num_columns > 1 for each in set(self.shape[option].tolist()))
 
     def num_shards(self) -> Floats:
-        """(options,): shards that are on ranks of their own; a shard on every rank is part of `base`."""
+        """Number of shards that are on separate ranks, (options,); shards on every rank are part of
+        `base`."""
         counts = [0 if each.span is Span.ALL else each.num_shards for each in self.shapes]
         return np.asarray(counts, np.float64)[self.shape]
 
 
 def compute_option_costs(inputs: PlanInputs, calibration: Calibration) -> Options:
-    """Costs of all options that `inputs` allows.
+    """Computes the costs of all options that `inputs` allows.
 
     Raises:
-        ConfigError: the kinds, transfers and storages leave a table without an option.
-        CapacityError: no storage can number the rows of a table.
+        ConfigError: The kinds, transfers and storages leave a table without an option.
+        CapacityError: No storage supports the number of rows of a table.
     """
     topology = inputs.topology
     names = sorted(inputs.tables)
@@ -177,7 +180,7 @@ def compute_option_costs(inputs: PlanInputs, calibration: Calibration) -> Option
             if not len(offered) or (shape.num_columns > 1 and not storage.supports_blocks):
                 continue
             part = model.costs(shape, storage, offered)
-            # Not where the storage cannot have as many rows.
+            # Skip tables with more rows than the storage supports.
             found = np.flatnonzero(np.isfinite(part.memory).all(axis=(0, 2)))
             indexes = np.full((2, len(found)), [[shape_index], [storage_index]])
             parts.append(
@@ -194,10 +197,10 @@ def compute_option_costs(inputs: PlanInputs, calibration: Calibration) -> Option
     table = table[order]
     links = [topology.near.latency_us] * (topology.num_ranks > 1)
     links += [topology.far.latency_us] * (topology.nodes > 1)
-    # One message waits for the one before: three headers, keys, rows and gradients.
+    # Each message waits for the previous one: three headers, keys, rows and gradients.
     fixed = np.full(len(RESOURCES), 6e-6 * max(links, default=0))
     fixed += model.dense_seconds + calibration.exchange.steps.seconds(len(names))
-    # The ends of the same six with each other rank, as one who asks and as an owner.
+    # Both ends of these six messages with each other rank, as requester and as owner.
     fixed[RESOURCES.index("messages")] += 12 * (topology.num_ranks - 1) * topology.message_us * 1e-6
     capacity = np.asarray([topology.memory[each] for each in memories], np.float64)
     if calibration.exchange.memory in memories:
@@ -234,20 +237,20 @@ def _no_option(
     model: _CostModel,
     storages: Sequence[StorageModel],
 ) -> SparringError:
-    """The error that says why a table has no option, and what would give it one."""
+    """Returns the error that explains why a table has no option, and how to fix it."""
     name, kinds, topology = names[table], ", ".join(inputs.kinds), inputs.topology
     spec = inputs.tables[name]
     shapes = list(_shapes(inputs))
     if not shapes:
         return ConfigError(
-            f"kinds: nothing can be {kinds} on nodes {topology.nodes}, ranks_per_node "
-            f"{topology.ranks_per_node}; add row_wise, or more of them"
+            f"kinds: {kinds} is not possible with nodes {topology.nodes}, ranks_per_node "
+            f"{topology.ranks_per_node}; add row_wise, nodes or ranks"
         )
     unpooled = [shape for shape in shapes if spec.is_pooled or shape.transfer == "rows"]
     if not unpooled:
         return ConfigError(
-            f"table {name}: owners pool only sums and means, and it has other features; add rows to "
-            "transfers"
+            f"table {name}: owners pool only sums and means, but the table has other features; add "
+            "rows to transfers"
         )
     offered = [shape for shape in unpooled if model.offers(shape)[table]]
     if not offered:
@@ -258,24 +261,24 @@ def _no_option(
                 f"its {spec.dim} columns do not divide into equal blocks of at least {_MIN_COLUMNS}"
             )
         return ConfigError(
-            f"table {name}: {kinds} would divide its columns, and {why}; add row_wise to kinds"
+            f"table {name}: {kinds} would split its columns, but {why}; add row_wise to kinds"
         )
     blocks_only = all(shape.num_columns > 1 for shape in offered)
     allowed = [storage for storage in storages if storage.is_allowed[table]]
     if blocks_only and not any(storage.supports_blocks for storage in allowed):
         return ConfigError(
-            f"table {name}: {kinds} would divide its columns, and "
-            f"{', '.join(storage.name for storage in allowed)} cannot hold blocks of columns; add "
+            f"table {name}: {kinds} would split its columns, but "
+            f"{', '.join(storage.name for storage in allowed)} does not support column blocks; add "
             "row_wise to kinds, or a storage in memory"
         )
     return CapacityError(
-        f"table {name}: no storage that it may have can number its rows on a rank; "
-        "plan more ranks, or a stack whose first tier lets rows go"
+        f"table {name}: no possible storage supports that many rows per rank; plan more ranks, or a "
+        "stack whose first tier evicts rows"
     )
 
 
 def _shapes(inputs: PlanInputs) -> Iterator[Shape]:
-    """All shapes that the kinds, transfers and ranks of `inputs` allow."""
+    """Yields all shapes that the kinds, transfers and ranks of `inputs` allow."""
     topology = inputs.topology
     ranks, within, nodes = topology.num_ranks, topology.ranks_per_node, topology.nodes
     for kind in sorted(set(inputs.kinds)):
@@ -316,9 +319,9 @@ class _Part:
     base: Floats
     shard: Floats
     memory: Floats
-    """(2, tables, memories): of `base` and of `shard`."""
+    """Bytes of `base` and of `shard`, (2, tables, memories)."""
     hits: Floats
-    """(tables, tiers)."""
+    """Shares of ids, (tables, tiers)."""
 
 
 class _CostModel:
@@ -349,7 +352,7 @@ class _CostModel:
         self.dense_seconds = 0.0 if machine is None else machine.dense_ms * 1e-3
 
     def offers(self, shape: Shape) -> NDArray[np.bool_]:
-        """Which tables may take this shape."""
+        """Returns which tables support this shape."""
         blocks = shape.num_columns
         offered = np.ones(len(self._dim), bool)
         if blocks > 1:
@@ -373,8 +376,8 @@ class _CostModel:
         unique, bags = self._unique[tables], self._bags[tables]
         block, state = dim / blocks, self._state[tables] / blocks
         held = self._rows[tables] * (1.0 if replicated else share)
-        # The keys of a shard are a sample of all: a tier that has C of its rows hits as one with
-        # C / share has of all.
+        # The keys of a shard are a sample of all keys: a tier with C of its rows has the hit rate of a
+        # tier with C / share of all rows.
         tiers = [
             rows / (1.0 if replicated else share)
             for rows in storage.tier_rows(held, tables, blocks)
@@ -403,7 +406,7 @@ class _CostModel:
             base = self._seconds(compute, moved, moved, 2 * (ranks - 1) * chunks)
             memory = np.stack([kept + staged, np.zeros_like(kept)])
             return _Part(tables, base, np.zeros_like(base), memory, hits)
-        # Of one asking rank with one owner: bytes there, bytes back, and the owner's work.
+        # For one requesting rank and one owner: bytes there, bytes back, and the owner's work.
         if shape.transfer == "rows":
             there = unique * share * (2 * _KEY_BYTES + block * _GRADIENT_BYTES)
             back = unique * share * (block * element + _STATUS_BYTES)
@@ -437,7 +440,7 @@ class _CostModel:
         return _Part(tables, base, shard, memory, hits)
 
     def _staged(self, tables: Ints) -> Floats:
-        """(tables, memories): bytes of a batch's embeddings and gradients."""
+        """Bytes of a batch's embeddings and gradients, (tables, memories)."""
         staged = np.zeros((len(tables), len(self._memories)))
         if self._exchange.memory in self._memories:
             width = self._dim[tables] * (self._element[tables] + _GRADIENT_BYTES)
@@ -445,7 +448,7 @@ class _CostModel:
         return staged
 
     def _hit_shares(self, storage: StorageModel, tables: Ints, tiers: Sequence[Floats]) -> Floats:
-        """(tables, tiers): the share of ids that each tier serves, NaN where there are fewer."""
+        """Share of ids that each tier serves, (tables, tiers); NaN for missing tiers."""
         hits = np.full((len(tables), MAX_TIERS), np.nan)
         if storage.is_stack:
             below = [self._hits.id_hits(tables, rows) for rows in tiers]
@@ -454,7 +457,8 @@ class _CostModel:
         return hits
 
     def _seconds(self, compute: Floats, out: Floats, back: Floats, messages: Floats) -> Floats:
-        """(tables, resources) of a rank's work, its bytes to and from all others, and its messages."""
+        """Seconds of a rank's work, its bytes to and from all others, and its messages, (tables,
+        resources)."""
         topology = self._topology
         peers = max(topology.num_ranks - 1, 1)
         near = (topology.ranks_per_node - 1) / peers / (topology.near.gbit * 125e6)
@@ -465,8 +469,9 @@ class _CostModel:
 
 
 def _count_touched(bags: Floats, ids: Floats, owners: float) -> Floats:
-    """(tables,): bags of a rank that one of `owners` has an id of; of all bags min(h, k) / k at most."""
+    """Number of bags of a rank that have an id of one of `owners`, (tables,); at most min(h, k) / k
+    of all bags."""
     if owners > 1:
-        # Of a bag of h ids over k owners each has some with the probability 1 − (1 − 1/k)^h.
+        # With k owners, each has an id of a bag of h ids with the probability 1 − (1 − 1/k)^h.
         bags = bags * -np.expm1(ids / bags * np.log1p(-1 / owners))
     return np.minimum(bags, ids / owners)

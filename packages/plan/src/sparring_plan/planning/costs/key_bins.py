@@ -1,4 +1,4 @@
-"""The keys of planned tables, by Zipf's law or by sketches of the user's data."""
+"""Key distributions of planned tables, from Zipf's law or from sketches of the user's data."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["key_bins"]
 
 
 def key_bins(specs: Sequence[TableSpec]) -> KeyBins:
-    """The keys of tables, in their order.
+    """Returns the key distributions of tables, in their order.
 
     Raises:
-        ConfigError: the file of a sketch cannot be read.
+        ConfigError: The file of a sketch cannot be read.
     """
     rows = np.asarray([spec.expected_rows for spec in specs], np.float64)
     skew = [spec.skew if isinstance(spec.skew, float | int) else 0.0 for spec in specs]

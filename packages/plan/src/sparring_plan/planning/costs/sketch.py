@@ -1,4 +1,4 @@
-"""A sketch of the ids of a table: how many keys are asked for how often."""
+"""A sketch of the ids of a table: how many keys occur how often."""
 
 from __future__ import annotations
 
@@ -20,42 +20,45 @@ _MAX_KEYS = 100_000_000
 _EXACT_COUNT = 16
 _BINS_PER_OCTAVE = 8
 _RARE = 8
-"""Keys with fewer ids than this are judged by how many keys have one id more."""
+"""Probabilities of keys with fewer ids are estimated from the number of keys with one more id."""
 _ROWS_AT_ONCE = 1 << 20
 
 Ids = NDArray[np.int64]
 
 
 class Sketch(DocumentModel):
-    """Frequencies of keys among the ids of some data, as a histogram.
+    """Histogram of the frequencies of keys among the ids of some data.
 
-    A bin is how many keys it has, and how many ids these had together. Keys with up to 16 ids have
-    a bin for each number of ids; of those above, bins are an eighth of a power of two wide.
+    A bin consists of its number of keys and their total number of ids. Keys with up to 16 ids have
+    one bin per number of ids; above, bins are an eighth of a power of two wide.
     """
 
     ids: int = Field(gt=0)
     distinct: int = Field(gt=0)
     bins: list[tuple[int, int]] = Field(min_length=1)
-    """Keys, and their ids together; the rarest keys first."""
+    """Number of keys, and their total number of ids; the rarest keys first."""
 
     @model_validator(mode="after")
     def _adds_up(self) -> Sketch:
         keys, ids = (sum(each[part] for each in self.bins) for part in (0, 1))
         if any(each < 1 or of_bin < each for each, of_bin in self.bins):
-            raise ValueError("bins: a bin has one key or more, and each key one id or more")
+            raise ValueError(
+                "bins: each bin must have at least one key, and each key at least one id"
+            )
         if (keys, ids) != (self.distinct, self.ids):
             raise ValueError(
-                f"the bins hold {keys} keys and {ids} ids, the head says {self.distinct} and {self.ids}"
+                f"the bins contain {keys} keys and {ids} ids, but distinct is {self.distinct} and ids "
+                f"is {self.ids}; create the sketch again"
             )
         return self
 
     def key_bins(self, num_rows: int) -> KeyBins:
-        """The keys of a table of `num_rows`.
+        """Returns the key distribution of a table with `num_rows` rows.
 
-        Where the table has more keys than the data showed, the others get what the keys that were
-        seen once tell of them (I. J. Good, "The population frequencies of species", Biometrika 40,
-        1953): their ids together are as many as there are such keys, and r + 1 times the keys with
-        r + 1 ids stand for those of the keys with r.
+        If the table has more keys than the data, the probabilities of unseen keys are estimated from
+        the keys that occurred once (I. J. Good, "The population frequencies of species", Biometrika
+        40, 1953): their total number of ids is the number of such keys, and the ids of the keys with
+        r ids are estimated as r + 1 times the number of keys with r + 1 ids.
         """
         counts = np.asarray([each for each, _ in self.bins], np.float64)
         ids = np.asarray([of_bin for _, of_bin in self.bins], np.float64)
@@ -74,29 +77,29 @@ class Sketch(DocumentModel):
         return KeyBins(counts[None, :], (share / counts)[None, :])
 
     def to_yaml(self) -> str:
-        """The sketch as a file: the same ids give the same bytes."""
+        """Returns the content of the file; equal ids give equal bytes."""
         bins = [f"- [{keys}, {ids}]" for keys, ids in self.bins]
         head = [f"ids: {self.ids}", f"distinct: {self.distinct}"]
         return "\n".join([*head, "bins:  # keys, and their ids together", *bins]) + "\n"
 
 
 def read_sketch(path: str | Path) -> Sketch:
-    """Reads a sketch that `sparring plan sketch` has written.
+    """Reads a sketch written by `sparring plan sketch`.
 
     Raises:
-        ConfigError: it cannot be read, or is no sketch: ``file:line:column: message``.
+        ConfigError: The file cannot be read, or is not a sketch: ``file:line:column: message``.
     """
     return read_document(path).as_model(Sketch)
 
 
 def sketch_ids(chunks: Iterable[Ids]) -> Sketch:
-    """Counts ids, each key exactly.
+    """Counts ids, exactly for each key.
 
     Args:
-        chunks: of ids, each ``(n,)`` int64.
+        chunks: Chunks of ids, each ``(n,)`` int64.
 
     Raises:
-        ConfigError: there are no ids, or more than 100 million keys.
+        ConfigError: There are no ids, or more than 100 million keys.
     """
     keys, counts = np.empty(0, np.int64), np.empty(0, np.int64)
     for chunk in chunks:
@@ -106,11 +109,11 @@ def sketch_ids(chunks: Iterable[Ids]) -> Sketch:
         keys, counts = both, np.bincount(inverse, joined, len(both)).astype(np.int64)
         if len(keys) > _MAX_KEYS:
             raise ConfigError(
-                f"sketch: more than {_MAX_KEYS:,} keys, which are counted in memory; take fewer ids, as "
-                "by --ids"
+                f"sketch: found more than {_MAX_KEYS:,} keys, too many to count in memory; use fewer "
+                "ids (--ids)"
             )
     if not len(keys):
-        raise ConfigError("sketch: the data has no ids; name a column with ids")
+        raise ConfigError("sketch: the data contains no ids; specify a column with ids")
     octave = np.log2(np.maximum(counts, _EXACT_COUNT)) - np.log2(_EXACT_COUNT)
     places = np.where(
         counts <= _EXACT_COUNT,
@@ -125,14 +128,17 @@ def sketch_ids(chunks: Iterable[Ids]) -> Sketch:
 def read_column_ids(
     path: str | Path, columns: Sequence[str], most: int | None = None
 ) -> Iterator[Ids]:
-    """The ids of some columns of a file, in chunks: Parquet (by pyarrow), CSV with a header, or a
-    ``.npy`` file, which has no columns. Lists of ids are taken apart; missing values are skipped.
+    """Yields the ids of some columns of a file in chunks.
+
+    Supports Parquet (with pyarrow), CSV with a header, and ``.npy`` files, which have no columns.
+    Lists of ids are flattened; missing values are skipped.
 
     Args:
-        most: ids to read.
+        most: Maximum number of ids.
 
     Raises:
-        ConfigError: the file cannot be read, has no such column, or a column holds no whole numbers.
+        ConfigError: The file cannot be read, a column is missing, or a column does not contain
+            integers.
     """
     left = most
     for chunk in _chunks(Path(path), list(columns)):
@@ -147,22 +153,24 @@ def _chunks(path: Path, columns: Sequence[str]) -> Iterator[Ids]:
     readers = {".parquet": _parquet, ".csv": _csv, ".npy": _npy}
     if path.suffix not in readers:
         raise ConfigError(
-            f"{path}: a sketch reads {', '.join(readers)}, found {path.suffix or 'no ending'}; write the "
-            "ids to one of these"
+            f"{path}: supported file types are {', '.join(readers)}, found "
+            f"{path.suffix or 'no suffix'}; convert the file"
         )
     try:
         yield from readers[path.suffix](path, columns)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot read the file: {error.strerror or error}") from None
+        raise ConfigError(
+            f"{path}: cannot read the file: {error.strerror or error}; check the path"
+        ) from None
 
 
 def _npy(path: Path, columns: Sequence[str]) -> Iterator[Ids]:
     if columns:
-        raise ConfigError(f"{path}: an .npy file has no columns; leave {', '.join(columns)} out")
+        raise ConfigError(f"{path}: an .npy file has no columns; remove {', '.join(columns)}")
     try:
         ids = np.load(path, mmap_mode="r", allow_pickle=False)
     except ValueError as error:
-        raise ConfigError(f"{path}: {error}; save it by numpy.save") from None
+        raise ConfigError(f"{path}: {error}; save it with numpy.save") from None
     ids = ids.reshape(-1)
     for at in range(0, len(ids), _ROWS_AT_ONCE):
         yield _whole(path, "the array", ids[at : at + _ROWS_AT_ONCE])
@@ -180,8 +188,8 @@ def _csv(path: Path, columns: Sequence[str]) -> Iterator[Ids]:
                         held.append(int(text))
                     except ValueError:
                         raise ConfigError(
-                            f"{path}:{reader.line_num}: column {column} holds {text!r}, not a whole "
-                            "number; turn ids of text into numbers first"
+                            f"{path}:{reader.line_num}: column {column} contains {text!r}, expected "
+                            "an integer; convert text ids to integers"
                         ) from None
             if len(held) >= _ROWS_AT_ONCE:
                 yield _whole(path, columns[0], held)
@@ -194,18 +202,20 @@ def _parquet(path: Path, columns: Sequence[str]) -> Iterator[Ids]:
     try:
         from pyarrow import ArrowInvalid, parquet
     except ImportError:
-        raise ConfigError(f"{path}: Parquet is read by pyarrow; run: pip install pyarrow") from None
+        raise ConfigError(
+            f"{path}: reading Parquet needs pyarrow; run: pip install pyarrow"
+        ) from None
     try:
         file = parquet.ParquetFile(path)
     except ArrowInvalid as error:
-        raise ConfigError(f"{path}: {error}") from None
+        raise ConfigError(f"cannot read {path} as Parquet: {error}; check the file") from None
     _check_columns(path, columns, file.schema_arrow.names)
     for batch in file.iter_batches(columns=list(columns)):
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             while hasattr(column, "flatten") and str(column.type).startswith(
                 ("list", "large_list")
             ):
-                column = column.flatten()  # noqa: PLW2901 (a list of lists is taken apart twice)
+                column = column.flatten()  # noqa: PLW2901 (a list of lists is flattened twice)
             yield _whole(path, name, column.drop_null().to_numpy(zero_copy_only=False))
 
 
@@ -213,8 +223,8 @@ def _check_columns(path: Path, asked: Sequence[str], found: Sequence[str]) -> No
     missing = [column for column in asked if column not in found]
     if missing or not asked:
         raise ConfigError(
-            f"{path}: {'no column ' + missing[0] if missing else 'name one column or more'}; its columns "
-            f"are {', '.join(found)}"
+            f"{path}: {'no column ' + missing[0] if missing else 'no column specified'}; use one of "
+            f"{', '.join(found)}"
         )
 
 
@@ -225,7 +235,6 @@ def _whole(path: Path, name: str, values: object) -> Ids:
         array = np.empty(0, object)
     if array.dtype.kind not in "iu":
         raise ConfigError(
-            f"{path}: {name} holds {array.dtype}, not whole numbers of 64 bits; turn ids into such "
-            "numbers first"
+            f"{path}: {name} contains {array.dtype}, expected 64-bit integers; convert the ids"
         )
     return array.astype(np.int64, copy=False)

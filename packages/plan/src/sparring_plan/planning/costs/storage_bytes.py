@@ -1,4 +1,4 @@
-"""Estimates of the bytes that a storage takes, before it is opened."""
+"""Estimates the bytes that a storage needs, before it is opened."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ def estimate_bytes(
     plugin_manager: PluginManager,
     **options: Any,
 ) -> Mapping[str, int] | None:
-    """Returns the bytes that a storage with the given number of rows takes. It opens nothing.
+    """Returns the bytes that a storage with the given number of rows needs, without opening it.
 
     Args:
-        backend: as in `open_storage`.
-        table: the declaration of its rows, with the width of their state.
-        rows: number of rows of this storage, which is one shard of a table with several shards.
-        plugin_manager: the plugins to search.
-        **options: the options of the backend.
+        backend: Name of the backend, as in `open_storage`.
+        table: Declaration of the rows, including the width of their state.
+        rows: Number of rows of this storage, which is one shard of the table.
+        plugin_manager: Plugin manager that finds the backend.
+        **options: Options of the backend.
 
     Returns:
-        Kind of memory (``gpu``, ``host``, ``disk``, ``remote``) → bytes; None if the backend
-        gives no estimate.
+        Kind of memory (``gpu``, ``host``, ``disk``, ``remote``) → bytes; None if the backend has no
+        estimate.
 
     Raises:
-        PluginError: no plugin offers `backend`; or a tier of a stack gives no estimate.
-        CapacityError: no storage of the backend can contain as many rows.
-        InvalidArgumentError: an option is unknown or wrong, or `rows` is below 0.
+        PluginError: The backend is not installed, or a tier of a stack has no estimate.
+        CapacityError: The backend does not support that many rows.
+        InvalidArgumentError: An option is unknown or invalid, or `rows` is below 0.
     """
     if rows < 0:
         raise InvalidArgumentError(f"estimate_bytes: rows must be at least 0, found {rows}")

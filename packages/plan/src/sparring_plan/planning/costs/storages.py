@@ -1,4 +1,4 @@
-"""Storages and stacks that tables may have: what they take, what they cost, and their hits."""
+"""Storages and stacks for tables: their memory, costs, and hit rates."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ __all__ = ["StorageModel", "make_storage_models"]
 _POINTS_PER_OCTAVE = 4
 _MAX_POINTS = 64 * _POINTS_PER_OCTAVE
 _FEW_TABLES = 32
-"""So many are estimated one by one."""
+"""Maximum number of tables that are estimated one by one."""
 
 Ints = NDArray[np.int64]
 
 _OF_PROCESSES = frozenset({"gpu", "host"})
-"""Kinds of memory that end with a process."""
+"""Kinds of memory that are released when the process ends."""
 
 
 def make_storage_models(
     inputs: PlanInputs, calibration: Calibration, names: Sequence[str]
 ) -> list[StorageModel]:
-    """All storages that any table may have, sorted by name, each with the tables that may.
+    """Returns all storages that any table may use, sorted by name, each with a mask of these tables.
 
     Args:
-        names: of the tables, in the order of all arrays.
+        names: Names of the tables, in the order of all arrays.
     """
     held = inputs.topology.memory
     fitting = [name for name, each in calibration.storages.items() if each.memory in held]
@@ -64,7 +64,7 @@ def make_storage_models(
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Rows of a shard: those of one table have one layout for each number of column blocks."""
+    """Layout of the rows of a shard; a table has one layout per number of column blocks."""
 
     dim: int
     dtype: str
@@ -72,15 +72,15 @@ class _Layout:
 
 
 class StorageModel:
-    """A storage, or a stack of storages, of the tables of a plan.
+    """A storage, or a stack of storages, for the tables of a plan.
 
     Args:
-        name: as plans name it.
-        tiers: its storages, the hottest first; one for a plain storage.
-        calibration: what they cost.
-        specs: of the tables.
-        memories: kinds of memory that ranks have.
-        is_allowed: (tables,): which tables may have it.
+        name: Name in plans.
+        tiers: Storages, hottest first; one for a plain storage.
+        calibration: Costs of the storages.
+        specs: Tables.
+        memories: Kinds of memory of the ranks.
+        is_allowed: (tables,): which tables may use it.
     """
 
     def __init__(
@@ -107,16 +107,18 @@ class StorageModel:
 
     @property
     def supports_blocks(self) -> bool:
-        """Whether it may hold blocks of columns: training refuses what lets rows go or outlives it."""
+        """Whether it supports column blocks; training rejects them in storages that evict rows or are
+        persistent."""
         return not self.is_stack and self.costs[0].memory in _OF_PROCESSES
 
     # -- time ---------------------------------------------------------------------
 
     def find_seconds(self, keys: Floats, row_bytes: Floats, misses: Sequence[Floats]) -> Floats:
-        """(tables,): to find `keys` of a call, each with `row_bytes` of an embedding.
+        """Seconds to find `keys` in one call, each with `row_bytes` of an embedding, (tables,).
 
         Args:
-            misses: of each tier but the last, the share of keys that it and those above lack.
+            misses: Share of keys that are in none of the tiers up to each tier, for all tiers except
+                the last.
         """
         seconds = _find(self.costs[0], keys, row_bytes)
         for costs, share in zip(self.costs[1:], misses, strict=True):
@@ -126,7 +128,7 @@ class StorageModel:
     def update_seconds(
         self, keys: Floats, elements: Floats, tables: Ints, misses: Sequence[Floats]
     ) -> Floats:
-        """(tables,): to update the rows of `keys`; each that was not in a tier pushes another out."""
+        """Seconds to update the rows of `keys`, (tables,); each miss of a tier evicts another row."""
         update, per_element = self._updates[0][:, tables] * 1e-9
         seconds = _limited(self.costs[0], keys, update + per_element * elements)
         for index, share in enumerate(misses, 1):
@@ -141,7 +143,8 @@ class StorageModel:
     # -- space --------------------------------------------------------------------
 
     def tier_rows(self, rows: Floats, tables: Ints, blocks: int) -> list[Floats]:
-        """Of each tier but the last: how many of the `rows` of a shard it and those above hold."""
+        """Returns, for each tier except the last, how many of the `rows` of a shard are in the tiers
+        up to it."""
         found: list[Floats] = []
         held = np.zeros(len(rows))
         for index, tier in enumerate(self.tiers[:-1]):
@@ -154,7 +157,8 @@ class StorageModel:
         return found
 
     def bytes(self, rows: Floats, tables: Ints, blocks: int) -> Floats:
-        """(tables, memories): of a shard with `rows`; infinite where it cannot have as many."""
+        """Bytes of a shard with `rows` rows, (tables, memories); infinite if the storage does not
+        support that many."""
         layouts, which = self._layouts_of(tables, blocks)
         if len(rows) <= _FEW_TABLES:
             whole = rows.astype(np.int64).tolist()
@@ -164,7 +168,7 @@ class StorageModel:
             return np.asarray(each).reshape(len(rows), len(self._memories))
         position = np.log2(np.maximum(rows, 1.0)) * _POINTS_PER_OCTAVE
         point = np.floor(position).astype(np.int64)
-        # Between two points of a few for each layout, as tables are many.
+        # With many tables, interpolate between a few points per layout.
         pairs, inverse = np.unique(which * _MAX_POINTS + point, return_inverse=True)
         ends = np.empty((2, len(pairs), len(self._memories)))
         for at, pair in enumerate(pairs.tolist()):
@@ -181,7 +185,8 @@ class StorageModel:
         return found
 
     def _layouts_of(self, tables: Ints, blocks: int) -> tuple[list[_Layout], Ints]:
-        """The layouts of all tables with so many column blocks, and which each of `tables` has."""
+        """Returns the distinct layouts of all tables with `blocks` column blocks, and the layout
+        index of each of `tables`."""
         if blocks not in self._layouts:
             of_table = [self._layout(table, blocks) for table in range(len(self._specs))]
             different = list(dict.fromkeys(of_table))
@@ -191,7 +196,8 @@ class StorageModel:
         return layouts, which[tables]
 
     def _estimated(self, layout: _Layout, rows: int) -> Floats:
-        """(memories,): of one storage with so many rows; infinite where there is no such storage."""
+        """Bytes of one storage with `rows` rows, (memories,), cached; infinite if they are not
+        supported."""
         key = layout, rows
         if key not in self._bytes:
             told = self._estimate(layout, rows)
@@ -199,7 +205,7 @@ class StorageModel:
         return self._bytes[key]
 
     def _estimate(self, layout: _Layout, rows: int) -> Floats | None:
-        """Of one storage with so many rows; None where there is no such storage."""
+        """Bytes of one storage with `rows` rows; None if they are not supported."""
         table = _table(layout)
         told: Mapping[str, int] | None = None
         try:
@@ -217,7 +223,7 @@ class StorageModel:
         except CapacityError:
             return None
         except PluginError:
-            told = None  # not installed here: what the calibration says
+            told = None  # not installed: use the calibration
         if told is None:
             told = self._by_overhead(table, rows)
         elif not self.is_stack and self.costs[0].memory not in told:
@@ -242,7 +248,7 @@ class StorageModel:
         return {"budget_bytes": max(1 << 16, int(kept * self._bounded_row_bytes(index, layout)))}
 
     def _capacity(self, index: int, layout: _Layout) -> float:
-        """Rows that a tier with a budget in bytes holds."""
+        """Returns the number of rows in a tier with a budget in bytes."""
         budget = self.tiers[index].bytes
         assert budget is not None
         return budget / self._bounded_row_bytes(index, layout)
@@ -264,7 +270,7 @@ _ROWS_OF_A_FULL_TIER = 1 << 20
 
 
 def _full_row_bytes(backend: str, table: TableConfig, costs: StorageCosts) -> float:
-    """Bytes a row of a storage that is full and lets rows go."""
+    """Returns the bytes per row of a full storage that evicts rows."""
     rows = _ROWS_OF_A_FULL_TIER
     bounds: dict[str, Any] = {"capacity": rows, "policy": "lru"}
     try:
@@ -275,7 +281,7 @@ def _full_row_bytes(backend: str, table: TableConfig, costs: StorageCosts) -> fl
             if told is not None:
                 return sum(each for kind, each in told.items() if kind != "disk") / rows
     except PluginError:
-        pass  # not installed here: what the calibration says
+        pass  # not installed: use the calibration
     return (table.row_bytes + costs.key_bytes) * costs.overhead
 
 
@@ -294,7 +300,7 @@ def _backend(tier: Tier, costs: StorageCosts) -> str:
 
 
 def _update_costs(costs: StorageCosts, specs: Sequence[TableSpec]) -> Floats:
-    """(2, tables): nanoseconds of an update, and of each element."""
+    """Nanoseconds per update and per element, (2, tables)."""
     each = [costs.methods.get(spec.method, costs) for spec in specs]
     return np.asarray(
         [[one.update_ns for one in each], [one.update_ns_per_element for one in each]], np.float64
@@ -306,9 +312,10 @@ def _find(costs: StorageCosts, keys: Floats, row_bytes: Floats) -> Floats:
 
 
 def _limited(costs: StorageCosts, keys: Floats, seconds_per_key: Floats) -> Floats:
-    """One call for `keys`: by its rows, its latency, or the operations of a disk or server."""
+    """Seconds of one call for `keys`, limited by its rows, its latency, or the operations per second
+    of a disk or server."""
     seconds = keys * seconds_per_key
     if costs.iops is not None:
         seconds = np.maximum(seconds, keys / costs.iops)
-    # Rows that are rarer than calls share the latency of one.
+    # If there are fewer rows than calls, only that share of calls has the latency.
     return np.maximum(seconds, np.minimum(keys, 1.0) * costs.latency_us * 1e-6)

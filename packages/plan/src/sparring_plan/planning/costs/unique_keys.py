@@ -1,4 +1,4 @@
-"""Distinct keys of a batch, from how often each key is asked for."""
+"""Expected number of distinct keys in a batch, from the probability of each key."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class KeyBins:
-    """Keys of several tables, those that are asked for about as often in one bin.
+    """Keys of several tables; keys with similar probabilities share a bin.
 
     Args:
-        counts: (tables, bins): keys; 0 where a table has fewer bins.
-        probability: (tables, bins): that an id is one certain key of the bin.
+        counts: (tables, bins): number of keys; 0 for unused bins.
+        probability: (tables, bins): probability that an id is a specific key of the bin.
     """
 
     counts: Floats
@@ -31,7 +31,7 @@ class KeyBins:
 
     @classmethod
     def joined(cls, parts: Sequence[KeyBins]) -> KeyBins:
-        """The tables of all parts, in their order."""
+        """Concatenates the tables of all parts."""
         most = max(part.counts.shape[1] for part in parts)
 
         def padded(bins: Floats) -> Floats:
@@ -46,7 +46,7 @@ class KeyBins:
         return KeyBins(self.counts[tables], self.probability[tables])
 
     def unique_keys(self, num_ids: Floats) -> Floats:
-        """Expected distinct keys among `num_ids` draws, (tables,): Σᵢ 1 − (1 − pᵢ)^x."""
+        """Expected number of distinct keys among `num_ids` draws, (tables,): Σᵢ 1 − (1 − pᵢ)^x."""
         parts = []
         for at in range(0, len(self.counts), _MAX_AT_ONCE):
             part = self[at : at + _MAX_AT_ONCE]
@@ -56,22 +56,22 @@ class KeyBins:
         return np.concatenate(parts)
 
     def asked(self, num_ids: Floats) -> Floats:
-        """(tables, bins): the chance that a key of the bin is among `num_ids` draws."""
+        """Probability that a key of the bin is among `num_ids` draws, (tables, bins)."""
         log_not = np.log1p(-np.minimum(self.probability, 1 - 1e-15))
         asked: Floats = -np.expm1(num_ids[:, None] * log_not)
         return asked
 
 
 def make_zipf_bins(num_rows: Floats, skew: Floats) -> KeyBins:
-    """Keys whose probabilities follow Zipf's law.
+    """Returns keys whose probabilities follow Zipf's law.
 
-    The most frequent keys are one by one, the others in bins of equal width on a logarithmic
-    scale, each with the probability of its geometric middle. All arguments are of shape (n,).
+    The most frequent keys have separate bins; the others are in bins of equal width on a logarithmic
+    scale, with the probability of the geometric middle. All arguments have the shape (n,).
     """
     rows, alpha = num_rows[:, None].astype(np.float64), skew[:, None].astype(np.float64)
     exact = np.arange(1, _EXACT + 1, dtype=np.float64)[None, :]
     steps = np.linspace(0, 1, _NUM_BINS + 1)[None, :]
-    # Keys _EXACT + 1 … rows, from half before the first to half after the last.
+    # Keys _EXACT + 1 … rows, with edges half a key before the first and after the last.
     first, last = _EXACT + 0.5, np.maximum(rows + 0.5, _EXACT + 0.5)
     edges = first * (last / first) ** steps
     counts = np.concatenate([np.where(exact <= rows, 1.0, 0.0), np.diff(edges, axis=1)], axis=1)

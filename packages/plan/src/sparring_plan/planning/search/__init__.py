@@ -1,1 +1,1 @@
-"""The search for the best options and ranks."""
+"""Searches for the best options and ranks."""

@@ -1,8 +1,7 @@
-"""Simulated annealing: a few tables are taken off their ranks and inserted again, over and over.
+"""Simulated annealing: repeatedly removes a few tables from their ranks and inserts them again.
 
-Search by the step alone stops where a better plan needs worse ones on the way. Here a rank may need
-more than the goal, of time and of memory, at a penalty that grows with the square; the best plan on the
-way that fits is kept.
+A search that only accepts shorter steps stops if a better plan requires worse ones on the way. Here,
+a rank may exceed the goal of time and memory at a quadratic penalty; the best plan that fits is kept.
 """
 
 from __future__ import annotations
@@ -18,27 +17,27 @@ from sparring_plan.planning.search.placement import Placement, improve
 __all__ = ["anneal"]
 
 _NEAR = 1.005
-"""Steps this near to the bound are not worth a round."""
+"""Steps within this factor of the bound are not worth a round."""
 _SCHEDULES = ((0.3, 20.0), (0.6, 5.0), (0.3, 1.0), (0.1, 20.0))
-"""Where the goal is between the bound and the best step, and the weight of memory."""
+"""Position of the goal between the bound and the best step, and the weight of memory."""
 _MAX_ROUNDS, _ROUNDS_PER_TABLE = 1500, 30
 _WORK = 3e8
-"""Of a schedule: options × ranks × resources that are looked at."""
+"""Maximum work of a schedule: options × ranks × resources."""
 _TABLES_OF_A_ROUND = 4
 _HEAT = 0.01
 _WEIGHT_OF_PRICES = 0.02
 _IMPROVEMENTS = 50
 _REFRESH = 200
-"""Rounds after which sums are made again, as additions and subtractions round."""
+"""Number of rounds after which sums are recomputed, because additions and subtractions round."""
 
 
 def anneal(before: Placement, alive: Ints, prices: Floats, bound: float) -> Placement:
-    """A placement as good as `before` or better; the same input has the same result.
+    """Returns a placement at least as good as `before`; deterministic.
 
     Args:
-        alive: options that may be taken, sorted; those of `before` among them.
-        prices: (options,): seconds of an average rank.
-        bound: no step is shorter.
+        alive: Allowed options, sorted; includes the options of `before`.
+        prices: (options,): seconds on an average rank.
+        bound: No step is shorter.
     """
     best = before
     for seed, (share, weight) in enumerate(_SCHEDULES):
@@ -51,7 +50,7 @@ def anneal(before: Placement, alive: Ints, prices: Floats, bound: float) -> Plac
 
 @dataclass(slots=True)
 class _Kept:
-    """State that a round which is refused brings back."""
+    """State to restore if a round is rejected."""
 
     option: Ints
     ranks: list[Ints]
@@ -59,7 +58,8 @@ class _Kept:
 
 
 class _Annealing:
-    """Shares of the goal and of the memory that each rank uses: `used`, (ranks, resources + memories)."""
+    """Shares of the goal and of the memory that each rank uses: `used`, (ranks, resources +
+    memories)."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class _Annealing:
         self._begin()
 
     def _begin(self) -> None:
-        """From the best placement, with a new goal."""
+        """Starts from the best placement with a new goal."""
         options = self._options
         self._goal = self._bound + (self._best.seconds - self._bound) * self._share
         self._base = np.concatenate(
@@ -128,7 +128,8 @@ class _Annealing:
         return self._best
 
     def _tables(self, random: np.random.Generator) -> list[int]:
-        """A few of a busy rank, of another one, and others; large ones first, or in any order."""
+        """Selects a few tables of a busy rank, of another rank, and others; largest first, or in
+        random order."""
         num_ranks, num_tables = self._used.shape[0], len(self._option)
         hottest = int(self._used.max(axis=1).argmax())
         rank = hottest if random.random() < 0.6 else int(random.integers(num_ranks))
@@ -150,7 +151,7 @@ class _Annealing:
         return float((self._base[of] + self._shard[of]).max(axis=1).min())
 
     def _cheapest(self, table: int) -> tuple[int, Ints]:
-        """The option and ranks that add the least energy."""
+        """Returns the option and ranks that add the least energy."""
         options, of = self._options, self._alive[table]
         with_base = self._used[None] + self._base[of][:, None]
         without = self._energy_of(with_base).sum(axis=2)
@@ -168,7 +169,7 @@ class _Annealing:
     def _energy_of(self, used: Floats) -> Floats:
         over = np.maximum(used - 1, 0)
         square = used * used
-        # The last part balances ranks that are all under the goal.
+        # The last term balances ranks that are all below the goal.
         energy: Floats = (4 * over * over + 0.3 * over + 1e-3 * square * square) * self._weight
         return energy
 
@@ -195,7 +196,7 @@ class _Annealing:
 
 
 def _least(added: Floats, options: Options, option: int) -> Ints:
-    """Ranks where the shards of an option add the least energy."""
+    """Returns the ranks where the shards of an option add the least energy."""
     shape, within = options.shape_of(option), options.ranks_per_node
     if shape.span is Span.ALL:
         return np.zeros(0, np.int64)

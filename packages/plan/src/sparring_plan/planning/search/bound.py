@@ -1,4 +1,4 @@
-"""Lower bounds of the step of every plan, and choices of options that come near them."""
+"""Lower bounds for the step of all plans, and choices of options near these bounds."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ __all__ = [
 
 _ROUNDS = 500
 _STRENGTHEN = 0.2
-"""Shards of this share of the bound or more have constraints of their own."""
+"""Shards with at least this share of the bound have separate constraints."""
 SAFETY = 1e-6
-"""Solvers keep constraints to a tolerance; the bound gives as much away."""
+"""Solvers satisfy constraints up to a tolerance; the bound is reduced by as much."""
 _NEAREST = 0.003
 _MAX_PARTS = 4
 _NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
@@ -38,14 +38,14 @@ _NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A proven bound, with the choice of options that was found on the way.
+    """A proven bound, with the choice of options that was found with it.
 
     Args:
-        seconds: no plan has a shorter step.
-        choice: (tables,): an option for each.
-        prices: (resources,): how much each resource bounds the step; their sum is 1.
-        memory_prices: (memories,): seconds for a byte of a rank.
-        solver: what proved it.
+        seconds: No plan has a shorter step.
+        choice: (tables,): an option for each table.
+        prices: (resources,): how much each resource limits the step; their sum is 1.
+        memory_prices: (memories,): seconds per byte on a rank.
+        solver: Solver that proved it.
     """
 
     seconds: float
@@ -56,7 +56,7 @@ class Bound:
 
 
 def highs() -> Any | None:
-    """The module `highspy`, or None where the extra is not installed."""
+    """Returns the module `highspy`, or None if the extra is not installed."""
     try:
         import highspy
     except ImportError:
@@ -65,15 +65,15 @@ def highs() -> Any | None:
 
 
 def make_solver(module: Any, settings: Mapping[str, Any] = _NO_SETTINGS) -> Any:
-    """A solver of one thread and a fixed seed that prints nothing.
+    """Returns a silent solver with one thread and a fixed seed.
 
     Args:
         module: `highspy`.
-        settings: further options of HiGHS.
+        settings: Further options of HiGHS.
     """
 
     class Quiet(module.Highs):  # type: ignore[misc]
-        """Of some versions the constructor calls this, and here they print a banner on stdout."""
+        """Disables the banner that some versions print in this method, which the constructor calls."""
 
         def enableCallbacks(self) -> None:  # noqa: N802
             self.setOptionValue("output_flag", False)
@@ -91,11 +91,12 @@ def make_solver(module: Any, settings: Mapping[str, Any] = _NO_SETTINGS) -> Any:
 
 
 def compute_aggregate_bound(options: Options) -> Bound:
-    """The Lagrangian bound of the aggregate problem, by multiplicative weights, in NumPy.
+    """Computes the Lagrangian bound of the aggregate problem by multiplicative weights, in NumPy.
 
     The aggregate problem chooses an option for each table such that the average rank's load of each
     resource is at most T, and the average rank's bytes fit. For any prices λ ≥ 0 of resources with
-    the sum 1 and μ ≥ 0 of memories, min over choices of λ·load + μ·(bytes − capacity) is at most T.
+    the sum 1 and μ ≥ 0 of memories, the minimum over all choices of λ·load + μ·(bytes − capacity) is
+    at most T.
     """
     load = options.total() / options.num_ranks
     memory = options.total_memory() / (options.num_ranks * options.capacity)
@@ -136,7 +137,7 @@ def compute_aggregate_bound(options: Options) -> Bound:
 
 
 def _cheapest(options: Options, cost: Floats) -> Ints:
-    """(tables,): of each table the option of the least cost, the first of equals."""
+    """Returns the option with minimum cost for each table, (tables,); the first of equal ones."""
     least = np.minimum.reduceat(cost, options.start[:-1])
     places = np.where(cost <= least[options.table], np.arange(len(cost)), len(cost))
     found: Ints = np.minimum.reduceat(places, options.start[:-1])
@@ -144,9 +145,10 @@ def _cheapest(options: Options, cost: Floats) -> Ints:
 
 
 def compute_linear_bound(options: Options, before: Bound) -> Bound | None:
-    """The bound by HiGHS: the aggregate problem, and for each large shard that its rank must bear it.
+    """Computes the bound with HiGHS: the aggregate problem, with the constraint that a large shard
+    loads one rank.
 
-    Returns None where highspy is not installed, or HiGHS proves nothing (as where nothing fits).
+    Returns None if highspy is not installed, or HiGHS proves nothing (for example if nothing fits).
     """
     module = highs()
     if module is None:
@@ -160,11 +162,12 @@ def compute_linear_bound(options: Options, before: Bound) -> Bound | None:
 
 
 def compute_threshold_bound(options: Options, lower: float, upper: float) -> float:
-    """A bound between `lower`, which is one, and `upper`, which a plan has, by halving.
+    """Finds a bound between the bound `lower` and the step `upper` of a plan, by bisection.
 
-    No plan with a step of at most T has an option that takes longer alone, and of shards that take more
-    than half of T or of a memory it has one on a rank, of those that take more than a third two, and so
-    on. Where the relaxation with these constraints has no step of at most T, no plan has.
+    No plan with a step of at most T has an option that takes longer by itself. Among shards that need
+    more than half of T or of a memory, a rank has at most one; of those that need more than a third,
+    at most two, and so on. If the relaxation with these constraints has no step of at most T, no plan
+    has one.
     """
     module = highs()
     if module is None:
@@ -176,7 +179,7 @@ def compute_threshold_bound(options: Options, lower: float, upper: float) -> flo
         kept = alone <= middle * (1 + SAFETY)
         if np.logical_or.reduceat(kept, options.start[:-1]).all():
             solved = _Relaxation(options, middle, kept=kept).solve(module)
-            # None: HiGHS found no solution, or gave up, which proves nothing.
+            # None means that HiGHS gave up, which proves nothing.
             if solved is None or solved.seconds * (1 - SAFETY) <= middle:
                 high = middle
                 continue
@@ -185,9 +188,10 @@ def compute_threshold_bound(options: Options, lower: float, upper: float) -> flo
 
 
 def choose_for_goal(options: Options, goal: float, capacity_share: float) -> Ints | None:
-    """Of each table an option, such that a step of about `goal` with a share `room` of the memory may do.
+    """Chooses an option for each table such that a step of about `goal` with the share
+    `capacity_share` of the memory may be possible.
 
-    None where there is no such choice, or no highspy.
+    Returns None if there is no such choice, or highspy is not installed.
     """
     module = highs()
     alone = (options.base + options.shard + options.fixed).max(axis=1)
@@ -207,12 +211,14 @@ class _Solved:
 
 
 class _Relaxation:
-    """The linear relaxation of the aggregate problem. Columns: the options, T, and the sums of `base`.
+    """The linear relaxation of the aggregate problem. Columns: the options, T, and the sums of
+    `base`.
 
     Args:
-        scale: seconds that are 1 in it.
-        kept: where given, the others are not taken, and a rank has few shards that are large by `scale`.
-        room: share of the memory that may be used.
+        scale: Seconds that correspond to 1 in the problem.
+        kept: If given, only these options are allowed, and the number of shards that are large
+            relative to `scale` is limited per rank.
+        capacity_share: Share of the memory that may be used.
     """
 
     def __init__(
@@ -226,7 +232,7 @@ class _Relaxation:
         self._capacity_share = capacity_share
 
     def solve(self, module: Any) -> _Solved | None:
-        """None where HiGHS finds no optimum; infinite seconds where there is no solution."""
+        """Returns None if HiGHS finds no optimum; infinite seconds if there is no solution."""
         options = self._options
         count, resources = options.base.shape
         rows, step = self._rows(), count
@@ -280,10 +286,10 @@ class _Relaxation:
         return rows
 
     def _add_counts(self, rows: Rows, share: Floats) -> None:
-        """How many shards that take more than 1 / (k + 1) of a rank there can be.
+        """Limits the number of shards that need more than 1 / (k + 1) of a rank.
 
-        With f(x) = floor((k + 1)·x) / k, but x where (k + 1)·x is whole, shares of at most 1 in sum have
-        an f of at most 1 in sum: a dual feasible function (Fekete and Schepers, 2001).
+        With f(x) = floor((k + 1)·x) / k, or x if (k + 1)·x is an integer, shares with a sum of at
+        most 1 have a sum of f of at most 1: a dual feasible function (Fekete and Schepers, 2001).
         """
         options = self._options
         num_shards = options.num_shards()
@@ -299,7 +305,7 @@ class _Relaxation:
 
 
 class Rows:
-    """Sparse rows of a linear programme, as they are added."""
+    """Sparse rows of a linear program."""
 
     def __init__(self) -> None:
         self.index: list[Any] = []
@@ -325,7 +331,7 @@ class Rows:
 
 
 def as_model(module: Any, rows: Rows, cost: Floats, lower: Floats, upper: Floats) -> Any:
-    """A linear programme as HiGHS takes it."""
+    """Converts a linear program to the format of HiGHS."""
     counts = np.concatenate(rows.count)
     model = module.HighsLp()
     model.num_col_, model.num_row_ = len(cost), len(counts)

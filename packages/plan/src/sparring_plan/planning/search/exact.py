@@ -1,4 +1,4 @@
-"""The whole problem as an integer programme, for cases that are small enough."""
+"""Solves the whole problem as an integer program, for small cases."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ _MAX_NODES = 300
 def prove(
     options: Options, before: Placement, alive: Ints, most_columns: int
 ) -> tuple[Placement, float] | None:
-    """Searches for a better plan than `before`, among the options `alive`, and bounds those plans.
+    """Searches for a better plan than `before` among the options `alive`, and bounds these plans.
 
-    Limited by nodes of the search tree, with one thread and a fixed seed: the same input has the same
-    result. Returns None where highspy is missing, the programme has more than `most_columns`, or the
-    search finds nothing.
+    Limited by nodes of the search tree, with one thread and a fixed seed, so the result is
+    deterministic. Returns None if highspy is not installed, the program has more than `most_columns`
+    columns, or the search finds nothing.
     """
     module = highs()
-    programme = IntegerProgram(Placement(options), alive, np.arange(options.num_ranks))
-    if module is None or programme.num_columns > most_columns:
+    program = IntegerProgram(Placement(options), alive, np.arange(options.num_ranks))
+    if module is None or program.num_columns > most_columns:
         return None
     scale = before.seconds
-    start = programme.values_of(before, scale)
-    solution = programme.solve(
-        module, programme.model(module, scale), start, nodes=_MAX_NODES, gap=1e-3
+    start = program.values_of(before, scale)
+    solution = program.solve(
+        module, program.model(module, scale), start, nodes=_MAX_NODES, gap=1e-3
     )
     if solution is None:
         return None
-    found = programme.make_placement(solution.values)
+    found = program.make_placement(solution.values)
     bound = min(solution.bound * scale * (1 - SAFETY), scale)
     return (found if found.fits and found.seconds < scale else before), bound

@@ -1,4 +1,4 @@
-"""The integer programme of tables on ranks: of all of them, or of a few while the others stay."""
+"""The integer program that assigns tables to ranks: all tables, or a few while the others stay."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class Solution:
 
 
 class IntegerProgram:
-    """Places tables: which option each takes, and where its shards are.
+    """Assigns tables: the option of each table, and the ranks of its shards.
 
-    Columns: for each option whether it is taken, then its nodes, then its ranks; at last the step T,
-    or where there is a goal, the time of each rank above it.
+    Columns: for each option, whether it is used, then its nodes, then its ranks; finally the step T,
+    or with a goal, the time of each rank above it.
 
     Args:
-        rest: all tables that stay where they are.
-        alive: options that the other tables may take, sorted.
-        ranks: where their shards may be. Those that span whole nodes may be on any.
-        goal: seconds. Without it T is made as small as can be; with it the times above it.
+        rest: Placement of all tables that stay.
+        alive: Options that the other tables may use, sorted.
+        ranks: Ranks that their shards may use. Options that span whole nodes may use all ranks.
+        goal: Seconds. Without it, T is minimized; with it, the times above it.
     """
 
     def __init__(
@@ -54,7 +54,8 @@ class IntegerProgram:
         self.num_columns = self._last + (1 if goal is None else options.num_ranks)
 
     def model(self, module: Any, scale: float, prices: Floats | None = None) -> Any:
-        """Makes the model of HiGHS; times are divided by `scale`, `prices` of options are added."""
+        """Returns the HiGHS model; times are divided by `scale`, and `prices` of options are added.
+        """
         options, alive, rows = self._options, self._alive, Rows()
         table = options.table[alive]
         of_table = np.unique(table, return_index=True)[1]
@@ -75,7 +76,7 @@ class IntegerProgram:
         return model
 
     def _add_places(self, rows: Rows, place: int) -> None:
-        """Adds that an option which is taken has as many nodes and ranks as its shape says."""
+        """Requires that a used option has as many nodes and ranks as its shape specifies."""
         options, span = self._options, self._spans[place]
         shape = options.shape_of(int(self._alive[place]))
         nodes = self._node_at[place] + np.arange(self._num_nodes)
@@ -91,7 +92,7 @@ class IntegerProgram:
                 rows.add([*inside, column], [*np.ones(len(inside)), -shape.num_places], 0, 0)
 
     def _add_rank(self, rows: Rows, rank: int, scale: float) -> None:
-        """Adds the limits of a rank, of each resource and of each memory."""
+        """Adds the limits of a rank for each resource and each memory."""
         options, alive, rest = self._options, self._alive, self._rest
         at = np.searchsorted(self._ranks, rank)
         is_free = at < len(self._ranks) and self._ranks[at] == rank
@@ -124,7 +125,7 @@ class IntegerProgram:
             rows.add(index[kept], used[kept] / capacity, -np.inf, left)
 
     def values_of(self, placement: Placement, scale: float) -> Floats:
-        """The columns of a placement."""
+        """Returns the columns of a placement."""
         values = np.zeros(self.num_columns)
         within = self._options.ranks_per_node
         place_of = {int(option): place for place, option in enumerate(self._alive)}
@@ -142,7 +143,7 @@ class IntegerProgram:
         return values
 
     def make_placement(self, values: Floats) -> Placement:
-        """The placement of the columns, of the tables that stay also."""
+        """Returns the placement of the columns, including the tables that stay."""
         options = self._options
         placement = self._rest.copy()
         for place in np.flatnonzero(values[: len(self._alive)] > 0.5):
@@ -162,9 +163,9 @@ class IntegerProgram:
     def solve(
         self, module: Any, model: Any, start: Floats, *, nodes: int, gap: float
     ) -> Solution | None:
-        """Searches from `start`, with one thread and a fixed seed; limited by nodes, never by seconds.
+        """Searches from `start`, with one thread and a fixed seed; limited by nodes and not by time.
 
-        Returns None where the search proves and finds nothing.
+        Returns None if the search neither proves nor finds anything.
         """
         limits = {"mip_max_nodes": nodes, "mip_rel_gap": gap, "time_limit": np.inf}
         solver = make_solver(module, limits)

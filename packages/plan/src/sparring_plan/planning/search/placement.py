@@ -1,4 +1,5 @@
-"""Shards → ranks: the largest first, then a local search on the rank that bounds the step."""
+"""Assigns shards to ranks: the largest first, then a local search on the rank that limits the step.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +10,15 @@ from sparring_plan.planning.costs.costs import Floats, Ints, Options, Span
 __all__ = ["Placement", "improve", "place_all"]
 
 _BASES_TRIED = 32
-"""Tables whose cost on every rank is tried with other options, in a round without a move."""
+"""Number of tables with the highest costs on every rank for which other options are tried, in a round
+without a move."""
 
 
 class Placement:
-    """An option for each table and the ranks of its shards, with the loads that follow.
+    """An option for each table and the ranks of its shards, with the resulting loads.
 
-    `load` is (ranks, resources) in seconds, `memory` (ranks, memories) in bytes; `owns[t]` marks
-    the ranks of the shards of table t; of a table that is on every rank it marks none.
+    `load` is (ranks, resources) in seconds, `memory` (ranks, memories) in bytes; `owns[t]` marks the
+    ranks of the shards of table t, and no ranks if the table is on every rank.
     """
 
     def __init__(self, options: Options) -> None:
@@ -31,7 +33,7 @@ class Placement:
 
     @property
     def seconds(self) -> float:
-        """The step: the most that a rank needs of a resource."""
+        """The step: the maximum time that a rank needs of a resource."""
         return float(self.load.max())
 
     @property
@@ -43,7 +45,7 @@ class Placement:
         return bool((self.memory <= self.options.capacity).all())
 
     def copy(self) -> Placement:
-        """Another placement of the same, its loads summed again without rounding of the past."""
+        """Returns a copy whose loads are summed again, without accumulated rounding errors."""
         other = Placement(self.options)
         for table in np.flatnonzero(self.option >= 0):
             other.put(int(table), int(self.option[table]), self.ranks(int(table)))
@@ -56,11 +58,11 @@ class Placement:
         self.owns[table, ranks] = True
 
     def ranks(self, table: int) -> Ints:
-        """Ranks that own shards of a table, sorted."""
+        """Returns the ranks that own shards of a table, sorted."""
         return np.flatnonzero(self.owns[table])
 
     def take(self, table: int) -> tuple[int, Ints]:
-        """Removes a table, and returns what `put` needs to bring it back."""
+        """Removes a table, and returns the arguments for `put` to restore it."""
         option, ranks = int(self.option[table]), self.ranks(table)
         self._add(option, ranks, -1)
         self.option[table] = -1
@@ -75,9 +77,10 @@ class Placement:
         self.memory[ranks] += sign * options.shard_memory[option]
 
     def best_ranks(self, option: int, goal: float | None = None) -> Ints | None:
-        """Ranks for the shards of an option that load the step least; None where they do not fit.
+        """Returns the ranks for the shards of an option that add the least to the step; None if they
+        do not fit.
 
-        With a `goal` in seconds, those on which they take the least share of time and of memory.
+        With a `goal` in seconds, minimizes the larger share of time and memory.
         """
         options = self.options
         shape = options.shape_of(option)
@@ -88,7 +91,7 @@ class Placement:
             return np.zeros(0, np.int64)
         fits = (everywhere + options.shard_memory[option] <= options.capacity).all(axis=1)
         after = self.load + options.shard[option]
-        # Of equal peaks, the rank with the smaller sum; of equal sums, the first.
+        # For equal peaks, use the rank with the smaller sum; for equal sums, the first.
         peak = after.max(axis=1) + 1e-6 * after.sum(axis=1)
         if goal is not None:
             used = (everywhere + options.shard_memory[option]) / options.capacity
@@ -114,11 +117,10 @@ class Placement:
 
 
 def place_all(options: Options, choice: Ints, goal: float | None = None) -> Placement | None:
-    """Places the chosen options, the largest first; a table that does not fit takes another option.
+    """Places the chosen options, the largest first; a table that does not fit uses another option.
 
-    With a `goal` in seconds, ranks are chosen by memory too.
-
-    Returns None where no option of a table fits any more.
+    With a `goal` in seconds, memory is also considered for the choice of ranks. Returns None if no
+    option of a table fits.
     """
     placement = Placement(options)
     scale = goal or max(float((options.base + options.shard)[choice].max()), 1e-12)
@@ -138,7 +140,7 @@ def place_all(options: Options, choice: Ints, goal: float | None = None) -> Plac
 
 
 def _least_step(placement: Placement, table: int, without: int = -1) -> tuple[int, Ints] | None:
-    """The option of a table that has not been placed, and its ranks, with the shortest step."""
+    """Returns the option and ranks of an unplaced table with the shortest step."""
     best: tuple[float, int, Ints] | None = None
     for option in placement.options.of(table):
         ranks = placement.best_ranks(option) if option != without else None
@@ -153,14 +155,16 @@ def _least_step(placement: Placement, table: int, without: int = -1) -> tuple[in
 
 
 def improve(placement: Placement, rounds: int) -> None:
-    """Moves, swaps and changes options until the step is no shorter for it, at most `rounds` times."""
+    """Moves, swaps and changes options as long as the step becomes shorter, at most `rounds` times.
+    """
     for _ in range(rounds):
         if not (_move(placement) or _swap(placement) or _change(placement)):
             return
 
 
 def _on_hottest(placement: Placement) -> tuple[int, int, list[int]]:
-    """The rank and resource that bound the step, and the tables with a shard there, heaviest first."""
+    """Returns the rank and resource that limit the step, and the tables with a shard there, heaviest
+    first."""
     rank, resource = divmod(int(np.argmax(placement.load)), placement.load.shape[1])
     tables = np.flatnonzero(placement.owns[:, rank])
     weight = placement.options.shard[placement.option[tables], resource]
@@ -169,7 +173,7 @@ def _on_hottest(placement: Placement) -> tuple[int, int, list[int]]:
 
 
 def _move(placement: Placement) -> bool:
-    """Moves a table off the rank that bounds the step, to where its shards load it least."""
+    """Moves a table from the rank that limits the step to the ranks with the least load."""
     before = placement.seconds
     rank, _, tables = _on_hottest(placement)
     for table in tables:
@@ -177,7 +181,7 @@ def _move(placement: Placement) -> bool:
         better = placement.best_ranks(option)
         if better is not None and rank not in better:
             placement.put(table, option, better)
-            # Others may be as loaded as this rank was: it is enough that these are not.
+            # Other ranks may be equally loaded; it is enough that these ranks improve.
             if placement.load[better].max() < before and placement.seconds <= before:
                 return True
             placement.take(table)
@@ -186,7 +190,7 @@ def _move(placement: Placement) -> bool:
 
 
 def _swap(placement: Placement) -> bool:
-    """Swaps a shard of the rank that bounds the step with a smaller one of another rank."""
+    """Swaps a shard of the rank that limits the step with a smaller one of another rank."""
     options, before = placement.options, placement.seconds
     rank, _, tables = _on_hottest(placement)
     single = placement.owns.sum(axis=1) == 1
@@ -218,7 +222,7 @@ def _swap(placement: Placement) -> bool:
 
 
 def _change(placement: Placement) -> bool:
-    """Gives a table that loads the bounding rank another option, where the step is shorter for it."""
+    """Changes the option of a table on the limiting rank if the step becomes shorter."""
     options, before = placement.options, placement.seconds
     _, resource, tables = _on_hottest(placement)
     weight = options.base[placement.option, resource]

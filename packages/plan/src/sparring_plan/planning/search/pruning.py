@@ -1,4 +1,4 @@
-"""A smaller problem with the same best plan: fewer options, and what every plan bears taken out."""
+"""Reduces the problem without changing the best plan: fewer options, and common costs removed."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ __all__ = ["ReducedOptions", "reduce_options"]
 
 
 _ROUNDING = 1e-11
-"""Sums of bytes in another order may differ by as much, as a share of them."""
+"""Sums of bytes in another order may differ by this relative amount."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReducedOptions:
-    """A problem in place of another.
+    """A reduced problem.
 
     Args:
-        options: of each table that is to be placed those that a best plan may need.
-        kept: (options,): which of the other problem each is.
-        pins: the placement of the other problem with the tables that have their place already.
+        options: Options of each unplaced table that a best plan may need.
+        kept: (options,): index of each option in the original problem.
+        pins: Placement in the original problem, with the tables that are already placed.
     """
 
     options: Options
@@ -32,7 +32,7 @@ class ReducedOptions:
     pins: Placement
 
     def of_whole(self, placement: Placement) -> Placement:
-        """The same placement in the problem that this one stands for."""
+        """Converts a placement to the original problem."""
         whole = self.pins.copy()
         for table, option in enumerate(placement.option):
             taken = int(self.kept[option])
@@ -41,11 +41,12 @@ class ReducedOptions:
 
 
 def reduce_options(options: Options, pins: Placement | None = None) -> ReducedOptions | None:
-    """Leaves out options that fit no rank, and those that another one of the table beats in everything.
+    """Removes options that fit on no rank, and options that are dominated by another option of the
+    table.
 
-    The least of `base` of a table's options becomes part of `fixed`, and that of `base_memory` is taken
-    from `capacity`: every plan bears them. What `pins` places is held by its ranks. Returns None where a
-    table has no option that fits.
+    The minimum of `base` over a table's options becomes part of `fixed`, and the minimum of
+    `base_memory` is subtracted from `capacity`, because they apply to every plan. Tables in `pins`
+    stay on their ranks. Returns None if a table has no option that fits.
     """
     pins = Placement(options) if pins is None else pins
     held, held_memory = pins.load - options.fixed, pins.memory
@@ -71,7 +72,7 @@ def reduce_options(options: Options, pins: Placement | None = None) -> ReducedOp
 
 
 def _drop_dominated(options: Options) -> Ints:
-    # Of shards on ranks that are chosen freely there is one kind, however the blocks are called.
+    # Shards on freely chosen ranks are equivalent for all kinds.
     spans = np.asarray([int(shape.span) for shape in options.shapes])
     places = np.asarray([shape.num_places for shape in options.shapes])
     spans = np.where((spans == Span.WITHIN) & (places == 1), int(Span.RANKS), spans)
@@ -84,7 +85,7 @@ def _drop_dominated(options: Options) -> Ints:
         of = np.arange(options.start[table], options.start[table + 1])
         cost, same = costs[of], group[of][:, None] == group[of]
         no_more = (cost[:, None] <= cost).all(axis=2) & same
-        # Of equal options the first stays.
+        # Keep the first of equal options.
         is_first = np.arange(len(of))[:, None] < np.arange(len(of))
         beaten: NDArray[np.bool_] = no_more & (~no_more.T | is_first)
         kept.append(of[~beaten.any(axis=0)])
@@ -92,7 +93,7 @@ def _drop_dominated(options: Options) -> Ints:
 
 
 def _subset(options: Options, kept: Ints) -> Options:
-    """The same ranks with the options `kept`, and the tables that have some of them."""
+    """Returns the problem with only the options `kept` and their tables."""
     tables, table = np.unique(options.table[kept], return_inverse=True)
     return replace(
         options,

@@ -1,4 +1,4 @@
-"""The search: a bound, the placement that comes nearest to it, and what separates them."""
+"""The search: computes a bound, the placement that is closest to it, and reduces the gap."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ __all__ = ["SearchResult", "fits", "compute_prices", "search"]
 _TARGET_GAP = 0.02
 _TARGET_GAP_OF_LARGE = 0.04
 _FEW_COLUMNS, _MAX_COLUMNS = 2_000, 12_000
-"""Of integer programmes: those that are solved in seconds, and those that are tried at last."""
+"""Sizes of integer programs that are solved in seconds, and of those that are tried last."""
 _LARGE = 20_000_000
-"""Options × ranks from which on a better plan is not worth the minutes."""
+"""Options × ranks above which a better plan does not justify the minutes."""
 _ENOUGH = 0.005
 _MAX_OPTIONS = 100_000
-"""With more, linear programmes take minutes; the bound of NumPy is then near."""
+"""With more options, linear programs take minutes, and the bound of NumPy is close."""
 _ROUNDS_PER_TABLE, _MIN_ROUNDS, _WORK = 4, 200, 200_000
-"""Rounds of local search; the last is rounds × ranks at most."""
+"""Rounds of local search; the last is the maximum of rounds × ranks."""
 _GOALS_OF_CHOICES = (1.02, 1.1, 1.3)
 _CAPACITY_SHARES = (1.0, 0.95, 0.9)
 
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """The best placement that was found, and a bound that no other beats."""
+    """The best placement that was found, and a lower bound."""
 
     placement: Placement
     bound: Bound
@@ -46,15 +46,15 @@ class SearchResult:
 
     @property
     def gap(self) -> float:
-        """How much longer the step is than the bound, as a share of the bound."""
+        """Difference between the step and the bound, relative to the bound."""
         return max(self.placement.seconds / self.bound_seconds - 1, 0.0)
 
 
 def search(options: Options, pins: Placement | None = None) -> SearchResult | None:
-    """Finds a plan; None where none was found that fits the memory.
+    """Finds a plan; returns None if no plan was found that fits in memory.
 
     Args:
-        pins: tables that have their place already; the bound is of plans that have them there.
+        pins: Tables that are already placed; the bound applies to plans that keep them.
     """
     if pins is not None and pins.is_complete:
         bound = compute_aggregate_bound(options)
@@ -98,7 +98,7 @@ def search(options: Options, pins: Placement | None = None) -> SearchResult | No
 def _prove_optimum(
     options: Options, best: Placement, bound: Bound, most_columns: int
 ) -> tuple[Placement, Bound]:
-    """Improves both by the integer programme, where it has at most so many columns."""
+    """Improves both with the integer program, if it has at most `most_columns` columns."""
     proof = None
     if _gap(best, bound) > _target(options):
         proof = prove(options, best, _worth_trying(options, bound, best), most_columns)
@@ -110,7 +110,7 @@ def _prove_optimum(
 def _place_choices(
     options: Options, choices: list[Ints], bound: Bound, best: Placement | None
 ) -> Placement | None:
-    """The best of `best` and of what the choices become by placement and local search."""
+    """Returns the best of `best` and the placements of the choices after local search."""
     for choice in choices:
         if best is not None and _gap(best, bound) < _ENOUGH:
             break
@@ -121,7 +121,8 @@ def _place_choices(
 
 
 def _aim(options: Options, bound: Bound, best: Placement) -> Placement:
-    """A placement as good as `best` or better, from choices for steps near the bound and less memory."""
+    """Returns a placement at least as good as `best`, from choices for steps near the bound and less
+    memory."""
     seen: set[tuple[bytes, float | None]] = set()
     for goal in _GOALS_OF_CHOICES:
         for capacity_share in _CAPACITY_SHARES:
@@ -141,7 +142,7 @@ def _aim(options: Options, bound: Bound, best: Placement) -> Placement:
 
 
 def _improve(placement: Placement, best: Placement | None) -> Placement:
-    """The better one of `best` and of what `placement` becomes by local search."""
+    """Returns the better one of `best` and of `placement` after local search."""
     most = min(_ROUNDS_PER_TABLE * len(placement.option), _WORK // len(placement.load))
     improve(placement, max(_MIN_ROUNDS, most))
     if best is None or placement.seconds < best.seconds:
@@ -150,7 +151,7 @@ def _improve(placement: Placement, best: Placement | None) -> Placement:
 
 
 def fits(options: Options) -> bool:
-    """True where the options that need the least memory can be placed."""
+    """Returns whether the options with the least memory can be placed."""
     reduced = reduce_options(options)
     return (
         reduced is not None and place_all(reduced.options, _smallest(reduced.options)) is not None
@@ -166,7 +167,7 @@ def _gap(placement: Placement, bound: Bound) -> float:
 
 
 def compute_prices(options: Options, bound: Bound) -> Floats:
-    """(options,): seconds of an average rank, at the prices that the bound found."""
+    """Seconds on an average rank at the prices of the bound, (options,)."""
     load = options.total() @ bound.prices / options.num_ranks
     memory = options.total_memory() @ bound.memory_prices / options.num_ranks
     prices: Floats = load + memory
@@ -174,13 +175,13 @@ def compute_prices(options: Options, bound: Bound) -> Floats:
 
 
 def _order_by_price(options: Options, bound: Bound) -> Ints:
-    """Of each table the option that costs least at the prices of the bound."""
+    """Returns the cheapest option of each table at the prices of the bound."""
     price = compute_prices(options, bound)
     return np.asarray([of[0] + np.argmin(price[of]) for of in _tables(options)])
 
 
 def _smallest(options: Options) -> Ints:
-    """Of each table the option that takes the least memory."""
+    """Returns the option of each table that needs the least memory."""
     memory = (options.total_memory() / options.capacity).sum(axis=1)
     return np.asarray([of[0] + np.argmin(memory[of]) for of in _tables(options)])
 
@@ -190,7 +191,7 @@ def _tables(options: Options) -> list[Ints]:
 
 
 def _worth_trying(options: Options, bound: Bound, best: Placement) -> Ints:
-    """Options that a better plan may have: the bound with any other would be above `best`."""
+    """Returns options that a better plan may use: with any other, the bound would exceed `best`."""
     price = compute_prices(options, bound)
     least = np.minimum.reduceat(price, options.start[:-1])
     capacity_share = options.capacity - options.average_held_memory()
