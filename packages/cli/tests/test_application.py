@@ -72,7 +72,7 @@ def test_a_command_that_cannot_be_added_does_not_take_the_others_away(site: Site
     site.install("greeter", COMMAND.replace("def register(app):", "def register(app, more):"))
     ending = run("plugins")
     assert ending.code == 0
-    assert "command 'greet' is left out: TypeError" in ending.err
+    assert "command 'greet' is not available: TypeError" in ending.err
 
 
 def test_plugins_lists_descriptors_rejections_and_conflicts(site: Site, run: Run) -> None:

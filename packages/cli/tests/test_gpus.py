@@ -83,4 +83,4 @@ def test_a_machine_without_a_driver_says_so(
     found = inspect_gpus(tmp_path)
     assert (found.driver, found.cuda_release, found.devices) == (None, None, ())
     assert found.reason is not None
-    assert "no NVIDIA driver here" in found.reason
+    assert "no NVIDIA driver" in found.reason

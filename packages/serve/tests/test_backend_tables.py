@@ -183,7 +183,7 @@ def test_a_version_of_tables_in_a_backend_cannot_be_asked_for(redis: RedisServer
         LookupClient(server.address, LONG) as client,
     ):
         assert client.pull({"item": KEYS}).versions[0].step == 9
-        with pytest.raises(SparringError, match="no version of them is kept"):
+        with pytest.raises(SparringError, match="which keeps no versions"):
             client.pull({"item": KEYS}, version="abc")
 
 
@@ -195,9 +195,9 @@ def test_a_table_that_was_not_trained_is_refused(redis: RedisServer) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("snapshots=served", "tables and snapshots are two sources of rows"),
+        ("snapshots=served", "tables and snapshots are alternative sources of rows"),
         ("server.pin=step-1", r"server\.pin names a version of snapshots"),
-        ("tables.item.storage.backend=redis", "must be a stack that is read"),
+        ("tables.item.storage.backend=redis", "must have the backend tiered"),
         ("tables.item.storage.options.refresh.poll_second=1", "poll_second"),
         ("tables.item.storage.options.refresh.poll_seconds=0", "poll_seconds"),
         ("tables.item.storage.options.write=back", "write is of stacks that are written to"),

@@ -120,7 +120,7 @@ def test_messages_with_damage_are_a_message_or_refused() -> None:
     ],
 )
 def test_bytes_beyond_the_bounds_are_refused(content: bytes) -> None:
-    with pytest.raises(MessageError, match="no PullRequest: "):
+    with pytest.raises(MessageError, match="invalid PullRequest: "):
         decode(PullRequest, content)
 
 
@@ -161,7 +161,7 @@ def test_the_first_id_has_the_lowest_bit() -> None:
 def test_ids_are_whole_int64() -> None:
     ids = np.array([7, -1, -(2**63), 2**63 - 1], np.int64)
     assert np.array_equal(read_ids(as_bytes(ids)), ids)
-    with pytest.raises(MessageError, match="8 bytes an id"):
+    with pytest.raises(MessageError, match="8 bytes per id"):
         read_ids(b"1234567")
 
 

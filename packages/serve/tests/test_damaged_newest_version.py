@@ -173,14 +173,16 @@ def test_a_pinned_version_that_is_damaged_is_an_error_that_names_server_pin(
 ) -> None:
     served.publish(1)
     flip_rows(served.publish(2))
-    with pytest.raises(SnapshotError, match=r"server\.pin=step-2 names this version: name another"):
+    with pytest.raises(
+        SnapshotError, match=r"server\.pin=step-2 selects this version: select another"
+    ):
         served.serve(pin="step-2")
 
 
 def test_a_server_without_an_intact_version_does_not_start(served: Served) -> None:
     flip_rows(served.publish(1))
     flip_manifest(served.publish(2))
-    with pytest.raises(SnapshotError, match=r"step-2.*written by: sparring publish"):
+    with pytest.raises(SnapshotError, match=r"step-2.*write a serving snapshot: sparring publish"):
         served.serve()
 
 

@@ -55,10 +55,10 @@ def answer_of(service: LookupService, request: InferRequest | bytes) -> InferRep
 
 # Of each parameter of Triton and KServe the place, the value that means nothing, others, and the advice.
 PARAMETERS = [
-    ("request", "sequence_id", 0, [7, "session"], "do not depend on each other"),
-    ("request", "sequence_start", False, [True], "do not depend on each other"),
-    ("request", "sequence_end", False, [True], "do not depend on each other"),
-    ("request", "priority", 0, [1], "in the order in which they come"),
+    ("request", "sequence_id", 0, [7, "session"], "are independent"),
+    ("request", "sequence_start", False, [True], "are independent"),
+    ("request", "sequence_end", False, [True], "are independent"),
+    ("request", "priority", 0, [1], "in order of arrival"),
     ("request", "timeout", 0, [1000], "deadline of the gRPC call"),
     ("request", "binary_data_output", True, [False, None], "raw_output_contents"),
     ("input", "shared_memory_region", "", ["region"], "in the messages"),
@@ -76,7 +76,7 @@ PARAMETERS = [
             name,
             ...,
             [1, 0, None, "x", 0.5, True],
-            "expected no such parameter; these are known",
+            "expected no such parameter; remove it; known parameters",
         )
         for position in PLACES
         for name in ("temperature", "binary_data_size", "Priority", "")
@@ -165,8 +165,8 @@ WHOLE: dict[str, Any] = {
             "1 raw_input_contents and 2 int64_contents",
         ),
         ({"outputs": (RequestedOutput("found"),) * 2}, "each at most once"),
-        ({"outputs": (RequestedOutput("scores"),)}, "found the outputs scores, expected rows and"),
-        ({"inputs": WHOLE["inputs"] * 2}, "takes one input"),
+        ({"outputs": (RequestedOutput("scores"),)}, "requested the outputs scores, expected rows"),
+        ({"inputs": WHOLE["inputs"] * 2}, "expected one input"),
     ],
 )
 def test_what_contradicts_itself_is_rejected(
@@ -188,7 +188,7 @@ def test_contents_of_another_type_are_rejected(service: LookupService, number: i
         + tensor
     )
     with pytest.raises(
-        StatusError, match=f"no TensorContents: field {number} is not supported"
+        StatusError, match=f"invalid TensorContents: field {number} is not supported"
     ) as info:
         answer_of(service, content)
     assert info.value.status is Status.INVALID_ARGUMENT
@@ -196,7 +196,7 @@ def test_contents_of_another_type_are_rejected(service: LookupService, number: i
 
 def test_fields_that_the_protocol_may_get_later_are_rejected(service: LookupService) -> None:
     with pytest.raises(
-        StatusError, match="field 15 is not supported, these are: 1 model_name, 2 model_"
+        StatusError, match="field 15 is not supported; supported fields: 1 model_name, 2 model_"
     ):
         answer_of(service, encode(InferRequest("item", **WHOLE)) + bytes([15 << 3, 1]))
 

@@ -195,7 +195,7 @@ def test_answers_are_of_one_version_and_go_on_to_newer_ones(queries: Any) -> Non
         cluster.publish(step)
     # What the client held to is gone from all servers: it begins again.
     check(client.recommend("item", queries), 4, expected(4), 10)
-    with pytest.raises(VersionGoneError, match="ask for the newest"):
+    with pytest.raises(VersionGoneError, match="request the newest"):
         client.recommend("item", queries, version=first)
 
 
@@ -220,10 +220,12 @@ def test_a_replica_that_fails_is_replaced_and_a_shard_that_does_is_an_error() ->
     down |= set(cluster.shards.shards[1])
     for config in ({}, {"on_failure": "flag"}):
         client = cluster.client_of(cluster.shards, **config)
-        with pytest.raises((ReplicasFailedError, DeadlineError), match="no replica answered"):
+        with pytest.raises(
+            (ReplicasFailedError, DeadlineError), match="no replica (replied|returned)"
+        ):
             client.recommend("item", {"user": [1, 2, 3, 4]})
     # Whole or not at all: no part is given for the rest.
-    with pytest.raises((ReplicasFailedError, DeadlineError), match="shard 2: no replica answered"):
+    with pytest.raises((ReplicasFailedError, DeadlineError), match="shard 2: no replica replied"):
         cluster.client.recommend("item", QUERIES)
 
 
@@ -249,14 +251,29 @@ def test_a_client_of_an_older_shard_map_takes_the_newer_one() -> None:
         (QUERIES, {"table": "itm"}, UnknownTableError, "'itm' is not served; did you mean 'item'"),
         ({"usr": [1]}, {}, UnknownTableError, "'usr' is not served; did you mean 'user'"),
         ({"user": [1], "tag": [1]}, {}, InvalidArgumentError, "one table, found 2 tables"),
-        (QUERIES[:, :3], {}, InvalidArgumentError, "3 elements, rows of table 'item' 4"),
-        ([1, 2, 3, 4], {}, InvalidArgumentError, r"must be \(queries, 4\) numbers"),
+        (QUERIES[:, :3], {}, InvalidArgumentError, "3 elements, but rows of table 'item' have 4"),
+        ([1, 2, 3, 4], {}, InvalidArgumentError, r"of shape \(q, 4\)"),
         ([[np.nan] * 4], {}, InvalidArgumentError, "queries: found NaN or infinity"),
         (QUERIES, {"k": 0}, InvalidArgumentError, "k must be .*at least 1, found 0"),
-        (QUERIES, {"k": 31}, InvalidArgumentError, r"k: 31 .* most are 30; .*server\.most_k"),
+        (
+            QUERIES,
+            {"k": 31},
+            InvalidArgumentError,
+            r"k: found 31 .* maximum is 30; .*server\.most_k",
+        ),
         (QUERIES, {"exclude": [[1]]}, InvalidArgumentError, "for each of 7 queries, found 1"),
-        (QUERIES, {"exclude": [[0.5]] * 7}, InvalidArgumentError, "'item' must be whole numbers"),
-        (np.ones((9, 4)), {}, InvalidArgumentError, r"queries: 9 .* most are 8; .*most_queries"),
+        (
+            QUERIES,
+            {"exclude": [[0.5]] * 7},
+            InvalidArgumentError,
+            "'item' must be a one-dimensional array of integers",
+        ),
+        (
+            np.ones((9, 4)),
+            {},
+            InvalidArgumentError,
+            r"queries: found 9 .* maximum is 8; .*most_queries",
+        ),
     ],
 )
 def test_wrong_calls_are_refused_with_what_to_do(
@@ -279,8 +296,12 @@ def refused(service: LookupService, message: str, **fields: Any) -> StatusError:
 
 def test_a_server_refuses_what_no_client_sends() -> None:
     service = Cluster(2, limits=Limits(most_bytes=4096)).services["s0r0:1"]
-    refused(service, "7 bytes are no vectors of table 'item'; send 16 bytes", queries=b"1234567")
-    refused(service, "8 bytes an id", num_excluded=b"123")
+    refused(
+        service,
+        "7 bytes are not a multiple of a vector of table 'item'; send 16 bytes",
+        queries=b"1234567",
+    )
+    refused(service, "8 bytes per id", num_excluded=b"123")
     counts = as_bytes(np.array([5, -5], np.int64))
     refused(service, "exclude: must be", num_excluded=counts)
     huge = as_bytes(np.array([2**62, 2**62], np.int64))
@@ -290,7 +311,7 @@ def test_a_server_refuses_what_no_client_sends() -> None:
     refused(service, "must have a deadline", seconds=np.inf)
     refused(service, "the deadline passed", seconds=0.0)
     assert refused(service, "version 5 is not kept", version="5").status.value == "NOT_FOUND"
-    moved = refused(service, "for shard 1 of 3, this is shard 1 of 2", shard=0, num_shards=3)
+    moved = refused(service, "for shard 1 of 3, but this is shard 1 of 2", shard=0, num_shards=3)
     assert moved.shard_map
     assert service.metrics.value("rejected_total", reason="foreign_shard") == 1
     assert service.metrics.value("recommends_total", code="INVALID_ARGUMENT") >= 4
@@ -301,7 +322,7 @@ def test_rows_are_compared_until_the_deadline_and_no_longer(monkeypatch: Any) ->
 
     monkeypatch.setattr(recommendation, "_BLOCK_ROWS", 40)
     service = Cluster(1).services["s0r0:1"]
-    refusal = refused(service, r"when \d+ rows were compared; ask fewer queries", seconds=1e-9)
+    refusal = refused(service, r"after \d+ rows were compared; send fewer queries", seconds=1e-9)
     assert refusal.status.value == "DEADLINE_EXCEEDED"
 
 
@@ -323,7 +344,7 @@ def test_both_clients_ask_over_grpc() -> None:
     with LookupServer(cluster.tables["s0r0:1"], config, position, "127.0.0.1:0") as server:
         with LookupClient(server.address) as client:
             check(client.recommend("item", QUERIES, 20), 1, QUERIES, 20)
-            with pytest.raises(InvalidArgumentError, match="most are 20"):
+            with pytest.raises(InvalidArgumentError, match="maximum is 20"):
                 client.recommend("item", QUERIES, 21)
 
         async def ask() -> Recommendations:

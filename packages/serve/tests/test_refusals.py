@@ -85,7 +85,7 @@ def test_a_dim_that_changed_is_told_with_both(serve: Serve) -> None:
         first.close()
         serve(dim=8, address=first.address)
         with pytest.raises(
-            InvalidArgumentError, match=r"'item': has dim 8 now, and had 4 when this"
+            InvalidArgumentError, match=r"'item' has dim 8 now, and had 4 when this"
         ):
             client.pull({"item": [7]})
 
@@ -146,8 +146,8 @@ def test_a_newer_client_and_an_older_server_are_both_named(serve: Serve, older: 
     # A choice that it does not have.
     code, said = refused(serve(), PullRequest(of(1).tables, row_dtype=7))
     assert code == "INVALID_ARGUMENT"
-    assert "row_dtype 7 is not known to this server, sparring-serve " in said
-    assert "which knows FLOAT32 0, FLOAT16 1, INT8 2" in said
+    assert "row_dtype 7 is unknown to this server, sparring-serve " in said
+    assert "which supports FLOAT32 0, FLOAT16 1, INT8 2" in said
 
 
 def test_a_deadline_that_is_missing_or_too_long_is_told_with_the_longest(serve: Serve) -> None:
@@ -162,15 +162,11 @@ def test_a_deadline_that_is_missing_or_too_long_is_told_with_the_longest(serve: 
 def test_plain_text_where_others_reach_it_is_refused_on_both_sides(address: str) -> None:
     tables = MemoryTables([TableConfig("item", 4)], {})
     host = address.rpartition(":")[0].strip("[]")
-    with pytest.raises(
-        ConfigError, match=rf"found {host}; name server.tls files, or set server.ins"
-    ):
+    with pytest.raises(ConfigError, match=rf"found {host}; set server.tls, or set server.ins"):
         LookupServer(tables, ServingConfig(), PLACE, address)
     with (
         LookupClient(address) as client,
-        pytest.raises(
-            ConfigError, match=rf"found {host}; name client.tls files, or set client.ins"
-        ),
+        pytest.raises(ConfigError, match=rf"found {host}; set client.tls, or set client.ins"),
     ):
         client.pull({"item": [7]})
 
@@ -184,11 +180,11 @@ def test_plain_text_may_be_allowed(serve: Serve) -> None:
 @pytest.mark.parametrize(
     ("request_of", "said"),
     [
-        (lambda: of(101), "101 ids in one call, the most are 100"),
-        (lambda: of(9000), "the request has 72,0.. bytes, the most are 65,536"),
+        (lambda: of(101), "101 ids, and the maximum is 100"),
+        (lambda: of(9000), "the request has 72,0.. bytes, and the maximum is 65,536"),
         (
             lambda: PullRequest(tuple(TableIds(f"item{each}") for each in range(1025))),
-            "1,025 tables in one call, the most are 1,024",
+            "1,025 tables, and the maximum is 1,024",
         ),
     ],
     ids=["ids", "bytes", "tables"],
@@ -205,9 +201,9 @@ def test_too_much_is_told_with_the_most(
 
 def test_an_answer_that_is_too_long_is_refused_before_the_lookup(serve: Serve) -> None:
     code, said = refused(serve(dim=1000, most_bytes=1 << 16), of(17))
-    assert (code, said[:64]) == (
+    assert (code, said[:70]) == (
         "INVALID_ARGUMENT",
-        "the answer would have 68,017 bytes, the most are 65,536; ask for",
+        "the reply would have 68,017 bytes, and the maximum is 65,536; send few",
     )
 
 

@@ -107,7 +107,7 @@ def test_writes_are_refused_with_what_to_do(server: LookupServer) -> None:
             lambda: storage.erase([1]),
             storage.clear,
         ):
-            with pytest.raises(UnsupportedError, match="option role='parameters', or with another"):
+            with pytest.raises(UnsupportedError, match="option role='parameters', or use another"):
                 write()
         for refused in (lambda: storage.touch([1]), lambda: storage.evict(1)):
             with pytest.raises(UnsupportedError):
@@ -120,16 +120,16 @@ def test_tables_that_do_not_fit_are_refused(server: LookupServer) -> None:
 
     with pytest.raises(UnknownTableError, match=r"'itm' is not served .served: item."):
         open_with(TableConfig("itm", 4))
-    with pytest.raises(InvalidArgumentError, match="declared with dim 8, and served with dim 4"):
+    with pytest.raises(InvalidArgumentError, match="declared with dim 8, but served with dim 4"):
         open_with(TableConfig("item", 8))
-    with pytest.raises(InvalidArgumentError, match=r"asked was for .float32 x 4 . 4 adagrad."):
+    with pytest.raises(InvalidArgumentError, match=r"found .float32 x 4 . 4 adagrad."):
         open_with(ITEM.with_state(4, "adagrad"))
     with pytest.raises(InvalidArgumentError, match="float32"):
         open_with(TableConfig("item", 4, "float16"))
     for options in ({}, {"target": "a:1", "config": Path("a.yaml")}):
-        with pytest.raises(InvalidArgumentError, match="needs one of config"):
+        with pytest.raises(InvalidArgumentError, match="specify either config"):
             open_storage("remote", ITEM, **options)
-    with pytest.raises(StorageIOError, match="no replica answered"):
+    with pytest.raises(StorageIOError, match="no replica replied"):
         open_storage("remote", ITEM, target="127.0.0.1:9", deadline_seconds=0.5)
 
 
@@ -147,7 +147,7 @@ def test_an_optimizer_is_refused_with_what_to_do(
         with torch.no_grad():
             module(torch.tensor([1]))
     native = getattr(torch.optim, name)
-    with pytest.raises(InvalidArgumentError, match=r"Freeze its module .*option role='parameters'"):
+    with pytest.raises(InvalidArgumentError, match=r"Freeze the module .*option role='parameters'"):
         sparring_torch.Optimizer(module, native, lr=0.1)
     with torch.no_grad():
         assert module(torch.tensor([7])).tolist() == [[1, 7, -7, 0.5]]

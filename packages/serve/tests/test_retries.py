@@ -293,7 +293,7 @@ def test_a_hung_shard_raises_soon_with_asyncio_too(
             seconds = []
             for _ in range(200):
                 begin = time.monotonic()
-                with pytest.raises(DeadlineError, match="shard 2: no replica answered"):
+                with pytest.raises(DeadlineError, match="shard 2: no replica replied"):
                     await client.pull({"item": IDS})
                 seconds.append(time.monotonic() - begin)
             hung.proxy.resume()

@@ -330,7 +330,7 @@ def test_a_bug_is_told_by_its_kind_and_logged(serve: Serve, caplog: Any) -> None
 def test_plain_text_is_for_loopback_only() -> None:
     position = ShardPosition(ShardReplicas((("127.0.0.1:1",),)))
     with pytest.raises(
-        ConfigError, match=r"plain text is for loopback addresses only, found 0.0.0.0"
+        ConfigError, match=r"plain text is allowed for loopback addresses only, found 0.0.0.0"
     ):
         LookupServer(MemoryTables([ITEM], ROWS), ServingConfig(), position, "0.0.0.0:0")
     with (
@@ -376,7 +376,7 @@ def test_tokens_have_roles_and_are_read_again(serve: Serve, tmp_path: Path) -> N
         return call(server, f"{SERVICE}/Refresh", metadata=metadata, timeout=5)
 
     with LookupClient(server.address, ClientConfig(deadline_seconds=20, token_file=mine)) as client:
-        with pytest.raises(AccessError, match="no token that this server knows"):
+        with pytest.raises(AccessError, match="no valid token"):
             client.pull({"item": [1]})
         write(mine, PULL)
         assert client.pull({"item": [1]}).found["item"].all()
@@ -387,9 +387,7 @@ def test_tokens_have_roles_and_are_read_again(serve: Serve, tmp_path: Path) -> N
         with pytest.raises(AccessError):
             client.pull({"item": [1]})
     assert code_of(server, f"{SERVICE}/Describe") == "UNAUTHENTICATED"
-    with pytest.raises(
-        grpc.RpcError, match="needs a token of the role admin, found one of the role pull"
-    ):
+    with pytest.raises(grpc.RpcError, match="needs a token of the role admin, found the role pull"):
         refresh(OTHER)
     assert refresh(ADMIN)
     # Probes need none.
@@ -413,7 +411,7 @@ def test_wrong_files_of_tokens_are_refused_without_their_tokens(
     with pytest.raises(ConfigError, match=said) as caught:
         serve(token_file=write(tmp_path / "tokens", text))
     assert PULL not in str(caught.value)
-    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+    with pytest.raises(ConfigError, match="cannot read .*: No such file"):
         serve(token_file=tmp_path / "none")
 
 

@@ -114,18 +114,18 @@ def test_wrong_calls_are_refused_with_what_to_do(service: LookupService) -> None
     refused(
         service,
         wrong,
-        r"row_dtype 7 is not known to this server, sparring-serve .*FLOAT32 0, FLOAT16 1, INT8 2",
+        r"row_dtype 7 is unknown to this server, sparring-serve .*FLOAT32 0, FLOAT16 1, INT8 2",
         [7],
         row_dtype=7,
     )
-    refused(service, wrong, r"missing 9 is not known .*the caller is newer", [7], missing=9)
+    refused(service, wrong, r"missing 9 is unknown .*the caller is newer", [7], missing=9)
     refused(
-        service, Status.FAILED_PRECONDITION, "rows are 10 s old, asked were at most 9 s", [7],
+        service, Status.FAILED_PRECONDITION, "rows are 10 s old, and max_staleness_seconds is 9", [7],
         max_staleness_seconds=9.0,
     )  # fmt: skip
-    with pytest.raises(StatusError, match="8 bytes an id"):
+    with pytest.raises(StatusError, match="8 bytes per id"):
         service.pull(encode(PullRequest((TableIds("item", b"123"),))), 1.0)
-    with pytest.raises(StatusError, match="no PullRequest"):
+    with pytest.raises(StatusError, match="invalid PullRequest"):
         service.pull(b"\x0a", 1.0)
     assert service.metrics.value("rejected_total", reason="deadline") == 3
     assert service.metrics.value("pulls_total", code="NOT_FOUND") == 1
@@ -137,15 +137,15 @@ def test_caps_are_on_ids_tables_and_bytes(tables: MemoryTables) -> None:
     position = ShardPosition(ShardReplicas((("a:1",),)))
     service = LookupService(tables, position, Limits(most_ids=5, most_tables=2, most_bytes=80))
     pull(service, {"item": [1, 2, 3], "user": [1, 2]})
-    refused(service, Status.INVALID_ARGUMENT, "6 ids in one call, the most are 5", [1] * 6)
-    refused(service, Status.INVALID_ARGUMENT, "the answer would have 85 bytes", [1] * 5)
+    refused(service, Status.INVALID_ARGUMENT, "6 ids, and the maximum is 5", [1] * 6)
+    refused(service, Status.INVALID_ARGUMENT, "the reply would have 85 bytes", [1] * 5)
     too_long = encode(PullRequest((TableIds("item", bytes(80)),)))
-    with pytest.raises(StatusError, match="the request has 90 bytes, the most are 80"):
+    with pytest.raises(StatusError, match="the request has 90 bytes, and the maximum is 80"):
         service.pull(too_long, 1.0)
     asked = encode(PullRequest((TableIds("item"),) * 3))
-    with pytest.raises(StatusError, match="3 tables in one call, the most are 2"):
+    with pytest.raises(StatusError, match="3 tables, and the maximum is 2"):
         service.pull(asked, 1.0)
-    with pytest.raises(StatusError, match="a table is named twice"):
+    with pytest.raises(StatusError, match="contains a table twice"):
         service.pull(encode(PullRequest((TableIds("item"),) * 2)), 1.0)
 
 
@@ -167,7 +167,7 @@ def test_a_draining_server_is_not_ready(service: LookupService) -> None:
     assert service.describe().is_ready
     service.is_draining = True
     assert not service.describe().is_ready
-    refused(service, Status.UNAVAILABLE, "ask another replica", [7])
+    refused(service, Status.UNAVAILABLE, "use another replica", [7])
 
 
 def test_a_foreign_partition_is_answered_with_the_shard_map(tables: MemoryTables) -> None:
@@ -180,9 +180,7 @@ def test_a_foreign_partition_is_answered_with_the_shard_map(tables: MemoryTables
         pull(service, keys[owners == shard])
         begin, end = shards.partitions_of(shard)
         assert np.array_equal(owners == shard, (partition(keys) >= begin) & (partition(keys) < end))
-        error = refused(
-            service, Status.FAILED_PRECONDITION, f"this is shard {shard + 1} of 3", keys
-        )
+        error = refused(service, Status.FAILED_PRECONDITION, f"shard {shard + 1} of 3 has", keys)
         assert ShardReplicas.from_bytes(error.shard_map) == shards
 
 

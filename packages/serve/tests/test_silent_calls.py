@@ -193,7 +193,7 @@ def test_a_busy_server_rejects_calls_and_stays_healthy(serve: Serve, connect: An
     assert is_healthy(server, timeout=2)
     with grpc.insecure_channel(server.address) as channel:
         pull = channel.unary_unary(f"/{SERVICE}/Pull")
-        with pytest.raises(grpc.RpcError, match=r"16 calls already .*raise server.threads") as info:
+        with pytest.raises(grpc.RpcError, match=r"16 calls .*increase server.threads") as info:
             pull(encode(PullRequest()), timeout=2)
     assert info.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert server.metrics.value("rejected_total", reason="calls") == 1

@@ -42,7 +42,7 @@ def test_an_override_makes_sections_that_are_missing() -> None:
             "server.threads.more=3",
             "server.threads cannot have a key 'more'; override server.threads itself",
         ),
-        ("server.threads=[", r"override server\.threads=\[: YAML: .*; put the value in quotes"),
+        ("server.threads=[", r"override server\.threads=\[: YAML: .*; quote the value"),
         (
             "server.thread=3",
             "override server.thread=3: unknown key 'thread' in server .did you mean threads",
@@ -112,8 +112,8 @@ def test_no_message_about_an_override_repeats_a_secret(override: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("addresses: !!int few", r"this is no value of type int \(found 'few'\)"),
-        ("addresses: !!bool few", r"this is no value of type bool \(found 'few'\)"),
+        ("addresses: !!int few", r"this is not a value of type int \(found 'few'\)"),
+        ("addresses: !!bool few", r"this is not a value of type bool \(found 'few'\)"),
         ("addresses: few", r"\(found 'few', expected a whole number\)"),
         ("addresses: !few", r"tags are not allowed; remove it \(found !few\)"),
         ("addresses: [", "but found '<stream end>'"),
@@ -140,7 +140,7 @@ def test_all_problems_of_text_override_and_value_are_reported_at_once() -> None:
     with pytest.raises(ConfigError) as raised:
         document.as_model(Config)
     assert str(raised.value).splitlines() == [
-        "a.yaml:3:3: YAML: key 'threads' is given twice, first at a.yaml:2:3",
+        "a.yaml:3:3: YAML: duplicate key 'threads', first at a.yaml:2:3; remove one",
         "a.yaml:4:3: unknown key 'adress' in server (did you mean address?)",
         "override server: an override has the form dotted.key=value",
         "override sever.threads=3: unknown key 'sever' (did you mean server?)",
@@ -149,7 +149,7 @@ def test_all_problems_of_text_override_and_value_are_reported_at_once() -> None:
 
 def test_the_value_is_not_given_while_the_text_is_wrong() -> None:
     document = Document("a.yaml", "a: 1\na: 2\n")
-    with pytest.raises(ConfigError, match="key 'a' is given twice"):
+    with pytest.raises(ConfigError, match="duplicate key 'a'"):
         _ = document.value
 
 

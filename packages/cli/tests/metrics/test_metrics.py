@@ -90,20 +90,20 @@ def test_threads_lose_no_count() -> None:
             lambda each: each.counter("pulls", "Calls"),
             "pulls: the name of a counter must end in _to",
         ),
-        (lambda each: each.gauge("Rows", "Rows"), "'Rows'.*must be of a to z"),
-        (lambda each: each.gauge("rows", "Rows", ("a-b",)), "must be of a to z"),
+        (lambda each: each.gauge("Rows", "Rows"), "'Rows'.*must consist of a to z"),
+        (lambda each: each.gauge("rows", "Rows", ("a-b",)), "must consist of a to z"),
         (
             lambda each: each.gauge("ids_total", "Ids"),
             "is a counter with the labels .'table'.*a gauge",
         ),
-        (lambda each: each.counter("ids_total", "Ids"), r"asked for was a counter with \[\]"),
+        (lambda each: each.counter("ids_total", "Ids"), r"requested as a counter with \[\]"),
         (
             lambda each: each.counter("ids_total", "Ids", ("table",)).add(),
             r"\['table'\], found \[\]",
         ),
         (
             lambda each: each.counter("ids_total", "Ids", ("table",)).add(tabel="item"),
-            r"has the labels \['table'\], found \['tabel'\]",
+            r"expected the labels \['table'\], found \['tabel'\]",
         ),
     ],
 )

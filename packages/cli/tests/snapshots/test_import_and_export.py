@@ -118,20 +118,20 @@ def test_columns_that_are_none_are_refused(
     columns: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["export", saved(tmp_path, columns), "--to", "npy", "--output", str(tmp_path)]) == 1
-    assert "must say part → [begin, end]" in capsys.readouterr().err
+    assert "must map parts to [begin, end]" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("embeddings", "ids", "message"),
     [
-        (ROWS, [1, 2, 1, 3], "key 1 is there 2 times"),
+        (ROWS, [1, 2, 1, 3], "found key 1 2 times"),
         (ROWS, [1, 2], "expected one id for each of 4 embeddings"),
         (ROWS, [1.0, 2.0, 3.0, 4.0], "keys must be int64, found float64"),
         (ROWS, np.array([1, 2, 3, 2**63], np.uint64), "keys must be int64, found uint64"),
         (ROWS[0], None, "expected numbers of shape (n, dim)"),
         (ROWS * np.nan, None, "found NaN or infinity"),
-        (None, None, "cannot be read: No such file"),
-        (b"user,item\n", None, "is no array of numbers that numpy.save wrote"),
+        (None, None, "No such file or directory; check the path"),
+        (b"user,item\n", None, "is not an array of numbers that numpy.save wrote"),
     ],
 )
 def test_files_that_are_no_table_are_refused(
@@ -161,7 +161,7 @@ def test_parquet_without_its_columns_is_refused(
     command = ["import", str(source), "--from", "parquet", "--table", "item"]
     tables = {
         "has no column 'key'": {"id": [1], "embedding": [[1.0]]},
-        "must have lists of numbers": {"key": [1], "embedding": [1.0]},
+        "must contain lists of numbers": {"key": [1], "embedding": [1.0]},
         "must have 2 numbers": {"key": [1, 2], "embedding": [[1.0, 2.0], [1.0]]},
     }
     for number, (message, columns) in enumerate(tables.items()):
@@ -170,4 +170,4 @@ def test_parquet_without_its_columns_is_refused(
         assert message in capsys.readouterr().err
     source.write_text("junk")
     assert main([*command, "--into", str(tmp_path / "junk")]) == 2
-    assert "cannot be read as Parquet" in capsys.readouterr().err
+    assert "rows.parquet as Parquet" in capsys.readouterr().err

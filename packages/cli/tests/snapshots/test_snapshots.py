@@ -185,7 +185,7 @@ def test_what_is_no_snapshot_is_told_of(
     assert main(["snapshots", str(folder)]) == 0
     captured = capsys.readouterr()
     assert "step-000000001" in captured.out
-    assert "step-000000002 cannot be read, and is not listed" in captured.err
+    assert "step-000000002 is not listed, because it cannot be read" in captured.err
 
 
 def test_an_empty_table_is_inspected_and_exported(

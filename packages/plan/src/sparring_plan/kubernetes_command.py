@@ -54,7 +54,10 @@ def kubernetes(  # noqa: PLR0913, PLR0917 (each is an option of the command line
         ),
     ] = None,
     shards: Annotated[
-        int, typer.Option(help="To serve: number of servers that the rows are split among.", min=1, max=4096)
+        int,
+        typer.Option(
+            help="To serve: number of servers that the rows are split among.", min=1, max=4096
+        ),
     ] = 1,
     replicas: Annotated[int, typer.Option(help="To serve: servers per shard.", min=1)] = 2,
     bytes_: Annotated[
@@ -68,8 +71,7 @@ def kubernetes(  # noqa: PLR0913, PLR0917 (each is an option of the command line
         Path | None, typer.Option(help="File to write; by default, the resources are printed.")
     ] = None,
 ) -> None:
-    """Write Kubernetes resources: a Job that trains with a plan, or StatefulSets that serve a folder.
-    """
+    """Write Kubernetes resources: a Job that trains with a plan, or StatefulSets that serve a folder."""
     paths = [each for each in given if "=" not in each]
     overrides = given[len(paths) :]
     if any("=" not in each for each in overrides) or len(paths) not in (1, 3):

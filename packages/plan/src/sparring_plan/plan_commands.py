@@ -169,9 +169,7 @@ def diff(
 def calibrate(
     context: typer.Context,
     output: Annotated[Path, typer.Option(help="File to write.")] = Path("calibration.yaml"),
-    path: Annotated[
-        Path | None, typer.Option(help="Folder on the disk for RocksDB.")
-    ] = None,
+    path: Annotated[Path | None, typer.Option(help="Folder on the disk for RocksDB.")] = None,
     url: Annotated[str | None, typer.Option(help="URL of the Redis server for rows.")] = None,
     model: Annotated[
         str | None,
@@ -209,7 +207,9 @@ def sketch(
     columns: Annotated[
         list[str] | None, typer.Argument(help="Columns with ids of one table.")
     ] = None,
-    ids: Annotated[int | None, typer.Option(min=1, help="Number of ids to read; by default, all.")] = None,
+    ids: Annotated[
+        int | None, typer.Option(min=1, help="Number of ids to read; by default, all.")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option(help="File to write; by default, the sketch is printed.")
     ] = None,

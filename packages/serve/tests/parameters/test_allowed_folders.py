@@ -135,7 +135,7 @@ def test_relative_folders_and_urls_that_are_configured_are_allowed(
     assert snapshot_url("s3://bucket/saved/a", folders) == "s3://bucket/saved/a"
     assert snapshot_url(f"{folders[2]}/a", folders) == f"{folders[2]}/a"
     for url in ("S3://bucket/saved/a", "s3://bucket/saved/../a", "s3://bucket/other/a"):
-        with pytest.raises(StatusError, match=r"in none of the folders .*parameters\.folders"):
+        with pytest.raises(StatusError, match=r"outside the folders .*parameters\.folders"):
             snapshot_url(url, folders)
 
 

@@ -138,9 +138,9 @@ def test_wrong_arguments_are_refused_for_asyncio_too() -> None:
         (lambda client: client.pull({"item": [1]}, version=5), "version must be text, found 5"),
         (lambda client: client.push(None), r"tables to \(ids, gradients\), found NoneType"),
         (lambda client: client.recommend("item", ONES, k=0), "k must be .*at least 1, found 0"),
-        (lambda client: client.load("a", tables="item"), r"found 'item'; give tables=\['item'\]"),
+        (lambda client: client.load("a", tables="item"), r"found 'item'; use tables=\['item'\]"),
         (lambda client: client.load("a", tables=[]), "at least one table"),
-        (lambda client: client.save(".."), "'..' is not the name of a snapshot"),
+        (lambda client: client.save(".."), "'..' is not a valid snapshot name"),
         (
             lambda _: ParameterClient("a:1", "b.yaml"),
             "config must be a ClientConfig, found str; .*from_config",

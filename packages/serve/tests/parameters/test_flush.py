@@ -59,8 +59,8 @@ def test_a_failure_whose_answer_was_lost_is_told_by_the_flush_that_is_repeated(
             client.push(made_gradients(seed))
         with pytest.raises(
             PushFailedError,
-            match=r"flush: shard 2 at shard:1: .*push 1 was queued, and not applied: the disk is full; "
-            r"1 later ones failed, too; shards 1 have done it.*give push its gradients",
+            match=r"flush: shard 2 at shard:1: .*push 1 was queued, but not applied: the disk is full; "
+            r"1 later pushes failed, too; shards 1 succeeded.*call push with its gradients",
         ) as info:
             client.flush(deadline_seconds=60)
         assert not faults
@@ -158,7 +158,7 @@ def full_disk() -> Iterator[LookupServer]:
 
 
 PUSH = {"item": (np.arange(3), np.ones((3, 4), np.float32))}
-NOT_APPLIED = "push 1 was queued, and not applied: the disk is full"
+NOT_APPLIED = "push 1 was queued, but not applied: the disk is full"
 
 
 def test_closing_a_client_raises_failures_of_pushes_that_were_queued(
@@ -256,4 +256,4 @@ def test_an_asyncio_program_that_drops_its_client_is_warned_when_it_ends(
     )
     command = [sys.executable, "-c", program, full_disk.address]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert "queued pushes and was not flushed after them" in ended.stderr
+    assert "queued pushes without a later flush" in ended.stderr

@@ -35,7 +35,7 @@ def test_rows_of_all_tables_are_replaced_or_none(tmp_path: Path) -> None:
             assert isinstance(storage, SupportsReplaceAll)
             assert storage.size == 0
             with pytest.raises(
-                InvalidArgumentError, match="found tables item, and the service has"
+                InvalidArgumentError, match="found the tables item, but the service has"
             ):
                 storage.replace_all({"item": rows["item"]})
             with pytest.raises(InvalidArgumentError):
@@ -48,6 +48,6 @@ def test_rows_of_all_tables_are_replaced_or_none(tmp_path: Path) -> None:
         options = {"target": server.address, "role": "parameters", "deadline_seconds": 9}
         with (
             open_storage("remote", ITEM, **options) as storage,
-            pytest.raises(UnsupportedError, match="config=… in place of target"),
+            pytest.raises(UnsupportedError, match="set the option config instead of target"),
         ):
             storage.replace_all(rows)

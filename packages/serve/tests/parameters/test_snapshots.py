@@ -173,7 +173,7 @@ def test_snapshots_elsewhere_are_refused(make_shards: MakeShards, tmp_path: Path
     shards = make_shards(2, folders=[str(tmp_path / "ours")])
     with shards.client() as client:
         for call in (client.save, client.load):
-            with pytest.raises(InvalidArgumentError, match="in none of the folders"):
+            with pytest.raises(InvalidArgumentError, match="outside the folders"):
                 call(str(tmp_path / "theirs" / "a"))
         with pytest.raises(SnapshotError, match=r"none"):
             client.load("none")
@@ -190,9 +190,7 @@ def test_a_server_that_cannot_begin_names_the_key_and_the_snapshot(
         client.save("a")
     other = {**TABLES, "user": {**TABLES["user"], "dim": 16}}
     shards = make_shards(1, folders=[str(tmp_path)], start="newest", tables=other)
-    with pytest.raises(
-        SnapshotError, match=r"parameters.start=newest, which is .*/a: .*dim 8 .*null"
-    ):
+    with pytest.raises(SnapshotError, match=r"parameters.start=newest, .*/a: .*dim 8 .*null"):
         shards.services["shard:0"].shard.start()
 
 

@@ -71,7 +71,7 @@ def test_without_an_intact_snapshot_the_error_names_the_newest(
     save(make_shards, tmp_path, "a", "b")
     for name in "ab":
         flip(max((tmp_path / name).iterdir(), key=lambda each: each.stat().st_size))
-    with pytest.raises(SnapshotError, match=r"parameters.start=newest, which is .*/b: .*damaged"):
+    with pytest.raises(SnapshotError, match=r"parameters.start=newest, .*/b: .*damaged"):
         start(make_shards, tmp_path)
 
 

@@ -122,11 +122,11 @@ def test_another_method_and_plain_writes_are_refused(server: LookupServer) -> No
     table = TableConfig("item", 4).with_state(4, "adagrad")
     options = dict(choice(server).options)
     with open_storage("remote", table, **options) as storage:
-        with pytest.raises(UnsupportedError, match=r"change by pushes only"):
+        with pytest.raises(UnsupportedError, match=r"change only by pushes"):
             storage.upsert([1], np.zeros((1, 8), np.float32))
         with pytest.raises(UnsupportedError, match=r"keeps the optimizer"):
             storage.find([1])
-    with pytest.raises(InvalidArgumentError, match=r"has rows of 'float32 x 4 \+ 4 adagrad'"):
+    with pytest.raises(InvalidArgumentError, match=r"stores rows of 'float32 x 4 \+ 4 adagrad'"):
         open_storage("remote", TableConfig("item", 4).with_state(8, "adam"), **options)
     with pytest.raises(InvalidArgumentError, match=r"eps=0.5 was asked for"):
         _push_with_eps(server)

@@ -223,7 +223,7 @@ WRONG: dict[str, tuple[str, list[str]]] = {
     ),
     "tag that does not fit": (
         RATINGS + "seed: !!int x\n",
-        ["run.yaml:9:7: YAML: this is no value of type int (found 'x')"],
+        ["run.yaml:9:7: YAML: this is not a value of type int (found 'x')"],
     ),
     "no YAML": (
         RATINGS + "training: [\n",
@@ -311,9 +311,9 @@ OVERRIDES = {
     "seed.x=1": "override seed.x=1: seed cannot have a key 'x'; override seed itself (found 5, "
     "expected a mapping or a list)",
     "data.path=[1": "override data.path=[1: YAML: while parsing a flow sequence expected ',' or "
-    "']', but got '<stream end>'; put the value in quotes if it is meant as text",
+    "']', but got '<stream end>'; quote the value if it is meant as text",
     "data.path=@x": "override data.path=@x: YAML: while scanning for the next token found "
-    "character '@' that cannot start any token; put the value in quotes if it is meant as text",
+    "character '@' that cannot start any token; quote the value if it is meant as text",
     "data.path=2020": "override data.path=2020: data.path is wrong (found 2020, expected text)",
     "storage.options.list.2=1": "override storage.options.list.2=1: storage.options.list has no "
     "item '2' (found 2 items, expected an index from 0 to 1)",

@@ -203,7 +203,9 @@ class Stack(DocumentModel):
                     f"{{{tier.storage}: 8 GiB}} or {{{tier.storage}: 10 %}}"
                 )
         if last.bytes is not None or last.share is not None:
-            raise ValueError(f"the last tier, {last.storage}, keeps all rows: specify only its name")
+            raise ValueError(
+                f"the last tier, {last.storage}, keeps all rows: specify only its name"
+            )
         return self
 
     @property
@@ -293,8 +295,7 @@ class TableSpec(DocumentModel):
 
     @property
     def of_rows(self) -> list[str]:
-        """Names of the features whose rows are transferred, because owners pool only sums and means.
-        """
+        """Names of the features whose rows are transferred, because owners pool only sums and means."""
         owned = {"sum", "mean"}
         return [name for name, each in self.features.items() if each.pooling not in owned]
 

@@ -106,7 +106,9 @@ def make_plan(
     found = search(options, pins)
     if found is None and before is not None and pins is not None and search(options) is not None:
         names = ", ".join(before.kept)
-        raise CapacityError(f"found no plan with these pins that fits; remove some of them: {names}")
+        raise CapacityError(
+            f"found no plan with these pins that fits; remove some of them: {names}"
+        )
     if found is None:
         message, ways = _describe_missing(options), suggest_changes(inputs, calibration)
         message += "\nsuggestions:" if ways else "\nfound no suggestion except smaller tables"
@@ -282,7 +284,9 @@ def _put(placement: Placement, plan: Plan, name: str) -> None:
     whole = {Span.NODES: shape.num_places, Span.WITHIN: 1}.get(shape.span)
     if whole is not None and num_nodes != whole:
         raise plan.make_error(
-            name, "ranks", f"{shape.kind} needs the ranks of {whole} nodes, found {num_nodes}; correct it"
+            name,
+            "ranks",
+            f"{shape.kind} needs the ranks of {whole} nodes, found {num_nodes}; correct it",
         )
     placement.put(table, option, ranks)
 
@@ -299,7 +303,9 @@ def _find_option(plan: Plan, name: str, options: Options, table: int) -> int:
         ("transfer", entry.transfer, lambda _, shape: shape.transfer),
         ("storage", entry.storage, lambda each, _: options.storages[options.storage[each]]),
     ]
-    if entry.kind == "table_row_wise":  # other kinds have a fixed number of ranks, which `_put` checks
+    if (
+        entry.kind == "table_row_wise"
+    ):  # other kinds have a fixed number of ranks, which `_put` checks
         keys.append(("ranks", num_ranks, lambda _, shape: _num_ranks(shape)))
     before = ""
     for key, found, value_of in keys:

@@ -156,8 +156,7 @@ def _print(published: PublishResult, *, as_json: bool) -> None:
         console.print(
             f"  {name}: {rows:,} rows, {written.num_erased.get(name, 0):,} erased, "
             f"{written.size_bytes.get(name, 0) / 2**20:,.2f} MiB, {written.row_bytes[name]:,} bytes "
-            "per row"
-            + (f", relative error {error:.2%}" if error else ""),
+            "per row" + (f", relative error {error:.2%}" if error else ""),
             soft_wrap=True,
         )
     if quality is not None:

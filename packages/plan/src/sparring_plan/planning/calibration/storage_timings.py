@@ -137,8 +137,7 @@ def _time_storage(
 
 
 def pool_ns_per_byte(num_rows: int = 200_000) -> float:
-    """Returns the nanoseconds per byte to add a row to the pool of its bag: the median of the widths.
-    """
+    """Returns the nanoseconds per byte to add a row to the pool of its bag: the median of the widths."""
     places = np.random.default_rng(0).integers(0, num_rows, 4096 * _IDS_PER_BAG)
     offsets = np.arange(0, len(places) + 1, _IDS_PER_BAG)
 

@@ -54,8 +54,7 @@ class IntegerProgram:
         self.num_columns = self._last + (1 if goal is None else options.num_ranks)
 
     def model(self, module: Any, scale: float, prices: Floats | None = None) -> Any:
-        """Returns the HiGHS model; times are divided by `scale`, and `prices` of options are added.
-        """
+        """Returns the HiGHS model; times are divided by `scale`, and `prices` of options are added."""
         options, alive, rows = self._options, self._alive, Rows()
         table = options.table[alive]
         of_table = np.unique(table, return_index=True)[1]

@@ -1,5 +1,4 @@
-"""Assigns shards to ranks: the largest first, then a local search on the rank that limits the step.
-"""
+"""Assigns shards to ranks: the largest first, then a local search on the rank that limits the step."""
 
 from __future__ import annotations
 
@@ -155,8 +154,7 @@ def _least_step(placement: Placement, table: int, without: int = -1) -> tuple[in
 
 
 def improve(placement: Placement, rounds: int) -> None:
-    """Moves, swaps and changes options as long as the step becomes shorter, at most `rounds` times.
-    """
+    """Moves, swaps and changes options as long as the step becomes shorter, at most `rounds` times."""
     for _ in range(rounds):
         if not (_move(placement) or _swap(placement) or _change(placement)):
             return
