@@ -44,8 +44,10 @@ def test_the_summary_has_a_line_for_each_table_and_the_gap(
         request(table("user", rows=100), table("item", rows=2000), ranks_per_node=2, samples=77)
     )
     head, first, second = made.summary.splitlines()
-    assert head.startswith("plan auto: 2 tables on 4 ranks, 2 a node; batches of 77 samples a rank")
-    assert head.endswith("over its bound")
+    assert head.startswith(
+        "plan auto: 2 tables on 4 ranks, 2 per node; batches of 77 samples per rank"
+    )
+    assert head.endswith("above its bound")
     assert [each.split()[:2] for each in (first, second)] == [
         ["item", made.sharding.sharding_of("item").kind],  # type: ignore[union-attr]
         ["user", made.sharding.sharding_of("user").kind],  # type: ignore[union-attr]
@@ -53,7 +55,7 @@ def test_the_summary_has_a_line_for_each_table_and_the_gap(
     monkeypatch.setattr(automatic, "_MAX_SHOWN", 1)
     made = automatic.plan_from_request(request(table("user", rows=100), table("item", rows=2000)))
     assert [each.split()[0] for each in made.summary.splitlines()[1:]] == ["item", "and"]
-    assert made.summary.endswith("and 1 tables more")
+    assert made.summary.endswith("and 1 more tables")
 
 
 def test_what_is_assumed_is_said_by_table() -> None:
@@ -65,12 +67,14 @@ def test_what_is_assumed_is_said_by_table() -> None:
         )
     )
     size, method, memory = made.assumptions
-    assert size.startswith("table user: no size is given, so 10,000 new ids a day for 100 days")
+    assert size.startswith(
+        "table user: the size is unknown, so the plan assumes 10,000 new ids per day for 100 days"
+    )
     assert method == "tables user, item: planned with the optimizer state of adagrad"
     assert memory.startswith("table shop: memory is not counted")
     unknown = TableWorkload(TableConfig("bag", 4), (FeatureWorkload(),), 9, "adam")
     assert automatic.plan_from_request(request(unknown)).assumptions == (
-        "table bag: planned with one id of each feature in a sample",
+        "table bag: planned with one id per feature and sample",
     )
     many = automatic.plan_from_request(request(*(table(f"t{each}") for each in range(5))))
     assert many.assumptions[0].startswith("5 tables (t0, t1, t2, …): no size is given")
@@ -93,7 +97,9 @@ def test_kinds_that_are_allowed_hold() -> None:
     kinds = {name: made.sharding.sharding_of(name).kind for name in ("one", "all", "some")}  # type: ignore[union-attr]
     assert (kinds["one"], kinds["all"]) == ("table_wise", "data_parallel")
     assert kinds["some"] in ("table_row_wise", "table_wise")
-    with pytest.raises(InvalidArgumentError, match=r"'one' may be no_kind, and .* are offered"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"'one' is restricted to no_kind, but only .* are possible"
+    ):
         automatic.plan_from_request(request(table("one", rows=10, kinds=("no_kind",))))
 
 
@@ -134,9 +140,7 @@ def test_tables_that_do_not_fit_are_refused_where_all_sizes_are_given() -> None:
     assert {name: made.sharding.sharding_of(name).kind for name in made.sharding.tables} == {  # type: ignore[union-attr]
         "pinned": "table_wise"
     }
-    assert made.assumptions[-1].startswith(
-        "tables are row_wise, as with this the tables do not fit"
-    )
+    assert made.assumptions[-1].startswith("all tables are row_wise, because the tables do not fit")
 
 
 def test_memory_is_a_share_of_the_machine_where_no_one_says(

@@ -101,7 +101,7 @@ def test_overrides_reach_the_training(files: Files, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--name", "My_Run"), "--name must be a name of Kubernetes"),
+        (("--name", "My_Run"), "--name must be a Kubernetes name"),
         (("--claim", "a" * 41), "at most 40"),
         (("--image", "no image"), "--image must be the name of a container image"),
         (("snapshots.url=null",), "add snapshots.url=runs/NAME"),
@@ -210,8 +210,8 @@ def test_a_service_of_a_bucket_has_names_room_for_copies_and_what_it_was_given(
         ),
         (("served", "--bytes", "0"), "found '0'"),
         (("served", "--bytes", "1GiB", "--replicas", "27"), "--replicas must be at most 26"),
-        (("a", "b"), "give PLAN INPUTS RUN to train, or SERVED to serve"),
-        (("served", "a=1", "b"), "give PLAN INPUTS RUN to train, or SERVED to serve"),
+        (("a", "b"), "expected PLAN INPUTS RUN to train, or SERVED to serve"),
+        (("served", "a=1", "b"), "expected PLAN INPUTS RUN to train, or SERVED to serve"),
         (("a", "b", "c", "--bytes", "1GiB"), "--bytes is for serving"),
     ],
 )

@@ -244,7 +244,7 @@ def test_a_plan_is_simulated_as_it_is(calibration: Calibration) -> None:
     assert kept[0].step.seconds > made[0].step.seconds
     assert kept[1] == made[1]  # of another number of ranks: made
     full = inputs_of(topology=NODES | {"memory": {"host": "40 MiB"}})
-    with pytest.raises(CapacityError, match="rank 2 lacks"):
+    with pytest.raises(CapacityError, match="rank 2 needs"):
         simulate_sheet(full, calibration, [4], edited)
 
 
@@ -284,7 +284,7 @@ def test_the_command_prints_a_sheet(written: Path, capsys: pytest.CaptureFixture
     assert "given" in shown
     assert "replay" in shown
     assert main(["plan", "simulate", str(plan), str(written), "--ranks", "two"]) == 2
-    assert "whole numbers with commas between" in capsys.readouterr().err
+    assert "integers separated by commas" in capsys.readouterr().err
     assert main(["plan", "simulate", str(plan), str(plan), str(written)]) == 2
     assert "found 3 files" in capsys.readouterr().err
 
@@ -315,7 +315,7 @@ def test_costs_that_the_machine_told_are_marked_measured(
     costs = costs_of(value | {"calibration": "mine.yaml", "topology": without})
     assert costs["message_us"] == {"value": 7, "mark": "measured"}
     assert main(["plan", "simulate", str(written), "--ranks", "2"]) == 0
-    assert "made of costs that are measured (mine, 2026-11-23): " in capsys.readouterr().out
+    assert "costs that are measured (mine, 2026-11-23): " in capsys.readouterr().out
 
 
 def test_a_report_shows_every_table_and_loads_nothing(
@@ -331,7 +331,7 @@ def test_a_report_shows_every_table_and_loads_nothing(
         assert f"<td>{name}</td>" in text
         assert table.because in text
     assert f"gap {made.gap:.2%}" in text
-    for word in ("What bounds the step", "Load of each rank", "Memory of each rank"):
+    for word in ("Limit of the step", "Load of each rank", "Memory of each rank"):
         assert word in text
     assert text.count("<rect") == 6 + 4 + 4  # resources, loads, memories
     assert "<script" not in text
@@ -339,7 +339,7 @@ def test_a_report_shows_every_table_and_loads_nothing(
     assert "@import" not in text
     assert render_report(made, *read_inputs(written)) == text
     other = with_ranks(read_inputs(written)[0], 8)
-    with pytest.raises(ConfigError, match="the plan is for 4 ranks, the topology has 8"):
+    with pytest.raises(ConfigError, match="the plan is for 4 ranks, but the topology has 8"):
         render_report(made, other, calibration)
     with pytest.raises(DataError, match=r"cannot be written: .*choose another file"):
         write_report(plan / "page.html", made, *read_inputs(written))

@@ -238,7 +238,7 @@ def test_ways_out_lead_out_at_the_cost_that_they_name(rows: int, calibration: Ca
         if "nodes" in sentence:
             changed["topology"]["nodes"] = int(sentence.split()[0])
         plan = make_plan(PlanInputs.model_validate(changed), calibration)
-        assert costs == f"{plan.step_ms:.3g} ms, {plan.price_per_hour:g} an hour"
+        assert costs == f"{plan.step_ms:.3g} ms, {plan.price_per_hour:g} per hour"
         paid.append(plan.price_per_hour)
         if "nodes" in sentence:
             changed["topology"]["nodes"] -= 1
@@ -252,8 +252,8 @@ def test_features_that_owners_do_not_pool_are_named(calibration: Calibration) ->
     value["tables"]["t0"]["features"]["clicks"] = {"ids": 3, "pooling": "max"}
     value["tables"]["t1"]["features"]["f"]["pooling"] = "none"
     plan = make_plan(PlanInputs.model_validate(value), calibration)
-    assert "its rows travel, as clicks is pooled by max" in plan.tables["t0"].because
-    assert "its rows travel, as f is not pooled" in plan.tables["t1"].because
+    assert "rows are transferred, because clicks is pooled by max" in plan.tables["t0"].because
+    assert "rows are transferred, because f is not pooled" in plan.tables["t1"].because
     assert {plan.tables[name].transfer for name in ("t0", "t1")} == {"rows"}
 
 
@@ -267,7 +267,7 @@ def test_a_plan_makes_its_round(written: Path, capfd: pytest.CaptureFixture[str]
     assert main(["plan", "check", str(first), str(written)]) == 0
     told = capfd.readouterr().out
     assert "fits" in told
-    assert "the file says" not in told
+    assert "the file contains" not in told
     assert "have changed" not in told
     assert main(["plan", "explain", "films", str(first), str(written)]) == 0
     told = capfd.readouterr().out
@@ -285,7 +285,7 @@ def test_a_plan_makes_its_round(written: Path, capfd: pytest.CaptureFixture[str]
     ]  # fmt: skip
     second.write_text("\n".join(lines) + "\n")
     assert main(["plan", "check", str(second), str(written)]) == 0
-    assert "the file says" in capfd.readouterr().out
+    assert "the file contains" in capfd.readouterr().out
     assert main(["plan", "diff", str(first), str(second)]) == 0
     told = capfd.readouterr().out
     assert "users: " in told
@@ -337,13 +337,13 @@ def test_moved_bytes_are_those_that_new_owners_lack(written: Path) -> None:
             "rows: -5}",
             "tables.users.rows is wrong (found -5, expected a number above",
         ),
-        (", rows: 1000000}", "}", ":12:10: tables.users: give either rows or growth"),
+        (", rows: 1000000}", "}", ":12:10: tables.users: specify either rows or growth"),
         ("method: adam,", "method: adamx,", "did you mean 'adam'?"),
         ("table_wise,", "table_wide,", "did you mean table_wise?"),
         (
             "  nodes: 2",
             "  nodes: 2\n  nodes: 3",
-            ":4:3: YAML: key 'nodes' is given twice, first at ",
+            ":4:3: YAML: duplicate key 'nodes', first at ",
         ),
         ("samples: 512", "samples: [512", "YAML: "),
         (
@@ -369,11 +369,11 @@ def test_bad_inputs_are_refused_by_line(
     ("old", "new", "told"),
     [
         ("    kind: ", "    kind: un", "plan.yaml:15:5: table country: expected kind "),
-        ("ranks: 4", "ranks: 8", "plan.yaml:5:1: the plan is for 8 ranks, the topology has 4"),
+        ("ranks: 4", "ranks: 8", "plan.yaml:5:1: the plan is for 8 ranks, but the topology has 4"),
         (
             "  country:",
             "  land:",
-            "plan.yaml:14:3: the plan lacks country and has land, which the inputs lack",
+            "plan.yaml:14:3: the plan does not contain country and contains land",
         ),
         (
             "    columns: 1",
@@ -399,11 +399,11 @@ def test_plans_that_do_not_fit_are_refused_by_line(
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"method": "lamb"}, "table t: column_wise would divide its columns, and lamb couples"),
-        ({"dim": 63}, "and its 63 columns do not divide into equal blocks of at least 8"),
-        ({"storages": ["rocksdb"]}, "and rocksdb cannot hold blocks of columns"),
+        ({"method": "lamb"}, "table t: column_wise would split its columns, but lamb couples"),
+        ({"dim": 63}, "but its 63 columns do not divide into equal blocks of at least 8"),
+        ({"storages": ["rocksdb"]}, "but rocksdb does not support column blocks"),
         ({"features": {"f": {"ids": 1, "pooling": "none"}}}, "add rows to transfers"),
-        ({"ranks": 1}, "kinds: nothing can be column_wise on nodes 1, ranks_per_node 1"),
+        ({"ranks": 1}, "kinds: column_wise is not possible with nodes 1, ranks_per_node 1"),
     ],
 )
 def test_tables_without_an_option_are_refused_with_the_reason(
@@ -446,8 +446,8 @@ def test_a_rank_without_room_is_named(written: Path, capsys: pytest.CaptureFixtu
     written.write_text(INPUTS.replace("host: 2 GiB", "host: 300 MiB"))
     assert main(["plan", "check", str(plan), str(written)]) == 1
     told = capsys.readouterr().err
-    assert f"plan.yaml:{at + 1}:3: the plan does not fit: rank 2 lacks" in told
-    assert "of host memory; its largest shard is of users" in told
+    assert f"plan.yaml:{at + 1}:3: the plan does not fit: rank 2 needs" in told
+    assert "more host memory; its largest shard is of users" in told
 
 
 def test_the_file_of_the_page_is_planned(tmp_path: Path) -> None:
@@ -503,7 +503,9 @@ def test_training_takes_column_blocks_of_a_plan(calibration: Calibration, tmp_pa
     assert sharding == TableSharding("column_wise", (1, 0), columns=2)
     made["tables"]["t0"]["columns"] = 3
     path.write_text(Plan.model_validate(made).to_yaml())
-    with pytest.raises(ConfigError, match=r"plan.yaml:\d+:.*2 ranks are no multiple of 3 blocks"):
+    with pytest.raises(
+        ConfigError, match=r"plan.yaml:\d+:.*2 ranks, expected a multiple of 3 blocks"
+    ):
         read_plan(path).sharding(made["ranks"])
 
 
@@ -511,7 +513,7 @@ def test_training_takes_column_blocks_of_a_plan(calibration: Calibration, tmp_pa
     ("key", "value", "advice"),
     [
         ("kind", "tower_wise", "choose one of column_wise, data_parallel"),
-        ("columns", 2, "row_wise keeps rows whole, found 2 blocks of columns; set columns to 1"),
+        ("columns", 2, "row_wise does not split columns, found 2 blocks; set columns to 1"),
     ],
 )
 def test_what_training_does_not_execute_is_refused_where_it_is_written(

@@ -125,15 +125,15 @@ def test_pins_that_cannot_be_are_refused(written: Path, capsys: pytest.CaptureFi
     choice = {"kind": "table_wise", "columns": "1", "transfer": "rows"}
     plan.write_text(edited(first, "users", ranks="[9]", **choice))
     assert main(make) == 2
-    assert "and ranks are 0 to 3; name some of these" in capsys.readouterr().err
+    assert "expected ranks from 0 to 3" in capsys.readouterr().err
     plan.write_text(edited(first, "users", ranks="[1]", **choice))
     written.write_text(INPUTS.replace("host: 2 GiB", "host: 300 MiB"))
     assert main(make) == 1
     told = capsys.readouterr().err
-    assert "the pinned tables do not fit: rank 1 lacks" in told
+    assert "the pinned tables do not fit: rank 1 needs" in told
     written.write_text(INPUTS.replace("nodes: 2", "nodes: 3"))
     assert main(make) == 2
-    assert "the plan is for 4 ranks, the topology has 6" in capsys.readouterr().err
+    assert "the plan is for 4 ranks, but the topology has 6" in capsys.readouterr().err
 
 
 def test_pins_hold_in_the_best_of_all_plans(calibration: Calibration) -> None:

@@ -362,7 +362,7 @@ def test_wrong_requests_to_publish_are_refused(run: Run) -> None:
     with pytest.raises(SnapshotError, match="is neither a snapshot"):
         run.publish()
     run.save()
-    with pytest.raises(UnknownTableError, match="table 'itm', .* use one of item, user"):
+    with pytest.raises(UnknownTableError, match=r"table 'itm', .* use one of item, user"):
         run.publish(itm="int8")
     with pytest.raises(InvalidArgumentError, match="cannot be stored as 'int7'"):
         run.publish(item="int7")

@@ -221,7 +221,7 @@ def test_a_replica_that_fails_is_replaced_and_a_shard_that_does_is_an_error() ->
     for config in ({}, {"on_failure": "flag"}):
         client = cluster.client_of(cluster.shards, **config)
         with pytest.raises(
-            (ReplicasFailedError, DeadlineError), match="no replica (replied|returned)"
+            (ReplicasFailedError, DeadlineError), match=r"no replica (replied|returned)"
         ):
             client.recommend("item", {"user": [1, 2, 3, 4]})
     # Whole or not at all: no part is given for the rest.

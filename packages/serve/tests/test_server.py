@@ -411,7 +411,7 @@ def test_wrong_files_of_tokens_are_refused_without_their_tokens(
     with pytest.raises(ConfigError, match=said) as caught:
         serve(token_file=write(tmp_path / "tokens", text))
     assert PULL not in str(caught.value)
-    with pytest.raises(ConfigError, match="cannot read .*: No such file"):
+    with pytest.raises(ConfigError, match=r"cannot read .*: No such file"):
         serve(token_file=tmp_path / "none")
 
 

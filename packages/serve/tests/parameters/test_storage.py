@@ -128,7 +128,7 @@ def test_another_method_and_plain_writes_are_refused(server: LookupServer) -> No
             storage.find([1])
     with pytest.raises(InvalidArgumentError, match=r"stores rows of 'float32 x 4 \+ 4 adagrad'"):
         open_storage("remote", TableConfig("item", 4).with_state(8, "adam"), **options)
-    with pytest.raises(InvalidArgumentError, match=r"eps=0.5 was asked for"):
+    with pytest.raises(InvalidArgumentError, match=r"eps=0.5, but the table"):
         _push_with_eps(server)
 
 

@@ -200,7 +200,7 @@ WRONG: dict[str, tuple[str, list[str]]] = {
     ),
     "key given twice": (
         RATINGS + "seed: 1\nseed: 2\n",
-        ["run.yaml:10:1: YAML: key 'seed' is given twice, first at run.yaml:9:1"],
+        ["run.yaml:10:1: YAML: duplicate key 'seed', first at run.yaml:9:1; remove one"],
     ),
     "number as a key": (
         RATINGS + "7: 1\n",
@@ -249,7 +249,7 @@ WRONG: dict[str, tuple[str, list[str]]] = {
     ),
     "a list at the top": (
         "- 1\n",
-        ["run.yaml:1:1: the file must hold a mapping of keys to values (found a list)"],
+        ["run.yaml:1:1: the file must contain a mapping of keys to values (found a list)"],
     ),
     "nothing": ("", ["run.yaml:1:1: data is missing", "run.yaml:1:1: model is missing"]),
     "comments only": (
@@ -311,9 +311,9 @@ OVERRIDES = {
     "seed.x=1": "override seed.x=1: seed cannot have a key 'x'; override seed itself (found 5, "
     "expected a mapping or a list)",
     "data.path=[1": "override data.path=[1: YAML: while parsing a flow sequence expected ',' or "
-    "']', but got '<stream end>'; quote the value if it is meant as text",
+    "']', but got '<stream end>'; quote the value if it is text",
     "data.path=@x": "override data.path=@x: YAML: while scanning for the next token found "
-    "character '@' that cannot start any token; quote the value if it is meant as text",
+    "character '@' that cannot start any token; quote the value if it is text",
     "data.path=2020": "override data.path=2020: data.path is wrong (found 2020, expected text)",
     "storage.options.list.2=1": "override storage.options.list.2=1: storage.options.list has no "
     "item '2' (found 2 items, expected an index from 0 to 1)",

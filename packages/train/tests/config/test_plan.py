@@ -95,8 +95,8 @@ def test_auto_makes_a_plan_and_says_it(runs: Runs) -> None:
     first, second = runs.ranks("plan=auto", "tables.memory_bytes=1 GiB")
     assert not second.messages
     assumptions, table = first.messages
-    assert assumptions.startswith("plan auto: tables user, item: no size is given")
-    assert table.startswith("plan auto: 2 tables on 2 ranks, 1 a node; batches of 8 samples a rank")
+    assert assumptions.startswith("plan auto: tables user, item: the size is unknown")
+    assert table.startswith("plan auto: 2 tables on 2 ranks, 1 per node; batches of 8 samples per rank")
     assert first.losses == pytest.approx(runs.ratings().losses, rel=1e-5)
     # One rank has nothing to plan.
     assert not runs.ratings("plan=auto").messages
@@ -137,7 +137,7 @@ GOOD = ("row_wise", "all")
         ),
         (plan(("table_wise", [0, 1]), GOOD), "24:5", "on one rank; found ranks [0, 1]"),
         (divided([0, 1, 0], 3), "24:5", "has dim 4, which is not divisible by 3 blocks"),
-        (divided([0, 1], 3), "25:5", "2 ranks are no multiple of 3 blocks"),
+        (divided([0, 1], 3), "25:5", "found 2 ranks, expected a multiple of 3 blocks"),
         (
             plan(GOOD, ("table_wise", [2])),
             "14:5",
@@ -150,7 +150,11 @@ GOOD = ("row_wise", "all")
             "22:3",
             "there is no table 'usr'; did you mean 'user'?",
         ),
-        (HEAD + TABLE.format(name="user", kind="row_wise", ranks="all"), "11:1", "lacks 1 of 2"),
+        (
+            HEAD + TABLE.format(name="user", kind="row_wise", ranks="all"),
+            "11:1",
+            "does not contain 1 of 2",
+        ),
         (HEAD.replace("gap", "gp"), "8:1", "unknown key 'gp'"),
         (plan(GOOD, GOOD).replace("columns: 1", "columns: 0"), "15:14", "a number above 0"),
         ("tables: [", "1:10", "YAML"),

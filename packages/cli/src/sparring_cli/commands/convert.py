@@ -32,10 +32,10 @@ def convert(  # noqa: PLR0913, PLR0917 - typer makes the options of these
     ],
     target: Annotated[str, typer.Option("--to", help=f"Optimizer of the new rows: {_STATE}.")],
     option: Annotated[
-        list[str], typer.Option(help="Option of the storage to read, for example folder=old.")
+        list[str], typer.Option(help="Option of the storage to read, name=value.")
     ],
     into: Annotated[
-        list[str], typer.Option(help="Option of the storage to write, for example folder=new.")
+        list[str], typer.Option(help="Option of the storage to write, name=value.")
     ],
     dtype: Annotated[str, typer.Option(help="Data type of the rows.")] = "float32",
     hyper: Annotated[

@@ -23,7 +23,7 @@ _MAX_CONFIG_BYTES = 1_000_000
 """Kubernetes rejects a ConfigMap of more than 1 MiB."""
 
 _SCRATCH_MOUNT = "            - {name: scratch, mountPath: /scratch}\n"
-_SCRATCH = """        - name: scratch              # rows on disk: deleted with the pod, loaded from a snapshot
+_SCRATCH = """        - name: scratch              # rows on disk, loaded from a snapshot by a new pod
           ephemeral:
             volumeClaimTemplate:
               spec:

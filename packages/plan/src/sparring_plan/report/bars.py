@@ -1,4 +1,4 @@
-"""Bars as SVG, for a page without scripts."""
+"""Bar charts as SVG, for a page without scripts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from html import escape
 
 __all__ = ["COLORS", "Bar", "columns", "legend", "rows"]
 
-# Okabe and Ito's colours, which stay apart for colour-blind readers, without the yellow.
+# Okabe and Ito's colors without yellow, which color-blind readers can distinguish.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 1000, 200, 70, 20, 16
 _ROW, _NAMES, _VALUES = 26, 210, 90
@@ -17,7 +17,7 @@ _MAX_LABELS = 16
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar. `tip` is shown where the pointer rests."""
+    """One bar. `tip` is shown when the pointer rests on it."""
 
     name: str
     value: float
@@ -26,11 +26,11 @@ class Bar:
 
 
 def columns(bars: Sequence[Bar], *, unit: str, limit: float | None = None) -> str:
-    """Upright bars, one for each rank, as many as there are.
+    """Returns vertical bars, one per rank.
 
     Args:
-        unit: of the values; for the scale.
-        limit: a line across, such as the room of a memory; None where there is none.
+        unit: Unit of the values, for the scale.
+        limit: Value of a horizontal line, such as the capacity of a memory; None: no line.
     """
     most = max([each.value for each in bars] + [limit or 0.0]) or 1.0
     height, width = _HEIGHT - _BOTTOM - _TOP, (_WIDTH - _LEFT) / max(len(bars), 1)
@@ -61,7 +61,7 @@ def columns(bars: Sequence[Bar], *, unit: str, limit: float | None = None) -> st
 
 
 def rows(bars: Sequence[Bar], *, unit: str) -> str:
-    """Bars from left to right, each with its name and value."""
+    """Returns horizontal bars, each with its name and value."""
     most = max((each.value for each in bars), default=0.0) or 1.0
     room = _WIDTH - _NAMES - _VALUES
     parts = []
@@ -78,7 +78,7 @@ def rows(bars: Sequence[Bar], *, unit: str) -> str:
 
 
 def legend(names: Sequence[tuple[str, str]]) -> str:
-    """Names and colours."""
+    """Returns names and colors."""
     items = (
         f'<span><i style="background:{color}"></i>{escape(name)}</span>' for name, color in names
     )

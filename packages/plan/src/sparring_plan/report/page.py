@@ -27,17 +27,17 @@ _WORDS = {
     "messages": "messages",
 }
 _MAX_RANKS = 6
-"""Of a table, in the list of tables; the page of a thousand ranks stays readable."""
+"""Maximum number of ranks to list per table, so that a page with a thousand ranks stays readable."""
 
 
 def write_report(
     path: str | os.PathLike[str], plan: Plan, inputs: PlanInputs, calibration: Calibration
 ) -> None:
-    """Writes the page. It appears when it is whole; one of that name is replaced.
+    """Writes the page atomically; replaces an existing file.
 
     Raises:
-        ConfigError, CapacityError: the plan is for other inputs, or does not fit them.
-        DataError: the file cannot be written.
+        ConfigError, CapacityError: The plan is for other inputs, or does not fit them.
+        DataError: The file cannot be written.
     """
     page = render_report(plan, inputs, calibration)
     target = Path(path)
@@ -51,13 +51,13 @@ def write_report(
             temporary.unlink(missing_ok=True)
     except OSError as error:
         raise DataError(
-            f"{target}: the report cannot be written: {error.strerror}; choose another file",
+            f"{target}: cannot write the report: {error.strerror}; choose another file",
             path=str(target),
         ) from error
 
 
 def render_report(plan: Plan, inputs: PlanInputs, calibration: Calibration) -> str:
-    """The page as text: the same inputs give the same text."""
+    """Returns the page as text; the same inputs give the same text."""
     simulated = make_simulated_plan(inputs, calibration, plan)
     title = f"sparring: plan of {_count(len(plan.tables), 'table')} on {_count(plan.ranks, 'rank')}"
     sections = [
@@ -84,8 +84,8 @@ def _lead(simulated: SimulatedPlan) -> str:
     load = simulated.placement.load
     rank, resource = divmod(int(np.argmax(load)), load.shape[1])
     return (
-        f"{_WORDS[RESOURCES[resource]].capitalize()} of rank {rank} bound the step. All times are "
-        "predicted; none was measured."
+        f"{_WORDS[RESOURCES[resource]].capitalize()} of rank {rank} limit the step. All times are "
+        "predictions, not measurements."
     )
 
 
@@ -93,18 +93,18 @@ def _tiles(simulated: SimulatedPlan, inputs: PlanInputs) -> str:
     plan, step = simulated.plan, simulated.step
     samples = inputs.samples * plan.ranks / step.seconds
     price = inputs.topology.price_per_hour * inputs.topology.nodes
-    how = "every message replayed" if step.method == "replay" else "added up, not replayed"
+    how = "every message replayed" if step.method == "replay" else "sum of costs, not replayed"
     tiles = [
         (f"{step.seconds * 1e3:.4g} ms", f"step, simulated: {how}"),
-        (f"{simulated.placement.seconds * 1e3:.4g} ms", "step, by the planner's own costs"),
+        (f"{simulated.placement.seconds * 1e3:.4g} ms", "step, by the cost model of the planner"),
         (f"{plan.bound_ms:.4g} ms", f"no plan is shorter; gap {plan.gap:.2%}, by {plan.solver}"),
-        (f"{samples:,.0f}", "samples a second, without dense layers"),
-        (f"{step.far_bytes / 1e6:,.2f} MB", "to other nodes, a step, the busiest rank"),
-        (f"{step.num_messages:,}", "messages sent, a step, the busiest rank"),
+        (f"{samples:,.0f}", "samples per second, without dense layers"),
+        (f"{step.far_bytes / 1e6:,.2f} MB", "to other nodes, per step, on the busiest rank"),
+        (f"{step.num_messages:,}", "messages sent, per step, on the busiest rank"),
     ]
     if price:
-        tiles.append((f"{price:,.2f}", "price an hour, as given"))
-        tiles.append((f"{price / samples / 3600 * 1e9:,.2f}", "price of 10⁹ samples"))
+        tiles.append((f"{price:,.2f}", "price per hour, as given"))
+        tiles.append((f"{price / samples / 3600 * 1e9:,.2f}", "price per 10⁹ samples"))
     cells = (
         f'<div class="tile"><b>{escape(value)}</b><span>{escape(remark)}</span></div>'
         for value, remark in tiles
@@ -120,8 +120,8 @@ def _bounds(simulated: SimulatedPlan) -> str:
         for index, (name, ms) in enumerate(zip(RESOURCES, most, strict=True))
     ]
     word = _WORDS[RESOURCES[peak]].capitalize()
-    text = f"Each resource on the rank that needs it longest. {word} bound the step."
-    return _section("What bounds the step", text, rows(bars, unit="ms"))
+    text = f"Each resource on the rank that uses it longest. {word} limit the step."
+    return _section("Limit of the step", text, rows(bars, unit="ms"))
 
 
 def _loads(simulated: SimulatedPlan) -> str:
@@ -138,8 +138,8 @@ def _loads(simulated: SimulatedPlan) -> str:
     mean = float(load.max(axis=1).mean())
     worst = float(load.max())
     text = (
-        f"The resource that each rank needs longest. The slowest rank is "
-        f"{worst / mean - 1 if mean else 0:.1%} over the mean of {mean:.3g} ms."
+        f"The resource that each rank uses longest. The slowest rank is "
+        f"{worst / mean - 1 if mean else 0:.1%} above the mean of {mean:.3g} ms."
     )
     return _section("Load of each rank", text, names + columns(bars, unit="ms"))
 
@@ -156,14 +156,14 @@ def _memories(simulated: SimulatedPlan) -> str:
             for rank, gib in enumerate(held)
         ]
         text = (
-            f"{kind}: the fullest rank has {held.max():.4g} of {limit:.4g} GiB "
-            f"({held.max() / limit:.1%}), all ranks together {held.sum():,.4g} GiB."
+            f"{kind}: the fullest rank uses {held.max():.4g} of {limit:.4g} GiB "
+            f"({held.max() / limit:.1%}), all ranks {held.sum():,.4g} GiB."
         )
         sections.append(
             f'<p class="note">{escape(text)}</p>' + columns(bars, unit="GiB", limit=limit)
         )
     text = (
-        "At the horizon. The broken line is the room of a rank, without the chunks of the exchange."
+        "At the horizon. The dashed line is the capacity of a rank, without chunks of the exchange."
     )
     return _section("Memory of each rank, by kind", text, "".join(sections))
 
@@ -179,7 +179,7 @@ def _tables(plan: Plan) -> str:
     )  # fmt: skip
     order = sorted(plan.tables.items(), key=lambda each: (-each[1].ms, each[0]))
     lines = (_table_line(name, table) for name, table in order)
-    text = "The slowest first. MiB and ms: of the table's busiest rank."
+    text = "Slowest first. MiB and ms are for the table's busiest rank."
     return _section("Tables", text, f"<table><tr>{head}</tr>{''.join(lines)}</table>")
 
 
@@ -223,7 +223,7 @@ def _origin(plan: Plan) -> str:
     lines = (
         f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in facts.items()
     )
-    return _section("Made of", "", f"<table>{''.join(lines)}</table>")
+    return _section("Origin", "", f"<table>{''.join(lines)}</table>")
 
 
 def _section(title: str, text: str, content: str) -> str:

@@ -1,4 +1,4 @@
-"""Parameters of the simulation that this machine can tell."""
+"""Measures parameters of the simulation on this machine."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class Calibration:
 def calibrate(
     dim: int, backend: str = "hkv", plugin_manager: PluginManager | None = None
 ) -> Calibration:
-    """Measures for about a second, alone. The best of some rounds counts.
+    """Measures for about a second, on one rank. The minimum of several rounds is used.
 
     Args:
-        dim: elements of an embedding, float32.
-        backend: the storage whose finds are measured.
+        dim: Elements of an embedding, float32.
+        backend: Storage whose finds are measured.
 
     Raises:
-        PluginError: no such backend is installed.
+        PluginError: The backend is not installed.
     """
     table = TableConfig("calibration", dim)
     random = np.random.default_rng(0)
@@ -61,14 +61,14 @@ def calibrate(
 
 
 def _message_seconds() -> float:
-    """Half of what a message costs that one thread both sends and takes."""
+    """Measures half of the time of a message that one thread both sends and receives."""
     with LocalGroup(2).join(0) as collective:
         best = measure_best_seconds(lambda: pass_messages(collective, _NUM_MESSAGES))
     return best / _NUM_MESSAGES / 2
 
 
 def measure_best_seconds(call: Callable[[], object]) -> float:
-    """The shortest of some calls."""
+    """Returns the minimum duration of several calls."""
     times = []
     for _ in range(_ROUNDS):
         begin = time.perf_counter()

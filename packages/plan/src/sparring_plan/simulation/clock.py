@@ -1,4 +1,4 @@
-"""Time that passes from event to event, and things that do one piece of work at a time."""
+"""Simulated time that advances from event to event, and workers that process one item at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ __all__ = ["Clock", "Worker", "compute_covered_seconds"]
 
 
 class Clock:
-    """Calls what is due, in the order of time; what is due at one time in the order of asking."""
+    """Calls functions in the order of their times; functions with equal times in the order of
+    registration."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -17,27 +18,27 @@ class Clock:
         self._waiting: list[tuple[float, int, Callable[[], None]]] = []
 
     def at(self, time: float, call: Callable[[], None]) -> None:
-        """Calls `call` at `time`, or now where that is past."""
+        """Calls `call` at `time`, or now if that time has passed."""
         heapq.heappush(self._waiting, (max(time, self.now), self._num_asked, call))
         self._num_asked += 1
 
     def run(self) -> None:
-        """Returns when nothing is left to call."""
+        """Runs until there is nothing left to call."""
         while self._waiting:
             self.now, _, call = heapq.heappop(self._waiting)
             call()
 
 
 class Worker:
-    """A thread or one direction of a link: one piece of work after another."""
+    """A thread or one direction of a link: processes one item after another."""
 
     def __init__(self) -> None:
         self.free_at = 0.0
         self.spans: list[tuple[float, float]] = []
-        """When it was at work, in order, without overlap."""
+        """Busy intervals, sorted and without overlap."""
 
     def take(self, earliest: float, seconds: float) -> float:
-        """Works for `seconds` as soon as it is free, not before `earliest`. Returns when it ends."""
+        """Works for `seconds` as soon as it is free, but not before `earliest`. Returns the end time."""
         begin = max(earliest, self.free_at)
         self.free_at = begin + seconds
         if seconds > 0:
@@ -49,7 +50,7 @@ class Worker:
 
 
 def compute_covered_seconds(workers: Iterable[Worker]) -> float:
-    """How long at least one of the workers was at work."""
+    """Returns how long at least one of the workers was busy."""
     total, end = 0.0, 0.0
     for begin, until in sorted(span for worker in workers for span in worker.spans):
         if until > end:

@@ -1,8 +1,9 @@
-"""Ranks and links. One machine stands for all of them.
+"""Ranks and links. One machine represents all of them.
 
-All machines do the same at the same time: what rank r does, rank r + ranks_per_machine does too.
-So what a rank of the simulated machine sends to another machine, its own machine receives at that
-moment from a third one. That is exact, not an approximation, and makes a thousand ranks cheap.
+All machines do the same at the same time: rank r + ranks_per_machine does what rank r does. When a
+rank of the simulated machine sends to another machine, its own machine therefore receives the same
+from a third one at that moment. This is exact, not an approximation, and makes simulations of a
+thousand ranks cheap.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ __all__ = ["Cluster", "Group", "Message", "Phase", "Rank"]
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message, identified by its phase, its kind, its hop and its chunk."""
+    """A message, identified by its phase, kind, hop and chunk."""
 
     phase: int
     kind: str
@@ -30,13 +31,13 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Ranks that exchange with each other, each at hop h with the h-th behind it.
+    """Ranks that exchange messages; at hop h, each with the h-th rank after it.
 
     Args:
-        size: ranks in the group.
-        stride: ranks between one and the next.
-        span: ranks after which the group is round: the group of rank r is in the `span` ranks
-            from ``r - r % span`` on.
+        size: Number of ranks in the group.
+        stride: Distance between neighboring ranks.
+        span: Number of ranks after which the group wraps around: the group of rank r is within the
+            `span` ranks from ``r - r % span``.
     """
 
     size: int
@@ -44,13 +45,13 @@ class Group:
     span: int
 
     def peer(self, rank: int, hop: int) -> int:
-        """The rank `hop` places behind `rank`; before it where negative."""
+        """Returns the rank `hop` positions after `rank`, or before it if negative."""
         base = rank - rank % self.span
         return base + (rank - base + hop * self.stride) % self.span
 
 
 class Phase(ABC):
-    """Work of a rank until it goes on to the next phase. Driven by `advance`."""
+    """Work of a rank until its next phase. Driven by `advance`."""
 
     def __init__(self, rank: Rank, number: int) -> None:
         self.rank = rank
@@ -61,16 +62,17 @@ class Phase(ABC):
 
     @abstractmethod
     def arrived(self, message: Message) -> None:
-        """A message of this phase was taken in."""
+        """Called when a message of this phase was received."""
 
     def take_seconds(self, _message: Message) -> float:
-        """Cost of taking a message in, to the driving thread, beyond the message itself."""
+        """Returns the time of the driving thread to receive a message, in addition to the message
+        itself."""
         return 0.0
 
 
 @dataclass(slots=True)
 class Rank:
-    """One rank: a thread that drives, and a concurrent lane."""
+    """One rank: a driving thread, and a concurrent lane."""
 
     number: int
     cluster: Cluster
@@ -80,7 +82,7 @@ class Rank:
     near_in: Worker = field(default_factory=Worker)
     far_bytes: int = 0
     near_bytes: int = 0
-    """Sent to ranks of other machines, and to those of its own."""
+    """Bytes sent to ranks of its machine; `far_bytes` to ranks of other machines."""
     num_sent: int = 0
     ended_at: float = 0.0
     _phases: list[Phase] = field(default_factory=list)
@@ -92,7 +94,7 @@ class Rank:
         self.next_phase()
 
     def next_phase(self) -> None:
-        """Goes on; what came too early for its phase is taken in now."""
+        """Starts the next phase, and processes messages that arrived early for it."""
         self._at += 1
         self.ended_at = max(self.cluster.clock.now, self.driver.free_at)
         if self._at == len(self._phases):
@@ -103,20 +105,20 @@ class Rank:
             self._take_in(message)
 
     def drive(self, seconds: float, then: Callable[[], None]) -> None:
-        """Occupies the driving thread, then calls."""
+        """Occupies the driving thread, then calls `then`."""
         clock = self.cluster.clock
         clock.at(self.driver.take(clock.now, seconds), then)
 
     def work(self, seconds: float, then: Callable[[], None]) -> None:
-        """Occupies the lane, then calls."""
+        """Occupies the lane, then calls `then`."""
         clock = self.cluster.clock
         clock.at(self.lane.take(clock.now, seconds), then)
 
     def send(
         self, message: Message, num_bytes: int, peer: int, *, seconds: float = 0.0
     ) -> Callable[[Callable[[], None]], None]:
-        """Sends, after `seconds` of the driving thread. Returns what takes a callback for the time
-        when the message has left."""
+        """Sends after `seconds` of the driving thread. Returns a function that registers a callback
+        for the time when the message has left."""
         if self.cluster.is_near(self.number, peer):
             self.near_bytes += num_bytes
         else:
@@ -133,7 +135,7 @@ class Rank:
         return waiting.append
 
     def receive(self, message: Message) -> None:
-        """A message has come in whole."""
+        """Called when a message has arrived completely."""
         if message.phase == self._at:
             self._take_in(message)
         else:
@@ -146,13 +148,13 @@ class Rank:
 
 
 class Cluster:
-    """All ranks, of which those of the first machines are simulated.
+    """All ranks, of which the ranks of the first machines are simulated.
 
     Args:
-        world_size: ranks.
-        network: how long messages take.
-        num_machines: how many machines to simulate; more than one gives the same times.
-        has_one_core: a rank's one core drives, finds, adds, and carries its messages within the
+        world_size: Number of ranks.
+        network: Timing of messages.
+        num_machines: Number of machines to simulate; more than one gives the same times.
+        has_one_core: Whether one core per rank drives, finds, adds, and transfers messages within the
             machine.
     """
 
@@ -175,14 +177,14 @@ class Cluster:
                 rank.lane = rank.near_out = rank.near_in = rank.driver
 
     def is_near(self, rank: int, peer: int) -> bool:
-        """Whether two ranks are on one machine."""
+        """Returns whether two ranks are on one machine."""
         per_machine = self.network.ranks_per_machine
         return rank // per_machine == peer // per_machine
 
     def transmit(
         self, rank: Rank, message: Message, num_bytes: int, peer: int, left: Callable[[], None]
     ) -> None:
-        """Puts a message on the sender's link, now."""
+        """Puts a message on the sender's link now."""
         per_machine, clock = self.network.ranks_per_machine, self.clock
         receiver = self.ranks[peer % len(self.ranks)]
         if self.is_near(rank.number, peer):

@@ -15,31 +15,31 @@ MAX_RANKS = 4096
 
 
 class SimulatedSchedule(Enum):
-    """In what order ranks find, send and receive."""
+    """Order in which ranks find, send and receive."""
 
     RING = "ring"
-    """The ring of pairs, as `sparring.exchange` runs it."""
+    """The ring of pairs, as in `sparring.exchange`."""
     SEQUENTIAL = "sequential"
-    """Everything is found, then one all-to-all; as `benchmarks/sequential.py` runs it."""
+    """Finds everything, then one all-to-all, as in `benchmarks/sequential.py`."""
     HIERARCHICAL = "hierarchical"
-    """Within machines first, then a ring of machines. Exists in the simulation only."""
+    """First within machines, then a ring of machines. Exists only in the simulation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """How long messages take.
+    """Timing of messages.
 
     A message of n bytes between machines leaves after ``n / bytes_per_second``, once the sender's
-    link is free, and its first byte arrives `latency_seconds` after it left. Ranks of one machine
-    share its link, one link each way. Among themselves they have links of their own.
+    link is free, and its first byte arrives `latency_seconds` after it left. The ranks of one machine
+    share its link, one in each direction. Within a machine, ranks have separate links.
 
     Args:
-        latency_seconds: from machine to machine.
-        bytes_per_second: of the link of each machine, each way.
-        message_seconds: what a message costs the thread that sends it, and the one that takes it.
-        ranks_per_machine: ranks that share a link; must divide the number of ranks.
-        machine_latency_seconds: between ranks of one machine.
-        machine_bytes_per_second: of one rank's link to others of its machine.
+        latency_seconds: Latency between machines.
+        bytes_per_second: Bandwidth of the link of each machine, in each direction.
+        message_seconds: Time of the sending thread and of the receiving thread per message.
+        ranks_per_machine: Number of ranks that share a link; must divide the number of ranks.
+        machine_latency_seconds: Latency between ranks of one machine.
+        machine_bytes_per_second: Bandwidth of a rank's link to others of its machine.
     """
 
     latency_seconds: float = 20e-6
@@ -59,12 +59,12 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """How long a rank's processor takes for each row.
+    """Processor time of a rank per row.
 
     Args:
-        find_seconds_per_row: to find a row in a storage; on the execution pool.
-        add_seconds_per_row: to add a gradient to the sum of its key; on the execution pool.
-        move_seconds_per_row: to write a row into a message or take it out; on the driving thread.
+        find_seconds_per_row: Time to find a row in a storage, on the execution pool.
+        add_seconds_per_row: Time to add a gradient to the sum of its key, on the execution pool.
+        move_seconds_per_row: Time to write a row to a message or to read it, on the driving thread.
     """
 
     find_seconds_per_row: float = 100e-9
@@ -77,17 +77,17 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Exchanges of one step: one table, whose keys are spread evenly over all ranks.
+    """Exchanges of one step: one table, whose keys are distributed evenly over all ranks.
 
     Args:
-        ids_per_rank: ids in the batch of a rank.
-        unique_share: how many of them are left when repeats are gone, from 0 to 1.
-        dim: elements of an embedding, float32 in the table.
-        wire_dtype: what rows and gradients travel as.
-        chunk_rows: the most keys in a message of a ring.
-        chunks_in_flight: the most chunks under way each way.
-        shared_share: share of a rank's keys that another rank of its machine has too, so that they
-            need not be requested again, from 0 to 1; only the hierarchical exchange gains from it.
+        ids_per_rank: Number of ids in the batch of a rank.
+        unique_share: Share of distinct ids, from 0 to 1.
+        dim: Elements of an embedding, float32 in the table.
+        wire_dtype: Data type of rows and gradients in messages.
+        chunk_rows: Maximum number of keys per message of a ring.
+        chunks_in_flight: Maximum number of chunks in flight in each direction.
+        shared_share: Share of a rank's keys that another rank of its machine also has, so that they
+            need not be requested again, from 0 to 1; only the hierarchical exchange benefits.
     """
 
     ids_per_rank: int = 262_144
@@ -109,16 +109,18 @@ class Workload:
                 raise InvalidArgumentError(
                     f"simulation: {name} must be from 0 to 1, found {getattr(self, name)}"
                 )
-        ExchangeOptions(row_wire_dtype=self.wire_dtype)  # raises unless it is one of the exchange
+        ExchangeOptions(
+            row_wire_dtype=self.wire_dtype
+        )  # raises if the exchange does not support it
 
     @property
     def num_keys(self) -> int:
-        """Unique keys of a rank."""
+        """Number of distinct keys per rank."""
         return max(1, round(self.ids_per_rank * self.unique_share))
 
 
 def check_world(world_size: int, network: Network) -> None:
-    """Raises `InvalidArgumentError` for ranks that do not fill machines."""
+    """Raises `InvalidArgumentError` if the ranks do not fill machines."""
     if not 1 <= world_size <= MAX_RANKS:
         raise InvalidArgumentError(
             f"simulation: ranks must be from 1 to {MAX_RANKS:,}, found {world_size}"

@@ -1,4 +1,4 @@
-"""Phases of schedules other than the ring: computing, and all-to-alls."""
+"""Phases of schedules other than the ring: computation and all-to-alls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["AllToAll", "Computing"]
 
 
 class Computing(Phase):
-    """A rank computes and nothing travels."""
+    """A rank computes without communication."""
 
     def __init__(self, rank: Rank, number: int, seconds: float) -> None:
         super().__init__(rank, number)
@@ -24,12 +24,12 @@ class Computing(Phase):
 
 
 class AllToAll(Phase):
-    """Each rank of a group sends one message to each other one, and waits for all of theirs.
+    """Each rank of a group sends one message to each other rank, and waits for all of theirs.
 
     Args:
-        group: who takes part.
-        message_bytes: of the message at each hop, from hop 1 on.
-        hop_seconds: what packing or placing the message of a hop costs the driving thread.
+        group: Participating ranks.
+        message_bytes: Size of the message at each hop, from hop 1.
+        hop_seconds: Time of the driving thread to pack or place the message of a hop.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""One step of a plan in simulated time: replayed message by message, or added up."""
+"""One step of a plan in simulated time: replayed message by message, or as a sum of costs."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ from sparring_plan.simulation.traffic import PlanTraffic, compute_traffic
 __all__ = ["PlanStep", "is_replayed", "simulate_plan"]
 
 _MAX_MESSAGES = 100_000
-"""More are not replayed: a message takes some 20 µs of this process, and some for each table in it."""
+"""Steps with more messages are not replayed: a message takes about 20 µs of this process, plus some
+per table in it."""
 _TABLES_OF_A_MESSAGE = 20
 _MIN_MESSAGES = 4
-"""To each other rank, whatever the plan: headers and gradients."""
+"""Messages to each other rank in any plan: headers and gradients."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanStep:
-    """The step of a plan. Bytes and messages are what the busiest rank sends.
+    """The step of a plan. Bytes and messages are those that the busiest rank sends.
 
     Args:
-        num_keys: distinct keys of a rank's batch, of all tables.
-        seconds: from the first header of a pull to the last row written; no dense layers.
-        method: ``replay``, every message at its time; ``linear``, the most that a rank needs of a
-            resource.
-        bound_by: what the busiest rank needs longest: see `RESOURCES`.
-        wire_share, compute_share, message_share, idle_share: of the slowest rank's step, as of
-            `SimulatedStep`; None where nothing was replayed.
+        num_keys: Distinct keys of a rank's batch, over all tables.
+        seconds: Time from the first header of a pull to the last row written, without dense layers.
+        method: ``replay``: every message is simulated; ``linear``: maximum time that a rank needs of
+            a resource.
+        bound_by: Resource that limits the busiest rank; see `RESOURCES`.
+        wire_share, compute_share, message_share, idle_share: Shares of the slowest rank's step, as in
+            `SimulatedStep`; None if nothing was replayed.
     """
 
     seconds: float
@@ -63,13 +64,12 @@ def simulate_plan(
 ) -> PlanStep:
     """Simulates a step: headers, pull, pooling, headers, push, headers, update.
 
-    Where ranks own unlike shares, each of them is replayed; where all own the same, the ranks of one
-    node stand for all. A step of too many messages is added up instead, as the planner does. The
-    same input gives the same output.
+    If ranks own different shares, all ranks are replayed; otherwise, the ranks of one node represent
+    all. For steps with too many messages, the costs are summed, as in the planner. Deterministic.
 
     Args:
-        has_one_core: a rank computes and carries its messages on one core, so that nothing overlaps.
-        most_messages: steps of more are added up.
+        has_one_core: Whether a rank computes and transfers its messages on one core, without overlap.
+        most_messages: Maximum number of messages to replay.
     """
     traffic = compute_traffic(placement, inputs, calibration)
     sent = traffic.sent
@@ -89,7 +89,8 @@ def simulate_plan(
 
 
 def is_replayed(placement: Placement, most_messages: int) -> bool:
-    """False where headers, keys, rows and gradients alone are more messages; a look, no count."""
+    """Returns False if the headers, keys, rows and gradients already exceed the limit; a quick
+    estimate."""
     options = placement.options
     ranks = options.num_ranks if placement.owns.any() else options.ranks_per_node
     return ranks * (options.num_ranks - 1) * _MIN_MESSAGES <= most_messages
@@ -162,8 +163,8 @@ def _phases(rank: Rank, traffic: PlanTraffic) -> list[Phase]:
             phases.append(Computing(rank, len(phases), seconds))
 
     def stream(parts: Sequence[Parts]) -> Stream:
-        # What the rank asks for at hop h is owned by the h-th rank behind it; all ask it for the same.
-        # Where all own alike, whole numbers are rounded by hop, so that one rank stands for all.
+        # At hop h, the rank requests keys of the h-th rank after it; all ranks request the same of it.
+        # If all ranks own equal shares, sizes are rounded per hop, so that one rank represents all.
         first = 0 if traffic.is_alike else rank.number
         asked = [*parts[first:], *parts[:first]]
         served = asked if traffic.is_alike else [parts[rank.number]] * len(parts)

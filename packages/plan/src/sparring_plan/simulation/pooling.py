@@ -1,6 +1,7 @@
-"""Messages of owner pooling: ids and lengths of bags there, partial pools back, gradients of bags there.
+"""Messages of owner pooling: ids and bag lengths to the owner, partial pools back, bag gradients to
+the owner.
 
-The sizes are those that ``sparring.exchange.bags`` draws.
+The sizes are those of ``sparring.exchange.bags``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ __all__ = ["PooledTable", "split_pull_parts", "split_push_parts"]
 
 _STATUS_BYTES, _LENGTH_BYTES, _WEIGHT_BYTES = 8, 4, 4
 _LOOKUP_BYTES = 16
-"""Of the number of a lookup, and of the most that its gradients are padded by."""
+"""Size of the number of a lookup, plus the maximum padding of its gradients."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,14 +29,14 @@ class PooledTable:
     """A table whose owners pool.
 
     Args:
-        spec: its features and what they are pooled by.
-        samples: of a rank's batch.
+        spec: Its features and their pooling.
+        samples: Batch size per rank.
         shares: ``(ranks,)``: share of the rows of a column block that each rank owns.
-        unique: distinct keys of a rank's batch.
-        pool_row_bytes: bytes of one pool, or of its gradient.
-        find_seconds: for each distinct key.
-        pool_seconds: for each id.
-        add_seconds: for each id.
+        unique: Distinct keys of a rank's batch.
+        pool_row_bytes: Bytes of one pool, or of its gradient.
+        find_seconds: Time per distinct key.
+        pool_seconds: Time per id.
+        add_seconds: Time per id.
     """
 
     spec: TableSpec
@@ -48,23 +49,24 @@ class PooledTable:
     add_seconds: float
 
     def num_ids(self, owner: int) -> int:
-        """Ids of a rank's batch whose rows `owner` has."""
+        """Returns the number of ids of a rank's batch whose rows `owner` has."""
         return round(self.samples * self.spec.ids_per_sample * float(self.shares[owner]))
 
     def num_bags(self, owner: int) -> int:
-        """Bags of a rank's batch that have any of them, if all are as long as on average."""
+        """Returns the number of bags of a rank's batch with such ids, if all bags have average
+        length."""
         misses = 1 - float(self.shares[owner])
         touched = sum(1 - misses**each.ids for each in self.spec.features.values())
         return round(float(self.samples * touched))
 
     @cached_property
     def num_lookups(self) -> int:
-        """Features that are pooled alike are looked up together."""
+        """Number of lookups; features with the same pooling are looked up together."""
         return len({(each.pooling, each.weighted) for each in self.spec.features.values()})
 
     @cached_property
     def weighted_share(self) -> float:
-        """Of the ids."""
+        """Share of the ids that have weights."""
         weighted = sum(each.ids for each in self.spec.features.values() if each.weighted)
         return weighted / self.spec.ids_per_sample
 
@@ -79,10 +81,10 @@ class PooledTable:
 
 
 def split_pull_parts(tables: Sequence[PooledTable], owner: int, most: int) -> list[StreamPart]:
-    """The messages of a pull of any rank to an owner, and their answers.
+    """Returns the messages of a pull from any rank to an owner, and their replies.
 
     Args:
-        most: ids of the tables that share a message; a table that has more is one message.
+        most: Maximum number of ids of tables that share a message; a table with more has one message.
     """
     counts = [table.num_ids(owner) for table in tables]
     parts = []
@@ -108,10 +110,10 @@ def split_pull_parts(tables: Sequence[PooledTable], owner: int, most: int) -> li
 
 
 def split_push_parts(tables: Sequence[PooledTable], owner: int, most: int) -> list[StreamPart]:
-    """The messages of a push of any rank to an owner.
+    """Returns the messages of a push from any rank to an owner.
 
     Args:
-        most: bags of the tables that share a message.
+        most: Maximum number of bags of tables that share a message.
     """
     counts = [table.num_bags(owner) for table in tables]
     parts = []
@@ -126,7 +128,7 @@ def split_push_parts(tables: Sequence[PooledTable], owner: int, most: int) -> li
 
 
 def _groups(counts: Sequence[int], most: int) -> Iterator[list[int]]:
-    """Tables that share a message, as `group_tables` of the exchange cuts them."""
+    """Yields tables that share a message, like `group_tables` of the exchange."""
     group: list[int] = []
     total = 0
     for table, count in enumerate(counts):

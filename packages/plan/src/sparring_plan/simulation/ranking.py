@@ -1,4 +1,4 @@
-"""The best few plans of a search, ranked again by their simulated steps."""
+"""Ranks the best plans of a search again by their simulated steps."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ __all__ = ["list_neighbors", "rank_again", "replay_step"]
 
 _MAX_TABLES, _MAX_PLANS, _MAX_OPTIONS = 12, 4, 64
 _NEAR = 1.01
-"""Plans whose added-up step is longer are not looked at: their gap would be too."""
+"""Plans whose summed step is longer by more than this factor are ignored, because their gap would be
+larger."""
 _MAX_MESSAGES = 8_000
-"""Of a plan that is simulated for its place: a tenth of a second."""
+"""Maximum number of messages of a replayed plan: a tenth of a second."""
 
 
 def rank_again(
@@ -25,14 +26,14 @@ def rank_again(
     inputs: PlanInputs,
     calibration: Calibration,
 ) -> tuple[Placement, PlanStep | None]:
-    """The plan with the shortest simulated step, and that step.
+    """Returns the plan with the shortest simulated step, and that step.
 
     Args:
-        best: the plan with the shortest step, added up.
-        others: returns some that are nearly as good.
+        best: Plan with the shortest sum of costs.
+        others: Returns plans that are almost as good.
 
     Returns:
-        `best` and None where its step has too many messages to be replayed in a moment.
+        `best` and None if its step has too many messages for a quick replay.
     """
     step = replay_step(best, inputs, calibration)
     if step is None:
@@ -40,7 +41,7 @@ def rank_again(
     found = best, step
     for each in others():
         its = replay_step(each, inputs, calibration)
-        # Where times are equal the first stays.
+        # For equal times, keep the first.
         if its is not None and its.seconds < found[1].seconds * (1 - 1e-9):
             found = each, its
     return found
@@ -49,7 +50,7 @@ def rank_again(
 def replay_step(
     placement: Placement, inputs: PlanInputs, calibration: Calibration
 ) -> PlanStep | None:
-    """The simulated step of a plan; None where it has too many messages to be replayed in a moment."""
+    """Returns the simulated step of a plan; None if it has too many messages for a quick replay."""
     if not is_replayed(placement, _MAX_MESSAGES):
         return None
     step = simulate_plan(placement, inputs, calibration, most_messages=_MAX_MESSAGES)
@@ -57,10 +58,10 @@ def replay_step(
 
 
 def list_neighbors(best: Placement, pinned: Sequence[int] = ()) -> list[Placement]:
-    """Plans that have one table otherwise, and whose added-up step is hardly longer, the best first.
+    """Returns plans with one different table and an almost equal sum of costs, best first.
 
     Args:
-        pinned: tables that stay as they are.
+        pinned: Tables that do not change.
     """
     options = best.options
     cost = (options.base + options.shard)[best.option].max(axis=1)

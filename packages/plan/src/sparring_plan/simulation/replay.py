@@ -1,4 +1,4 @@
-"""One step in simulated time."""
+"""Replays one step in simulated time."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ __all__ = ["SimulatedStep", "simulate"]
 
 @dataclass(frozen=True, slots=True)
 class SimulatedStep:
-    """Time of a step of one rank. Shares are of `seconds` and overlap, but for `idle_share`."""
+    """Time of a step on one rank. Shares are relative to `seconds` and overlap, except `idle_share`."""
 
     schedule: SimulatedSchedule
     world_size: int
     seconds: float
-    """From the first header of a pull to the last before rows are written; no dense layers."""
+    """Time from the first header of a pull to the last one before rows are written, without dense
+    layers."""
     wire_share: float
-    """A link of the first machine, or of its first rank, was at work."""
+    """Share in which a link of the first machine, or of its first rank, was busy."""
     compute_share: float
-    """The first rank found rows or added gradients up."""
+    """Share in which the first rank found rows or added gradients."""
     message_share: float
-    """Its driving thread started messages, took them in, packed or placed rows."""
+    """Share in which its driving thread sent or received messages, or packed or placed rows."""
     idle_share: float
-    """None of these: what latency, and waiting for others, cost."""
+    """Share without any of these, because of latency or waiting."""
     wire_bytes: int
-    """Bytes that the first rank sent to ranks of other machines, announcements included."""
+    """Bytes that the first rank sent to ranks of other machines, including headers."""
     machine_bytes: int
-    """Bytes that it sent to ranks of its own machine."""
+    """Bytes that it sent to ranks of its machine."""
     num_messages: int
-    """Messages that it sent."""
+    """Number of messages that it sent."""
 
 
 def simulate(
@@ -49,10 +50,10 @@ def simulate(
     compute: Compute,
     workload: Workload,
 ) -> SimulatedStep:
-    """Replays one step: headers, pull, headers, push, headers. The same input gives the same output.
+    """Replays one step: headers, pull, headers, push, headers. Deterministic.
 
     Raises:
-        InvalidArgumentError: ranks do not fill machines, or there are too many.
+        InvalidArgumentError: The ranks do not fill machines, or there are too many.
     """
     return replay(schedule, Cluster(world_size, network), compute, workload)
 
@@ -60,7 +61,7 @@ def simulate(
 def replay(
     schedule: SimulatedSchedule, cluster: Cluster, compute: Compute, workload: Workload
 ) -> SimulatedStep:
-    """As `simulate`, on a cluster that nothing has run on."""
+    """Like `simulate`, on a new cluster."""
     network, world_size = cluster.network, cluster.world_size
     check_world(world_size, network)
     for rank in cluster.ranks:

@@ -1,4 +1,4 @@
-"""The ring's own rules, in simulated time: those of `exchange.pull` and `exchange.push` of core."""
+"""The rules of the ring in simulated time, as in `exchange.pull` and `exchange.push` of core."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ __all__ = [
 ]
 
 MAX_FINDS = 2
-"""Number of chunks that an owner finds concurrently, as in core; a test compares the two."""
+"""Number of chunks that an owner finds concurrently, as in core; a test compares both."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamPart:
-    """One message of a stream, and the work that it brings.
+    """One message of a stream, and the work that it causes.
 
     Args:
-        number: of the part in its stream.
-        key_bytes, row_bytes, gradient_bytes: of the message to the owner, of its answer, and of the
-            gradients that go there.
-        find_seconds, add_seconds: of the owner's lane, to answer, and to add the gradients up.
-        move_seconds: of the driving thread that writes or places rows.
+        number: Number of the part in its stream.
+        key_bytes, row_bytes, gradient_bytes: Size of the message to the owner, of its reply, and of
+            the gradients to the owner.
+        find_seconds, add_seconds: Time of the owner's lane to reply, and to add the gradients.
+        move_seconds: Time of the driving thread to write or place rows.
     """
 
     number: int
@@ -55,13 +55,13 @@ Parts = Sequence[StreamPart]
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Exchange of a ring, of one rank.
+    """Exchange of a ring, on one rank.
 
     Args:
-        group: who takes part.
-        asked: of each hop, the parts that the rank asks for or sends; of hop 0 its own.
-        served: of each hop, the parts that others ask it for or send to it.
-        chunks_in_flight: the most parts under way, each way.
+        group: Participating ranks.
+        asked: Per hop, the parts that the rank requests or sends; hop 0 is the rank itself.
+        served: Per hop, the parts that others request from it or send to it.
+        chunks_in_flight: Maximum number of parts in flight in each direction.
     """
 
     group: Group
@@ -70,15 +70,15 @@ class Stream:
     chunks_in_flight: int
 
     def asked_parts(self) -> Iterator[_Planned]:
-        """Parts that go to others, in the order of hops."""
+        """Yields parts that are sent to others, in the order of hops."""
         return _planned(self.asked)
 
     def served_parts(self) -> Iterator[_Planned]:
-        """Parts that others send, in the order of hops."""
+        """Yields parts that others send, in the order of hops."""
         return _planned(self.served)
 
     def own_parts(self) -> Parts:
-        """Parts that the rank asks of itself."""
+        """Returns parts that the rank requests from itself."""
         return self.asked[0]
 
 
@@ -100,13 +100,13 @@ def split_row_parts(
     compute: Sequence[Compute],
     chunk_rows: int,
 ) -> list[StreamPart]:
-    """The chunks of a stream of keys.
+    """Returns the chunks of a stream of keys.
 
     Args:
-        counts: ``(tables,)``: keys of each table.
-        sizes: sizes of the messages of these tables.
-        compute: seconds for each row, of each table.
-        chunk_rows: the most keys in a message.
+        counts: ``(tables,)``: number of keys per table.
+        sizes: Sizes of the messages of these tables.
+        compute: Seconds per row of each table.
+        chunk_rows: Maximum number of keys per message.
     """
     found = []
     for number, chunk in enumerate(sizes.chunks(counts, chunk_rows)):
@@ -157,7 +157,7 @@ class _RingPhase(Phase):
 
     @abstractmethod
     def advance(self) -> None:
-        """Moves on what can move, and ends the phase where nothing is left."""
+        """Makes all possible progress, and ends the phase if nothing is left."""
 
     def end(self) -> None:
         if not self._is_over:
@@ -166,7 +166,7 @@ class _RingPhase(Phase):
 
 
 class PullPhase(_RingPhase):
-    """Keys out, rows found while others travel, rows in."""
+    """Sends keys, finds rows while others are in transit, and receives rows."""
 
     def __init__(self, rank: Rank, number: int, stream: Stream) -> None:
         super().__init__(rank, number, stream)
@@ -261,7 +261,7 @@ class PullPhase(_RingPhase):
 
 
 class PushPhase(_RingPhase):
-    """Gradients out, and those that come in added up in the order of hops."""
+    """Sends gradients, and adds received gradients in the order of hops."""
 
     def __init__(self, rank: Rank, number: int, stream: Stream) -> None:
         super().__init__(rank, number, stream)

@@ -1,4 +1,4 @@
-"""The phases of one step, for each schedule. Bytes come from the exchange's own formulas."""
+"""The phases of one step for each schedule. Message sizes come from the exchange."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def make_phases(
     compute: Compute,
     workload: Workload,
 ) -> list[Phase]:
-    """All phases of a step of one rank: pull, push, and what is said before each and at the end."""
+    """Returns all phases of a step of one rank: pull, push, and the headers before each and at the
+    end."""
     plan = _Plan(rank, world_size, network, compute, workload)
     {
         SimulatedSchedule.RING: plan.add_ring,
@@ -84,8 +85,9 @@ class _Plan:
         self._add_headers(self._whole)
 
     def add_hierarchical(self) -> None:
-        """Each rank collects, from the ranks of its machine, the keys that ranks of its place in
-        their machines own; asks those alone; and hands rows on. Gradients go the same way."""
+        """Adds the hierarchical exchange: each rank collects, from the ranks of its machine, the keys
+        that ranks with its position in other machines own, requests them only from these, and
+        distributes the rows. Gradients take the same path."""
         workload = self._workload
         inside = _spread(workload.num_keys, self._inside.size)
         collected = round(workload.num_keys * (1 - workload.shared_share))
@@ -148,6 +150,6 @@ class _Plan:
 
 
 def _spread(num_keys: int, parts: int) -> Counts:
-    """``(parts, 1)``: keys at each hop, as even as whole numbers can be."""
+    """Distributes keys over hops as evenly as possible, ``(parts, 1)``."""
     ends = np.arange(parts + 1, dtype=np.int64) * num_keys // parts
     return np.diff(ends)[:, None]

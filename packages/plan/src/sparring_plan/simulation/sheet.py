@@ -1,4 +1,4 @@
-"""The sheet of a plan: steps, bytes, memory and prices for several numbers of ranks."""
+"""Simulated steps, bytes, memory and prices of plans for several numbers of ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["SheetRow", "SimulatedPlan", "with_ranks", "simulate_sheet", "make_si
 
 @dataclass(frozen=True, slots=True)
 class SimulatedPlan:
-    """A plan, where it puts shards, and its simulated step."""
+    """A plan, its placement, and its simulated step."""
 
     plan: Plan
     placement: Placement
@@ -28,16 +28,17 @@ class SimulatedPlan:
 
 @dataclass(frozen=True, slots=True)
 class SheetRow:
-    """One number of ranks. Where no plan fits, all figures are None and `problem` says why.
+    """Results for one number of ranks. If no plan fits, all results are None and `problem` contains
+    the reason.
 
     Args:
-        kinds: kinds of the tables, sorted.
-        storages: storages of the tables, sorted.
-        samples_per_second: of all ranks together, without dense layers.
-        memory_bytes: kind of memory → bytes of the rank that has most in it.
-        hit_rates: table → share of its ids that each tier serves, the hottest first; of stacks only.
-        memory_full: when growing tables have filled a rank; None where no table grows.
-        price_per_hour: of all nodes, as given.
+        kinds: Kinds of the tables, sorted.
+        storages: Storages of the tables, sorted.
+        samples_per_second: Samples per second of all ranks, without dense layers.
+        memory_bytes: Kind of memory → bytes on the rank with the highest use.
+        hit_rates: Table → share of its ids that each tier serves, hottest first; only for stacks.
+        memory_full: When growing tables fill a rank; None if no table grows.
+        price_per_hour: Price of all nodes, as given.
     """
 
     ranks: int
@@ -58,17 +59,17 @@ class SheetRow:
 def simulate_sheet(
     inputs: PlanInputs, calibration: Calibration, ranks: Sequence[int], plan: Plan | None = None
 ) -> list[SheetRow]:
-    """One row for each number of ranks, ascending: the batch of a rank stays, nodes are added.
+    """Returns one row per number of ranks, ascending: the batch per rank stays, nodes are added.
 
     Args:
-        plan: taken for its own number of ranks; plans for others are made.
+        plan: Used for its number of ranks; plans for other numbers are created.
 
     Raises:
-        InvalidArgumentError: ranks that do not fill nodes, or no ranks at all.
+        InvalidArgumentError: The ranks do not fill nodes, or the list is empty.
         ConfigError, CapacityError: `plan` is for other tables, or does not fit.
     """
     if not ranks:
-        raise InvalidArgumentError("simulation: no number of ranks was given; name one, such as 8")
+        raise InvalidArgumentError("simulation: found no number of ranks; specify one, such as 8")
     return [
         _row(with_ranks(inputs, each), calibration, plan if plan and plan.ranks == each else None)
         for each in sorted(set(ranks))
@@ -76,10 +77,11 @@ def simulate_sheet(
 
 
 def with_ranks(inputs: PlanInputs, ranks: int) -> PlanInputs:
-    """The inputs with so many ranks: on as many nodes as that takes, or on a part of one.
+    """Returns the inputs with another number of ranks: on as many nodes as needed, or on part of one
+    node.
 
     Raises:
-        InvalidArgumentError: the ranks do not fill nodes, or are too many.
+        InvalidArgumentError: The ranks do not fill nodes, or are too many.
     """
     topology = inputs.topology
     within = min(topology.ranks_per_node, ranks)
@@ -98,10 +100,10 @@ def with_ranks(inputs: PlanInputs, ranks: int) -> PlanInputs:
 def make_simulated_plan(
     inputs: PlanInputs, calibration: Calibration, plan: Plan | None = None
 ) -> SimulatedPlan:
-    """Simulates a plan, or the one that is made of `inputs`.
+    """Simulates a plan, or the plan that is created from `inputs`.
 
     Raises:
-        CapacityError: no plan fits, or this one does not.
+        CapacityError: No plan fits, or this one does not.
         ConfigError: `plan` is for other tables or ranks.
     """
     options = compute_option_costs(inputs, calibration)
@@ -109,7 +111,7 @@ def make_simulated_plan(
         plan = make_plan(inputs, calibration)
         placement = make_placement(plan, options)
     else:
-        # What a person has edited stays; its figures may be of other inputs.
+        # Keep edits, but compute the costs again, because they may be for other inputs.
         plan = check_plan(plan, inputs, calibration)
         placement = make_placement(plan, options)
     return SimulatedPlan(plan, placement, simulate_plan(placement, inputs, calibration))

@@ -1,8 +1,8 @@
 """Keys, bytes and work of one step of a plan, for every rank.
 
-All ranks ask alike: of each owner for its share of the distinct keys of their batch, or of its ids where
-owners pool. What differs is what they own. Bytes are those of the exchange's own formulas, messages cut
-into its chunks.
+All ranks send equal requests: to each owner, for its share of the distinct keys of their batch, or of
+their ids if owners pool. Only their own shares differ. Message sizes and chunks come from the
+exchange.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _GRADIENT_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Bytes and messages of a step, ``(ranks,)`` each, to ranks of other nodes and to all."""
+    """Bytes and messages of a step, ``(ranks,)`` each, to all ranks."""
 
     headers: Ints
     keys: Ints
@@ -49,18 +49,18 @@ class Sent:
 
     @property
     def total(self) -> Ints:
-        """(ranks,): bytes of all kinds."""
+        """Bytes of all kinds, (ranks,)."""
         total: Ints = self.headers + self.keys + self.rows + self.gradients
         return total
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Streams that travel alike: rows of keys, or pools of bags.
+    """Streams of one type: rows of keys, or pools of bags.
 
     Args:
-        pull, push: of each owner, the parts of the stream of any rank to it.
-        pull_header_bytes, push_header_bytes: of one rank to one other, before each.
+        pull, push: Per owner, the parts of the stream from any rank to it.
+        pull_header_bytes, push_header_bytes: Bytes from one rank to another before each.
     """
 
     pull: Sequence[Parts]
@@ -74,16 +74,16 @@ class PlanTraffic:
     """A step of a plan.
 
     Args:
-        num_keys: distinct keys of a rank's batch, of all tables.
-        exchanges: of rows, whose streams are empty where no table is asked for its rows; and of
-            pools, where owners pool.
-        replica_bytes: gradients of the replicated tables, of one rank to one other.
-        commit_header_bytes: of one rank to one other, before rows are written.
-        local_seconds: of each rank, once rows have come: to pool them, to find replicated ones, and
-            the dense layers where the calibration has them.
-        adding_seconds: of each rank: to add the gradients of replicated tables up.
-        update_seconds: ``(ranks,)``: to update rows.
-        is_alike: whether all ranks own the same shares.
+        num_keys: Distinct keys of a rank's batch, over all tables.
+        exchanges: The exchange of rows, with empty streams if no table transfers rows; and the
+            exchange of pools, if owners pool.
+        replica_bytes: Gradients of the replicated tables, from one rank to another.
+        commit_header_bytes: Bytes from one rank to another before rows are written.
+        local_seconds: Time per rank after rows have arrived: to pool them, to find replicated rows,
+            and for dense layers if the calibration has them.
+        adding_seconds: Time per rank to add the gradients of replicated tables.
+        update_seconds: ``(ranks,)``: time to update rows.
+        is_alike: Whether all ranks own equal shares.
     """
 
     num_keys: int
@@ -104,12 +104,12 @@ class PlanTraffic:
 
     @property
     def num_messages(self) -> int:
-        """Sent by all ranks."""
+        """Number of messages that all ranks send."""
         return int(self.sent.messages.sum())
 
     @cached_property
     def sent(self) -> Sent:
-        """Bytes and messages that each rank sends in a step."""
+        """Bytes and messages that each rank sends per step."""
         ranks, within = self.num_ranks, self.ranks_per_node
         others = ranks - 1
         keys, rows, gradients, asked, told = np.zeros((5, ranks), np.int64)
@@ -139,7 +139,7 @@ class PlanTraffic:
 
 @dataclass(slots=True)
 class _Collected:
-    """The tables of a plan, by how they travel."""
+    """The tables of a plan, grouped by transfer."""
 
     asked: list[Ints] = field(default_factory=list)
     compute: list[Compute] = field(default_factory=list)
@@ -150,7 +150,7 @@ class _Collected:
 
 
 class _RowCosts:
-    """Times of rows in storages, of the tables of a plan, as the planner has them."""
+    """Times per row in the storages of a plan's tables, as in the planner."""
 
     def __init__(self, placement: Placement, inputs: PlanInputs, calibration: Calibration) -> None:
         options = placement.options
@@ -163,12 +163,12 @@ class _RowCosts:
         found = make_storage_models(inputs, calibration, options.table_names)
         self._models = {each.name: each for each in found}
         self._storages = [options.storages[each] for each in options.storage[placement.option]]
-        # Hits are wanted where there are tiers to hit.
+        # Hit rates are only needed for stacks.
         is_stack = any(self._models[each].is_stack for each in self._storages)
         self._hits = TierHits(bins, self.ids, ids_of_all) if is_stack else None
 
     def of(self, table: int, shape: Shape) -> tuple[float, float]:
-        """Seconds to find a key of a rank's batch, and to update one of all batches."""
+        """Returns the seconds to find a key of a rank's batch, and to update a key of all batches."""
         spec, storage = self.specs[table], self._models[self._storages[table]]
         blocks = shape.num_columns
         share = 1.0 if shape.kind == "data_parallel" else shape.row_share
@@ -191,7 +191,7 @@ class _RowCosts:
 def compute_traffic(
     placement: Placement, inputs: PlanInputs, calibration: Calibration
 ) -> PlanTraffic:
-    """The step of a plan."""
+    """Computes the traffic of one step of a plan."""
     options, exchange = placement.options, calibration.exchange
     ranks, costs = options.num_ranks, _RowCosts(placement, inputs, calibration)
     found, update = _Collected(), np.zeros(ranks)
@@ -207,7 +207,7 @@ def compute_traffic(
         keys, keys_of_all = float(costs.unique[table]), float(costs.unique_of_all[table])
         shares = _shares(options, placement, table, shape)
         if has_blocks:
-            # Where one table has blocks, rows of none are updated in place.
+            # If one table has blocks, no table is updated in place.
             update += shares * keys * ranks * steps.blocks.seconds(width * _GRADIENT_BYTES)
         if shape.transfer == "rows":
             local += ids * steps.ids.seconds(spec.dim * spec.element_bytes)
@@ -258,7 +258,7 @@ def _exchanges(found: _Collected, ranks: int, chunk_rows: int) -> list[Exchange]
     exchanges = []
     num_rows, num_replicated = len(found.asked), len(found.replicated)
     if num_rows or num_replicated or found.pooled:
-        # Also where owners pool all tables: what they add up goes through the push of rows.
+        # Needed even if owners pool all tables, because their sums use the push of rows.
         asked = np.stack(found.asked, axis=1) if num_rows else np.zeros((ranks, 0), np.int64)
         sizes = _sizes(found.asked_tables)
         known: dict[bytes, Parts] = {}
@@ -303,18 +303,18 @@ def _sums(streams: Sequence[Parts], name: str) -> Ints:
 
 
 def _sum_of_nodes(values: Ints, within: int) -> Ints:
-    """(ranks,): the sum over the ranks of a rank's node."""
+    """Sum over the ranks of each rank's node, (ranks,)."""
     sums: Ints = np.repeat(values.reshape(-1, within).sum(axis=1), within)
     return sums
 
 
 def _columns(spec: TableSpec, width: int) -> TableConfig:
-    """A block of columns of a table, as it is exchanged."""
+    """Returns the declaration of a column block of a table, as it is exchanged."""
     return TableConfig("columns", width, spec.dtype)
 
 
 def _shares(options: Options, placement: Placement, table: int, shape: Shape) -> Floats:
-    """(ranks,): the share of a table's rows that each rank owns, of one block of columns."""
+    """Share of a table's rows in one column block that each rank owns, (ranks,)."""
     ranks = placement.ranks(table)
     shares = np.zeros(options.num_ranks)
     shares[ranks if len(ranks) else slice(None)] = shape.row_share
@@ -322,11 +322,11 @@ def _shares(options: Options, placement: Placement, table: int, shape: Shape) ->
 
 
 def _counts(shares: Floats, shape: Shape, keys: int) -> Ints:
-    """(ranks,): keys that a rank asks each owner for, as even as whole numbers can be."""
+    """Number of keys that a rank requests from each owner, (ranks,), as even as possible."""
     owners = np.flatnonzero(shares)
     parts = len(owners) // shape.num_columns
     ends = np.arange(parts + 1, dtype=np.int64) * keys // parts
     counts = np.zeros(len(shares), np.int64)
-    # Each block of columns is asked for all keys.
+    # All keys are requested from each column block.
     counts[owners] = np.tile(np.diff(ends), shape.num_columns)
     return counts

@@ -330,7 +330,7 @@ def write_calibration(calibration: Calibration, path: Path) -> None:
         try:
             with temporary.open("w", encoding="utf-8") as file:
                 file.write(
-                    "# Measured by `sparring plan calibrate`; times in nanoseconds of a row.\n"
+                    "# Measured by `sparring plan calibrate`; times in nanoseconds per row.\n"
                 )
                 file.write(
                     as_yaml(calibration.model_dump(exclude_none=True, exclude_defaults=True))
