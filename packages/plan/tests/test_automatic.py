@@ -77,7 +77,7 @@ def test_what_is_assumed_is_said_by_table() -> None:
         "table bag: planned with one id per feature and sample",
     )
     many = automatic.plan_from_request(request(*(table(f"t{each}") for each in range(5))))
-    assert many.assumptions[0].startswith("5 tables (t0, t1, t2, …): no size is given")
+    assert many.assumptions[0].startswith("5 tables (t0, t1, t2, …): the size is unknown")
 
 
 @pytest.mark.parametrize("name", ["adam", "torch.optim.Adam", "Adagrad", "rowwise_adagrad"])

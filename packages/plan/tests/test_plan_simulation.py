@@ -341,7 +341,7 @@ def test_a_report_shows_every_table_and_loads_nothing(
     other = with_ranks(read_inputs(written)[0], 8)
     with pytest.raises(ConfigError, match="the plan is for 4 ranks, but the topology has 8"):
         render_report(made, other, calibration)
-    with pytest.raises(DataError, match=r"cannot be written: .*choose another file"):
+    with pytest.raises(DataError, match=r"cannot write the report: .*choose another file"):
         write_report(plan / "page.html", made, *read_inputs(written))
 
 

@@ -48,6 +48,6 @@ def test_rows_of_all_tables_are_replaced_or_none(tmp_path: Path) -> None:
         options = {"target": server.address, "role": "parameters", "deadline_seconds": 9}
         with (
             open_storage("remote", ITEM, **options) as storage,
-            pytest.raises(UnsupportedError, match="set the option config instead of target"),
+            pytest.raises(UnsupportedError, match="set config=… instead of target"),
         ):
             storage.replace_all(rows)

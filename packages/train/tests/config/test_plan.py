@@ -96,7 +96,9 @@ def test_auto_makes_a_plan_and_says_it(runs: Runs) -> None:
     assert not second.messages
     assumptions, table = first.messages
     assert assumptions.startswith("plan auto: tables user, item: the size is unknown")
-    assert table.startswith("plan auto: 2 tables on 2 ranks, 1 per node; batches of 8 samples per rank")
+    assert table.startswith(
+        "plan auto: 2 tables on 2 ranks, 1 per node; batches of 8 samples per rank"
+    )
     assert first.losses == pytest.approx(runs.ratings().losses, rel=1e-5)
     # One rank has nothing to plan.
     assert not runs.ratings("plan=auto").messages

@@ -31,12 +31,8 @@ def convert(  # noqa: PLR0913, PLR0917 - typer makes the options of these
         str, typer.Option("--from", help=f"Optimizer of the existing rows: {_STATE}.")
     ],
     target: Annotated[str, typer.Option("--to", help=f"Optimizer of the new rows: {_STATE}.")],
-    option: Annotated[
-        list[str], typer.Option(help="Option of the storage to read, name=value.")
-    ],
-    into: Annotated[
-        list[str], typer.Option(help="Option of the storage to write, name=value.")
-    ],
+    option: Annotated[list[str], typer.Option(help="Option of the storage to read, name=value.")],
+    into: Annotated[list[str], typer.Option(help="Option of the storage to write, name=value.")],
     dtype: Annotated[str, typer.Option(help="Data type of the rows.")] = "float32",
     hyper: Annotated[
         list[str] | None,

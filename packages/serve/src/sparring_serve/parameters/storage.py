@@ -63,7 +63,7 @@ class ParameterStorage(RemoteStorage):
         if self._options.config is None:
             raise UnsupportedError(
                 f"replace all rows of table {self.table.name!r}: this needs the folder of the service's "
-                "snapshots from its configuration; set the option config instead of target"
+                "snapshots from its configuration; set config=… instead of target"
             )
         config = read_serving_config(self._options.config).parameters
         declared = {} if config is None else config.tables
