@@ -1,4 +1,4 @@
-"""Ranks that do a task together: all proceed, or all raise for the same reason."""
+"""Coordinated tasks of ranks: all ranks proceed, or all raise the same error."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ def test_what_differs_is_named_with_both_values_and_the_rank() -> None:
     def body(collective: Collective) -> SparringError:
         mine = {"same": 1, "nested": {"dim": 4 + (collective.rank == 2)}}
         with pytest.raises(InvalidArgumentError) as caught:
-            Coordinator(collective, "a task").all_equal(mine, "ranks differ", "mend it")
+            Coordinator(collective, "a task").all_equal(mine, "ranks differ", "fix it")
         return caught.value
 
     for found in run_ranks(WORLD_SIZE, body):
-        assert str(found) == "ranks differ: nested.dim is 4 on rank 0 and 5 on rank 2; mend it"
+        assert str(found) == "ranks differ: nested.dim is 4 on rank 0 and 5 on rank 2; fix it"
         assert (found.setting, found.rank) == ("nested.dim", 2)
 
 
@@ -98,11 +98,11 @@ def test_values_that_only_python_takes_for_equal_differ(
     def body(collective: Collective) -> str:
         with pytest.raises(InvalidArgumentError) as caught:
             Coordinator(collective, "a task").all_equal(
-                other if collective.rank else first, "ranks differ", "mend it"
+                other if collective.rank else first, "ranks differ", "fix it"
             )
         return str(caught.value)
 
-    expected = f"ranks differ: a is {texts[0]} on rank 0 and {texts[1]} on rank 1; mend it"
+    expected = f"ranks differ: a is {texts[0]} on rank 0 and {texts[1]} on rank 1; fix it"
     assert run_ranks(2, body) == [expected] * 2
 
 

@@ -17,7 +17,7 @@ from sparring_testing.processes.rank_threads import run_ranks
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
 def test_all_to_all_gives_each_rank_its_part_of_any_size(world_size: int) -> None:
     def body(collective: Collective) -> list[list[int]]:
-        # Rank r gives rank i a part of (r * i) % 3 elements: sizes differ, and some are empty.
+        # Rank r sends (r * i) % 3 elements to rank i: sizes differ, and some parts are empty.
         parts = [
             np.full((collective.rank * peer) % 3, collective.rank * 10 + peer, np.int64)
             for peer in range(world_size)

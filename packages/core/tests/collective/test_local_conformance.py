@@ -1,4 +1,4 @@
-"""The local collective meets the contract."""
+"""The local collective passes the conformance kit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.alone
 def run_threads(
     world_size: int, body: Any, *arguments: Any, deadline_seconds: float = 10.0
 ) -> list[Any]:
-    """Runs `body` once for each rank, each on a thread of its own."""
+    """Runs `body` once per rank, each on a separate thread."""
     group = LocalGroup(world_size, deadline_seconds=deadline_seconds)
 
     def run(rank: int) -> Any:

@@ -1,4 +1,4 @@
-"""The page about collectives says what the code says."""
+"""The reference page of collectives matches the code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_reference_lists_every_standard_test_and_no_other() -> None:
 
 def test_reference_has_every_operation() -> None:
     for name in vars(Collective):
-        # `peer_failure` is for backends.
+        # `peer_failure` is only called by backends.
         if not name.startswith("_") and name != "peer_failure":
             assert re.search(rf"^\| .*`{name}[(`]", REFERENCE, re.M), f"{name} is missing"
 

@@ -1,4 +1,4 @@
-"""Initial values beyond a table's dtype, and what is no initializer or dtype, are refused."""
+"""Initial values beyond the range of a dtype, invalid initializers and invalid dtypes are rejected."""
 
 from __future__ import annotations
 

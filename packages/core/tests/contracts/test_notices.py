@@ -1,4 +1,4 @@
-"""Ranks that wait find out together which of them is to blame."""
+"""Waiting ranks find the rank that failed first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_one_question_serves_many_waits_that_end_at_nearly_the_same_time() -> No
     assert not inquiry.is_due(110.0, 109.4)
     assert inquiry.is_due(110.0, 109.6)
     answer(inquiry, 1, 2)
-    # The exchange asks after all its messages in turn, each of which has a limit of its own.
+    # The exchange polls its messages in turn, each of which has a separate deadline.
     limits = [110.0, 110.01, 110.02]
     asked = sum(inquiry.is_due(limits[look % 3], 109.6 + look * 0.001) for look in range(400))
     assert asked <= 2

@@ -1,4 +1,4 @@
-"""Settings are declared once: calls and files check the same limits, and name what is wrong."""
+"""Settings have the same limits in calls and files, and messages name the invalid value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shard map, and membership."""
+"""Shard maps and membership."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_equal_maps_are_equal_and_immutable() -> None:
         (np.zeros(5, int), 1, r"shape \(5,\)"),
         (np.full(NUM_PARTITIONS, 2), 2, "found 2 to 2"),
         (np.full(NUM_PARTITIONS, -1), 2, "found -1"),
-        # These would be cut to ranks.
+        # Truncated to int32, these would be valid ranks.
         (np.zeros(NUM_PARTITIONS), 1, "found dtype float64"),
         (np.full(NUM_PARTITIONS, 2**32), 1, "found 4294967296"),
         (["a"] * NUM_PARTITIONS, 1, "found dtype <U1"),

@@ -1,4 +1,4 @@
-"""Which unseen ids earn a row, and when."""
+"""Admission filters admit the expected ids, at the expected step."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_frequency_admits_in_the_kth_step_exactly(k: int, steps: list[set[int]])
             counts[key] = counts.get(key, 0) + 1
             assert is_admitted == (counts[key] == k), key
             if is_admitted:
-                del counts[key]  # it has a row, and would not be asked about again
+                del counts[key]  # it has a row now, so the filter is no longer called for it
     assert made.num_forgotten == 0
 
 
@@ -92,13 +92,13 @@ def test_frequency_keeps_its_byte_budget_under_a_million_strangers() -> None:
         assert made.memory_bytes <= budget
     assert not admitted_at.keys() - set(range(-5, 5)), "a stranger came once and was admitted"
     assert all(step >= 4 for step in admitted_at.values())
-    # As many as there is room for are remembered; all others were forgotten, and are counted.
+    # The filter keeps as many ids as fit; all others were removed, and are counted.
     room = budget // 12 // 4 * 3
     assert 1_000_000 - room <= made.num_forgotten <= 1_000_010 * 2
 
 
 def full_filter(k: int, steps: int) -> tuple[Any, np.ndarray]:
-    """One with room for 48 keys, and the 48 that came in `steps` steps."""
+    """Returns a filter with capacity for 48 keys, and 48 keys that were counted in `steps` steps."""
     made = filter_of(Frequency(k, memory_bytes=768))
     keys = np.arange(48)
     for step in range(1, steps + 1):
@@ -110,7 +110,7 @@ def full_filter(k: int, steps: int) -> tuple[Any, np.ndarray]:
 def test_frequency_halves_counts_when_it_is_full() -> None:
     made, keys = full_filter(k=8, steps=6)
     made.admit(np.array([1000]), 7)
-    # Nothing became 0, so the stranger is not counted; the others have 3 of their 6 left.
+    # No count became 0, so the new key is not counted; the others keep 3 of their 6 counts.
     assert made.num_forgotten == 1
     answers = [made.admit(keys, step) for step in range(8, 13)]
     assert [answer.all() for answer in answers] == [False, False, False, False, True]
@@ -195,12 +195,12 @@ def test_bloom_is_never_late_and_seldom_early(rate: float, k: int, has_budget: b
                 assert answer.all(), "late"
             else:
                 early[part] |= answer
-    # Five standard deviations of as many coins.
+    # Five standard deviations of the binomial distribution.
     assert early.sum() <= num_keys * rate + 5 * (num_keys * rate) ** 0.5
 
 
 def test_bloom_keeps_its_rate_for_a_key_that_comes_last() -> None:
-    """The rate is that of a key whose counters all others have had their turn at."""
+    """The rate is measured with keys that are decided after all others were counted."""
     num_keys, rate = 50_000, 0.01
     made = filter_of(Bloom(3, rate, expected_keys=num_keys))
     for step in (1, 2):
@@ -249,7 +249,7 @@ def test_counters_survive_saving(admission: Admission) -> None:
     for step in (1, 2):
         made.admit(keys, step)
     saved = made.save()
-    other.admit(np.arange(-300, 700), 1)  # what is loaded replaces it
+    other.admit(np.arange(-300, 700), 1)  # loading replaces the content
     other.load(saved)
     assert other.save() == saved
     np.testing.assert_array_equal(other.admit(keys, 3), made.admit(keys, 3))
@@ -295,7 +295,7 @@ def test_more_counters_than_the_budget_are_refused() -> None:
 @pytest.mark.parametrize("admission", KINDS, ids=name_of)
 def test_threads_may_share_a_filter(admission: Admission) -> None:
     if isinstance(admission, Frequency):
-        admission = Frequency(3)  # with room for all
+        admission = Frequency(3)  # with enough capacity for all keys
     made = filter_of(admission)
     parts = np.array_split(keys_of(8000, 2), 4)
 
@@ -310,7 +310,7 @@ def test_threads_may_share_a_filter(admission: Admission) -> None:
     for each in threads:
         each.join()
     if isinstance(admission, Frequency):
-        # Steps 3 admitted all; steps 4 and 5 count anew.
+        # Step 3 admitted all keys; steps 4 and 5 count from the start.
         assert made.decide(np.concatenate(parts), 6).all()
 
 

@@ -1,4 +1,4 @@
-"""Bloom filters: never no for a member, seldom yes for others, the same bits everywhere."""
+"""Bloom filters: no false negatives, few false positives, and the same bits on every platform."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_every_member_is_contained() -> None:
 def test_false_positives_keep_to_the_rate(rate: float) -> None:
     made = filled(rate)
     found = float(made.contains(OTHERS).mean())
-    # Four standard deviations of the sample: one wrong alarm in 30,000 other seeds.
+    # Four standard deviations of the sample: one in 30,000 seeds fails by chance.
     assert found <= rate + 4 * np.sqrt(rate / len(OTHERS))
     assert found >= rate / 2, "the filter is larger than it need be"
 
@@ -126,7 +126,7 @@ def test_growing_filter_keeps_to_its_rate_beyond_its_plan() -> None:
     assert growing.contains(OTHERS).mean() <= 0.0107
     memory_bytes = growing.memory_bytes
     growing.add(MEMBERS[:50_000])
-    assert growing.memory_bytes == memory_bytes, "keys that were known took room"
+    assert growing.memory_bytes == memory_bytes, "known keys used space"
     growing.clear()
     assert not growing.contains(MEMBERS).any()
 

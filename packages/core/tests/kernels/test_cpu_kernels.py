@@ -1,4 +1,4 @@
-"""The kernel set of the CPU: the contract that sets of other devices keep too."""
+"""The kernel set of the CPU, and the contract of kernel sets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cpu() -> KernelSet:
 
 
 class _OnlyDlpack:
-    """An array of a framework that NumPy does not know."""
+    """An array of a framework that NumPy does not support."""
 
     def __init__(self, array: Any, device: tuple[int, int] = (1, 0)) -> None:
         self._array = array

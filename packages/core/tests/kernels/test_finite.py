@@ -82,7 +82,7 @@ def test_values_may_lie_anywhere_in_memory(dtype: Any, size: int) -> None:
     for offset in (1, item // 2, item - 1):
         values = memory[offset : offset + size * item].view(dtype)
         assert not values.flags.aligned
-        # Loads take elements to lie where elements may: such arrays are copied, or refused.
+        # Loads require aligned elements, so unaligned arrays are copied or rejected.
         with pytest.raises(InvalidArgumentError, match="aligned"):
             _native.is_finite(values)
         for place in {0, size // 2, size - 1}:
@@ -90,7 +90,7 @@ def test_values_may_lie_anywhere_in_memory(dtype: Any, size: int) -> None:
             assert kernels.is_finite(values)
             values[place] = np.nan
             assert not kernels.is_finite(values)
-    # Where an element may lie a vector need not begin.
+    # Elements are aligned, but vectors are not.
     for start in range(1, 9):
         assert _native.is_finite(np.ones(size + start, dtype)[start:])
 

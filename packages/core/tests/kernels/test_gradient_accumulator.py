@@ -93,7 +93,7 @@ def test_take_starts_anew_and_its_arrays_stay() -> None:
     assert keys.tolist() == [3, 9, 1]
     assert sums[:, 0].tolist() == [5, 10, 5]
     del accumulator
-    sums += 1  # the memory is the array's own
+    sums += 1  # the array owns its memory
     assert sums.flags.writeable
 
 

@@ -21,7 +21,7 @@ VECTORS = {
     "ß": -469123751958447788,
     "0" * 241: 3664953170405974319,
 }
-"""As docs/reference/hash-of-strings.md has them."""
+"""The values of docs/reference/hash-of-strings.md."""
 
 
 def reference(text: str | bytes) -> int:

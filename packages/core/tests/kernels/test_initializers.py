@@ -1,4 +1,4 @@
-"""Initial values: their exact bits, their distribution, and that nothing else moves them."""
+"""Initial values: their exact bits, their distribution, and that they depend on nothing else."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def _level(request: pytest.FixtureRequest) -> Iterator[None]:
     kernels.set_simd_level(before)
 
 
-# ---- the definition in include/sparring/initial_value.h, written a second time, in plain Python:
-# floats are IEEE doubles, and nothing is fused.
+# ---- a second implementation of include/sparring/initial_value.h in plain Python, whose floats are
+# IEEE doubles and whose operations are not fused.
 
 MASK32 = 2**32 - 1
 
@@ -124,10 +124,10 @@ def normal(p: float) -> float:
 
 
 def nearest_number(value: float, dtype: np.dtype[Any]) -> Any:
-    """Rounded once, even where two numbers are as near; by exact fractions."""
+    """Rounds once to nearest, ties to even, with exact fractions."""
     if dtype.itemsize > 2:
         return dtype.type(value)
-    # NumPy's own way from float64 to bfloat16 rounds twice, by way of float32.
+    # NumPy converts float64 to bfloat16 via float32, and so rounds twice.
     close = np.array(value, np.float32).astype(dtype)
     bits = int(close.view(np.uint16))
     around = [bits + step for step in (-1, 0, 1) if 0 <= bits + step < 2**16]
@@ -163,7 +163,7 @@ def expected_row(table: TableConfig, key: int) -> npt.NDArray[Any]:
         values = [first + normal(u) * second for u in values]
     else:
         lower = upper = dtype(first)
-        # As Python's floats: NumPy would round the bound to the dtype before it compares.
+        # As Python floats, because NumPy would round the bound to the dtype before the comparison.
         while not float(lower) > first:
             lower = next_number(lower, up=True)
         upper = dtype(second)
@@ -176,7 +176,7 @@ def expected_row(table: TableConfig, key: int) -> npt.NDArray[Any]:
 
 @pytest.mark.parametrize(
     ("counter", "key", "words"),
-    [  # the known answers that come with the paper's Random123 library
+    [  # the test vectors of the Random123 library of the paper
         ([0] * 4, [0] * 2, "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
         ([MASK32] * 4, [MASK32] * 2, "408f276d 41c83b0e a20bc7c6 6d5451fd"),
         (
@@ -239,7 +239,7 @@ GOLDEN = {
 @pytest.mark.usefixtures("_level")
 @pytest.mark.parametrize(("kind", "dtype", "key"), GOLDEN)
 def test_the_format_never_drifts(kind: str, dtype: str, key: int) -> None:
-    # Frozen: rows in snapshots and on other machines rely on these. Never update them.
+    # Frozen, because snapshots and other machines depend on these bits. Never update them.
     table = TableConfig("movies", 6, dtype, kind, seed=-7)
     assert kernels.initial_rows([key], table).tobytes().hex() == GOLDEN[kind, dtype, key]
 
@@ -312,7 +312,7 @@ def test_consecutive_keys_seeds_and_tables_are_not_correlated() -> None:
     }
     columns = np.concatenate(list(by_name.values()), axis=1)
     correlations = np.corrcoef(columns, rowvar=False) - np.eye(columns.shape[1])
-    # Column c of "next key" is column c of "key", one row further on; all others are strangers.
+    # Column c of "next key" is column c of "key" in the next row; all others are unrelated.
     assert np.abs(correlations).max() < 5 / math.sqrt(count)
 
 
@@ -383,7 +383,7 @@ def test_uniform_of_16_bits_stays_inside_its_open_interval(
 @pytest.mark.usefixtures("_level")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_doubles_are_rounded_to_16_bits_once(dtype: str) -> None:
-    # Halfway between two numbers, and beside it by less than float32 can tell; and tiny ones.
+    # Halfway between two numbers, next to it by less than float32 can represent, and tiny numbers.
     halfway = [1 + 2.0**-11, 1 + 2.0**-8, 3 * 2.0**-25, 2.0**-25, 65_519.99999, 2.0**-133]
     doubles = [sign * value for value in halfway for sign in (1, -1)]
     doubles += [np.nextafter(value, to) for value in doubles for to in (math.inf, -math.inf)]

@@ -1,4 +1,4 @@
-"""Numbers of 16 bits: exact reading, rounding to nearest, and rounding at random, bit by bit."""
+"""16-bit numbers: exact conversion, rounding to nearest, and stochastic rounding, bit by bit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def every_number(name: str) -> npt.NDArray[Any]:
 
 
 def assert_same(found: npt.NDArray[Any], expected: npt.NDArray[Any]) -> None:
-    """All bits, but those of NaNs."""
+    """All bit patterns except NaNs."""
     whole = f"u{found.itemsize}"
     is_nan = nans_in(expected)
     assert found.dtype == expected.dtype
@@ -48,7 +48,7 @@ def assert_same(found: npt.NDArray[Any], expected: npt.NDArray[Any]) -> None:
 
 
 def nans_in(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    # By the bits: NumPy warns of signalling ones.
+    # Selected by bits, because NumPy warns about signaling NaNs.
     bits = values.view(f"u{values.itemsize}") & (2 ** (8 * values.itemsize - 1) - 1)
     infinity = np.array(np.inf, values.dtype).view(bits.dtype)
     is_nan: npt.NDArray[np.bool_] = bits > infinity
@@ -62,7 +62,7 @@ def encoded(values: npt.NDArray[Any], name: str, rounding: Rounding | None = Non
 
 
 def awkward(name: str) -> npt.NDArray[Any]:
-    """Every finite number of the type, every midpoint, and what lies just beside them."""
+    """Every finite number of the type, every midpoint, and their neighbors."""
     numbers = every_number(name)
     numbers = numbers[~nans_in(numbers)].astype(np.float64)
     numbers = np.sort(numbers[np.isfinite(numbers)])
@@ -106,7 +106,7 @@ def test_rounding_to_nearest_agrees_with_numpy(name: str, dim: int) -> None:
         assert_same(encoded(values, name), values.astype(dtype_of(name)))
 
 
-# ---- stochastic rounding: the definition in native/kernels/halves.h, written a second time
+# ---- stochastic rounding: a second implementation of native/kernels/halves.h
 
 
 def random_bits(rounding: Rounding, dim: int) -> npt.NDArray[np.uint16]:
@@ -125,13 +125,13 @@ def expected_rounding(values: npt.NDArray[Any], name: str, rounding: Rounding) -
     dtype = dtype_of(name)
     info = ml_dtypes.finfo(dtype)
     magnitude = np.abs(values).astype(np.float64)
-    # The last place: 2^-nmant of the power of two below, and that of the smallest normal number.
+    # One unit in the last place: 2^-nmant of the next lower power of two, or of the smallest normal.
     # frexp, not log2, which may round up to a whole number.
     exponent = np.frexp(np.maximum(magnitude, float(info.smallest_normal)))[1] - 1
     place = np.ldexp(1.0, exponent - info.nmant)
     random = random_bits(rounding, values.shape[1]).astype(np.float64)
     if name == "float16":
-        # Of a normal number only 13 bits are dropped, so that 13 random ones decide.
+        # Only 13 bits of a normal number are dropped, so 13 random bits decide.
         is_normal = magnitude >= float(info.smallest_normal)
         random = np.where(is_normal, np.floor(random / 8) * 8, random)
     parts = np.floor(np.where(np.isinf(values), 0, magnitude) / place * 65_536)
@@ -166,7 +166,7 @@ GOLDEN = {
 @pytest.mark.usefixtures("_level")
 @pytest.mark.parametrize("name", HALVES)
 def test_the_format_never_drifts(name: str) -> None:
-    # Frozen: a run that goes on elsewhere relies on these. Never update them.
+    # Frozen, because a run that resumes on another machine depends on these bits. Never update them.
     seed = kernels.rounding_seed(TableConfig("movies", 10, name, seed=-7))
     rounding = Rounding(np.array([42]), seed, step=9)
     values = np.full((1, 10), 0.1, np.float32)
@@ -191,7 +191,7 @@ def test_a_number_becomes_one_of_its_neighbors_and_itself_on_average(name: str) 
     spacing = np.array([np.ptp(place) for place in places])
     assert np.all(found.min(axis=0) <= values)
     assert np.all(found.max(axis=0) >= values)
-    # Each column is the mean of 20,000 draws; the deviation of one is half a place at most.
+    # Each column is the mean of 20,000 draws, which deviate by at most half a unit each.
     errors = (found.mean(axis=0) - values) / np.where(spacing > 0, spacing, 1)
     assert np.abs(errors).max() < 4.5 * 0.5 / np.sqrt(len(keys))
     assert abs(errors.mean()) < 4 * 0.5 / np.sqrt(found.size)

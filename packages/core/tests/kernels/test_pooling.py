@@ -17,7 +17,7 @@ from sparring.errors import InvalidArgumentError
 from sparring.kernels import functions as kernels
 
 DTYPES = [np.float32, np.float64]
-# Around every vector length, and some usual ones.
+# Dims around every vector length, and some common ones.
 DIMS = [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 31, 33, 64, 100, 128, 200]
 
 
@@ -51,7 +51,7 @@ class Batch:
 
     @property
     def shares(self) -> npt.NDArray[Any]:
-        """What the mean makes of each occurrence."""
+        """The factor of each occurrence in a mean."""
         lengths = np.diff(self.offsets)[self.bags]
         return (1 / lengths.astype(self.rows.dtype)).astype(self.rows.dtype)
 
@@ -76,7 +76,7 @@ def make_batch(
 def ordered_sum(
     terms: npt.NDArray[Any], targets: npt.NDArray[np.int64], num_rows: int
 ) -> npt.NDArray[Any]:
-    """The sum of terms by target, one after the other: np.add.at is not buffered."""
+    """Sums terms per target, one after the other: np.add.at is not buffered."""
     out = np.zeros((num_rows, terms.shape[1]), terms.dtype)
     np.add.at(out, targets, terms)
     return out
@@ -172,7 +172,7 @@ def test_gradients_agree_with_finite_differences(mode: Any) -> None:
             array[place] = kept - 0.5
             below = loss(batch.rows, batch.weights)
             array[place] = kept
-            # The loss is linear in each of them, so the difference is exact but for rounding.
+            # The loss is linear in each weight, so the difference is exact except for rounding.
             assert above - below == pytest.approx(gradient[place], abs=1e-12)
 
 
@@ -192,7 +192,7 @@ def test_gather_copies_rows(dim: int, dtype: Any) -> None:
 def test_segment_sum_has_the_bits_of_sums_taken_in_order(dim: int, dtype: Any) -> None:
     rng = np.random.default_rng(dim)
     values = rng.standard_normal((300, dim)).astype(dtype)
-    segments = rng.integers(0, 40, 300) // 2 * 2  # odd ones stay empty
+    segments = rng.integers(0, 40, 300) // 2 * 2  # odd segments stay empty
     out = kernels.segment_sum(values, segments, 41)
     assert np.array_equal(out, ordered_sum(values, segments, 41))
     assert not out[1::2].any()
@@ -224,7 +224,7 @@ def test_large_batches_have_the_same_bits_for_any_thread_count(
 def test_weight_gradient_has_the_same_bits_at_every_level_and_thread_count() -> None:
     batch = make_batch([3] * 20_000, 5_000, 37, np.float32)
     out = _native.pool_weight_gradient(batch.gradient, batch.rows, batch.inverse, batch.offsets)
-    # The order that level_rows.inc fixes: lanes of a 64-byte block, then halves.
+    # The order defined by level_rows.inc: lanes of a 64-byte block, then halves.
     products = batch.gradient[batch.bags] * batch.rows[batch.inverse]
     lanes = products[:, :16] + products[:, 16:32]
     lanes[:, :5] += products[:, 32:]

@@ -1,4 +1,4 @@
-"""Prefetches are in the machine code, and not only in the source."""
+"""The machine code contains the prefetches of the source."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ void ask_ahead(const sparring::kernels::KeyIndex& index, uint64_t hash) { index.
 def test_a_prefetch_of_the_key_index_is_compiled(tmp_path: Path, options: tuple[str, ...]) -> None:
     source = tmp_path / "caller.cc"
     source.write_text(CALLER)
-    # Where the compiler does not inline, GCC deletes calls of functions that only prefetch.
+    # GCC deletes calls of functions that only prefetch, unless they are inlined.
     compiled = subprocess.run(
         ["g++", "-std=c++20", *options, "-S", "-o", "-", f"-I{NATIVE}", source],
         check=True,

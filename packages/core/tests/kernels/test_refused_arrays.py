@@ -1,4 +1,4 @@
-"""What is no array, or cannot be used in place, is refused by the kernels and changes nothing."""
+"""Kernels reject invalid arrays, and arrays that cannot be used in place, without side effects."""
 
 from __future__ import annotations
 

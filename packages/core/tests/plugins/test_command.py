@@ -1,4 +1,4 @@
-"""``python -m sparring`` starts the command of sparring-cli, or says how to install it."""
+"""``python -m sparring`` runs the command of sparring-cli, or prints how to install it."""
 
 from __future__ import annotations
 

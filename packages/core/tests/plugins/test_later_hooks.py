@@ -1,4 +1,4 @@
-"""Hooks that a package other than core declares: its plugins load without it too."""
+"""Hooks that another package declares: plugins with them also load without that package."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ WHEEL = WheelDescriptor(name="front", api_version=(1, 0))
 
 
 def extend(manager: PluginManager) -> None:
-    """As a package does that declares the hook."""
+    """Adds the hook, like the package that declares it."""
 
     def sparring_register_wheels() -> list[WheelDescriptor]:  # type: ignore[empty-body]
         """Wheels that this plugin offers."""
@@ -52,7 +52,7 @@ def extend(manager: PluginManager) -> None:
 
 
 def load_offering(manager: PluginManager, wheels: Callable[[], list[WheelDescriptor]]) -> None:
-    """Loads a plugin that offers storage `acme`, and wheels where that hook is declared."""
+    """Loads a plugin with the storage `acme`, and with wheels if that hook is declared."""
 
     class Plugin:
         @hookimpl

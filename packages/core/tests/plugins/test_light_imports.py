@@ -1,4 +1,4 @@
-"""Plugin modules are imported by every program, and so must be light."""
+"""Plugin modules import quickly, because every program imports them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEAVY = {
     "typer",
 }
 
-# As in the template of backends: types at the top of the module, as a stranger would write them.
+# Like the template of backends, with types at the top of the module.
 STRANGER = "from sparring.contracts import Storage, StorageDescriptor, TableConfig, hookimpl"
 
 PLUGINS = sorted({each.module for each in metadata.entry_points(group="sparring")})
@@ -34,7 +34,7 @@ PROGRAMS = [
 
 
 def modules_after(program: str) -> set[str]:
-    """The modules that a new process has after it ran `program`."""
+    """Returns the modules that a new process has imported after `program`."""
     told = f"{program}\nimport json, sys; print(json.dumps(sorted(sys.modules)))"
     ran = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
     return set(json.loads(ran.stdout))

@@ -1,4 +1,4 @@
-"""Who offers what: names, broken plugins, versions, and two plugins of one name."""
+"""The plugin manager: names, broken plugins, versions and name conflicts."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ UNNAMED = {
     "returns something else",
     "bad name",
 }
-"""Cases that leave the plugin's own name as the only one to ask for."""
+"""Cases in which only the name of the plugin itself is known."""
 
 
 def test_a_damaged_entry_points_file_hides_no_other_plugin(site: Site) -> None:

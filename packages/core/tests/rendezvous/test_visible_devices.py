@@ -1,4 +1,4 @@
-"""``device: cuda`` means the GPU of the rank that says it; nothing here needs one."""
+"""``device: cuda`` means the GPU of the rank. These tests need no GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Rank(SingleRendezvous):
 
 
 class _Seeing:
-    """A plugin that sees so many GPUs."""
+    """A plugin that reports this number of GPUs."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -93,7 +93,7 @@ def test_each_rank_has_a_gpu_of_its_own(membership: Membership, device: str) -> 
         (Membership(3, 4, local_rank=1, device="cuda:2"), 1, "cuda:0"),
         (Membership(0, 1, device="cuda:2"), 1, "cuda:0"),
         (Membership(3, 4, local_rank=0), 1, "cuda:0"),
-        # Whoever opens these says that there are too few.
+        # Opening such a device raises the error.
         (Membership(3, 4, local_rank=3), 2, "cuda:3"),
         (Membership(3, 4, local_rank=3), 0, "cuda:3"),
     ],
@@ -137,7 +137,7 @@ def test_declaring_again_is_no_other_storage() -> None:
     container = _container(Membership(3, 4, local_rank=1))
     first = _declared(container, StorageChoice("hkv", {"device": "cuda"}))
     assert _declared(container, StorageChoice("hkv", {"device": "cuda"})) == first
-    # The same GPU by its number is the same place, another is another.
+    # The same GPU number is the same device, another number is another device.
     assert _declared(container, StorageChoice("hkv", {"device": "cuda:1"})) == first
     with pytest.raises(InvalidArgumentError, match="items"):
         container.declare(TableConfig("items", 4), StorageChoice("hkv", {"device": "cuda:0"}))

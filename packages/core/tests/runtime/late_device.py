@@ -1,7 +1,7 @@
-"""A device in Python whose streams do their work late, each on a thread of its own.
+"""A device in Python whose streams do their work late, each on a separate thread.
 
-What is put on a stream has not happened when the call returns, arrays hold garbage until then, and a
-program that forgets to order two streams reads it. Its streams go through ``stream_abi.h``, as those of
+Submitted work has not happened when the call returns, and arrays contain garbage until then. A program
+that does not order two streams reads the garbage. The streams use ``stream_abi.h``, like the streams of
 any other device.
 """
 
@@ -84,8 +84,8 @@ class _Table(ctypes.Structure):
 
 
 class _LateStream:
-    """Its thread ends whenever it has nothing to do: a fork finds the pool of calls idle only where no
-    thread lives on that has enqueued something."""
+    """Its thread ends when it has no work, because the pool of calls is idle at a fork only if no thread
+    that has submitted calls is alive."""
 
     def __init__(self, seed: int, longest_seconds: float = _LONGEST_SECONDS) -> None:
         self._random = random.Random(seed)
@@ -123,15 +123,15 @@ class LateDevice:
     def __init__(self, seed: int = 0) -> None:
         self._numbers = itertools.count(1)
         self._seed = seed
-        # The caller's is quick, and so the first to read what the others have not written.
+        # The stream of the caller is fast, so it is the first to read data that is not written yet.
         self._streams: dict[int, _LateStream] = {0: _LateStream(seed, 0.0)}
         self._events: dict[int, threading.Event] = {}
         self._pinned: dict[int, Any] = {}
         self._local = threading.local()
         self.lost: bytes | None = None
-        """What every function answers once the device is lost."""
+        """The status of every function after the device was lost."""
         self.calls_back = True
-        """Whether host calls come."""
+        """Whether host functions are called."""
         self._table = _Table(1, 0, ctypes.sizeof(_Table), b"late:0", None)
         for name in _FUNCTIONS:
             setattr(self._table, name, _Function(self._checked(getattr(self, f"_{name}"))))
@@ -156,7 +156,7 @@ class LateDevice:
             self._local.stream = before
 
     def put(self, job: Callable[[], None]) -> None:
-        """Does it late, on the current stream."""
+        """Runs a function late, on the current stream."""
         self._streams[self.current].put(job)
 
     def drain(self) -> None:
@@ -170,14 +170,14 @@ class LateDevice:
         return array
 
     def given(self, array: Any) -> LateArray:
-        """An array of the host, there at once."""
+        """A host array, which is complete immediately."""
         made = np.array(array).view(LateArray)
         made.late_device = self
         made.known_on = {self.current}
         return made
 
     def follow(self, arrays: Any) -> Callable[[], None]:
-        """As of `ArraySource`: the allocator learns of a stream besides the one they were made on."""
+        """`ArraySource.follow`: the allocator learns of another stream that uses the arrays."""
         reached = threading.Event()
         self.put(reached.set)
 
@@ -203,7 +203,7 @@ class LateDevice:
         self._streams[call.stream] = _LateStream(self._seed + call.stream)
 
     def _free_stream(self, call: _Call) -> None:
-        return  # what is on it still ends
+        return  # its present work still completes
 
     def _make_event(self, call: _Call) -> None:
         call.event = next(self._numbers)
@@ -236,7 +236,7 @@ class LateDevice:
 
     def _free_pinned(self, call: _Call) -> None:
         memory = self._pinned.pop(call.to)
-        # As CUDA, which waits until the device needs it no more: copies have its address alone.
+        # Like CUDA, it waits until the device no longer uses the memory: copies only have the address.
         for stream in list(self._streams.values()):
             stream.put(partial(len, memory))
 
@@ -257,8 +257,8 @@ class LateArray(np.ndarray[Any, Any]):
 
     late_device: LateDevice
     known_on: set[int]
-    """Streams before which the allocator gives its memory to no one else, as torch's: the one that it
-    was made on, and those that it was told of."""
+    """Streams that must complete before the allocator reuses the memory, like torch's allocator: the
+    stream of the allocation, and those that `follow` recorded."""
 
     def __array_finalize__(self, other: Any) -> None:
         if other is not None and hasattr(other, "late_device"):
@@ -283,7 +283,7 @@ def _plain(array: Any) -> Any:
 
 
 class LateKernels(KernelSet):
-    """The CPU's kernels, late. Only what the exchange calls."""
+    """The kernels of the CPU, run late. Only the methods that the exchange calls."""
 
     device = "late"
 
@@ -355,7 +355,7 @@ class LateKernels(KernelSet):
         )
 
     def _late(self, array: Any) -> Any:
-        """A result that is there only when the stream comes to it."""
+        """A result that is complete only when the stream has reached it."""
         out = self._device.empty(array.shape, array.dtype.name)
         self._device.put(lambda: _plain(out).__setitem__(..., array))
         return out

@@ -1,4 +1,4 @@
-"""The event loop: bounds, failures on the next step, draining, exit and fork."""
+"""The event loop: capacity, failures raised in the next step, draining, exit and fork."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 from sparring.errors import ClosedError, DeadlineError, InvalidArgumentError
 from sparring.runtime.events import BackgroundError, EventLoop
 
-WAIT = 60.0  # seconds until a test that hangs is called failed
+WAIT = 60.0  # seconds after which a hanging test fails
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def run_script(source: str) -> subprocess.CompletedProcess[str]:
 
 
 def threads_of_loops() -> set[threading.Thread]:
-    """Those that run now; some may be of loops that other tests left to end by themselves."""
+    """Running threads; some may belong to loops of other tests that are still ending."""
     return {each for each in threading.enumerate() if each.name.startswith("sparring-events")}
 
 
@@ -63,7 +63,7 @@ def test_a_coroutine_that_would_end_the_program_fails_alone(kind: type[BaseExcep
     failed = loop.submit(leave, name="leave")
     with pytest.raises(kind):
         failed.result(WAIT)
-    time.sleep(0.1)  # for a loop that ends to be gone
+    time.sleep(0.1)  # so that a loop that is ending disappears
     assert loop.submit(go_on).result(WAIT) == "going on"
     with pytest.raises(BackgroundError, match="leave"):
         loop.close()

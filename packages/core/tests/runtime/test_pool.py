@@ -20,7 +20,7 @@ from sparring import _native
 from sparring.errors import ClosedError, DeadlineError, InvalidArgumentError
 from sparring.runtime import pool as execution
 
-WAIT = 60.0  # seconds until a test that hangs is called failed
+WAIT = 60.0  # seconds after which a hanging test fails
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def two_threads() -> Iterator[None]:
 
 
 def exit_status_of_child(child: Callable[[], bool]) -> int:
-    """Runs `child` in a fork of this process; 0 if it gave True."""
+    """Runs `child` in a fork of this process; returns 0 if it returned True."""
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -61,7 +61,7 @@ def run_script(source: str) -> subprocess.CompletedProcess[str]:
 
 
 def loops_over_all(num_threads: int) -> bool:
-    """Whether a loop of many long ranges is run by that many threads."""
+    """Whether a loop of many long ranges runs on this number of threads."""
     return any(_native.pool_threads_of_loop(64, 1, 0.001) == num_threads for _ in range(20))
 
 
@@ -127,7 +127,7 @@ def test_a_loop_uses_the_caller_and_the_workers(two_threads: None) -> None:
 
 def test_idle_threads_sleep(two_threads: None) -> None:
     assert loops_over_all(2)
-    for _ in range(10):  # on a busy machine they may take a while to come to rest
+    for _ in range(10):  # on a busy machine it may take a while until they are idle
         time.sleep(0.05)
         before = time.process_time()
         time.sleep(0.3)
@@ -240,7 +240,7 @@ def test_what_a_call_held_is_freed_when_it_has_ended() -> None:
     task = execution.submit(Big.use, big)
     task.result(WAIT)
     del big
-    deadline = time.monotonic() + WAIT  # the worker may be on its way out of the call
+    deadline = time.monotonic() + WAIT  # the worker may not have left the call yet
     while freed() is not None and time.monotonic() < deadline:
         gc.collect()
     assert freed() is None

@@ -1,4 +1,4 @@
-"""Passwords are found in texts and options, and nothing else is taken for one."""
+"""Passwords are found in texts and options, without false positives."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_no_text_takes_long(piece: str) -> None:
     begin = time.process_time()
     has_password(text)
     list(find_secrets({"text": text, "scheme": text[4:]}))
-    assert time.process_time() - begin < 2  # a cubic pattern takes minutes
+    assert time.process_time() - begin < 2  # a pattern with cubic time would take minutes
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Streams awaited from Python, over a device whose streams are late."""
+"""Streams awaited from Python, with a device whose streams are late."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_wait_that_is_late_is_a_deadline_error_and_may_still_come() -> None:
 def test_a_device_that_is_lost_while_somebody_waits_is_named() -> None:
     device = LateDevice()
     with device.streams().open() as stream:
-        device.calls_back = False  # as CUDA, once it has failed
+        device.calls_back = False  # like CUDA after a failure
         task = stream.reached()
         assert not task.done()
         device.lost = b"unspecified launch failure"

@@ -1,4 +1,4 @@
-"""Threads of core, jobs in order, and ends that are registered for the exit of the program."""
+"""Threads of core, the order of jobs, and functions that are called at exit."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 from sparring.runtime.lifecycle import at_exit
 from sparring.runtime.threads import SerialExecutor, Threads
 
-WAIT = 60.0  # seconds until a test that hangs is called failed
+WAIT = 60.0  # seconds after which a hanging test fails
 
 
 class LateThreads(Threads):
-    """Threads that cannot be started for a while, as where the interpreter is ending."""
+    """Threads that cannot start for a while, like when the interpreter is ending."""
 
     can_start = False
 

@@ -1,4 +1,4 @@
-"""Traces: lookup lies under transfer, and Perfetto can open them."""
+"""Traces: finds overlap transfers, and Perfetto can open the files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def slow_storage() -> Storage:
 
 
 def slow_exchange(collective: Collective, trace: Trace) -> None:
-    """A pull of rows on all ranks."""
+    """Pulls rows on all ranks."""
     options = ExchangeOptions(chunk_rows=50)
     shard_map = ShardMap.balanced(collective.world_size)
     exchange = RingExchange(collective, shard_map, options)
@@ -50,7 +50,7 @@ def slow_exchange(collective: Collective, trace: Trace) -> None:
 
 
 def overlapping_seconds(spans: list[Span]) -> float:
-    """How long rows were found while keys or rows travelled."""
+    """Duration of finds that overlap messages with keys or rows."""
     finds = [each for each in spans if each.name == "find"]
     messages = [each for each in spans if each.name in ("send rows", "receive rows")]
     assert finds

@@ -1,4 +1,4 @@
-"""Methods that say so move blocks of columns as they move whole rows, bit for bit; the others do not."""
+"""Methods that do not couple columns update blocks of columns exactly like whole rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ METHODS = [*(made() for made in BUILTIN_METHODS.values()), *map(keras_method, KE
 
 
 def moved(method: UpdateMethod, dtype: str, block: ColumnBlock, **given: float) -> np.ndarray:
-    """Embeddings and state of the columns of a block after some steps over these alone."""
+    """Embeddings and state of a block of columns after some steps on only this block."""
     random = np.random.default_rng(1)
     hyper = parse_hyper(method, {"lr": 0.1, **given})
     rows = random.normal(size=(COUNT, DIM)).astype(dtype)[:, block.begin : block.end]
@@ -46,7 +46,7 @@ def test_a_method_says_whether_columns_may_be_updated_apart(
     whole = moved(method, dtype, ColumnBlock(0, DIM), **given)
     joined = np.zeros_like(whole)
     table = TableConfig("t", DIM, dtype, state_width=width)
-    # Of widths that take whole and broken vectors of SIMD units.
+    # Widths with complete and partial SIMD vectors.
     for block in (ColumnBlock(0, 1), ColumnBlock(1, 4), ColumnBlock(4, 12), ColumnBlock(12, DIM)):
         block.put(table, joined, moved(method, dtype, block, **given))
     assert (joined.tobytes() != whole.tobytes()) == method.couples_columns

@@ -1,4 +1,4 @@
-"""The page of formulas computes what the update methods compute."""
+"""The page of formulas describes the results of the update methods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference page of update methods says what the methods are."""
+"""The reference page of update methods matches the code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STATE["dim + 1"] = lambda d: d + 1
 
 
 def rows_of(method: str) -> list[list[str]]:
-    """The cells of the table lines that begin with the method's name."""
+    """The cells of the table rows that begin with the method's name."""
     lines = [line for line in PAGE.splitlines() if line.startswith(f"| `{method}` |")]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 

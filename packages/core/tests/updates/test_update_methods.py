@@ -1,4 +1,4 @@
-"""Every update method against a transcription of its paper, and at every SIMD level alike."""
+"""Every update method against a transcription of its paper, at every SIMD level."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"lr": 0.1},
         {"lr": 0.1, "weight_decay": 0.01, "initial_accumulator_value": 0.3, "eps": 1e-3},
     ],
-    # The first moment is worked out from the gradient where beta1 is below a half.
+    # The first moment is computed from the gradient if beta1 is below a half.
     "adam": [{"lr": 0.02}, {"lr": 0.02, "weight_decay": 0.1, "beta1": 0.4, "beta2": 0.9}],
     "sparse_adam": [{"lr": 0.02}, {"lr": 0.02, "beta1": 0.4, "beta2": 0.9, "eps": 0.1}],
     "adamw": [{"lr": 0.02}, {"lr": 0.02, "weight_decay": 0.1}],
@@ -56,7 +56,7 @@ KERAS: dict[str, dict[str, Any]] = {
     "keras_rmsprop": {"lr": 0.01, "alpha": 0.8, "weight_decay": 0.02},
     "keras_adam": {"lr": 0.02, "beta1": 0.7, "weight_decay": 0.02},
 }
-"""What they compute, the tests of sparring-tf compare with Keras."""
+"""The tests of sparring-tf compare their results with Keras."""
 CLIPS: list[dict[str, float]] = [{}, {"clip_value": 0.7}, {"clip_norm": 1.1}]
 
 
@@ -74,7 +74,7 @@ def method_of(name: str) -> UpdateMethod:
 def train(
     name: str, given: dict[str, Any], dtype: str, dim: int, num_steps: int = 200, seed: int = 3
 ) -> npt.NDArray[Any]:
-    """Rows after steps on random subsets of them."""
+    """Rows after steps on random subsets of rows."""
     method = method_of(name)
     hyper = parse_hyper(method, given)
     random = np.random.default_rng(seed)
@@ -122,7 +122,7 @@ def test_a_method_does_what_its_paper_says(name: str, given: dict[str, Any], dim
 
 
 CLIPS_BOTH = {"clip_value": 0.7, "clip_norm": 1.1}
-# dim 7: the sum of squares of elements held within 0.7 is above 1.1² now and then, not always.
+# dim 7: the sum of squares of elements clipped to 0.7 is above 1.1² in some rows, but not in all.
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -145,7 +145,7 @@ def test_methods_of_others_get_gradients_that_are_clipped_alike(given: dict[str,
 
 @pytest.mark.parametrize(("name", "given"), list(cases()))
 def test_float32_stays_close_to_the_reference(name: str, given: dict[str, Any]) -> None:
-    # Lion moves by whole steps, so a sign that rounding decides counts double.
+    # Lion updates with full steps, so a sign that depends on rounding has twice the effect.
     steps, tolerance = (20, 1e-5) if name == "lion" else (50, 2e-4)
     expected = expected_embeddings(name, given, "float32", 16, steps)
     found = train(name, given, "float32", 16, steps)[:, :16]
