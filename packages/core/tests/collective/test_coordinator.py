@@ -48,7 +48,7 @@ def test_an_error_of_one_rank_is_raised_on_all_in_its_class(starts: bool) -> Non
     assert (found[0].rank, found[0].table) == (BROKEN, "user")
 
 
-def test_an_error_that_is_none_of_sparrings_is_a_snapshot_error_elsewhere() -> None:
+def test_an_error_of_another_library_is_a_snapshot_error_on_other_ranks() -> None:
     found = error_on_each_rank(KeyError("k"))
     assert [type(each) for each in found] == [SnapshotError, KeyError, SnapshotError]
 
@@ -72,7 +72,7 @@ def test_without_an_error_all_proceed(starts: bool) -> None:
     run_ranks(WORLD_SIZE, body)
 
 
-def test_what_differs_is_named_with_both_values_and_the_rank() -> None:
+def test_a_difference_is_reported_with_name_both_values_and_rank() -> None:
     def body(collective: Collective) -> SparringError:
         mine = {"same": 1, "nested": {"dim": 4 + (collective.rank == 2)}}
         with pytest.raises(InvalidArgumentError) as caught:
@@ -92,7 +92,7 @@ def test_what_differs_is_named_with_both_values_and_the_rank() -> None:
         ({"a": {"b": 1}}, {"a": [1]}, ('{"b": 1}', "[1]")),
     ],
 )
-def test_values_that_only_python_takes_for_equal_differ(
+def test_true_and_one_are_different_values(
     first: dict[str, object], other: dict[str, object], texts: tuple[str, str]
 ) -> None:
     def body(collective: Collective) -> str:
@@ -106,7 +106,7 @@ def test_values_that_only_python_takes_for_equal_differ(
     assert run_ranks(2, body) == [expected] * 2
 
 
-def test_not_a_number_equals_itself() -> None:
+def test_nan_equals_nan() -> None:
     run_ranks(2, lambda it: Coordinator(it, "a task").all_equal({"a": float("nan")}, "", ""))
 
 
@@ -134,7 +134,7 @@ def test_an_abort_ends_the_work_of_the_others(waits: bool) -> None:
         assert rank == BROKEN or "rank 1 failed: it was stopped (KeyboardInterrupt())" in found
 
 
-def test_a_world_of_one_raises_its_own_error() -> None:
+def test_a_single_rank_raises_its_own_error() -> None:
     made = Coordinator(LocalGroup(1).join(0), "a task")
     made.start()
     made.all_equal({"a": 1}, "", "")

@@ -15,7 +15,7 @@ from sparring_testing.processes.rank_threads import run_ranks
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
-def test_all_to_all_gives_each_rank_its_part_of_any_size(world_size: int) -> None:
+def test_all_to_all_sends_each_rank_its_part_of_any_size(world_size: int) -> None:
     def body(collective: Collective) -> list[list[int]]:
         # Rank r sends (r * i) % 3 elements to rank i: sizes differ, and some parts are empty.
         parts = [
@@ -102,7 +102,7 @@ def test_a_rank_that_leaves_is_named_at_once() -> None:
         leaver.send(np.empty(1), 0)
 
 
-def test_a_rank_that_gave_up_and_stays_is_heard() -> None:
+def test_a_rank_that_gave_up_but_stays_notifies_the_others() -> None:
     has_heard = threading.Event()
 
     def body(collective: Collective) -> Any:
@@ -123,7 +123,7 @@ def test_a_rank_that_gave_up_and_stays_is_heard() -> None:
     assert run_ranks(3, body, 30.0) == [1, None, 1]
 
 
-def test_a_rank_that_others_gave_up_on_is_not_told_that_it_failed_itself() -> None:
+def test_a_rank_that_others_gave_up_on_is_not_reported_to_itself() -> None:
     group = LocalGroup(2, deadline_seconds=30)
     first, second = group.join(0), group.join(1)
     second.give_up(0)
@@ -132,7 +132,7 @@ def test_a_rank_that_others_gave_up_on_is_not_told_that_it_failed_itself() -> No
     assert caught.value.rank == 1
 
 
-def test_wrong_use_is_refused() -> None:
+def test_wrong_use_is_rejected() -> None:
     group = LocalGroup(2)
     collective = group.join(0)
     with pytest.raises(InvalidArgumentError, match="ranks 0 to 1"):

@@ -37,7 +37,7 @@ from sparring.kernels import functions as kernels
     ],
     ids=str,
 )
-def test_initial_values_beyond_the_dtype_are_refused_when_the_table_is_made(
+def test_initial_values_beyond_the_range_of_the_dtype_are_rejected(
     dtype: str, initializer: Initializer
 ) -> None:
     with pytest.raises(
@@ -47,7 +47,7 @@ def test_initial_values_beyond_the_dtype_are_refused_when_the_table_is_made(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_initial_values_up_to_the_largest_of_the_dtype_are_numbers(dtype: str) -> None:
+def test_initial_values_up_to_the_maximum_of_the_dtype_are_finite(dtype: str) -> None:
     largest = {"float16": 65_504.0, "bfloat16": (2 - 2**-7) * 2.0**127}.get(dtype)
     if largest is None:
         largest = float(np.finfo(dtype).max)
@@ -77,7 +77,7 @@ def test_initial_values_up_to_the_largest_of_the_dtype_are_numbers(dtype: str) -
     ],
     ids=lambda wrong: str(wrong)[:40],
 )
-def test_what_is_no_initializer_is_refused(wrong: Any) -> None:
+def test_invalid_initializers_are_rejected(wrong: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="initializer"):
         TableConfig("t", 2, initializer=wrong)
 
@@ -85,6 +85,6 @@ def test_what_is_no_initializer_is_refused(wrong: Any) -> None:
 @pytest.mark.parametrize(
     "wrong", [object(), None, {}, [("a", int)], int, ">f4"], ids=lambda wrong: type(wrong).__name__
 )
-def test_what_is_no_dtype_is_refused(wrong: Any) -> None:
+def test_invalid_dtypes_are_rejected(wrong: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=r"dtype of table 't': must be one of .* found"):
         TableConfig("t", 2, dtype=wrong)

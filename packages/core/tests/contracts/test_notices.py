@@ -9,7 +9,7 @@ def answer(inquiry: Inquiry, source: int, waits_for: int) -> None:
     inquiry.note(source, Notice(NoticeKind.ANSWER, waits_for, inquiry.round))
 
 
-def test_one_question_serves_many_waits_that_end_at_nearly_the_same_time() -> None:
+def test_one_query_is_sent_for_waits_with_similar_deadlines() -> None:
     inquiry = Inquiry(0, 10.0)
     assert not inquiry.is_due(110.0, 109.4)
     assert inquiry.is_due(110.0, 109.6)
@@ -21,7 +21,7 @@ def test_one_question_serves_many_waits_that_end_at_nearly_the_same_time() -> No
     assert inquiry.verdict(1).culprit == 2
 
 
-def test_old_answers_do_not_count() -> None:
+def test_answers_to_old_queries_are_ignored() -> None:
     inquiry = Inquiry(0, 10.0)
     assert inquiry.is_due(110.0, 109.6)
     answer(inquiry, 1, 2)
@@ -29,7 +29,7 @@ def test_old_answers_do_not_count() -> None:
     assert inquiry.verdict(1).culprit == 1
 
 
-def test_where_all_that_answer_wait_for_each_other_the_silent_one_is_to_blame() -> None:
+def test_the_culprit_is_the_silent_rank_if_all_others_wait_for_each_other() -> None:
     inquiry = Inquiry(0, 10.0)
     assert inquiry.is_due(110.0, 109.6)
     answer(inquiry, 1, 0)
@@ -39,7 +39,7 @@ def test_where_all_that_answer_wait_for_each_other_the_silent_one_is_to_blame() 
     assert inquiry.verdict(1, [1, 2]).culprit == 1
 
 
-def test_a_report_says_whether_the_rank_left() -> None:
+def test_a_report_contains_whether_the_rank_left() -> None:
     failure = Failure.left(2)
     notice = Notice.decode(failure.notice().encode())
     assert Failure.from_report(1, notice) == Failure(
@@ -49,7 +49,7 @@ def test_a_report_says_whether_the_rank_left() -> None:
     assert Failure.from_report(1, notice) == Failure(0, "rank 1 reports that rank 0 failed")
 
 
-def test_a_rank_that_others_take_for_dead_hears_that_they_left() -> None:
+def test_a_rank_that_is_reported_as_failed_sees_that_the_others_left() -> None:
     about_me = Failure(2, "nothing came").notice()
     assert Failure.from_notice(1, about_me, 2) == Failure.left(1)
     assert Failure.from_notice(1, about_me, 3) == Failure.from_report(1, about_me)

@@ -50,7 +50,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("make", "message"), WRONG.values(), ids=WRONG)
-def test_wrong_arguments_are_named_with_what_is_expected(make: Any, message: str) -> None:
+def test_messages_name_the_invalid_argument_and_the_expected_value(make: Any, message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         make()
 
@@ -64,13 +64,13 @@ def test_settings_are_values(setting: Any) -> None:
         setattr(setting, fields(setting)[0].name, 1)
 
 
-def test_numbers_of_numpy_become_plain_numbers() -> None:
+def test_numpy_numbers_are_converted_to_python_numbers() -> None:
     assert type(Normal(np.float32(0.5)).mean) is float
     assert type(Uniform(0, 1).high) is float
     assert type(Frequency(np.int64(3)).k) is int  # type: ignore[arg-type]
 
 
-def test_an_exchange_takes_names_of_dtypes_and_auto() -> None:
+def test_exchange_options_accept_names_of_dtypes_and_auto() -> None:
     options = ExchangeOptions("auto", row_wire_dtype="int8")  # type: ignore[arg-type]
     assert options == ExchangeOptions(None, 8, WireDtype.INT8, WireDtype.EXACT)
 

@@ -54,18 +54,18 @@ def test_equal_maps_are_equal_and_immutable() -> None:
     ],
     ids=str,
 )
-def test_impossible_maps_are_refused(owners: Any, world_size: Any, found: str) -> None:
+def test_impossible_maps_are_rejected(owners: Any, world_size: Any, found: str) -> None:
     with pytest.raises(InvalidArgumentError, match=found):
         ShardMap(owners, world_size)
 
 
 @pytest.mark.parametrize("world_size", [0, 1.5, True, "2", NUM_PARTITIONS + 1])
-def test_no_map_is_made_for_an_impossible_world(world_size: Any) -> None:
+def test_an_invalid_world_size_is_rejected(world_size: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="world_size must be a whole number"):
         ShardMap.balanced(world_size)
 
 
-def test_a_world_of_one() -> None:
+def test_a_single_rank_owns_all_partitions() -> None:
     rendezvous = SingleRendezvous()
     assert rendezvous.membership() == Membership(rank=0, world_size=1, local_rank=0, device="cpu")
     assert rendezvous.shard_map() == ShardMap.balanced(1)
@@ -75,6 +75,6 @@ def test_a_world_of_one() -> None:
         rendezvous.get("walk", 0.01)
 
 
-def test_a_rank_outside_its_world_is_refused() -> None:
+def test_a_rank_outside_its_world_is_rejected() -> None:
     with pytest.raises(InvalidArgumentError, match="rank 3 of 3"):
         Membership(rank=3, world_size=3)

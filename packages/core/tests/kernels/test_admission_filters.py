@@ -78,7 +78,7 @@ def test_frequency_is_exact_while_its_table_grows(k: int) -> None:
     assert sizes[0] < sizes[6] == max(sizes) < 40 * len(keys)
 
 
-def test_frequency_keeps_its_byte_budget_under_a_million_strangers() -> None:
+def test_frequency_keeps_its_byte_budget_with_a_million_new_keys() -> None:
     budget = 1 << 16
     made = filter_of(Frequency(4, memory_bytes=budget))
     loyal = np.arange(10) - 5
@@ -117,7 +117,7 @@ def test_frequency_halves_counts_when_it_is_full() -> None:
     assert not any(answer.any() for answer in answers[:4])
 
 
-def test_frequency_forgets_first_what_came_once() -> None:
+def test_frequency_removes_keys_that_came_once_first() -> None:
     made, keys = full_filter(k=8, steps=1)
     made.admit(keys[:10], 2)
     made.admit(np.arange(1000, 1010), 3)
@@ -127,7 +127,7 @@ def test_frequency_forgets_first_what_came_once() -> None:
     assert made.admit(keys[:10], 10).all()
 
 
-def test_one_step_of_strangers_does_not_empty_a_full_table() -> None:
+def test_one_step_of_new_keys_does_not_empty_a_full_table() -> None:
     made, keys = full_filter(k=100, steps=64)
     made.admit(np.arange(1000, 3000), 65)
     assert made.num_forgotten == 2000
@@ -178,7 +178,7 @@ def test_the_answers_of_probability_are_part_of_the_format() -> None:
 @pytest.mark.parametrize("rate", [0.001, 0.01, 0.1])
 @pytest.mark.parametrize("k", [2, 4, 20])
 @pytest.mark.parametrize("has_budget", [False, True])
-def test_bloom_is_never_late_and_seldom_early(rate: float, k: int, has_budget: bool) -> None:
+def test_bloom_admits_never_late_and_rarely_early(rate: float, k: int, has_budget: bool) -> None:
     num_keys = 100_000
     made = filter_of(Bloom(k, rate, expected_keys=num_keys))
     assert made.memory_bytes < num_keys * {0.1: 2.5, 0.01: 5.5, 0.001: 9.6}[rate] * (1 + (k > 16))
@@ -264,7 +264,7 @@ def test_forgotten_keys_survive_saving() -> None:
 
 
 @pytest.mark.parametrize("admission", KINDS, ids=name_of)
-def test_foreign_or_broken_counters_are_refused_whole(admission: Admission) -> None:
+def test_foreign_or_broken_counters_are_rejected_as_a_whole(admission: Admission) -> None:
     made = filter_of(admission)
     made.admit(np.arange(100), 1)
     saved = made.save()
@@ -281,7 +281,7 @@ def test_foreign_or_broken_counters_are_refused_whole(admission: Admission) -> N
         assert made.save() == saved
 
 
-def test_more_counters_than_the_budget_are_refused() -> None:
+def test_more_counters_than_the_budget_are_rejected() -> None:
     large, small = filter_of(Frequency(3)), filter_of(Frequency(3, memory_bytes=768))
     large.admit(np.arange(49), 1)
     with pytest.raises(InvalidArgumentError, match="49 keys, more than memory_bytes has room for"):
@@ -314,7 +314,7 @@ def test_threads_may_share_a_filter(admission: Admission) -> None:
         assert made.decide(np.concatenate(parts), 6).all()
 
 
-def test_keys_of_another_shape_or_dtype_are_refused() -> None:
+def test_keys_of_another_shape_or_dtype_are_rejected() -> None:
     made = filter_of(Frequency(2))
     for keys in (np.zeros((2, 2), np.int64), np.zeros(2, np.int32), np.zeros(4, np.int64)[::2]):
         with pytest.raises(InvalidArgumentError, match="keys"):
@@ -356,7 +356,7 @@ def test_keys_of_another_shape_or_dtype_are_refused() -> None:
         ),
     ],
 )
-def test_wrong_settings_are_named(value: Any, message: str) -> None:
+def test_messages_name_the_invalid_setting(value: Any, message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         TableConfig("t", 4, admission=value)
 

@@ -32,7 +32,7 @@ def test_every_member_is_contained() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.01, 0.001, 1e-4])
-def test_false_positives_keep_to_the_rate(rate: float) -> None:
+def test_false_positives_stay_within_the_rate(rate: float) -> None:
     made = filled(rate)
     found = float(made.contains(OTHERS).mean())
     # Four standard deviations of the sample: one in 30,000 seeds fails by chance.
@@ -41,7 +41,7 @@ def test_false_positives_keep_to_the_rate(rate: float) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["ascending", "multiples of 4,096", "high bits only"])
-def test_regular_keys_keep_to_the_rate_too(pattern: str) -> None:
+def test_false_positives_of_regular_keys_stay_within_the_rate(pattern: str) -> None:
     numbers = np.arange(400_000, dtype=np.int64)
     factor = {"ascending": 1, "multiples of 4,096": 4_096, "high bits only": 1 << 44}[pattern]
     keys = numbers * np.int64(factor)
@@ -50,7 +50,7 @@ def test_regular_keys_keep_to_the_rate_too(pattern: str) -> None:
     assert made.contains(keys[100_000:]).mean() <= 0.0107
 
 
-def test_memory_is_what_the_rate_costs() -> None:
+def test_memory_matches_the_rate() -> None:
     assert 9 < 8 * filled(0.01).memory_bytes / len(MEMBERS) < 11
     assert filled(0.001).memory_bytes < 2 * filled(0.01).memory_bytes
 
@@ -90,7 +90,7 @@ def test_bytes_are_laid_out_as_documented() -> None:
     assert np.array_equal(table, expected)
 
 
-def test_saved_filter_goes_on_as_it_was() -> None:
+def test_saved_filter_continues_like_the_original() -> None:
     made = filled(seed=3)
     loaded = BloomFilter.from_bytes(made.to_bytes())
     assert np.array_equal(loaded.contains(OTHERS), made.contains(OTHERS))
@@ -100,7 +100,7 @@ def test_saved_filter_goes_on_as_it_was() -> None:
     assert loaded.planned_keys == len(MEMBERS)
 
 
-def test_damaged_bytes_are_refused() -> None:
+def test_damaged_bytes_are_rejected() -> None:
     saved = BloomFilter(50).to_bytes()
     for place in range(0, len(saved), 3):
         broken = bytearray(saved)
@@ -113,12 +113,12 @@ def test_damaged_bytes_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("planned", "rate"), [(0, 0.01), (-1, 0.01), (10, 0.0), (10, 0.7)])
-def test_what_no_filter_can_be_is_refused(planned: int, rate: float) -> None:
+def test_invalid_filter_sizes_are_rejected(planned: int, rate: float) -> None:
     with pytest.raises(InvalidArgumentError):
         BloomFilter(planned, false_positive_rate=rate)
 
 
-def test_growing_filter_keeps_to_its_rate_beyond_its_plan() -> None:
+def test_growing_filter_keeps_its_rate_beyond_its_planned_keys() -> None:
     growing = GrowingBloomFilter(1_000, false_positive_rate=0.01)
     for part in np.array_split(MEMBERS, 50):
         growing.add(part)

@@ -40,7 +40,7 @@ class _OnlyDlpack:
         return self._device
 
 
-def test_a_batch_goes_there_and_back_by_the_set(cpu: KernelSet) -> None:
+def test_a_batch_passes_forward_and_backward_through_the_set(cpu: KernelSet) -> None:
     found = cpu.dedup(_OnlyDlpack(np.array([7, 3, 7, 9, 3])))
     assert found.keys.tolist() == [7, 3, 9]
     rows = np.arange(6, dtype=np.float32).reshape(3, 2)
@@ -60,7 +60,7 @@ def test_memory_is_shared_not_copied(cpu: KernelSet) -> None:
     assert rows.tolist() == [[1, 1], [0, 0]]
 
 
-def test_updates_are_those_of_the_update_methods(cpu: KernelSet) -> None:
+def test_updates_equal_the_update_methods(cpu: KernelSet) -> None:
     method = BUILTIN_METHODS["rowwise_adagrad"]()
     hyper = method.hyperparameters(lr=0.5)
     table = TableConfig("t", 3, state_width=1)
@@ -71,7 +71,7 @@ def test_updates_are_those_of_the_update_methods(cpu: KernelSet) -> None:
     np.testing.assert_allclose(rows, [[expected] * 3 + [5]] * 2, rtol=1e-6)
 
 
-def test_a_method_of_a_plugin_is_refused(cpu: KernelSet) -> None:
+def test_a_method_of_a_plugin_is_rejected(cpu: KernelSet) -> None:
     class Mine(UpdateMethod):
         name = "mine"
         hyperparameters = HyperParameters
@@ -89,7 +89,7 @@ def test_a_method_of_a_plugin_is_refused(cpu: KernelSet) -> None:
         )
 
 
-def test_arrays_elsewhere_are_refused(cpu: KernelSet) -> None:
+def test_arrays_on_other_devices_are_rejected(cpu: KernelSet) -> None:
     with pytest.raises(InvalidArgumentError, match="ids must be in host memory"):
         cpu.dedup(_OnlyDlpack(np.array([1]), device=(2, 0)))
     with pytest.raises(
@@ -108,7 +108,7 @@ def test_every_operation_of_sparring_kernels_is_in_the_contract() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.bool_, np.uint8])
-def test_rows_are_found_into_arrays_that_are_there(cpu: KernelSet, dtype: Any) -> None:
+def test_rows_are_found_into_existing_arrays(cpu: KernelSet, dtype: Any) -> None:
     with open_storage("memory", TableConfig("t", 2)) as storage:
         storage.upsert([7], np.ones((1, 2), np.float32))
         rows, found = np.empty((2, 2), np.float32), np.full(2, 1, dtype)

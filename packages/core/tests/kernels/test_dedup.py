@@ -67,14 +67,14 @@ def test_dedup_of_large_batches_is_the_same_for_any_thread_count(
     assert np.array_equal(result.inverse, rank[inverse])
 
 
-def test_dedup_forgets_the_call_before() -> None:
+def test_dedup_does_not_depend_on_earlier_calls() -> None:
     for _ in range(3):
         assert kernels.dedup([7, 8, 7]).keys.tolist() == [7, 8]
         assert kernels.dedup([8]).keys.tolist() == [8]
         assert kernels.dedup(np.arange(5_000)).keys.tolist() == list(range(5_000))
 
 
-def test_dedup_takes_narrow_integers_and_strided_arrays() -> None:
+def test_dedup_accepts_narrow_integers_and_strided_arrays() -> None:
     ids = np.array([3, 9, 4, 9, 3, 9], np.uint8)
     assert kernels.dedup(ids[::2]).keys.tolist() == [3, 4]
     assert kernels.dedup([]).keys.dtype == np.int64
@@ -89,7 +89,7 @@ def test_dedup_takes_narrow_integers_and_strided_arrays() -> None:
         (["a"], "int64"),
     ],
 )
-def test_dedup_refuses_what_is_no_list_of_ids(ids: npt.ArrayLike, words: str) -> None:
+def test_dedup_rejects_invalid_ids(ids: npt.ArrayLike, words: str) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
         kernels.dedup(ids)
 
@@ -145,14 +145,14 @@ def test_route_of_many_keys_is_the_same_for_any_thread_count() -> None:
 
 
 @pytest.mark.parametrize("owner", [-1, 2, 2**31 - 1, -(2**31), 2**40])
-def test_route_refuses_an_owner_outside_the_world(owner: int) -> None:
+def test_route_rejects_an_owner_outside_the_world(owner: int) -> None:
     owners = np.zeros(4096, np.int64)
     owners[17] = owner
     with pytest.raises(InvalidArgumentError, match="owners"):
         kernels.route([1], owners, 2)
 
 
-def test_route_refuses_another_number_of_partitions() -> None:
+def test_route_rejects_another_number_of_partitions() -> None:
     with pytest.raises(InvalidArgumentError, match="4096"):
         kernels.route([1], np.zeros(4095, np.int32), 1)
     with pytest.raises(InvalidArgumentError, match="world_size"):

@@ -28,7 +28,7 @@ def _level(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.mark.usefixtures("_level")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_one_value_that_is_not_finite_is_found_wherever_it_is(dtype: Any) -> None:
+def test_one_value_that_is_not_finite_is_found_at_any_position(dtype: Any) -> None:
     finfo = np.finfo(dtype)
     fine = np.array([0.0, -0.0, finfo.max, finfo.min, finfo.tiny, finfo.smallest_subnormal], dtype)
     bad = np.array([np.inf, -np.inf, np.nan], dtype)
@@ -76,7 +76,7 @@ def test_a_large_array_is_searched_to_its_end_by_any_number_of_threads() -> None
 @pytest.mark.usefixtures("_level")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("size", [1, 7, 64, 5_000])
-def test_values_may_lie_anywhere_in_memory(dtype: Any, size: int) -> None:
+def test_values_may_be_at_any_memory_address(dtype: Any, size: int) -> None:
     item = np.dtype(dtype).itemsize
     memory = np.zeros((size + 1) * item, np.uint8)
     for offset in (1, item // 2, item - 1):
@@ -125,7 +125,7 @@ def test_the_fastest_level_is_the_default() -> None:
     assert level_in_new_process("").stdout.split() == [LEVELS[-1]]
 
 
-def test_an_unknown_level_is_refused_and_changes_nothing() -> None:
+def test_an_unknown_level_is_rejected_and_changes_nothing() -> None:
     before = kernels.simd_level()
     with pytest.raises(InvalidArgumentError, match=f"'sse9'.*{', '.join(LEVELS)}"):
         kernels.set_simd_level("sse9")

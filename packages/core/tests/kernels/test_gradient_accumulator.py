@@ -78,7 +78,7 @@ def test_large_batches_have_the_same_bits_for_any_thread_count(level: str) -> No
         _native.set_simd_level(before)
 
 
-def test_take_starts_anew_and_its_arrays_stay() -> None:
+def test_take_resets_the_sums_and_its_arrays_stay_valid() -> None:
     accumulator = GradientAccumulator(2)
     ones = np.ones((2, 2), np.float32)
     accumulator.add(np.array([1, 2]), ones)
@@ -137,7 +137,7 @@ def test_threads_may_add_at_the_same_time() -> None:
     assert np.all(sums == 80)
 
 
-def test_what_does_not_fit_is_refused_and_adds_nothing() -> None:
+def test_mismatched_arrays_are_rejected_and_add_nothing() -> None:
     accumulator = GradientAccumulator(3)
     refused: list[tuple[str, Any]] = [
         ("gradients must have shape", (np.arange(2), np.ones((2, 4), np.float32))),

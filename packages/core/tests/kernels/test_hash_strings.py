@@ -30,7 +30,7 @@ def reference(text: str | bytes) -> int:
 
 
 @pytest.mark.parametrize("text", VECTORS)
-def test_ids_are_those_of_the_reference_page(text: str) -> None:
+def test_ids_equal_the_reference_page(text: str) -> None:
     assert hash_strings([text]).tolist() == [VECTORS[text]]
 
 
@@ -46,7 +46,7 @@ def test_any_text_hashes_as_the_published_library_does(strings: list[Any]) -> No
 
 
 @pytest.mark.parametrize("kind", ["string", "large_string", "binary", "large_binary"])
-def test_arrow_arrays_are_read_where_they_are(kind: str) -> None:
+def test_arrow_arrays_are_read_in_place(kind: str) -> None:
     pyarrow = pytest.importorskip("pyarrow", reason="makes Arrow arrays")
     strings = [f"item {number}" * (number % 40) for number in range(20_000)]
     array = pyarrow.array(strings, getattr(pyarrow, kind)())
@@ -66,7 +66,7 @@ def test_numpy_arrays_hash_as_lists_do() -> None:
     assert hash_strings([]).dtype == np.int64
 
 
-def test_what_is_no_string_is_refused_by_its_place() -> None:
+def test_elements_that_are_not_strings_are_rejected_by_position() -> None:
     pyarrow = pytest.importorskip("pyarrow", reason="makes Arrow arrays")
     for strings, message in (
         (["a", 7], r"strings\[1\] must be str or bytes, found int"),

@@ -432,7 +432,7 @@ def test_every_initializer_is_known_to_the_native_kernel() -> None:
 
 
 @pytest.mark.parametrize("initializer", [*RANDOM, Zeros(), Constant(2.0)])
-def test_an_initializer_survives_the_way_through_a_config(initializer: Initializer) -> None:
+def test_an_initializer_survives_a_round_trip_through_a_config(initializer: Initializer) -> None:
     assert parse_initializer(initializer.as_dict()) == initializer
 
 
@@ -450,12 +450,12 @@ def test_an_initializer_survives_the_way_through_a_config(initializer: Initializ
         lambda: kernels.initializer_spec(TableConfig("t", 2, initializer=Uniform(-1e308, 1e308))),
     ],
 )
-def test_impossible_initializers_are_refused(make: Any) -> None:
+def test_impossible_initializers_are_rejected(make: Any) -> None:
     with pytest.raises(InvalidArgumentError):
         make()
 
 
-def test_rows_that_cannot_be_filled_are_refused() -> None:
+def test_rows_that_cannot_be_filled_are_rejected() -> None:
     spec = kernels.initializer_spec(TableConfig("t", 4))
     keys, missing = np.arange(3), np.zeros(3, np.bool_)
     rows = np.zeros((3, 6), np.float32)

@@ -86,7 +86,7 @@ def test_every_number_is_read_exactly(name: str, dim: int) -> None:
 
 @pytest.mark.usefixtures("_level")
 @pytest.mark.parametrize("name", HALVES)
-def test_what_was_read_rounds_to_itself(name: str) -> None:
+def test_decoded_numbers_round_to_themselves(name: str) -> None:
     numbers = every_number(name).reshape(-1, 64)
     values = kernels.decode(numbers)
     rounding = Rounding(np.arange(len(numbers)), seed=3, step=5)
@@ -173,7 +173,7 @@ def test_the_format_never_drifts(name: str) -> None:
     assert encoded(values, name, rounding).tobytes().hex() == GOLDEN[name]
 
 
-def test_the_rounding_seed_is_that_of_the_format() -> None:
+def test_the_rounding_seed_is_defined_by_the_format() -> None:
     table = TableConfig("movies", 10, "bfloat16", seed=-7)
     philox_key = kernels.initializer_spec(table).philox_key
     assert kernels.rounding_seed(table) == mix64(philox_key ^ 0x726F756E64696E67)
@@ -234,7 +234,7 @@ def test_order_batch_and_threads_do_not_matter(name: str, threads: int) -> None:
 
 @pytest.mark.usefixtures("_level")
 @pytest.mark.parametrize("name", HALVES)
-def test_embeddings_are_read_and_written_where_they_lie_in_rows(name: str) -> None:
+def test_embeddings_are_read_and_written_in_place_in_rows(name: str) -> None:
     table = TableConfig("t", 13, name, state_width=3)
     rng = np.random.default_rng(0)
     raw = rng.integers(0, 256, (500, table.row_bytes), np.uint8)
@@ -248,7 +248,7 @@ def test_embeddings_are_read_and_written_where_they_lie_in_rows(name: str) -> No
     assert rows[:, 13:].tobytes() == before[:, 13:].tobytes()
 
 
-def test_what_cannot_be_rounded_is_refused() -> None:
+def test_invalid_arrays_for_rounding_are_rejected() -> None:
     values = np.zeros((3, 4), np.float32)
     out = np.zeros((3, 4), np.float16)
     fixed = out.copy()
@@ -274,7 +274,7 @@ def test_what_cannot_be_rounded_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", HALVES)
-def test_empty_arrays_are_ordinary(name: str) -> None:
+def test_empty_arrays_are_accepted(name: str) -> None:
     nothing = np.empty((0, 5), np.float32)
     assert encoded(nothing, name).shape == (0, 5)
     assert encoded(nothing, name, Rounding(np.empty(0, np.int64), 0, 1)).shape == (0, 5)

@@ -249,7 +249,7 @@ ROWS = np.zeros((3, 4), np.float32)
 
 
 @pytest.mark.parametrize("place", [-1, 3, 2**62, -(2**63)])
-def test_an_index_out_of_range_is_refused(place: int) -> None:
+def test_an_index_out_of_range_is_rejected(place: int) -> None:
     inverse = np.zeros(2_000, np.int64)
     inverse[1_500] = place
     offsets = [0, 2_000]
@@ -268,7 +268,7 @@ def test_an_index_out_of_range_is_refused(place: int) -> None:
 @pytest.mark.parametrize(
     "offsets", [[], [1, 2], [0, 1], [0, 3], [0, 2, 1, 2], [0, 5, 2], [-1, 2], [0, -1, 2]]
 )
-def test_offsets_that_do_not_cover_the_ids_are_refused(offsets: list[int]) -> None:
+def test_offsets_that_do_not_cover_the_ids_are_rejected(offsets: list[int]) -> None:
     inverse = [0, 1]
     bags = ROWS[: max(0, len(offsets) - 1)]
     with pytest.raises(InvalidArgumentError, match="offsets"):
@@ -279,7 +279,7 @@ def test_offsets_that_do_not_cover_the_ids_are_refused(offsets: list[int]) -> No
         kernels.pool_weight_gradient(bags, ROWS, inverse, offsets)
 
 
-def test_shapes_and_dtypes_that_do_not_fit_are_refused() -> None:
+def test_shapes_and_dtypes_that_do_not_fit_are_rejected() -> None:
     refused: list[tuple[str, Any]] = [
         ("float32 or float64", lambda: kernels.gather(ROWS.astype(np.int32), [0])),
         ("two dimensions", lambda: kernels.gather(ROWS[0], [0])),
@@ -300,7 +300,7 @@ def test_shapes_and_dtypes_that_do_not_fit_are_refused() -> None:
             call()
 
 
-def test_the_native_functions_refuse_what_they_cannot_read_in_place() -> None:
+def test_the_native_functions_reject_what_they_cannot_read_in_place() -> None:
     inverse = np.zeros(2, np.int64)
     with pytest.raises(InvalidArgumentError, match="C-contiguous"):
         _native.gather(np.zeros((3, 8), np.float32)[:, ::2], inverse)

@@ -45,7 +45,7 @@ NO_NUMBER: Any = 1.5
         (lambda: kernels.is_finite(RAGGED), "values must be an array.*found list"),
     ],
 )
-def test_wrong_kinds_of_input_are_refused_by_name(call: Callable[[], object], found: str) -> None:
+def test_wrong_kinds_of_input_are_rejected_by_name(call: Callable[[], object], found: str) -> None:
     with pytest.raises(InvalidArgumentError, match=found):
         call()
 

@@ -82,7 +82,7 @@ def test_a_plugin_with_a_trainer_loads_on_core_alone(
     assert "acme_train" not in {each.plugin for each in manager.load_errors()}
 
 
-def test_a_hook_that_is_declared_later_is_asked_then(manager: PluginManager) -> None:
+def test_a_hook_that_is_declared_later_is_called_then(manager: PluginManager) -> None:
     load_offering(manager, lambda: [WHEEL])
     with pytest.raises(PluginError, match="wheel 'front' is unknown"):
         manager.find("wheels", "front", WheelDescriptor)
@@ -93,13 +93,13 @@ def test_a_hook_that_is_declared_later_is_asked_then(manager: PluginManager) -> 
     assert manager.find("wheels", "front", WheelDescriptor) is WHEEL
 
 
-def test_a_plugin_that_is_loaded_later_is_asked_for_all_hooks(manager: PluginManager) -> None:
+def test_all_hooks_of_a_plugin_that_is_loaded_later_are_called(manager: PluginManager) -> None:
     extend(manager)
     load_offering(manager, lambda: [WHEEL])
     assert manager.find("wheels", "front", WheelDescriptor) is WHEEL
 
 
-def test_a_plugin_whose_later_hook_fails_is_refused_as_a_whole(manager: PluginManager) -> None:
+def test_a_plugin_whose_later_hook_fails_is_rejected_as_a_whole(manager: PluginManager) -> None:
     load_offering(manager, lambda: 1 // 0)  # type: ignore[arg-type, return-value]
     assert manager.storage("acme").name == "acme"
     extend(manager)

@@ -56,7 +56,7 @@ def test_the_factories_of_core_open_working_parts() -> None:
     rendezvous.close()
 
 
-def test_the_local_collective_joins_no_processes() -> None:
+def test_the_local_collective_does_not_connect_processes() -> None:
     local = make_plugin_manager(entry_points=False).collective("local")
     with pytest.raises(InvalidArgumentError, match="found 2 ranks"):
         local.factory(Membership(rank=0, world_size=2), NoOptions(), 7.0)
@@ -74,7 +74,7 @@ def test_nothing_is_loaded_at_import() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_an_installed_plugin_is_found_by_the_name_it_offers(site: Site) -> None:
+def test_an_installed_plugin_is_found_by_its_registered_name(site: Site) -> None:
     site.install("acme-store", storage_plugin("acme"), version="2.5")
     manager = make_plugin_manager()
     assert manager.storage("acme").summary == "A storage for a test."
@@ -88,7 +88,7 @@ def test_entry_points_can_be_left_out(site: Site) -> None:
         make_plugin_manager(entry_points=False).storage("acme")
 
 
-def test_each_manager_looks_again(site: Site) -> None:
+def test_each_manager_searches_again(site: Site) -> None:
     before = make_plugin_manager()
     site.install("acme-store", storage_plugin("acme"))
     with pytest.raises(PluginError):
@@ -180,7 +180,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_broken_plugin_is_refused_with_its_reason_and_disturbs_nobody(
+def test_a_broken_plugin_is_rejected_with_its_reason_without_affecting_others(
     site: Site, case: str
 ) -> None:
     source, reason = BROKEN[case]
@@ -226,7 +226,7 @@ def test_a_damaged_entry_points_file_hides_no_other_plugin(site: Site) -> None:
         ((API_VERSION[0] - 1, 7), "upgrade acme-store"),
     ],
 )
-def test_another_contract_version_is_refused_naming_both_sides(
+def test_another_contract_version_is_rejected_naming_both_sides(
     site: Site, version: tuple[int, int], remedy: str
 ) -> None:
     site.install("acme-store", storage_plugin("acme", api_version=version), version="9.1")
@@ -255,13 +255,13 @@ def test_two_plugins_of_one_name_are_an_error_naming_both_distributions(site: Si
     assert "acme" not in {offer.name for offer in manager.descriptors()}
 
 
-def test_a_stranger_cannot_silently_replace_a_part_of_core(site: Site) -> None:
+def test_a_plugin_cannot_silently_replace_a_part_of_core(site: Site) -> None:
     site.install("sly-store", storage_plugin("memory"))
     with pytest.raises(PluginError, match=r"sly-store 1\.0 and sparring 0\.\S+"):
         make_plugin_manager().storage("memory")
 
 
-def test_one_name_may_be_offered_in_two_kinds(site: Site) -> None:
+def test_one_name_may_be_registered_in_two_kinds(site: Site) -> None:
     site.install("acme-store", storage_plugin("local"))
     manager = make_plugin_manager()
     assert manager.storage("local").name == "local"
@@ -282,7 +282,7 @@ def test_one_name_may_be_offered_in_two_kinds(site: Site) -> None:
         ("framework", "torhc", 'pip install "sparring[torch]"'),
     ],
 )
-def test_an_unknown_name_says_what_was_meant_or_what_to_install(
+def test_an_unknown_name_gets_a_suggestion_or_an_install_command(
     kind: str, name: str, expected: str
 ) -> None:
     manager = make_plugin_manager(entry_points=False)
@@ -292,7 +292,7 @@ def test_an_unknown_name_says_what_was_meant_or_what_to_install(
     assert repr(name) in str(caught.value)
 
 
-def test_nothing_is_said_of_installing_what_is_installed() -> None:
+def test_no_install_command_is_shown_for_installed_plugins() -> None:
     class Plugin:
         @hookimpl
         def sparring_register_storage(self) -> list[StorageDescriptor]:
@@ -308,9 +308,7 @@ def test_nothing_is_said_of_installing_what_is_installed() -> None:
 
 
 @pytest.mark.parametrize("listed", ["acme_store", "acme-store", "*", "x, acme_store"])
-def test_plugins_can_be_switched_off(
-    site: Site, monkeypatch: pytest.MonkeyPatch, listed: str
-) -> None:
+def test_plugins_can_be_disabled(site: Site, monkeypatch: pytest.MonkeyPatch, listed: str) -> None:
     site.install("acme-store", storage_plugin("acme"))
     monkeypatch.setenv(DISABLE_VARIABLE, listed)
     manager = make_plugin_manager()

@@ -30,16 +30,16 @@ OPEN_MPI = {
 
 
 @pytest.mark.parametrize("variables", [TORCHRUN, MPICH, OPEN_MPI, TORCHRUN | MPICH])
-def test_the_variables_of_each_launcher_are_understood(variables: dict[str, str]) -> None:
+def test_the_variables_of_each_launcher_are_read(variables: dict[str, str]) -> None:
     expected = Membership(rank=5, world_size=8, local_rank=1, device="cpu")
     assert read_membership(variables, EnvironmentOptions()) == expected
 
 
-def test_the_device_is_the_gpu_of_the_local_rank_where_asked_for() -> None:
+def test_the_device_is_the_gpu_of_the_local_rank_if_requested() -> None:
     assert read_membership(MPICH, EnvironmentOptions(device="cuda")).device == "cuda:1"
 
 
-def test_launchers_that_disagree_are_refused_unless_one_is_chosen() -> None:
+def test_launchers_that_disagree_are_rejected_unless_one_is_chosen() -> None:
     both = {**TORCHRUN, "PMI_RANK": "0", "PMI_SIZE": "2"}
     with pytest.raises(
         InvalidArgumentError, match=r"rank 5 of 8, but the variables of mpich rank 0 of 2"
@@ -57,7 +57,7 @@ def test_launchers_that_disagree_are_refused_unless_one_is_chosen() -> None:
         ({**TORCHRUN, "RANK": "8"}, "rank 8 of 8"),
     ],
 )
-def test_variables_that_make_no_sense_are_refused(variables: dict[str, str], words: str) -> None:
+def test_invalid_variables_are_rejected(variables: dict[str, str], words: str) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
         read_membership(variables, EnvironmentOptions())
 
@@ -70,7 +70,7 @@ def open_environment(monkeypatch: pytest.MonkeyPatch, world_size: int) -> Enviro
     return EnvironmentRendezvous(EnvironmentOptions())
 
 
-def test_one_rank_has_a_store_and_more_are_told_where_there_is_one(
+def test_one_rank_has_a_store_and_several_get_an_error_that_names_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     alone = open_environment(monkeypatch, 1)

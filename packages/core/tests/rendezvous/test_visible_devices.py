@@ -80,7 +80,7 @@ def _declared(container: StepContainer, storage: StorageChoice) -> StorageChoice
         (Membership(0, 1), "cuda"),
     ],
 )
-def test_each_rank_has_a_gpu_of_its_own(membership: Membership, device: str) -> None:
+def test_each_rank_has_a_separate_gpu(membership: Membership, device: str) -> None:
     choice = _declared(_container(membership), StorageChoice("hkv", {"device": "cuda"}))
     assert choice.options["device"] == device
     assert find_storage_device(choice) == device
@@ -98,7 +98,7 @@ def test_each_rank_has_a_gpu_of_its_own(membership: Membership, device: str) -> 
         (Membership(3, 4, local_rank=3), 0, "cuda:3"),
     ],
 )
-def test_a_launcher_may_show_each_rank_its_own_gpu_alone(
+def test_a_launcher_may_show_each_rank_only_its_own_gpu(
     membership: Membership, count: int, device: str
 ) -> None:
     container = _container(membership, _Seeing(count))
@@ -109,7 +109,7 @@ def test_a_launcher_may_show_each_rank_its_own_gpu_alone(
     assert find_storage_device(container.entry("stack").choice) == device
 
 
-def test_gpus_are_counted_only_where_a_table_lies_on_one() -> None:
+def test_gpus_are_counted_only_if_a_table_is_on_one() -> None:
     seeing = _Seeing(1)
     container = _container(Membership(3, 4, local_rank=1), seeing)
     _declared(container, StorageChoice("hkv", {"capacity": 9}))
@@ -119,13 +119,13 @@ def test_gpus_are_counted_only_where_a_table_lies_on_one() -> None:
     assert seeing.num_asked == 1
 
 
-def test_a_gpu_that_is_named_stays() -> None:
+def test_an_explicit_gpu_is_not_changed() -> None:
     container = _container(Membership(3, 4, local_rank=1))
     choice = _declared(container, StorageChoice("hkv", {"device": "cuda:0", "capacity": 9}))
     assert choice.options == {"device": "cuda:0", "capacity": 9}
 
 
-def test_tiers_lie_on_the_rank_s_own_gpu_too() -> None:
+def test_tiers_are_on_the_rank_s_gpu_too() -> None:
     tiers = [{"backend": "hkv", "options": {"device": "cuda"}}, "hkv"]
     container = _container(Membership(3, 4, local_rank=1))
     choice = _declared(container, StorageChoice("tiered", {"tiers": tiers}))
@@ -133,7 +133,7 @@ def test_tiers_lie_on_the_rank_s_own_gpu_too() -> None:
     assert find_storage_device(choice) == "cuda:1"
 
 
-def test_declaring_again_is_no_other_storage() -> None:
+def test_declaring_again_keeps_the_storage() -> None:
     container = _container(Membership(3, 4, local_rank=1))
     first = _declared(container, StorageChoice("hkv", {"device": "cuda"}))
     assert _declared(container, StorageChoice("hkv", {"device": "cuda"})) == first
@@ -144,7 +144,7 @@ def test_declaring_again_is_no_other_storage() -> None:
     assert container.entry("items").choice == first
 
 
-def test_what_a_backend_calls_device_may_be_something_else() -> None:
+def test_a_backend_may_use_the_option_device_otherwise() -> None:
     assert find_storage_device(StorageChoice("other", {"device": "/dev/sda"})) == "cpu"
     assert find_storage_device(StorageChoice("hkv", {"device": "emulated"})) == "emulated"
     assert find_storage_device(None) == "cpu"

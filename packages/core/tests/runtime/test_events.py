@@ -69,7 +69,7 @@ def test_a_coroutine_that_would_end_the_program_fails_alone(kind: type[BaseExcep
         loop.close()
 
 
-def test_a_loop_that_cannot_be_made_is_an_error_and_can_be_tried_again(
+def test_a_loop_that_cannot_start_raises_and_can_be_retried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refused() -> None:
@@ -86,7 +86,7 @@ def test_a_loop_that_cannot_be_made_is_an_error_and_can_be_tried_again(
     loop.close()
 
 
-def test_a_loop_that_is_dropped_is_freed() -> None:
+def test_a_loop_without_references_is_freed() -> None:
     loop = EventLoop()
     loop.submit(lambda: None).result(WAIT)
     loop.drain()
@@ -107,7 +107,7 @@ def test_coroutines_run_on_one_loop_of_another_thread(loop: EventLoop) -> None:
     assert first[0] != threading.get_ident()
 
 
-def test_a_blocking_callable_does_not_hold_up_coroutines(loop: EventLoop) -> None:
+def test_a_blocking_callable_does_not_delay_coroutines(loop: EventLoop) -> None:
     gate = threading.Event()
     blocked = loop.submit(lambda: gate.wait(WAIT))
 
@@ -142,7 +142,7 @@ def test_tasks_can_be_awaited_from_another_loop(loop: EventLoop) -> None:
     assert asyncio.run(main()) == 3
 
 
-def test_what_cannot_be_run_is_refused(loop: EventLoop) -> None:
+def test_work_that_cannot_run_is_rejected(loop: EventLoop) -> None:
     with pytest.raises(InvalidArgumentError, match="a coroutine or a callable, found int"):
         loop.submit(3)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="capacity=0"):
@@ -152,7 +152,7 @@ def test_what_cannot_be_run_is_refused(loop: EventLoop) -> None:
 # -- bounds ---------------------------------------------------------------------
 
 
-def test_submit_blocks_while_full_and_goes_on_when_work_ends(loop: EventLoop) -> None:
+def test_submit_blocks_while_full_and_continues_when_work_ends(loop: EventLoop) -> None:
     gate = threading.Event()
     for _ in range(4):
         loop.submit(lambda: gate.wait(WAIT))
@@ -250,7 +250,7 @@ def test_drain_waits_for_all_and_names_what_is_late(loop: EventLoop) -> None:
     assert loop.num_outstanding == 0
 
 
-def test_close_drains_refuses_new_work_and_may_be_repeated() -> None:
+def test_close_drains_rejects_new_work_and_may_be_repeated() -> None:
     ended: list[int] = []
 
     async def slowly() -> None:
@@ -267,7 +267,7 @@ def test_close_drains_refuses_new_work_and_may_be_repeated() -> None:
         loop.submit(lambda: None)
 
 
-def test_close_reports_a_failure_that_nobody_checked() -> None:
+def test_close_raises_a_failure_that_was_not_checked() -> None:
     loop = EventLoop()
     loop.submit(fail, name="last save")
     with pytest.raises(BackgroundError, match="last save"):
@@ -277,7 +277,7 @@ def test_close_reports_a_failure_that_nobody_checked() -> None:
         other.submit(fail, name="in block")
 
 
-def test_close_waits_longer_for_work_that_was_given_longer() -> None:
+def test_close_waits_longer_for_work_with_closing_seconds() -> None:
     gate = threading.Event()
     with EventLoop() as loop:
         loop.submit(lambda: gate.wait(WAIT), closing_seconds=WAIT)
@@ -287,7 +287,7 @@ def test_close_waits_longer_for_work_that_was_given_longer() -> None:
 
 
 @pytest.mark.parametrize("error", [DeadlineError("too late; wait longer"), ValueError("odd")])
-def test_errors_that_say_all_are_logged_without_a_trace(
+def test_errors_of_sparring_are_logged_without_a_traceback(
     error: Exception, loop: EventLoop, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails() -> None:
@@ -361,7 +361,7 @@ def test_submitting_from_many_threads_loses_nothing(loop: EventLoop) -> None:
 # -- exit and fork ----------------------------------------------------------------------
 
 
-def test_exit_drains_a_loop_that_nobody_closed() -> None:
+def test_exit_drains_a_loop_that_was_not_closed() -> None:
     done = run_script(
         """
         import asyncio, os, time
@@ -379,7 +379,7 @@ def test_exit_drains_a_loop_that_nobody_closed() -> None:
     assert sorted(done.stdout.split()) == ["8", "called"]
 
 
-def test_exit_waits_a_bounded_time_and_says_what_is_late() -> None:
+def test_exit_waits_a_bounded_time_and_logs_late_work() -> None:
     done = run_script(
         """
         import time
@@ -393,7 +393,7 @@ def test_exit_waits_a_bounded_time_and_says_what_is_late() -> None:
     assert "endless save" in done.stderr
 
 
-def test_exit_reports_a_failure_that_nobody_checked() -> None:
+def test_exit_logs_a_failure_that_was_not_checked() -> None:
     done = run_script(
         """
         from sparring.runtime.events import EventLoop
@@ -406,7 +406,7 @@ def test_exit_reports_a_failure_that_nobody_checked() -> None:
     assert "disk full" in done.stderr
 
 
-def test_a_forked_child_is_refused_and_can_make_another(loop: EventLoop) -> None:
+def test_a_forked_child_cannot_use_the_loop_but_can_create_another(loop: EventLoop) -> None:
     gate = threading.Event()
     theirs = loop.submit(lambda: gate.wait(WAIT), name="save")
     refused: list[Callable[[], object]] = [
@@ -437,7 +437,7 @@ def test_a_forked_child_is_refused_and_can_make_another(loop: EventLoop) -> None
     assert theirs.result(WAIT)
 
 
-def test_a_forked_child_ends_by_itself_and_drains_its_own_loops_alone() -> None:
+def test_a_forked_child_ends_and_drains_only_its_own_loops() -> None:
     done = run_script(
         """
         import os, sys, threading

@@ -100,14 +100,14 @@ for sharing in (1, 2):
 
 
 @pytest.mark.parametrize("threads", [-1, 1025, 2**40, 1.5, "4", True])
-def test_configure_refuses_what_is_no_number_of_threads(threads: object) -> None:
+def test_configure_rejects_invalid_numbers_of_threads(threads: object) -> None:
     before = execution.num_threads()
     with pytest.raises(InvalidArgumentError, match=r"must be 1 to 1024"):
         execution.configure_pool(threads)  # type: ignore[arg-type]
     assert execution.num_threads() == before
 
 
-def test_configure_refuses_while_a_call_runs(two_threads: None) -> None:
+def test_configure_rejects_while_a_call_runs(two_threads: None) -> None:
     gate = threading.Event()
     task = execution.submit(gate.wait, WAIT)
     try:
@@ -170,7 +170,7 @@ def test_timeout_error_of_the_call_is_no_deadline_error() -> None:
     assert not isinstance(caught.value, DeadlineError)
 
 
-def test_result_raises_deadline_error_and_can_be_asked_again() -> None:
+def test_result_raises_deadline_error_and_can_be_called_again() -> None:
     gate = threading.Event()
     task = execution.submit(gate.wait, WAIT)
     with pytest.raises(DeadlineError, match=r"Event\.wait has not ended within 0\.01 s"):
@@ -180,7 +180,7 @@ def test_result_raises_deadline_error_and_can_be_asked_again() -> None:
     assert task.result(WAIT)
 
 
-def test_calls_run_beside_the_caller(two_threads: None) -> None:
+def test_calls_run_concurrently_with_the_caller(two_threads: None) -> None:
     mine, theirs = threading.Event(), threading.Event()
 
     def meet() -> bool:
@@ -231,7 +231,7 @@ def test_cancel_keeps_a_waiting_call_from_starting() -> None:
     execution.configure_pool(None)
 
 
-def test_what_a_call_held_is_freed_when_it_has_ended() -> None:
+def test_arguments_of_a_call_are_freed_when_it_has_ended() -> None:
     class Big:
         def use(self) -> None: ...
 
@@ -289,7 +289,7 @@ def test_forked_child_of_an_idle_pool_loops_and_calls(two_threads: None) -> None
     assert loops_over_all(2)
 
 
-def test_forked_child_of_a_busy_pool_works_alone(two_threads: None) -> None:
+def test_forked_child_of_a_busy_pool_computes_on_its_own_thread(two_threads: None) -> None:
     gate = threading.Event()
     theirs = execution.submit(gate.wait, WAIT)
 
@@ -387,7 +387,7 @@ def test_exit_waits_a_bounded_time_for_calls(body: str) -> None:
     assert "the interpreter ends before these calls have ended: stay, stay" in done.stderr
 
 
-def test_exit_lets_short_calls_end_and_cancels_what_waits() -> None:
+def test_exit_lets_short_calls_end_and_cancels_waiting_ones() -> None:
     done = run_script(
         """
         import threading, time
@@ -406,7 +406,7 @@ def test_exit_lets_short_calls_end_and_cancels_what_waits() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "first\n", "")
 
 
-def test_submit_while_the_interpreter_ends_is_refused() -> None:
+def test_submit_while_the_interpreter_ends_is_rejected() -> None:
     done = run_script(
         """
         import atexit

@@ -27,13 +27,13 @@ def test_a_password_is_found_in_a_text(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", [f"me:{SECRET}@cache", f":{SECRET}@cache:6379"])
-def test_a_password_before_a_host_is_found_where_options_of_backends_stand(text: str) -> None:
+def test_a_password_before_a_host_is_found_in_options_of_backends(text: str) -> None:
     assert [found.path for found in find_secrets({"hosts": [text]})] == [("hosts", 0)]
     assert not has_password(text), "elsewhere it may be a name, as of an image by its digest"
 
 
 @pytest.mark.parametrize("piece", ["a://?", "://a:", "?", "&secret", "a", ":", "://", "a:a"])
-def test_no_text_takes_long(piece: str) -> None:
+def test_no_text_takes_long_to_search(piece: str) -> None:
     text = "a://" + piece * (1_000_000 // len(piece))
     begin = time.process_time()
     has_password(text)
@@ -54,11 +54,11 @@ def test_no_text_takes_long(piece: str) -> None:
         "12:30",
     ],
 )
-def test_no_password_is_found_where_none_is(text: str) -> None:
+def test_there_are_no_false_positives(text: str) -> None:
     assert not has_password(text)
 
 
-def test_names_of_secrets_are_told_from_names_of_their_places() -> None:
+def test_names_of_secrets_differ_from_names_of_their_locations() -> None:
     for name in ("password", "sentinel_password", "token", "api_key", "secretAccessKey", "pwd"):
         assert is_secret_name(name), name
     for name in ("password_environment", "password_file", "tls_key_file", "key", "tokens", "path"):

@@ -17,7 +17,7 @@ from .late_device import LateDevice
 from .test_pool import exit_status_of_child
 
 
-def test_a_wait_ends_when_all_is_done_that_was_on_the_stream() -> None:
+def test_a_wait_ends_when_the_work_on_the_stream_is_complete() -> None:
     device = LateDevice()
     streams, done = device.streams(), []
     with streams.open() as stream, device.using(stream.handle):
@@ -72,7 +72,7 @@ def test_many_threads_wait_for_many_streams() -> None:
     assert _native.num_stream_waits() == 0
 
 
-def test_a_wait_that_is_late_is_a_deadline_error_and_may_still_come() -> None:
+def test_a_late_wait_raises_a_deadline_error_and_may_still_end() -> None:
     device = LateDevice()
     with device.streams().open() as stream, device.using(stream.handle):
         may_go = threading.Event()
@@ -87,7 +87,7 @@ def test_a_wait_that_is_late_is_a_deadline_error_and_may_still_come() -> None:
         stream.reached().result(20.0)
 
 
-def test_a_device_that_is_lost_while_somebody_waits_is_named() -> None:
+def test_a_device_that_is_lost_during_a_wait_is_named() -> None:
     device = LateDevice()
     with device.streams().open() as stream:
         device.calls_back = False  # like CUDA after a failure
@@ -112,7 +112,7 @@ def test_a_cancelled_wait_ends_quietly() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_waits_begun_before_a_fork_do_not_hang_the_child() -> None:
+def test_waits_started_before_a_fork_do_not_hang_the_child() -> None:
     device = LateDevice()
     with device.streams().open() as stream, device.using(stream.handle):
         may_go = threading.Event()

@@ -36,7 +36,7 @@ def test_jobs_run_in_their_order() -> None:
     assert order == list(range(100))
 
 
-def test_an_executor_without_a_thread_refuses_a_job_and_ends() -> None:
+def test_an_executor_without_a_thread_rejects_a_job_and_ends() -> None:
     given = LateThreads("test")
     executor, ran = SerialExecutor(given), list[str]()
     with pytest.raises(RuntimeError, match="shutdown"):
@@ -51,7 +51,7 @@ def test_an_executor_without_a_thread_refuses_a_job_and_ends() -> None:
     assert ran == ["taken"]
 
 
-def test_a_call_that_no_thread_was_there_for_does_not_run_later() -> None:
+def test_a_call_without_a_thread_does_not_run_later() -> None:
     given, ran = LateThreads("test"), list[str]()
     with pytest.raises(RuntimeError, match="shutdown"):
         given.run(lambda: ran.append("refused"))
@@ -61,7 +61,7 @@ def test_a_call_that_no_thread_was_there_for_does_not_run_later() -> None:
     assert ran == ["taken"]
 
 
-def test_threads_end_where_they_are_dropped() -> None:
+def test_threads_end_when_they_are_deleted() -> None:
     made = Threads("sparring-dropped", 2)
     made.start()
     running = [each for each in threading.enumerate() if each.name.startswith("sparring-dropped")]
@@ -72,7 +72,7 @@ def test_threads_end_where_they_are_dropped() -> None:
     assert not any(thread.is_alive() for thread in running)
 
 
-def test_an_end_is_called_at_exit_and_forgotten_with_its_object(
+def test_a_method_is_called_at_exit_unless_its_object_was_deleted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ends, calls = list[Callable[[], None]](), list[str]()

@@ -63,7 +63,7 @@ def overlapping_seconds(spans: list[Span]) -> float:
     return covered / 1e9
 
 
-def test_rows_are_found_while_others_travel() -> None:
+def test_rows_are_found_while_others_are_sent() -> None:
     def body(collective: Collective) -> float:
         trace = Trace(collective.rank)
         slow_exchange(collective, trace)
@@ -73,7 +73,7 @@ def test_rows_are_found_while_others_travel() -> None:
         assert seconds > 0.05
 
 
-def test_rows_for_the_update_are_found_while_gradients_travel() -> None:
+def test_rows_for_the_update_are_found_while_gradients_are_sent() -> None:
     def body(collective: Collective) -> tuple[int, int]:
         trace = Trace(collective.rank)
         options = ExchangeOptions(chunk_rows=20)

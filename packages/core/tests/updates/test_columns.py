@@ -35,7 +35,7 @@ def moved(method: UpdateMethod, dtype: str, block: ColumnBlock, **given: float) 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("method", METHODS, ids=lambda each: each.name)
-def test_a_method_says_whether_columns_may_be_updated_apart(
+def test_a_method_declares_whether_columns_may_be_updated_separately(
     method: UpdateMethod, dtype: str
 ) -> None:
     width = method.state_width(DIM)
@@ -61,5 +61,5 @@ def test_norms_of_rows_couple_columns_of_any_method() -> None:
     assert MethodChoice(lamb, parse_hyper(lamb, {}), 1).why_coupled
 
 
-def test_methods_of_others_couple_columns_unless_they_say_otherwise() -> None:
+def test_methods_of_plugins_couple_columns_by_default() -> None:
     assert UpdateMethod.couples_columns

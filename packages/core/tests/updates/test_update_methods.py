@@ -114,7 +114,7 @@ def test_every_method_has_a_reference_and_settings() -> None:
 
 @pytest.mark.parametrize(("name", "given"), list(cases()))
 @pytest.mark.parametrize("dim", [1, 7, 64])
-def test_a_method_does_what_its_paper_says(name: str, given: dict[str, Any], dim: int) -> None:
+def test_a_method_agrees_with_its_paper(name: str, given: dict[str, Any], dim: int) -> None:
     expected = expected_embeddings(name, given, "float64", dim)
     found = train(name, given, "float64", dim)[:, :dim]
     assert np.abs(expected).max() > 1e-3  # it does not compare zeros
@@ -134,7 +134,7 @@ def test_gradients_are_clipped_by_value_and_then_by_norm(name: str) -> None:
 
 
 @pytest.mark.parametrize("given", [*CLIPS, CLIPS_BOTH])
-def test_methods_of_others_get_gradients_that_are_clipped_alike(given: dict[str, float]) -> None:
+def test_methods_of_plugins_get_clipped_gradients(given: dict[str, float]) -> None:
     gradients = np.random.default_rng(0).standard_normal((50, 7))
     hyper = HyperParameters(**given)
     expected = [clip_gradient(each, hyper.model_dump()) for each in gradients]
@@ -172,7 +172,7 @@ def test_all_simd_levels_give_the_same_bits(name: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_large_calls_are_shared_out_without_a_difference(name: str) -> None:
+def test_large_calls_give_the_same_bits_on_several_threads(name: str) -> None:
     method = resolve_method(name)
     hyper = parse_hyper(method, SETTINGS[name][1])
     random = np.random.default_rng(5)
@@ -221,7 +221,7 @@ def test_an_unknown_method_is_named_with_the_nearest_one() -> None:
         resolve_method("row_adagrad")
 
 
-def test_rows_of_another_width_are_refused() -> None:
+def test_rows_of_another_width_are_rejected() -> None:
     spec = _native.UpdateSpec("adam", "float32", 4, {"lr": 0.1}, 1)
     keys, gradients = np.arange(2), np.zeros((2, 4), np.float32)
     with pytest.raises(InvalidArgumentError, match="rows of 48 bytes were asked for, found 32"):
@@ -232,7 +232,7 @@ def test_rows_of_another_width_are_refused() -> None:
         _native.UpdateSpec("adam", "float32", 4, {"lr": 0.1}, 0)
 
 
-def test_a_storage_of_one_method_refuses_the_update_of_another_of_its_width() -> None:
+def test_a_storage_of_one_method_rejects_the_update_of_another_with_its_width() -> None:
     storage = open_storage("memory", TableConfig("t", 2).with_state(4, "adam"))
     storage.upsert([1], np.ones((1, 6), np.float32))
     gradients = np.ones((1, 2), np.float32)
