@@ -59,8 +59,8 @@ def test_a_class_is_found_and_called() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nowhere:Sized", "nowhere:Sized cannot be found: No module named 'nowhere'; install"),
-        ("named:Sizd", "named:Sizd cannot be found: named has no 'Sizd'; did you mean 'Sized'?"),
+        ("nowhere:Sized", "importing nowhere:Sized failed: No module named 'nowhere'; install"),
+        ("named:Sizd", "named:Sizd was not found: named has no 'Sizd'; did you mean 'Sized'?"),
         ("named:function", "named:function is a function, expected a class derived from .*:Base"),
         ("builtins:dict", "builtins:dict is a class, expected a class derived from .*:Base"),
         ("broken:Sized", "broken:Sized: importing broken failed: RuntimeError: no; correct"),

@@ -1,9 +1,9 @@
-"""Trains what a YAML file describes: `sparring train` and `sparring config`.
+"""Training from YAML configurations: the commands `sparring train`, `sparring config` and others.
 
-What a plugin with a kind of data or of model needs is here, too.
+Also contains the base classes for plugins that register kinds of data or models.
 
-Names are imported when they are asked for: listing plugins imports `sparring_train.plugin`, and should
-not have to wait for readers and models.
+Names are imported on first access, because listing plugins imports `sparring_train.plugin` and must not
+import readers and models.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kinds of data and of models that sparring-train itself registers."""
+"""Kinds of data and models that sparring-train registers itself."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ __all__ = ["data_kinds", "model_kinds"]
 
 
 def data_kinds() -> list[DataDescriptor]:
-    """Data that is read without a plugin."""
+    """Returns the built-in kinds of data."""
     return [
         DataDescriptor(
             name="synthetic_criteo",
             api_version=API_VERSION,
-            summary="A click log that is made, of a known model.",
+            summary="A synthetic click log, generated from a known model.",
             section=SyntheticCriteoData,
             open=lazy_import("data.clicks:SyntheticClickDataset"),
         ),
         DataDescriptor(
             name="table",
             api_version=API_VERSION,
-            summary="Rows of CSV or Parquet files, by column.",
+            summary="Columns of CSV or Parquet files.",
             section=TableData,
             open=lazy_import("data.table.dataset:open_table"),
             read=lazy_import("data.table.dataset:read_table"),
@@ -38,12 +38,12 @@ def data_kinds() -> list[DataDescriptor]:
 
 
 def model_kinds() -> list[ModelDescriptor]:
-    """Models that are built without a plugin."""
+    """Returns the built-in kinds of models."""
     return [
         ModelDescriptor(
             name="matrix_factorization",
             api_version=API_VERSION,
-            summary="Biased matrix factorisation of ratings.",
+            summary="Biased matrix factorization of ratings.",
             section=MatrixFactorizationModel,
             build=_build("models:ColumnFactorization"),
         ),
@@ -57,21 +57,21 @@ def model_kinds() -> list[ModelDescriptor]:
         ModelDescriptor(
             name="deepfm",
             api_version=API_VERSION,
-            summary="Factorisation machine and layers over the same embeddings, for clicks.",
+            summary="Factorization machine and dense layers on the same embeddings, for clicks.",
             section=DeepFmModel,
             build=_build("models:ColumnDeepFM"),
         ),
         ModelDescriptor(
             name="two_towers",
             api_version=API_VERSION,
-            summary="A vector of a user and one of an item, for retrieval.",
+            summary="A user vector and an item vector, for retrieval.",
             section=TwoTowersModel,
             build=_build("ranking_models:TwoTowers"),
         ),
         ModelDescriptor(
             name="sequence",
             api_version=API_VERSION,
-            summary="Self-attention over the items before, for the next one.",
+            summary="Self-attention over earlier items that predicts the next one.",
             section=SequenceModel,
             build=_build("ranking_models:SequenceNetwork"),
         ),
@@ -79,5 +79,5 @@ def model_kinds() -> list[ModelDescriptor]:
 
 
 def _build(home: str) -> Mapping[str, Callable[[ModelRequest], Any]]:
-    """Framework → the model's class; both rooms have it under the same name."""
+    """Returns framework → model class. The module and the class have the same name in both packages."""
     return {"torch": lazy_import(f"pytorch.{home}"), "tensorflow": lazy_import(f"keras.{home}")}

@@ -1,4 +1,4 @@
-"""Builds the model that a configuration names, for one framework."""
+"""Builds the model of a configuration for one framework."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def build_model(
     request: ModelRequest,
     manager: PluginManager,
 ) -> Any:
-    """The model of a kind, or of a class of the user's own.
+    """Builds the model of a registered kind, or of a user's class.
 
     Args:
-        framework: that trains it.
-        base: of all models of that framework.
-        embeddings: makes the tables of all features, which an own class is called with.
-        request: what the model is built of.
-        manager: where kinds are looked up.
+        framework: framework that trains the model.
+        base: base class of all models of that framework.
+        embeddings: creates the tables of all features, which a user's class is called with.
+        request: inputs of the model.
+        manager: finds kinds.
 
     Raises:
-        ConfigError: its kind has none for this framework, or the class cannot be found or made.
+        ConfigError: the kind does not support the framework, or the class cannot be found or created.
     """
     section = request.section
     if isinstance(section, OwnModel):
@@ -42,8 +42,8 @@ def build_model(
     build = model_kinds(manager)[section.kind].build
     if framework not in build:
         raise _refusal(
-            f"{section.kind} is built for {', '.join(build) or 'no framework'}, not for {framework}; "
-            "choose another framework, or another kind"
+            f"{section.kind} supports {', '.join(build) or 'no framework'}, found framework: "
+            f"{framework}; choose another framework, or another kind"
         )
     return build[framework](request)
 
@@ -58,7 +58,7 @@ def _own(
         "model.options",
         embeddings(request),
         len(request.schema.numbers),
-        words="the embeddings, the number of number columns",
+        words="the embeddings, the number of numeric columns",
         options=section.options,
     )
 

@@ -1,4 +1,4 @@
-"""Examples by column: what any kind of data gives, and any kind of model takes."""
+"""Batches of examples by column, the interface between kinds of data and kinds of models."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Floats = npt.NDArray[np.float32]
 Selection = slice | npt.NDArray[np.bool_] | Ids
 
 Label = Literal["binary", "number"]
-"""Values of a label: 0 and 1, or any finite number."""
+"""Kind of labels: 0 and 1, or any finite number."""
 
 Origin = Literal["integer", "string"]
-"""Values that ids are made of: whole numbers as they are, or strings by `sparring.hash_strings`."""
+"""Source of ids: integers that are used unchanged, or strings hashed by `sparring.hash_strings`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +29,14 @@ class Feature:
 
     name: str
     table: str = ""
-    """The table of its embeddings; without it the feature's own name. Features may share one."""
+    """Table of its embeddings; default: the feature's name. Several features may share a table."""
     is_list: bool = False
-    """An example may have any number of ids, in an order; otherwise at most one."""
+    """Whether an example may have any number of ids, in an order; otherwise at most one."""
     may_be_missing: bool = False
-    """An example may have no id."""
+    """Whether an example may have no id."""
     origin: Origin | None = None
-    """Of its ids, where files that were opened say it. A snapshot keeps it, so that files that the
-    model is asked about later are read alike."""
+    """Source of its ids, if the files determine it. Stored in snapshots, so that files for prediction
+    are read in the same way."""
 
     @property
     def table_name(self) -> str:
@@ -45,37 +45,37 @@ class Feature:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """Columns of a data set: known before any example is read."""
+    """Columns of a data set. Known before an example is read."""
 
     features: tuple[Feature, ...]
     numbers: tuple[str, ...] = ()
     """Names of the columns of `ColumnBatch.numbers`."""
     label: Label | None = None
-    """None: examples have no label; each is one that happened."""
+    """Kind of labels. None: examples have no label; each is a positive one."""
     has_weights: bool = False
 
     def feature(self, name: str) -> Feature | None:
-        """The feature of that name, if there is one."""
+        """Returns the feature with this name, or None."""
         return next((each for each in self.features if each.name == name), None)
 
     @property
     def origins(self) -> dict[str, Origin]:
-        """Feature → where its ids come from, of those that say it."""
+        """Feature → source of its ids, for features where it is known."""
         return {each.name: each.origin for each in self.features if each.origin is not None}
 
     def with_origins(self, origins: Mapping[str, Origin]) -> Schema:
-        """The same columns, with what their ids are made of."""
+        """Returns the same columns with the given sources of ids."""
         features = (replace(each, origin=origins.get(each.name)) for each in self.features)
         return replace(self, features=tuple(features))
 
     @property
     def is_matrix(self) -> bool:
-        """Whether each example has exactly one id of each feature."""
+        """Whether each example has exactly one id per feature."""
         return not any(each.is_list or each.may_be_missing for each in self.features)
 
     @property
     def table_names(self) -> tuple[str, ...]:
-        """Each table once, in the order of features."""
+        """Names of all tables without duplicates, in the order of features."""
         return tuple(dict.fromkeys(each.table_name for each in self.features))
 
 
@@ -84,20 +84,20 @@ class Column:
     """Ids of one feature."""
 
     ids: Ids
-    """``(n,)``, example after example."""
+    """``(n,)``, concatenated over the examples."""
     lengths: npt.NDArray[np.int64] | None = None
-    """``(b,)``, ids of each example; None: one each, so n is b."""
+    """``(b,)``, number of ids per example; None: one per example, that is, n = b."""
 
     def __len__(self) -> int:
         return len(self.ids if self.lengths is None else self.lengths)
 
     @property
     def counts(self) -> npt.NDArray[np.int64]:
-        """Ids of each example, ``(b,)``."""
+        """Number of ids per example, ``(b,)``."""
         return np.ones(len(self.ids), np.int64) if self.lengths is None else self.lengths
 
     def take(self, selection: Selection) -> Column:
-        """The examples that `selection` picks, in its order."""
+        """Returns the selected examples, in the order of `selection`."""
         if self.lengths is None:
             return Column(self.ids[selection])
         ends = np.cumsum(self.lengths)
@@ -107,39 +107,39 @@ class Column:
             first = ends[begin - 1] if begin else 0
             return Column(self.ids[first : first + lengths.sum()], lengths)
         begins = (ends - self.lengths)[selection]
-        # Position of each id: that of its example's first, and its place in the example.
+        # Position of each id: that of its example's first id, plus its index in the example.
         places = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         return Column(self.ids[np.repeat(begins, lengths) + places], lengths)
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnBatch:
-    """Examples of a step, by column: all of them, or one rank's part."""
+    """Examples of a step by column: all of them, or one rank's part."""
 
     ids: Mapping[str, Column]
-    """Feature → its ids."""
+    """Feature → ids."""
     numbers: Floats
-    """``(b, k)``; NaN and infinity do not occur."""
+    """``(b, k)``, finite."""
     labels: Floats | None = None
-    """``(b,)``; None where the schema has no label."""
+    """``(b,)``; None if the schema has no label."""
     weights: Floats | None = None
-    """``(b,)``, of examples in the loss; None: 1 each."""
+    """``(b,)``, weights of the examples in the loss; None: 1 each."""
     given: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
-    """Feature → Arrow array of the values that its ids were made of, if they were kept for predictions;
-    parts of a batch have none."""
+    """Feature → Arrow array of the values before hashing, if kept for predictions. Not kept in parts of
+    a batch."""
     total: int | None = field(default=None, kw_only=True)
-    """Examples of the step over all ranks, where these are one rank's part of them."""
+    """Number of examples of the step over all ranks, if this batch is one rank's part."""
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     @property
     def num_examples(self) -> int:
-        """Examples of the step, over all ranks."""
+        """Number of examples of the step, over all ranks."""
         return len(self) if self.total is None else self.total
 
     def take(self, selection: Selection) -> ColumnBatch:
-        """The examples that `selection` picks, in its order."""
+        """Returns the selected examples, in the order of `selection`."""
         return replace(
             self,
             ids={name: column.take(selection) for name, column in self.ids.items()},
@@ -150,20 +150,20 @@ class ColumnBatch:
         )
 
     def part(self, rank: int, world_size: int) -> ColumnBatch:
-        """The part of one rank; a batch that is one already is left as it is."""
+        """Returns the part of one rank; a batch that already is a part is returned unchanged."""
         if self.total is not None:
             return self
         ends = (len(self) * each // world_size for each in (rank, rank + 1))
         return replace(self.take(slice(*ends)), total=len(self))
 
     def split(self, count: int) -> list[ColumnBatch]:
-        """`count` batches of nearly one size, which may be 0, in order."""
+        """Splits the batch into `count` batches of nearly equal size, which may be 0, in order."""
         ends = [len(self) * each // count for each in range(count + 1)]
         parts = [self.take(slice(begin, end)) for begin, end in pairwise(ends)]
         if self.total is None:
             return parts
         totals = [self.total * each // count for each in range(count + 1)]
-        # All ranks skip a part that none of them has: so one that has an example says at least 1.
+        # Ranks skip a part if its total is 0, so a total of 0 must mean that no rank has an example.
         return [
             replace(part, total=max(end - begin, 1))
             for part, (begin, end) in zip(parts, pairwise(totals), strict=True)
@@ -171,10 +171,10 @@ class ColumnBatch:
 
     @staticmethod
     def joined(batches: Sequence[ColumnBatch]) -> ColumnBatch:
-        """One batch of all examples, in order.
+        """Returns one batch with all examples, in order.
 
         Args:
-            batches: at least one, all of the same columns.
+            batches: at least one, all with the same columns.
         """
         first = batches[0]
         if len(batches) == 1:

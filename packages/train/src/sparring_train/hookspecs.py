@@ -1,10 +1,10 @@
-"""The hooks of sparring-train: frameworks that train, kinds of data, kinds of models.
+"""Hooks of sparring-train: trainers of frameworks, kinds of data, kinds of models.
 
-A plugin implements them with ``@hookimpl(optionalhook=True)``, so that it also loads where
-sparring-train is not installed.
+A plugin implements them with ``@hookimpl(optionalhook=True)``, so that it can be loaded without
+sparring-train.
 """
 
-# A hook specification is a signature and its description; it has no body to return from.
+# A hook specification consists of a signature and a description.
 # mypy: disable-error-code="empty-body"
 
 from __future__ import annotations
@@ -41,34 +41,34 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ProgramRequest:
-    """A program to export."""
+    """Request to export a model as a program."""
 
     snapshot_url: str
-    """The snapshot with the ordinary parameters of the program."""
+    """Snapshot that contains the ordinary parameters of the program."""
     served: str
-    """The serving snapshot that its tables are in, or a folder of them, whose newest is taken."""
+    """Serving snapshot that contains its tables, or a folder of them; the newest one is used."""
     bundle: str
-    """The folder to make."""
+    """Folder to create."""
     follow: bool = False
-    """It may read later versions of its tables, too."""
+    """Whether the program may read later versions of its tables."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedModel:
-    """A model to open."""
+    """Location of a saved model."""
 
     snapshot_url: str
-    """The snapshot with its ordinary parameters."""
+    """Snapshot that contains the ordinary parameters."""
     rows: Literal["snapshot", "storage"] = "snapshot"
-    """Place of its rows: the same snapshot, or the storage of the configuration."""
+    """Location of the rows: the same snapshot, or the storage of the configuration."""
 
 
 class OpenedModel(Protocol):
-    """A model that is asked. It changes nothing."""
+    """A model that is open for predictions. Nothing is changed by them."""
 
     @property
     def source(self) -> Any:
-        """The `ColumnSource` of the run: its data are opened when they are asked for."""
+        """The `ColumnSource` of the run, which opens its data on first access."""
 
     def predict(self, batch: ColumnBatch) -> Any:
         """See `sparring_train.loop.model.Predict`."""
@@ -76,17 +76,17 @@ class OpenedModel(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerDescriptor(Descriptor):
-    """How one framework trains. `name` is the framework's.
+    """Trainer for one framework, whose name is `name`.
 
-    `train(config, plugin_manager, progress)` runs one training from reading the data to the last
-    evaluation, and writes the report that the configuration asks for. Backends come from the
-    plugin manager; it tells `progress` of its progress and prints nothing itself.
+    `train(config, plugin_manager, progress)` runs one training, from reading the data to the last
+    evaluation, and writes the report that is configured. Backends are found by the plugin manager.
+    Progress is reported to `progress`; a trainer prints nothing.
 
-    `open(config, plugin_manager, saved)` makes the model of a saved run, to be asked: a context
-    manager. None: this trainer asks only what it trains.
+    `open(config, plugin_manager, saved)` is a context manager that opens the model of a saved run for
+    predictions. None: not supported.
 
-    `export(config, plugin_manager, request)` writes a saved model as a program that runs without
-    Python over serving snapshots. None: this trainer exports none.
+    `export(config, plugin_manager, request)` exports a saved model as a program that runs without
+    Python on serving snapshots. None: not supported.
     """
 
     train: Callable[[RunConfig, PluginManager, Progress], TrainResult]
@@ -98,14 +98,13 @@ class TrainerDescriptor(Descriptor):
 
 @dataclass(frozen=True, kw_only=True)
 class DataDescriptor(Descriptor):
-    """A kind of data: `name` is what `data.kind` says.
+    """A kind of data, selected by `data.kind: <name>`.
 
-    `section` is the pydantic model of the `data` section of this kind; its field `kind` is
-    ``Literal[name]``. `open(section, request)` opens the files.
+    `section` is the Pydantic model of the `data` section of this kind; its field `kind` is
+    ``Literal[name]``. `open(section, request)` opens the data.
 
-    `read(section, path)` gives all examples of another file of the same columns, in its order, for
-    predictions: labels and weights may be missing. None: examples of this kind are those of the
-    section alone.
+    `read(section, path)` yields all examples of another file with the same columns, in its order, for
+    predictions: labels and weights may be missing. None: not supported.
     """
 
     section: type[DataSection]
@@ -115,30 +114,30 @@ class DataDescriptor(Descriptor):
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """A model to build."""
+    """Inputs for building a model."""
 
     section: Any
     """The `model` section of the configuration."""
     schema: Schema
-    """Columns of the data that it is trained on."""
+    """Columns of the training data."""
     tables: Mapping[str, TableConfig]
-    """Name → table that the section wants, with the settings of `tables` in the configuration."""
+    """Name → table of the model, with the settings of the section `tables`."""
     storage: StorageChoice
     container: StepContainer
-    """Where the tables live."""
+    """Container of the tables."""
     label_range: LabelRange | None
-    """Of the labels to train on, where it is known."""
+    """Range of the training labels, if known."""
     seed: int
-    """Of initial values; a framework may have set its own by it already."""
+    """Seed of initial values. A trainer may already have seeded the framework with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDescriptor(Descriptor):
-    """A kind of model: `name` is what `model.kind` says.
+    """A kind of model, selected by `model.kind: <name>`.
 
-    `section` is the pydantic model of the `model` section of this kind; its field `kind` is
-    ``Literal[name]``. `build` has, for each framework that it can be trained with, what makes the
-    model of a `ModelRequest`; what that has to offer is up to the framework's trainer, see
+    `section` is the Pydantic model of the `model` section of this kind; its field `kind` is
+    ``Literal[name]``. `build` contains, for each supported framework, a function that creates the
+    model for a `ModelRequest`. The trainer determines the required methods of models, see
     ``docs/how-to/bring-data-or-a-model.md``.
     """
 
@@ -148,14 +147,14 @@ class ModelDescriptor(Descriptor):
 
 @hookspec
 def sparring_register_trainers() -> Sequence[TrainerDescriptor]:
-    """Trainers that this plugin offers, one for each framework."""
+    """Returns trainers, one per framework."""
 
 
 @hookspec
 def sparring_register_data() -> Sequence[DataDescriptor]:
-    """Kinds of data that this plugin can read."""
+    """Returns kinds of data."""
 
 
 @hookspec
 def sparring_register_models() -> Sequence[ModelDescriptor]:
-    """Kinds of models that this plugin can build."""
+    """Returns kinds of models."""

@@ -1,4 +1,4 @@
-"""Functions and classes that a plugin registers: their modules are imported by the first call."""
+"""Functions and classes that plugins register without importing their modules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["lazy_import"]
 
 
 def lazy_import(home: str) -> Callable[..., Any]:
-    """A function or class of this package, as ``cli.train:add_train``, to be called."""
+    """Returns a function that imports ``cli.train:add_train`` of this package when it is called."""
     module, _, name = home.partition(":")
 
     def call(*arguments: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Classes that a configuration names: ``package.module:Class``.
+"""Classes that a configuration names as ``package.module:Class``.
 
-Who writes a configuration chooses code that runs. A class is checked before it is called: it must be
-derived from the class that its place in the configuration expects, or have the methods of it.
+The author of a configuration chooses code to run. A class is validated before it is called: it must
+derive from the expected base class, or have the expected methods.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _Base = TypeVar("_Base")
 def find_class(
     name: str, setting: str, base: type[_Base] | None = None, methods: Sequence[str] = ()
 ) -> type[_Base]:
-    """The class that a configuration names.
+    """Imports the class that a configuration names.
 
     Args:
         name: ``package.module:Class``.
-        setting: the dotted key that holds it, for messages.
-        base: class that it must be derived from; None: any.
-        methods: names of methods that it must have.
+        setting: the dotted key that contains it, for messages.
+        base: required base class; None: any class.
+        methods: names of required methods.
 
     Raises:
-        ConfigError: there is no such module or class, or it is of another kind.
+        ConfigError: the module or class does not exist, or is not of the required kind.
     """
     module_name, _, path = name.partition(":")
     try:
@@ -39,13 +39,13 @@ def find_class(
     except ImportError as error:
         raise _refusal(
             setting,
-            f"{name} cannot be found: {error}; install the package, or put the module on Python's path "
-            "(PYTHONPATH=. for the current directory)",
+            f"importing {name} failed: {error}; install the package, or add the folder of the module to "
+            "PYTHONPATH (PYTHONPATH=. for the current directory)",
         ) from error
-    except Exception as error:  # of the module's own code
+    except Exception as error:  # Raised by the module's code.
         raise _refusal(
             setting,
-            f"{name}: importing {module_name} failed: {type(error).__name__}: {error}; correct the "
+            f"{name}: importing {module_name} failed: {type(error).__name__}: {error}; fix the "
             "module",
         ) from error
     for part in path.split("."):
@@ -58,14 +58,13 @@ def find_class(
             ]
             raise _refusal(
                 setting,
-                f"{name} cannot be found: {module_name} has no {path!r}; "
-                f"{format_suggestion(part, known)}",
+                f"{name} was not found: {module_name} has no {path!r}; {format_suggestion(part, known)}",
             )
         found = getattr(found, part)
     expected = "a class" if base is None else f"a class derived from {find_class_name(base)}"
     if not isinstance(found, type) or (base is not None and not issubclass(found, base)):
         kind = "class" if isinstance(found, type) else type(found).__name__
-        raise _refusal(setting, f"{name} is a {kind}, expected {expected}; name another one")
+        raise _refusal(setting, f"{name} is a {kind}, expected {expected}; name such a class")
     missing = [each for each in methods if not callable(getattr(found, each, None))]
     if missing:
         raise _refusal(
@@ -83,30 +82,32 @@ def create(
     words: str = "",
     options: Mapping[str, Any],
 ) -> _Base:
-    """Calls a class that a configuration names.
+    """Creates an instance of a class that a configuration names.
 
     Args:
         made: the class.
-        name: how the configuration calls it.
-        setting: the dotted key of the section that it stands in, for messages.
-        arguments: given by position.
-        words: names these, for messages.
-        options: given by name: those that the configuration gives.
+        name: name of the class in the configuration.
+        setting: dotted key of the section, for messages.
+        arguments: positional arguments.
+        words: describes the positional arguments, for messages.
+        options: keyword arguments from the configuration.
 
     Raises:
-        ConfigError: it does not accept these arguments.
+        ConfigError: the class does not accept these arguments.
     """
     try:
         return made(*arguments, **options)
     except (TypeError, ValueError) as error:
         given = ", ".join(f"{key}={value!r}" for key, value in options.items()) or "no options"
         raise _refusal(
-            setting, f"{name} does not accept {words}{' and ' if words else ''}{given}: {error}"
+            setting,
+            f"{name} does not accept {words}{' and ' if words else ''}{given}: {error}; change the "
+            "options, or the class",
         ) from error
 
 
 def accepts_option(made: type, option: str) -> bool:
-    """Whether a class can be called with this option by its name."""
+    """Returns whether a class accepts this keyword argument."""
     try:
         parameters = inspect.signature(made).parameters.values()
     except (TypeError, ValueError):
@@ -115,7 +116,7 @@ def accepts_option(made: type, option: str) -> bool:
 
 
 def find_class_name(found: type) -> str:
-    """As configurations name it."""
+    """Returns the name of a class in configurations."""
     return f"{found.__module__}:{found.__qualname__}"
 
 

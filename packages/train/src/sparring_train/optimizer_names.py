@@ -1,4 +1,4 @@
-"""Optimizers by the names that configurations use: an update method, or an optimizer of the framework,
+"""Finds the optimizer that a configuration names: an update method, or an optimizer of the framework
 by its name there or as ``package.module:Class``."""
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _Native = TypeVar("_Native")
 
 
 def list_optimizer_classes(module: ModuleType, base: type[_Native]) -> dict[str, type[_Native]]:
-    """The optimizers of a framework's module by their names in lower case.
+    """Returns the optimizers in a framework's module by their names in lower case.
 
     Args:
-        module: as ``torch.optim``.
-        base: what all of them inherit from.
+        module: module of optimizers, such as ``torch.optim``.
+        base: base class of all optimizers.
     """
     return {
         name.lower(): candidate
@@ -35,24 +35,23 @@ def list_optimizer_classes(module: ModuleType, base: type[_Native]) -> dict[str,
 def find_native_class(
     name: str, module: ModuleType, base: type[_Native], setting: str
 ) -> type[_Native]:
-    """The class that a configuration names.
+    """Returns the optimizer class that a configuration names.
 
     Args:
         name: ``adagrad``, in any case, or ``package.module:Class``.
-        module: the framework's module of optimizers, as ``torch.optim``.
-        base: what all of them inherit from.
-        setting: the dotted key that holds `name`, for messages.
+        module: the framework's module of optimizers, such as ``torch.optim``.
+        base: base class of all optimizers.
+        setting: the dotted key that contains `name`, for messages.
 
     Raises:
-        ConfigError: there is no such optimizer, or it is none.
+        ConfigError: there is no such class, or it is not an optimizer.
     """
     if ":" in name:
         return find_class(name, setting, base)
     known, short = list_optimizer_classes(module, base), name.lower()
     if short not in known:
         raise ConfigError(
-            f"{setting}: {module.__name__} has no optimizer {name!r}; "
-            f"{format_suggestion(short, known)}, or "
+            f"{setting}: {module.__name__} has no optimizer {name!r}; {format_suggestion(short, known)}, or "
             "name a class as package.module:Class",
             setting=setting,
         )
@@ -62,23 +61,23 @@ def find_native_class(
 def find_update_method(
     name: str, plugin_manager: PluginManager, make_native: Callable[[], _Native]
 ) -> UpdateMethod | _Native:
-    """The update method or optimizer that a configuration names for the rows of tables.
+    """Returns the update method or optimizer that a configuration names for table rows.
 
     Args:
-        name: of either.
-        plugin_manager: where update methods are looked up.
-        make_native: gives the framework's optimizer of that name; raises `ConfigError`.
+        name: name of an update method or optimizer.
+        plugin_manager: finds update methods.
+        make_native: creates the framework's optimizer of that name; raises `ConfigError`.
 
     Raises:
-        ConfigError: there is neither.
-        PluginError: a plugin offers such a method, but is broken or not the only one.
+        ConfigError: there is neither a method nor an optimizer of this name.
+        PluginError: the plugin with this method is broken, or several plugins have such a method.
     """
     if ":" in name:
         return make_native()
     try:
         return resolve_method(name, plugin_manager)
     except PluginError as error:
-        if "known" not in error.details:  # it exists, and cannot be used
+        if "known" not in error.details:  # The method exists, but is unusable.
             raise
     methods = [
         offer.name for offer in plugin_manager.descriptors() if offer.kind == "update_methods"

@@ -1,4 +1,4 @@
-"""The commands and trainers of sparring-train. Importing this imports no framework."""
+"""Registers the commands and trainers of sparring-train. Does not import a framework."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 @hookimpl
 def sparring_register_commands() -> Sequence[CommandDescriptor]:
     return [
-        _command("train", "cli.train", "Train and evaluate what a configuration describes."),
+        _command("train", "cli.train", "Train and evaluate the model of a configuration."),
         _command("init", "cli.init", "Write a configuration for files of examples."),
         _command("config", "cli.config", "Show or check a configuration."),
         _command("report", "cli.report", "Compare two runs."),
         _command("get", "cli.get", "Show the row of one key."),
-        _command("erase", "cli.erase", "Remove ids from everything that a run has left."),
+        _command("erase", "cli.erase", "Remove ids from all data that a run has stored."),
         _command(
             "evaluate",
             "cli.evaluate",
@@ -33,8 +33,8 @@ def sparring_register_commands() -> Sequence[CommandDescriptor]:
         _command("recommend", "cli.recommend", "Print the best items for a user."),
         _command(
             "neighbors",
-            "cli.neighbors",
-            "Print the keys whose embeddings are nearest to that of one key.",
+            "cli.neighbours",
+            "Print the keys whose embeddings are nearest to the embedding of one key.",
         ),
         _command(
             "export-program",
@@ -57,7 +57,7 @@ def sparring_register_trainers() -> Sequence[TrainerDescriptor]:
         TrainerDescriptor(
             name="torch",
             api_version=API_VERSION,
-            summary="All built-in models, with torch's own optimizers.",
+            summary="All built-in models, with PyTorch's optimizers.",
             train=lazy_import("pytorch.trainer:train"),
             open=lazy_import("pytorch.trainer:open_model"),
             export=lazy_import("pytorch.trainer:export"),

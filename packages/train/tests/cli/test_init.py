@@ -82,7 +82,7 @@ def test_roles_that_are_given_are_no_guesses(
     data: Any = parse_config(text).data
     assert data.categorical == ("user", "item_id", "visits", "row")
     assert (data.weight, data.numeric, data.time) == ("price", (), None)
-    assert unsure == "unsure: always: it has one value\n"
+    assert unsure == "unsure: always: all values are equal\n"
 
 
 @pytest.mark.parametrize("name", ["log.csv", "log.parquet"])
@@ -274,8 +274,8 @@ def test_texts_that_are_no_lists_and_no_ids(
         assert line.endswith(f", {missing} missing")
     assert "# left out: bought" in text
     assert (data.numeric, data.decimal) == (("price",), ",")
-    assert "words: many rows have ' ', but the separator of lists is '|'" in unsure
-    assert "bought: text that looks like dates; write them as 2024-01-31" in unsure
+    assert "words: many rows contain ' ', but the separator of lists is '|'" in unsure
+    assert "bought: text that looks like dates; write dates as 2024-01-31" in unsure
 
 
 def test_columns_of_one_name_are_refused(
@@ -284,4 +284,4 @@ def test_columns_of_one_name_are_refused(
     path = tmp_path / "log.csv"
     path.write_text("user,item,user,clicked\na,b,c,1\nb,c,d,0\n")
     _, said = written(capsys, str(path), status=2)
-    assert "there is more than one column 'user'; rename" in " ".join(said.split())
+    assert "found several columns 'user'; rename" in " ".join(said.split())

@@ -110,7 +110,7 @@ def test_german_files(capsys: pytest.CaptureFixture[str]) -> None:
     write("log.csv", "Kunde;Grüße;Preis;gekauft", rows, "utf-8-sig")
     text, said = written(capsys, "log.csv", "label=gekauft")
     assert said.endswith(
-        "row 2: found 2 fields in 'kaputt;zeile', expected 4 fields, as the header has"
+        "row 2: found 2 fields in 'kaputt;zeile', expected 4 fields as in the header"
     )
     data: Any = parse_config(text).data
     assert (data.delimiter, data.decimal, data.numeric) == (";", ",", ("Preis",))
@@ -131,7 +131,7 @@ def test_texts_that_mean_a_missing_value(capsys: pytest.CaptureFixture[str]) -> 
     # NA among numbers needs no mention.
     assert data.missing_values == ("NULL", "?")
     assert data.numeric == ("price", "age")
-    assert "user: 'NULL' is taken for a missing value; remove it from missing_values if" in said
+    assert "user: 'NULL' is read as a missing value; remove it from missing_values if" in said
     assert "67 missing" in next(each for each in text.splitlines() if "- user " in each)
     text, _ = written(capsys, "log.csv", "missing_values=['?']")
     assert parse_config(text).data.missing_values == ("?",)  # type: ignore[attr-defined]
@@ -143,10 +143,10 @@ def test_numbers_of_two_decimal_signs(capsys: pytest.CaptureFixture[str]) -> Non
     write("log.csv", "user;item;price;cost;weight;clicked", rows)
     text, said = written(capsys, "log.csv")
     assert parse_config(text).data.numeric == ("price", "cost")  # type: ignore[attr-defined]
-    assert "weight: its numbers have the decimal sign '.', but data.decimal is ','" in said
+    assert "weight: its numbers have the decimal separator '.', but data.decimal is ','" in said
     text, said = written(capsys, "log.csv", "decimal='.'")
     assert parse_config(text).data.numeric == ("weight",)  # type: ignore[attr-defined]
-    assert "cost: its numbers have the decimal sign ','" in said
+    assert "cost: its numbers have the decimal separator ','" in said
 
 
 @pytest.mark.parametrize("end", ["csv", "csv.gz", "parquet"])

@@ -307,7 +307,7 @@ def test_a_file_to_predict_has_histories_as_lists(
     scores = ask("recommend", "visits", "--user", "u1", *given)["items"]
     (score,) = (each["score"] for each in scores if each["item"] == "i4")
     assert float(predicted) == pytest.approx(score, rel=1e-5)
-    assert "lists are in history" in ask("predict", "visits", "visits.csv")
+    assert "data.lists contains history" in ask("predict", "visits", "visits.csv")
 
 
 def test_a_row_is_shown_by_its_string(ask: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -359,7 +359,7 @@ def test_a_table_with_a_label_needs_to_know_what_is_ranked(
 ) -> None:
     assert folder.is_dir()
     assert main(["train", "towers.yaml", "model.positive=null"]) == 2
-    assert "none is given from which on an example counts" in capsys.readouterr().err
+    assert "model.positive: must be set, because the data has labels" in capsys.readouterr().err
     given = ("model.positive=null", "data.label=null", "data.categorical=[user,item,brand,colours]")
     assert main(["config", "check", "towers.yaml", *given]) == 0
 

@@ -173,7 +173,7 @@ def register(effects: Effects) -> None:  # noqa: PLR0915 (one function for each 
         assert sum(_ran(runs, *lacking, "data.bad_rows=skip").samples) == count - 1
         numbers = ("data.label=price", "data.numeric=[]", _FACTORS)
         assert _ran(runs, *numbers).end.metrics.keys() == {"rmse"}
-        with pytest.raises(ConfigError, match=r"rows may lack; name it in data\.required"):
+        with pytest.raises(ConfigError, match=r"may be missing in rows; add it to data\.required"):
             _ran(runs, *numbers, "data.required=[user]")
 
     @effects.of("data:table.split.column", "data:table.split.test")
@@ -216,10 +216,10 @@ def register(effects: Effects) -> None:  # noqa: PLR0915 (one function for each 
             )
         with pytest.raises(
             DataError,
-            match=r"row 1: found 8 fields .*expected 9 fields, as data\.column_names says",
+            match=r"row 1: found 8 fields .*expected 9 fields as in data\.column_names",
         ):
             _ran(runs, bare[0], f"data.column_names=[{names},more]")
-        with pytest.raises(ConfigError, match=r"column_names: does not name each column once"):
+        with pytest.raises(ConfigError, match=r"column_names: must contain each column once"):
             _ran(runs, bare[0], f"data.column_names=[{names},user]")
 
     @effects.of("data:table.missing_ids")
@@ -230,7 +230,7 @@ def register(effects: Effects) -> None:  # noqa: PLR0915 (one function for each 
         read = _ran(runs, *unknown, "data.missing_ids={user: 77}")
         assert read.rows["user"] == own.rows["user"] + 1
         assert _ran(runs, *unknown).rows["user"] == own.rows["user"]
-        with pytest.raises(ConfigError, match=r"names a column that a row must have an id of"):
+        with pytest.raises(ConfigError, match=r"contains a column that is also in data\.required"):
             _ran(runs, "data.missing_ids={user: 77}")
 
     @effects.of("data:table.minimum")
@@ -238,7 +238,9 @@ def register(effects: Effects) -> None:  # noqa: PLR0915 (one function for each 
         own = _ran(runs).losses
         assert _ran(runs, "data.minimum={price: -1000}").losses == own
         assert _ran(runs, "data.minimum={price: 0}").losses != own
-        with pytest.raises(ConfigError, match=r"minimum: names no column of data\.numeric"):
+        with pytest.raises(
+            ConfigError, match=r"minimum: contains a column that is not in data\.numeric"
+        ):
             _ran(runs, "data.minimum={user: 0}")
 
     @effects.of("data:table.time", "data:table.split.time", "data:table.split.time_from")

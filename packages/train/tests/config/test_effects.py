@@ -152,7 +152,7 @@ def _(runs: Runs) -> None:
     assert list(swapped.result.rows) == ["item", "user"]
     for key in ("user", "item"):
         with pytest.raises(
-            ConfigError, match=f"model.{key} is 'film', the features of the data are"
+            ConfigError, match=f"model.{key} is 'film'; name one of the features of the data: "
         ):
             runs.ratings(f"model.{key}=film")
 
@@ -202,8 +202,8 @@ def _(runs: Runs) -> None:
         with pytest.raises(ConfigError, match="expected labels that are numbers"):
             runs.clicks(OWN, "model.trained_for=squared_error")
         for kind, reason in (
-            ("package_of_ones_own:Others", "cannot be found: package_of_ones_own has no 'Others'"),
-            ("no_package:Logits", "cannot be found: No module named 'no_package'"),
+            ("package_of_ones_own:Others", "was not found: package_of_ones_own has no 'Others'"),
+            ("no_package:Logits", "failed: No module named 'no_package'"),
             (
                 "collections:ChainMap",
                 "expected a class derived from torch.nn.modules.module:Module",
@@ -213,7 +213,9 @@ def _(runs: Runs) -> None:
                 runs.clicks(f"model={{kind: '{kind}'}}")
         with pytest.raises(ConfigError, match=r"columns and many=1: .*unexpected keyword argument"):
             runs.clicks(OWN, "model.options={many: 1}")
-        with pytest.raises(ConfigError, match=r"model\.dims names film; the tables are cat_1"):
+        with pytest.raises(
+            ConfigError, match=r"model\.dims contains film, but the tables are cat_1"
+        ):
             runs.clicks(OWN, "model.dims={film: 5}")
 
 
@@ -336,7 +338,7 @@ def _(runs: Runs) -> None:
         for each in values.values():
             assert scale / 32 <= each.min() < each.max() <= 2 * scale / 32
     with pytest.raises(
-        ConfigError, match="Constant made a str for table 'user', expected one of Zeros"
+        ConfigError, match="Constant returned a str for table 'user'; return one of Zeros"
     ):
         runs.first_values(f"tables.initializer={own}:Constant")
     with pytest.raises(ConfigError, match="Absolute has no method 'initializer'"):

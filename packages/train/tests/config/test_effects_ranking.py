@@ -96,17 +96,21 @@ def _(runs: Runs) -> None:
         plain, every = run(clicks), run(clicks, "model.positive=0")
         assert plain.losses[0] < 0.7 * every.losses[0]
         assert run("data.label=number").losses == every.losses
-        with pytest.raises(ConfigError, match=r"model\.positive is 4, and the data has no label"):
+        with pytest.raises(ConfigError, match=r"model\.positive is 4, but the data has no label"):
             run("model.positive=4")
 
 
 @EFFECTS.of("model:sequence.history", "model:sequence.item")
 def _(runs: Runs) -> None:
     for key, name, reason in (
-        ("history", "item", "model.history is 'item', which is no list"),
-        ("item", "history", "model.item is 'history', which is a list; it takes one id an example"),
+        ("history", "item", "model.history is 'item', which is not a list"),
+        ("item", "history", "model.item is 'history', which is a list"),
         ("item", "user", "must share a table, found 'item' and 'user'"),
-        ("item", "film", "model.item is 'film', the features of the data are user, history, item"),
+        (
+            "item",
+            "film",
+            "model.item is 'film'; name one of the features of the data: user, history, item",
+        ),
     ):
         with pytest.raises(ConfigError, match=reason):
             sequence(runs, f"model.{key}={name}")
@@ -136,7 +140,9 @@ def _(runs: Runs) -> None:
 def _(runs: Runs) -> None:
     assert sequence(runs, "model.heads=4").losses != sequence(runs).losses
     assert sequence(runs, "model.dropout=0.5").losses != sequence(runs).losses
-    with pytest.raises(ConfigError, match=r"embedding_dim 4 must be a multiple of model\.heads, 3"):
+    with pytest.raises(
+        ConfigError, match=r"embedding_dim must be a multiple of model\.heads, found 4 and 3"
+    ):
         sequence(runs, "model.heads=3")
 
 
@@ -162,10 +168,12 @@ class Pair(torch.nn.Module):
         found = runs.visits(own, *steps).end.metrics["recall@10"]
         assert found > 0.5
         for key in ("user", "item"):
-            with pytest.raises(ConfigError, match=f"model.{key} is 'history', which is no feature"):
+            with pytest.raises(
+                ConfigError, match=f"model.{key} is 'history'; name a feature with one id"
+            ):
                 runs.visits(own, f"model.{key}=history")
         clicks = runs.visits(own, "data.label=binary")
         every = runs.visits(own, "data.label=binary", "model.positive=0")
         assert clicks.losses[0] < 0.7 * every.losses[0]
-        with pytest.raises(ConfigError, match=r"model\.positive is 4, and the data has no label"):
+        with pytest.raises(ConfigError, match=r"model\.positive is 4, but the data has no label"):
             runs.visits(own, "model.positive=4")

@@ -74,7 +74,7 @@ def _(runs: Runs) -> None:
     least = "training.min_improvement=10"
     assert runs.clicks(*validated, "training.watch=log_loss", least).end.best_step == 3
     for key in ("watch=auc", "patience=1", "min_improvement=1"):
-        with pytest.raises(ConfigError, match="needs rows for validation"):
+        with pytest.raises(ConfigError, match="requires validation rows"):
             runs.clicks(f"training.{key}")
 
 
@@ -97,7 +97,9 @@ def _(runs: Runs) -> None:
     assert measured["auc"] == plain.end.metrics["auc"]
     one = runs.clicks(f"training.metrics=[{OWN}:Absolute]").end.metrics
     assert one["absolute"] != measured["absolute"]
-    with pytest.raises(ConfigError, match=r"training\.loss: is for models for labels"):
+    with pytest.raises(
+        ConfigError, match=r"training\.loss: is only supported by models that predict labels"
+    ):
         runs.visits(f"training.loss={OWN}:ScaledError")
 
 
@@ -301,7 +303,7 @@ def test_change_notes_that_the_storage_does_not_keep_are_refused(runs: Runs) -> 
 
 
 def test_keys_of_change_notes_that_are_never_published_are_refused(runs: Runs) -> None:
-    with pytest.raises(ConfigError, match=r"change_notes\.keep is of no use"):
+    with pytest.raises(ConfigError, match=r"change_notes\.keep has no effect"):
         runs.ratings("change_notes.keep=2")
 
 

@@ -1,4 +1,4 @@
-"""Names of code in a configuration: a short name that this project knows, or ``package.module:Class``."""
+"""Names of classes in a configuration: a short known name, or ``package.module:Class``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 OWN = "package.module:Class"
-"""How messages name the kinds that are classes."""
+"""Name of user classes in error messages."""
 
 CLASS_NAME = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
 """Pattern of ``package.module:Class``."""
@@ -57,16 +57,16 @@ KnownOrClassName = Annotated[str, AfterValidator(_check_name)]
 
 
 def short_name(name: str) -> str:
-    """The last part of a name, in small letters: ``torch.optim:Adagrad`` → ``adagrad``."""
+    """Returns the last part of a name in lower case: ``torch.optim:Adagrad`` → ``adagrad``."""
     return re.split("[.:]", name)[-1].lower()
 
 
 class NamedClass(Section):
-    """A class, and what it is called with: any other key goes to it as it stands."""
+    """A class and its arguments. All keys except `name` are passed to the class."""
 
     model_config = ConfigDict(extra="allow")
 
-    name: ClassName = Field(description="`package.module:Class`: where Python finds the class.")
+    name: ClassName = Field(description="Import path of the class: `package.module:Class`.")
 
     @property
     def options(self) -> dict[str, Any]:
@@ -75,17 +75,17 @@ class NamedClass(Section):
 
 
 def one_of(sections: Sequence[tuple[str, type[Section]]]) -> Any:
-    """The union of sections, told apart by `kind`.
+    """Returns the union of sections, discriminated by `kind`.
 
     Args:
-        sections: kind and section; the kind `OWN` stands for all names of classes.
+        sections: kind and section of each; the kind `OWN` matches every class name.
     """
     tagged = tuple(Annotated[section, Tag(kind)] for kind, section in sections)
     return Annotated[Union[tagged], Discriminator(find_tag)]  # noqa: UP007 - of a tuple
 
 
 def find_tag(value: Any) -> str | None:
-    """The kind of a section, or `OWN` if it names a class; None if it has none."""
+    """Returns the kind of a section, `OWN` if it is a class name, None if it has no kind."""
     kind = kind_of(value)
     return OWN if kind is not None and ":" in kind else kind
 
@@ -95,4 +95,4 @@ def _name_alone(value: Any) -> Any:
 
 
 NamedClassOrName = Annotated[NamedClass, BeforeValidator(_name_alone)]
-"""A name alone stands for a mapping with no other key."""
+"""A class without arguments may be written as its name."""

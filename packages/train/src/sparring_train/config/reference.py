@@ -23,35 +23,36 @@ __all__ = ["render_reference_page"]
 _INTRODUCTION = """\
 # Configuration
 
-A run is described by a YAML 1.2 file in UTF-8. On the command line any value can be replaced:
+A run is described by a YAML 1.2 file in UTF-8. Any value can be overridden on the command line:
 `sparring train run.yaml training.epochs=3 model.bottom_mlp.0=128 data.path=ratings.csv`. The text
-behind `=` is read as YAML, so lists and mappings can be given as `[64, 32]` and `{name: adam}`; a
-text that YAML would read otherwise goes in quotes. Later overrides win over earlier ones. An
-override makes the sections that the file leaves out, and reaches into lists that the file gives.
+after `=` is parsed as YAML, so `[64, 32]` is a list and `{name: adam}` a mapping; quote text that
+YAML would parse as another type. Later overrides replace earlier ones. An override creates sections
+that the file does not contain, and can change elements of lists in the file.
 
-Unknown keys are errors. All errors are given at once, each with file, line and column, or with the
-override that it came from. `sparring config check` looks for them and runs nothing;
-`sparring config show` prints what a file and overrides come to, defaults included.
+Unknown keys are errors. All errors are reported at once, each with file, line and column, or with the
+override that contains it. `sparring config check` validates a configuration without running it.
+`sparring config show` prints the result of a file and overrides, including defaults.
 
 Relative paths in a file start at the folder of the file: with `data: {path: ratings.csv}` in
-`runs/films.yaml`, `runs/ratings.csv` is read from any directory. So do paths in the options of backends.
-Paths in overrides start at the current directory, as other arguments of a command do. URLs and absolute
-paths are used as they are. `sparring train --relative-to FOLDER` names another place where the paths of
-the file start. A snapshot keeps absolute paths; data may be moved if they keep their name.
+`runs/films.yaml`, `runs/ratings.csv` is read from any directory. This includes paths in the options of
+backends. Paths in overrides start at the current directory, like other arguments of a command. URLs and
+absolute paths are used unchanged. `sparring train --relative-to FOLDER` selects another folder for the
+relative paths of the file. A snapshot stores absolute paths; data files may be moved if their names stay
+the same.
 
-Text is not taken for a number or the other way round: `8` is a number, `"8"` is not. A file holds
-at most 256 KiB and 20,000 values. Tags (`!!python/…`) are refused.
+Types are not converted: `8` is a number, `"8"` is text. A file can contain at most 256 KiB and
+20,000 values. Tags (`!!python/…`) are rejected.
 
-The tables below are written from the models that check the file, by
+The tables below are generated from the code that validates the file, by
 `python -m sparring_train.config.reference`.
 """
 
 _MACHINE_LIMITS = (2**31 - 1, 2**32 - 1, 2**40, 2**50, 2**63 - 1, threading.TIMEOUT_MAX)
-"""Upper bounds that say nothing to a reader."""
+"""Upper bounds that the page omits, because no user reaches them."""
 
 
 def render_reference_page() -> str:
-    """The whole page, in Markdown."""
+    """Returns the page in Markdown."""
     lines = [_INTRODUCTION]
     for title, model in _sections():
         lines += [f"## {title}", "", _paragraph(model), ""]
@@ -62,7 +63,7 @@ def render_reference_page() -> str:
 
 
 def _sections() -> Iterator[tuple[str, type[Any]]]:
-    """Title and model of each section, from the top downwards, each model once."""
+    """Yields title and model of each section, outermost first, each model once."""
     run = run_type()
     yield "The whole file", run
     waiting: list[tuple[str, Any]] = [
@@ -101,7 +102,7 @@ def _row(name: str, field: FieldInfo) -> str:
 
 def _describe_kind(name: str) -> str:
     assert name == "kind", f"field {name} has no description"
-    return "Chooses this kind."
+    return "Selects this kind."
 
 
 def _code(value: Any) -> str:

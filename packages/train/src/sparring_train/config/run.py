@@ -1,4 +1,4 @@
-"""The whole configuration of a run."""
+"""The complete configuration of a run."""
 
 from __future__ import annotations
 
@@ -34,134 +34,126 @@ __all__ = [
 
 
 class StorageConfig(Section):
-    """The storage of the rows."""
+    """Storage of the rows."""
 
     backend: str = Field(
-        "hkv", description="A storage that core or a plugin offers; see `sparring plugins`."
+        "hkv", description="Name of a storage backend; `sparring plugins` lists them."
     )
     options: BackendOptions = Field(
         default_factory=dict,
-        description="The options of that backend. In text, `{rank}`, `{world_size}` and `{table}` "
-        "stand for what they say, so that each rank has a place of its own.",
+        description="Options of that backend. `{rank}`, `{world_size}` and `{table}` in text are "
+        "replaced by their values, which gives each rank a separate location.",
     )
 
 
 class CollectiveConfig(Section):
-    """How ranks exchange keys, rows and gradients."""
+    """Communication between ranks: exchange of keys, rows and gradients."""
 
     backend: str = Field(
         "auto",
-        description="A collective that core or a plugin offers; see `sparring plugins`. `auto` is "
-        "`local` for one process, `mpi` for ranks of mpiexec, and that of the framework for ranks "
-        "of torchrun.",
+        description="Name of a collective; `sparring plugins` lists them. `auto` is `local` for one "
+        "process, `mpi` for ranks that mpiexec started, and the framework's collective for ranks that "
+        "torchrun started.",
     )
-    options: BackendOptions = Field(
-        default_factory=dict, description="The options of that backend."
-    )
+    options: BackendOptions = Field(default_factory=dict, description="Options of that backend.")
 
 
 class RendezvousConfig(Section):
-    """How ranks find each other."""
+    """Discovery of ranks."""
 
     backend: str = Field(
         "auto",
-        description="A rendezvous that core or a plugin offers; see `sparring plugins`. `auto` is "
-        "`environment` for what torchrun or mpiexec started, and `single` for all else.",
+        description="Name of a rendezvous backend; `sparring plugins` lists them. `auto` is "
+        "`environment` for processes that torchrun or mpiexec started, otherwise `single`.",
     )
-    options: BackendOptions = Field(
-        default_factory=dict, description="The options of that backend."
-    )
+    options: BackendOptions = Field(default_factory=dict, description="Options of that backend.")
 
 
 class ReportConfig(Section):
-    """The report on a finished run."""
+    """Report about a finished run."""
 
     path: LocalPath | None = Field(
         None,
         min_length=1,
-        description="The HTML file to write; null writes none. Relative paths start at the "
-        "file's folder.",
+        description="HTML file to write; null writes none. Relative paths start at the folder of the "
+        "configuration file.",
     )
     trace_path: LocalPath | None = Field(
         None,
         min_length=1,
-        description="The file to write a trace of all ranks to, as https://ui.perfetto.dev opens "
-        "it; null writes none. `sparring train --trace FILE` sets it.",
+        description="File for a trace of all ranks, which https://ui.perfetto.dev opens; null writes "
+        "none. `sparring train --trace FILE` sets it.",
     )
 
 
 class RunConfig(Section):
-    """Everything that `sparring train` needs to know."""
+    """Configuration of `sparring train`."""
 
     framework: str = Field(
-        "torch", description="The framework that trains: `torch`, or what a plugin offers."
+        "torch", description="Framework that trains: `torch`, or one that a plugin registers."
     )
     seed: int = Field(
         0,
         ge=0,
         le=2**63 - 1,
-        description="Determines the split into training and test, the order of samples, and all "
-        "initial values.",
+        description="Seed of the split into training and test rows, of the order of samples, and of "
+        "all initial values.",
     )
     threads: int = Field(
         0,
         ge=0,
         le=1024,
-        description="Threads of the execution pool and of the framework; 0 is one for each core "
-        "that this process may use, at most OMP_NUM_THREADS. With 0, torch "
-        "uses one thread if a forward pass on a rank has less than 256 examples.",
+        description="Threads of the execution pool and of the framework. 0: one per core that this "
+        "process may use, at most OMP_NUM_THREADS; PyTorch then uses one thread if a forward pass on a "
+        "rank has fewer than 256 examples.",
     )
-    data: SerializeAsAny[DataSection] = Field(description="Where samples come from.")
-    model: SerializeAsAny[ModelSection] = Field(description="What is trained.")
-    tables: TablesConfig = Field(TablesConfig(), description="How tables are kept.")
-    storage: StorageConfig = Field(StorageConfig(), description="What keeps the rows.")
+    data: SerializeAsAny[DataSection] = Field(description="Source of the samples.")
+    model: SerializeAsAny[ModelSection] = Field(description="Model to train.")
+    tables: TablesConfig = Field(TablesConfig(), description="Settings of the tables.")
+    storage: StorageConfig = Field(StorageConfig(), description="Storage of the rows.")
     optimizer: OptimizerConfig = Field(
-        OptimizerConfig(), description="Which optimizers update what."
+        OptimizerConfig(), description="Optimizers of rows and of ordinary parameters."
     )
     training: TrainingConfig = Field(
-        TrainingConfig(), description="How long and how carefully to train."
+        TrainingConfig(), description="Length of the training, and its evaluation."
     )
     snapshots: SnapshotsConfig = Field(
-        SnapshotsConfig(), description="Where and how often the run is saved."
+        SnapshotsConfig(), description="Location and frequency of snapshots."
     )
     change_notes: ChangeNotesConfig = Field(
         ChangeNotesConfig(),
-        description="When servers with caches before the storage learn of trained rows.",
+        description="Publication of changed rows to servers that cache the storage.",
     )
     plan: LocalPath | None = Field(
         None,
         min_length=1,
-        description="How tables are sharded over ranks: the file of a plan, as `sparring plan make` "
-        "writes it, or `auto`, which makes one from the tables and ranks when the run begins; both by "
-        "sparring-plan, and without it `auto` is `row_wise`. Null: each table as `tables` says.",
+        description="Sharding of tables over ranks: a plan file that `sparring plan make` wrote, or "
+        "`auto`, which computes a plan from the tables and ranks when the run starts. Both require "
+        "sparring-plan; without it `auto` is `row_wise`. Null: sharding as set in `tables`.",
     )
     collective: CollectiveConfig = Field(
-        CollectiveConfig(), description="How ranks exchange keys, rows and gradients."
+        CollectiveConfig(), description="Exchange of keys, rows and gradients between ranks."
     )
-    rendezvous: RendezvousConfig = Field(
-        RendezvousConfig(), description="How ranks find each other."
-    )
+    rendezvous: RendezvousConfig = Field(RendezvousConfig(), description="Discovery of ranks.")
     exchange: ExchangeOptions = Field(
-        ExchangeOptions(), description="How rows and gradients travel between ranks."
+        ExchangeOptions(), description="Encoding of rows and gradients that ranks exchange."
     )
     deadline_seconds: PositiveFloat = Field(
-        60.0, description="The longest that one exchange with other ranks may take."
+        60.0, description="Maximum duration of one exchange with other ranks."
     )
-    logging: LoggingConfig = Field(
-        LoggingConfig(), description="What the run tells on standard error."
-    )
+    logging: LoggingConfig = Field(LoggingConfig(), description="Messages on standard error.")
     metrics: MetricsConfig = Field(
-        MetricsConfig(), description="Where and how often counters are written."
+        MetricsConfig(), description="Location and frequency of counters."
     )
-    report: ReportConfig = Field(ReportConfig(), description="The report on a finished run.")
+    report: ReportConfig = Field(ReportConfig(), description="Report about a finished run.")
 
     def list_tables(self) -> tuple[TableConfig, ...]:
-        """Tables of the model, with what the section `tables` says, in the model's order."""
+        """Returns the model's tables, in its order, with the settings of the section `tables`."""
         wanted = self.model.tables(self.data.columns)
         return tuple(self.tables.table_config(replace(each, seed=self.seed)) for each in wanted)
 
     def shared(self) -> dict[str, Any]:
-        """Settings that all ranks must have alike, as JSON values: all but where each rank runs."""
+        """Returns the settings that must be equal on all ranks, as JSON values."""
         return self.model_dump(
             mode="json", exclude={"collective", "rendezvous", "report", "threads", "logging"}
         )
@@ -173,13 +165,13 @@ class RunConfig(Section):
 
 
 def check_together(sections: Mapping[str, Any]) -> None:
-    """Refuses sections that contradict each other; one that is left out is not looked at.
+    """Raises if sections contradict each other. Sections that are missing are not checked.
 
     Args:
         sections: name → section of a `RunConfig`.
 
     Raises:
-        ValidationError: with all that was found.
+        ValidationError: sections contradict each other; contains all problems.
     """
     errors = [
         error
@@ -204,7 +196,7 @@ def _check_data(model: ModelSection, data: DataSection) -> Iterator[PydanticCust
             {
                 "path": ("data", "kind"),
                 "model": model.kind,
-                "found": f"{data.kind}, with {_label_words(schema.label)}",
+                "found": f"{data.kind} with {_label_words(schema.label)}",
                 "expected": _label_words(model.label),
             },
         )
@@ -221,11 +213,12 @@ def _check_data(model: ModelSection, data: DataSection) -> Iterator[PydanticCust
     if ranking is not None and is_either and ranking.positive is None:
         yield PydanticCustomError(
             "model_data",
-            "the data has labels, and none is given from which on an example counts",
+            "must be set, because the data has labels",
             {
                 "path": ("model", "positive"),
                 "found": "null",
-                "expected": "a number, as 1 for clicks, or data without data.label to take all rows",
+                "expected": "the smallest label of a positive example, such as 1 for clicks; or data "
+                "without data.label, whose rows are all positive",
             },
         )
 
@@ -261,21 +254,21 @@ def _check_validation(
                 places = " or ".join(f"data.{each}" for each in keys)
                 yield PydanticCustomError(
                     "validation_rows",
-                    "needs rows for validation, and the data keep none",
+                    "requires validation rows",
                     {
                         "path": ("training", name),
                         "found": f"data.kind: {data.kind}"
-                        + ("" if keys else ", which has no validation"),
+                        + ("" if keys else ", which does not support validation"),
                         "expected": places or "another kind of data",
                     },
                 )
         return
     known = METRICS[model.loss]
-    # Names of further metrics are known to their classes.
+    # Metrics of user classes are known only when the classes are created.
     if training.watch is not None and training.watch not in known and not training.metrics:
         yield PydanticCustomError(
             "watched_metric",
-            "the model has no such metric",
+            "the model does not compute this metric",
             {
                 "path": ("training", "watch"),
                 "found": repr(training.watch),
@@ -292,7 +285,7 @@ def _check_loss(training: TrainingConfig, model: ModelSection) -> Iterator[Pydan
         if given:
             yield PydanticCustomError(
                 "loss_of_ranking",
-                "is for models for labels",
+                "is only supported by models that predict labels",
                 {
                     "path": ("training", name),
                     "found": f"model.kind: {model.kind}, which ranks all items",
@@ -329,12 +322,12 @@ def _check_snapshots(chosen: SnapshotsConfig) -> Iterator[PydanticCustomError]:
         if getattr(chosen, name):
             yield PydanticCustomError(
                 "snapshots_url",
-                "snapshots.{name} needs the folder that snapshots are saved in",
+                "snapshots.{name} requires a folder for snapshots",
                 {
                     "path": ("snapshots", name),
                     "name": name,
                     "found": "snapshots.url: null",
-                    "expected": "snapshots.url to name a folder",
+                    "expected": "a folder in snapshots.url",
                 },
             )
 
@@ -346,12 +339,12 @@ def _check_change_notes(chosen: ChangeNotesConfig) -> Iterator[PydanticCustomErr
         if getattr(chosen, name) != ChangeNotesConfig.model_fields[name].default:
             yield PydanticCustomError(
                 "change_notes_due",
-                "change_notes.{name} is of no use where no notes are published",
+                "change_notes.{name} has no effect, because no notes are published",
                 {
                     "path": ("change_notes", name),
                     "name": name,
                     "found": "neither change_notes.every_steps nor change_notes.every_seconds",
-                    "expected": "one of them",
+                    "expected": "one of them to be set",
                 },
             )
 
@@ -365,4 +358,4 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., Iterator[PydanticCustomError
     (("snapshots",), _check_snapshots),
     (("change_notes",), _check_change_notes),
 )
-"""Names of sections → what finds contradictions between them."""
+"""Names of sections → function that yields contradictions between them."""

@@ -1,4 +1,4 @@
-"""`RunConfig` for the kinds of data and models that are installed."""
+"""`RunConfig` with the installed kinds of data and models."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["run_type"]
 
 
 def run_type(manager: PluginManager | None = None) -> type[RunConfig]:
-    """The model that checks a configuration: its `data` and `model` are of any kind that there is.
+    """Returns the Pydantic model that validates a configuration with all available kinds.
 
     Args:
-        manager: where kinds are looked up; None: those that are built in.
+        manager: finds kinds of plugins; None: built-in kinds only.
     """
     data = {name: each.section for name, each in data_kinds(manager).items()}
     models: dict[str, type[Section]] = {

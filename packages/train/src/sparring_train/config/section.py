@@ -1,4 +1,4 @@
-"""The base of every section of a configuration."""
+"""Base class of every section of a configuration."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = [
 
 
 class Section(BaseModel):
-    """A mapping in the YAML file: unknown keys are refused, nothing changes afterwards.
+    """A mapping in the YAML file. Immutable; unknown keys are rejected.
 
-    Values are taken as YAML read them: the text ``"8"`` is no number, and ``1`` is no boolean.
+    Types are not converted: the text ``"8"`` is not a number, and ``1`` is not a boolean.
     """
 
     model_config = ConfigDict(
@@ -40,7 +40,7 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _check_no_password(cls, value: Any) -> Any:
-        # Before all else: what else is wrong may be said with what was found.
+        # Runs first, because messages of other checks may quote the value.
         _raise_first(find_passwords(value))
         return value
 
@@ -58,7 +58,7 @@ def _raise_first(found: Iterable[FoundSecret]) -> None:
 
 
 BackendOptions = Annotated[dict[str, Any], AfterValidator(_without_secrets)]
-"""The options of a backend, which are its own to check; none may be a secret."""
+"""Options of a backend, which validates them itself. They must not contain secrets."""
 
 PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
 PositiveFloat = Annotated[float, Field(gt=0)]

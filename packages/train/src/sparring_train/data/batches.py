@@ -1,4 +1,4 @@
-"""Batches of training data, and how a stream or a whole data set is cut into them."""
+"""Batches of click logs, and rebatching of streams."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class ClickBatch:
     dense: Floats
     """``(b, 13)``, transformed: see `sparring_train.data.criteo_format.transform_integers`."""
     ids: Ids
-    """``(b, 26)``, raw; a missing one is `criteo_format.MISSING_IDS` of its feature."""
+    """``(b, 26)``, not hashed; a missing id is `criteo_format.MISSING_IDS` of its feature."""
     labels: Floats
-    """``(b,)``, 1 where clicked, else 0."""
+    """``(b,)``, 1 for a click, otherwise 0."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
 
 class Columnar(Protocol):
-    """A dataclass of arrays, all of one length."""
+    """A dataclass of arrays with equal lengths."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -50,13 +50,13 @@ Batch = TypeVar("Batch", bound=Columnar)
 
 
 def take(batch: Batch, selection: slice | npt.NDArray[np.bool_] | Ids) -> Batch:
-    """The rows that `selection` picks, in its order."""
+    """Returns the selected rows, in the order of `selection`."""
     columns = {field.name: getattr(batch, field.name)[selection] for field in fields(batch)}
     return type(batch)(**columns)
 
 
 def concatenate(batches: list[Batch]) -> Batch:
-    """One batch of all rows, in order; at least one batch is needed."""
+    """Returns one batch with all rows, in order. Requires at least one batch."""
     if len(batches) == 1:
         return batches[0]
     kind = type(batches[0])
@@ -67,10 +67,10 @@ def concatenate(batches: list[Batch]) -> Batch:
 
 
 def rebatch(batches: Iterator[Batch], batch_size: int) -> Iterator[Batch]:
-    """The same rows in the same order, `batch_size` to a batch; the last one may be smaller.
+    """Yields the same rows in the same order, `batch_size` per batch; the last batch may be smaller.
 
     Raises:
-        InvalidArgumentError: `batch_size` is below 1.
+        InvalidArgumentError: `batch_size` is less than 1.
     """
     check_batch_size(batch_size)
     return _rebatch(batches, batch_size)
@@ -94,6 +94,6 @@ def _rebatch(batches: Iterator[Batch], batch_size: int) -> Iterator[Batch]:
 
 
 def check_batch_size(batch_size: int) -> None:
-    """Raises InvalidArgumentError unless `batch_size` is at least 1."""
+    """Raises `InvalidArgumentError` unless `batch_size` is at least 1."""
     if batch_size < 1:
         raise InvalidArgumentError(f"batch_size: found {batch_size}, must be at least 1")

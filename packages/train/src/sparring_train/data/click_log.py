@@ -1,4 +1,4 @@
-"""A click log in memory, with what a reader of its file will see of it."""
+"""A click log in memory."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["ClickLog"]
 
 @dataclass(frozen=True, slots=True)
 class ClickLog:
-    """Rows of a synthetic click log, with the probability that each was clicked."""
+    """Rows of a synthetic click log, with the click probability of each row."""
 
     integers: npt.NDArray[np.int64]
-    """``(n, 13)``; 0 where missing."""
+    """``(n, 13)``; 0 if missing."""
     is_missing_integer: npt.NDArray[np.bool_]
     """``(n, 13)``"""
     ids: npt.NDArray[np.int64]
-    """``(n, 26)``, each below 2**32; `MISSING_IDS` where missing."""
+    """``(n, 26)``, each less than 2**32; `MISSING_IDS` if missing."""
     labels: npt.NDArray[np.float32]
-    """``(n,)``: 1 with the probability in `probabilities`, else 0."""
+    """``(n,)``: 1 with the probability in `probabilities`, otherwise 0."""
     probabilities: npt.NDArray[np.float64]
-    """``(n,)``: of the planted model; no other predicts these labels better."""
+    """``(n,)``, of the planted model; they are the best predictions of the labels."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -39,10 +39,10 @@ class ClickLog:
 
     @property
     def dense(self) -> npt.NDArray[np.float32]:
-        """``(n, 13)``, as a reader of the written log gets them."""
+        """``(n, 13)``, transformed like the numbers of a log file."""
         return transform_integers(self.integers, self.is_missing_integer)
 
     @property
     def batch(self) -> ClickBatch:
-        """All rows, as a reader of the written log gets them."""
+        """All rows as a batch."""
         return ClickBatch(self.dense, self.ids, self.labels)

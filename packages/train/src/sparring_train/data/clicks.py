@@ -1,4 +1,4 @@
-"""Data of kind `synthetic_criteo`: a click log that is drawn from a known model."""
+"""Data of kind `synthetic_criteo`: a click log that is generated from a known model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EVALUATION_BATCH_SIZE = 8192
 
 
 class SyntheticClickDataset:
-    """A click log that is drawn from a known model, a part at a time."""
+    """A click log that is generated from a known model, in chunks."""
 
     label_range = None
 
@@ -41,24 +41,24 @@ class SyntheticClickDataset:
         return -(-self._data.samples // self._data.batch_size)
 
     def batches(self, epoch: int) -> Iterator[ColumnBatch]:
-        """The training part, the same in every epoch."""
+        """Yields the training rows, which are the same in every epoch."""
         chunks = self._planted.chunks(self._data.samples, "train")
         clicks = rebatch((chunk.batch for chunk in chunks), self._data.batch_size)
         return (_columns(batch, self.schema) for batch in clicks)
 
     def test_batches(self) -> Iterator[ColumnBatch]:
-        """The test part."""
+        """Yields the test rows."""
         clicks = rebatch((chunk.batch for chunk in self._test), _EVALUATION_BATCH_SIZE)
         return (_columns(batch, self.schema) for batch in clicks)
 
     def validation_batches(self) -> Iterator[ColumnBatch]:
-        """The validation part, which is drawn again each time."""
+        """Yields the validation rows. They are generated again by each call."""
         chunks = self._planted.chunks(self._data.validation_samples or 0, "validation")
         clicks = rebatch((chunk.batch for chunk in chunks), _EVALUATION_BATCH_SIZE)
         return (_columns(batch, self.schema) for batch in clicks)
 
     def extra(self) -> Mapping[str, Any]:
-        """``best_auc`` and ``best_log_loss``, those of the model that the log was drawn from."""
+        """Returns ``best_auc`` and ``best_log_loss``, the metrics of the model that generated the log."""
         return self._best
 
     @cached_property
@@ -72,7 +72,7 @@ class SyntheticClickDataset:
 
 
 def _columns(batch: ClickBatch, schema: Schema) -> ColumnBatch:
-    # Each row of the transposed ids is one feature's, contiguous.
+    # The ids of each feature must be contiguous.
     by_feature = np.ascontiguousarray(batch.ids.T)
     names = (feature.name for feature in schema.features)
     ids = {name: Column(each) for name, each in zip(names, by_feature, strict=True)}

@@ -1,4 +1,4 @@
-"""The columns of a click log in Criteo format, and what becomes of their values."""
+"""Columns of a click log in Criteo format, and the transformation of its integers."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ COLUMNS = (
     *(f"int_{number}" for number in range(1, NUM_INTEGERS + 1)),
     *(f"cat_{number}" for number in range(1, NUM_FEATURES + 1)),
 )
-"""Names of the 40 fields of a line, in order, as messages use them."""
+"""Names of the 40 fields of a line, in order."""
 
 MISSING_IDS = np.arange(-1, -1 - NUM_FEATURES, -1, dtype=np.int64)
-"""``(26,)``: the id of each feature where a row has none: -1 to -26.
+"""``(26,)``: id of each feature in rows that have none, -1 to -26.
 
-Hex strings write no negative number, and no two features have the same one, so a missing id
-never meets another id, in a shared table neither.
+Ids in hexadecimal are not negative and these differ between features, so a missing id is never equal to
+another id, even if features share a table.
 """
 MISSING_IDS.setflags(write=False)
 
@@ -37,7 +37,7 @@ MISSING_IDS.setflags(write=False)
 def transform_integers(
     integers: npt.NDArray[Any], is_missing: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.float32]:
-    """``log1p(max(x, 0))``, and 0 where missing; the shape of `integers`."""
+    """Returns ``log1p(max(x, 0))``, or 0 if missing, in the shape of `integers`."""
     known = np.where(is_missing, 0, integers)
     dense: npt.NDArray[np.float32] = np.log1p(np.maximum(known, 0).astype(np.float32))
     return dense

@@ -1,4 +1,4 @@
-"""`Dataset`: examples of a run, as a kind of data opens them."""
+"""`Dataset`: the examples of a run."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ __all__ = ["Dataset", "LabelRange", "OpenRequest"]
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
-    """Facts about the run that opens a kind of data."""
+    """Properties of the run that opens the data."""
 
     seed: int
-    """Determines the split and the order of examples."""
+    """Seed of the split and the order of examples."""
     label: Label | None
-    """Values that the loss takes as labels; None: it takes none."""
+    """Kind of labels that the loss requires; None: it uses no labels."""
     rank: int = 0
     world_size: int = 1
     snapshots_url: str | None = None
-    """The folder of the run's snapshots; None: it saves none."""
+    """Folder of the run's snapshots; None: it saves none."""
     is_saved: bool = False
-    """The run has ended, and its model is asked: nothing may be written."""
+    """Whether the data belong to a saved run that is open for predictions: nothing may be written."""
 
 
 @dataclass(frozen=True, slots=True)
 class LabelRange:
-    """Labels of the training examples."""
+    """Mean, minimum and maximum of the training labels."""
 
     mean: float
     minimum: float
@@ -37,44 +37,44 @@ class LabelRange:
 
 
 class Dataset(Protocol):
-    """Examples to train on and to test on.
+    """Training, validation and test examples of a run.
 
-    Batches of a step hold the same examples at every world size. A data set gives whole batches,
-    the same on all ranks, or this rank's part of each, with `ColumnBatch.total`: one or the other
-    for all batches, and as many batches on each rank.
+    A step uses the same examples for every number of ranks. A data set yields either whole batches, the
+    same on all ranks, or this rank's part of each batch with `ColumnBatch.total`. It must not mix them,
+    and must yield the same number of batches on each rank.
     """
 
     @property
     def schema(self) -> Schema:
-        """Its columns."""
+        """Columns of the examples."""
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """None where it is unknown before the end."""
+        """Number of steps per epoch; None if it is unknown before the end of an epoch."""
 
     @property
     def label_range(self) -> LabelRange | None:
-        """None where examples would have to be read to know it."""
+        """Range of the training labels; None if it is unknown without reading the examples."""
 
     def batches(self, epoch: int) -> Iterator[ColumnBatch]:
-        """All training examples once; an epoch may have an order of its own.
+        """Yields all training examples once. The order may differ between epochs.
 
         Raises:
-            DataError: a file cannot be read, or holds what its columns do not allow.
+            DataError: a file cannot be read, or contains an invalid value.
         """
 
     def test_batches(self) -> Iterator[ColumnBatch]:
-        """All test examples once, always in the same order. Raises as `batches`."""
+        """Yields all test examples once, always in the same order. Raises like `batches`."""
 
     def validation_batches(self) -> Iterator[ColumnBatch]:
-        """All examples for validation once, always in the same order: none of them is among those of
-        `batches` or `test_batches`.
+        """Yields all validation examples once, always in the same order. They are disjoint from the
+        examples of `batches` and `test_batches`.
 
-        It is called only if `DataSection.has_validation` is true. Raises as `batches`.
+        Only called if `DataSection.has_validation` is true. Raises like `batches`.
         """
 
     def extra(self) -> Mapping[str, Any]:
-        """Further results worth showing a person, JSON types only: best AUC, …
+        """Returns further results to show to a user, such as ``best_auc``, as JSON types.
 
-        ``rows_skipped`` counts bad rows that were left out, on this rank; ranks add up.
+        ``rows_skipped`` is the number of bad rows that this rank left out; it is summed over ranks.
         """

@@ -1,10 +1,9 @@
-"""The click model behind the synthetic log: what is clicked, how often, and why.
+"""The click model that generates the synthetic log.
 
-Ids of a feature are drawn by a power law over popularity ranks (a Pareto distribution, cut off
-and rounded down). The logit of a click is a sum of weights of the more popular ids, of smooth
-effects of the integers, and of products of hidden factors of a few pairs of features. It is a
-function of what a reader of the log sees and of nothing else, so that the model's own
-probabilities are the best predictions there can be.
+The ids of a feature follow a power law of their popularity ranks (a Pareto distribution, truncated and
+rounded down). The logit of a click is a sum of weights of the more popular ids, of smooth effects of the
+integers, and of products of weights of a few pairs of features. It depends only on columns of the log,
+so that the model's probabilities are the best possible predictions.
 """
 
 from __future__ import annotations
@@ -33,17 +32,17 @@ Flags = npt.NDArray[np.bool_]
 SyntheticPart = Literal["train", "test", "validation"]
 
 CHUNK_ROWS = 1 << 15
-"""Rows that are drawn together; each chunk has random numbers of its own."""
+"""Rows that are generated together; each chunk has a separate random number generator."""
 
 _VARIETY = (
     0.52, 0.46, 1.00, 0.93, 0.41, 0.22, 0.68, 0.46, 0.08, 0.78, 0.62, 0.97, 0.58,
     0.23, 0.67, 0.95, 0.17, 0.60, 0.55, 0.10, 0.96, 0.20, 0.19, 0.83, 0.32, 0.80,
 )  # fmt: skip
-"""Feature f can take ``max_ids ** _VARIETY[f]`` ids: from a handful to all."""
+"""Feature f has ``max_ids ** _VARIETY[f]`` distinct ids."""
 
-_NUM_WEIGHTED = 30  # Popular ids of a feature that have a weight; the others have none.
-_LEFT, _RIGHT = [8, 5, 16, 4], [19, 13, 21, 22]  # Features whose weights multiply too.
-_NUM_EFFECTIVE = 6  # Integers that matter to a click.
+_NUM_WEIGHTED = 30  # Number of popular ids of a feature that have a weight; it is 0 for the others.
+_LEFT, _RIGHT = [8, 5, 16, 4], [19, 13, 21, 22]  # Pairs of features whose weights are multiplied.
+_NUM_EFFECTIVE = 6  # Number of integers that influence a click.
 _VARIANCE_OF_WEIGHTS, _VARIANCE_OF_EFFECTS, _VARIANCE_OF_PAIRS = 0.82, 0.14, 0.04
 _LOGIT_DEVIATION = 1.7
 _CLICK_RATE = 0.25
@@ -53,22 +52,22 @@ _STREAMS = {"parameters": 0, "calibration": 1, "train": 2, "test": 3, "validatio
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """Inputs that a click depends on."""
+    """Inputs of the logit."""
 
     ranks: Ints
-    """``(n, 26)``: popularity of the id, 0 for the most popular; -1 where missing."""
+    """``(n, 26)``: popularity of the id, 0 for the most popular one; -1 if missing."""
     integers: Ints
     is_missing_integer: Flags
 
 
 class PlantedModel:
-    """A source of click logs of any length, all with one set of causes.
+    """Generator of click logs of any length from one set of parameters.
 
     Args:
-        seed: determines the causes and every row; any whole number.
-        skew: exponent of the power law of ids, from 0 (all ids alike) to 4.
-        max_ids: ids that the feature with most of them can take, 2 to 2**32.
-        missing_fraction: share of integers and of ids that are missing, on average, 0 to 0.5.
+        seed: determines the parameters and every row; any integer.
+        skew: exponent of the power law of ids, from 0 (uniform) to 4.
+        max_ids: number of distinct ids of the feature that has the most, 2 to 2**32.
+        missing_fraction: mean fraction of integers and of ids that are missing, 0 to 0.5.
 
     Raises:
         InvalidArgumentError: an argument is out of range.
@@ -100,9 +99,9 @@ class PlantedModel:
         self._calibrate()
 
     def chunks(self, num_rows: int, part: SyntheticPart = "train") -> Iterator[ClickLog]:
-        """The first `num_rows` rows of one of three logs, `CHUNK_ROWS` at a time.
+        """Yields the first `num_rows` rows of one of three logs, `CHUNK_ROWS` at a time.
 
-        The rows of a longer log start with those of a shorter one.
+        A longer log starts with the rows of a shorter one.
         """
         _check_range("num_rows", num_rows, 0, 2**62)
         for number, begin in enumerate(range(0, num_rows, CHUNK_ROWS)):
@@ -120,13 +119,13 @@ class PlantedModel:
         self._spread = random.uniform(0.5, 1.5, NUM_INTEGERS)
         self._slopes = random.normal(size=_NUM_EFFECTIVE)
         self._curvatures = random.normal(size=_NUM_EFFECTIVE) * 0.3
-        # Column 0 is the missing id, then ids by rank; one beyond the weighted ones is 0.
+        # Column 0 is the missing id, followed by ids by rank. The last column is 0, for all other ids.
         self._weights = random.normal(size=(NUM_FEATURES, _NUM_WEIGHTED + 2))
         self._weights[:, 1:-1] *= (1.0 + np.arange(_NUM_WEIGHTED)) ** -0.7
         self._weights[:, -1] = 0.0
 
     def _calibrate(self) -> None:
-        """Scales the three sums to their share of the logit's variance, and sets its mean."""
+        """Scales the three sums to their share of the logit's variance, and sets the logit's mean."""
         columns = self._columns(self._random("calibration"), _CALIBRATION_ROWS)
         shares = (_VARIANCE_OF_WEIGHTS, _VARIANCE_OF_EFFECTS, _VARIANCE_OF_PAIRS)
         self._scales = np.ones(3)
@@ -142,7 +141,7 @@ class PlantedModel:
 
     def _chunk(self, part: str, number: int, num_rows: int) -> ClickLog:
         random = self._random(part, number)
-        # Whole chunks are drawn, so that a shorter log is the beginning of a longer one.
+        # Always generates a whole chunk, so that a shorter log is a prefix of a longer one.
         columns = self._columns(random, CHUNK_ROWS)
         probabilities = _sigmoid(self._sums(columns).sum(axis=0) + self._bias)
         is_click = random.random(CHUNK_ROWS) < probabilities
@@ -160,12 +159,12 @@ class PlantedModel:
         ranks[random.random(ranks.shape) < self._missing_id] = -1
         normal = random.normal(size=(num_rows, NUM_INTEGERS))
         integers = np.exp(self._location + self._spread * normal).astype(np.int64)
-        integers[:, 1] -= 2  # As in Criteo's own log, where this column may be negative.
+        integers[:, 1] -= 2  # This column of Criteo's log may be negative.
         is_missing = random.random(integers.shape) < self._missing_integer
         return _Columns(ranks, np.where(is_missing, 0, integers), is_missing)
 
     def _ranks(self, uniform: Floats) -> Ints:
-        """Inverse of the distribution function of a Pareto law on [1, cardinality + 1)."""
+        """Inverts the distribution function of a Pareto distribution on [1, cardinality + 1)."""
         top = self.cardinalities + 1.0
         if abs(self._skew - 1) < 1e-6:
             places = top**uniform
@@ -175,7 +174,7 @@ class PlantedModel:
         return np.clip(places.astype(np.int64) - 1, 0, self.cardinalities - 1)
 
     def _sums(self, columns: _Columns) -> Floats:
-        """``(3, n)``: the parts of the logit that ids, integers and pairs of ids add."""
+        """Returns ``(3, n)``: the contributions of ids, integers and pairs of ids to the logit."""
         at = np.minimum(columns.ranks, _NUM_WEIGHTED) + 1
         weights = self._weights[np.arange(NUM_FEATURES), at]
         dense = transform_integers(columns.integers, columns.is_missing_integer)
@@ -192,7 +191,7 @@ def _sigmoid(logits: Floats) -> Floats:
 
 
 def _mix(word: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """A permutation of the 32-bit numbers: MurmurHash3's finaliser (Appleby, 2011)."""
+    """Permutes the 32-bit numbers by MurmurHash3's finalizer (Appleby, 2011)."""
     mask = np.uint64(0xFFFFFFFF)
     word = ((word ^ (word >> np.uint64(16))) * np.uint64(0x85EBCA6B)) & mask
     word = ((word ^ (word >> np.uint64(13))) * np.uint64(0xC2B2AE35)) & mask

@@ -1,4 +1,4 @@
-"""Which rows are held out for the test: seeded, and the same wherever the data is read from."""
+"""Random split of rows, determined by a seed and a row's position only."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy.typing as npt
 __all__ = ["Part", "uniform_of_rows"]
 
 Part = Literal["train", "test", "validation"]
-"""Parts of a data set; no row is in two."""
+"""Parts of a data set, which are disjoint."""
 
 
 def uniform_of_rows(first_row: int, num_rows: int, *, seed: int) -> npt.NDArray[np.float64]:
-    """A number in [0, 1) for each of `num_rows` rows of a stream, from `first_row` on.
+    """Returns a pseudorandom number in [0, 1) for each of `num_rows` rows, starting at `first_row`.
 
-    A row's place in the stream and the seed determine it, so that a stream of any length is split
-    without being counted first, and in the same way for every size of block and batch. The number is
-    mixed as SplitMix64 does (Steele, Lea and Flood, "Fast splittable pseudorandom number
-    generators", OOPSLA 2014).
+    It depends only on the seed and the row's position. Therefore a stream can be split without counting
+    its rows, and the split does not depend on the size of blocks and batches. Uses the mixing function
+    of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
+    OOPSLA 2014).
     """
     start = np.random.PCG64(seed % 2**64).random_raw()
     rows = np.arange(first_row, first_row + num_rows, dtype=np.uint64)

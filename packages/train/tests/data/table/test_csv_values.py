@@ -120,14 +120,14 @@ def test_labels_may_be_texts(
     ("keys", "message"),
     [
         ({"delimiter": ";;"}, "at most 1 character"),
-        ({"delimiter": '"'}, "is a character of CSV itself"),
+        ({"delimiter": '"'}, "has a special meaning in CSV"),
         ({"decimal": "'"}, "should be '.' or ','"),
         (
             {"categorical": ["Größe"], "lists": []},
-            "cannot be the name of a table; name its table in data.share",
+            "not a valid table name; set its table in data.share",
         ),
-        ({"share_tables": {"item": "an item"}}, "cannot be the name of a table"),
-        ({"label": None, "label_values": {"yes": 1}}, "has no label"),
+        ({"share_tables": {"item": "an item"}}, "not a valid table name"),
+        ({"label": None, "label_values": {"yes": 1}}, "requires a label column"),
     ],
 )
 def test_keys_of_csv_that_are_wrong(keys: dict[str, Any], message: str) -> None:

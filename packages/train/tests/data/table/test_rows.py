@@ -176,9 +176,7 @@ def test_csv_that_is_not_utf_8_is_refused(row: int, tmp_path: Path) -> None:
     rows[row] = "größe,1,0"
     path = tmp_path / "a.csv"
     path.write_text("\n".join(["item,price,clicked", *rows, ""]), encoding="latin-1")
-    with pytest.raises(
-        DataError, match=r"a\.csv: cannot be read as CSV: .*UTF8.*write the file as UTF-8"
-    ):
+    with pytest.raises(DataError, match=r"a\.csv as CSV failed: .*UTF8.*write the file as UTF-8"):
         all_rows(path)
 
 
@@ -230,20 +228,24 @@ def test_types_that_no_column_of_its_kind_has(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"column 'item': found the type .*, expected a finite"):
         all_rows(path, categorical=["price"], numeric=["item"])
     path = written(tmp_path, "b.parquet", log(tags=[[1, 2]] * 40))
-    with pytest.raises(DataError, match=r"column 'tags': found list.*; name it in data\.lists"):
+    with pytest.raises(DataError, match=r"column 'tags': found list.*; add it to data\.lists"):
         all_rows(path, categorical=["tags"])
-    with pytest.raises(DataError, match=r"data\.lists names it, and it is no list"):
+    with pytest.raises(DataError, match=r"expected lists; remove it from data\.lists"):
         all_rows(path, lists=["item"])
 
 
 def test_files_that_there_are_not(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no such file; name a file, a folder or a pattern"):
+    with pytest.raises(
+        DataError, match=r"found no file; set data\.path to a file, folder or pattern"
+    ):
         all_rows(tmp_path / "no.csv")
     (tmp_path / "a.doc").write_text("x")
     with pytest.raises(DataError, match=r"a\.doc: names of files must all end in"):
         all_rows(tmp_path / "a.doc")
     (tmp_path / "a.txt").write_text("x")
-    with pytest.raises(DataError, match="no such file; name a file, a folder or a pattern"):
+    with pytest.raises(
+        DataError, match=r"found no file; set data\.path to a file, folder or pattern"
+    ):
         all_rows(tmp_path)  # a text file next to data files is not read
     with pytest.raises(DataError, match=r"a\.txt, row 1: column 'item' is missing; found x"):
         all_rows(tmp_path / "a.txt")
@@ -330,16 +332,16 @@ def test_a_loss_without_labels_gets_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"lists": ["tag"]}, "names no column of data.categorical"),
-        ({"log1p": ["cost"]}, "names no column of data.numeric"),
+        ({"lists": ["tag"]}, "contains a column that is not in data.categorical"),
+        ({"log1p": ["cost"]}, "contains a column that is not in data.numeric"),
         ({"categorical": []}, "has no column"),
-        ({"categorical": ["user", "user"], "lists": []}, "names a column twice"),
-        ({"label": "at"}, "is also a column to predict from"),
-        ({"split": {"time": 0.1}}, "is what data.split needs to know"),
-        ({"history": {}}, "is what data.history needs to know"),
-        ({"history": {"of": "tags"}, "time": "at"}, "lists another column"),
-        ({"history": {"name": "item"}, "time": "at"}, "has the name of a column"),
-        ({"split": {"time": 0.1, "fraction": 0.1}}, "takes one way"),
+        ({"categorical": ["user", "user"], "lists": []}, "contains a column twice"),
+        ({"label": "at"}, "is also an input column"),
+        ({"split": {"time": 0.1}}, "is required by data.split"),
+        ({"history": {}}, "is required by data.history"),
+        ({"history": {"of": "tags"}, "time": "at"}, "contains an invalid column in `of`"),
+        ({"history": {"name": "item"}, "time": "at"}, "has the name of another column"),
+        ({"split": {"time": 0.1, "fraction": 0.1}}, "must contain a single rule"),
     ],
 )
 def test_sections_that_contradict_themselves(keys: dict[str, Any], message: str) -> None:

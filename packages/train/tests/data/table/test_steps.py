@@ -181,5 +181,5 @@ def test_steps_take_each_row_of_each_lane_once(
 
 
 def test_read_own_refuses_csv(folder: Path) -> None:
-    with pytest.raises(DataError, match=r"log\.csv: data\.read: own needs files that say"):
+    with pytest.raises(DataError, match=r"log\.csv with data\.read: own requires Parquet files"):
         opened(section(folder / "log.csv", read="own"))

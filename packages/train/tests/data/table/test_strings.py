@@ -56,7 +56,7 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file")
     writer = StringWriter(str(tmp_path / "runs"), 0)
     writer.add("item", hash_strings(["a"]), pyarrow.array(["a"]))
-    with pytest.raises(DataError, match=r"data\.dictionary: cannot write"):
+    with pytest.raises(DataError, match=r"data\.dictionary: writing .* failed"):
         writer.flush()
 
 

@@ -74,9 +74,9 @@ def test_validation_by_a_value_of_a_column(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"validation": {}}, "takes one way"),
-        ({"validation": {"fraction": 0.1, "column": "clicked"}}, "takes one way"),
-        ({"validation": {"time": 0.1}}, r"is what data\.validation needs to know"),
+        ({"validation": {}}, "must contain a single rule"),
+        ({"validation": {"fraction": 0.1, "column": "clicked"}}, "must contain a single rule"),
+        ({"validation": {"time": 0.1}}, r"is required by data\.validation"),
         ({"validation": {"test": "x", "fraction": 0.1}}, "Extra inputs"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Checks what a configuration says of plugins: that they exist and take these options."""
+"""Validates the backends of a configuration: that they are installed and accept their options."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _Found = TypeVar("_Found", bound=Descriptor)
 def check_backends(
     sections: Mapping[str, Any], value: Mapping[str, Any], places: Locations, manager: PluginManager
 ) -> list[Problem]:
-    """Problems of the framework, storage, collective and rendezvous of a configuration.
+    """Returns problems of the framework, storage, collective and rendezvous of a configuration.
 
     Args:
-        sections: those of a `RunConfig` that are right.
-        value: the whole, as it was read: of other sections the name of the backend is checked.
-        places: where its values stand.
-        manager: where backends are looked up.
+        sections: the valid sections of a `RunConfig`.
+        value: the whole configuration as it was read; backend names of invalid sections are checked.
+        places: positions of its values.
+        manager: finds backends.
     """
     problems: list[Problem] = []
 
@@ -74,13 +74,12 @@ def check_backends(
 def with_option_paths(
     config: RunConfig, change: Callable[[ConfigPath, str], str], manager: PluginManager | None
 ) -> RunConfig:
-    """A copy in which each path among the options of storage, collective and rendezvous is replaced.
+    """Returns a copy with each path in the options of storage, collective and rendezvous replaced.
 
     Args:
         config: the configuration.
         change: see `sparring_cli.with_paths`.
-        manager: where backends are looked up; what is wrong is left as it is. None: all that are
-            installed.
+        manager: finds backends; options that are invalid stay unchanged. None: all installed plugins.
     """
     given = [part for part in _PARTS if getattr(config, part).options]
     if not given:
@@ -104,7 +103,7 @@ def _with_paths(
     change: Callable[[ConfigPath, str], str],
     manager: PluginManager,
 ) -> dict[str, Any]:
-    """Options with their paths replaced, and those of storages that they name."""
+    """Returns options with their paths replaced, including those of inner storages."""
     made = copy.deepcopy(dict(options))
     for name, field in descriptor.options.model_fields.items():
         if isinstance(made.get(name), str) and is_path(field):
@@ -123,7 +122,7 @@ def _with_paths(
 
 
 def _backend_name(part: str, sections: Mapping[str, Any], value: Mapping[str, Any]) -> str | None:
-    """The backend that a section names; None where that is wrong itself, and was said."""
+    """Returns the backend of a section; None if it is invalid, which is reported elsewhere."""
     if part in sections:
         return str(sections[part].backend)
     given = value.get(part)
@@ -134,8 +133,8 @@ def _backend_name(part: str, sections: Mapping[str, Any], value: Mapping[str, An
 def _check_deadlines(
     sections: Mapping[str, Any], places: Locations, manager: PluginManager
 ) -> list[Problem]:
-    """Storages that may take longer than other ranks wait: those would give up first, and blame it
-    on a rank in place of a storage."""
+    """Returns problems of storages whose deadline is not less than that of other ranks. These would
+    time out first, and report a failed rank instead of the storage."""
 
     most = sections.get("deadline_seconds")
     if most is None:
@@ -151,8 +150,8 @@ def _check_deadlines(
             problems.append(
                 Problem(
                     places.of_value(path),
-                    f"{format_path(path)} must be less than deadline_seconds, so that other ranks are "
-                    "told in time; lower it, or raise deadline_seconds",
+                    f"{format_path(path)} must be less than deadline_seconds, because other ranks wait no "
+                    "longer; lower it, or raise deadline_seconds",
                     path,
                     found=f"{seconds:g}",
                     expected=f"less than {most:g}",
@@ -173,13 +172,13 @@ def _option_problems(
     places: Locations,
     manager: PluginManager,
 ) -> list[Problem]:
-    """Problems of the options at `at`, and of those of storages that they name."""
+    """Returns problems of the options at `at`, including those of inner storages."""
     problems: list[Problem] = []
     try:
         checked = descriptor.options.model_validate(options)
     except ValidationError as error:
         problems = explain_error(error, options, places, model=descriptor.options, at=at)
-        # Storages that these options name may be wrong too.
+        # Inner storages may be invalid, too.
         try:
             checked = descriptor.options.model_validate(
                 keep_valid_part(descriptor.options, options, error)
@@ -194,7 +193,7 @@ def _option_problems(
             found = manager.storage(inner.backend)
         except PluginError as error:
             path = (*below, "backend")
-            at_name = path if places.is_known(path) else below  # a name alone stands for a mapping
+            at_name = path if places.is_known(path) else below  # A name may replace a mapping.
             problems.append(Problem(places.of_value(at_name), str(error), at_name))
             continue
         problems += _option_problems(found, inner.options, (*below, "options"), places, manager)

@@ -1,4 +1,4 @@
-"""Sections of a stored run whose kind of data is a preset of `kind: table` today."""
+"""Upgrades stored runs whose kind of data no longer exists to `kind: table`."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _PRESETS: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 def upgrade_sections(saved: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the sections of a stored run with the kinds of data `criteo` and `movielens` as `table`.
+    """Returns the sections of a stored run, with data of kind `criteo` or `movielens` as `table`.
 
     The new section has the same ids, tables, test rows and validation rows.
 
     Raises:
-        ConfigError: if the run had files of its own for the test or for validation.
+        ConfigError: the run had separate files for the test or for validation.
     """
     data = saved.get("data", {})
     if data.get("kind") not in _PRESETS:
@@ -51,10 +51,10 @@ def upgrade_sections(saved: Mapping[str, Any]) -> Mapping[str, Any]:
     for key in ("test_path", "validation_path"):
         if data.get(key) is not None:
             raise ConfigError(
-                f"the run was saved with data.kind: {data['kind']} and data.{key}: {data[key]}, which no "
-                f"longer exist; put these files next to those of data.path and start a new run with the "
-                f"section of {example} and data.split: {{files: NAME}} or data.validation: "
-                "{files: NAME}",
+                f"loading the run: it was saved with data.kind: {data['kind']} and data.{key}: "
+                f"{data[key]}, which are no longer supported; put these files next to those of data.path "
+                f"and start a new run with the section of {example} and data.split: {{files: NAME}} or "
+                "data.validation: {files: NAME}",
                 setting=f"data.{key}",
             )
     section = {

@@ -1,4 +1,4 @@
-"""A YAML file and overrides → `RunConfig`, or every error in them at once."""
+"""Reads a YAML file and overrides into a `RunConfig`, or raises all errors in them at once."""
 
 from __future__ import annotations
 
@@ -46,15 +46,14 @@ def load_config(
 
     Args:
         path: a YAML file in UTF-8, at most 256 KiB.
-        overrides: ``dotted.key=value``, later ones win; see `apply_override`.
-        folder: where relative paths of the file start; None: at its own folder. Those of overrides
-            start at the current directory.
-        plugin_manager: where given, the backends that the file names must exist, and their
-            options are checked too.
+        overrides: ``dotted.key=value``; later ones replace earlier ones. See `apply_override`.
+        folder: where relative paths of the file start; None: at the folder of the file. Those of
+            overrides start at the current directory.
+        plugin_manager: if given, the backends must be installed and accept their options.
 
     Raises:
-        ConfigError: the file cannot be read or is wrong. ``error.problems`` has each `Problem`,
-            and the message a line for each: ``file:line:column: message (…)``.
+        ConfigError: the file cannot be read or is invalid. ``error.problems`` contains each `Problem`;
+            the message has one line per problem: ``file:line:column: message (…)``.
     """
     source = os.fspath(path)
     return parse_config(
@@ -74,14 +73,14 @@ def parse_config(
     folder: str = "",
     plugin_manager: PluginManager | None = None,
 ) -> RunConfig:
-    """Reads a configuration from text; `source` is how messages call it. See `load_config`."""
+    """Reads a configuration from text, which messages call `source`. See `load_config`."""
     parsed = parse_yaml(text, make_locator(source))
     value = parsed.mapping()
     for override in overrides:
         parsed.problems += apply_override(override, value, parsed.locations)
     if not parsed.is_readable:
         raise_problems(parsed.problems)
-    # What YAML could not read stands as null in `value`, and was complained of already.
+    # Values that YAML could not parse are null in `value`; their problems are already reported.
     told = {problem.path for problem in parsed.problems}
     problems: list[Problem] = []
     kind = run_type(plugin_manager)
@@ -97,7 +96,7 @@ def parse_config(
     except ValidationError as error:
         problems = explain_error(error, value, parsed.locations, model=kind)
         sections = keep_valid_sections(kind, value, error)
-        # They were not held against each other, because others are wrong.
+        # Contradictions are not checked by Pydantic if a section is invalid.
         try:
             check_together(sections)
         except ValidationError as more:

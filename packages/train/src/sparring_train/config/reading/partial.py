@@ -1,4 +1,4 @@
-"""The part of a configuration that is right, where the rest is wrong: it is checked further."""
+"""The valid part of a configuration that contains errors, for further checks."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ __all__ = ["keep_valid_part", "keep_valid_sections"]
 def keep_valid_part(
     model: type[BaseModel], value: Mapping[str, Any], error: ValidationError
 ) -> dict[str, Any]:
-    """`value` without the keys that hold something wrong, and without unknown keys at any depth.
+    """Returns `value` without invalid top-level keys, and without unknown keys at any depth.
 
     Args:
-        model: what `value` was validated by.
-        error: what that raised.
+        model: validated `value`.
+        error: raised by that validation.
     """
     unknown: list[ConfigPath] = []
     for details in error.errors(include_url=False):
         path = find_path(model, details["loc"])
         if details["type"] == SECRET_IN_CONFIG and not path:
-            return {}  # nothing else was looked at
+            return {}  # Validation stopped here.
         unknown.append(path if details["type"] in UNKNOWN_KEY else path[:1])
     part: dict[str, Any] = _without(value, (), unknown)
     return part
@@ -36,7 +36,7 @@ def keep_valid_part(
 def keep_valid_sections(
     kind: type[RunConfig], value: Mapping[str, Any], error: ValidationError
 ) -> dict[str, Any]:
-    """Name → section of a run that is right, checked and with its defaults."""
+    """Returns the valid sections of a run by name, with defaults."""
     part = keep_valid_part(kind, value, error)
     sections = {}
     for name, field in kind.model_fields.items():
@@ -49,7 +49,7 @@ def keep_valid_sections(
 
 
 def _without(value: Any, at: ConfigPath, left_out: list[ConfigPath]) -> Any:
-    """`value`, which stands at `at`, without the keys at `left_out`."""
+    """Returns `value`, which is located at `at`, without the keys at `left_out`."""
     if isinstance(value, Mapping):
         return {
             key: _without(each, (*at, key), left_out)

@@ -1,4 +1,4 @@
-"""`RunConfig` → YAML."""
+"""Writes a `RunConfig` as YAML."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ __all__ = ["config_as_yaml"]
 
 
 def config_as_yaml(config: RunConfig) -> str:
-    """The whole configuration, defaults included; `parse_config` reads the same back."""
+    """Returns the whole configuration, including defaults, in a form that `parse_config` reads."""
     return as_yaml(config.model_dump(mode="json"))

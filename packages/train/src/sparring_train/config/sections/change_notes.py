@@ -1,4 +1,4 @@
-"""When servers with caches before the backend learn of trained rows: the `change_notes` section."""
+"""The `change_notes` section: publication of changed rows."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ __all__ = ["ChangeNotesConfig"]
 
 
 class ChangeNotesConfig(Section):
-    """Notes of which rows have changed, for servers with caches before the storage that this run trains
-    into: Redis, say. Before each, rows that wait in tiers above go down to it.
+    """Publishes which rows have changed, for servers that cache the storage of this run, such as Redis.
+    Rows that are pending in upper tiers are written to the storage before each publication.
     """
 
     every_steps: PositiveInt | None = Field(
-        None, description="Publish after every so many steps; null does not count steps."
+        None, description="Publish every this many steps; null: not by steps."
     )
     every_seconds: PositiveFloat | None = Field(
-        None, description="Publish when so much time has passed; null does not look at the clock."
+        None, description="Publish when this time has passed; null: not by time."
     )
     url: LocalPath | None = Field(
         None,
         min_length=1,
-        description="The folder of the notes, which servers reach: a path, or a URL of fsspec. Relative "
-        "paths start at the file's folder. Null: they are with the rows, where the storage keeps notes, "
-        "as `redis` does.",
+        description="Folder of the notes, readable by servers: a path, or a URL of fsspec. Relative "
+        "paths start at the folder of the configuration file. Null: notes are stored with the rows, if "
+        "the storage supports it, for example `redis`.",
     )
     keep: Annotated[int, Field(ge=2, le=100_000)] = Field(
         64,
-        description="How many notes stay, the newest. A server that has missed more empties its cache "
-        "gradually.",
+        description="Number of notes to keep, the newest ones. A server that missed older notes clears "
+        "its cache gradually.",
     )
 
     @property
     def is_on(self) -> bool:
-        """Whether any are published."""
+        """Whether notes are published."""
         return self.every_steps is not None or self.every_seconds is not None

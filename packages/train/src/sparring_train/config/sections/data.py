@@ -20,34 +20,34 @@ _CLICKS = Schema(
 
 
 class SyntheticCriteoData(DataSection):
-    """A click log in Criteo format that a generator draws from a model that it knows.
+    """A click log in Criteo format, generated from a known model.
 
-    The best AUC that any model can reach on it is therefore known, and printed.
+    Therefore the best AUC that a model can reach is known; it is printed.
     """
 
     kind: Literal["synthetic_criteo"]
-    samples: PositiveInt = Field(400_000, description="Samples to train on.")
-    test_samples: PositiveInt = Field(50_000, description="Samples to test on.")
+    samples: PositiveInt = Field(400_000, description="Number of training samples.")
+    test_samples: PositiveInt = Field(50_000, description="Number of test samples.")
     validation_samples: PositiveInt | None = Field(
-        None, description="Samples for validation; null draws none."
+        None, description="Number of validation samples; null generates none."
     )
     batch_size: PositiveInt = Field(
-        4096, description="Samples in a step, over all ranks and micro-batches."
+        4096, description="Samples per step, over all ranks and micro-batches."
     )
     max_ids: int = Field(
         100_000,
         ge=2,
         le=2**32,
-        description="Distinct ids that the feature with most of them can take.",
+        description="Number of distinct ids of the feature that has the most.",
     )
     skew: float = Field(
         1.1,
         ge=0,
         le=4,
-        description="The exponent of the power law that ids follow; 0 draws them evenly.",
+        description="Exponent of the power-law distribution of ids; 0 is a uniform distribution.",
     )
     missing_fraction: float = Field(
-        0.05, ge=0, le=0.5, description="The part of integers and of ids that is missing."
+        0.05, ge=0, le=0.5, description="Fraction of integers and of ids that are missing."
     )
 
     @property

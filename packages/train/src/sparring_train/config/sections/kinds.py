@@ -1,4 +1,4 @@
-"""Bases of the `data` and the `model` section, of which plugins bring kinds."""
+"""Base classes of the `data` and `model` sections. Plugins register further kinds of both."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from sparring_train.config.section import PositiveInt, Section
 __all__ = ["METRICS", "DataSection", "Loss", "ModelSection", "Ranking"]
 
 Loss = Literal["log_loss", "squared_error", "ranking"]
-"""Aim of a model: clicks, numbers, or that each example outranks others."""
+"""Objective of a model: predict clicks, predict numbers, or rank items."""
 
 METRICS: dict[Loss, tuple[str, ...]] = {
     "log_loss": ("auc", "log_loss"),
     "squared_error": ("rmse",),
     "ranking": ("recall@10", "ndcg@10", "mrr@10", "hit_rate@10"),
 }
-"""Loss → the metrics of its models; models are compared by the first."""
+"""Metrics of models with each loss. The first metric is used to compare models."""
 
 _LABELS: dict[str, Label | None] = {
     "log_loss": "binary",
@@ -31,29 +31,29 @@ _LABELS: dict[str, Label | None] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """How a model of the loss `ranking` is trained and tested: a softmax over the items of a step, and
-    the ranking of all items."""
+    """How a model with the loss `ranking` is trained (softmax over the items of a step) and tested
+    (ranking of all items)."""
 
     item: tuple[str, ...]
-    """Features of an item; the first has its id."""
+    """Features of an item. The first one contains the item's id."""
     user: str | None = None
-    """The feature that has the user, for whom items of the training examples are not ranked."""
+    """Feature that contains the user. Items of the user's training examples are not ranked."""
     query: str | None = None
-    """Test examples of one id of this feature are one query. None: each test example is one."""
+    """Feature whose ids group the test examples: one query per id. None: one query per example."""
     history: str | None = None
-    """A feature whose items are not ranked for the example."""
+    """Feature whose items are not ranked for the example."""
     temperature: float = 1.0
-    """Products of vectors are divided by it in the loss."""
+    """The loss divides the products of vectors by it."""
     normalize: bool = False
-    """Vectors have length 1."""
+    """Whether vectors are scaled to length 1."""
     log_q: bool = True
-    """The loss is corrected for how often an item comes."""
+    """Whether the loss is corrected for the frequency of items."""
     positive: float | None = None
-    """Examples whose label is below are left out of the loss and of the test; None: no example is."""
+    """Examples with a smaller label are left out of the loss and the test. None: all are used."""
 
 
 class DataSection(Section):
-    """Source of examples. A kind adds its own keys, and says what columns it has."""
+    """Source of examples. A kind adds its own keys and defines its columns."""
 
     kind: str
     batch_size: PositiveInt
@@ -61,47 +61,47 @@ class DataSection(Section):
     @property
     @abstractmethod
     def columns(self) -> Schema:
-        """Columns of its examples, by what the section says alone; no file is read."""
+        """Columns of the examples. Depends only on the section: no file is read."""
 
     @property
     def has_validation(self) -> bool:
-        """Whether some examples are kept for validation: `Dataset.validation_batches` returns them."""
+        """Whether `Dataset.validation_batches` returns examples."""
         return False
 
     @property
     def labels(self) -> tuple[Label | None, ...]:
-        """Labels that it can give; `OpenRequest.label` chooses among several."""
+        """Kinds of labels that are available; `OpenRequest.label` selects one."""
         return (self.columns.label,)
 
 
 class ModelSection(Section):
-    """Model to train. A kind adds its own keys, and says what tables it wants."""
+    """Model to train. A kind adds its own keys and defines its tables."""
 
     kind: str
 
     @property
     def loss(self) -> Loss:
-        """Aim of its training."""
+        """Objective of the training."""
         return "log_loss"
 
     @property
     def label(self) -> Label | None:
-        """Values of labels that the loss takes."""
+        """Kind of labels that the loss requires."""
         return _LABELS[self.loss]
 
     @abstractmethod
     def tables(self, schema: Schema) -> tuple[TableConfig, ...]:
-        """Tables for data of these columns: name, dim and initializer count."""
+        """Returns the tables for data with these columns. Name, dim and initializer are used."""
 
     def problem(self, schema: Schema) -> str | None:
-        """Why this model cannot be trained on data of these columns, and what to do; or None."""
+        """Returns why data with these columns are unsuitable, and the fix; None if they are suitable."""
         return None
 
     def ranking(self, schema: Schema) -> Ranking | None:
-        """How it ranks items of data of these columns; None where its loss is not `ranking`."""
+        """Returns how items are ranked; None if the loss is not `ranking`."""
         return None
 
     @property
     def read_embedding_parts(self) -> dict[str, Any]:
-        """Part → where it is in the rows of every table; see `sparring.EMBEDDING_PARTS`."""
+        """Position of each part in the rows of every table; see `sparring.EMBEDDING_PARTS`."""
         return {}

@@ -1,4 +1,4 @@
-"""Messages of a run on standard error: the `logging` section."""
+"""The `logging` section: messages on standard error."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["LoggingConfig"]
 
 
 class LoggingConfig(Section):
-    """Messages on standard error, each line with the rank and the step."""
+    """Messages on standard error. Each line contains the rank and the step."""
 
     level: Literal["debug", "info", "warning", "error"] = Field(
         "warning",
-        description="The least important messages that are told. Progress is told at any level.",
+        description="Minimum level of messages. Progress is printed at every level.",
     )
     format: Literal["text", "json"] = Field(
         "text",
-        description="`json` writes an object a line: `time`, `level`, `rank`, `step`, `table` where "
-        "it is about one, `logger`, `message`; progress too.",
+        description="`json` prints one object per line: `time`, `level`, `rank`, `step`, `table` (if "
+        "the message concerns one), `logger`, `message`. This includes progress.",
     )

@@ -1,4 +1,4 @@
-"""Where and how often counters are written while a run goes on: the `metrics` section."""
+"""The `metrics` section: location and frequency of counters."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ __all__ = ["MetricsConfig"]
 
 
 class MetricsConfig(Section):
-    """Writes all counters in the background now and then, and once more when training ends."""
+    """Writes all counters periodically in the background, and once more when training ends."""
 
     path: LocalPath | None = Field(
         None,
         min_length=1,
-        description="The file to write; null writes none. `{rank}` and `{world_size}` in it stand "
-        "for what they say, so that each rank has a file of its own; without `{rank}`, rank 0 "
-        "alone writes, its own numbers. Relative paths start at the file's folder.",
+        description="File to write; null writes none. `{rank}` and `{world_size}` are replaced by their "
+        "values, which gives each rank a separate file. Without `{rank}`, only rank 0 writes, and only "
+        "its own counters. Relative paths start at the folder of the configuration file.",
     )
     port: Annotated[int, Field(ge=0, lt=1 << 16)] | None = Field(
         None,
-        description="Answers Prometheus on this port with the numbers that were written last; rank r "
-        "listens on `port` + r; null: no port. It needs `pip install 'sparring[metrics]'`.",
+        description="Port on which Prometheus can scrape the latest counters. Rank r listens on "
+        "`port` + r. Null: no port. Requires `pip install 'sparring[metrics]'`.",
     )
     host: str = Field(
         "127.0.0.1",
         min_length=1,
-        description="The address of that port; by default only this machine reaches it.",
+        description="Address to listen on. The default is reachable from this machine only.",
     )
     every_seconds: PositiveFloat = Field(
-        10.0, description="The least time between two writings, but for the last."
+        10.0, description="Minimum time between two writes, except the last one."
     )
     format: Literal["jsonl", "prometheus"] = Field(
         "jsonl",
-        description="`jsonl` appends a JSON object a line. `prometheus` replaces the file by the "
-        "newest numbers in Prometheus's text format, as the textfile collector of node_exporter "
-        "reads them from files that end in `.prom`; it needs `pip install 'sparring[metrics]'`.",
+        description="`jsonl` appends one JSON object per line. `prometheus` replaces the file by the "
+        "latest counters in Prometheus' text format, for node_exporter's textfile collector, which reads "
+        "files ending in `.prom`; it requires `pip install 'sparring[metrics]'`.",
     )

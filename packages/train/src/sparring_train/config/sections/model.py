@@ -1,4 +1,4 @@
-"""Kinds of the `model` section that are built in."""
+"""Built-in kinds of the `model` section."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ Layers = Annotated[tuple[PositiveInt, ...], Field(max_length=64, strict=False)]
 
 
 def pooling_field() -> Any:
-    """The key `pooling` of a model."""
+    """Returns the field for the key `pooling` of a model."""
     return Field(
-        "sum", description="What makes one embedding of the ids of a list: their sum or mean."
+        "sum", description="Reduction of the embeddings of a list to one: their sum or mean."
     )
 
 
 class MatrixFactorizationModel(ModelSection):
-    """Biased matrix factorisation: mean + user bias + item bias + user · item."""
+    """Biased matrix factorization: mean + user bias + item bias + user · item."""
 
     kind: Literal["matrix_factorization"]
     dim: int = Field(
         32,
         ge=1,
-        le=65_535,  # A row also holds the bias.
-        description="Elements of a user's and of an item's vector.",
+        le=65_535,  # The embedding also contains the bias.
+        description="Number of elements of the user and item vectors.",
     )
     embedding_l2: NonNegativeFloat = Field(
         0.1, description="Weight of the squared embeddings in the loss."
@@ -51,33 +51,33 @@ class MatrixFactorizationModel(ModelSection):
         0.005, description="Weight of the squared biases in the loss."
     )
 
-    user: str = Field("user", min_length=1, description="The feature that has the user.")
-    item: str = Field("item", min_length=1, description="The feature that has the item.")
+    user: str = Field("user", min_length=1, description="The feature that contains the user.")
+    item: str = Field("item", min_length=1, description="The feature that contains the item.")
 
     @property
     def loss(self) -> Loss:
         return "squared_error"
 
     def tables(self, schema: Schema) -> tuple[TableConfig, ...]:
-        """One of users and one of items; an embedding has one element more than a vector, the bias."""
+        """Returns a table of users and one of items. Embeddings consist of the bias and the vector."""
         initial = Uniform(-0.05, 0.05)
         return tuple(
             TableConfig(name, self.dim + 1, initializer=initial) for name in self._tables(schema)
         )
 
     def problem(self, schema: Schema) -> str | None:
-        """See `ModelSection`."""
+        """See `ModelSection.problem`."""
         for key, name in (("user", self.user), ("item", self.item)):
             feature = schema.feature(name)
             known = ", ".join(each.name for each in schema.features)
             if feature is None:
-                return f"model.{key} is {name!r}, the features of the data are {known}"
+                return f"model.{key} is {name!r}; name one of the features of the data: {known}"
             if feature.is_list:
-                return f"model.{key} is {name!r}, which is a list; it takes one id an example"
+                return f"model.{key} is {name!r}, which is a list; name a feature with one id per example"
             if feature.may_be_missing:
-                return f"model.{key} is {name!r}, which rows may lack; name it in data.required"
+                return f"model.{key} is {name!r}, which may be missing in rows; add it to data.required"
         if len(set(self._tables(schema))) < 2:
-            return "model.user and model.item must have a table each"
+            return "model.user and model.item share a table; give each a separate one"
         return None
 
     def _tables(self, schema: Schema) -> tuple[str, ...]:
@@ -86,45 +86,46 @@ class MatrixFactorizationModel(ModelSection):
 
     @property
     def read_embedding_parts(self) -> dict[str, Any]:
-        """Part → where it is in a row; see `sparring.EMBEDDING_PARTS`."""
+        """See `ModelSection.read_embedding_parts`."""
         return {"bias": [0, 1], "embedding": [1, self.dim + 1]}
 
 
 class DlrmModel(ModelSection):
-    """Deep learning recommendation model: Naumov et al., arXiv 1906.00091 (2019)."""
+    """Deep learning recommendation model (DLRM): Naumov et al., arXiv 1906.00091 (2019)."""
 
     kind: Literal["dlrm"]
-    embedding_dim: Dim = Field(16, description="Elements of an embedding, the same everywhere.")
+    embedding_dim: Dim = Field(16, description="Number of elements of an embedding, in all tables.")
     bottom_mlp: Layers = Field(
         (64, 32),
-        description="Widths of the hidden layers over the integers; a last layer of "
+        description="Widths of the hidden layers for numbers; an output layer of width "
         "`embedding_dim` is added.",
     )
     top_mlp: Layers = Field(
         (64, 32),
-        description="Widths of the hidden layers over the interactions; a last layer of 1 is "
+        description="Widths of the hidden layers for the interactions; an output layer of width 1 is "
         "added.",
     )
     pooling: Pooling = pooling_field()
 
     def tables(self, schema: Schema) -> tuple[TableConfig, ...]:
-        """One for each feature, or group of features that share one."""
+        """Returns one table per feature, or per group of features that share one."""
         return _one_each(schema, self.embedding_dim)
 
 
 class DeepFmModel(ModelSection):
-    """Factorisation machine and layers over the same embeddings: Guo et al., arXiv 1703.04247."""
+    """Factorization machine and dense layers on the same embeddings (DeepFM): Guo et al., arXiv
+    1703.04247."""
 
     kind: Literal["deepfm"]
-    embedding_dim: Dim = Field(16, description="Elements of an embedding, the same everywhere.")
-    hidden_layer: PositiveInt = Field(64, description="Width of the hidden layer over numbers.")
+    embedding_dim: Dim = Field(16, description="Number of elements of an embedding, in all tables.")
+    hidden_layer: PositiveInt = Field(64, description="Width of the hidden layer for numbers.")
     deep_layer: PositiveInt = Field(
-        64, description="Width of the layer over all embeddings, the deep part."
+        64, description="Width of the deep layer, whose input is all embeddings."
     )
     pooling: Pooling = pooling_field()
 
     def tables(self, schema: Schema) -> tuple[TableConfig, ...]:
-        """One for each feature, or group of features that share one."""
+        """Returns one table per feature, or per group of features that share one."""
         return _one_each(schema, self.embedding_dim)
 
 

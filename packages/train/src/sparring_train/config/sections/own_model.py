@@ -1,4 +1,4 @@
-"""`model.kind: package.module:Class`: a model of the user's own."""
+"""`model.kind: package.module:Class`: a model class of the user."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ __all__ = ["OwnModel"]
 
 
 class OwnModel(ModelSection):
-    """A class of one's own: a module of the framework over tables of all features."""
+    """Your own model: a module of the framework that uses tables of all features."""
 
     kind: ClassName = Field(
-        description="`package.module:Class`: where Python finds the class. It is called with the "
-        "embeddings of all features, the number of number columns, and `options`.",
+        description="Import path of the class: `package.module:Class`. It is called with the embeddings "
+        "of all features, the number of numeric columns, and `options`.",
     )
     embedding_dim: Annotated[int, Field(ge=1, le=65_536)] = Field(
-        16, description="Elements of an embedding, the same in every table."
+        16, description="Number of elements of an embedding, in all tables except those in `dims`."
     )
     dims: dict[str, Annotated[int, Field(ge=1, le=65_536)]] = Field(
-        default_factory=dict, description="Table → elements of its embeddings, where they differ."
+        default_factory=dict, description="Number of elements of an embedding, per table."
     )
     trained_for: Literal["log_loss", "squared_error", "ranking"] = Field(
         "log_loss",
-        description="The metrics, and the loss where the class has none of its own: `log_loss` for "
+        description="Selects the metrics, and the loss if the class does not define one: `log_loss` for "
         "labels of 0 and 1, `squared_error` for numbers, `ranking` for examples without labels.",
     )
     options: dict[str, Any] = Field(
-        default_factory=dict, description="Further arguments of the class."
+        default_factory=dict, description="Further keyword arguments of the class."
     )
     user: str = Field(
-        "user", min_length=1, description="The feature that has the user, for `ranking`."
+        "user", min_length=1, description="The feature that contains the user, for `ranking`."
     )
     item: str = Field(
-        "item", min_length=1, description="The feature that has the item, for `ranking`."
+        "item", min_length=1, description="The feature that contains the item, for `ranking`."
     )
 
     positive: float | None = Field(
         None,
-        description="Examples whose label is below are left out of the loss and of the test, for "
-        "`ranking`. Null: as of `two_towers`.",
+        description="Minimum label of a positive example, for `ranking`. Examples with a smaller label "
+        "are left out of the loss and the test. Null: see `two_towers`.",
     )
 
     @property
@@ -53,31 +53,33 @@ class OwnModel(ModelSection):
         return self.trained_for
 
     def ranking(self, schema: Schema) -> Ranking | None:
-        """A softmax over the items of a step, as of `two_towers`; test examples of a user are a query."""
+        """Returns a softmax over the items of a step; the test examples of a user are one query."""
         if self.loss != "ranking":
             return None
         positive = 1.0 if self.positive is None and schema.label == "binary" else self.positive
         return Ranking(item=(self.item,), user=self.user, query=self.user, positive=positive)
 
     def tables(self, schema: Schema) -> tuple[TableConfig, ...]:
-        """One for each feature, or group of features that share one."""
+        """Returns one table per feature, or per group of features that share one."""
         return tuple(
             TableConfig(name, self.dims.get(name, self.embedding_dim))
             for name in schema.table_names
         )
 
     def problem(self, schema: Schema) -> str | None:
-        """See `ModelSection`."""
+        """See `ModelSection.problem`."""
         unknown = sorted(self.dims.keys() - set(schema.table_names))
         if unknown:
             tables = ", ".join(schema.table_names)
-            return f"model.dims names {', '.join(unknown)}; the tables are {tables}"
+            return (
+                f"model.dims contains {', '.join(unknown)}, but the tables are {tables}; name these"
+            )
         if self.loss != "ranking":
             return None
         if self.positive is not None and schema.label is None:
-            return f"model.positive is {self.positive:g}, and the data has no label"
+            return f"model.positive is {self.positive:g}, but the data has no label; remove it"
         for key, name in (("user", self.user), ("item", self.item)):
             feature = schema.feature(name)
             if feature is None or feature.is_list:
-                return f"model.{key} is {name!r}, which is no feature of one id an example"
+                return f"model.{key} is {name!r}; name a feature with one id per example"
         return None

@@ -1,4 +1,4 @@
-"""The `plan` key: how tables are sharded over ranks, and checks of the file that it names."""
+"""The `plan` key: sharding of tables over ranks, and validation of the plan file."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ _SECTIONS = ("data", "model", "tables", "storage", "optimizer")
 
 
 def plan_request(sections: Mapping[str, Any], world_size: int) -> PlanRequest:
-    """The tables of a run, and its ranks, as a planner is told of them.
+    """Returns the tables and the number of ranks of a run, as input for a planner.
 
     Args:
         sections: data, model, tables, storage and optimizer of a `RunConfig`.
-        world_size: ranks; 0: unknown.
+        world_size: number of ranks; 0: unknown.
     """
     data, model, tables, storage, optimizer = (sections[name] for name in _SECTIONS)
     choice = StorageChoice(storage.backend, storage.options)
-    # Each example has one id of each feature.
+    # Assumes that each example has one id per feature.
     feature = FeatureWorkload("sum" if model.loss == "log_loss" else None, ids=1.0)
     workloads: list[TableWorkload] = []
     for wanted in model.tables(data.columns):
         table = tables.table_config(wanted)
         sparse = optimizer.sparse
-        # Classes of frameworks have the state of the method of their name.
+        # The state of a framework's class is that of the update method with the same name.
         method = short_name(sparse.name)
         workloads.append(
             describe_workload(table, choice, [feature], method, sparse.hyperparameters)
@@ -54,17 +54,18 @@ def plan_request(sections: Mapping[str, Any], world_size: int) -> PlanRequest:
 
 
 def read_plan_file(path: str, request: PlanRequest, manager: PluginManager) -> ShardingPlan:
-    """The plan that a file holds.
+    """Reads a plan file.
 
     Raises:
-        ConfigError: the file cannot be read, is no plan, or does not fit: ``file:line:column: message``.
-        PluginError: what reads plan files is not installed.
+        ConfigError: the file cannot be read, is not a plan, or does not fit the run:
+            ``file:line:column: message``.
+        PluginError: the installed planner does not read plan files.
     """
     planner = manager.planner()
     if planner.read is None:
         raise PluginError(
-            f"planner {planner.name!r} reads no files; install sparring-plan, which does, or write "
-            f"plan: {AUTO}"
+            f"reading plan {path}: planner {planner.name!r} does not read files; install sparring-plan, "
+            f"or set plan: {AUTO}"
         )
     return planner.read(path, request)
 
@@ -72,12 +73,12 @@ def read_plan_file(path: str, request: PlanRequest, manager: PluginManager) -> S
 def check_plan(
     sections: Mapping[str, Any], places: Locations, manager: PluginManager
 ) -> list[Problem]:
-    """Problems of the file that `plan` names: of its syntax, kinds and tables. Ranks are unknown yet.
+    """Returns problems of the plan file: its syntax, kinds and tables. Ranks are not known yet.
 
     Args:
-        sections: those of a `RunConfig` that are right.
-        places: where its values stand.
-        manager: where what reads the file is looked up.
+        sections: the valid sections of a `RunConfig`.
+        places: positions of the configuration's values.
+        manager: finds the planner.
     """
     path = sections.get("plan")
     if path is None or path == AUTO or not all(name in sections for name in _SECTIONS):

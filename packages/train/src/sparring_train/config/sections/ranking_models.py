@@ -1,4 +1,4 @@
-"""Kinds of the `model` section that rank items: two towers, and a sequence model."""
+"""Kinds of the `model` section that rank items: two towers and a sequence model."""
 
 from __future__ import annotations
 
@@ -23,24 +23,26 @@ _Features = Annotated[
 
 
 class RankingModel(ModelSection):
-    """Keys of a softmax over the items of a step. Examples without a user or an item are left out."""
+    """Keys of models that are trained with a softmax over the items of a step. Examples without a
+    user or an item are left out."""
 
     embedding_dim: Dim = Field(
-        64, description="Elements of an embedding, and of the vectors of users and of items."
+        64, description="Number of elements of an embedding, and of user and item vectors."
     )
     temperature: PositiveFloat = Field(
-        1.0, description="Products of vectors are divided by it in the loss."
+        1.0, description="Divisor of the products of vectors in the loss."
     )
-    normalize: bool = Field(False, description="Vectors of users and of items have length 1.")
+    normalize: bool = Field(False, description="Scale user and item vectors to length 1.")
     log_q: bool = Field(
         True,
-        description="The loss is corrected for how often an item comes: without it frequent items, "
-        "often in a batch, are ranked too low.",
+        description="Correct the loss for the frequency of items. Without it, frequent items are "
+        "ranked too low, because they are often in the same batch.",
     )
     positive: float | None = Field(
         None,
-        description="Examples whose label is below are left out of the loss and of the test. Null: 1 "
-        "where labels are 0 and 1; else all examples are taken. `table` data with a label need it.",
+        description="Minimum label of a positive example. Examples with a smaller label are left out "
+        "of the loss and the test. Null: 1 if labels are 0 and 1; otherwise all examples are used. "
+        "`table` data with a label require it.",
     )
 
     @property
@@ -49,20 +51,20 @@ class RankingModel(ModelSection):
 
     @abstractmethod
     def ranking(self, schema: Schema) -> Ranking:
-        """See `ModelSection`."""
+        """See `ModelSection.ranking`."""
 
     @abstractmethod
     def features(self) -> Sequence[tuple[str, str, bool]]:
-        """Key, a feature that it names, and whether that has at most one id an example."""
+        """Returns for each feature: its key, its name, and whether it has at most one id per example."""
 
     def tables(self, schema: Schema) -> tuple[TableConfig, ...]:
-        """One for each feature that is named, or group of features that share one."""
+        """Returns one table per feature that is used, or per group of features that share one."""
         named = {name for _, name, _ in self._looked_up()}
         tables = (each.table_name for each in schema.features if each.name in named)
         return tuple(TableConfig(name, self.embedding_dim) for name in dict.fromkeys(tables))
 
     def problem(self, schema: Schema) -> str | None:
-        """See `ModelSection`."""
+        """See `ModelSection.problem`."""
         return next(self._problems(schema), None)
 
     def _looked_up(self) -> Sequence[tuple[str, str, bool]]:
@@ -73,36 +75,36 @@ class RankingModel(ModelSection):
         for key, name, is_one in self.features():
             feature = schema.feature(name)
             if feature is None:
-                yield f"model.{key} is {name!r}, the features of the data are {known}"
+                yield f"model.{key} is {name!r}; name one of the features of the data: {known}"
             elif is_one and feature.is_list:
-                yield f"model.{key} is {name!r}, which is a list; it takes one id an example"
+                yield f"model.{key} is {name!r}, which is a list; name a feature with one id per example"
         if self.positive is not None and schema.label is None:
-            yield f"model.positive is {self.positive:g}, and the data has no label"
+            yield f"model.positive is {self.positive:g}, but the data has no label; remove it"
 
     def _threshold(self, schema: Schema) -> float | None:
         return 1.0 if self.positive is None and schema.label == "binary" else self.positive
 
 
 class TwoTowersModel(RankingModel):
-    """One vector of a user and one of an item, trained by a softmax over the items of a step: Yi et al.,
+    """A vector of a user and one of an item, trained with a softmax over the items of a step: Yi et al.,
     "Sampling-bias-corrected neural modeling for large corpus item recommendations", RecSys 2019."""
 
     kind: Literal["two_towers"]
     user: _Features = Field(
-        ("user",), description="Features of the user's tower; the first has the user."
+        ("user",), description="Features of the user's tower. The first one is the user."
     )
     item: _Features = Field(
-        ("item",), description="Features of the item's tower; the first has the item."
+        ("item",), description="Features of the item's tower. The first one is the item."
     )
     layers: Layers = Field(
         (),
-        description="Widths of the hidden layers of each tower; a last layer of `embedding_dim` is "
-        "added. Empty: a vector is the sum of the embeddings of the features.",
+        description="Widths of the hidden layers of each tower; an output layer of width "
+        "`embedding_dim` is added. Empty: a vector is the sum of the features' embeddings.",
     )
     pooling: Pooling = pooling_field()
 
     def features(self) -> Sequence[tuple[str, str, bool]]:
-        """See `RankingModel`."""
+        """See `RankingModel.features`."""
         return [
             (key, name, place == 0)
             for key, names in (("user", self.user), ("item", self.item))
@@ -110,7 +112,7 @@ class TwoTowersModel(RankingModel):
         ]
 
     def ranking(self, schema: Schema) -> Ranking:
-        """Test examples of one user are one query."""
+        """Returns a ranking in which the test examples of a user are one query."""
         return Ranking(
             item=self.item,
             user=self.user[0],
@@ -125,45 +127,45 @@ class TwoTowersModel(RankingModel):
         yield from super()._problems(schema)
         for name in self.user:
             if name in self.item:
-                yield f"model.user and model.item both name {name!r}; it describes one of them"
+                yield f"model.user and model.item both contain {name!r}; remove it from one of them"
 
 
 class SequenceModel(RankingModel):
-    """The next item after a history, by self-attention: Kang and McAuley, "Self-attentive sequential
-    recommendation", ICDM 2018; trained by a softmax over the items of a step."""
+    """Predicts the next item of a history by self-attention: Kang and McAuley, "Self-attentive
+    sequential recommendation", ICDM 2018. Trained with a softmax over the items of a step."""
 
     kind: Literal["sequence"]
     history: str = Field(
-        "history", min_length=1, description="The list of items before, oldest first."
+        "history", min_length=1, description="The list feature of earlier items, oldest first."
     )
-    item: str = Field("item", min_length=1, description="The feature that has the next item.")
+    item: str = Field("item", min_length=1, description="The feature that contains the next item.")
     user: str | None = Field(
         None,
         min_length=1,
-        description="A feature with the user, whose items of the training examples are not ranked in "
-        "the test. Null: only those of the history are not.",
+        description="The feature that contains the user, whose items in the training examples are not "
+        "ranked in the test. Null: only items of the history are excluded.",
     )
     length: Annotated[int, Field(ge=1, le=4096)] = Field(
-        50, description="Items of a history that are used: the last ones."
+        50, description="Maximum number of items of a history that are used, the latest ones."
     )
-    blocks: Annotated[int, Field(ge=1, le=64)] = Field(2, description="Layers of self-attention.")
+    blocks: Annotated[int, Field(ge=1, le=64)] = Field(2, description="Number of attention layers.")
     heads: PositiveInt = Field(
-        2, description="Heads of an attention; a divisor of `embedding_dim`."
+        2, description="Number of heads per attention layer; must divide `embedding_dim`."
     )
     hidden_layer: PositiveInt = Field(
-        256, description="Width of the layer over each position in a block."
+        256, description="Width of the feed-forward layer in a block."
     )
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.2, description="The part of elements that training drops."
+        0.2, description="Dropout rate in training."
     )
 
     def features(self) -> Sequence[tuple[str, str, bool]]:
-        """See `RankingModel`."""
+        """See `RankingModel.features`."""
         user = [] if self.user is None else [("user", self.user, True)]
         return [*self._looked_up(), *user]
 
     def ranking(self, schema: Schema) -> Ranking:
-        """Each test example is a query."""
+        """Returns a ranking in which each test example is a query."""
         return Ranking(
             item=(self.item,),
             user=self.user,
@@ -183,14 +185,14 @@ class SequenceModel(RankingModel):
         assert history is not None
         assert item is not None
         if not history.is_list:
-            yield f"model.history is {self.history!r}, which is no list"
+            yield f"model.history is {self.history!r}, which is not a list; add it to data.lists"
         if history.table_name != item.table_name:
             yield (
                 f"model.history and model.item must share a table, found {history.table_name!r} and "
-                f"{item.table_name!r}"
+                f"{item.table_name!r}; set data.share_tables"
             )
         if self.embedding_dim % self.heads:
             yield (
-                f"model.embedding_dim {self.embedding_dim} must be a multiple of model.heads, "
+                f"model.embedding_dim must be a multiple of model.heads, found {self.embedding_dim} and "
                 f"{self.heads}"
             )

@@ -1,4 +1,4 @@
-"""Where and how often a run is saved: the `snapshots` section."""
+"""The `snapshots` section: location and frequency of snapshots."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ __all__ = ["SnapshotsConfig"]
 
 
 class SnapshotsConfig(Section):
-    """Snapshots are written in the background of steps, and once more when training ends."""
+    """Snapshots are written concurrently with training, and once more when training ends."""
 
     url: LocalPath | None = Field(
         None,
         min_length=1,
-        description="The folder of this run's snapshots, which all ranks reach: a path, or a URL "
-        "of fsspec as s3://bucket/run; null saves none. Relative paths start at the file's "
-        "folder.",
+        description="Folder of this run's snapshots, reachable by all ranks: a path, or a URL of fsspec "
+        "such as s3://bucket/run. Null saves none. Relative paths start at the folder of the "
+        "configuration file.",
     )
     every_steps: PositiveInt | None = Field(
-        None, description="Save after every so many steps; null does not count steps."
+        None, description="Save every this many steps; null: not by steps."
     )
     every_minutes: PositiveFloat | None = Field(
-        None, description="Save when so much time has passed; null does not look at the clock."
+        None, description="Save when this time has passed; null: not by time."
     )
-    at_end: bool = Field(True, description="Save when training has ended.")
+    at_end: bool = Field(True, description="Save when training ends.")
     keep: Annotated[int, Field(ge=2, le=1_000_000)] = Field(
         3,
-        description="How many snapshots stay, the newest; one that a delta needs stays too, and "
-        "always two that share no file.",
+        description="Number of snapshots to keep, the newest ones. Snapshots that a kept delta needs are "
+        "kept, too, and always two that share no file.",
     )
     full_every: PositiveInt = Field(
         1,
-        description="One in so many snapshots is full; those between are deltas over the one "
-        "before them. 1 writes full ones only.",
+        description="One of this many snapshots is full; the others are deltas to the previous one. "
+        "1 writes full snapshots only.",
     )
     deadline_seconds: SaveSeconds = Field(
-        600.0, description="How long a snapshot waits for the parts of other ranks."
+        600.0, description="Maximum time that a snapshot waits for the data of other ranks."
     )
     resume: bool = Field(
         False,
-        description="Go on from the newest snapshot in the folder that can be read; where there is "
-        "none, start from the beginning. `sparring train --resume` sets it. Without it, a folder "
-        "that has snapshots is refused, and so is a storage that has rows of an earlier run.",
+        description="Resume from the newest readable snapshot in the folder; start from the beginning if "
+        "there is none. `sparring train --resume` sets it. If false, a folder that contains snapshots "
+        "and a storage that contains rows of an earlier run are rejected.",
     )

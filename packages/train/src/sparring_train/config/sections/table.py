@@ -1,4 +1,4 @@
-"""Data of kind `table`: rows of CSV or Parquet files, by column."""
+"""Data of kind `table`: columns of CSV or Parquet files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Names = Annotated[tuple[_Name, ...], Field(strict=False, max_length=10_000)]
 
 
 def _as_text(value: Any) -> Any:
-    """Text of a number or a truth value, as it is compared with a column."""
+    """Converts a number or a truth value to the text that is compared with a column."""
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if isinstance(value, (int, float)) else value
@@ -32,43 +32,43 @@ _Text = Annotated[str, BeforeValidator(_as_text)]
 
 
 class SplitRule(Section):
-    """One of seven ways to choose rows."""
+    """Rule that chooses rows, in one of seven ways."""
 
     fraction: OpenFraction | None = Field(
-        None, description="This part of the rows, drawn by `seed` and a row's place in the files."
+        None, description="Fraction of the rows, drawn by `seed` and a row's position in the files."
     )
     exact_fraction: OpenFraction | None = Field(
         None,
-        description="Exactly this part of the rows, rounded to whole rows and drawn by `seed`. The files "
-        "are read once more to count the rows, and 8 bytes per row are needed in memory.",
+        description="Exact fraction of the rows, rounded to whole rows and drawn by `seed`. The files "
+        "are read once more to count the rows, which needs 8 bytes of memory per row.",
     )
     time: OpenFraction | None = Field(
-        None, description="The latest rows by `data.time`, this part of all."
+        None, description="Fraction of the rows: those with the latest `data.time`."
     )
     time_from: _Text | None = Field(
         None,
-        description="Rows whose `data.time` is this or later: `2024-01-31 12:00`, or a number "
-        "where times are numbers.",
+        description="Rows with this `data.time` or a later one: `2024-01-31 12:00`, or a number "
+        "if times are numbers.",
     )
-    column: _Name | None = Field(None, description="The column whose value says it.")
+    column: _Name | None = Field(None, description="The column whose value chooses rows.")
     files: _Name | None = Field(
         None,
-        description="All rows of the files of `data.path` whose names match this pattern: `day_23*`.",
+        description="All rows of the files in `data.path` whose names match this pattern: `day_23*`.",
     )
     leave_one_out: _Name | None = Field(
         None,
-        description="The column of users: the last row of each user by `data.time`, or without it "
-        "by its place in the files, if the user has two or more.",
+        description="The column of users. Chooses the last row by `data.time` of each user that has at "
+        "least two rows; without `data.time`, the last row in the files.",
     )
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns that it needs, `data.time` apart."""
+        """Columns that the rule needs, except `data.time`."""
         return tuple(name for name in (self.column, self.leave_one_out) if name is not None)
 
     @property
     def list_given_ways(self) -> list[str]:
-        """Names of the ways that are given."""
+        """Names of the keys that are set."""
         ways = (
             "fraction", "exact_fraction", "time", "time_from", "column", "files", "leave_one_out",
         )  # fmt: skip
@@ -76,55 +76,57 @@ class SplitRule(Section):
 
 
 class SplitConfig(SplitRule):
-    """Which rows are kept for the test: one of seven ways. Without any, `fraction: 0.1`."""
+    """Rows that are kept for the test. Set at most one of the seven ways; default: `fraction: 0.1`."""
 
-    test: _Text = Field(
-        "test", description="The value of `column` of rows that are kept for the test."
-    )
+    test: _Text = Field("test", description="Value of `column` in rows that are kept for the test.")
 
     @property
     def chosen_value(self) -> str:
-        """The value of `column` of rows that are chosen."""
+        """Value of `column` in rows that are chosen."""
         return self.test
 
     @property
     def test_fraction(self) -> float:
-        """Of a split by chance."""
+        """Fraction of a random split."""
         return 0.1 if self.fraction is None else self.fraction
 
 
 class ValidationConfig(SplitRule):
-    """Which of the rows that are not for the test are kept for validation: one of seven ways."""
+    """Rows that are kept for validation, chosen among those that are not for the test. Set one of
+    the seven ways."""
 
     value: _Text = Field(
-        "validation", description="The value of `column` of rows that are kept for validation."
+        "validation", description="Value of `column` in rows that are kept for validation."
     )
 
     @property
     def chosen_value(self) -> str:
-        """The value of `column` of rows that are chosen."""
+        """Value of `column` in rows that are chosen."""
         return self.value
 
 
 class HistoryConfig(Section):
-    """A further feature: what the user of a row had in earlier rows, oldest first."""
+    """A list feature that is added to each row: the ids of the user's earlier rows, oldest first."""
 
-    of: _Name = Field("item", description="The column of `data.categorical` that is listed.")
+    of: _Name = Field("item", description="The column of `data.categorical` whose ids are listed.")
     by: _Name = Field("user", description="The column of users.")
-    length: PositiveInt = Field(50, description="The most ids of a list: the last ones.")
+    length: PositiveInt = Field(
+        50, description="Maximum length of a list; it keeps the latest ids."
+    )
     name: _Name = Field("history", description="The name of the feature.")
 
 
 class TableData(DataSection):
-    """Rows of CSV or Parquet files. Strings become ids by `sparring.hash_strings`; whole numbers
-    are ids as they are; null and the empty string are no id."""
+    """Rows of CSV or Parquet files. Integers are used as ids unchanged. Strings are hashed to ids by
+    `sparring.hash_strings`. Null and the empty string mean that a row has no id."""
 
     kind: Literal["table"]
     path: LocalPath = Field(
         min_length=1,
-        description="A file, a folder, a pattern with `*`, or a URL of these (`s3://…`); read in "
-        "order of name. Names end in `.parquet`, or in `.csv`, `.tsv` or `.txt`, with or without "
-        "`.gz`; in a folder, `.txt` is not read. Relative paths start at the file's folder.",
+        description="A file, a folder, a pattern with `*`, or a URL of these (`s3://…`). Files are "
+        "read in order of name. Names end in `.parquet`, `.csv`, `.tsv` or `.txt`; the last three "
+        "optionally with `.gz`. `.txt` files in a folder are ignored. Relative paths start at the "
+        "folder of the configuration file.",
     )
     label: _Name | None = Field(
         None,
@@ -132,125 +134,127 @@ class TableData(DataSection):
         "a squared error.",
     )
     categorical: _Names = Field(
-        description="Columns of ids. Each is a feature, with a table of its name."
+        description="Columns of ids. Each is a feature with a table of the same name."
     )
-    numeric: _Names = Field((), description="Columns of numbers; null is 0.")
+    numeric: _Names = Field((), description="Columns of numbers; null is read as 0.")
     lists: _Names = Field(
         (),
-        description="Those of `categorical` whose rows have any number of ids: lists in Parquet; "
-        "in CSV, ids with `separator` between them.",
+        description="Columns of `categorical` that contain any number of ids per row: lists in Parquet, "
+        "ids separated by `separator` in CSV.",
     )
     required: _Names = Field(
         (),
-        description="Those of `categorical` that a row must have an id of, or it is a bad row; models "
-        "of users and items need it of both.",
+        description="Columns of `categorical` in which each row must have an id; a row without one is a "
+        "bad row. Models of users and items require their user and item columns to be listed.",
     )
     separator: str | None = Field(
-        None, min_length=1, max_length=8, description="What is between the ids of a list in CSV."
+        None, min_length=1, max_length=8, description="Separator between the ids of a list in CSV."
     )
     delimiter: str | None = Field(
         None,
         min_length=1,
         max_length=1,
-        description="The character between the values of a row in CSV. Without it a comma, and a tab in "
-        "files whose name ends in `.tsv`.",
+        description="Separator between the values of a row in CSV. Default: a comma; a tab in files "
+        "whose name ends in `.tsv`.",
     )
     column_names: _Names | None = Field(
         None,
-        description="Names of all columns of CSV files without a header, in order. Null: the first row "
-        "of each file is a header with the names.",
+        description="Names of all columns of CSV files that have no header, in order. Null: the first "
+        "row of each file is a header with the names.",
     )
     decimal: Literal[".", ","] = Field(
         ".",
-        description="The decimal sign of numbers in CSV. With `,`, points are accepted between groups "
-        "of three digits: `1.234,5`.",
+        description="Decimal separator of numbers in CSV. With `,`, points between groups of three "
+        "digits are accepted: `1.234,5`.",
     )
     missing_values: Annotated[tuple[_Text, ...], Field(strict=False, max_length=100)] = Field(
         (),
         description="Texts in CSV that mean a missing value, in every column: `[NA, '-', '?']`. The "
-        "empty text always is a missing value, and `NA`, `N/A`, `NULL` and `NaN` are among numbers.",
+        "empty text is always a missing value; in columns of numbers `NA`, `N/A`, `NULL` and `NaN` are, "
+        "too.",
     )
     label_values: dict[str, Annotated[float, Field(strict=False)]] = Field(
         default_factory=dict,
-        description="Text of `label` → the number that it means: `{yes: 1, no: 0}`. A row with another "
-        "text is a bad row. Without it, labels are numbers, `true` and `false`.",
+        description="The number that each text of `label` means: `{yes: 1, no: 0}`. A row with another "
+        "text is a bad row. Default: labels are numbers, `true` and `false`.",
     )
     share_tables: dict[_Name, _Name] = Field(
         default_factory=dict,
-        description="Column of `categorical` → the table of its embeddings, where that is not its "
-        "own: `{last_item: item}`.",
+        description="Table of a column of `categorical`, if it is not the table of the column's name: "
+        "`{last_item: item}`.",
     )
     missing_ids: dict[_Name, Annotated[int, Field(ge=-(2**63), lt=2**63)]] = Field(
         default_factory=dict,
-        description="Column of `categorical` → the id of rows that have none, so that the model learns "
-        "an embedding for a missing id: `{city: -1}`. Choose an id that the column does not contain.",
+        description="Id of the rows that have no id in a column of `categorical`, which gives missing "
+        "ids an embedding: `{city: -1}`. Choose an id that does not occur in the column.",
     )
     types: dict[_Name, Literal["integer", "unsigned", "hexadecimal", "string"]] = Field(
         default_factory=dict,
-        description="Column of `categorical` → what it holds. In CSV `string` hashes what looks "
-        "like a number, too; without it, the first 1,000 rows tell. Parquet says it itself, and "
-        "another type is refused. `unsigned` accepts whole numbers up to 2^64 - 1; a number n from "
-        "2^63 on is the key n - 2^64, which has the same 64 bits. `hexadecimal` reads text of 1 to 16 "
-        "hexadecimal digits as such a number; it is not hashed.",
+        description="Type of a column of `categorical`. Default in CSV: derived from the first 1,000 "
+        "rows; `string` also hashes text that looks like a number. Parquet files contain the type, and a "
+        "different one is rejected. `unsigned` accepts integers up to 2^64 - 1; a number n of at least "
+        "2^63 becomes the key n - 2^64, which has the same 64 bits. `hexadecimal` reads 1 to 16 "
+        "hexadecimal digits as an unsigned number, without hashing.",
     )
     minimum: dict[_Name, Annotated[float, Field(strict=False, allow_inf_nan=False)]] = Field(
         default_factory=dict,
-        description="Column of `numeric` → its smallest number: `{price: 0}`. A smaller number is "
-        "replaced by it, before `log1p`.",
+        description="Minimum of a column of `numeric`: `{price: 0}`. Smaller numbers are replaced by it, "
+        "before `log1p` is applied.",
     )
     log1p: _Names = Field(
         (),
-        description="Those of `numeric` that are read as sign(x) · log(1 + |x|), for numbers that "
-        "span powers of ten.",
+        description="Columns of `numeric` that are transformed to sign(x) · log(1 + |x|), for numbers "
+        "that span several orders of magnitude.",
     )
     weight: _Name | None = Field(
-        None, description="The column of weights in the loss, 0 or more; without it, 1 each."
+        None,
+        description="The column of sample weights in the loss, at least 0. Default: 1 for each row.",
     )
     time: _Name | None = Field(
         None,
-        description="The column of times or of growing numbers, for `split` and `history`.",
+        description="The column of times or increasing numbers, for `split` and `history`.",
     )
     history: HistoryConfig | None = Field(
         None,
-        description="Adds a list of what the same user had before, by `data.time`, with the table of "
-        "its column; for models of sequences. 32 bytes of each row are kept in memory.",
+        description="Adds a feature with the ids of the user's earlier rows by `data.time`, for sequence "
+        "models. It uses the table of its column. Needs 32 bytes of memory per row.",
     )
-    split: SplitConfig = Field(SplitConfig(), description="Which rows are kept for the test.")
+    split: SplitConfig = Field(SplitConfig(), description="Rows that are kept for the test.")
     validation: ValidationConfig | None = Field(
         None,
-        description="Which of the other rows are kept for validation: `{fraction: 0.1}`; null: none.",
+        description="Rows among the others that are kept for validation: `{fraction: 0.1}`; null: none.",
     )
     shuffle: bool = Field(
         True,
-        description="Each epoch has an order of its own, drawn by `seed`. False: in the order of "
-        "the files, of which then every rank reads all.",
+        description="Reads the rows of each epoch in a different order, drawn by `seed`. False: in the "
+        "order of the files; then every rank reads all files.",
     )
     read: Literal["same_steps", "own"] = Field(
         "same_steps",
-        description="`same_steps`: a step has the same rows at every number of ranks. `own`: each "
-        "rank reads row groups of its own one after the other, instead of several at a time, for "
-        "storage that is slow to read in many places; the result says that steps then depend on "
-        "the number of ranks. Parquet only.",
+        description="`same_steps`: a step has the same rows for every number of ranks. `own`: each rank "
+        "reads its own row groups one after the other, for storage that is slow at reading several "
+        "places at a time; steps then depend on the number of ranks, which the result reports. Parquet "
+        "only.",
     )
     lanes: int = Field(
         24,
         ge=1,
         le=4096,
-        description="Row groups that are read from at a time, over all ranks. At most so many "
-        "ranks have row groups of their own; more of them share. Steps depend on it.",
+        description="Number of row groups that are read at a time, over all ranks. More ranks than this "
+        "share row groups. The rows of a step depend on it.",
     )
     bad_rows: Literal["refuse", "skip"] = Field(
         "refuse",
-        description="What becomes of a row that its columns do not allow: `skip` leaves it out and "
-        "counts it.",
+        description="Handling of rows with an invalid value: `refuse` raises an error, `skip` leaves the "
+        "row out and counts it.",
     )
     dictionary: bool = Field(
         False,
-        description="Keep a table from id back to string, in the folder `strings` of "
-        "`snapshots.url`; see `sparring_train.find_strings`.",
+        description="Store the string of each hashed id in the folder `strings` of `snapshots.url`; see "
+        "`sparring_train.find_strings`.",
     )
     batch_size: PositiveInt = Field(
-        4096, description="Rows in a step, over all ranks and micro-batches."
+        4096, description="Rows per step, over all ranks and micro-batches."
     )
 
     @property
@@ -292,7 +296,7 @@ class TableData(DataSection):
 
 
 def _problems(data: TableData) -> Iterator[tuple[str, str, str, str]]:
-    """Key, what is wrong with it, what was found and what is expected."""
+    """Yields for each problem: the key, the problem, the value found and the values expected."""
     if not data.categorical:
         yield "categorical", "has no column", "an empty list", "one column of ids or more"
     singles = tuple(name for name in data.categorical if name not in data.lists)
@@ -308,13 +312,14 @@ def _problems(data: TableData) -> Iterator[tuple[str, str, str, str]]:
         for name in columns:
             if name not in allowed:
                 section = "numeric" if allowed is data.numeric else "categorical"
-                yield key, f"names no column of data.{section}", name, ", ".join(allowed) or "none"
+                message = f"contains a column that is not in data.{section}"
+                yield key, message, name, ", ".join(allowed) or "none"
     for key, names in (("categorical", data.categorical), ("numeric", data.numeric)):
         twice = [name for name in names if names.count(name) > 1]
         if twice:
-            yield key, "names a column twice", twice[0], "each column once"
+            yield key, "contains a column twice", twice[0], "each column once"
     if data.label is not None and data.label in (*data.categorical, *data.numeric):
-        yield "label", "is also a column to predict from", data.label, "a column of its own"
+        yield "label", "is also an input column", data.label, "a column that is used only as label"
     yield from _csv_problems(data)
     yield from _missing_id_problems(data)
     yield from _table_name_problems(data)
@@ -327,12 +332,12 @@ def _problems(data: TableData) -> Iterator[tuple[str, str, str, str]]:
             found = ", ".join(ways.list_given_ways) or "none"
             yield (
                 key,
-                "takes one way",
+                "must contain a single rule",
                 found,
                 "one of fraction, exact_fraction, time, time_from, column, files, leave_one_out",
             )
         if (ways.time is not None or ways.time_from is not None) and data.time is None:
-            yield "time", f"is what data.{key} needs to know", "null", "the column of times"
+            yield "time", f"is required by data.{key}", "null", "the column of times"
 
 
 def is_table_name(name: str) -> bool:
@@ -348,7 +353,7 @@ def _missing_id_problems(data: TableData) -> Iterator[tuple[str, str, str, str]]
     for name in data.missing_ids:
         if name in data.required:
             expected = "one of data.required and data.missing_ids"
-            yield "missing_ids", "names a column that a row must have an id of", name, expected
+            yield "missing_ids", "contains a column that is also in data.required", name, expected
 
 
 def _table_name_problems(data: TableData) -> Iterator[tuple[str, str, str, str]]:
@@ -357,38 +362,43 @@ def _table_name_problems(data: TableData) -> Iterator[tuple[str, str, str, str]]
         if not is_table_name(table):
             yield (
                 "categorical" if table == name else "share_tables",
-                "names a column that cannot be the name of a table; name its table in data.share_tables",
+                "contains a column that is not a valid table name; set its table in data.share_tables",
                 table,
-                "letters of ASCII, digits, and _ . -, with a letter or underscore first",
+                "ASCII letters, digits, and _ . -, starting with a letter or underscore",
             )
 
 
 def _csv_problems(data: TableData) -> Iterator[tuple[str, str, str, str]]:
     if data.delimiter is not None and data.delimiter in '"\r\n':
-        yield "delimiter", "is a character of CSV itself", repr(data.delimiter), "another character"
+        yield "delimiter", "has a special meaning in CSV", repr(data.delimiter), "another character"
     names = data.column_names
     if names is not None:
         twice = [name for name in names if names.count(name) > 1]
         if twice or not names:
             yield (
                 "column_names",
-                "does not name each column once",
+                "must contain each column once",
                 twice[0] if twice else "an empty list",
                 "the name of each column, in the order of the file",
             )
     if data.label_values and data.label is None:
-        yield "label_values", "has no label", "data.label: null", "the column of labels"
+        yield "label_values", "requires a label column", "data.label: null", "the column of labels"
 
 
 def _history_problems(
     data: TableData, history: HistoryConfig
 ) -> Iterator[tuple[str, str, str, str]]:
     if data.time is None:
-        yield "time", "is what data.history needs to know", "null", "the column of times"
+        yield "time", "is required by data.history", "null", "the column of times"
     if history.of not in data.categorical or history.of in data.lists:
-        expected = "a column of data.categorical that is no list"
-        yield "history", "lists another column", history.of, expected
+        expected = "a column of data.categorical that is not in data.lists"
+        yield "history", "contains an invalid column in `of`", history.of, expected
     if history.by in data.lists:
-        yield "history", "has users in lists", history.by, "a column with one id in a row"
+        yield (
+            "history",
+            "requires single users, not lists",
+            history.by,
+            "a column with one id per row",
+        )
     if history.name in data.categorical:
-        yield "history", "has the name of a column", history.name, "a name of its own"
+        yield "history", "has the name of another column", history.name, "a name that is not in use"

@@ -1,4 +1,4 @@
-"""How tables are kept: the `tables` section."""
+"""The `tables` section."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ __all__ = ["OwnInitializer", "TableOverride", "TablesConfig"]
 
 
 class OwnInitializer(Section):
-    """A class of one's own, which chooses one of the other kinds for each table. Any other key goes to
-    it as it stands.
+    """Your own class, which selects an initializer for each table. Other keys are passed to the class.
 
-    It is derived from `sparring.contracts.Initializer`, or has a method `initializer(table)`, which is
-    called with the `TableConfig` of a table and returns an `Initializer` of this project.
+    The class derives from `sparring.contracts.Initializer`, or has a method `initializer(table)`, which
+    is called with the `TableConfig` of a table and returns an `Initializer` of this project.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -31,11 +30,11 @@ class OwnInitializer(Section):
     kind: ClassName
 
     def initializer(self, table: TableConfig) -> Initializer:
-        """The initializer of a table.
+        """Returns the initializer of a table.
 
         Raises:
-            ConfigError: there is no such class, it does not accept its arguments, or returns something
-                else.
+            ConfigError: the class does not exist, does not accept its arguments, or does not return an
+                initializer of this project.
         """
         setting = "tables.initializer"
         found: type[Any] = find_class(self.kind, setting)
@@ -44,12 +43,12 @@ class OwnInitializer(Section):
         made: Any = create(found, self.kind, setting, options=self.model_extra or {})
         if not isinstance(made, Initializer):
             made = made.initializer(table)
-        # Kernels compute initial values, and a snapshot names their kind.
+        # Initial values are computed by kernels, and a snapshot stores the kind.
         if type(made) not in INITIALIZERS.values():
             kinds = ", ".join(each.__name__ for each in INITIALIZERS.values())
             raise ConfigError(
-                f"{setting}: {self.kind} made a {type(made).__name__} for table {table.name!r}, expected "
-                f"one of {kinds} of sparring.contracts; return one of these",
+                f"{setting}: {self.kind} returned a {type(made).__name__} for table {table.name!r}; "
+                f"return one of {kinds} of sparring.contracts",
                 setting=setting,
             )
         chosen: Initializer = made
@@ -57,8 +56,8 @@ class OwnInitializer(Section):
 
 
 class AllAdmission(Section):
-    """Every id, in the first step that trained on it: for a table that has no filter among others
-    that have one.
+    """Admits every id in the first step that trains on it; for tables without a filter if other tables
+    have one.
     """
 
     kind: Literal["all"]
@@ -73,77 +72,75 @@ else:
 
 
 class TableOverride(Section):
-    """Settings of one table that differ from those of all."""
+    """Settings of one table that differ from those of all tables."""
 
     initializer: _InitializerChoice | None = Field(
         None,
-        description="What a key reads as before it has a row: a mapping, or a name. Null takes "
-        "what all tables have.",
+        description="Initial embedding of a key that has no row: a mapping, or a name. Null: the setting "
+        "of all tables.",
     )
     admission: _AdmissionChoice | None = Field(
         None,
-        description="Which unseen ids earn a row. Null takes what all tables have; `all` admits "
-        "every id.",
+        description="Filter that decides which new ids get a row; `all` admits every id. Null: the "
+        "setting of all tables.",
     )
     placement: Literal["sharded", "replicated"] | None = Field(
-        None, description="Which ranks keep its rows. Null takes what all tables have."
+        None, description="Ranks that store its rows. Null: the setting of all tables."
     )
     expire: Expiry | None = Field(
         None,
-        description="After how long without training rows are removed. Null takes what all tables "
-        "have.",
+        description="Time or steps without training after which a row is removed. Null: the setting of "
+        "all tables.",
     )
 
 
 class TablesConfig(Section):
-    """Settings of all tables, and of single ones that differ.
+    """Settings of all tables, and overrides for single tables.
 
-    The model says which tables there are, and of which dim. A model of kind
-    `matrix_factorization` has the tables `user` and `item`, one of kind `dlrm` has a table for each
-    categorical column of the log.
+    The model determines the tables and their dim. For example, a model of kind `matrix_factorization` has
+    the tables `user` and `item`, and a model of kind `dlrm` has one table per categorical column.
     """
 
     dtype: Literal["float32", "float64", "float16", "bfloat16"] = Field(
         "float32",
-        description="The type of embeddings. The optimizer's state, and all that is computed with, "
-        "is `float64` for `float64` and `float32` for all others. Embeddings of 16 bits are "
-        "rounded stochastically when they are updated.",
+        description="Type of embeddings. Optimizer state and computations are `float64` for `float64`, "
+        "otherwise `float32`. Updated embeddings of 16 bits are rounded stochastically.",
     )
     initializer: _InitializerChoice | None = Field(
         None,
-        description="What a key reads as before it has a row: a mapping, or a name for the "
-        "defaults of that kind. Null takes what the model wants.",
+        description="Initial embedding of a key that has no row: a mapping, or the name of a kind with "
+        "its defaults. Null: the model's initializer.",
     )
     admission: _AdmissionChoice | None = Field(
-        None, description="Which unseen ids earn a row. Null admits every id."
+        None, description="Filter that decides which new ids get a row. Null admits every id."
     )
     placement: Literal["sharded", "replicated"] = Field(
         "sharded",
-        description="Which ranks keep the rows. `sharded`: one rank keeps a row. `replicated`: "
-        "every rank keeps all rows, lookups touch no wire, and each rank sends its gradients to "
-        "all others; for small tables. The storage of such a table must not evict.",
+        description="`sharded`: one rank stores each row. `replicated`: every rank stores all rows; "
+        "lookups need no communication, and each rank sends its gradients to all others. For small "
+        "tables; their storage must not evict rows.",
     )
     expire: Expiry | None = Field(
         None,
-        description="After how long without training rows are removed; snapshots that are deltas "
-        "have them as erased. Null keeps them.",
+        description="Time or steps without training after which a row is removed; deltas record it as "
+        "erased. Null keeps rows.",
     )
     memory_bytes: Annotated[ByteCount, Field(ge=1)] | None = Field(
         None,
-        description="The most memory that all tables of one rank may hold together: a number of "
-        "bytes, or text with a unit, as `4 GiB`. It is looked at before each step is written: past "
-        "it training ends with an error before any row changes. Null sets no limit.",
+        description="Maximum memory of all tables of one rank together: a number of bytes, or text with "
+        "a unit such as `4 GiB`. If a step would exceed it, training ends with an error before a row "
+        "changes. Null sets no limit.",
     )
     overrides: dict[str, TableOverride] = Field(
         default_factory=dict,
-        description="Table → what it does differently.",
+        description="Settings of single tables, by name.",
     )
 
     def table_config(self, wanted: TableConfig) -> TableConfig:
-        """The table that a model wants, with this section's settings in place of its own.
+        """Returns the configuration of a table: the model's, with the settings of this section.
 
         Args:
-            wanted: the model's name, dim, seed and initializer; its dtype is not used.
+            wanted: name, dim, seed and initializer of the model; its dtype is ignored.
         """
         override = self.overrides.get(wanted.name, TableOverride())
         initializer = override.initializer or self.initializer or wanted.initializer

@@ -1,4 +1,4 @@
-"""CSV files as a data set: every rank reads all of them, and trains on its part of each batch."""
+"""CSV files as a data set. Every rank reads all rows, and trains on its part of each batch."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class CsvDataset:
     """Rows of CSV files. Their number is known in advance only if the range of labels is needed.
 
     Args:
-        data: the section.
-        request: of the run.
-        files: with all columns that are needed.
-        columns: of the examples.
-        strings: takes the strings of the rows that are read; None: no one.
+        data: the section of the configuration.
+        request: properties of the run.
+        files: contain all columns that are needed.
+        columns: columns of the examples.
+        strings: receives the strings of the rows that are read, if given.
 
     Raises:
         DataError: a file cannot be read.
@@ -69,19 +69,20 @@ class CsvDataset:
         self.label_range: LabelRange | None = self._label_range()
 
     def batches(self, epoch: int) -> Iterator[ColumnBatch]:
-        """Training rows, the same on all ranks."""
+        """Yields batches of training rows, the same on all ranks."""
         return self._read(self._data.batch_size, epoch, "train")
 
     def test_batches(self) -> Iterator[ColumnBatch]:
-        """Test rows in the order of the files, the same on all ranks."""
+        """Yields batches of test rows in the order of the files, the same on all ranks."""
         return self._read(_EVALUATION_BATCH_SIZE, 0, "test")
 
     def validation_batches(self) -> Iterator[ColumnBatch]:
-        """Validation rows in the order of the files, the same on all ranks."""
+        """Yields batches of validation rows in the order of the files, the same on all ranks."""
         return self._read(_EVALUATION_BATCH_SIZE, 0, "validation")
 
     def extra(self) -> Mapping[str, Any]:
-        """``rows_skipped``, where bad rows are skipped: of the first rank, as all read the same."""
+        """Returns ``rows_skipped`` if bad rows are skipped. It is 0 except on the first rank, because all
+        ranks read the same rows."""
         self._flush()
         if self._data.bad_rows == "refuse":
             return {}
@@ -93,7 +94,7 @@ class CsvDataset:
 
     def _read(self, size: int, epoch: int, part: Part) -> Iterator[ColumnBatch]:
         def order(number: int, count: int) -> npt.NDArray[np.int64]:
-            # As one lane of Parquet files.
+            # Like one lane of Parquet files.
             random = np.random.PCG64([self._seed, epoch, 0, number])
             return np.random.Generator(random).permutation(count)
 
@@ -122,8 +123,8 @@ class CsvDataset:
         self._flush()
         if not num_rows:
             raise DataError(
-                f"{self._data.path}: found no row {_PURPOSES[part]}; choose another data.split or "
-                "data.validation, or files with more rows",
+                f"reading {self._data.path}: found no row {_PURPOSES[part]}, expected at least one; "
+                "choose another data.split or data.validation, or files with more rows",
                 path=self._data.path,
             )
         if is_first and part == "train":

@@ -1,4 +1,4 @@
-"""CSV files, read a block of rows at a time."""
+"""Reads CSV files in blocks of rows."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ _MAX_FIELD_BYTES = 1 << 30
 class CsvRows:
     """Files of one data set, each with a header. All are read from their beginning.
 
-    A quoted value may have line breaks. A quote that is not closed would make one value of all rows
-    after it: a file whose lines are more than its rows is therefore parsed again, strictly.
+    A quoted value may contain line breaks. An unclosed quote would make the parser read all further rows
+    as one value. Therefore a file with more lines than rows is parsed a second time, strictly.
 
     Raises:
-        DataError: a file cannot be read, or lacks a column.
+        DataError: a file cannot be read, or a column is missing.
     """
 
     files: Sequence[TableFile]
     data: TableData
     columns: Sequence[str]
-    """That they must have."""
+    """Columns that the files must contain."""
     num_broken: int = 0
-    """Rows left out for another number of fields, in the last reading."""
+    """Number of rows with a wrong number of fields that the last reading left out."""
     _first_broken: Any = None
     _kinds: dict[str, Kind] = field(default_factory=dict)
     _strictly_read: set[str] = field(default_factory=set)
@@ -64,11 +64,12 @@ class CsvRows:
             names = read_header(file, self.data.delimiter) if given is None else list(given)
             for name in self.columns:
                 if names.count(name) != 1:
-                    found = "is there more than once" if name in names else "is missing"
+                    found = "occurs more than once" if name in names else "is missing"
                     shown = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
                     where = "row 1" if given is None else "data.column_names"
                     raise DataError(
-                        f"{file.name}, {where}: column {name!r} {found}; found {shown}",
+                        f"{file.name}, {where}: column {name!r} {found}, found {shown}; fix the names of "
+                        "columns in the configuration or the file",
                         path=file.name,
                         row=1,
                         column=name,
@@ -85,16 +86,16 @@ class CsvRows:
 
     @property
     def origins(self) -> dict[str, Origin]:
-        """Column of ids → values that they are made of."""
+        """Column of ids → source of its ids."""
         kinds = {name: self._kinds[name] for name in self.data.categorical if name in self._kinds}
         return {name: "string" if kind == "string" else "integer" for name, kind in kinds.items()}
 
     def read(self, columns: Sequence[str]) -> Iterator[RawRows]:
-        """All rows of all files, in order.
+        """Yields all rows of all files, in order.
 
         Raises:
-            DataError: a file cannot be read; a row has another number of fields than the header,
-                and bad rows are refused.
+            DataError: a file cannot be read, or a row has a different number of fields than the header
+                and bad rows are not skipped.
         """
         position, self.num_broken = 0, 0
         for file in self.files:
@@ -110,7 +111,7 @@ class CsvRows:
         """Yields rows of one file as Arrow batches of strings.
 
         Raises:
-            DataError: the file cannot be read, or has a bad row and bad rows are refused.
+            DataError: the file cannot be read, or contains a bad row and bad rows are not skipped.
         """
         num_before = self.num_broken
         self._first_broken = None
@@ -151,16 +152,16 @@ class CsvRows:
             raise self.broken_row(file) from None
 
     def broken_row(self, file: TableFile) -> DataError:
-        """Returns the error for the first row with another number of fields in the last reading."""
+        """Returns the error for the first row of the last reading with a wrong number of fields."""
         row = self._first_broken
-        source = "the header has" if self._num_headers else "data.column_names says"
-        fields = f"{row.expected_columns} fields, as {source}"
+        source = "in the header" if self._num_headers else "in data.column_names"
+        fields = f"{row.expected_columns} fields as {source}"
         found = f"{row.actual_columns} fields in {str(row.text)[:60]!r}"
         line = self._row_of(file, row.expected_columns)
         return make_bad_row_error(file.name, line, BadValue(0, None, found, fields))
 
     def _check_quotes(self, file: TableFile) -> None:
-        """Raises DataError where a quote is not closed, or text follows a closing quote."""
+        """Raises `DataError` if a quote is not closed, or text follows a closing quote."""
         if file.name in self._strictly_read:
             return
         row = 0
@@ -170,8 +171,8 @@ class CsvRows:
                     pass
         except python_csv.Error as error:
             raise DataError(
-                f"{file.name}, row {row + 1}: found a quote that is not closed, or not in its place "
-                f"({error}); expected a quoted value to end with a quote; fix the row",
+                f"{file.name}, row {row + 1}: found a quote that is not closed or misplaced "
+                f"({error}); expected quotes around a whole value; fix the row",
                 path=file.name,
                 row=row + 1,
             ) from None
@@ -181,7 +182,7 @@ class CsvRows:
         return self.data.delimiter or delimiter_by_name(file)
 
     def _row_of(self, file: TableFile, num_fields: int) -> int:
-        """Returns the first row with another number of fields, which the parser does not report."""
+        """Returns the first row with a wrong number of fields; the parser does not report its number."""
         with file.open() as stream:
             rows = enumerate(self._python_rows(stream, file), 1)
             return next((number for number, row in rows if len(row) != num_fields), 0)
@@ -189,9 +190,9 @@ class CsvRows:
     def _python_rows(
         self, stream: Any, file: TableFile, *, strict: bool = False
     ) -> Iterator[list[str]]:
-        """Rows that are not empty, of a file that something is wrong with."""
+        """Yields the rows of a file that contains errors, except empty rows."""
         lines = io.TextIOWrapper(stream, "utf-8", "replace", newline="")
-        # Python's limit of 128 KB, which the whole process shares, does not apply to these files.
+        # Python's limit of 128 KB is global to the process, so it is raised only while reading.
         limit = python_csv.field_size_limit(_MAX_FIELD_BYTES)
         try:
             rows = python_csv.reader(lines, delimiter=self._delimiter(file), strict=strict)
@@ -228,7 +229,7 @@ class CsvRows:
         lists = pc.split_pattern(array, self.data.separator)
         missing = pyarrow.array(["", *self.data.missing_values])
         if kind in TEXTS and len(missing) == 1:
-            return lists  # the empty string is no id
+            return lists  # Decoder treats the empty string as missing.
         rows = pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)
         parts = lists.flatten()
         parts = pc.if_else(pc.is_in(parts, missing), None, parts)
@@ -239,7 +240,7 @@ class CsvRows:
 
 
 class _CountedLines:
-    """A stream whose lines are counted as it is read."""
+    """A stream that counts the lines that are read."""
 
     closed = False
 
@@ -259,15 +260,15 @@ class _CountedLines:
 
 
 def delimiter_by_name(file: TableFile) -> str:
-    """Returns the character between values if `data.delimiter` does not specify one."""
+    """Returns the separator of values if `data.delimiter` is not set."""
     return "\t" if file.has_tabs else ","
 
 
 def read_header(file: TableFile, delimiter: str | None = None) -> list[str]:
-    """Returns the names of columns.
+    """Returns the names of the columns.
 
     Raises:
-        DataError: if the file cannot be read, has no header, or has another delimiter.
+        DataError: the file cannot be read, has no header, or has another delimiter.
     """
     with translate_csv_errors(file), file.open() as stream:
         text = stream.readline(_HEADER_BYTES).decode("utf-8-sig", "replace")
@@ -296,8 +297,8 @@ def translate_csv_errors(file: TableFile) -> Iterator[None]:
     try:
         yield
     except (pyarrow.ArrowException, OSError, EOFError, zlib.error) as error:
-        # Ids are hashes of UTF-8: other bytes would be ids that no one who asks by the string has.
-        advice = "; write the file as UTF-8" if "UTF8" in str(error) else ""
+        # Ids are hashes of UTF-8. Other encodings would give ids that no lookup of the string finds.
+        advice = "write the file as UTF-8" if "UTF8" in str(error) else "check or replace the file"
         raise DataError(
-            f"{file.name}: cannot be read as CSV: {error}{advice}", path=file.name
+            f"reading {file.name} as CSV failed: {error}; {advice}", path=file.name
         ) from error

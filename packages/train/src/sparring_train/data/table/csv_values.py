@@ -1,4 +1,4 @@
-"""Values of CSV columns: text, converted to the numbers, times and ids that it represents."""
+"""Conversion of texts in CSV files to numbers, times and ids."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Kind = Literal["integer", "unsigned", "hexadecimal", "string", "number", "time"]
 Decimal = Literal[".", ","]
 
 NO_NUMBER = pyarrow.array(csv.ConvertOptions().null_values)
-"""Texts among numbers that mean a missing value: `NA`, `NULL`, `nan` and others that CSV readers know."""
+"""Texts in columns of numbers that mean a missing value: `NA`, `NULL`, `nan` and others."""
 _INTEGER = r"([+-]?[0-9]{1,20})(\.0+)?"
-"""Also a whole number with a fraction of zero, which pandas writes for a column of ids with nulls."""
+"""Includes integers with a fraction of zero, which pandas writes for columns of ids with nulls."""
 _GROUPED = r"^\s*[+-]?[0-9]{1,3}(\.[0-9]{3})+(,[0-9]*)?\s*$"
 _UTC = r"^(.*[0-9])(?:Z|[+-]00:?00)$"
 _BOOLEANS: dict[str, float] = {"true": 1.0, "false": 0.0}
@@ -41,10 +41,10 @@ _TARGETS = {
     "time": pyarrow.timestamp("us"),
 }
 TEXTS: tuple[Kind, ...] = ("string", "hexadecimal")
-"""Kinds of ids that `Decoder` makes of texts."""
+"""Kinds of ids that `Decoder` computes from texts."""
 _EXPECTED: dict[Kind, str] = {
-    "integer": "a whole number, like the first rows or the data of the run (or name the column in "
-    "data.types: string)",
+    "integer": "a whole number, like the first rows or the data of the run (or set the column's type "
+    "in data.types to string)",
     "time": "a time such as 2024-01-31 12:00:00, like the first row",
     "unsigned": "a whole number from 0 to 2^64 - 1, because of data.types",
 }
@@ -58,15 +58,15 @@ _EXPECTED_NUMBER: dict[Decimal, str] = {
 def convert_texts(
     array: Any, kind: Kind, name: str, decimal: Decimal, bad: list[BadValue], rows: Any = None
 ) -> Any:
-    """Returns text as values of a kind. A text of another kind becomes null.
+    """Converts texts to values of a kind. Texts that are not of this kind become null.
 
     Args:
         array: Arrow array of strings.
         kind: kind of the column.
         name: name of the column, for messages.
-        decimal: decimal sign of numbers.
+        decimal: decimal separator of numbers.
         bad: receives the texts of another kind, except those that mean a missing value.
-        rows: ``(n,)``, the row of each element; None if each row has one.
+        rows: ``(n,)``, the row of each element; None: one element per row.
     """
     if kind in TEXTS:
         return array
@@ -103,27 +103,27 @@ def convert_texts(
 
 
 def with_points(array: Any) -> Any:
-    """Returns numbers with a decimal comma as numbers with a decimal point.
+    """Replaces the decimal comma of numbers by a point.
 
-    A point between groups of three digits is removed. A number with any other point is left as text that
-    is not a number, because ``1.5`` would be ambiguous.
+    Points between groups of three digits are removed. Numbers with other points remain texts that are not
+    numbers, because ``1.5`` would be ambiguous.
     """
     is_grouped = pc.match_substring_regex(array, _GROUPED)
     has_point = pc.match_substring(array, ".")
     whole = pc.replace_substring(array, ".", "")
-    # 1.5 has to be recognized as no number: it keeps its point, and gets a second one.
+    # A second point makes 1.5 invalid as a number.
     other = pc.binary_join_element_wise(array, ".", "")
     array = pc.if_else(is_grouped, whole, pc.if_else(has_point, other, array))
     return pc.replace_substring(array, ",", ".")
 
 
 def without_utc(array: Any) -> Any:
-    """Returns times in UTC without their zone; other zones are kept, and are not accepted as times."""
+    """Removes the time zone from times in UTC. Times with other zones are not accepted as times."""
     return pc.replace_substring_regex(array, _UTC, r"\1")
 
 
 def are_integers(texts: Sequence[str], decimal: Decimal) -> bool:
-    """Returns whether there are texts, and all of them are whole numbers of 64 bits."""
+    """Returns whether there is at least one text and all are integers of 64 bits."""
     pattern = re.compile(_integer(decimal))
     found = [pattern.fullmatch(each) for each in texts]
     return bool(found) and all(

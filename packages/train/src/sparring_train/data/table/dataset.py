@@ -23,10 +23,10 @@ _BLOCK_ROWS = 1 << 16
 
 
 def open_table(data: TableData, request: OpenRequest) -> Dataset:
-    """The examples of a section.
+    """Opens the examples of a section.
 
     Raises:
-        DataError: there is no file, or one lacks a column, or holds what the split cannot use.
+        DataError: there is no file, a column is missing, or the split cannot be computed.
     """
     files = find_files(data.path)
     strings = _string_writer(data, request)
@@ -40,23 +40,23 @@ def open_table(data: TableData, request: OpenRequest) -> Dataset:
         return ParquetDataset(data, request, parquet, columns, strings)
     if data.read == "own":
         raise DataError(
-            f"{data.path}: data.read: own needs files that say how many rows they have; write them "
-            "as Parquet, or leave data.read out",
+            f"reading {data.path} with data.read: own requires Parquet files, which contain their number "
+            "of rows; convert the files, or remove data.read",
             path=data.path,
         )
     _check_separator(data)
-    # All ranks read the same.
+    # All ranks read the same rows, so only one needs to store the strings.
     strings = strings if request.rank == 0 else None
     return CsvDataset(data, request, CsvRows(files, data, needed), columns, strings)
 
 
 def read_table(data: TableData, path: str) -> Iterator[ColumnBatch]:
-    """All rows of other files with the ids and numbers of a section, in order; for predictions.
+    """Yields all rows of other files with the ids and numbers of a section, in order, for predictions.
 
     Raises:
-        DataError: there is no file, it lacks a column, or has a bad row.
+        DataError: there is no file, a column is missing, or a row is bad.
     """
-    # Each row has its prediction, so none is left out.
+    # A prediction is required for each row, so bad rows are never skipped.
     section = data.model_copy(
         update={"path": path, "label": None, "weight": None, "time": None, "bad_rows": "refuse"}
     )
@@ -81,7 +81,7 @@ def read_table(data: TableData, path: str) -> Iterator[ColumnBatch]:
 
 
 def _with_history_as_column(data: TableData, history: HistoryConfig) -> TableData:
-    """The rows that a history follows from are those of the run; another file has it as lists."""
+    """Reads histories from a list column, because other files do not contain the run's earlier rows."""
     name, types = history.name, dict(data.types)
     if history.of in types:
         types[name] = types[history.of]
@@ -94,8 +94,8 @@ def _with_history_as_column(data: TableData, history: HistoryConfig) -> TableDat
 def _check_separator(data: TableData) -> None:
     if data.lists and data.separator is None:
         raise DataError(
-            f"{data.path}: lists are in {', '.join(data.lists)}; say in data.separator what is between "
-            "the ids of a list in CSV, or write the file as Parquet, with lists",
+            f"reading {data.path}: data.lists contains {', '.join(data.lists)}, but data.separator is "
+            "null; set it to the separator of ids in CSV lists, or convert the file to Parquet",
             path=data.path,
         )
 
@@ -105,12 +105,12 @@ def _string_writer(data: TableData, request: OpenRequest) -> StringWriter | None
         return None
     if request.snapshots_url is None:
         raise DataError(
-            "data.dictionary: keeps strings in the folder of snapshots, and snapshots.url is null; "
-            "name a folder there"
+            "data.dictionary: true stores strings in the folder of snapshots, but snapshots.url is null; "
+            "set it to a folder"
         )
     return StringWriter(request.snapshots_url, request.rank)
 
 
 def _given(*names: str | None) -> tuple[str, ...]:
-    """Names without those that are None, each once."""
+    """Returns the names that are not None, without duplicates."""
     return tuple(dict.fromkeys(name for name in names if name is not None))

@@ -1,4 +1,4 @@
-"""Rows of Arrow arrays to columns of a batch; rows that are wrong are refused or left out."""
+"""Converts Arrow arrays to the columns of a batch. Bad rows raise an error or are left out."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ __all__ = [
 Bools = npt.NDArray[np.bool_]
 Ids = npt.NDArray[np.int64]
 
-SKIP_ADVICE = ", or choose data.bad_rows: skip"
-"""End of the message about a bad row."""
+SKIP_ADVICE = ", or set data.bad_rows: skip"
+"""Last part of the message about a bad row."""
 _EXPECTED_LABEL: dict[Label | None, str] = {
     "binary": "a label of 0 or 1, for the log loss",
     "number": "a label that is a finite number",
 }
 _EXPECTED_NUMBER = "a finite number, or null"
 _EXPECTED_WEIGHT = "a finite weight of 0 or more"
-_EXPECTED_ONE = "an id, as data.required has this column"
+_EXPECTED_ONE = "an id, because the column is in data.required"
 _EXPECTED_HEXADECIMAL = "1 to 16 hexadecimal digits, or nothing, because of data.types"
 _EXPECTED_ID = (
     "a whole number from -2^63 to 2^63 - 1, or null; data.types: {column: unsigned} accepts more"
@@ -49,10 +49,10 @@ _EXPECTED_ID = (
 
 @dataclass(frozen=True, slots=True)
 class BadValue:
-    """A value that its column does not allow."""
+    """A value that is invalid in its column."""
 
     row: int
-    """In its `RawRows`, from 0."""
+    """Index of the row in its `RawRows`."""
     column: str | None
     found: str
     expected: str
@@ -64,35 +64,35 @@ class RawRows:
 
     file: str
     first_row: int
-    """As messages number it: rows of a CSV file from 2, for its header is row 1; of Parquet from 1."""
+    """Row number in messages. It starts at 1, including the header of a CSV file."""
     position: int
-    """Place of the first row in all files."""
+    """Position of the first row in all files."""
     num_rows: int
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Name → Arrow array."""
     bad: Sequence[BadValue] = ()
-    """Found when the file was parsed."""
+    """Invalid values that the parser found."""
 
     def __len__(self) -> int:
         return self.num_rows
 
 
 class StringReceiver(Protocol):
-    """Receiver of ids and the strings that they were made of."""
+    """Receives ids and the strings that were hashed."""
 
     def add(self, feature: str, ids: Ids, strings: Any) -> None:
-        """Ids ``(n,)`` and an Arrow array of their n strings."""
+        """Adds ids ``(n,)`` and an Arrow array of their n strings."""
 
 
 class HistorySource(Protocol):
-    """Source of the feature that follows from other rows."""
+    """Source of the history feature."""
 
     @property
     def name(self) -> str:
-        """Of the feature."""
+        """Name of the feature."""
 
     def column(self, rows: RawRows) -> Column:
-        """Its ids in some rows."""
+        """Returns the histories of some rows."""
 
 
 @dataclass(slots=True)
@@ -103,13 +103,13 @@ class _HashedDictionary:
 
 
 class Decoder:
-    """Makes batches of rows of one stream; keeps the hashes of its last dictionaries.
+    """Converts rows of one stream to batches. Caches the hashes of the last dictionary of each column.
 
     Args:
-        data: the section.
+        data: the section of the configuration.
         label: see `OpenRequest`.
-        strings: is told of strings; None: no one.
-        histories: has the history of each row; None: there is none.
+        strings: receives hashed strings, if given.
+        histories: source of the history feature, if given.
     """
 
     def __init__(
@@ -128,10 +128,10 @@ class Decoder:
         self._skips = data.bad_rows == "skip"
 
     def decode(self, rows: RawRows) -> tuple[ColumnBatch, Bools | None]:
-        """A batch of all rows, and which of them are good; None: all.
+        """Returns a batch of all rows, and a mask of the good rows; None if all are good.
 
         Raises:
-            DataError: a row is bad, and those are refused.
+            DataError: a row is bad, and bad rows are not skipped.
         """
         problems = _Problems(rows, self._skips)
         data = self._data
@@ -180,7 +180,7 @@ class Decoder:
         return np.where(is_good, values, 0).astype(np.float32)
 
     def _numbers_of_texts(self, array: Any, name: str, problems: _Problems) -> tuple[Any, str]:
-        """Returns numbers by `data.label_values`, null for other texts, and the description of these."""
+        """Returns numbers according to `data.label_values`, or null, and a description of valid texts."""
         meaning = self._data.label_values
         expected = f"one of {', '.join(map(repr, meaning))}, because of data.label_values"
         found = array.dictionary_decode() if types.is_dictionary(array.type) else array
@@ -211,7 +211,9 @@ class Decoder:
             raise DataError(
                 f"{problems.rows.file}, column {feature.name!r}: found {array.type}; "
                 + (
-                    "name it in data.lists" if is_list else "data.lists names it, and it is no list"
+                    "add it to data.lists"
+                    if is_list
+                    else "expected lists; remove it from data.lists"
                 ),
                 path=problems.rows.file,
                 column=feature.name,
@@ -224,7 +226,7 @@ class Decoder:
                 return Column(np.where(has_id, ids, self._data.missing_ids[feature.name]))
             if not feature.may_be_missing:
                 problems.check(has_id, array, feature.name, _EXPECTED_ONE)
-                # Bad rows are left out as a whole.
+                # The row is left out later, so the value does not matter.
                 return Column(np.where(has_id, ids, 0))
             return Column(ids[has_id], has_id.astype(np.int64))
         lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
@@ -238,13 +240,13 @@ class Decoder:
     def _ids(
         self, array: Any, name: str, problems: _Problems, rows: Ids | None
     ) -> tuple[Ids, Bools | None]:
-        """Ids of elements, and which elements have one; None: all. Others are undefined.
+        """Returns ids of elements, and a mask of elements that have one; None if all have.
 
         Args:
-            array: of ids; of a dictionary, of strings or of whole numbers.
-            name: of the feature.
-            problems: where bad elements are told.
-            rows: ``(n,)``, the row of each element; None: one each.
+            array: Arrow array of ids: strings, a dictionary of strings, or integers.
+            name: name of the feature.
+            problems: receives invalid elements.
+            rows: ``(n,)``, the row of each element; None: one element per row.
         """
         if self._data.types.get(name) == "hexadecimal" and not types.is_null(array.type):
             return self._of_hexadecimal(array, name, problems, rows)
@@ -263,7 +265,7 @@ class Decoder:
             values = array.cast(pyarrow.float64()).fill_null(np.nan).to_numpy(zero_copy_only=False)
             missing = np.isnan(values)
             values = np.where(missing, 0.0, values)
-            # Floats that are whole are ids of a table that had nulls in pandas.
+            # pandas writes columns of integers that contain nulls as floats.
             is_good = (values == np.floor(values)) & (np.abs(values) <= 2.0**53)
             problems.check(is_good, array, name, _EXPECTED_ID, rows)
             ids = np.where(is_good, values, 0).astype(np.int64)
@@ -297,7 +299,7 @@ class Decoder:
         try:
             ids[flags] = parse_hexadecimal(texts.filter(has_id))
         except ValueError:
-            # It names no row.
+            # The error does not contain the row.
             is_good = pc.match_substring_regex(texts, HEXADECIMAL).fill_null(False)
             is_good = is_good.to_numpy(zero_copy_only=False)
             problems.check(is_good | ~flags, texts, name, _EXPECTED_HEXADECIMAL, rows)
@@ -306,7 +308,7 @@ class Decoder:
 
     def _of_dictionary(self, array: Any, name: str) -> tuple[Ids, Bools | None]:
         strings, known = array.dictionary, self._dictionaries.get(name)
-        # Each dictionary is hashed once, though it comes with every block of its row group.
+        # Every block of a row group contains the same dictionary, which is hashed only once.
         if known is None or not strings.equals(known.strings):
             ids, has_id = self._of_strings(strings, name)
             known = self._dictionaries[name] = _HashedDictionary(strings, ids, has_id)
@@ -339,14 +341,14 @@ class _Problems:
     def check(
         self, is_good: Bools, array: Any, name: str, expected: str, rows: Ids | None = None
     ) -> None:
-        """Refuses or leaves out rows that are not good.
+        """Raises for the first row that is not good, or leaves such rows out.
 
         Args:
-            is_good: ``(n,)``, of each element.
+            is_good: ``(n,)``, for each element.
             array: the n elements, for messages.
-            name: of the column.
-            expected: for messages.
-            rows: ``(n,)``, the row of each element; None: one each.
+            name: name of the column.
+            expected: description of valid values, for messages.
+            rows: ``(n,)``, the row of each element; None: one element per row.
         """
         if is_good.all():
             return
@@ -359,10 +361,10 @@ class _Problems:
         self._leave_out(in_rows)
 
     def wrong_type(self, found: Any, name: str, expected: str) -> DataError:
-        """The error for a column of another type."""
+        """Returns the error for a column of the wrong type."""
         return DataError(
             f"{self.rows.file}, column {name!r}: found the type {found}, expected {expected}; "
-            "leave the column out, or write it as that",
+            "convert the column, or remove it from the configuration",
             path=self.rows.file,
             column=name,
             found=str(found),
@@ -376,7 +378,7 @@ class _Problems:
 
 
 def select_columns(data: TableData, **columns: Any) -> TableData:
-    """A section that has these columns of the examples alone."""
+    """Returns a section in which the given columns are the only ones of the examples."""
     none: dict[str, Any] = {
         "categorical": (),
         "numeric": (),
@@ -391,7 +393,7 @@ def select_columns(data: TableData, **columns: Any) -> TableData:
 
 
 def make_bad_row_error(file: str, row: int, bad: BadValue) -> DataError:
-    """The error for a bad row."""
+    """Returns the error for a bad row."""
     where = f", column {bad.column!r}" if bad.column is not None else ""
     return DataError(
         f"{file}, row {row}{where}: found {bad.found}, expected {bad.expected}; fix or remove the row"
@@ -431,7 +433,7 @@ def _is_text(kind: Any) -> bool:
 def _floats(
     array: Any, rows: RawRows, name: str, expected: str
 ) -> tuple[npt.NDArray[np.float64], Bools]:
-    """Values, 0 where they are missing, and which are: null or NaN."""
+    """Returns values, with 0 for missing ones, and a mask of missing values (null or NaN)."""
     if types.is_dictionary(array.type):
         array = array.dictionary_decode()
     kind = array.type

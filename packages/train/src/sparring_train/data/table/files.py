@@ -1,4 +1,4 @@
-"""Files of a data set: a path, a pattern or a URL, as fsspec knows them."""
+"""Finds the files of a data set by a path, a pattern or a URL of fsspec."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ENDINGS: dict[str, Literal["csv", "parquet"]] = {
     ".txt.gz": "csv",
 }
 _ENDINGS_IN_FOLDERS = tuple(ending for ending in _ENDINGS if ".txt" not in ending)
-"""Endings of the files of a folder that are read: a `.txt` next to data files often describes them."""
+"""Endings of the files that are read in folders, where a `.txt` file is often a description."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class TableFile:
     """One file, local or in an object store."""
 
     name: str
-    """As messages call it."""
+    """Name in messages."""
     system: Any
     path: str
 
@@ -47,20 +47,20 @@ class TableFile:
         return isinstance(self.system, LocalFileSystem)
 
     def open(self) -> Any:
-        """Its bytes, unpacked where its name ends in `.gz`.
+        """Opens the file for reading, decompressed if its name ends in `.gz`.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: the file cannot be read.
         """
         compression = "gzip" if self.path.endswith(".gz") else None
         return self.system.open(self.path, "rb", compression=compression)
 
 
 def find_files(path: str) -> tuple[TableFile, ...]:
-    """Files that `path` stands for, in order of name.
+    """Returns the files that match `path`, in order of name.
 
     Raises:
-        DataError: there is none, they are of two formats or of none, or the store cannot be read.
+        DataError: there is no file, their formats differ or are unknown, or the store cannot be read.
     """
     try:
         system, inner = fsspec.core.url_to_fs(path)
@@ -78,11 +78,14 @@ def find_files(path: str) -> tuple[TableFile, ...]:
         else:
             found = [inner] if system.exists(inner) else []
     except (OSError, ValueError, ImportError) as error:
-        raise DataError(f"{path}: cannot be read: {error}", path=path) from error
+        raise DataError(
+            f"listing files of {path} failed: {error}; check data.path and access rights", path=path
+        ) from error
     if not found:
         ends = ", ".join(_ENDINGS)
         raise DataError(
-            f"{path}: no such file; name a file, a folder or a pattern of files that end in {ends}",
+            f"{path}: found no file; set data.path to a file, folder or pattern of files that end in "
+            f"{ends}",
             path=path,
         )
     files = tuple(TableFile(_name(system, each), system, each) for each in found)
@@ -91,7 +94,7 @@ def find_files(path: str) -> tuple[TableFile, ...]:
         odd = next(each for each in files if each.format != files[0].format or not each.format)
         raise DataError(
             f"{odd.name}: names of files must all end in .parquet, or all in .csv, .tsv or .txt; "
-            "narrow the pattern, or rename it",
+            "restrict the pattern, or rename the file",
             path=odd.name,
         )
     return files

@@ -1,4 +1,4 @@
-"""Ids that are written in hexadecimal."""
+"""Conversion of hexadecimal ids."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["HEXADECIMAL", "parse_hexadecimal"]
 
 _MAX_DIGITS = 16
 HEXADECIMAL = f"^[0-9a-fA-F]{{1,{_MAX_DIGITS}}}$"
-"""Regular expression for a text that is a number."""
+"""Regular expression of a hexadecimal number."""
 
 
 def parse_hexadecimal(texts: Any) -> npt.NDArray[np.int64]:
-    """Returns the 64-bit numbers that texts write; a number n from 2^63 on is n - 2^64.
+    """Converts hexadecimal texts to 64-bit integers; a number n of at least 2^63 becomes n - 2^64.
 
     Args:
         texts: Arrow array of type string, of shape ``(n,)``, without nulls and empty texts.
 
     Raises:
-        ValueError: if a text has more than 16 digits, or another character.
+        ValueError: a text has more than 16 digits, or contains another character.
     """
     if not len(texts):
         return np.empty(0, np.int64)

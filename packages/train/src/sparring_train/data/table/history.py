@@ -1,4 +1,4 @@
-"""History of each row: ids that the same user had in earlier rows."""
+"""History feature: the ids of the user's earlier rows."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _MAX_ROWS = 100_000_000
 def read_histories(
     data: TableData, read: Callable[[Sequence[str]], Iterator[RawRows]]
 ) -> Histories | None:
-    """Histories of all rows, if the section wants them; reads users, items and times.
+    """Reads users, items and times of all rows, and returns their histories; None if not configured.
 
     Raises:
-        DataError: a column does not hold ids or times, or there are more rows than fit in memory.
+        DataError: a column does not contain ids or times, or there are too many rows for memory.
     """
     if data.history is None or data.time is None:
         return None
@@ -39,8 +39,8 @@ def read_histories(
         num_rows = rows.position + len(rows)
         if num_rows > _MAX_ROWS:
             raise DataError(
-                f"data.history: keeps 32 bytes of each row in memory, and there are more than "
-                f"{_MAX_ROWS:,} rows; write histories as a column of lists, and name it in data.lists"
+                f"data.history: needs 32 bytes of memory per row, and supports at most {_MAX_ROWS:,} "
+                "rows, found more; write histories to a list column, and add it to data.lists"
             )
         batch, _ = decoder.decode(rows)
         by, of = batch.ids[history.by], batch.ids[history.of]
@@ -54,15 +54,15 @@ def read_histories(
 
 
 class Histories:
-    """Rows with a user and an item, in the order of users, and of times within a user.
+    """Rows with a user and an item, sorted by user and time.
 
     Args:
-        history: how long, and of what.
-        num_rows: of all files.
+        history: the section of the configuration.
+        num_rows: number of rows in all files.
         users: ``(n,)``
         items: ``(n,)``
         times: ``(n,)``
-        places: ``(n,)``, of the rows in all files.
+        places: ``(n,)``, positions of the rows in all files.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Histories:
         self._at[places[order]] = here
 
     def column(self, rows: RawRows) -> Column:
-        """Items before each row, oldest first; none where the row has no user or no item."""
+        """Returns the items before each row, oldest first; none for a row without user or item."""
         at = self._at[rows.position : rows.position + len(rows)]
         lengths = np.zeros(len(at), np.int64)
         known = at >= 0

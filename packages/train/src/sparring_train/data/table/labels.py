@@ -1,4 +1,4 @@
-"""Range of labels that are numbers."""
+"""Range of numeric labels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["LabelRangeCollector"]
 
 
 class LabelRangeCollector:
-    """Mean, least and most of the labels that it was given; of no use for labels of 0 and 1."""
+    """Collects mean, minimum and maximum of numeric labels. Does nothing for labels of 0 and 1."""
 
     def __init__(self, data: TableData, label: Label | None) -> None:
         is_number = label == "number" and data.label is not None
@@ -25,10 +25,10 @@ class LabelRangeCollector:
         self._sum, self._count, self._least, self._most = 0.0, 0, math.inf, -math.inf
 
     def add(self, rows: RawRows, chosen: npt.NDArray[np.bool_]) -> None:
-        """Takes the labels of the chosen rows.
+        """Adds the labels of the chosen rows.
 
         Raises:
-            DataError: a label is no number, and bad rows are refused.
+            DataError: a label is not a number, and bad rows are not skipped.
         """
         if not self.columns:
             return

@@ -1,15 +1,15 @@
-"""Which rows a step has: row groups are dealt to lanes, and a step takes rows of all lanes.
+"""Assigns rows to steps: row groups are dealt to lanes, and each step takes rows from all lanes.
 
     row groups in the epoch's order     0  1  2  3  4  5  6  7      4 lanes
     lane 0                              0        4
-    lane 1                              1        5                  step s takes of each lane the
-    lane 2                              2        6                  next rows, in proportion to
-    lane 3                              3        7                  the rows that the lane has
+    lane 1                              1        5                  step s takes the next rows of
+    lane 2                              2        6                  each lane, in proportion to the
+    lane 3                              3        7                  lane's number of rows
 
-Lanes, and so the rows of a step, follow from the files and the seed, not from the number of ranks.
-Ranks take lanes: neighbors, so that the parts of all ranks, one after the other, are the step's
-rows in the order of lanes. Where there are more ranks than lanes, ranks share a lane, and each takes
-its part of the lane's rows of a step.
+Lanes, and therefore the rows of a step, depend on the files and the seed, not on the number of ranks.
+Each rank has consecutive lanes, so that the concatenated parts of all ranks are the step's rows in the
+order of lanes. If there are more ranks than lanes, several ranks share a lane, and each takes a part of
+the lane's rows of a step.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ Counts = npt.NDArray[np.int64]
 
 
 def deal_row_groups(order: npt.NDArray[np.int64], num_lanes: int) -> list[npt.NDArray[np.int64]]:
-    """Row groups of each lane, of row groups in an order."""
+    """Returns the row groups of each lane, given all row groups in order."""
     return [order[lane::num_lanes] for lane in range(num_lanes)]
 
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """Steps over lanes of known lengths.
+    """Divides the rows of lanes into steps.
 
-    A lane of n rows is due for its row j at time (j + 1/2) / n; a step takes the rows that are due
-    next, over all lanes. So each step has exactly `batch_size` rows, but the last, and all lanes end
-    in the same step.
+    Row j of a lane with n rows is due at time (j + 1/2) / n, and a step takes the rows of all lanes that
+    are due next. Therefore each step except the last has exactly `batch_size` rows, and all lanes end in
+    the same step.
     """
 
     rows: Counts
-    """``(lanes,)``, rows of each."""
+    """``(lanes,)``, number of rows per lane."""
     batch_size: int
 
     @property
@@ -48,7 +48,7 @@ class Lanes:
         return -(-int(self.rows.sum()) // self.batch_size)
 
     def steps(self) -> Iterator[tuple[Counts, Counts]]:
-        """Begin and end ``(lanes,)`` of each step's rows in each lane."""
+        """Yields begin and end ``(lanes,)`` of each step's rows in each lane."""
         total, begin = int(self.rows.sum()), np.zeros(len(self.rows), np.int64)
         for step in range(self.num_steps):
             end = self._count_taken(min((step + 1) * self.batch_size, total), total)
@@ -56,7 +56,7 @@ class Lanes:
             begin = end
 
     def _count_taken(self, target: int, total: int) -> Counts:
-        """Rows of each lane among the first `target` rows of all, in the order of their times."""
+        """Returns the number of rows of each lane among the first `target` rows by time."""
         if target == total:
             return np.array(self.rows)
         # Nearly right at first; then rows are added and removed at the border.
@@ -105,7 +105,7 @@ def assign_lanes(rows: Sequence[int] | Counts, rank: int, world_size: int) -> li
     """
     num_lanes = len(rows)
     if world_size > num_lanes:
-        # In 1 / world_size of a lane, so that neighbors agree on the border.
+        # In 1 / world_size of a lane, so that neighbours agree on the border.
         begin, end = rank * num_lanes, (rank + 1) * num_lanes
         lanes = range(begin // world_size, -(-end // world_size))
         return [

@@ -1,4 +1,4 @@
-"""Row groups of Parquet files as a data set: each rank reads its own."""
+"""Parquet files as a data set. Each rank reads its own row groups."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ Counts = npt.NDArray[np.int64]
 
 
 class ParquetDataset:
-    """Row groups of Parquet files. A step has the same rows at every number of ranks.
+    """Row groups of Parquet files. A step has the same rows for every number of ranks.
 
     Args:
-        data: the section.
-        request: of the run.
-        files: with all columns that are needed.
-        columns: of the examples.
-        strings: takes the strings of the rows that are read; None: no one.
+        data: the section of the configuration.
+        request: properties of the run.
+        files: contain all columns that are needed.
+        columns: columns of the examples.
+        strings: receives the strings of the rows that are read, if given.
 
     Raises:
-        DataError: a file cannot be read, or one of the parts has no row.
+        DataError: a file cannot be read, or a part of the split has no row.
     """
 
     def __init__(
@@ -77,14 +77,14 @@ class ParquetDataset:
         if not train or not test or (data.has_validation and not validation):
             kept = f" and {validation:,} for validation" if data.has_validation else ""
             raise DataError(
-                f"{data.path}: found {train:,} rows to train on, {test:,} for the test{kept}; choose "
+                f"{data.path}: found {train:,} rows for training, {test:,} for the test{kept}; choose "
                 "another data.split" + (" or data.validation" if kept else ""),
                 path=data.path,
             )
         self.steps_per_epoch: int | None = -(-train // data.batch_size)
 
     def batches(self, epoch: int) -> Iterator[ColumnBatch]:
-        """This rank's part of the training rows of each step."""
+        """Yields this rank's part of the training rows of each step."""
         groups = np.arange(len(self._rows))
         if not self._data.shuffle:
             return self._read([groups], epoch, "train")
@@ -92,11 +92,11 @@ class ParquetDataset:
         return self._read(deal_row_groups(order, self._num_lanes), epoch, "train")
 
     def test_batches(self) -> Iterator[ColumnBatch]:
-        """This rank's part of the test rows, in an order that is always the same."""
+        """Yields this rank's part of the test rows, always in the same order."""
         return self._in_order("test")
 
     def validation_batches(self) -> Iterator[ColumnBatch]:
-        """This rank's part of the validation rows, in an order that is always the same."""
+        """Yields this rank's part of the validation rows, always in the same order."""
         return self._in_order("validation")
 
     def _in_order(self, part: Part) -> Iterator[ColumnBatch]:
@@ -104,8 +104,8 @@ class ParquetDataset:
         return self._read(deal_row_groups(groups, self._num_lanes), 0, part)
 
     def extra(self) -> Mapping[str, Any]:
-        """``rows_skipped``, where bad rows are skipped: by this rank, in one reading of its rows;
-        ``read``, where steps depend on the number of ranks."""
+        """Returns ``rows_skipped`` if bad rows are skipped: the number of bad rows on this rank; and
+        ``read`` if steps depend on the number of ranks."""
         self._flush()
         found: dict[str, Any] = {}
         if self._data.bad_rows == "skip":
@@ -127,7 +127,7 @@ class ParquetDataset:
             self._strings.flush()
 
     def _read(self, groups: Sequence[Counts], epoch: int, part: Part) -> Iterator[ColumnBatch]:
-        """Steps over lanes of row groups."""
+        """Yields steps over lanes of row groups."""
         counts = self._select_rows[part]
         size = self._data.batch_size if part == "train" else _EVALUATION_BATCH_SIZE
         lanes = Lanes(np.array([counts[each].sum() for each in groups]), size)
@@ -136,7 +136,7 @@ class ParquetDataset:
             each.lane: self._taker(groups[each.lane], epoch, each.lane, len(groups), part)
             for each in mine
         }
-        # Each row is counted once, though every epoch reads it.
+        # Counts each bad row once, although every epoch reads it.
         is_first = part not in self._was_read
         self._was_read.add(part)
         for begin, end in lanes.steps():
@@ -176,7 +176,7 @@ class ParquetDataset:
         )
 
     def _survey(self) -> tuple[dict[Part, Counts], LabelRange | None]:
-        """Rows of each part in each row group, and the range of labels that are numbers."""
+        """Returns the rows of each part in each row group, and the range of numeric labels."""
         names = self._split.columns
         seen = LabelRangeCollector(self._data, self.schema.label)
         counts: dict[Part, Counts] = {
@@ -206,7 +206,7 @@ class ParquetDataset:
 
 
 def _part(taker: BlockReader, share: Share, begin: int, end: int) -> Iterator[Block]:
-    """A share of a lane's rows of a step; those of other ranks are read, too."""
+    """Yields this rank's share of a lane's rows of a step. The shares of other ranks are read, too."""
     first, last = share.part(begin, end)
     at = begin
     for block in taker.take(end - begin):

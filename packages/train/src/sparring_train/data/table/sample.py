@@ -1,4 +1,4 @@
-"""Rows of all files of a data set, as many as are needed to guess its columns."""
+"""Sample of the rows of a data set, from which the roles of its columns are guessed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MIN_FILE_ROWS = 1000
 
 @dataclass(frozen=True, slots=True)
 class ReadingOptions:
-    """Keys of `data` that a person has chosen; None if they are to be found."""
+    """Keys of `data` that the user has set; None if they are to be determined."""
 
     delimiter: str | None = None
     decimal: Decimal | None = None
@@ -41,37 +41,37 @@ class ReadingOptions:
 
 @dataclass(frozen=True, slots=True)
 class SampledFile:
-    """Rows of one file."""
+    """Rows of one file in a sample."""
 
     name: str
     num_rows: int
     first_row: int | None
-    """Number of the first row in messages; None if rows were left out, so that numbers are unknown."""
+    """Number of the first row, for messages; None if it is unknown, because rows were left out."""
 
 
 @dataclass(slots=True)
 class Sample:
-    """Columns of the rows that were read, and how they have to be read."""
+    """Columns of the rows that were read, and the options for reading them."""
 
     values: dict[str, Any]
     """Column → Arrow array of the rows that were read."""
     num_sampled: int
     num_rows: int
     is_exact: bool
-    """Whether `num_rows` is counted. Otherwise it follows from the size of the files."""
+    """Whether `num_rows` is exact; otherwise it is estimated from the size of the files."""
     unusable: dict[str, str] = field(default_factory=dict)
-    """Column that cannot be used → the reason, such as a file that does not contain it."""
+    """Unusable column → reason, for example that a file does not contain it."""
     texts: dict[str, Any] = field(default_factory=dict)
     """Column of CSV → Arrow array of its texts."""
     wrong: dict[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
-    """Column of CSV → the rows whose text is of another kind than the column, if there are any."""
+    """Column of CSV → mask of the rows whose text is of another kind than the column, if any."""
     parts: list[SampledFile] = field(default_factory=list)
-    """The files, in the order of the rows."""
+    """Files, in the order of the rows."""
     num_broken: int = 0
-    """Rows with another number of fields than the header, which `num_sampled` does not contain."""
+    """Number of rows with a wrong number of fields, which are not in `num_sampled`."""
     first_broken: str | None = None
     delimiter: str | None = None
-    """Character between values, unless the names of the files determine it."""
+    """Separator of values; None if it follows from the names of the files."""
     decimal: Decimal = "."
     missing_values: tuple[str, ...] = ()
     unsure: list[str] = field(default_factory=list)
@@ -87,7 +87,7 @@ class Sample:
 
 
 def count_sample_rows_per_file(num_files: int) -> int:
-    """Returns how many rows of each file are read."""
+    """Returns the number of rows to read of each file."""
     return max(SAMPLE_ROWS // num_files, _MIN_FILE_ROWS)
 
 
@@ -95,7 +95,7 @@ def sample_parquet(files: Sequence[TableFile]) -> Sample:
     """Reads the first rows of each Parquet file.
 
     Raises:
-        DataError: if a file cannot be read, or has two columns of one name.
+        DataError: a file cannot be read, or contains two columns of one name.
     """
     parts: dict[str, list[tuple[str, Any]]] = {}
     schemas: list[list[str]] = []
@@ -148,7 +148,7 @@ def _plain(kind: Any) -> Any:
 def find_missing_columns(
     files: Sequence[TableFile], schemas: Sequence[Sequence[str]]
 ) -> dict[str, str]:
-    """Returns the columns that not every file has, each with the reason."""
+    """Returns the columns that are missing in some files, each with a description."""
     found: dict[str, str] = {}
     for name in dict.fromkeys(name for names in schemas for name in names):
         without = [
@@ -161,20 +161,20 @@ def find_missing_columns(
 
 
 def check_names(file: TableFile, names: Sequence[str]) -> None:
-    """Raises DataError if two columns have one name, or all names are numbers."""
+    """Raises `DataError` if two columns have the same name, or all names are numbers."""
     if names and all(is_number(each, ",") for each in names):
         raise make_no_header_error(file, names)
     twice = [each for each in names if each and names.count(each) > 1]
     if twice:
         raise DataError(
-            f"{file.name}: there is more than one column {twice[0]!r}; rename all but one of them",
+            f"{file.name}: found several columns {twice[0]!r}; rename all but one of them",
             path=file.name,
             column=twice[0],
         )
 
 
 def make_no_header_error(file: TableFile, names: Sequence[str]) -> DataError:
-    """Returns the error for a file whose first row is a row of values."""
+    """Returns the error for a file without a header."""
     return DataError(
         f"{file.name}, row 1: found {', '.join(names[:6])}, expected the names of columns; add a header "
         "as the first row",

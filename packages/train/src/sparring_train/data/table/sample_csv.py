@@ -1,4 +1,4 @@
-"""Rows of all CSV files of a data set, with the delimiter, decimal sign and missing values found."""
+"""Sample of the rows of CSV files; determines delimiter, decimal separator and missing values."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ __all__ = ["sample_csv"]
 _DELIMITERS = (",", ";", "\t", "|")
 _BEGINNING_BYTES = 1 << 16
 _ALL_BLOCKS_BYTES = 64 << 20
-"""Size of one block of all files together; at least one block of each file is read."""
+"""Size of one block of each file, summed over files; at least one block of each file is read."""
 _MIN_BLOCK_BYTES = 1 << 18
 _MAX_BLOCK_BYTES = 8 << 20
 _MOSTLY = 0.95
-"""Share of the texts of a column from which on the others are errors."""
+"""Minimum share of the texts in a column that have its kind; the others are errors."""
 _MISSING = (
     "NA", "N/A", "n/a", "#N/A", "<NA>", "NULL", "null", "(null)", "None", "NaN", "nan", "\\N", "?", "-",
     "--",
@@ -67,7 +67,7 @@ def sample_csv(path: str, files: Sequence[TableFile], options: ReadingOptions) -
     """Reads the first rows of each CSV file.
 
     Raises:
-        DataError: if a file cannot be read or has no header, or files have different delimiters.
+        DataError: a file cannot be read or has no header, or files have different delimiters.
     """
     delimiter = options.delimiter or _find_delimiter(files)
     headers = [read_header(file, delimiter) for file in files]
@@ -93,13 +93,13 @@ def sample_csv(path: str, files: Sequence[TableFile], options: ReadingOptions) -
         round(sum(each.all_rows for each in parts)),
         all(each.is_whole for each in parts),
     )
-    # Rows that were left out have no number in the sample.
+    # The numbers of rows after a bad row are unknown.
     sample.parts = [
         SampledFile(each.file.name, each.num_rows, None if each.num_broken else 2) for each in parts
     ]
     sample.unusable = unusable
     if any("" in header for header in headers):
-        sample.unsure.append("a column has no name: left out")
+        sample.unsure.append("a column has no name: it is left out")
     sample.delimiter = None if is_default else delimiter
     sample.num_broken = sum(each.num_broken for each in parts)
     sample.first_broken = next((each.first_broken for each in parts if each.first_broken), None)
@@ -117,8 +117,8 @@ def sample_csv(path: str, files: Sequence[TableFile], options: ReadingOptions) -
     for name in others:
         sign = "," if sample.decimal == "." else "."
         sample.unusable[name] = (
-            f"its numbers have the decimal sign {sign!r}, but data.decimal is {sample.decimal!r} for "
-            "all columns; write all numbers with it"
+            f"its numbers have the decimal separator {sign!r}, but data.decimal is {sample.decimal!r} "
+            "for all columns; write all numbers with it"
         )
         del texts[name]
     for name, each in texts.items():
@@ -163,13 +163,13 @@ def _part(file: TableFile, section: TableData, names: list[str], num_files: int)
     all_rows = float(num_rows)
     if not is_whole:
         all_rows = max(all_rows, num_rows / (num_blocks * block_bytes) * _unpacked_bytes(file))
-    # Without the advice, which the configuration follows already.
+    # Without the last part of the message, because the configuration skips bad rows.
     first = str(reader.broken_row(file)).rpartition("; fix")[0] if num_broken else None
     return _Part(file, texts, num_rows, all_rows, is_whole, num_broken, first)
 
 
 def _unpacked_bytes(file: TableFile) -> float:
-    """Returns about how many bytes a file has after it is unpacked."""
+    """Returns an estimate of the uncompressed size of a file."""
     size = float(file.system.size(file.path) or 0)
     if not file.path.endswith(".gz"):
         return size
@@ -180,10 +180,10 @@ def _unpacked_bytes(file: TableFile) -> float:
 
 
 def _find_delimiter(files: Sequence[TableFile]) -> str:
-    """Returns the character between values, which all files share.
+    """Returns the separator of values, which must be the same in all files.
 
     Raises:
-        DataError: if files have different ones.
+        DataError: files have different separators.
     """
     found = [_likely_delimiter(file) for file in files]
     other = next((at for at, each in enumerate(found) if each != found[0]), None)
@@ -197,7 +197,7 @@ def _find_delimiter(files: Sequence[TableFile]) -> str:
 
 
 def _likely_delimiter(file: TableFile) -> str:
-    """Returns the delimiter that gives most of the first rows the header's number of fields."""
+    """Returns the delimiter with which most of the first rows have as many fields as the header."""
     by_name = delimiter_by_name(file)
     with translate_csv_errors(file), file.open() as stream:
         beginning = stream.read(_BEGINNING_BYTES)
@@ -221,7 +221,7 @@ def _likely_delimiter(file: TableFile) -> str:
 
 
 class _Texts:
-    """Texts of one column, each distinct one once."""
+    """Texts of one column, as a dictionary of distinct texts."""
 
     def __init__(self, chunks: list[Any]) -> None:
         whole = pyarrow.chunked_array(chunks, pyarrow.string())
@@ -235,7 +235,7 @@ class _Texts:
         self._counts = np.bincount(places, minlength=len(self.words))
 
     def leave_out(self, missing: Sequence[str]) -> None:
-        """Makes texts that mean a missing value null."""
+        """Replaces texts that mean a missing value by null."""
         is_missing = pc.is_in(self.words, pyarrow.array(missing, pyarrow.string()))
         self.words = pc.if_else(is_missing, None, self.words)
 
@@ -243,7 +243,7 @@ class _Texts:
         return self.words.take(self._places)
 
     def share(self, chosen: Bools, of: Bools) -> float:
-        """Share of the rows with a chosen word among rows with the words `of`."""
+        """Returns the share of the rows with a text in `chosen` among those with a text in `of`."""
         total = int(self._counts[of].sum())
         return float(self._counts[chosen & of].sum() / total) if total else 0.0
 
@@ -253,13 +253,13 @@ class _Texts:
         return flags
 
     def given(self, without: Any = NO_NUMBER) -> Bools:
-        """Words that are neither null nor mean a missing number."""
+        """Returns a mask of the texts that are neither null nor mean a missing number."""
         is_given = pc.and_(self.words.is_valid(), pc.invert(pc.is_in(self.words, without)))
         flags: Bools = is_given.to_numpy(zero_copy_only=False)
         return flags
 
     def typed(self, decimal: Decimal) -> tuple[Any, Bools | None]:
-        """Returns values of the kind that most texts have, and the rows with texts of no such kind."""
+        """Converts texts to the kind that most of them have; also returns a mask of the other rows."""
         given, words = self.given(), self.words
         if not given.any():
             return self.array(), None
@@ -308,7 +308,7 @@ def _cast(texts: Any, kind: str) -> Any:
 
 
 def _missing_values(texts: Mapping[str, _Texts], sample: Sample) -> tuple[str, ...]:
-    """Returns the texts that mean a missing value and are not recognized as such by themselves."""
+    """Returns the texts that mean a missing value, except those that are always recognized."""
     chosen: dict[str, None] = {}
     tokens = pyarrow.array(_MISSING)
     known = set(NO_NUMBER.to_pylist())
@@ -324,14 +324,14 @@ def _missing_values(texts: Mapping[str, _Texts], sample: Sample) -> tuple[str, .
             chosen.update(dict.fromkeys(found))
             listed = ", ".join(map(repr, found))
             sample.unsure.append(
-                f"{name}: {listed} is taken for a missing value; remove it from missing_values if it is "
+                f"{name}: {listed} is read as a missing value; remove it from missing_values if it is "
                 "an id"
             )
     return tuple(chosen)
 
 
 def _find_decimal(texts: Mapping[str, _Texts], chosen: Decimal | None) -> tuple[Decimal, list[str]]:
-    """Returns the decimal sign of most columns of numbers, and the columns that have the other one."""
+    """Returns the decimal separator of most columns, and the columns that have the other one."""
     with_sign: dict[Decimal, list[str]] = {".": [], ",": []}
     patterns: tuple[tuple[Decimal, str, str], ...] = (
         (",", _DECIMAL_COMMA, _INTEGER),
@@ -350,7 +350,7 @@ def _find_decimal(texts: Mapping[str, _Texts], chosen: Decimal | None) -> tuple[
 
 
 def _check_header(file: TableFile, texts: Mapping[str, _Texts]) -> None:
-    """Raises DataError if the first row is a row of values."""
+    """Raises `DataError` if the first row contains values instead of names."""
     numbers = [name for name in texts if is_number(name, ",")]
     others = [name for name in texts if name not in numbers]
     if not numbers:

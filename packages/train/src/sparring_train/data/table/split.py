@@ -1,4 +1,4 @@
-"""Which rows of a table are kept for the test, and which for validation."""
+"""Split of the rows of a table into training, validation and test rows."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ __all__ = ["Split", "make_split", "parse_times"]
 Bools = npt.NDArray[np.bool_]
 Ids = npt.NDArray[np.int64]
 Read = Callable[[Sequence[str]], Iterator[RawRows]]
-"""Reads all rows, of some columns."""
+"""Reads some columns of all rows."""
 Candidates = Callable[[Sequence[str]], Iterator[tuple[RawRows, Bools]]]
-"""Reads all rows, of some columns, and says which of them are candidates."""
+"""Reads some columns of all rows, with a mask of the candidates."""
 
 _MAX_TIMES = 200_000_000
 
 
 class _Choice(Protocol):
-    """Chooses rows, one by one."""
+    """Rule that chooses rows."""
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """That it looks at; empty: places of rows are enough."""
+        """Columns that the rule needs; empty if it needs positions of rows only."""
 
     def of(self, rows: RawRows) -> Bools:
-        """Whether each row is chosen, ``(n,)``."""
+        """Returns a mask of the chosen rows, ``(n,)``."""
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,16 @@ class Split:
 
     test: _Choice
     validation: _Choice | None = None
-    """Of the rows that are not for the test."""
+    """Chooses among the rows that are not for the test."""
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns that it looks at, each once; empty: places of rows are enough."""
+        """Columns that the split needs, without duplicates."""
         more = () if self.validation is None else self.validation.columns
         return tuple(dict.fromkeys((*self.test.columns, *more)))
 
     def is_in(self, part: Part, rows: RawRows) -> Bools:
-        """Whether each row belongs to a part, ``(n,)``."""
+        """Returns a mask of the rows that belong to a part, ``(n,)``."""
         is_test = self.test.of(rows)
         if part == "test":
             return is_test
@@ -67,10 +67,10 @@ class Split:
 
 
 def make_split(data: TableData, seed: int, read: Read) -> Split:
-    """The split that `data.split` and `data.validation` describe; may read the columns that it needs.
+    """Creates the split for `data.split` and `data.validation`; reads the columns that it needs.
 
     Raises:
-        DataError: a column does not hold what the split needs.
+        DataError: a column has no suitable values.
     """
     split = data.split
     test = _choice(data, split, seed, read) or _ByChance((), 0.0, split.test_fraction, seed)
@@ -85,7 +85,7 @@ def make_split(data: TableData, seed: int, read: Read) -> Split:
     validation = _choice(data, ways, seed, read, others)
     if validation is None:
         assert ways.fraction is not None
-        # The same numbers decide about both parts, so that they must not be those of the test.
+        # Both rules compare the same random numbers, so their ranges must not overlap.
         begin = test.end if isinstance(test, _ByChance) else 0.0
         validation = _ByChance((), begin, begin + ways.fraction * (1 - begin), seed)
     return Split(test, validation)
@@ -98,14 +98,14 @@ def _choice(
     read: Read,
     candidates: Candidates | None = None,
 ) -> _Choice | None:
-    """The choice that is described, by another way than `fraction`.
+    """Returns the rule that is set, or None if it is `fraction`.
 
     Args:
-        data: the section.
-        ways: one of its keys `split` and `validation`.
+        data: the section of the configuration.
+        ways: its key `split` or `validation`.
         seed: seed of the run.
         read: reads all rows.
-        candidates: reads all rows, and says among which of them is chosen; None: all.
+        candidates: reads all rows and the candidates among them; None: all rows are candidates.
     """
     among = candidates or (
         lambda names: ((rows, np.ones(len(rows), np.bool_)) for rows in read(names))
@@ -130,7 +130,7 @@ class _ByChance:
     columns: tuple[str, ...]
     begin: float
     end: float
-    """Rows are chosen whose number is from `begin` to `end`; see `uniform_of_rows`."""
+    """Rows are chosen if their number is at least `begin` and less than `end`; see `uniform_of_rows`."""
     seed: int
 
     def of(self, rows: RawRows) -> Bools:
@@ -179,7 +179,7 @@ class _ByTime:
 class _ByPlace:
     columns: tuple[str, ...]
     positions: Ids
-    """Sorted, of the rows that are chosen."""
+    """Positions of the chosen rows, sorted."""
 
     def of(self, rows: RawRows) -> Bools:
         first = int(np.searchsorted(self.positions, rows.position))
@@ -190,10 +190,10 @@ class _ByPlace:
 
 
 def parse_times(rows: RawRows, name: str) -> npt.NDArray[Any]:
-    """Times ``(n,)`` as numbers; microseconds since 1970 where the column holds times. Null is 0.
+    """Converts times to numbers ``(n,)``: microseconds since 1970 unless they are numbers. Null is 0.
 
     Raises:
-        DataError: it holds neither times nor numbers.
+        DataError: the column contains neither times nor numbers.
     """
     array, kind = rows.columns[name], rows.columns[name].type
     try:
@@ -205,7 +205,8 @@ def parse_times(rows: RawRows, name: str) -> npt.NDArray[Any]:
             array = array.cast(pyarrow.timestamp("us")).cast(pyarrow.int64())
     except pyarrow.ArrowException as error:
         raise DataError(
-            f"{rows.file}, column {name!r}: found {kind}, expected times or numbers: {error}",
+            f"{rows.file}, column {name!r}: found {kind}, expected times or numbers: {error}; convert "
+            "the column, or choose another data.time",
             path=rows.file,
             column=name,
         ) from error
@@ -214,15 +215,15 @@ def parse_times(rows: RawRows, name: str) -> npt.NDArray[Any]:
 
 
 def _quantile(part: float, name: str, among: Candidates) -> float | int:
-    """The time from which on rows are the latest `part` of all candidates."""
+    """Returns the minimum time of the latest `part` of all candidates."""
     times, count = [], 0
     for rows, is_candidate in among((name,)):
         times.append(parse_times(rows, name)[is_candidate])
         count += len(rows)
         if count > _MAX_TIMES:
             raise DataError(
-                f"data.split.time: sorts the times of all rows, of which there are more than "
-                f"{_MAX_TIMES:,}; say data.split.time_from"
+                f"data.split.time: sorts the times of at most {_MAX_TIMES:,} rows, found more; set "
+                "data.split.time_from instead"
             )
     joined = np.concatenate(times)
     if not len(joined):
@@ -233,12 +234,12 @@ def _quantile(part: float, name: str, among: Candidates) -> float | int:
 
 
 def _draw_threshold(part: float, name: str, seed: int, among: Candidates) -> Ids:
-    """Places of this part of the candidates, drawn by chance, sorted.
+    """Draws a fraction of the candidates, and returns their positions, sorted.
 
     Args:
-        part: part of the candidates.
-        name: a column to read, so that rows are counted.
-        seed: determines the order in which places are drawn; test and validation have the same order.
+        part: fraction of the candidates.
+        name: a column to read in order to count rows.
+        seed: seed of the order in which rows are drawn, which is the same for test and validation.
         among: see `_choice`.
     """
     flags = [is_candidate for _, is_candidate in among((name,))]
@@ -258,13 +259,14 @@ def _parse_time(text: str, name: str, read: Read) -> float | int:
         return int(scalar.cast(pyarrow.int64()).as_py())
     except (ValueError, pyarrow.ArrowException) as error:
         raise DataError(
-            f"data.split.time_from: found {text!r}, and the column {name!r} holds {kind}: {error}",
+            f"data.split.time_from: found {text!r}, but the column {name!r} contains {kind}: {error}; "
+            "set a value of that type",
             column=name,
         ) from error
 
 
 def _find_last_of_each(data: TableData, user: str, among: Candidates) -> Ids:
-    """Places of the last candidates of users who have two of them or more, sorted."""
+    """Returns the positions of the last candidate of each user that has at least two, sorted."""
     decoder = Decoder(select_columns(data, categorical=(user,)), None)
     columns = (user,) if data.time is None else tuple(dict.fromkeys((user, data.time)))
     users, times, places, counts = (np.empty(0, np.int64) for _ in range(4))

@@ -1,4 +1,4 @@
-"""Chosen rows of a stream of rows, in an order of their own, so many at a time."""
+"""Selects, shuffles and splits a stream of rows."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from sparring_train.data.table.split import Split
 __all__ = ["BLOCK_ROWS", "ROWS_SHUFFLED", "Block", "Order", "BlockReader", "blocks"]
 
 Order = Callable[[int, int], npt.NDArray[np.int64]]
-"""Number of a block and its rows → a permutation of them."""
+"""(number of a block, number of its rows) → permutation of the rows."""
 
 ROWS_SHUFFLED = 1 << 20
-"""Over all lanes: rows that are held at a time, and among which each has its place drawn."""
+"""Number of rows in memory over all lanes, among which rows are shuffled."""
 BLOCK_ROWS = 1 << 16
-"""Rows that are read at once."""
+"""Number of rows that are read at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows that are held."""
+    """Rows in memory."""
 
     batch: ColumnBatch
     is_good: npt.NDArray[np.bool_]
-    """``(b,)``; bad rows are counted among the rows of a step, and left out of its batch."""
+    """``(b,)``; bad rows count as rows of a step, but are left out of its batch."""
 
     def __len__(self) -> int:
         return len(self.batch)
 
     def take(self, selection: slice) -> Block:
-        """The rows that `selection` picks."""
+        """Returns the selected rows."""
         return Block(self.batch.take(selection), self.is_good[selection])
 
 
@@ -49,15 +49,15 @@ def blocks(
     block_rows: int,
     order: Order | None,
 ) -> Iterator[Block]:
-    """One part of a stream, a block at a time.
+    """Yields the rows of one part of a stream, in blocks.
 
     Args:
         rows: the stream.
-        decoder: makes batches of it.
-        split: tells the parts apart.
-        part: which one is given.
-        block_rows: of all parts, that a block is made of, or a few more.
-        order: of rows in a block; None: that of the stream.
+        decoder: converts rows to batches.
+        split: assigns rows to parts.
+        part: the part to yield.
+        block_rows: minimum number of rows of all parts that a block is selected from.
+        order: permutation of the rows of a block; None: the order of the stream.
     """
     batches: list[ColumnBatch] = []
     chosen: list[npt.NDArray[np.bool_]] = []
@@ -85,7 +85,7 @@ def blocks(
 
 
 class BlockReader:
-    """Next rows of a stream of blocks."""
+    """Reads a stream of blocks, any number of rows at a time."""
 
     def __init__(self, stream: Iterator[Block]) -> None:
         self._stream = stream
@@ -93,7 +93,7 @@ class BlockReader:
         self._at = 0
 
     def take(self, count: int) -> Iterator[Block]:
-        """The next `count` rows, in pieces; fewer at the end of the stream."""
+        """Yields the next `count` rows, in pieces; fewer at the end of the stream."""
         while count:
             if self._block is None or self._at == len(self._block):
                 self._block = next(self._stream, None)

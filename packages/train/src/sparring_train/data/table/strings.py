@@ -1,9 +1,9 @@
-"""Table from ids back to the strings that they were made of, in the folder of a run's snapshots.
+"""Dictionary from ids back to the hashed strings, in the folder of a run's snapshots.
 
     <snapshots.url>/strings/<feature>/<rank>-<token>-<number>.parquet      columns: id int64, string
 
-Each rank writes strings that it has not written before; another rank, or an earlier part of the run,
-may have written the same ones.
+Each rank writes the strings that it has not yet written. Other ranks, or earlier parts of the run, may
+have written the same ones.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _MAX_PENDING_STRINGS = 1 << 18
 
 
 class StringWriter:
-    """Writes strings as they are seen, each once; holds 8 bytes of each, and some that wait.
+    """Writes each string once. Keeps 8 bytes per string in memory, and a buffer of new strings.
 
     Args:
-        snapshots_url: the folder of the run's snapshots.
-        rank: this one.
+        snapshots_url: folder of the run's snapshots.
+        rank: this rank.
     """
 
     def __init__(self, snapshots_url: str, rank: int) -> None:
@@ -50,7 +50,7 @@ class StringWriter:
         self._num_waiting = 0
 
     def add(self, feature: str, ids: Ids, strings: Any) -> None:
-        """Ids ``(n,)`` and an Arrow array of their n strings; null and empty ones are left out.
+        """Adds ids ``(n,)`` and an Arrow array of their n strings, except null and empty strings.
 
         Raises:
             DataError: the folder cannot be written to.
@@ -66,7 +66,7 @@ class StringWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Writes what waits.
+        """Writes the buffer.
 
         Raises:
             DataError: the folder cannot be written to.
@@ -87,13 +87,15 @@ class StringWriter:
                 _replace(self._system, name, table.filter(pc.greater(sizes, 0)))
             except OSError as error:
                 raise DataError(
-                    f"data.dictionary: cannot write {name}: {error}", path=name
+                    f"data.dictionary: writing {name} failed: {error}; check free space and access "
+                    "rights of the folder, then run again with --resume",
+                    path=name,
                 ) from error
         self._waiting, self._num_waiting = {}, 0
 
 
 def find_strings(url: str, feature: str, ids: Sequence[int] | Ids) -> list[str | None]:
-    """Strings of ids, in their order; None where no string is known.
+    """Returns the strings of ids, in the same order; None for ids without a known string.
 
     Args:
         url: a snapshot of a run with `data.dictionary`, or the folder of its snapshots.
@@ -123,7 +125,9 @@ def find_strings(url: str, feature: str, ids: Sequence[int] | Ids) -> list[str |
                     texts = (each.decode("utf-8", "backslashreplace") for each in strings)
                     found.update(zip(here[places].tolist(), texts, strict=True))
     except (OSError, pyarrow.ArrowException) as error:
-        raise DataError(f"strings of {feature!r} in {url}: cannot be read: {error}") from error
+        raise DataError(
+            f"reading strings of {feature!r} in {url} failed: {error}; check the URL and access rights"
+        ) from error
     return [found.get(each) for each in wanted.tolist()]
 
 
@@ -150,10 +154,10 @@ def erase_strings(url: str, ids: Ids, features: Sequence[str] | None = None) -> 
     Args:
         url: folder of the run's snapshots.
         ids: ids to remove, of shape ``(n,)``.
-        features: columns to search; None searches all of them.
+        features: columns to search; None: all columns.
 
     Raises:
-        DataError: if a file cannot be read or written.
+        DataError: a file cannot be read or written.
     """
     system, path = fsspec.core.url_to_fs(url)
     root = f"{path.rstrip('/')}/{_FOLDER}"
@@ -189,7 +193,7 @@ def erase_strings(url: str, ids: Ids, features: Sequence[str] | None = None) -> 
 
 
 def _replace(system: Any, name: str, table: pyarrow.Table) -> None:
-    """Writes a file under another name first, so that no reader sees a part of it."""
+    """Writes to a temporary name first, so that readers never see an incomplete file."""
     unfinished = f"{name}{_UNFINISHED}"
     with system.open(unfinished, "wb") as file:
         parquet.write_table(table, file)
@@ -197,13 +201,13 @@ def _replace(system: Any, name: str, table: pyarrow.Table) -> None:
 
 
 class _IdSet:
-    """Set of ids as sorted arrays, each at least twice as long as the next."""
+    """Set of ids, stored as sorted arrays, each at least twice as long as the next."""
 
     def __init__(self) -> None:
         self._arrays: list[Ids] = []
 
     def add(self, ids: Ids) -> npt.NDArray[np.bool_]:
-        """Adds ids, which are sorted and distinct; whether each is new."""
+        """Adds sorted, distinct ids, and returns a mask of the new ones."""
         is_new = np.ones(len(ids), np.bool_)
         for array in self._arrays:
             places = np.searchsorted(array, ids).clip(max=len(array) - 1)

@@ -21,7 +21,7 @@ __all__ = ["ColumnSummary", "TableSummary", "Role", "summarize_table"]
 
 Role = Literal["categorical", "numeric", "time", "left out"]
 
-# Packed: one name a line would hide the rest of this file.
+# One name per line would make the list too long.
 # fmt: off
 _ID_NAMES = frozenset((
     "id", "user", "item", "movie", "product", "sku", "ad", "site", "page", "query", "country",
@@ -36,83 +36,83 @@ _LABELS = (
 )  # fmt: skip
 _SEPARATORS = ("|", ";", ",", " ")
 _FIRST_ROWS = 1000
-"""Rows of CSV by which training decides whether ids are whole numbers."""
+"""Number of CSV rows from which training determines whether ids are integers."""
 _MOSTLY = 0.95
-"""Share of the texts of a column that must have a form for the column to have it."""
+"""Minimum share of the texts in a column that must match a format."""
 _DATE = r"^\s*[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}([ T][0-9:.]+( ?[AaPp][Mm])?)?\s*$"
 
 
 @dataclass(slots=True)
 class ColumnSummary:
-    """Guess of the role of a column, from the rows that were read."""
+    """Guess of a column's role, with statistics of the rows that were read."""
 
     name: str
     kind: str
-    """Its type, for people."""
+    """Type of the column, for messages."""
     role: Role
     num_distinct: int = 0
     top_share: float = 0.0
-    """Part of the values that are the most frequent one."""
+    """Share of the most frequent value."""
     once_share: float = 0.0
-    """Part of the values that occur once."""
+    """Share of the values that occur once."""
     num_missing: int = 0
     is_list: bool = False
     separator: str | None = None
     type: Literal["string", "unsigned"] | None = None
-    """Type of ids in CSV, if training would not recognize it."""
+    """Type of ids in CSV, if training would not detect it."""
     is_skewed: bool = False
-    """Numbers that span powers of ten."""
+    """Whether the numbers span several orders of magnitude."""
     unsure: str | None = None
-    """Why the guess may be wrong."""
+    """Reason for which the guess may be wrong."""
 
 
 @dataclass(slots=True)
 class TableSummary:
-    """Columns of all files."""
+    """Columns of all files, with the rows that were read."""
 
     columns: list[ColumnSummary]
     sample: Sample
     num_bad: int = 0
-    """Rows that cannot be used, counted by `find_bad_rows`."""
+    """Number of unusable rows, computed by `find_bad_rows`."""
     first_bad: str | None = None
-    """Description of the first of them."""
+    """Description of the first unusable row."""
 
     @property
     def num_sampled(self) -> int:
-        """Number of rows that were looked at."""
+        """Number of rows that were read."""
         return self.sample.num_sampled
 
     @property
     def num_rows(self) -> int:
-        """Number of rows of all files, which is an estimate unless `sample.is_exact`."""
+        """Number of rows of all files; an estimate unless `sample.is_exact`."""
         return self.sample.num_rows
 
     @property
     def values(self) -> dict[str, Any]:
-        """Column → Arrow array of the rows that were looked at."""
+        """Column → Arrow array of the rows that were read."""
         return self.sample.values
 
     def choose_one_separator(self, columns: Sequence[ColumnSummary]) -> None:
-        """Leaves one separator to lists of CSV, because a data set has one; other texts stay whole."""
+        """Keeps one separator of CSV lists, because a data set has one. Other lists become texts."""
         found = {each.separator for each in columns}
         chosen = next((each for each in _SEPARATORS if each in found), None)
         for each in columns:
             if each.separator is not None and each.separator != chosen:
                 each.unsure = (
-                    f"many rows have {each.separator!r}, but the separator of lists is {chosen!r}: taken "
-                    "for one id each"
+                    f"many rows contain {each.separator!r}, but the separator of lists is {chosen!r}: "
+                    "each text is used as one id"
                 )
                 each.is_list, each.separator = False, None
                 _count(each, self.values[each.name])
 
     def choose_types(self, columns: Sequence[ColumnSummary]) -> None:
-        """Sets the type of columns of ids in CSV that training would not recognize by its first rows."""
+        """Sets the type of id columns in CSV if training would not detect it from the first rows."""
         for each in columns:
             texts = self.sample.texts.get(each.name)
             if texts is None:
                 continue
             if each.name in self.sample.wrong:
-                # Ids may be any text, so a few texts among numbers make all of them strings.
+                # Ids may be any text, so a few texts among numbers mean that all are strings.
                 self.values[each.name] = texts
                 _count(each, texts)
             values = self.values[each.name]
@@ -123,7 +123,7 @@ class TableSummary:
                 each.type = "string" if are_integers(first, self.sample.decimal) else None
 
     def find_bad_rows(self, columns: Sequence[str], required: Sequence[str]) -> None:
-        """Counts the rows that cannot be used.
+        """Counts the unusable rows.
 
         Args:
             columns: columns of numbers, labels, weights and times.
@@ -154,31 +154,33 @@ class TableSummary:
         self.first_bad = sample.first_broken or (min(first)[1] if first else None)
 
     def likely_label(self, other: Collection[str]) -> str | None:
-        """Returns the column that is called as labels are, unless it is one of `other`."""
+        """Returns the column with a typical name of labels, unless it is in `other`."""
         names = {name.lower(): name for name in self.values if name not in other}
         return next((names[each] for each in _LABELS if each in names), None)
 
     def binary_columns(self) -> list[str]:
-        """Columns that may be labels of a click model, because their values are 0 and 1."""
+        """Returns the columns that may be labels of a click model, because their values are 0 and 1."""
         return [name for name, values in self.values.items() if _is_binary(values)]
 
 
 def summarize_table(path: str, options: ReadingOptions | None = None) -> TableSummary:
-    """Reads the first rows of all files.
+    """Reads the first rows of all files, and guesses the role of each column.
 
     Args:
         path: path of the files.
-        options: keys of `data` that are known.
+        options: keys of `data` that are already set.
 
     Raises:
-        DataError: if there is no file, or one cannot be read, or there is no row.
+        DataError: there is no file or no row, or a file cannot be read.
     """
     files = find_files(path)
     options = options or ReadingOptions()
     is_csv = files[0].format == "csv"
     sample = sample_csv(path, files, options) if is_csv else sample_parquet(files)
     if not sample.num_sampled:
-        raise DataError(f"{path}: found no row, expected examples", path=path)
+        raise DataError(
+            f"reading {path}: found no row, expected examples; choose other files", path=path
+        )
     separators = _SEPARATORS if options.separator is None else (options.separator,)
     looks = [_look(name, each, separators, is_csv) for name, each in sample.values.items()]
     for name, reason in sample.unusable.items():
@@ -190,7 +192,7 @@ def _look(name: str, array: Any, separators: Sequence[str], is_csv: bool) -> Col
     kind = array.type
     found = ColumnSummary(name, str(kind), "left out", num_missing=array.null_count)
     words = set(name.lower().replace("-", "_").replace(".", "_").split("_"))
-    # userId, movieId
+    # For example userId, movieId.
     is_id_name = bool(words & _ID_NAMES) or name.endswith(("Id", "ID"))
     if types.is_list(kind) or types.is_large_list(kind):
         found.is_list = True
@@ -215,9 +217,9 @@ def _look(name: str, array: Any, separators: Sequence[str], is_csv: bool) -> Col
     else:
         found.unsure = "a type that is neither ids nor numbers"
     if found.num_missing == len(array):
-        found.role, found.unsure = "left out", "it is always missing"
+        found.role, found.unsure = "left out", "all values are missing"
     elif found.num_distinct == 1 and found.role != "time":
-        found.role, found.unsure = "left out", "it has one value"
+        found.role, found.unsure = "left out", "all values are equal"
     return found
 
 
@@ -229,22 +231,22 @@ def _summarize_text(found: ColumnSummary, array: Any, separators: Sequence[str])
         if pc.mean(pc.match_substring_regex(values, _DATE)).as_py() > _MOSTLY:
             found.role = "left out"
             found.unsure = (
-                "text that looks like dates; write them as 2024-01-31 12:00:00 to have them read"
+                "text that looks like dates; write dates as 2024-01-31 12:00:00 to use them"
             )
             return
         for separator in separators:
             with_one = pc.mean(pc.match_substring(values, separator)).as_py()
             parts = pc.split_pattern(values, separator).flatten() if with_one > 0.2 else values
-            # Titles have spaces and commas, too, but hardly fewer words than there are titles.
+            # Titles contain spaces and commas, too, but nearly as many words as there are titles.
             is_list = separator not in " ," or 2 * len(pc.unique(parts)) < found.num_distinct
             if with_one > 0.2 and is_list:
                 found.is_list, found.separator = True, separator
-                found.unsure = f"{with_one:.0%} of the rows have {separator!r}: taken for a list"
+                found.unsure = f"{with_one:.0%} of the rows contain {separator!r}: read as lists"
                 _count(found, parts)
                 return
     if found.num_distinct > 0.95 * len(values) and len(values) >= 1000:
         found.role = "left out"
-        found.unsure = "nearly every row has another value, like a row number"
+        found.unsure = "nearly all values are distinct, like row numbers"
 
 
 def _summarize_integers(
@@ -258,14 +260,12 @@ def _summarize_integers(
         return
     if found.num_distinct > 0.95 * len(values) and len(values) >= 1000 and not is_id_name:
         found.role = "left out"
-        found.unsure = "nearly every row has another value, like a row number"
+        found.unsure = "nearly all values are distinct, like row numbers"
     elif is_id_name:
         found.role = "categorical"
     elif found.num_distinct > 50 and values.min() >= 0 and values.max() > 1000:
         found.role = "categorical"
-        found.unsure = (
-            "whole numbers that look like ids; move it to numeric if it counts or measures"
-        )
+        found.unsure = "whole numbers that look like ids; move it to numeric if they are quantities"
     else:
         found.role = "numeric"
         found.unsure = "whole numbers that look like counts; move it to categorical if they are ids"
@@ -294,7 +294,7 @@ def _is_binary(values: Any) -> bool:
 
 
 def _is_whole(array: Any) -> bool:
-    """Ids become floats where pandas writes a column of them that has nulls."""
+    """Returns whether floats are integers. pandas writes a column of ids with nulls as floats."""
     values = array.drop_null().to_numpy(zero_copy_only=False)
     return bool(len(values)) and bool((values == np.floor(values)).all())
 
