@@ -107,7 +107,7 @@ def test_a_run_that_begins_again_is_refused_where_rows_are(
         assert main(["train", str(ROOT / "configs/rocksdb.yaml"), *given(rows, *more)]) == 2
         said = capsys.readouterr().err
         assert f"rocksdb (path {rows}) has " in said
-        assert " rows of table 'user' already, and this run begins without --resume" in said
+        assert " rows of table 'user', but this run starts without --resume" in said
         assert "step 1" not in said
     assert trained("rocksdb.yaml", *given(rows, saved, "--resume")) == expected
 

@@ -55,7 +55,7 @@ def test_a_run_of_release_0_1_goes_on(
     assert code == 0, said
     assert "resumed from" in said
     assert "after step 2" in said
-    assert "ordinary parameters start from scratch" not in said
+    assert "ordinary parameters start from initial values" not in said
     after = latest_snapshot("runs")
     assert after is not None
     assert after.step == 4

@@ -63,7 +63,7 @@ def test_a_class_is_found_and_called() -> None:
         ("named:Sizd", "named:Sizd was not found: named has no 'Sizd'; did you mean 'Sized'?"),
         ("named:function", "named:function is a function, expected a class derived from .*:Base"),
         ("builtins:dict", "builtins:dict is a class, expected a class derived from .*:Base"),
-        ("broken:Sized", "broken:Sized: importing broken failed: RuntimeError: no; correct"),
+        ("broken:Sized", "broken:Sized: importing broken failed: RuntimeError: no; fix"),
     ],
 )
 def test_what_is_no_class_of_the_kind_is_rejected(

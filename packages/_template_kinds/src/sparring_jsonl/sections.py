@@ -51,6 +51,6 @@ class FactorizationMachineModel(ModelSection):
         return tuple(TableConfig(name, self.dim + 1) for name in schema.table_names)
 
     @property
-    def read_embedding_parts(self) -> dict[str, Any]:
+    def embedding_parts(self) -> dict[str, Any]:
         """Returns the slice of each part of an embedding."""
         return {"embedding": [0, self.dim], "weight": [self.dim, self.dim + 1]}

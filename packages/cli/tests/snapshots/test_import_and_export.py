@@ -80,6 +80,10 @@ def test_parts_of_an_embedding_are_columns_of_their_own(tmp_path: Path) -> None:
     assert table["bias"].to_pylist() == held["bias"].tolist()
 
 
+def test_the_name_of_the_state_in_snapshots_stays_the_same() -> None:
+    assert EMBEDDING_PARTS == "embedding_parts"
+
+
 def test_an_index_of_faiss_finds_keys(tmp_path: Path) -> None:
     faiss = pytest.importorskip("faiss", reason="faiss-cpu is not installed")
     columns = {"item": {"bias": [0, 1], "embedding": [1, 3]}}

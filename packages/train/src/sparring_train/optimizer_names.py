@@ -51,8 +51,8 @@ def find_native_class(
     known, short = list_optimizer_classes(module, base), name.lower()
     if short not in known:
         raise ConfigError(
-            f"{setting}: {module.__name__} has no optimizer {name!r}; {format_suggestion(short, known)}, or "
-            "name a class as package.module:Class",
+            f"{setting}: {module.__name__} has no optimizer {name!r}; {format_suggestion(short, known)}, "
+            "or name a class as package.module:Class",
             setting=setting,
         )
     return known[short]

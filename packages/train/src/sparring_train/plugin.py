@@ -33,7 +33,7 @@ def sparring_register_commands() -> Sequence[CommandDescriptor]:
         _command("recommend", "cli.recommend", "Print the best items for a user."),
         _command(
             "neighbors",
-            "cli.neighbours",
+            "cli.neighbors",
             "Print the keys whose embeddings are nearest to the embedding of one key.",
         ),
         _command(

@@ -66,7 +66,7 @@ def test_it_guesses_what_columns_are(tmp_path: Path, capsys: pytest.CaptureFixtu
         "tags: 100% of",
         "visits: whole",
         "row: nearly",
-        "always: it",
+        "always: all",
     ):
         assert f"unsure: {each}" in unsure
         assert f"# UNSURE: {each}" in text

@@ -90,7 +90,7 @@ def _(runs: Runs) -> None:
     }
     assert own[3.0].losses[0] == pytest.approx(3 * own[1.0].losses[0])
     assert own[1.0].losses[0] != plain.losses[0]
-    with pytest.raises(ConfigError, match="has a loss of its own"):
+    with pytest.raises(ConfigError, match="defines its own loss"):
         runs.ratings(f"training.loss={OWN}:ScaledError")
     measured = runs.clicks(f"training.metrics=[{{name: {OWN}:Absolute, power: 2}}]").end.metrics
     assert measured.keys() == {"auc", "log_loss", "absolute"}
@@ -241,7 +241,7 @@ def _(runs: Runs) -> None:
 @EFFECTS.of("snapshots.resume")
 def _(runs: Runs) -> None:
     assert saved(runs, "again", "training.steps=3") == [3]
-    with pytest.raises(ConfigError, match="snapshots of a run already"):
+    with pytest.raises(ConfigError, match="snapshots of a run"):
         saved(runs, "again")
     resumed = runs.ratings("snapshots.url=again", "snapshots.resume=true")
     assert (resumed.end.resumed_steps, resumed.end.steps) == (3, 4)

@@ -195,7 +195,7 @@ WRONG: dict[str, tuple[str, list[str]]] = {
         "data: {kind: synthetic_criteo}\nmodel:\n  kind: matrix_factorization\n",
         [
             "run.yaml:1:14: data.kind: model matrix_factorization cannot be trained on this data "
-            "(found synthetic_criteo, with labels of 0 and 1, expected labels that are numbers)"
+            "(found synthetic_criteo with labels of 0 and 1, expected labels that are numbers)"
         ],
     ),
     "key given twice": (

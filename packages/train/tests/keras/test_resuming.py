@@ -145,7 +145,7 @@ def test_a_run_of_another_framework_goes_on_with_its_rows(tmp_path: Path) -> Non
     progress = Interrupting(-1)
     resumed = train(tmp_path, "fused adagrad", progress, resume=True)
     assert resumed.steps == 30
-    assert any("was not written with tensorflow: rows go on" in each for each in progress.messages)
+    assert any("was not written with tensorflow: rows and" in each for each in progress.messages)
 
 
 def test_state_comes_back_and_another_model_is_refused(tmp_path: Path) -> None:

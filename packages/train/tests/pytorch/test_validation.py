@@ -203,7 +203,7 @@ def test_a_best_snapshot_that_is_gone_is_told_of(tmp_path: Path) -> None:
     shutil.rmtree(list_snapshots(tmp_path)[0])
     result, told = run(config(training, snapshots=saving | {"resume": True}))
     assert result is not None
-    assert any("cannot be returned to" in each for each in told.messages)
+    assert any("cannot be loaded" in each for each in told.messages)
 
 
 def test_ranks_take_the_decisions_of_one_process(tmp_path: Path) -> None:
@@ -239,6 +239,6 @@ def test_validation_rows_that_determine_no_metric_are_rejected(tmp_path: Path) -
         "validation": {"column": "part"},
     }
     with pytest.raises(
-        DataError, match=r"all 4 validation rows have the label 1; keep other rows for validation"
+        DataError, match=r"all 4 validation rows have the label 1; choose other validation rows"
     ):
         run(config({}, data=data))

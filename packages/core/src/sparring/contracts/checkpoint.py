@@ -55,7 +55,7 @@ class Retention:
     """URLs of snapshots that are kept at any age, with their bases."""
 
 
-EMBEDDING_PARTS = "read_embedding_parts"
+EMBEDDING_PARTS = "embedding_parts"
 """Name of the state that describes the parts of embeddings, for exports. Its values map table → part
 → [begin, end], for example ``{"item": {"bias": [0, 1], "embedding": [1, 33]}}``."""
 

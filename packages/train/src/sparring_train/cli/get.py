@@ -106,7 +106,7 @@ def _find_in_storages(
     run = load_config(config, overrides, plugin_manager=manager)
     places = []
     for place, storage in open_run_storages(run, table, manager, ranks=ranks):
-        said = run.model.read_embedding_parts or {"embedding": [0, storage.table.dim]}
+        said = run.model.embedding_parts or {"embedding": [0, storage.table.dim]}
         parts = {name: slice(*each) for name, each in said.items()}
         places.append(format_storage(place))
         rows = storage.find(np.array([key], np.int64))

@@ -1,4 +1,4 @@
-"""`BestStep`: which step has been the best on the validation rows, and whether training goes on."""
+"""`BestStep`: finds the best step on the validation rows, and decides when to stop early."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ __all__ = ["BestStep"]
 
 @dataclass(slots=True)
 class BestStep:
-    """Evaluations of a run on its validation rows, as far as decisions need them.
+    """Results of a run on its validation rows.
 
-    All ranks are given the same metrics and take the same decisions. `values` of a snapshot let a
-    resumed run take those that the run would have taken.
+    All ranks pass the same metrics and make the same decisions. A snapshot contains `values`, so that a
+    resumed run makes the same decisions as the original one.
 
     Args:
-        metric: name of the metric that is compared.
-        patience: evaluations in a row without an improvement after which training stops; None: any
-            number.
-        min_improvement: least change that is an improvement.
+        metric: name of the metric to compare.
+        patience: number of consecutive evaluations without an improvement after which training stops;
+            None: no limit.
+        min_improvement: minimum change that is an improvement.
     """
 
     metric: str
     patience: int | None = None
     min_improvement: float = 0.0
     step: int | None = None
-    """The best step; None before the first evaluation that determines the metric."""
+    """The best step; None before the first evaluation in which the metric is defined."""
     value: float = math.nan
-    """Of the metric after that step."""
+    """Value of the metric at that step."""
     num_since: int = 0
-    """Evaluations since then."""
+    """Number of evaluations since that step."""
 
     def note(self, step: int, value: float, *, is_higher_better: bool) -> bool:
-        """Takes the value after a step; returns whether it is the best so far.
+        """Records the value at a step; returns whether it is the best so far.
 
-        A value that is not a number is no improvement.
+        NaN is not an improvement.
         """
         change = value - self.value if is_higher_better else self.value - value
         is_first = self.step is None and not math.isnan(value)
@@ -49,11 +49,11 @@ class BestStep:
 
     @property
     def is_over(self) -> bool:
-        """Whether patience has run out."""
+        """Whether training should stop because of `patience`."""
         return self.patience is not None and self.num_since >= self.patience
 
     def values(self) -> dict[str, Any]:
-        """State, for a snapshot."""
+        """Returns the state for a snapshot."""
         value = None if self.step is None else self.value
         return {
             "metric": self.metric,
@@ -63,7 +63,7 @@ class BestStep:
         }
 
     def restore(self, values: Mapping[str, Any]) -> bool:
-        """Takes over what `values` returned; returns False if it is of another metric."""
+        """Loads the result of `values`; returns False if it belongs to another metric."""
         if values.get("metric") != self.metric:
             return False
         self.step, self.num_since = values["step"], values["num_since"]

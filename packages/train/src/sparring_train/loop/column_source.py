@@ -1,4 +1,4 @@
-"""`ColumnSource`: the examples of a run, of any kind of data, and the metrics of any loss."""
+"""`ColumnSource`: the examples of a run and its metrics, for every kind of data and loss."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ Observe = Callable[[ColumnBatch, npt.NDArray[Any], npt.NDArray[Any]], None]
 
 
 class ColumnSource:
-    """The data of a run, which is opened when it is asked for.
+    """Data and metrics of a run.
 
     Args:
-        config: the run.
-        manager: where kinds of data are looked up.
-        container: says which rank this is.
-        is_saved: the run has ended, and its model comes from a snapshot: it is built without data.
+        config: configuration of the run.
+        manager: finds the kind of data.
+        container: container of the tables.
+        is_saved: whether the model comes from a snapshot. The data are then opened on first access.
 
     Raises:
         DataError: files are missing or malformed.
@@ -70,16 +70,16 @@ class ColumnSource:
         self.schema: Schema = config.data.columns
         self._ranking = config.model.ranking(self.schema)
         self.explain_undefined: str | None = None
-        """The reason if the test rows did not determine a metric of the last evaluation."""
+        """The reason for which a metric was undefined in the last evaluation, if any."""
         self._lower_is_better = LOWER_IS_BETTER
         if not is_saved:
             _ = self.data
         if config.training.metrics:
-            self.quality()  # What is wrong is known before the first step.
+            self.quality()  # Raises errors of the configuration before the first step.
 
     @functools.cached_property
     def data(self) -> Dataset:
-        """Its training and its test examples."""
+        """Training, validation and test examples."""
         config, collective = self._config, self.container.collective
         request = OpenRequest(
             config.seed,
@@ -92,22 +92,22 @@ class ColumnSource:
         return self._kind.open(config.data, request)
 
     def _label(self) -> Label | None:
-        """Labels that the loss takes, or that say which examples are ranked."""
+        """Returns the kind of labels that the loss or the selection of positive examples requires."""
         if self._ranking is not None and self._ranking.positive is not None:
             return self.schema.label
         return self._config.model.label
 
     def read(self, path: str) -> Iterator[ColumnBatch]:
-        """All examples of another file; see `DataDescriptor.read`.
+        """Yields all examples of another file; see `DataDescriptor.read`.
 
         Raises:
-            UnsupportedError: the kind of data reads no other files.
+            UnsupportedError: the kind of data does not support other files.
             DataError: the file is missing or malformed.
         """
         if self._kind.read is None:
             raise UnsupportedError(
-                f"data.kind: {self._kind.name} reads no other files than those of the run; train with "
-                "data.kind: table to predict for files of your own"
+                f"reading {path}: data.kind: {self._kind.name} does not support other files than those "
+                "of the run; train with data.kind: table to predict for files",
             )
         return self._kind.read(self._config.data, path)
 
@@ -116,7 +116,7 @@ class ColumnSource:
         return self.data.steps_per_epoch
 
     def model_request(self) -> ModelRequest:
-        """Parts that a model of this run is built of."""
+        """Returns the inputs for building the model of this run."""
         config = self._config
         return ModelRequest(
             section=config.model,
@@ -124,13 +124,13 @@ class ColumnSource:
             tables={table.name: table for table in config.list_tables()},
             storage=StorageChoice(config.storage.backend, config.storage.options),
             container=self.container,
-            # A snapshot has what a model has learnt of them.
+            # The parameters in a snapshot already contain it.
             label_range=None if self._is_saved else self.data.label_range,
             seed=config.seed,
         )
 
     def batches(self, epoch: int) -> Iterator[ColumnBatch]:
-        """All training examples once."""
+        """Yields all training examples once."""
         batches, ranking = self.data.batches(epoch), self._ranking
         if ranking is None:
             return batches
@@ -145,15 +145,15 @@ class ColumnSource:
         *,
         part: HeldOut = "test",
     ) -> dict[str, float]:
-        """Metrics on the test or the validation examples: AUC and log loss of probabilities, RMSE of
-        numbers, or those of `RankingEvaluation`.
+        """Computes metrics on the test or validation examples: AUC and log loss of probabilities, RMSE
+        of numbers, or the metrics of `RankingEvaluation`.
 
         Args:
-            predict: gives a rank's predictions for its part of a batch.
-            ranks: of the run.
+            predict: computes predictions for a rank's part of a batch.
+            ranks: ranks of the run.
             observe: called with each batch, and the predictions and labels of all ranks for it; not
-                where all items are ranked.
-            part: the examples.
+                called by a ranking evaluation.
+            part: the examples to evaluate.
         """
         if self._ranking is not None:
             metrics = self._rankings.metrics(predict, ranks, part)
@@ -185,10 +185,10 @@ class ColumnSource:
         )
 
     def quality(self) -> CombinedMetrics:
-        """Empty metrics, which measure predictions of this run's model.
+        """Creates empty metrics for the predictions of this run's model.
 
         Raises:
-            ConfigError: `training.metrics` names no class of metrics, or gives it wrong arguments.
+            ConfigError: a class in `training.metrics` does not exist or does not accept its arguments.
         """
         is_number = self._config.model.label == "number"
         own: Quality = RegressionMetrics() if is_number else BinaryMetrics()
@@ -208,18 +208,18 @@ class ColumnSource:
         )
 
     def is_higher_better(self, metric: str) -> bool:
-        """Of a metric of the last evaluation."""
+        """Returns whether higher values of a metric of the last evaluation are better."""
         return metric not in self._lower_is_better
 
-    def compute_slice_metrics(self, ranks: Ranks) -> SliceMetrics | None:
-        """Empty metrics of slices of the test examples; None where no feature divides them."""
+    def make_slice_metrics(self, ranks: Ranks) -> SliceMetrics | None:
+        """Creates empty metrics of slices of the test examples; None if no feature defines slices."""
         features = [each.name for each in self.data.schema.features if not each.is_list]
         if not features or self._config.model.label is None:
             return None
         return SliceMetrics(features, self.quality, ranks)
 
     def baselines(self, ranks: Ranks) -> Baselines | None:
-        """Returns measures of predictions that need no model; None if the best reachable one is known."""
+        """Creates metrics of predictions without a model; None if the best possible ones are known."""
         if self._config.model.label is None or any(
             name.startswith("best_") for name in self.data.extra()
         ):
@@ -232,5 +232,5 @@ class ColumnSource:
         return {name: each for name, each in self.data.extra().items() if name != _SKIPPED}
 
     def skipped(self) -> dict[str, int]:
-        """Rows that this rank left out of its data, where those are counted."""
+        """Returns the number of rows that this rank skipped, if they are counted."""
         return {name: each for name, each in self.data.extra().items() if name == _SKIPPED}

@@ -1,4 +1,4 @@
-"""`ItemCatalog`: each item with its features, as examples have them."""
+"""`ItemCatalog`: all items with their features."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from sparring_train.columns import Column, ColumnBatch, Schema
 __all__ = ["ItemCatalog", "with_features"]
 
 _PENDING = 1 << 16
-"""The fewest examples that are looked at before items are sorted again."""
+"""Minimum number of new examples before items are sorted again."""
 
 
 class ItemCatalog:
-    """Items of examples, each once, with its features as the last example has them.
+    """Distinct items of examples, each with its features in the last example that contains it.
 
     Args:
-        names: features of an item; the first has its id. Examples have exactly one of that.
+        names: features of an item. The first one is its id, of which each example has exactly one.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -27,7 +27,7 @@ class ItemCatalog:
         self._pending: list[ColumnBatch] = []
 
     def add(self, batch: ColumnBatch) -> None:
-        """Takes the items of further examples."""
+        """Adds the items of further examples."""
         features = {name: batch.ids[name] for name in self._names}
         self._pending.append(ColumnBatch(features, numbers=batch.numbers))
         known = 0 if self._items is None else len(self._items)
@@ -35,10 +35,10 @@ class ItemCatalog:
             self._merge()
 
     def items(self) -> ColumnBatch:
-        """All items, by id, with their features alone, and the numbers of their examples.
+        """Returns all items, sorted by id, with their features and the numbers of their examples.
 
         Raises:
-            ValueError: nothing was added.
+            ValueError: no batch was added.
         """
         self._merge()
         if self._items is None:
@@ -56,7 +56,7 @@ class ItemCatalog:
 
 
 def with_features(items: ColumnBatch, schema: Schema) -> Mapping[str, Column]:
-    """All features, where the examples have those of items alone: what items do not depend on."""
+    """Returns columns for all features. Those that do not describe an item are empty or 0."""
     filled = {}
     for feature in schema.features:
         if feature.name in items.ids:

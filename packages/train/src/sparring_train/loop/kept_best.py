@@ -1,4 +1,4 @@
-"""The snapshot of the step that is best on the validation rows."""
+"""Snapshot of the step that is best on the validation rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["BestStepSnapshots", "make_best_step", "kept_best"]
 
 
 def make_best_step(config: RunConfig) -> BestStep | None:
-    """Returns an object that compares the steps of a run; None if the data keep no validation rows."""
+    """Returns an object that compares the steps of a run; None if there are no validation rows."""
     if not config.data.has_validation:
         return None
     training = config.training
@@ -32,11 +32,11 @@ def make_best_step(config: RunConfig) -> BestStep | None:
 
 
 class BestStepSnapshots:
-    """Saves a run after its best step so far, and returns to it. All ranks call it alike.
+    """Saves the best step so far, and loads it at the end. All ranks make the same calls.
 
     Args:
         snapshots: saves into the folder of the run, or into a temporary one.
-        tell: shows one line to a person.
+        tell: reports a message to the user.
     """
 
     def __init__(self, snapshots: RunSnapshots, tell: Callable[[str], None]) -> None:
@@ -46,13 +46,13 @@ class BestStepSnapshots:
         """Whether rows and parameters are those of the best step."""
 
     def save(self, step: int, states: Callable[[], Mapping[str, State]]) -> None:
-        """Saves the state after `step`, the best one, concurrently with later steps."""
+        """Saves the state after `step` concurrently with later steps."""
         self._url = self._snapshots.save(step, states(), is_pinned=True)
 
     def load(self, step: int) -> Mapping[str, State] | None:
-        """Takes over the tables of the best step; returns the other state that was saved with them.
+        """Loads the tables of the best step; returns the other state of its snapshot.
 
-        Returns None, and says why, if it cannot be read.
+        Returns None, and reports the reason, if the snapshot cannot be read.
         """
         reason = "its snapshot could not be saved"
         if self._url is not None:
@@ -62,21 +62,21 @@ class BestStepSnapshots:
                 reason = str(error)
             else:
                 self.is_current = True
-                # The snapshot that is saved at the end holds the same.
+                # The snapshot at the end of the run will have the same contents.
                 self._snapshots.unpin()
                 return states
         self._tell(
-            f"step {step:,} was the best, and cannot be returned to: {reason}; the last is kept"
+            f"the best step, {step:,}, cannot be loaded: {reason}; the run keeps the last step instead"
         )
         return None
 
     def values(self) -> dict[str, Any]:
-        """State, for a snapshot: the name of that of the best step, as folders may be moved."""
+        """Returns the state for a snapshot. Contains only the name of a snapshot, as folders may move."""
         name = None if self._url is None else locate(self._url)[1]
         return {"is_best": self.is_current, "snapshot": name}
 
     def restore(self, values: Mapping[str, Any], url: str) -> None:
-        """Takes over what `values` returned, from the snapshot at `url`."""
+        """Loads the result of `values` from the snapshot at `url`."""
         self.is_current = values.get("is_best", False)
         name = values.get("snapshot")
         if self.is_current:
@@ -96,18 +96,18 @@ def kept_best(
     *,
     is_one_host: bool,
 ) -> Iterator[BestStepSnapshots]:
-    """Keeps the best step of a run: in `snapshots.url`, or without one in a temporary folder.
+    """Provides snapshots of the best step: in `snapshots.url`, or in a temporary folder if it is null.
 
     Raises:
-        ConfigError: ranks on several hosts have no folder that all of them reach.
+        ConfigError: the ranks are on several hosts, and `snapshots.url` is null.
     """
     if config.snapshots.url is not None:
         yield BestStepSnapshots(snapshots, tell)
         return
     if not is_one_host:
         raise ConfigError(
-            "training.keep_best: needs a folder that the ranks of all hosts reach, and snapshots.url is "
-            "null; name one there, or choose training.keep_best: false",
+            "training.keep_best: true requires a folder that all hosts can access, but snapshots.url is "
+            "null; set it to such a folder, or set training.keep_best: false",
             setting="snapshots.url",
         )
     collective = container.collective

@@ -1,4 +1,4 @@
-"""`LogitCheck`: notices a model that returns probabilities where its loss expects logits."""
+"""`LogitCheck`: detects models that return probabilities although their loss expects logits."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _log = logging.getLogger(__name__)
 _MIN_EXAMPLES = 8
 _MAX_BATCHES = 20
 _FRESH_SIGMOID = (0.35, 0.65)
-"""Range of the mean of probabilities that an untrained model with a sigmoid returns."""
+"""Range of the mean output of an untrained model that ends with a sigmoid."""
 
 
 class LogitCheck:
-    """Looks at the outputs of the first batches, until it is clear whether they are probabilities.
+    """Checks the outputs of the first batches.
 
-    Outputs outside [0, 1] are logits. Outputs within are probabilities if their mean is close to 1/2 in
-    the first batch, or if they are still within after some batches: untrained logits may all be slightly
+    Outputs outside [0, 1] are logits. Outputs inside are probabilities if their mean is close to 1/2 in
+    the first batch, or if no output of several batches is outside: untrained logits may all be slightly
     positive.
 
     Args:
-        kind: name of the model's kind, for the message.
+        kind: kind of the model, for the message.
     """
 
     def __init__(self, kind: str) -> None:
@@ -37,7 +37,7 @@ class LogitCheck:
         """Logs a warning if the model returns probabilities.
 
         Args:
-            outputs: those of the model for a batch, of shape ``(b,)``.
+            outputs: outputs of the model for a batch, ``(b,)``.
         """
         if not len(outputs):
             return

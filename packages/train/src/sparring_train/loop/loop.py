@@ -1,4 +1,4 @@
-"""The loop over steps of `sparring train`, and what is around it."""
+"""The training loop of `sparring train`, from reading the data to the report."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from sparring_train.run.snapshots import RunSnapshots
 __all__ = ["run_training"]
 
 _VALIDATION = "validation"
-"""The name of the state that says which step is the best so far."""
+"""Name of the state that contains the best step so far."""
 
 _POSITION = "position"
-"""The name of the state that says how far a run has come."""
+"""Name of the state that contains the position of the run in its data."""
 
 MakeTrainer = Callable[[StepContainer], "tuple[ColumnSource, Trainer]"]
 
@@ -46,26 +46,25 @@ MakeTrainer = Callable[[StepContainer], "tuple[ColumnSource, Trainer]"]
 def run_training(
     config: RunConfig, plugin_manager: PluginManager, progress: Progress, make: MakeTrainer
 ) -> TrainResult:
-    """Reads the data, trains, evaluates on the test part.
+    """Reads the data, trains, and evaluates on the test examples.
 
-    Writes the report and the metrics that the configuration asks for. The configuration's seed determines
-    everything: the split, the order of samples, all initial values. Its threads go to the execution
-    pool. Every rank of the job calls it; a batch is divided among them, and the first rank alone
-    tells of the progress.
+    Writes the report and the metrics that are configured. The seed determines the split, the order of
+    samples and all initial values. `threads` configures the execution pool. Every rank of the job calls
+    this function; ranks share each batch, and only the first one reports progress.
 
     Args:
-        config: the run.
-        plugin_manager: where backends are looked up.
-        progress: who is told.
-        make: the samples and what trains on them, once ranks have met and threads are set.
+        config: configuration of the run.
+        plugin_manager: finds backends.
+        progress: receives progress.
+        make: creates source and trainer after ranks have met and threads are configured.
 
     Raises:
-        CapacityError: the tables hold more than `tables.memory_bytes`.
-        ConfigError: an optimizer that does not exist, a plan that does not fit, or rows or snapshots
-            of an earlier run where this one begins without `snapshots.resume`.
-        DataError: data that is missing or malformed.
-        NonFiniteGradientError: a gradient holds NaN or infinity, and the policy is to raise.
-        PluginError: a storage, the report or the format of metrics cannot be had.
+        CapacityError: the tables need more than `tables.memory_bytes`.
+        ConfigError: an optimizer does not exist, a plan does not fit, or rows or snapshots of an
+            earlier run exist and `snapshots.resume` is false.
+        DataError: data are missing or malformed.
+        NonFiniteGradientError: a gradient contains NaN or infinity, and the policy is to raise.
+        PluginError: a package that a storage, the report or the metrics require is not available.
         StorageIOError: the file of metrics cannot be written.
     """
     job = join_job(
@@ -105,7 +104,7 @@ def run_training(
 
 @contextmanager
 def _traced(container: StepContainer, path: str | None) -> Iterator[None]:
-    """Writes what all ranks did in the block, if it ends well."""
+    """Writes a trace of all ranks if the block succeeds."""
     if path is None:
         yield
         return
@@ -117,34 +116,34 @@ def _traced(container: StepContainer, path: str | None) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Position:
-    """How far a run has come."""
+    """Position of a run in its data."""
 
     step: int = 0
-    """Steps taken."""
+    """Number of steps made."""
     epoch: int = 0
-    """That is under way."""
+    """Index of the current epoch."""
     batch: int = 0
-    """Batches of it that were trained on."""
+    """Number of batches of this epoch that were trained on."""
 
 
 def _position(url: str, values: Mapping[str, Any]) -> _Position:
-    """Where the run was that wrote the snapshot at `url`.
+    """Returns the position of the run that wrote the snapshot at `url`.
 
     Raises:
-        SnapshotError: it does not say so.
+        SnapshotError: the snapshot does not contain a valid position.
     """
     counts: list[Any] = [values.get(each.name) for each in fields(_Position)]
     if not all(type(count) is int and count >= 0 for count in counts):
         raise SnapshotError(
-            f"snapshot {url}: its state {_POSITION!r} names no step, epoch and batch; resume from "
-            "one that `sparring train` has written, or load this one's rows by container.load",
+            f"snapshot {url}: found no valid step, epoch and batch in its state {_POSITION!r}; resume "
+            "from one that `sparring train` has written, or load this one's rows by container.load",
             url=url,
         )
     return _Position(*counts)
 
 
 def _mark_epoch_ends(batches: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
-    """Each batch, and whether it is the last."""
+    """Yields each batch, and whether it is the last one."""
     batch = next(batches, None)
     while batch is not None:
         after = next(batches, None)
@@ -153,7 +152,7 @@ def _mark_epoch_ends(batches: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
 
 
 class _Run:
-    """The loop over steps, and what it needs."""
+    """State and steps of one run."""
 
     def __init__(
         self,
@@ -173,12 +172,12 @@ class _Run:
             progress,
             self._total_steps(),
             trainer.versions(),
-            source.compute_slice_metrics(self._ranks),
+            source.make_slice_metrics(self._ranks),
             source.baselines(self._ranks),
         )
         self._progress = self._report.progress
         self._at = _Position()
-        # Where the run is once the steps under way are made: batches are asked for ahead of them.
+        # Positions of batches that were requested, but whose steps are not yet made.
         self._coming: deque[tuple[_Position, bool]] = deque()
         self._ready: Iterator[Any] | None = None
         self._resumed_steps = 0
@@ -193,7 +192,7 @@ class _Run:
 
     @contextmanager
     def best_kept(self, is_one_host: bool) -> Iterator[None]:
-        """Has a place for the snapshot of the best step, if one is kept, for the block."""
+        """Provides snapshots of the best step in the block, if they are enabled."""
         if self._best is None or not self._config.training.keep_best:
             yield
             return
@@ -204,7 +203,7 @@ class _Run:
             yield
 
     def to_end(self) -> TrainResult:
-        """Trains for as long as the configuration says, and evaluates."""
+        """Trains and evaluates as configured."""
         self._start = time.perf_counter()
         self._progress.on_start(self._total_steps())
         self._snapshots.check_folder()
@@ -212,7 +211,10 @@ class _Run:
         self._resume()
         self._train()
         if not self._step:
-            raise DataError("the data has no sample to train on; give more, or hold out less")
+            raise DataError(
+                "found no sample to train on, expected at least one; add data, or reduce the test and "
+                "validation parts"
+            )
         has_returned = self._return_to_best()
         if self._metrics_step != self._step or self._report.wants_slices:
             self._evaluate(is_last=True)
@@ -224,7 +226,7 @@ class _Run:
         return result
 
     def _train(self) -> None:
-        """Makes the steps that are left."""
+        """Makes the remaining steps."""
         interval = self._config.training.evaluation_interval_steps
         if self._best is not None and self._best.is_over:
             return
@@ -242,34 +244,34 @@ class _Run:
                 self._validate(self._best)
             elif self._best is None and interval is not None and is_due:
                 self._evaluate(is_last=is_last)
-            # The last step is saved at the end, when it is known which step is the best.
+            # The last step is saved later, when the best step is known.
             if self._snapshots.is_due(self._step) and (self._best is None or not is_last):
                 self._snapshots.save(self._step, self._states())
             self._notes.after_step(self._step)
             if self._best is not None and self._best.is_over:
                 self._progress.on_message(
-                    f"training stops after step {self._step:,}: {self._best.num_since} evaluations have "
-                    f"not improved validation {self._best.metric} (training.patience)"
+                    f"training stops after step {self._step:,}, because {self._best.num_since} "
+                    f"evaluations did not improve validation {self._best.metric} (training.patience)"
                 )
                 return
 
     def _validate(self, best: BestStep) -> None:
-        """Evaluates the validation samples, and saves the step if it is the best."""
+        """Evaluates the validation examples, and saves the step if it is the best one."""
         metrics = self._source.evaluate(self._trainer.predict, self._ranks, part="validation")
         if best.metric not in metrics:
             raise ConfigError(
-                f"training.watch: found {best.metric!r}, and the metrics are {', '.join(metrics)}; "
-                "choose one of them",
+                f"training.watch: found {best.metric!r}, expected one of the metrics "
+                f"{', '.join(metrics)}; choose one of these",
                 setting="training.watch",
             )
         why = self._source.explain_undefined
         if why is not None and math.isnan(metrics[best.metric]):
             raise DataError(
-                f"training.watch: {best.metric} is not defined on the validation rows, because {why}; "
-                "keep other rows for validation in the section data, or choose another metric"
+                f"training.watch: {best.metric} is undefined on the validation rows, because {why}; "
+                "choose other validation rows in the section data, or another metric"
             )
         self._progress.on_metrics(self._step, metrics, "validation")
-        # Ranks on different processors might round differently.
+        # Ranks on different processors might round differently, so all use the first rank's value.
         value = self._ranks.gathered(np.array([metrics[best.metric]]))[0]
         self._validated_step = self._step
         is_higher_better = self._source.is_higher_better(best.metric)
@@ -281,7 +283,7 @@ class _Run:
             self._kept.save(self._step, self._states)
 
     def _return_to_best(self) -> bool:
-        """Returns to the best step, if it is kept and is not the last one; whether that was so."""
+        """Loads the best step if it is kept and not the last one. Returns whether it was loaded."""
         best, kept = self._best, self._kept
         if best is None:
             return False
@@ -289,7 +291,7 @@ class _Run:
             self._validate(best)
         if best.step is None:
             self._progress.on_message(
-                f"validation {best.metric} was never a number; the last step is kept"
+                f"validation {best.metric} was always NaN; the run keeps the last step"
             )
         if kept is None or kept.is_current or best.step is None:
             return False
@@ -297,16 +299,16 @@ class _Run:
         if states is None:
             return False
         self._trainer.restore(states)
-        # A resumed run goes on behind the steps that were made.
+        # A resumed run continues after the steps that were made.
         self._container.state.set_steps(self._step)
         self._progress.on_message(
-            f"step {best.step:,} had the best validation {best.metric}, {best.value:.4f}: the run ends "
-            "with its snapshot"
+            f"step {best.step:,} had the best validation {best.metric}, {best.value:.4f}: the run "
+            "ends with its snapshot"
         )
         return True
 
     def _result(self) -> TrainResult:
-        """Result of the run so far; all ranks call it."""
+        """Returns the result of the run so far. All ranks call it."""
         return TrainResult(
             metrics=self._metrics,
             rows=self._rows(),
@@ -336,12 +338,12 @@ class _Run:
         for epoch in range(begin.epoch, self._config.training.epochs):
             skipped = begin.batch if epoch == begin.epoch else 0
             batches = islice(self._source.batches(epoch), skipped, None)
-            # Only with validation is it asked for: a batch is then read ahead.
+            # Reads one batch ahead, so it is used only if the end of an epoch matters.
             marked = (
                 _mark_epoch_ends(batches) if self._best is not None else zip(batches, repeat(False))
             )
             for number, (batch, is_end) in enumerate(marked, start=skipped + 1):
-                # A run that was resumed may be beyond a limit that was lowered since.
+                # The limit may have been reduced before the run was resumed.
                 if limit is not None and step >= limit:
                     return
                 self._snapshots.check()
@@ -354,7 +356,7 @@ class _Run:
         return self._at.step
 
     def _states(self) -> dict[str, State]:
-        """State that the run needs to go on from here, without what the container saves itself."""
+        """Returns the state that is needed to resume, except the state that the container saves."""
         counted = {"metrics": self._metrics, "metrics_step": self._metrics_step}
         own = {_POSITION: State(asdict(self._at) | counted)}
         if self._best is not None:
@@ -366,7 +368,7 @@ class _Run:
         return {**self._trainer.states(), **self._report.states(self._result), **own}
 
     def _resume(self) -> None:
-        """Goes on where a snapshot says, if so chosen."""
+        """Resumes from a snapshot, if configured."""
         loaded = self._snapshots.resume(self._seek)
         if loaded is None:
             return
@@ -375,8 +377,8 @@ class _Run:
             self._trainer.restore(loaded.states)
         else:
             self._progress.on_message(
-                f"{loaded.url} was not written with {framework}: rows go on, with their optimizer "
-                "state; ordinary parameters start from scratch"
+                f"{loaded.url} was not written with {framework}: rows and their optimizer state are "
+                "used; ordinary parameters start from initial values"
             )
         values = loaded.states[_POSITION].values
         position = _position(loaded.url, values)
@@ -391,11 +393,11 @@ class _Run:
             self._resume_validation(self._best, loaded.states[_VALIDATION].values, loaded.url)
 
     def _resume_validation(self, best: BestStep, values: Mapping[str, Any], url: str) -> None:
-        """Continues with the best step so far."""
+        """Resumes the search for the best step."""
         if not best.restore(values):
             self._progress.on_message(
-                f"{url} was saved with training.watch: {values.get('metric')}; the best step is sought "
-                f"again, by {best.metric}"
+                f"{url} was saved with training.watch: {values.get('metric')}; the search for the best "
+                f"step starts again, by {best.metric}"
             )
             return
         self._validation = dict(values["metrics"])
@@ -404,18 +406,18 @@ class _Run:
         self._validated_step = values["validated_step"]
 
     def _seek(self, snapshot: Snapshot) -> None:
-        """Opens the data where a snapshot was saved, while its rows come in."""
+        """Moves the data to the position of a snapshot, while its rows are loaded."""
         check_same_origins(snapshot, self._source.data.schema.origins)
         self._at = _position(snapshot.url, snapshot.state(_POSITION).values)
         self._coming.clear()
         batches = self._batches()
-        # The first one is there when those before it have been skipped.
+        # Reading the first batch skips those before it.
         self._ready = chain(list(islice(batches, 1)), batches)
 
     def _evaluate(self, *, is_last: bool) -> None:
         observe = self._report.test_observer() if is_last else None
         self._metrics = self._source.evaluate(self._trainer.predict, self._ranks, observe)
-        # Where it was not known which evaluation is the last, that was told of already.
+        # An evaluation after the same step was reported already.
         if self._metrics_step != self._step:
             self._metrics_step = self._step
             step = self._step
@@ -428,7 +430,7 @@ class _Run:
         return self._total({name: container.num_rows(name) for name in container.tables})
 
     def _total(self, counts: dict[str, int]) -> dict[str, int]:
-        """Table → the sum over ranks; a replicated table counts once."""
+        """Returns table → sum over ranks. A replicated table is counted once."""
         tables = self._container.tables
         is_first = self._ranks.is_first
         return self._ranks.total(
@@ -460,7 +462,7 @@ class _Run:
         )
 
     def _tiers(self) -> dict[str, list[dict[str, Any]]]:
-        """Table → counters of its tiers, summed over ranks."""
+        """Returns table → counters of its tiers, summed over ranks."""
         container = self._container
         counted = {name: container.tier_counters(name) for name in container.tables}
         return {

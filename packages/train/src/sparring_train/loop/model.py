@@ -1,4 +1,4 @@
-"""Interface between a training loop and a framework."""
+"""Interface between the training loop and a framework."""
 
 from __future__ import annotations
 
@@ -13,56 +13,56 @@ from sparring import State, StepContainer
 __all__ = ["Predict", "StepResult", "Trainer"]
 
 Predict = Callable[[Any], npt.NDArray[Any]]
-"""A rank's part of a batch, which may be empty → one prediction for each of its samples. With the loss
-`ranking` it is two vectors for each, of user and of item: ``(2, b, dim)``."""
+"""Computes one prediction per example of a rank's part of a batch, which may be empty. With the loss
+`ranking`, a prediction consists of a user vector and an item vector: ``(2, b, dim)``."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """A step that was made."""
+    """Result of one step."""
 
     batch: Any
-    """That it was made of, whole."""
+    """The whole batch of the step."""
     loss: float
-    """The mean over the batch, on all ranks the same."""
+    """Mean loss over the batch, equal on all ranks."""
     num_examples: int
-    """Of the step, over all ranks."""
+    """Number of examples of the step, over all ranks."""
 
 
 class Trainer(Protocol):
-    """A model in a framework, and its optimizers."""
+    """A model of a framework, with its optimizers."""
 
     @property
     def container(self) -> StepContainer:
-        """Where the tables live."""
+        """Container of the tables."""
 
     def steps(self, batches: Iterator[Any]) -> Iterator[StepResult]:
-        """Makes one step of all ranks of each batch, in order, and gives it when it was made.
+        """Makes one step per batch, and yields its result.
 
         Args:
-            batches: whole ones, the same on all ranks; each rank takes its own part. More of them
-                may be asked for than steps were made, for prefetch.
+            batches: whole batches, equal on all ranks; each rank trains on its part. Batches may be
+                requested before the steps of earlier ones are made, for prefetch.
 
         Raises:
-            NonFiniteGradientError: a gradient holds NaN or infinity, and the policy is to raise;
+            NonFiniteGradientError: a gradient contains NaN or infinity, and the policy is to raise;
                 nothing was changed.
         """
 
     def predict(self, batch: Any) -> npt.NDArray[Any]:
-        """See `Predict`. Changes nothing."""
+        """See `Predict`. Has no side effects."""
 
     def states(self) -> Mapping[str, State]:
-        """State that it needs to go on from here, in addition to what the container saves itself.
+        """Returns the state that is needed to resume, in addition to the state that the container saves.
 
-        One has the framework's name, as configurations have it: by that it is known whether a
-        snapshot was written with this framework.
+        One state has the framework's name in configurations, from which a reader knows the framework
+        that wrote a snapshot.
         """
 
     def restore(self, states: Mapping[str, State]) -> None:
-        """Takes over what `states` gave."""
+        """Loads the result of `states`."""
 
     def skipped(self) -> Mapping[str, int]:
-        """Steps skipped for gradients that are not finite: name → count, of this rank."""
+        """Returns the number of steps of this rank that were skipped because of non-finite gradients."""
 
     def versions(self) -> Mapping[str, str]:
-        """The versions of the framework, for the report."""
+        """Returns the versions of the framework, for the report."""

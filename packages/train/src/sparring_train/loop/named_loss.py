@@ -1,4 +1,4 @@
-"""`training.loss`: a loss that the configuration names, in place of that of the model."""
+"""`training.loss`: a loss class that replaces the loss of the model."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _SETTING = "training.loss"
 
 
 def named_loss(config: RunConfig, base: type[_Loss], *, has_own: bool) -> _Loss | None:
-    """The loss that `training.loss` names, which returns a loss for each example; None: it names none.
+    """Creates the loss of `training.loss`, which returns a loss per example; None if it is not set.
 
     Args:
-        config: of the run.
-        base: class of losses of the framework.
-        has_own: whether the model brings a loss of its own.
+        config: configuration of the run.
+        base: base class of losses of the framework.
+        has_own: whether the model defines its own loss.
 
     Raises:
-        ConfigError: there is no such class, it does not accept its arguments, or the model has its own
-            loss.
+        ConfigError: the class does not exist or does not accept its arguments, or the model defines its
+            own loss.
     """
     given = config.training.loss
     if given is None:
         return None
     if has_own:
         raise ConfigError(
-            f"{_SETTING}: model.kind: {config.model.kind} has a loss of its own; leave {_SETTING} out, "
-            "or choose a model without one",
+            f"{_SETTING}: model.kind: {config.model.kind} defines its own loss; remove {_SETTING}, "
+            "or choose a model without a loss",
             setting=_SETTING,
         )
     found = find_class(given.name, f"{_SETTING}.name", base)
@@ -44,15 +44,15 @@ def named_loss(config: RunConfig, base: type[_Loss], *, has_own: bool) -> _Loss 
 
 
 def check_losses(found: Sequence[Any], expected: Sequence[Any]) -> None:
-    """Raises ConfigError if a loss did not return one number for each example.
+    """Raises `ConfigError` if a loss did not return one number per example.
 
     Args:
-        found: shape of what it returned.
+        found: shape of the losses.
         expected: shape of the outputs of the model.
     """
     if len(found) != 1 or (None not in (found[0], expected[0]) and found[0] != expected[0]):
         raise ConfigError(
-            f"{_SETTING}: returned the shape {tuple(found)} for outputs of the shape {tuple(expected)}, "
-            "expected one loss for each example; choose reduction: none, or take no mean or sum",
+            f"{_SETTING}: found losses of shape {tuple(found)} for outputs of shape {tuple(expected)}, "
+            "expected one loss per example; set reduction: none, or remove the mean or sum",
             setting=_SETTING,
         )

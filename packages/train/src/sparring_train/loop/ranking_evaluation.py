@@ -1,4 +1,4 @@
-"""Full-sort evaluation of a model of the loss `ranking`, over ranks."""
+"""Full-sort evaluation of models with the loss `ranking`, over all ranks."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from sparring_train.run.ranks import Ranks
 __all__ = ["HeldOut", "RankingEvaluation", "drop_incomplete_examples"]
 
 HeldOut = Literal["test", "validation"]
-"""Parts of the data that are not trained on."""
+"""Parts of the data that are not used for training."""
 
 Ids = npt.NDArray[np.int64]
 Jagged = tuple[Ids, Ids]
 
 _CUTOFF = 10
 _BLOCK = 4096
-"""Queries that are ranked, and items that are embedded, at once."""
+"""Number of queries to rank, and of items to embed, at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Queries:
-    """Test examples of this rank that a ranking is made for."""
+    """Queries of this rank."""
 
     users: Ids
-    """``(q,)``; any numbers, where the model has no user."""
+    """``(q,)``; arbitrary numbers if the model has no user."""
     vectors: npt.NDArray[np.floating]
     """``(q, dim)``"""
     relevant: Jagged
@@ -45,19 +45,19 @@ class _Queries:
 
 
 class RankingEvaluation:
-    """Ranks all items of the training examples for each test query, without those that it has seen.
+    """Ranks all items of the training examples for each query, except those that the user has seen.
 
-    Each rank has its part of the queries. The training examples are read once more, at the first
-    evaluation: memory holds the features of each item, and of each user of this rank's queries the items
-    of training.
+    Each rank evaluates a part of the queries. The first evaluation reads the training examples once more.
+    It keeps in memory the features of each item, and the training items of the users in this rank's
+    queries.
 
-    A user has seen the items of the training examples, and in the test those of the validation
-    examples, too.
+    A user has seen the items of the training examples, and in the test also those of the validation
+    examples.
 
     Args:
-        ranking: says which columns are what.
-        data: of the run.
-        has_validation: whether the data have validation examples.
+        ranking: names the columns to use.
+        data: data of the run.
+        has_validation: whether the data contain validation examples.
     """
 
     def __init__(self, ranking: Ranking, data: Dataset, *, has_validation: bool = False) -> None:
@@ -65,12 +65,13 @@ class RankingEvaluation:
         self._has_validation = has_validation
         self._items: ColumnBatch | None = None
         self._seen: dict[HeldOut, tuple[Ids, Jagged]] = {}
-        """Part → its users in order, and the items that each has seen."""
+        """Part → its users, sorted, and the items that each user has seen."""
         self.explain_undefined: str | None = None
         """The reason if the last evaluation had no query, so that its metrics are NaN."""
 
     def metrics(self, predict: Predict, ranks: Ranks, part: HeldOut = "test") -> dict[str, float]:
-        """Means over all queries of recall, NDCG, reciprocal rank and hit rate at 10; all ranks call it.
+        """Computes the means of recall, NDCG, reciprocal rank and hit rate at 10 over all queries. All
+        ranks call it.
 
         Raises:
             UnsupportedError: sparring-packed is not installed.
@@ -105,7 +106,7 @@ class RankingEvaluation:
         return f"no {part} row has a label of at least {self._ranking.positive:g} (model.positive)"
 
     def _queries(self, predict: Predict, ranks: Ranks, part: HeldOut) -> _Queries:
-        """Of this rank, with their vectors."""
+        """Returns the queries of this rank with their vectors."""
         ranking = self._ranking
         known: dict[int, int] = {}
         users, vectors, places, items, histories = [], [], [], [], []
@@ -133,7 +134,7 @@ class RankingEvaluation:
                 first = np.array(new, np.int64)
             position += len(batch)
             count += len(first)
-            # All ranks ask together, those without a query for nothing.
+            # All ranks call `predict` together, even without a query.
             examples = batch.take(first)
             vectors.append(predict(replace(examples, total=len(batch)))[0])
             users.append(first if ranking.user is None else examples.ids[ranking.user].ids)
@@ -150,8 +151,8 @@ class RankingEvaluation:
         )
 
     def _read_seen_pairs(self, users: Ids, ranks: Ranks, part: HeldOut) -> None:
-        """Items with their features as they were last met in training, and those that `users` have
-        seen before examples of `part`."""
+        """Reads all items with their latest features in the training examples, and the items that
+        `users` have seen before the examples of `part`."""
         ranking = self._ranking
         catalogue = ItemCatalog(ranking.item)
         pairs: list[tuple[Ids, Ids]] = []
@@ -170,7 +171,7 @@ class RankingEvaluation:
                 pairs.append((places[mine], item[mine]))
             if is_trained:
                 catalogue.add(batch)
-        self._items = catalogue.items()  # a run has trained before it evaluates
+        self._items = catalogue.items()  # Not empty, because a run trains before it evaluates.
         if ranking.user is not None:
             places, seen = (_joined([pair[side] for pair in pairs]) for side in (0, 1))
             self._seen[part] = users, _jagged(places, seen, len(users))
@@ -178,7 +179,7 @@ class RankingEvaluation:
             self._seen[part] = users, _jagged(_joined([]), _joined([]), len(users))
 
     def _item_vectors(self, predict: Predict, ranks: Ranks) -> tuple[Ids, npt.NDArray[np.floating]]:
-        """Of all items, on every rank; each embeds its part of them."""
+        """Returns ids and vectors of all items on every rank. Each rank computes a part of them."""
         assert self._items is not None
         items, vectors = self._items, []
         for begin in range(0, len(items), _BLOCK):
@@ -189,7 +190,7 @@ class RankingEvaluation:
         return items.ids[self._ranking.item[0]].ids, np.concatenate(vectors)
 
     def _list_seen(self, queries: _Queries, block: Ids, part: HeldOut) -> Jagged | None:
-        """Items that each query of a block has seen."""
+        """Returns the items that each query of a block has seen."""
         parts = []
         if queries.history is not None:
             parts.append(select_queries(queries.history, block))
@@ -210,7 +211,7 @@ class RankingEvaluation:
     def _whole(
         self, batches: Iterator[ColumnBatch], ranks: Ranks, names: set[str | None] | None
     ) -> Iterator[ColumnBatch]:
-        """The same examples on every rank; those features only, or all."""
+        """Yields the same examples on every rank, with some features or all."""
         for given in batches:
             batch = drop_incomplete_examples(given, self._ranking)
             ids = {name: each for name, each in batch.ids.items() if names is None or name in names}
@@ -226,7 +227,7 @@ class RankingEvaluation:
 
 
 def drop_incomplete_examples(batch: ColumnBatch, ranking: Ranking) -> ColumnBatch:
-    """The examples that have an item, and a user and a query where the model has them."""
+    """Selects the examples that have an item, and a user and a query if the model uses them."""
     wanted = dict.fromkeys((ranking.item[0], ranking.user, ranking.query))
     names = [name for name in wanted if name is not None]
     counts = [batch.ids[name].counts == 1 for name in names]
@@ -242,7 +243,7 @@ def _gathered(column: Column, ranks: Ranks) -> Column:
 
 
 def _jagged(places: Ids, values: Ids, count: int) -> Jagged:
-    """Values of each of `count` places, in order."""
+    """Groups values by their place, of which there are `count`, in order."""
     order = np.argsort(places, kind="stable")
     counts = np.bincount(places, minlength=count)
     return values[order], np.concatenate(([0], np.cumsum(counts))).astype(np.int64)

@@ -1,4 +1,4 @@
-"""The metrics of a run, written while it goes on where the configuration asks for it."""
+"""Metrics of a run, written during training if configured."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["metrics_output"]
 
 @contextmanager
 def metrics_output(container: StepContainer, chosen: MetricsConfig) -> Iterator[None]:
-    """Writes metrics while the block runs. All ranks enter it together.
+    """Writes metrics during the block. All ranks enter it together.
 
     Raises:
-        StorageIOError, PluginError: as `MetricsWriter`, on this rank or another.
+        StorageIOError, PluginError: see `MetricsWriter`; raised if this or another rank fails.
     """
     if chosen.path is None and chosen.port is None:
         yield

@@ -1,4 +1,4 @@
-"""The report on a run, where the configuration asks for one."""
+"""The report of a run, if configured."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ _NUM_POINTS = 200
 
 
 class RunReport:
-    """Records what the report shows, and writes it in the end. Without a path it does neither.
+    """Records data for the report, and writes it at the end. Does nothing if no path is configured.
 
     Args:
-        config: the run; `report.path` says where.
-        container: where the tables live.
-        progress: who is told of the run in any case.
-        total_steps: of the run, where known; spaces out how often rows are counted.
-        versions: of the framework.
-        slices: measures slices of the test samples, where the data allow for some.
-        baselines: measures predictions that need no model, likewise.
+        config: configuration of the run; `report.path` is the file.
+        container: container of the tables.
+        progress: receives progress in any case.
+        total_steps: number of steps of the run, if known; determines how often rows are counted.
+        versions: versions of the framework.
+        slices: metrics of slices of the test examples, if the data support them.
+        baselines: metrics of predictions without a model, if the data support them.
 
     Raises:
-        PluginError: a report is asked for, and matplotlib is not installed.
+        PluginError: a report is configured, but matplotlib is not installed.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class RunReport:
         self._recorder: RunRecorder | None = None
         self.progress = progress
         if config.report.path is not None:
-            # Known now rather than when the training is over.
+            # Raises before training, not at its end.
             if importlib.util.find_spec("matplotlib") is None:
                 raise PluginError(
                     f"a report at {config.report.path} needs matplotlib, which is not installed; "
@@ -76,17 +76,17 @@ class RunReport:
         self._interval = max(1, (total_steps or _NUM_POINTS) // _NUM_POINTS)
 
     def wants_rows(self, step: int) -> bool:
-        """Whether rows should be counted after this step."""
+        """Returns whether rows should be counted after this step."""
         return self._recorder is not None and step % self._interval == 0
 
     def on_rows(self, step: int, rows: Mapping[str, int]) -> None:
-        """Table → rows that it holds after a step."""
+        """Records the number of rows of each table after a step."""
         if self._recorder is not None:
             for table, count in rows.items():
                 self._recorder.record(step, f"rows/{table}", count)
 
     def on_batch(self, batch: ColumnBatch, *, is_first_epoch: bool) -> None:
-        """Counts the ids of a batch that was trained on, those of the first epoch for slices too."""
+        """Counts the ids of a training batch."""
         if self._recorder is not None:
             for feature, column in batch.ids.items():
                 self._recorder.observe_ids(feature, column.ids)
@@ -97,11 +97,11 @@ class RunReport:
 
     @property
     def wants_slices(self) -> bool:
-        """Whether slices are still to be measured."""
+        """Whether slices have not been measured yet."""
         return self._slices is not None and not self._slices.is_measured
 
     def test_observer(self) -> Observe | None:
-        """Receiver of the last predictions for the test samples; all ranks call it."""
+        """Returns a callback for the final predictions on the test examples. All ranks call it."""
         observers: list[Observe] = []
         for each in (self._slices, self._baselines):
             if each is not None:
@@ -115,34 +115,34 @@ class RunReport:
         return observe if observers else None
 
     def states(self, result: Callable[[], TrainResult]) -> dict[str, State]:
-        """State for a snapshot: the report as far as it goes, as data; nothing without a path.
+        """Returns the state for a snapshot: the data of the report so far; empty without a path.
 
         Args:
-            result: gives that of the run so far.
+            result: returns the result of the run so far.
         """
         if self._recorder is None:
             return {}
         so_far = result()
-        # Of the first rank alone it is saved.
+        # Only the first rank saves it.
         is_first = so_far.rank == 0
         return {
             REPORT: State(self._data(so_far, self._recorder, None).as_json() if is_first else None)
         }
 
     def resume(self, states: Mapping[str, State], url: str) -> None:
-        """Goes on with the curves of the snapshot at `url`, where it has some."""
+        """Continues with the curves in the snapshot at `url`, if it contains any."""
         self._baselines = None
         if self._slices is not None:
             self._slices = None
             self._slices_absence = (
-                "Not measured: the run was resumed, and how often ids were met before is not known."
+                "Not measured, because the run was resumed and earlier counts of ids are unknown."
             )
         if self._recorder is None or REPORT not in states:
             return
         try:
             series = run_data(states[REPORT].values, url).series
-        except DataError as error:  # as of a later release
-            self.progress.on_message(f"the report begins after this snapshot: {error}")
+        except DataError as error:  # For example data of a later release.
+            self.progress.on_message(f"the report starts after this snapshot: {error}")
             return
         for name, points in series.items():
             for step, value in zip(points.steps, points.values, strict=True):
@@ -152,11 +152,11 @@ class RunReport:
         """Writes the file, on the first rank.
 
         Args:
-            result: of the run.
-            snapshot_url: of its newest snapshot.
+            result: result of the run.
+            snapshot_url: its newest snapshot, if any.
 
         Raises:
-            DataError: it cannot be written.
+            DataError: the file cannot be written.
         """
         path, recorder = self._config.report.path, self._recorder
         if path is None or recorder is None or result.rank > 0:
@@ -221,7 +221,7 @@ class RunReport:
 
 
 def _snapshot(url: str | None) -> SnapshotOfRun | None:
-    """Facts of a snapshot; None where it was removed meanwhile."""
+    """Returns a description of a snapshot; None if it no longer exists."""
     if url is None:
         return None
     try:

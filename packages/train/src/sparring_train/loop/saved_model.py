@@ -1,4 +1,4 @@
-"""Models of saved runs: ordinary parameters of a snapshot, over rows of the same or of a storage."""
+"""Models of saved runs: ordinary parameters of a snapshot, and rows of the snapshot or a storage."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def saved_model(
     make: Callable[[RunConfig, StepContainer], _Task],
     restore: Callable[[_Task, State], Any],
 ) -> Iterator[_Task]:
-    """The model of a run in one process, for the block.
+    """Opens the model of a run in one process, for the block.
 
     Args:
-        config: of the run.
-        plugin_manager: where backends are looked up.
-        snapshot_url: has its parameters.
-        rows: place of its rows, see `SavedModel`; None: it has none.
-        make: the model, untrained, with its tables in a container.
-        restore: gives it the framework's state.
+        config: configuration of the run.
+        plugin_manager: finds backends.
+        snapshot_url: contains the parameters.
+        rows: location of the rows, see `SavedModel`; None: do not load rows.
+        make: creates the untrained model, with its tables in a container.
+        restore: loads the framework's state.
 
     Raises:
-        ConfigError, DataError, PluginError: as a training.
-        InvalidArgumentError: the parameters are of another model.
+        ConfigError, DataError, PluginError: see `run_training`.
+        InvalidArgumentError: the parameters belong to a different model.
         SnapshotError: the snapshot was not written by this framework, or is damaged.
     """
     state = open_snapshot(snapshot_url).state(config.framework)
@@ -54,7 +54,7 @@ def saved_model(
 
 
 def evaluate_model(model: OpenedModel) -> dict[str, float]:
-    """Metrics on the test examples of the run; in one process."""
+    """Computes metrics on the test examples of the run, in one process."""
     container = model.source.container
     ranks = Ranks(container.collective, container.quiesce)
     metrics: dict[str, float] = model.source.evaluate(model.predict, ranks)

@@ -1,4 +1,4 @@
-"""`StepItems`: the items of a step on all ranks, which a softmax over them compares; `ItemCounts`."""
+"""`StepItems` and `ItemCounts`: the items of a step on all ranks, and their frequencies."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from sparring_train.run.ranks import Ranks
 __all__ = ["COUNTS", "ItemCounts", "StepItems"]
 
 COUNTS = "item_counts"
-"""The name of the state that `ItemCounts` has."""
+"""Name of the state of `ItemCounts`."""
 
 Ids = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class StepItems:
-    """One item of each example of a step."""
+    """The item of each example of a step."""
 
     ids: Ids
-    """``(n,)``, of all ranks, one rank after the other."""
+    """``(n,)``, concatenated over ranks."""
     first: int
-    """Place of this rank's first."""
+    """Index of this rank's first item."""
 
     @classmethod
     def of(cls, batch: ColumnBatch, item: str, ranks: Ranks) -> StepItems:
-        """Items of a whole batch, or of this rank's part of one; all ranks call it."""
+        """Returns the items of a whole batch, or of this rank's part of one. All ranks call it."""
         ids = batch.ids[item].ids
         if batch.total is None:
             return cls(ids, len(ids) * ranks.rank // ranks.world_size)
@@ -41,12 +41,12 @@ class StepItems:
 
 
 class ItemCounts:
-    """How often each item was trained on, for the log-Q correction.
+    """Number of training examples per item, for the log-Q correction.
 
-    In a softmax over a batch an item is a negative as often as it is met, so frequent items would be
-    ranked too low. The logarithm of the estimated frequency is subtracted from each item's logit: Yi et
-    al., "Sampling-bias-corrected neural modeling for large corpus item recommendations", RecSys 2019.
-    16 bytes an item; all ranks count the same.
+    In a softmax over a batch, an item is a negative as often as it occurs, so frequent items would be
+    ranked too low. Therefore the logarithm of the estimated frequency is subtracted from each item's
+    logit: Yi et al., "Sampling-bias-corrected neural modeling for large corpus item recommendations",
+    RecSys 2019. Needs 16 bytes per item. All ranks compute the same counts.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class ItemCounts:
         self._counts = np.empty(0, np.int64)
 
     def add(self, ids: Ids) -> npt.NDArray[np.float32]:
-        """Counts the items of a step. Returns the logarithm of each one's frequency so far, ``(n,)``."""
+        """Counts the items of a step. Returns the logarithm of each item's frequency so far, ``(n,)``."""
         met, inverse, counts = np.unique(ids, return_inverse=True, return_counts=True)
         places = np.searchsorted(self._ids, met)
         inside = places < len(self._ids)
@@ -70,11 +70,11 @@ class ItemCounts:
         return logarithms
 
     def state(self) -> State:
-        """For a snapshot."""
+        """Returns the state for a snapshot."""
         return State({}, {"ids": self._ids.copy(), "counts": self._counts.copy()})
 
     def restore(self, states: Mapping[str, Any]) -> None:
-        """Goes on from the `state` in these states, where it is."""
+        """Loads the result of `state`, if it is in these states."""
         if COUNTS in states:
             arrays = states[COUNTS].arrays
             self._ids, self._counts = arrays["ids"].copy(), arrays["counts"].copy()

@@ -1,4 +1,4 @@
-"""Copies the counters of a container, so that others may read them while steps go on."""
+"""Copies the counters of a container, so that other threads can read them during steps."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ __all__ = ["read_metrics"]
 
 
 def read_metrics(container: StepContainer, *, counts_all: bool = False) -> dict[str, Any]:
-    """All counters of this rank, JSON values only; see ``docs/reference/metrics.md``.
+    """Returns all counters of this rank as JSON values; see ``docs/reference/metrics.md``.
 
-    Only the thread that drives steps may call it: then no step and no lookup changes a number
-    meanwhile. A concurrent save or write-back may: each of its numbers is whole, and they
-    may be a moment apart.
+    Only the thread that makes steps may call it, so that no step or lookup changes a number meanwhile.
+    A concurrent save or write-back may: its numbers may be from slightly different moments.
 
     Args:
-        counts_all: asks every storage how many rows it has, which may be a server's or a disk's to
-            answer. Otherwise `rows` that are not known without are None. `memory_bytes` of what
-            outlives the process always are.
+        counts_all: count the rows of every storage, which may require a request to a server or a scan
+            of a disk. Otherwise `rows` is None if it is not known. `memory_bytes` of persistent
+            storages is always None.
 
     Raises:
         ClosedError: the container was closed.
@@ -89,5 +88,5 @@ def _rows_at_once(storage: Storage) -> int | None:
 
 
 def _is_counted_at_once(storage: Storage) -> bool:
-    """Whether it knows its rows and its bytes; what outlives the process may have to ask or scan."""
+    """Returns whether rows and bytes are known; a persistent storage may need a request or a scan."""
     return not storage.capabilities.persistent

@@ -1,4 +1,4 @@
-"""Metrics as JSON, one object a line."""
+"""Metrics as JSON, one object per line."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ __all__ = ["JsonLines"]
 
 
 class JsonLines:
-    """Appends lines to a file. It is opened for each, so that it may be moved away meanwhile.
+    """Appends lines to a file, which is opened for each line, so that it may be moved meanwhile.
 
     Args:
-        path: of the file; its folder is made.
+        path: path of the file; its folder is created.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def write(self, metrics: Mapping[str, Any]) -> None:
-        """Appends one line, the whole of it or nothing.
+        """Appends one line, either completely or not at all.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         line = json.dumps(metrics).encode() + b"\n"
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a+b", buffering=0) as file:
             before = file.seek(0, os.SEEK_END) if file.seekable() else 0
             if before and os.pread(file.fileno(), 1, before - 1) != b"\n":
-                # Somebody was killed while he wrote.
+                # A previous process was killed while it wrote a line.
                 line = b"\n" + line
             try:
                 _write_all(file.fileno(), line)

@@ -1,7 +1,7 @@
-"""Metrics for Prometheus: in a file for the textfile collector of node_exporter, or over HTTP.
+"""Metrics for Prometheus: a file for node_exporter's textfile collector, or a page over HTTP.
 
-A number of section S and name N is ``sparring_S_N``, and ``sparring_S`` where both are one; counters
-end in ``_total``. Labels say whose it is: rank, table, tier, backend, kind.
+The number with name N in section S is ``sparring_S_N``, or ``sparring_S`` if N is S. Names of counters
+end in ``_total``. Labels: rank, table, tier, backend, kind.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from sparring_cli import (
 __all__ = ["PrometheusFile", "PrometheusPage"]
 
 _GAUGES = {"rows", "memory_bytes", "most_undo_bytes", "num_outstanding"}
-"""Metrics that may fall, or are no sum."""
+"""Metrics that can decrease, or are not sums."""
 
 _NOT_GAUGES = {("prefetches", "rows")}
 
 
 class _Newest:
-    """Holds the numbers that were written last, and gives them to a registry."""
+    """Contains the latest metrics, for a registry."""
 
     def __init__(self) -> None:
         self.registry = MetricRegistry()
@@ -36,10 +36,10 @@ class _Newest:
 
 
 class PrometheusFile:
-    """Replaces a file, so that readers always see a whole one.
+    """Replaces a file atomically, so that readers never see an incomplete one.
 
     Args:
-        path: of the file; its folder is made. The collector reads names that end in ``.prom``.
+        path: path of the file; its folder is created. The collector reads names that end in ``.prom``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -47,11 +47,11 @@ class PrometheusFile:
         self._newest = _Newest()
 
     def write(self, metrics: Mapping[str, Any]) -> None:
-        """Puts the metrics in place of those before them.
+        """Replaces the metrics in the file.
 
         Raises:
             PluginError: prometheus-client is not installed.
-            OSError: the file cannot be written; the one before stays.
+            OSError: the file cannot be written; the previous one remains.
         """
         self._newest.metrics = metrics
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,15 +59,15 @@ class PrometheusFile:
 
 
 class PrometheusPage:
-    """Answers Prometheus with the numbers that were written last.
+    """Serves the latest metrics to Prometheus.
 
     Args:
-        host: the address to listen on.
-        port: 0 takes a free one.
+        host: address to listen on.
+        port: 0 selects a free one.
 
     Raises:
         PluginError: prometheus-client is not installed.
-        StorageIOError: the port cannot be listened on.
+        StorageIOError: listening on the port failed.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -89,7 +89,7 @@ def _families(metrics: Mapping[str, Any]) -> Iterator[MetricFamily]:
         grouped.setdefault((section, name), []).append(MetricSample(labels, value))
     for (section, name), samples in grouped.items():
         full = f"sparring_{section}" if name == section else f"sparring_{section}_{name}"
-        meaning = f"{name} of {section}: see the reference of metrics of sparring"
+        meaning = f"{name} of {section}: see the reference of sparring's metrics"
         is_gauge = name in _GAUGES and (section, name) not in _NOT_GAUGES
         if is_gauge:
             yield MetricFamily(full, "gauge", meaning, samples)
@@ -98,7 +98,7 @@ def _families(metrics: Mapping[str, Any]) -> Iterator[MetricFamily]:
 
 
 def _numbers(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, str], float]]:
-    """Section, name, labels and value of each."""
+    """Yields section, name, labels and value of each number."""
     rank = {"rank": str(metrics["rank"])}
     for section in ("steps", "saves", "prefetches", "exchange", "events", "lines"):
         for name, value in metrics.get(section, {}).items():

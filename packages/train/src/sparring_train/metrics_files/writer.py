@@ -1,4 +1,4 @@
-"""When metrics are written: now and then, between steps, on the container's event loop."""
+"""Writes metrics periodically, between steps, on the container's event loop."""
 
 from __future__ import annotations
 
@@ -33,47 +33,46 @@ _log = logging.getLogger(__name__)
 
 
 class MetricsFormat(Enum):
-    """Format of a file of metrics."""
+    """Format of a metrics file."""
 
     JSONL = "jsonl"
-    """A JSON object a line, appended."""
+    """One JSON object per line, appended."""
     PROMETHEUS = "prometheus"
-    """Prometheus's text format: the newest numbers, in place of those before them."""
+    """Prometheus' text format; each write replaces the file."""
 
 
 class MetricsWriter(Closable):
-    """Writes all counters of a container to a file, now and then while it takes steps.
+    """Writes all counters of a container to a file periodically while it makes steps.
 
-    The thread that drives steps copies numbers after a step, if it is time; the container's event
-    loop writes them. At most one writing is outstanding: what is due meanwhile is skipped and
-    counted. A writing that fails raises `BackgroundError` at the next step, which changes nothing
-    and may be taken again; the next writing is tried.
+    The thread that makes steps copies the counters after a step if a write is due, and the container's
+    event loop writes them. At most one write is in flight; further ones are skipped and counted. A write
+    that fails raises `BackgroundError` at the next step, which changes nothing and can be retried; the
+    next write is attempted as usual.
 
     Use:
         with StepContainer() as container, MetricsWriter(container, "metrics.jsonl"):
             …
 
     Args:
-        container: whose numbers; close the writer first.
-        path: of the file. ``{rank}`` and ``{world_size}`` in it stand for what they say; without
-            ``{rank}``, rank 0 alone writes, its own numbers. None: no file.
-        every_seconds: the least time between two writings, but for the last.
-        file_format: what the file holds.
-        port: where Prometheus is answered with the numbers that were written last; rank r takes
-            ``port + r``, and 0 is a free one. None: no port.
-        host: the address of that port.
+        container: contains the counters; close the writer before it.
+        path: path of the file. ``{rank}`` and ``{world_size}`` are replaced by their values; without
+            ``{rank}``, only rank 0 writes, and only its own counters. None: no file.
+        every_seconds: minimum time between two writes, except the last one.
+        file_format: format of the file.
+        port: port on which Prometheus can scrape the latest metrics; rank r uses ``port + r``, and 0
+            selects a free port. None: no port.
+        host: address of that port.
 
     Attributes:
-        path: the file that this rank writes; None: none.
-        port: that is listened on; None: none.
-        num_skipped: writings that were due while one was outstanding.
+        path: the file that this rank writes, or None.
+        port: the port that this rank listens on, or None.
+        num_skipped: number of writes that were skipped because another was in flight.
 
     Raises:
-        StorageIOError: the file cannot be written: a first writing, here and now, has failed; or the
-            port cannot be listened on.
-        PluginError: the format needs a package that is not installed.
-        InvalidArgumentError: `every_seconds` is not above 0, there is no such format, or `path` is
-            a URL.
+        StorageIOError: the first write, which the constructor makes, failed; or listening on the port
+            failed.
+        PluginError: the format requires a package that is not installed.
+        InvalidArgumentError: `every_seconds` is not positive, the format is unknown, or `path` is a URL.
     """
 
     def __init__(
@@ -88,7 +87,7 @@ class MetricsWriter(Closable):
     ) -> None:
         if not every_seconds > 0:
             raise InvalidArgumentError(
-                f"metrics: every_seconds must be above 0, found {every_seconds}",
+                f"metrics: every_seconds: found {every_seconds}, expected a number above 0",
                 every_seconds=every_seconds,
             )
         try:
@@ -96,12 +95,13 @@ class MetricsWriter(Closable):
         except ValueError as error:
             names = ", ".join(each.value for each in MetricsFormat)
             raise InvalidArgumentError(
-                f"metrics: there is no format {file_format!r}; there are {names}",
+                f"metrics: found the format {file_format!r}, expected one of {names}",
                 format=file_format,
             ) from error
         if path is not None and "://" in os.fspath(path):
             raise InvalidArgumentError(
-                f"metrics: found the URL {os.fspath(path)}, expected the path of a local file",
+                f"metrics: found the URL {os.fspath(path)}, expected the path of a local file; choose "
+                "such a path",
                 path=path,
             )
         self._container = container
@@ -132,12 +132,12 @@ class MetricsWriter(Closable):
         container.after_step.append(self._on_step)
 
     def close(self) -> None:
-        """Writes the final numbers, once all that the event loop has to do is done. A second call
-        does nothing.
+        """Writes the final counters after the event loop has finished its work. Further calls do
+        nothing.
 
         Raises:
-            StorageIOError: they cannot be written.
-            DeadlineError: the event loop does not come to it.
+            StorageIOError: the file cannot be written.
+            DeadlineError: the event loop did not finish in time.
             ClosedError: the container was closed before.
         """
         if self._is_closed:
@@ -155,12 +155,12 @@ class MetricsWriter(Closable):
             self._container.check_open()
         except ClosedError as error:
             raise ClosedError(
-                f"the last {self._name} cannot be written, as their container is closed; "
-                "close the writer before it",
+                f"writing the last {self._name} failed, because their container is closed; close the "
+                "writer before the container",
                 path=self.path,
             ) from error
         try:
-            # Rows on their way down, and saves, still change numbers.
+            # Write-backs and saves still change counters.
             self._container.events.drain()
         except DeadlineError as error:
             _log.warning("the last %s are not final: %s", self._name, error)
@@ -178,14 +178,14 @@ class MetricsWriter(Closable):
             self._close_after(error)
 
     def _close_after(self, error: BaseException | None) -> None:
-        """Writes last numbers, but asks no storage, and leaves the error to be seen."""
+        """Writes the last counters without queries to storages. Errors are logged, not raised."""
         self._stop()
         if not self._outputs:
             return
         try:
             self._write_now(counts_all=False)
         except Exception as failure:
-            _log.error("after %r, the last metrics were not written: %s", error, failure)
+            _log.error("after %r, writing the last metrics failed: %s", error, failure)
         finally:
             self._close_page()
 
@@ -212,18 +212,18 @@ class MetricsWriter(Closable):
         try:
             metrics = self._read(counts_all=False)
         except Exception as error:
-            # The step has been taken: the next one tells of it.
+            # The step is complete, so the error is raised by the next one.
             work = partial(_raise, error)
         else:
             work = partial(self._write, metrics)
         try:
             self._task = self._container.events.submit(work, name=self._name, timeout=0.0)
         except (DeadlineError, ClosedError):
-            # Others fill the event loop, or ended it. A step waits for no metrics.
+            # The event loop is busy or stopped. A step does not wait for metrics.
             self.num_skipped += 1
 
     def _write_now(self, *, counts_all: bool) -> None:
-        """Writes on the event loop, after what is under way there, and waits for it."""
+        """Writes on the event loop after its pending writes, and waits for the result."""
         seconds = self._container.events.deadline_seconds
         if self._task is not None:
             self._wait_for(self._task, seconds)
@@ -238,7 +238,7 @@ class MetricsWriter(Closable):
         except Exception as error:
             if not task.done():
                 raise
-            _log.info("%s failed before, as the event loop tells: %s", self._name, error)
+            _log.info("%s failed before, which the event loop reports: %s", self._name, error)
 
     @property
     def _name(self) -> str:
@@ -256,8 +256,8 @@ class MetricsWriter(Closable):
                 each.write(metrics)
         except OSError as error:
             raise StorageIOError(
-                f"metrics cannot be written to {self.path}: {error}; make room, or name a file "
-                "that can be written",
+                f"writing metrics to {self.path} failed: {error}; free space on the disk, or choose "
+                "another file",
                 path=self.path,
             ) from error
 

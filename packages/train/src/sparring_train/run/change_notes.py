@@ -61,12 +61,12 @@ class RunNotes(Closable):
             self._publish(step)
 
     def end(self, step: int) -> None:
-        """Publishes what the last steps have trained."""
+        """Publishes the changes of the last steps."""
         if self._publisher is not None and self._published_step != step:
             self._publish(step)
 
     def close(self) -> None:
-        """Publishes nothing."""
+        """Closes the publisher without publishing."""
         if self._publisher is not None:
             self._publisher.close()
 
@@ -77,10 +77,10 @@ class RunNotes(Closable):
         try:
             self._publisher.publish(step)
         except SparringError as error:
-            # What was not told comes with the next one. A storage that fails fails the next step, too.
+            # The next note contains these changes, too. A failed storage also fails the next step.
             self._tell(
-                f"change notes after step {step} failed: {type(error).__name__}: {error}; training goes "
-                "on, and the next one tells of it"
+                f"publishing change notes after step {step} failed: {type(error).__name__}: {error}; "
+                "training continues, and the next note will contain these changes"
             )
 
     def _is_due(self, step: int) -> bool:
@@ -103,9 +103,9 @@ def _check_storage(container: StepContainer, manager: PluginManager) -> None:
         tiers = container.tiers(name)
         if tiers and manager.storage(tiers[-1].backend).found is None:
             error = ConfigError(
-                f"change_notes: rows of table {name!r} are in {tiers[-1].backend!r}, in the memory of "
-                "this process, where no server reads them; choose a storage that servers reach, as "
-                "redis, or a stack with it as the last tier",
+                f"change_notes: rows of table {name!r} are in {tiers[-1].backend!r}, which servers "
+                "cannot read, because it is in the memory of this process; choose a storage that servers "
+                "can reach, such as redis, or a stack with such a storage as the last tier",
                 setting="change_notes",
             )
             break

@@ -1,4 +1,4 @@
-"""The sharding plan of a run, once its ranks are known."""
+"""The sharding plan of a run."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def load_run_plan(
     plugin_manager: PluginManager,
     progress: Progress,
 ) -> ShardingPlan | None:
-    """The plan that `config.plan` asks for; None where it says nothing. All ranks call it.
+    """Reads or computes the plan of `config.plan`; None if it is null. All ranks call it.
 
     Args:
-        config: the run.
-        collective: of its ranks, not in use.
-        membership: of this rank.
-        plugin_manager: where the planner is looked up.
-        progress: rank 0 tells it of the plan.
+        config: configuration of the run.
+        collective: collective of all ranks, not in use.
+        membership: membership of this rank.
+        plugin_manager: finds the planner.
+        progress: receives a description of the plan on rank 0.
 
     Raises:
-        ConfigError: a file that does not fit: ``file:line:column: message``.
-        CapacityError: ``auto``, and the tables do not fit the memory.
-        PluginError: what reads plan files is not installed.
+        ConfigError: the file is invalid or does not fit: ``file:line:column: message``.
+        CapacityError: with ``auto``, the tables do not fit in memory.
+        PluginError: no installed planner reads plan files.
     """
     if config.plan is None:
         return None

@@ -1,4 +1,4 @@
-"""Logs of a run: lines on standard error, each with the rank, the step and the table."""
+"""Logs of a run: lines on standard error with the rank, the step and the table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sparring_train.config.sections.logging import LoggingConfig
 __all__ = ["PROGRESS", "log_output"]
 
 PROGRESS = logging.getLogger("sparring_train.progress")
-"""Lines about the progress of training, where logs are JSON."""
+"""Receives progress of the training if logs are JSON."""
 
 _PACKAGES = (
     "sparring",
@@ -36,8 +36,8 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def log_output(container: StepContainer, chosen: LoggingConfig) -> Iterator[None]:
-    """Writes messages of all packages of sparring as chosen while the block runs; those of others
-    from warnings on. As JSON also what ends the block."""
+    """Writes log messages of sparring's packages as configured during the block, and those of other
+    packages from level warning. As JSON, also logs the exception that ends the block."""
     handler = _Handler(container, is_json=chosen.format == "json")
     level = chosen.level.upper()
     levels = {name: logging.getLogger(name).level for name in _PACKAGES}
@@ -65,7 +65,7 @@ def _about(error: BaseException) -> dict[str, Any]:
 
 
 class _Handler(logging.Handler):
-    """Writes to what standard error is at the time, which a progress bar may have redirected."""
+    """Writes to the current standard error, which a progress bar may have redirected."""
 
     def __init__(self, container: StepContainer, *, is_json: bool) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Division of a training loop among ranks, and collection of its results.
+"""Divides batches among ranks, and collects their results.
 
-All ranks go through the same batches in the same order, and each trains on its own part of each. So
-W ranks take the steps that one process takes, whatever W is.
+All ranks read the same batches in the same order, and each trains on its part of each batch. Therefore
+W ranks make the same steps as one process.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ __all__ = ["Ranks", "sum_over_ranks"]
 
 
 class Ranks:
-    """This rank among the others.
+    """Communication of this rank with the others.
 
     Args:
-        collective: this rank's place in the group. All ranks call `gathered`, `largest`, `means`,
-            `sum` and `total` at the same time.
+        collective: collective of all ranks. All ranks must call `gathered`, `largest`, `means`, `sum`
+            and `total` at the same time.
         wait: returns when nothing else uses the collective; called before each use.
     """
 
@@ -36,18 +36,18 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the rank that talks to people."""
+        """Whether this rank reports to the user."""
         return self.rank == 0
 
     def part(self, batch: ColumnBatch) -> ColumnBatch:
-        """This rank's samples of a batch; none where there are fewer than ranks."""
+        """Returns this rank's part of a batch, which may be empty."""
         return batch if self.world_size == 1 else batch.part(self.rank, self.world_size)
 
     def gathered(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Arrays of all ranks, one after the other: the results for the parts of one batch.
+        """Concatenates the arrays of all ranks, for example the results for the parts of a batch.
 
         Args:
-            values: ``(n,)``, contiguous; n may differ from rank to rank.
+            values: ``(n,)``, contiguous; n may differ between ranks.
         """
         if self.world_size == 1:
             return values
@@ -55,14 +55,14 @@ class Ranks:
         return np.concatenate(self._collective.all_gather(values))
 
     def means(self, arrays: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
-        """The means over ranks of arrays of any shapes and float dtypes, in one exchange.
+        """Returns the means over ranks of arrays of any shapes and float dtypes, in one exchange.
 
         Args:
             arrays: at least one, with the same shapes and dtypes on all ranks.
         """
         if self.world_size == 1:
             return list(arrays)
-        # float64 holds every gradient, and a loss with them.
+        # float64 represents gradients of all dtypes, and the loss.
         flat = np.concatenate([each.reshape(-1).astype(np.float64) for each in arrays])
         mean = self._reduced(flat, Reduction.MEAN)
         parts = np.split(mean, np.cumsum([each.size for each in arrays])[:-1])
@@ -72,19 +72,19 @@ class Ranks:
         ]
 
     def sum(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The sum over ranks, element by element, with the same bits on all of them.
+        """Returns the element-wise sum over ranks, bit for bit equal on all of them.
 
         Args:
-            values: ``(n,)``, contiguous, of one n and dtype on all ranks.
+            values: ``(n,)``, contiguous, with the same n and dtype on all ranks.
         """
         return self._reduced(values, Reduction.SUM)
 
     def largest(self, value: int) -> int:
-        """The largest of all ranks."""
+        """Returns the maximum over ranks."""
         return int(self._reduced(np.array([value], np.int64), Reduction.MAX)[0])
 
     def total(self, counts: Mapping[str, int]) -> dict[str, int]:
-        """The sums over ranks of counts of the same names."""
+        """Returns the sums over ranks of counts with the same names."""
         sums = self.sum(np.array(list(counts.values()), np.int64))
         return dict(zip(counts, sums.tolist(), strict=True))
 
@@ -96,7 +96,7 @@ class Ranks:
 
 
 def sum_over_ranks(tiers: list[TierCounters], ranks: Ranks) -> list[TierCounters]:
-    """The counters of one table's tiers on all ranks together; every rank calls it."""
+    """Returns the sums of the counters of a table's tiers over ranks. All ranks call it."""
     names = [each.name for each in fields(TierCounters) if each.name != "backend"]
     mine = np.array([[getattr(tier, name) for name in names] for tier in tiers], np.float64)
     sums = ranks.sum(mine.reshape(-1)).reshape(mine.shape).tolist()

@@ -1,4 +1,4 @@
-"""Result of a training run, and reports of its progress."""
+"""Result of a training run, and the interface for its progress."""
 
 from __future__ import annotations
 
@@ -16,68 +16,68 @@ class TrainResult:
     metrics: Mapping[str, float]
     """Metrics on the test samples: ``rmse``, or ``auc`` and ``log_loss``."""
     rows: Mapping[str, int]
-    """Table name → rows held at the end."""
+    """Table name → number of rows at the end."""
     steps: int
-    """Steps taken."""
+    """Number of steps."""
     seconds: float
-    """Time from the first step to the last evaluation; reading data beforehand is left out."""
+    """Time from the first step to the last evaluation, without reading data before the first step."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Further results worth showing a person, JSON types only: ``best_auc``, ``report_path``, …"""
+    """Further results to show to a user, as JSON types: ``best_auc``, ``report_path``, …"""
     not_admitted: Mapping[str, int] = field(default_factory=dict)
-    """Table name → gradients that its admission filter dropped; tables with a filter only."""
+    """Table name → number of gradients that its admission filter dropped, for tables with a filter."""
     skipped: Mapping[str, int] = field(default_factory=dict)
-    """Counts of what was left out because it was not finite, where that is the policy:
-    ``rows_skipped_non_finite``, ``dense_steps_skipped_non_finite``; and ``rows_expired``, where
-    rows expire."""
+    """Counts of skipped data: ``rows_skipped_non_finite`` and ``dense_steps_skipped_non_finite`` if
+    non-finite gradients are skipped, ``rows_expired`` if rows expire, ``rows_skipped`` if bad rows are
+    skipped."""
     tiers: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
-    """Table name → the counters of each of its tiers, hottest first, summed over ranks; tables in
-    stacks of storages only. See ``docs/reference/metrics.md``."""
+    """Table name → counters of each tier, hottest first, summed over ranks, for tables in stacks. See
+    ``docs/reference/metrics.md``."""
     resumed_steps: int = 0
-    """Of `steps`, those that were taken before the run was resumed; `seconds` is without them."""
+    """Number of steps before the run was resumed. They are included in `steps`, but not in `seconds`."""
     peak_memory_bytes: int = 0
-    """The most memory that a process of the run has had resident, the largest of all ranks; 0 where
-    that is unknown."""
+    """Maximum resident memory of a process of the run, over all ranks; 0 if unknown."""
     best_step: int | None = None
-    """The step that was the best on the validation samples; None without such samples."""
+    """The best step on the validation samples; None without such samples."""
     validation: Mapping[str, float] = field(default_factory=dict)
     """Metrics on the validation samples after `best_step`."""
     rank: int = 0
-    """Rank that returns this result; all ranks have the same, and the first one shows it."""
+    """Rank that returns this result. Results are equal on all ranks; the first one shows it."""
 
     @property
     def steps_per_second(self) -> float | None:
-        """Of the steps that this run took, evaluation included; None where it took none."""
+        """Steps per second since the run was started or resumed, including evaluations; None without
+        steps."""
         taken = self.steps - self.resumed_steps
         return taken / self.seconds if taken and self.seconds > 0 else None
 
 
 class Progress(Protocol):
-    """Receiver of a trainer's progress. Calls come from one thread, steps in order."""
+    """Receives the progress of a training. Calls come from one thread, in the order of steps."""
 
     def on_start(self, total_steps: int | None) -> None:
-        """Training begins; `total_steps` is None where it is unknown."""
+        """Called when training starts; `total_steps` is None if it is unknown."""
 
     def on_step(self, step: int, loss: float, samples: int) -> None:
-        """A step ended.
+        """Called after a step.
 
         Args:
-            step: steps taken so far, 1 after the first.
+            step: number of steps so far, 1 after the first one.
             loss: mean loss over the samples of this step.
-            samples: samples in this step.
+            samples: number of samples of this step.
         """
 
     def on_metrics(self, step: int, metrics: Mapping[str, float], part: str = "test") -> None:
-        """The test or the validation samples were evaluated after `step`; `part` names them."""
+        """Called after an evaluation of the test or validation samples after `step`."""
 
     def on_message(self, message: str) -> None:
-        """One line that a person should read now."""
+        """Called with a one-line message for the user."""
 
     def on_end(self) -> None:
-        """Training ended, well or not."""
+        """Called when training has ended, also after an error."""
 
 
 class SilentProgress:
-    """A `Progress` that says nothing."""
+    """A `Progress` that ignores all calls."""
 
     def on_start(self, total_steps: int | None) -> None: ...
 

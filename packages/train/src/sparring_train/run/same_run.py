@@ -1,4 +1,4 @@
-"""Whether a snapshot is of the run that a configuration describes, and what of it has changed."""
+"""Compares the run that wrote a snapshot with the run of a configuration."""
 
 from __future__ import annotations
 
@@ -27,47 +27,47 @@ __all__ = [
 ]
 
 RUN = "run"
-"""The name of the state that says what run a snapshot is of."""
+"""Name of the state that describes the run of a snapshot."""
 
 ORIGINS = "origins"
-"""The name of the state that says what the ids of each feature were made of; see `Feature.origin`."""
+"""Name of the state that contains the source of each feature's ids; see `Feature.origin`."""
 
 _EXACT = ("seed", "data", "model", "tables")
-"""Sections of the configuration without which a run cannot be gone on with."""
+"""Sections of the configuration that must not change when a run is resumed."""
 
 _OPTIMIZER = "optimizer"
-"""The section whose hyper-parameters may change, and its optimizers may not."""
+"""Section in which hyperparameters may change, but not optimizers."""
 
 
 def describe_run(config: RunConfig) -> dict[str, Any]:
-    """The part of a configuration that is saved, to tell runs apart by; its paths are absolute, so that
-    it can be read from any folder."""
+    """Returns the part of a configuration that identifies a run, with absolute paths, so that it can be
+    read from any folder."""
     whole = absolute_paths(config)
     return whole.model_dump(mode="json", include={*_EXACT, _OPTIMIZER})
 
 
 def absolute_paths(config: RunConfig) -> RunConfig:
-    """The same configuration, for any current directory."""
+    """Returns the configuration with absolute paths."""
     here = Path.cwd()
     return with_paths(config, lambda _, path: path if path == AUTO else resolve_path(path, here))
 
 
 def check_same_run(snapshot: Snapshot, config: RunConfig) -> list[str]:
-    """Refuses what cannot be gone on with, from what the snapshot says of its run alone.
+    """Raises if a run cannot be resumed from a snapshot, according to the snapshot's metadata.
 
     Returns:
-        What a person should be told: hyper-parameters that are others than those of the run so far.
+        Messages for the user: hyperparameters and data paths that have changed.
 
     Raises:
-        ConfigError: it is of another run: other data, model, tables, seed or optimizers, or of none.
-        SnapshotError: it cannot be read.
+        ConfigError: the snapshot is not one of `sparring train`, or data, model, tables, seed or
+            optimizers have changed.
+        SnapshotError: the snapshot cannot be read.
     """
     names = snapshot.state_names(0)
     if RUN not in names:
         raise ConfigError(
-            f"snapshot {snapshot.url} was not saved by `sparring train`, so no run can be gone on "
-            "with from it; load it in a program (container.load), or choose another folder: "
-            "snapshots.url",
+            f"resuming from {snapshot.url} failed, because it was not saved by `sparring train`; "
+            "load it in a program (container.load), or choose another folder: snapshots.url",
             setting="snapshots.url",
         )
     saved = upgrade_sections(snapshot.state(RUN).values)
@@ -81,8 +81,8 @@ def check_same_run(snapshot: Snapshot, config: RunConfig) -> list[str]:
             old, new = (_value_at(keys, values) for values in (before, wanted))
             key = format_path((name, *keys))
             raise ConfigError(
-                f"snapshot {snapshot.url} is of a run with {key}: {old}, this one has {new}; resume "
-                "with the configuration that the run began with, or choose another folder: snapshots.url",
+                f"resuming from {snapshot.url} failed: its run has {key}: {old}, this one has {new}; use "
+                "the original configuration, or choose another folder: snapshots.url",
                 setting=key,
             )
     moved = _describe_moved_data(snapshot, saved.get("data"), config)
@@ -92,7 +92,7 @@ def check_same_run(snapshot: Snapshot, config: RunConfig) -> list[str]:
 
 
 def _describe_moved_data(snapshot: Snapshot, saved: Any, config: RunConfig) -> list[str]:
-    """Data that are in another folder than when the run was saved."""
+    """Returns messages about data that have moved to another folder since the run was saved."""
 
     def paths_of(section: Section) -> dict[str, str]:
         found: dict[str, str] = {}
@@ -107,46 +107,46 @@ def _describe_moved_data(snapshot: Snapshot, saved: Any, config: RunConfig) -> l
         return []
     before = paths_of(type(config.data).model_validate(saved))
     return [
-        f"{name} is {path} from now on; {snapshot.url} was saved with {before.get(name)}"
+        f"{name} is now {path}; {snapshot.url} was saved with {before.get(name)}"
         for name, path in paths_of(config.data).items()
         if before.get(name) != path
     ]
 
 
 def check_same_origins(snapshot: Snapshot, origins: Mapping[str, str]) -> None:
-    """Rejects data whose ids are made of other values than those of the run so far.
+    """Raises if ids are computed from other values than those of the saved run.
 
     Args:
-        snapshot: of the run.
-        origins: feature → `Feature.origin` in the data as they are now.
+        snapshot: snapshot of the run.
+        origins: feature → `Feature.origin` in the current data.
 
     Raises:
-        ConfigError: if ids that were whole numbers are hashed now, or the other way around.
+        ConfigError: ids that were whole numbers are now hashed strings, or the other way around.
     """
     saved = snapshot.state(ORIGINS).values if ORIGINS in snapshot.state_names(0) else {}
     for name, before in saved.items():
         now = origins.get(name, before)
         if now != before:
             raise ConfigError(
-                f"snapshot {snapshot.url} is of a run whose ids of {name!r} were made of {before}s, and "
-                f"the data have {now}s now, so that they would be other ids; set data.types: "
-                f"{{{name}: {before}}} if the column still has these, or restore the data",
+                f"resuming from {snapshot.url} failed: its run has ids of {name!r} made from {before}s, "
+                f"the data now contain {now}s, which would give other ids; set data.types: "
+                f"{{{name}: {before}}} if the column still contains these, or use the original data",
                 setting="data.types",
             )
 
 
 def _upgrade_values(values: Any, config: RunConfig, name: str) -> Any:
-    """Values of a section, with the defaults of keys that the release which saved them did not have, and
-    without limits that may change from run to run."""
+    """Returns the values of a section with defaults for keys that the saving release did not have, and
+    without limits that may change between runs."""
     section = type(getattr(config, name))
     if not issubclass(section, Section):
         return values
     try:
-        # Files may be moved with their folder.
+        # Folders of files may change, names may not.
         checked = with_paths(section.model_validate(values), lambda _, path: Path(path).name)
         today = checked.model_dump(mode="json")
     except ValidationError:
-        return values  # of another kind
+        return values  # The section is of another kind.
     if name == "tables":
         for each in (today, *today["overrides"].values()):
             del each["expire"]
@@ -154,7 +154,7 @@ def _upgrade_values(values: Any, config: RunConfig, name: str) -> Any:
 
 
 def _first_difference(before: Any, now: Any) -> tuple[str, ...]:
-    """Keys that lead to the first value that differs."""
+    """Returns the path of the first value that differs."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for key in (*before, *(each for each in now if each not in before)):
             if before.get(key) != now.get(key):
@@ -163,7 +163,7 @@ def _first_difference(before: Any, now: Any) -> tuple[str, ...]:
 
 
 def _value_at(keys: tuple[str, ...], values: Any) -> Any:
-    """The value to which keys lead; null if it is missing."""
+    """Returns the value at a path; null if it is missing."""
     for key in keys:
         values = values.get(key)
     return "null" if values is None else values
@@ -179,18 +179,18 @@ def _changes(
     for part, chosen in now.items():
         before = saved.get(part, {})
         setting = f"{_OPTIMIZER}.{part}"
-        # Of rows, the table says whose state they have. In another framework the ordinary
-        # parameters start from scratch.
+        # The table determines the method of rows. In another framework, ordinary parameters start
+        # from initial values.
         is_restored = part == "dense" and is_same_framework
         if is_restored and _class_name(before) != _class_name(chosen):
             raise ConfigError(
-                f"snapshot {snapshot.url} has the state of {setting}.name: {before.get('name')}, "
-                f"this run has {chosen['name']}; resume with the optimizer that the run began "
-                "with, or choose another folder: snapshots.url",
+                f"resuming from {snapshot.url} failed: its run has {setting}.name: {before.get('name')}, "
+                f"this one has {chosen['name']}; use the original optimizer, or choose another folder: "
+                "snapshots.url",
                 setting=f"{setting}.name",
             )
         told += [
-            f"{setting}.{name} is {chosen.get(name)} from now on; {snapshot.url} was saved with "
+            f"{setting}.{name} is now {chosen.get(name)}; {snapshot.url} was saved with "
             f"{before.get(name)}"
             for name in sorted({*before, *chosen} - {"name"})
             if before.get(name) != chosen.get(name)
@@ -199,5 +199,5 @@ def _changes(
 
 
 def _class_name(optimizer: Mapping[str, Any]) -> str:
-    """`torch.optim:Adam` and `adam` are one."""
+    """Returns a comparable name: `torch.optim:Adam` and `adam` are equal."""
     return short_name(str(optimizer.get("name")))

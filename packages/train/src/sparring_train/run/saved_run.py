@@ -1,4 +1,4 @@
-"""The run that a snapshot is of, to be asked: its configuration is in the snapshot."""
+"""Opens the run that wrote a snapshot, with the configuration in the snapshot."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ _SECTIONS = ("seed", "data", "model", "tables", "optimizer")
 def read_run_config(
     snapshot: Snapshot, overrides: Sequence[str], manager: PluginManager
 ) -> RunConfig:
-    """The configuration of the run that saved a snapshot, as far as the snapshot has it.
+    """Returns the configuration of the run that saved a snapshot, as far as the snapshot contains it.
 
     Args:
-        snapshot: saved by `sparring train`.
-        overrides: ``dotted.key=value``, as where data have been moved: ``data.path=new.csv``.
-        manager: where kinds and backends are looked up.
+        snapshot: snapshot of `sparring train`.
+        overrides: ``dotted.key=value``, for example ``data.path=new.csv`` if data were moved.
+        manager: finds kinds and backends.
 
     Raises:
-        ConfigError: it was not saved by `sparring train`, or an override is wrong.
+        ConfigError: the snapshot was not saved by `sparring train`, or an override is invalid.
     """
     names = snapshot.state_names(0)
     frameworks = [name for name in trainer_names(manager) if name in names]
     if RUN not in names or not frameworks:
         raise ConfigError(
-            f"snapshot {snapshot.url} was not saved by `sparring train`, so its model is unknown; "
-            "load it in the program that made it: container.load",
+            f"reading the model of {snapshot.url} failed, because it was not saved by `sparring train`; "
+            "load it in the program that saved it: container.load",
             setting="snapshots.url",
         )
     saved = upgrade_sections(snapshot.state(RUN).values)
     sections: dict[str, Any] = {name: saved[name] for name in _SECTIONS if name in saved}
     if ORIGINS in names and sections["data"]["kind"] == "table":
-        # A file may look otherwise than that of the run, as one whose first rows are all digits.
+        # Types guessed from another file may differ, for example if its first ids are all digits.
         types = {**snapshot.state(ORIGINS).values, **sections["data"].get("types", {})}
         named = {name: types[name] for name in sections["data"]["categorical"] if name in types}
         sections["data"] = {**sections["data"], "types": named}
-    # Rows come from the snapshot: the default storage need not be installed.
+    # Rows are read from the snapshot, so the run's storage need not be installed.
     rowless = {"framework": frameworks[0], "storage": {"backend": "memory"}}
     text = as_yaml({**rowless, **sections})
     return parse_config(text, overrides, source=snapshot.url, plugin_manager=manager)
@@ -62,17 +62,17 @@ def read_run_config(
 def open_run(
     snapshot: Snapshot, overrides: Sequence[str], manager: PluginManager, *, in_order: bool = False
 ) -> Iterator[tuple[RunConfig, OpenedModel]]:
-    """Configuration and model of the run that saved a snapshot, over the rows of the snapshot.
+    """Opens configuration and model of the run that saved a snapshot, with the rows of the snapshot.
 
     Args:
         snapshot: snapshot of the run.
         overrides: see `read_run_config`.
         manager: see `read_run_config`.
-        in_order: whether training rows are read in the order of the files, if their kind supports it.
+        in_order: read training rows in the order of the files, if their kind supports it.
 
     Raises:
         ConfigError: see `read_run_config`.
-        UnsupportedError: the trainer of its framework opens no saved models.
+        UnsupportedError: the trainer of the framework does not open saved models.
     """
     config = read_run_config(snapshot, overrides, manager)
     if in_order and hasattr(config.data, "shuffle"):
@@ -81,7 +81,8 @@ def open_run(
     open_model = find_trainer(config.framework, manager).open
     if open_model is None:
         raise UnsupportedError(
-            f"{snapshot.url}: the trainer of framework {config.framework!r} opens no saved models"
+            f"{snapshot.url}: the trainer of framework {config.framework!r} does not open saved models; "
+            "install a plugin whose trainer does"
         )
     with open_model(config, manager, SavedModel(snapshot.url)) as model:
         yield config, model

@@ -1,4 +1,4 @@
-"""Keys and embeddings of a snapshot, as commands ask for them."""
+"""Keys and embeddings of a snapshot, for commands."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ Ids = npt.NDArray[np.int64]
 
 
 def find_key(snapshot: Snapshot, table: str, text: str) -> int:
-    """The key that a person means: a whole number, or the hash of a string, whichever has a row.
+    """Returns the key of a number or a string that a user entered: the one that has a row.
 
     Raises:
-        InvalidArgumentError: neither has.
+        InvalidArgumentError: no such key has a row.
     """
     for key in parse_candidate_keys(text):
         if find_embedding(snapshot, table, key) is not None:
             return key
     raise InvalidArgumentError(
         f"table {table!r}: {text!r} has no row in snapshot {snapshot.url}; it was never trained, or "
-        "was evicted. `sparring export` lists the keys that there are",
+        "was evicted. `sparring export` lists all keys",
         table=table,
     )
 
 
 def parse_candidate_keys(text: str) -> list[int]:
-    """Keys that a person may mean: a whole number, if it is one, and the hash of the string.
+    """Returns the keys that a text may mean: its number, if it is a whole number, and its hash.
 
-    An unsigned number from 2^63 on means the key with the same 64 bits; see `data.types`.
+    An unsigned number of at least 2^63 means the key with the same 64 bits; see `data.types`.
     """
     candidates = [int(hash_strings([text])[0])]
     try:
@@ -49,7 +49,7 @@ def parse_candidate_keys(text: str) -> list[int]:
 
 
 def find_embedding(snapshot: Snapshot, table: str, key: int) -> npt.NDArray[np.floating] | None:
-    """The embedding of one key ``(dim,)``, without further parts as a bias; None where it has no row."""
+    """Returns the embedding of a key ``(dim,)``, without parts such as a bias; None without a row."""
     its_partition = int(partition(np.array([key], np.int64))[0])
     for keys, found in embeddings(snapshot, table, [its_partition]):
         at = np.flatnonzero(keys == key)
@@ -62,11 +62,11 @@ def find_embedding(snapshot: Snapshot, table: str, key: int) -> npt.NDArray[np.f
 def embeddings(
     snapshot: Snapshot, table: str, partitions: list[int] | None = None
 ) -> Iterator[tuple[Ids, npt.NDArray[np.floating]]]:
-    """Keys ``(n,)`` and embeddings ``(n, dim)`` of a table, a chunk at a time.
+    """Yields keys ``(n,)`` and embeddings ``(n, dim)`` of a table, in chunks.
 
     Raises:
         InvalidArgumentError: there is no such table.
-        SnapshotError: it is damaged.
+        SnapshotError: the snapshot is damaged.
     """
     snapshot.check_table(table)
     config = snapshot.tables[table].config
@@ -77,6 +77,6 @@ def embeddings(
 
 
 def read_keys(snapshot: Snapshot, table: str) -> Ids:
-    """All keys of a table, in order."""
+    """Returns all keys of a table, sorted."""
     parts = [keys for keys, _ in embeddings(snapshot, table)]
     return np.sort(np.concatenate(parts)) if parts else np.empty(0, np.int64)

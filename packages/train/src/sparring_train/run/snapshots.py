@@ -1,4 +1,4 @@
-"""The snapshots of a run: when one is due, how they are called, and which one to go on from."""
+"""Snapshots of a run: when to save, how to name, and which one to resume from."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ if TYPE_CHECKING:
 __all__ = ["RunSnapshots"]
 
 _DAMAGED = "damaged"
-"""In the state `RUN`: names of snapshots that the run has found damaged."""
+"""Key in the state `RUN`: names of snapshots that were found to be damaged."""
 
 _LASTING = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}
-"""Errors of a folder that will still be there at the end of the run."""
+"""Errors of a folder that will not disappear during the run."""
 
 
 class RunSnapshots:
-    """Saves a run as its configuration says. All ranks make one and call it alike.
+    """Saves a run as configured. All ranks create one and make the same calls.
 
     Args:
-        container: where the tables live.
-        config: of the run.
-        tell: shows one line to a person.
+        container: container of the tables.
+        config: configuration of the run.
+        tell: reports a one-line message to the user.
     """
 
     def __init__(
@@ -66,17 +66,17 @@ class RunSnapshots:
         self._pinned: list[str] = []
         self._task: Task[SaveResult] | None = None
         self.num_failed = 0
-        """Saves that failed concurrently with steps."""
+        """Number of saves that failed concurrently with steps."""
         self.last_url: str | None = None
-        """Of the newest that this run has committed, or was resumed from; as far as `check` knows."""
+        """URL of the newest snapshot that was committed or resumed from, as of the last `check`."""
 
     def check_folder(self) -> None:
-        """Refuses a folder in which nothing can be saved, before any step is made.
+        """Raises before the first step if snapshots cannot be saved in the folder.
 
         Raises:
-            ConfigError: it is no folder, or may not be written to, here or on another rank; or the
-                run starts over, and the folder has snapshots of another one.
-            InvalidArgumentError: no file system goes by that URL.
+            ConfigError: the path is not a folder or not writable, here or on another rank; or the run
+                does not resume, and the folder contains snapshots.
+            InvalidArgumentError: no file system supports the URL.
         """
         url = self._chosen.url
         if url is None:
@@ -87,24 +87,24 @@ class RunSnapshots:
             if not self._chosen.resume and self._container.collective.rank == 0:
                 _reject_other_files(url)
         except OSError as failure:
-            # Anything else, as a full disk, may have passed when the first save is due.
+            # Other errors, such as a full disk, may have disappeared when the first save is due.
             if failure.errno in _LASTING:
                 error = ConfigError(
-                    f"snapshots.url: nothing can be saved in {url} ({failure}); name a folder that "
-                    "can be written to, or that can be made",
+                    f"snapshots.url: {url} is not writable ({failure}); choose a folder that "
+                    "is writable, or that can be created",
                     setting="snapshots.url",
                 )
         except Exception as failure:
-            # As those of a file system's client: all ranks are told.
+            # For example from the client of a file system. All ranks must raise.
             error = failure
         Coordinator(self._container.collective, "snapshots of this run").agree(error)
 
     def check_rows(self) -> None:
-        """Refuses rows of an earlier run that outlived it, before any step is made.
+        """Raises before the first step if rows of an earlier run exist.
 
         Raises:
-            ConfigError: there are some, here or on another rank, and this run does not resume.
-            SparringError: what keeps rows cannot be reached, here or on another rank.
+            ConfigError: there are such rows, here or on another rank, and this run does not resume.
+            SparringError: a storage cannot be reached, here or on another rank.
         """
         if self._chosen.resume:
             return
@@ -113,19 +113,19 @@ class RunSnapshots:
             found = self._rows_left()
             if found is not None:
                 error = ConfigError(
-                    f"storage: {found}, and this run begins without --resume; go on with the "
-                    "earlier run (--resume), keep the rows of this one elsewhere (another path or "
-                    "prefix in storage.options), or clear the old ones first: remove the folder, "
-                    "or open each table by sparring.open_storage and call clear()",
+                    f"storage: {found}, but this run starts without --resume; resume the earlier run "
+                    "(--resume), use another path or prefix in storage.options, or remove the old "
+                    "rows: delete the folder, or open each table by sparring.open_storage and call "
+                    "clear()",
                     setting="storage.options",
                 )
         except Exception as failure:
-            # As those of a server that is not there: all ranks are told.
+            # For example because a server is down. All ranks must raise.
             error = failure
         Coordinator(self._container.collective, "storages of this run").agree(error)
 
     def _rows_left(self) -> str | None:
-        """Which rows outlived an earlier run, in words; None: none."""
+        """Describes rows that remain from an earlier run; None if there are none."""
         container = self._container
         for table in container.tables:
             count = container.num_rows(table)
@@ -133,13 +133,13 @@ class RunSnapshots:
                 continue
             opened = [each.storage for each in container.entries() if each.storage is not None]
             if any(interrupted_load(each) is not None for each in opened):
-                return None  # the first lookup refuses them, and says which load was cut short
+                return None  # The first lookup raises an error that names the interrupted load.
             place = " over ".join(map(format_storage, container.tiers(table)))
-            return f"{place} has {count:,} rows of table {table!r} already"
+            return f"{place} already contains {count:,} rows of table {table!r}"
         return None
 
     def is_due(self, step: int) -> bool:
-        """Whether to save after `step`; all ranks get one answer."""
+        """Returns whether to save after `step`; the answer is the same on all ranks."""
         chosen = self._chosen
         if chosen.url is None:
             return False
@@ -152,7 +152,7 @@ class RunSnapshots:
         return _broadcast_answer(self._container.collective, is_time)
 
     def check(self) -> None:
-        """Tells of a save that failed; the run goes on, and the next one is tried."""
+        """Reports a save that failed. The run continues, and the next save is attempted."""
         task = self._task
         if task is None or not task.done():
             return
@@ -168,19 +168,19 @@ class RunSnapshots:
             self._pinned = [saved.url]
 
     def pin(self, url: str) -> None:
-        """Keeps a snapshot of this run until another one that is pinned has been committed."""
+        """Keeps a snapshot of this run until another pinned one has been committed."""
         self._pinned.append(url)
 
     def unpin(self) -> None:
-        """Treats all snapshots alike again."""
+        """Removes all pins."""
         self._pinned.clear()
 
     def _report_failure(self, name: str, error: Exception) -> None:
         self._has_failed = True
         self.num_failed += 1
         self._tell(
-            f"{name} failed: {type(error).__name__}: {error}; training goes on, and the next "
-            "snapshot is tried"
+            f"{name} failed: {type(error).__name__}: {error}; training continues, and the next "
+            "snapshot will be attempted"
         )
 
     def save(
@@ -194,17 +194,17 @@ class RunSnapshots:
         """Saves the state after `step`, concurrently with later steps unless it is the last.
 
         Args:
-            step: number of steps that were made.
+            step: number of steps made.
             states: state besides that of tables.
-            is_last: no step follows, so that the save is waited for.
+            is_last: wait for the save, because no step follows.
             is_pinned: see `pin`.
 
         Returns:
-            The URL of the snapshot; None if the step was saved before, or the save could not begin.
+            The URL of the snapshot; None if the step was saved before, or the save could not start.
 
         Raises:
-            SnapshotError: the last one failed.
-            DeadlineError: the save before does not come to an end.
+            SnapshotError: the last save failed.
+            DeadlineError: the previous save did not finish in time.
         """
         chosen = self._chosen
         assert chosen.url is not None
@@ -237,7 +237,7 @@ class RunSnapshots:
                 ),
             )
         except SnapshotError as error:
-            # It could not begin on any rank: a full disk refuses even the folder.
+            # The save did not start on any rank, for example because the disk is full.
             if is_last:
                 raise
             self._report_failure(f"save of {url}", error)
@@ -249,7 +249,7 @@ class RunSnapshots:
         return url
 
     def load(self, url: str) -> LoadResult:
-        """Returns to a snapshot of this run; the next one that is saved is full, whatever its step.
+        """Loads a snapshot of this run. The next save is then full, at any step.
 
         Raises:
             SnapshotError: it was not saved, or is damaged.
@@ -261,14 +261,14 @@ class RunSnapshots:
         return loaded
 
     def _embedding_parts(self) -> dict[str, State]:
-        parts = self._config.model.read_embedding_parts
+        parts = self._config.model.embedding_parts
         if not parts:
             return {}
         names = [table.name for table in self._config.list_tables()]
         return {EMBEDDING_PARTS: State(dict.fromkeys(names, parts))}
 
     def _described(self) -> dict[str, object]:
-        # Names: folders may be moved.
+        # Stores names, because folders may be moved.
         names = [locate(url)[1] for url in self._damaged]
         return {**describe_run(self._config), _DAMAGED: names}
 
@@ -279,8 +279,7 @@ class RunSnapshots:
     def end(
         self, step: int, states: Callable[[], Mapping[str, State]], *, is_needed: bool = False
     ) -> None:
-        """Training has ended: waits for the save that runs, and saves once more if so chosen or if
-        `is_needed`."""
+        """Waits for the save in progress, and saves the last step if configured or if `is_needed`."""
         if self._chosen.url is None:
             return
         if self._chosen.at_end or is_needed:
@@ -290,16 +289,16 @@ class RunSnapshots:
             self.check()
 
     def resume(self, meanwhile: Callable[[Snapshot], None]) -> LoadResult | None:
-        """Loads the newest snapshot that can be read, and says which; None: there is none.
+        """Loads the newest readable snapshot, and reports it; returns None if there are no snapshots.
 
         Args:
-            meanwhile: called while its rows come in, which may be in vain: with each snapshot that
-                is tried.
+            meanwhile: called with each snapshot that is attempted, while its rows are loaded. The load
+                may fail later.
 
         Raises:
-            SnapshotError: there are some, and none can be read.
-            ConfigError: it is of another run: other data, model, tables or seed.
-            InvalidArgumentError: its tables are others.
+            SnapshotError: there are snapshots, but none is readable.
+            ConfigError: the snapshot has other data, model, tables or seed.
+            InvalidArgumentError: its tables differ.
         """
         chosen = self._chosen
         if chosen.url is None or not chosen.resume:
@@ -307,14 +306,14 @@ class RunSnapshots:
         damaged: SnapshotError | None = None
         for url, reason in self._candidates(chosen.url):
             if reason:
-                self._tell(f"snapshot {url} cannot be read ({reason}); the one before it is tried")
+                self._tell(f"snapshot {url} is unreadable ({reason}); trying the one before it")
                 damaged = SnapshotDamagedError(reason)
                 continue
             try:
                 changes = self._changes(url)
                 loaded = self._loaded(url, meanwhile)
             except SnapshotError as error:
-                self._tell(f"snapshot {url} cannot be read ({error}); the one before it is tried")
+                self._tell(f"snapshot {url} is unreadable ({error}); trying the one before it")
                 if isinstance(error, SnapshotDamagedError):
                     self._damaged.append(url)
                 damaged = error
@@ -329,23 +328,23 @@ class RunSnapshots:
             return loaded
         if damaged is not None:
             raise SnapshotError(
-                f"no snapshot in {chosen.url} can be read; mend or remove them, or train again into "
+                f"no snapshot in {chosen.url} is readable; repair or remove them, or train again with "
                 "another folder",
                 url=chosen.url,
             ) from damaged
-        self._tell(f"there is no snapshot in {chosen.url} yet; training starts from scratch")
+        self._tell(f"there is no snapshot in {chosen.url} yet; training starts from the beginning")
         left = self._rows_left()
         if left is not None:
             self._tell(f"{left}; training starts from them")
         return None
 
     def _changes(self, url: str) -> list[str]:
-        """Differences from the run that a snapshot is of. Before any row is changed: rows may outlive
-        the process, and what is refused must leave them as they are.
+        """Returns differences from the run of a snapshot. Called before any row changes, because rows may
+        be persistent, and a rejected run must not change them.
 
         Raises:
-            SnapshotError: it cannot be read, here or on another rank.
-            ConfigError: it is of another run.
+            SnapshotError: the snapshot cannot be read, here or on another rank.
+            ConfigError: it belongs to another run.
         """
         changes: list[str] = []
         error: Exception | None = None
@@ -357,7 +356,7 @@ class RunSnapshots:
         return changes
 
     def _report_damaged(self, loaded: LoadResult) -> None:
-        """Those that the run has found damaged before it was interrupted this time."""
+        """Adds the snapshots that were found to be damaged before the run was interrupted."""
         place, _ = locate(loaded.url)
         names = loaded.states[RUN].values.get(_DAMAGED, ())
         before = [place.url_of(name) for name in names]
@@ -367,17 +366,17 @@ class RunSnapshots:
         container = self._container
         loading = container.load(url, is_base=self._chosen.full_every > 1, blocking=False)
         try:
-            # What cannot be read the load cannot read either, and tells all ranks of.
+            # The load raises the same error, and reports it to all ranks.
             with suppress(SnapshotError):
                 meanwhile(open_snapshot(url))
         except BaseException as error:
             container.loads.stop(error)
             raise
-        container.join_load()  # Ctrl-C stops it
+        container.join_load()  # Can be interrupted by Ctrl-C.
         return loading.result()
 
     def _candidates(self, root: str) -> list[tuple[str, str]]:
-        """URLs, the newest first, with the reason why one cannot be read: the first rank's."""
+        """Returns the URLs that the first rank finds, newest first, with the reason if unreadable."""
         self._container.quiesce()
         collective = self._container.collective
         found: list[tuple[str, str]] = []
@@ -395,7 +394,7 @@ class RunSnapshots:
 
 
 def _list_snapshots(root: str) -> list[tuple[str, str]]:
-    """URLs of committed snapshots, the newest first, with the reason why one cannot be read."""
+    """Returns URLs of committed snapshots, newest first, each with the reason if it is unreadable."""
     place = open_root(root)
     with reading(place.url, "the folder"):
         try:
@@ -409,7 +408,7 @@ def _list_snapshots(root: str) -> list[tuple[str, str]]:
             step = open_snapshot(url).step
         except SnapshotError as error:
             reason = str(error)
-            # As `RunSnapshots.save` names them.
+            # `RunSnapshots.save` puts the step in the name.
             numbers = re.findall(r"[0-9]+", name)
             step = int(numbers[0]) if numbers else -1
         found.append((step, name, url, reason))
@@ -417,31 +416,31 @@ def _list_snapshots(root: str) -> list[tuple[str, str]]:
 
 
 def _reject_other_files(root: str) -> None:
-    """Two runs in one folder would remove each other's snapshots, and be resumed from as one."""
+    """Raises if a folder contains snapshots: two runs would remove each other's snapshots."""
     found = _list_snapshots(root)
     if found:
         raise ConfigError(
-            f"snapshots.url: {root} has {len(found)} snapshots of a run already, the newest of them "
-            f"{found[0][0]}, and this one starts over; go on with that run (--resume), save this one "
-            "in another folder (snapshots.url=…), or remove them first",
+            f"snapshots.url: {root} already contains {len(found)} snapshots of a run, the newest is "
+            f"{found[0][0]}, but this run does not resume; resume that run (--resume), use another "
+            "folder (snapshots.url=…), or remove them first",
             setting="snapshots.url",
         )
 
 
 def _free_url(root: str, name: str) -> str:
-    """Of a snapshot that can be written: one that could not be read may have the name already."""
+    """Returns an unused URL; an unreadable snapshot may already have the name."""
     place = open_root(root)
     names = [name, *(f"{name}-{again}" for again in range(2, 1000))]
     return place.url_of(next(each for each in names if not place.exists(each)))
 
 
 def _broadcast_answer(collective: Collective, answer: bool) -> bool:
-    """The first rank's answer, on all ranks."""
+    """Returns the first rank's answer on all ranks."""
     return _any_rank(collective, answer and collective.rank == 0)
 
 
 def _any_rank(collective: Collective, answer: bool) -> bool:
-    """Whether any rank's answer is yes, on all ranks."""
+    """Returns on all ranks whether the answer of any rank is yes."""
     if collective.world_size == 1:
         return answer
     return bool(collective.all_reduce(np.array([answer], np.int64), Reduction.MAX)[0])

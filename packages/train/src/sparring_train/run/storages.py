@@ -1,4 +1,4 @@
-"""Storages that keep the rows of a run when it has ended."""
+"""Storages that contain the rows of a run after it has ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["open_run_storages", "format_storage"]
 
 
 def format_storage(storage: StorageChoice) -> str:
-    """A storage as messages name it: with those options that are text, as a path or a URL."""
+    """Returns a name for messages: the backend and its textual options, such as a path or a URL."""
     said = [
         f"{name} {value}"
         for name, value in storage.options.items()
@@ -36,24 +36,25 @@ def open_run_storages(
     *,
     ranks: int | None = None,
 ) -> Iterator[tuple[StorageChoice, Storage]]:
-    """Opens, one after the other, the places in which ranks of a run have kept rows of a table.
+    """Opens the storages in which ranks of a run have stored rows of a table, one after the other.
 
-    Places without rows, and storages that end with the run, are left out.
+    Storages that contain no rows or that ended with the run are skipped.
 
     Args:
-        config: of the run, which has ended.
-        table: its name.
-        manager: where backends are looked up.
-        ranks: how many there were; None: as many as wrote the newest snapshot, or one.
+        config: configuration of the run, which must have ended.
+        table: name of the table.
+        manager: finds backends.
+        ranks: number of ranks; None: the number that wrote the newest snapshot, or 1.
 
     Raises:
         InvalidArgumentError: the run has no such table.
-        SparringError: a storage cannot be opened, as where the run goes on.
+        SparringError: a storage cannot be opened, for example because the run is still running.
     """
     wanted = {each.name: each for each in config.list_tables()}
     if table not in wanted:
         raise InvalidArgumentError(
-            f"table {table!r}: the model of this run has {', '.join(wanted)}", table=table
+            f"table {table!r} does not exist; the model of this run has {', '.join(wanted)}",
+            table=table,
         )
     url = config.snapshots.url
     snapshot = None if url is None else latest_snapshot(url)

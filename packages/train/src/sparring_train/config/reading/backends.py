@@ -150,8 +150,8 @@ def _check_deadlines(
             problems.append(
                 Problem(
                     places.of_value(path),
-                    f"{format_path(path)} must be less than deadline_seconds, because other ranks wait no "
-                    "longer; lower it, or raise deadline_seconds",
+                    f"{format_path(path)} must be less than deadline_seconds, because other ranks wait "
+                    "no longer; lower it, or raise deadline_seconds",
                     path,
                     found=f"{seconds:g}",
                     expected=f"less than {most:g}",

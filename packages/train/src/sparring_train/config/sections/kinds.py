@@ -102,6 +102,6 @@ class ModelSection(Section):
         return None
 
     @property
-    def read_embedding_parts(self) -> dict[str, Any]:
+    def embedding_parts(self) -> dict[str, Any]:
         """Position of each part in the rows of every table; see `sparring.EMBEDDING_PARTS`."""
         return {}

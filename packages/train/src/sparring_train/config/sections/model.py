@@ -85,8 +85,8 @@ class MatrixFactorizationModel(ModelSection):
         return tuple(each.table_name for each in features if each is not None)
 
     @property
-    def read_embedding_parts(self) -> dict[str, Any]:
-        """See `ModelSection.read_embedding_parts`."""
+    def embedding_parts(self) -> dict[str, Any]:
+        """See `ModelSection.embedding_parts`."""
         return {"bias": [0, 1], "embedding": [1, self.dim + 1]}
 
 

@@ -96,16 +96,16 @@ class Share:
 
 
 def assign_lanes(rows: Sequence[int] | Counts, rank: int, world_size: int) -> list[Share]:
-    """Lanes of a rank, in order.
+    """Returns the lanes of a rank, in order.
 
     Args:
-        rows: of each lane; whole lanes are cut where ranks get rows as equal as can be.
-        rank: this one.
-        world_size: ranks.
+        rows: number of rows per lane. Ranks get whole lanes with as equal numbers of rows as possible.
+        rank: this rank.
+        world_size: number of ranks.
     """
     num_lanes = len(rows)
     if world_size > num_lanes:
-        # In 1 / world_size of a lane, so that neighbours agree on the border.
+        # In units of 1 / world_size of a lane, so that adjacent ranks agree on the border.
         begin, end = rank * num_lanes, (rank + 1) * num_lanes
         lanes = range(begin // world_size, -(-end // world_size))
         return [
