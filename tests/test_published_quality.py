@@ -95,7 +95,7 @@ def test_what_cannot_be_measured_is_refused(trained: dict[str, str], capsys: Pri
     other = Path(trained["config"]).with_name("other.yaml")
     other.write_text(CLICKS.replace("top_mlp: [32]", "top_mlp: [16]"))
     assert main(["publish", run, out, "--evaluate", str(other)]) == 2
-    assert "parameters of another model than the configuration" in capsys.readouterr().err
+    assert "parameters do not fit the configured model" in capsys.readouterr().err
     assert not Path(out).exists()
 
 

@@ -106,7 +106,7 @@ def test_a_run_that_begins_again_is_refused_where_rows_are(
     for more in ([], ["seed=4"], [f"snapshots.url={tmp_path / 'elsewhere'}"]):
         assert main(["train", str(ROOT / "configs/rocksdb.yaml"), *given(rows, *more)]) == 2
         said = capsys.readouterr().err
-        assert f"rocksdb (path {rows}) has " in said
+        assert f"rocksdb (path {rows}) already contains " in said
         assert " rows of table 'user', but this run starts without --resume" in said
         assert "step 1" not in said
     assert trained("rocksdb.yaml", *given(rows, saved, "--resume")) == expected
@@ -122,7 +122,7 @@ def test_a_run_that_resumes_without_a_snapshot_says_that_rows_are_there(
     assert main(["train", str(ROOT / "configs/rocksdb.yaml"), *resumed]) == 0
     said = capsys.readouterr().err
     assert "there is no snapshot in" in said
-    assert "rows of table 'user' already; training starts from them" in said
+    assert "rows of table 'user'; training starts from them" in said
 
 
 def test_rows_that_were_cleared_are_no_reason_to_refuse(

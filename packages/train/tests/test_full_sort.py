@@ -82,7 +82,7 @@ def test_seen_items_take_no_place() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"user_vectors": [1.0]}, r"user_vectors: must be \(users, dim\), found \(1,\)"),
+        ({"user_vectors": [1.0]}, r"user_vectors: found \(1,\), expected \(users, dim\)"),
         ({"user_vectors": [[np.nan]]}, "queries: found NaN or infinity"),
         ({"item_keys": [1, 1]}, "item_keys: found a key twice"),
         ({"item_vectors": [[1.0]]}, "keys and rows: must be"),

@@ -124,7 +124,7 @@ def test_collected_scores_are_copies() -> None:
         ([0.1, 0.2], [1], "shapes"),
         ([[0.1]], [[1]], "shapes"),
         ([0.1, 0.2], [0, 2], "found 2 at 1"),
-        ([0.1], [math.nan], "must be 0 or 1"),
+        ([0.1], [math.nan], "expected 0 or 1"),
         ([1.5], [1], "from 0 to 1"),
     ],
 )

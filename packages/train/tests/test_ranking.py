@@ -123,10 +123,10 @@ def test_no_query_is_nan() -> None:
             [[1, 2]],
             ([1], [0, 1]),
             {"k": 3},
-            r"found int64 \(1, 2\), must be \(queries, at least 3\)",
+            r"found int64 \(1, 2\), expected \(queries, at least 3\)",
         ),
         ([[1.5]], ([1], [0, 1]), {"k": 1}, "found float64"),
-        ([[1]], ([1], [0, 1]), {"k": 0}, r"found \(0,\), must be one or more numbers"),
+        ([[1]], ([1], [0, 1]), {"k": 0}, r"found \(0,\), expected one or more numbers"),
         ([[1]], ([1], [0, 1, 1]), {"k": 1}, "2 offsets for 1 queries"),
         ([[1]], ([1], [0, 2]), {"k": 1}, r"offsets int64 \(2,\) to 2"),
         ([[1], [2]], ([1], [0, 2, 1]), {"k": 1}, "never falling"),
@@ -177,5 +177,5 @@ def test_grouped_auc_of_what_cannot_be_told_is_nan() -> None:
     assert math.isnan(grouped_auc([1, 2], [1, 1], [1, 1]).value)
     assert math.isnan(grouped_auc([math.nan, 2], [0, 1], [1, 1]).value)
     for given in (([1.0], [1, 0], [1]), ([1.0], [2], [1])):
-        with pytest.raises(InvalidArgumentError, match=r"all must be \(n,\)|must be 0 or 1"):
+        with pytest.raises(InvalidArgumentError, match=r"expected \(n,\) for all|expected 0 or 1"):
             grouped_auc(*given)

@@ -1,4 +1,4 @@
-"""Quality of a run's model over rows that are to be served, for `sparring publish --evaluate`."""
+"""Metric of a run's model with serving rows, for `sparring publish --evaluate`."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ __all__ = ["served_quality"]
 def served_quality(
     config_path: str, snapshot_url: str, storage: Mapping[str, Any], manager: PluginManager
 ) -> MetricValue:
-    """The first metric of the model's loss: AUC, RMSE, recall; see `EvaluatorDescriptor`.
+    """Computes the first metric of the model's loss: AUC, RMSE or recall; see `EvaluatorDescriptor`.
 
     Raises:
-        ConfigError: the configuration is wrong.
-        UnsupportedError: its framework's trainer does not evaluate.
-        SparringError: its data or the snapshot cannot be read, or do not fit.
+        ConfigError: the configuration is invalid.
+        UnsupportedError: the trainer of the framework does not evaluate saved models.
+        SparringError: data or snapshot cannot be read, or do not fit.
     """
     config = load_config(config_path, plugin_manager=manager)
     open_model = find_trainer(config.framework, manager).open
     if open_model is None:
         raise UnsupportedError(
-            f"{config_path}: the trainer of framework {config.framework!r} does not evaluate "
-            "snapshots; publish without --evaluate"
+            f"{config_path}: the trainer of framework {config.framework!r} does not evaluate saved "
+            "models; publish without --evaluate"
         )
     options = {name: value for name, value in storage.items() if name != "backend"}
     rows = StorageConfig(backend=storage["backend"], options=options)

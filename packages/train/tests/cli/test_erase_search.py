@@ -213,7 +213,7 @@ def test_lines_for_which_nothing_was_found_are_named_by_number(erase: Erase) -> 
     code, _, said, receipt = erase(*lines, options=("--everywhere", "run.yaml"))
     assert code == 0
     assert receipt["lines_without_a_row"] == [2, 4]
-    assert "ids.txt: no row and no string was found for 2 of 3 lines (2, 4); compare" in " ".join(
+    assert "ids.txt: found no row and no string for 2 of 3 lines (2, 4); compare" in " ".join(
         said.split()
     )
     assert "P1@" not in said

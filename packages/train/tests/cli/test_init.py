@@ -243,7 +243,7 @@ def test_labels_say_which_rows_are_ranked(
     config: Any = parse_config(text)
     assert (config.model.kind, config.model.positive) == (kind, positive)
     assert (config.data.label, config.data.weight) == (label, "price")
-    assert ("rows of 2.5 and more count" in unsure) == (label == "rating")
+    assert ("rows with at least 2.5 are positive" in unsure) == (label == "rating")
 
 
 def test_texts_that_are_no_lists_and_no_ids(

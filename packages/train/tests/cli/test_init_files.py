@@ -68,7 +68,7 @@ def test_broken_rows_are_counted_and_left_out(
     rows[9:9] = ["u1,i2,3.5,1,more", "u1", "u1,i2,cheap,1", "u1,i2,3.5,perhaps", "u1,i2,3.5,"]
     write(name, "user,item,price,clicked", rows)
     text, said = written(capsys, name)
-    assert "# 5 of the 605 rows that were read are bad; the first:" in text
+    assert "# 5 of the 605 rows that were read are bad. The first one:" in text
     assert f"{name}, row 11: found 5 fields in 'u1,i2,3.5,1,more', expected 4 fields" in text
     assert f"bad rows: 5; the first: {Path(name).absolute()}, row 11: found 5 fields" in said
     config: Any = parse_config(text)
@@ -172,7 +172,7 @@ def test_all_files_are_looked_at(
         monkeypatch.setattr(sample_csv, name, 1 << 15)
     text, said = written(capsys, f"*.{end}")
     looked = looking.summarize_table(f"*.{end}")
-    assert f"# It looked at {looked.num_sampled:,} of" in text
+    assert f"# Based on {looked.num_sampled:,} of" in text
     assert 8000 <= looked.num_sampled < 30_000
     assert abs(looked.num_rows - 80_000) < (1 if end == "parquet" else 1500)
     assert looked.sample.is_exact == (end == "parquet")
@@ -333,7 +333,7 @@ def test_keys_of_the_configuration_may_be_given(capsys: pytest.CaptureFixture[st
     assert config.optimizer.sparse.model_dump()["lr"] == 0.5
     assert set(plain.splitlines()) - set(text.splitlines()) == {
         "seed: 1",
-        "  split: {fraction: 0.1}  # a tenth, drawn by chance, is the test",
+        "  split: {fraction: 0.1}  # a random tenth is the test",
         "  batch_size: 16",
         "  sparse: {name: adagrad, lr: 0.03}",
         "  epochs: 1",

@@ -232,8 +232,9 @@ def test_a_user_without_a_sequence_gets_the_most_popular_items(
     assert scores == sorted(scores, reverse=True)
     assert main(["recommend", "sequence", "--user", "somebody"]) == 0
     shown = capsys.readouterr()
-    assert "user 'somebody' has no training row; the items of most training rows" in " ".join(
-        shown.err.split()
+    assert (
+        "user 'somebody' has no training row, so the items with the most training rows"
+        in " ".join(shown.err.split())
     )
     assert "training rows" in shown.out
 
@@ -265,7 +266,7 @@ def test_columns_of_other_languages_need_two_options_in_one_message(ask: Any, fo
     found = ask("recommend", "german", "--user", "user 4", "--item", "Artikel")
     assert found == ask("recommend", "german", "--user", "user 4", "--user-feature", "Kunde")
     assert len(found["items"]) == 10
-    assert "--user-feature Kund: the features are Kunde, Artikel" in ask(
+    assert "--user-feature: found Kund, expected one of Kunde, Artikel" in ask(
         "recommend", "german", "--user-feature", "Kund"
     )
 

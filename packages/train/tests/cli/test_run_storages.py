@@ -136,14 +136,14 @@ def test_erase_leaves_no_byte_of_a_person_in_snapshots_and_rocksdb(run: Run) -> 
     assert "resumed from" in said
     code, out, _ = run("erase", "user", "--keys", "ids.txt", "--snapshots", "runs")
     assert code == 0
-    assert "0 rows left out of 0 snapshots" in out
+    assert "0 rows removed from 0 snapshots" in out
 
 
 @pytest.mark.parametrize(
     ("arguments", "text", "said"),
     [
-        (["--everywhere", "run.yaml"], "# none\n", "contains no ids"),
-        ([], "1", "name where from"),
+        (["--everywhere", "run.yaml"], "# none\n", "found no ids in"),
+        ([], "1", "found nothing to erase from"),
         (["--snapshots", "runs"], "1", "there is no snapshot in runs"),
         (["--everywhere", "run.yaml", "--receipt", "ids.txt"], "1", "exists already"),
     ],

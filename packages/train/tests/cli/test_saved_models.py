@@ -124,7 +124,7 @@ def test_a_saved_model_needs_no_storage_but_memory(ask: Any, folder: Path) -> No
 def test_data_that_were_moved_are_named(ask: Any, folder: Path) -> None:
     (folder / "ratings.csv").rename(folder / "moved.csv")
     try:
-        assert "no such file" in ask("evaluate", "ratings", "--json")
+        assert "found no file" in ask("evaluate", "ratings", "--json")
         assert ask("evaluate", "ratings", "data.path=moved.csv", "--json")["metrics"]["rmse"] < 2
     finally:
         (folder / "moved.csv").rename(folder / "ratings.csv")
@@ -160,7 +160,7 @@ def test_predict_says_how_many_rows_have_an_id_without_a_row(
     capsys.readouterr()
     assert main(["predict", "clicks", "some.csv"]) == 0
     assert capsys.readouterr().err.splitlines() == [
-        "user: 2 of 3 rows have an id without a row, which reads as its initial value"
+        "user: 2 of 3 rows contain an id without a row, which reads as its initial value"
     ]
     (folder / "empty.csv").write_text("item,user,price\n")
     assert main(["predict", "clicks", "empty.csv"]) == 0
@@ -232,8 +232,11 @@ def test_a_user_without_a_row_is_answered_from_the_initial_row(ask: Any, feature
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["clicks", "none.csv"], "no such file"),
-        (["clicks", "clicks.csv", "-o", "out.txt"], "must end in .csv or .parquet"),
+        (["clicks", "none.csv"], "found no file"),
+        (
+            ["clicks", "clicks.csv", "-o", "out.txt"],
+            "expected a name that ends in .csv or .parquet",
+        ),
         (["clicks", "ratings.csv"], "column 'price' is missing"),
         (["nowhere", "clicks.csv"], "nowhere"),
     ],
@@ -418,7 +421,7 @@ def test_what_else_is_known_changes_the_scores(ask: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["clicks", "--user", "user-4", "--item", "film"], "the features are user, item"),
+        (["clicks", "--user", "user-4", "--item", "film"], "expected one of user, item"),
         (["typed", "--user", "ann"], "user: found 'ann', but its ids are whole numbers of 64 bits"),
         (
             ["clicks", "--user", "user-4", "--item", "item", "--with", "age=3"],
@@ -431,14 +434,14 @@ def test_what_else_is_known_changes_the_scores(ask: Any) -> None:
         ),
         (
             ["towers", "--user", "user-4", "--item", "brand"],
-            "two_towers ranks the items of item; leave --item out",
+            "two_towers ranks the items of item; remove --item",
         ),
         (
             ["ratings"],
             "found 0 ids of feature 'user'; the model needs one of each; give: --user=…",
         ),
         (["required", "-k", "1"], "give: --user=… --with device=…"),
-        (["ratings", "--new"], "--new needs a user"),
+        (["ratings", "--new"], "--new requires a user"),
     ],
 )
 def test_a_question_without_an_answer_is_refused(

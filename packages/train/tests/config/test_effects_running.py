@@ -254,7 +254,9 @@ def test_rows_that_one_rank_finds_are_refused_by_all(runs: Runs) -> None:
     runs.ranks(storage)
     shutil.rmtree("rows-0")
     # Of the first rank, which has no rows.
-    with pytest.raises(ConfigError, match=r"rank 1 failed: storage: rocksdb \(path rows-1\) has "):
+    with pytest.raises(
+        ConfigError, match=r"rank 1 failed: storage: rocksdb \(path rows-1\) already contains "
+    ):
         runs.ranks(storage, "seed=4")
 
 

@@ -442,7 +442,9 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     with make() as container:
         with pytest.raises(InvalidArgumentError, match="every_seconds: found 0"):
             MetricsWriter(container, tmp_path / "metrics", every_seconds=0)
-        with pytest.raises(InvalidArgumentError, match="no format 'xml'; there are jsonl, prom"):
+        with pytest.raises(
+            InvalidArgumentError, match="found the format 'xml', expected one of jsonl, prom"
+        ):
             MetricsWriter(container, tmp_path / "metrics", file_format="xml")
         with pytest.raises(InvalidArgumentError, match="found the URL s3://bucket/metrics"):
             MetricsWriter(container, "s3://bucket/metrics")

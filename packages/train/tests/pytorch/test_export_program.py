@@ -61,14 +61,14 @@ def test_what_cannot_be_exported_is_refused(
 
     command = [str(trained), str(out)]
     assert "--to tensorflow" in refused(*command, "--to", "tensorflow")
-    assert "name one by --snapshot" in refused(*command, "snapshots.url=null")
+    assert "give one by --snapshot" in refused(*command, "snapshots.url=null")
     assert "no serving snapshot" in refused(*command, "--served", str(tmp_path / "none"))
     assert "nowhere" in refused(*command, "--snapshot", str(tmp_path / "nowhere"))
     table = "data={kind: table, path: log.csv, categorical: [user, item]"
     ranks = [f"{table}}}", "model={kind: two_towers}"]
     assert "two_towers ranks items" in refused(*command, *ranks)
     clicks = [f"{table}, lists: [item], label: clicked}}", "model={kind: dlrm}"]
-    assert "item are lists, and programs take one id" in refused(*command, *clicks)
+    assert "item are lists, but programs accept one id" in refused(*command, *clicks)
 
 
 @pytest.mark.long

@@ -419,7 +419,7 @@ def test_no_readable_snapshot_is_an_error_and_none_at_all_is_a_beginning(tmp_pat
     newest = latest_snapshot(str(tmp_path / "run"))
     assert newest is not None
     (Path(newest.url) / "manifest.json").write_text("{}")
-    with pytest.raises(SnapshotError, match=r"no snapshot in .* can be read"):
+    with pytest.raises(SnapshotError, match=r"no snapshot in .* is readable"):
         run(config(tmp_path / "run", resume=True))
 
 

@@ -103,4 +103,4 @@ def test_a_run_on_strings_is_not_resumed_with_numbers(
     capsys.readouterr()
     assert main(["train", str(run), "training.epochs=3", "--resume"]) == 2
     told = capsys.readouterr().err
-    assert "ids of 'user' were made of strings, and the data have integers now" in told
+    assert "ids of 'user' made from strings, the data now contain integers" in told

@@ -106,7 +106,7 @@ def test_a_report_shows_baselines_validation_and_no_curve_of_one_point(tmp_path:
     assert "AUC over steps" not in text
     for words in ("Predicting the mean", ">0.5000<", "validation samples, step 4", ">0.8000<"):
         assert words in text
-    assert "The best that any model can reach on these data is not known" in text
+    assert "The best value that a model can reach on these data is unknown" in text
     assert read_report(tmp_path / "a.html") == data
     write_report(tmp_path / "b.html", RunData(**facts, series={"auc": one, "validation/auc": two}))
     assert "AUC on the validation and test samples" in (tmp_path / "b.html").read_text()

@@ -86,7 +86,7 @@ def test_two_runs_are_compared_on_the_terminal(files: Path, capsys: Printed) -> 
         "RMSE, user: rare ids 2.0000 2.5000 +0.5000",
         "RMSE, item: new ids – 3.0000",
         "steps 3 3 0",
-        "steps each second 2.0000 3.0000 +1.0000 (+50.0%)",
+        "steps per second 2.0000 3.0000 +1.0000 (+50.0%)",
         "rows of all tables 10 15 +5 (+50.0%)",
         "peak memory 1.0 GiB 1.5 GiB +512.0 MiB (+50.0%)",
         "item – 3",
@@ -146,7 +146,7 @@ def _without_data(text: str) -> str:
 BROKEN: dict[str, tuple[Callable[[str], str], str]] = {
     "a report of an earlier release": (_without_data, "found no data of a run"),
     "any other file": (lambda _: "hello", "found no data of a run"),
-    "a report that was cut off": (lambda text: text[: text.index("adagrad")], "ends within them"),
+    "a report that was cut off": (lambda text: text[: text.index("adagrad")], "ends early"),
     "a report with other text in it": (lambda text: text.replace('{"format":1', "{;"), "damaged"),
     "a value of another type": (
         lambda text: text.replace('"seconds":1.5', '"seconds":"long"'),
@@ -158,7 +158,7 @@ BROKEN: dict[str, tuple[Callable[[str], str], str]] = {
     ),
     "a report of a later release": (
         lambda text: text.replace('{"format":1', '{"format":9'),
-        "format 9, this release reads up to 1",
+        "format 9, expected at most 1",
     ),
 }
 
@@ -198,7 +198,7 @@ def test_snapshots_of_runs_with_a_report_are_compared(files: Path, capsys: Print
     assert found["results"]["test AUC"]["first"] == 0.75
     assert "runs/one, after step 0" in found["environment"]["snapshot"]["first"]
     assert main(["report", "a.html", "bare/one"]) == 2
-    assert "holds no report; set report.path" in capsys.readouterr().err
+    assert "contains no report; set report.path" in capsys.readouterr().err
 
 
 def test_a_run_of_another_kind_has_no_difference_where_it_has_no_number() -> None:

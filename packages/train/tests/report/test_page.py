@@ -115,7 +115,7 @@ def test_the_report_shows_what_was_reached_beside_the_best(tmp_path: Path) -> No
     for words in (
         "My run", "0.8123", "0.8321", "-0.0198", "0.4567", "not known", "1,234", "1,239", "seed: 7",
         "30 steps in 1.5 seconds, from 2026-05-03 11:00:59 UTC on box-7.", "a fast one, 1 core",
-        "1.5 GiB, of the rank with most", "sparring-hkv", "9.8.7", "s3://runs/step-30, after step 30",
+        "1.5 GiB, maximum over ranks", "sparring-hkv", "9.8.7", "s3://runs/step-30, after step 30",
         "abc123", "hkv over redis", "rare ids", "1 to 9 times", "4,321", "0.6789",
         "clicked has very many ids: one in 4 was counted",
     ):  # fmt: skip

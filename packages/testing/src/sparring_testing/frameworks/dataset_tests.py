@@ -124,8 +124,8 @@ class DatasetTests:
         if data.label_range is None:
             return
         labels = np.concatenate([batch.labels for batch in data.batches(0)])
-        assert data.label_range.least == labels.min()
-        assert data.label_range.most == labels.max()
+        assert data.label_range.minimum == labels.min()
+        assert data.label_range.maximum == labels.max()
         assert np.isclose(data.label_range.mean, labels.mean(dtype=np.float64), rtol=1e-5)
 
 

@@ -1,1 +1,1 @@
-"""The commands `sparring train` and `sparring config`."""
+"""The commands of sparring-train."""

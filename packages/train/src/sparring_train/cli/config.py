@@ -26,8 +26,8 @@ def show(
     config: ConfigArgument,
     overrides: OverridesArgument = None,
 ) -> None:
-    """Print the whole configuration as YAML: defaults and overrides included, paths absolute."""
-    # What is printed holds wherever it is saved.
+    """Print the complete configuration as YAML, with defaults, overrides and absolute paths."""
+    # Absolute paths keep the output valid in any folder.
     folder = str(Path(config).absolute().parent)
     whole = absolute_paths(load_config(config, overrides or (), folder=folder))
     typer.echo(config_as_yaml(whole), nl=False)
@@ -38,6 +38,6 @@ def check(
     config: ConfigArgument,
     overrides: OverridesArgument = None,
 ) -> None:
-    """Check a configuration, backends and their options included, and run nothing."""
+    """Check a configuration, including backends and their options, without running it."""
     load_config(config, overrides or (), plugin_manager=get_command_context(context).plugin_manager)
     typer.echo(f"{config}: correct")

@@ -1,4 +1,4 @@
-"""``sparring erase``: removes ids from everything that a run has left, and writes a receipt."""
+"""``sparring erase``: removes ids from all data that a run has stored, and writes a receipt."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ _BLOOM = 3
 
 _COMMENT = re.compile(r"(^|\s)#.*")
 _DELETE = "delete it"
-_FIND = "name files and folders with --search to have them searched, and delete those with the ids"
+_FIND = "search files and folders with --search, and delete those that contain ids"
 _TRACES = (
-    "ordinary weights, and rows of other ids, were trained together with these ids; no id can be "
-    "read from them",
-    "copies made by others are not known here: exports, backups, older versions that an object "
-    "store or a file system keeps",
-    "the report counts how often ids occurred, by sketches; no id can be read from them",
+    "ordinary weights, and rows of other ids, were trained together with these ids; ids cannot be "
+    "reconstructed from them",
+    "copies that others made are unknown to this command: exports, backups, older versions that an "
+    "object store or a file system keeps",
+    "the report counts how often ids occurred, by sketches; ids cannot be reconstructed from them",
 )
 
 
@@ -65,8 +65,8 @@ def erase(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
         Path,
         typer.Option(
             "--keys",
-            help="A file with one id per line: a whole number, or a string as the data have it. A # "
-            "at the start of a line or after a space begins a comment.",
+            help="A file with one id per line: a whole number, or a string as in the data. A # "
+            "at the start of a line or after a space starts a comment.",
         ),
     ],
     overrides: OverridesArgument = None,
@@ -75,7 +75,7 @@ def erase(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
         typer.Option(
             "--everywhere",
             metavar="CONFIG",
-            help="The YAML file of a run that is not running: its snapshots and its storage.",
+            help="The YAML file of a run that is not running; its snapshots and storage are searched.",
         ),
     ] = None,
     snapshots: Annotated[
@@ -83,24 +83,24 @@ def erase(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
         typer.Option("--snapshots", metavar="FOLDER", help="A further folder of snapshots."),
     ] = None,
     ranks: Annotated[
-        int | None, typer.Option(help="How many ranks the run had, if it left no snapshot.", min=1)
+        int | None, typer.Option(help="Number of ranks of the run, if it left no snapshot.", min=1)
     ] = None,
     search: Annotated[
         list[str] | None,
         typer.Option(
             "--search",
             metavar="PATH",
-            help="A further file or folder, such as logs, predictions or serving snapshots: what it "
-            "contains of the ids is reported, and it is not changed.",
+            help="A further file or folder, such as logs, predictions or serving snapshots. Ids in it "
+            "are reported; it is not changed.",
         ),
     ] = None,
     receipt: Annotated[
-        Path | None, typer.Option("--receipt", metavar="FILE", help="Where the receipt goes.")
+        Path | None, typer.Option("--receipt", metavar="FILE", help="Path of the receipt.")
     ] = None,
 ) -> None:
     """Remove ids from storages, admission counters, snapshots and the dictionary of strings.
 
-    If the command is interrupted, everything can still be loaded: run it again.
+    If the command is interrupted, all data remain loadable; run it again.
     """
     listed = _read_ids(keys)
     manager = get_command_context(context).plugin_manager
@@ -112,11 +112,13 @@ def erase(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
         folders.append(run.snapshots.url)
     if run is None and not folders:
         raise InvalidArgumentError(
-            "erase: name where from: --everywhere run.yaml, or --snapshots FOLDER"
+            "erase: found nothing to erase from; give --everywhere run.yaml or --snapshots FOLDER"
         )
     for folder in snapshots or []:
         if latest_snapshot(folder) is None:
-            raise InvalidArgumentError(f"erase: there is no snapshot in {folder}")
+            raise InvalidArgumentError(
+                f"erase: found no snapshot in {folder}; give the folder of a run's snapshots"
+            )
     known = _read_run(run, folders, manager)
     features, origins = _list_features(known, folders, table)
     meant = _list_keys(listed, table, origins, keys)
@@ -124,8 +126,8 @@ def erase(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
     began = datetime.now(timezone.utc)
     target = receipt or Path(f"erased-{table}-{began:%Y%m%dT%H%M%SZ}.json")
     if target.exists():
-        raise InvalidArgumentError(f"erase: {target} exists already; name another --receipt")
-    # Storages first: their places are known by the newest snapshot.
+        raise InvalidArgumentError(f"erase: {target} already exists; choose another --receipt")
+    # Storages first, because the newest snapshot determines their locations.
     with _audit_log(table, len(set(listed.values())), target) as audit:
         erased: set[int] = set()
         storages, traces = _erase_from_storages(run, table, wanted, ranks, manager, erased)
@@ -155,8 +157,8 @@ def erase(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
     if unknown:
         shown = ", ".join(map(str, unknown[:10])) + (", …" if len(unknown) > 10 else "")
         typer.echo(
-            f"{keys}: no row and no string was found for {len(unknown):,} of {len(meant):,} lines "
-            f"({shown}); compare their spelling with the data, capital letters and accents included",
+            f"{keys}: found no row and no string for {len(unknown):,} of {len(meant):,} lines "
+            f"({shown}); compare their spelling with the data, including capital letters and accents",
             err=True,
         )
     typer.echo(f"receipt: {target}; it lists what was not searched")
@@ -167,8 +169,8 @@ def _print(report: dict[str, Any]) -> None:
         typer.echo(f"{each['place']}: {each['num_rows']:,} rows removed")
     for each in report["snapshots"]:
         typer.echo(
-            f"{each['folder']}: {each['num_rows']:,} rows left out of {len(each['replaced'])} "
-            f"snapshots, {len(each['clean'])} had none"
+            f"{each['folder']}: {each['num_rows']:,} rows removed from {len(each['replaced'])} "
+            f"snapshots, {len(each['clean'])} contained none"
         )
     for each in report["strings"]:
         typer.echo(f"{each['folder']}: {each['num_strings']:,} strings removed")
@@ -176,19 +178,19 @@ def _print(report: dict[str, Any]) -> None:
         if each["num_ids"]:
             typer.echo(f"{each['path']}: still contains {each['num_ids']:,} of the ids; {_DELETE}")
         if each["problem"]:
-            typer.echo(f"{each['path']}: could not be decoded ({each['problem']}); look at it")
+            typer.echo(f"{each['path']}: could not be decoded ({each['problem']}); inspect it")
 
 
 @contextmanager
 def _audit_log(table: str, num_ids: int, receipt: Path) -> Iterator[dict[str, str]]:
-    """Writes a line to standard error: who erased what, and the outcome; it contains no id.
+    """Writes an audit line to standard error: who erased how many ids, and the outcome.
 
     Yields:
-        The part of it that the receipt has, too.
+        The fields that the receipt contains, too.
     """
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # the system has no name for the user
+    except (KeyError, OSError):  # The user has no name on this system.
         user = f"uid {os.getuid()}"
     who = {"user": user, "host": socket.gethostname(), "request_id": secrets.token_hex(8)}
     began, outcome = time.monotonic(), "failed"
@@ -209,7 +211,9 @@ def _read_ids(path: Path) -> dict[int, str]:
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgumentError(f"erase: {path} cannot be read: {error}") from error
+        raise InvalidArgumentError(
+            f"erase: reading {path} failed: {error}; give a readable text file in UTF-8"
+        ) from error
     found = {}
     for number, line in enumerate(lines, 1):
         text = _COMMENT.sub("", line).strip()
@@ -217,7 +221,7 @@ def _read_ids(path: Path) -> dict[int, str]:
             found[number] = text
     if not found:
         raise InvalidArgumentError(
-            f"erase: {path} contains no ids; expected one id per line, a number or a string"
+            f"erase: found no ids in {path}, expected one per line, a number or a string; add them"
         )
     return found
 
@@ -225,7 +229,7 @@ def _read_ids(path: Path) -> dict[int, str]:
 def _read_run(
     run: RunConfig | None, folders: list[str], manager: PluginManager
 ) -> RunConfig | None:
-    """Returns the given configuration, or that of the newest snapshot, or None."""
+    """Returns the given configuration, or the one in the newest snapshot, or None."""
     if run is not None:
         return run
     newest = [each for each in map(latest_snapshot, folders) if each is not None]
@@ -236,9 +240,9 @@ def _read_run(
 def _list_features(
     run: RunConfig | None, folders: list[str], table: str
 ) -> tuple[list[str] | None, set[Origin]]:
-    """Returns the columns whose ids are keys of a table, and the kinds of their values.
+    """Returns the columns whose ids are keys of a table, and the sources of their ids.
 
-    The columns are None, and the set is empty, if neither a configuration nor a snapshot tells.
+    Columns are None and sources are empty if there is neither a configuration nor a saved run.
     """
     if run is None:
         return None, set()
@@ -256,8 +260,8 @@ def _list_keys(
 ) -> dict[int, list[int]]:
     """Returns the keys of the listed ids, by line number.
 
-    A whole number stands for itself and for the hash of its digits, unless the ids of the table are
-    known to be whole numbers: no other id is likely to have that hash.
+    A whole number means itself and the hash of its digits, unless the ids of the table are known to be
+    whole numbers. No other id is likely to have that hash.
     """
     found: dict[int, list[int]] = {}
     for number, text in listed.items():
@@ -268,7 +272,7 @@ def _list_keys(
             if not meant:
                 raise InvalidArgumentError(
                     f"erase: {path}:{number}: found {text!r}, but ids of table {table!r} are whole "
-                    "numbers of 64 bits; correct the line"
+                    "numbers of 64 bits; fix the line"
                 )
         found[number] = meant
     return found
@@ -282,7 +286,7 @@ def _erase_from_storages(
     manager: PluginManager,
     erased: set[int],
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Removes keys from the storages of a run, and adds those that had rows to `erased`."""
+    """Removes keys from the storages of a run. Adds keys that had rows to `erased`."""
     done: list[dict[str, Any]] = []
     traces: list[str] = []
     if run is None:
@@ -296,7 +300,7 @@ def _erase_from_storages(
             traces += _purge(each)
         declared = storage.table
         storage.close()
-        # Opened again, a database rewrites its list of files.
+        # A database rewrites its list of files when it is opened again.
         found_table(place.backend, declared, manager, place.options)
         done.append({"place": format_storage(place), "num_rows": num_rows})
     return done, traces
@@ -309,8 +313,8 @@ def _purge(storage: Storage) -> list[str]:
     if not storage.capabilities.persistent:
         return []
     return [
-        f"{type(storage).__name__}: the rows are gone for all readers; files of the server or "
-        "database behind it, as logs and dumps of Redis, may have their bytes until it rewrites them"
+        f"{type(storage).__name__}: readers no longer find the rows; files of the server or database, "
+        "such as logs and dumps of Redis, may contain their bytes until it rewrites them"
     ]
 
 
@@ -327,7 +331,7 @@ def _erase_from_folder(
         if saved is not None and int.from_bytes(saved[12:16].tobytes(), "little") == _BLOOM:
             traces.append(
                 f"{folder}: the counters of the Bloom filter that admits ids of table {table!r} are "
-                "shared by many ids; no id can be read from them, but one may be admitted a step early"
+                "shared by many ids; ids cannot be reconstructed, but one may be admitted a step early"
             )
     return {
         "folder": folder,
@@ -341,7 +345,7 @@ def _erase_from_folder(
 def _erase_from_dictionary(
     folder: str, keys: npt.NDArray[np.int64], features: list[str] | None, erased: set[int]
 ) -> dict[str, Any]:
-    # It imports pyarrow.
+    # Imported here, because it imports pyarrow.
     from sparring_train.data.table.strings import erase_strings
 
     found = erase_strings(folder, keys, features)
@@ -354,7 +358,7 @@ def _erase_from_dictionary(
 def _list_files(run: RunConfig | None) -> list[str]:
     """Returns the files that a run writes besides its snapshots."""
     paths = [] if run is None else [run.report.path, run.report.trace_path, run.metrics.path]
-    # Of ranks that write a file each, all of them.
+    # If ranks write separate files, all of them.
     return [
         found
         for path in paths
@@ -369,7 +373,7 @@ def _find_files_with(
     places: list[str],
     folders: list[str],
 ) -> list[dict[str, Any]]:
-    """Searches other files for the ids; the snapshots of the folders are known to have none."""
+    """Searches other files for the ids, except the snapshots from which they were removed."""
     wanted = SearchedIds({text: meant[number] for number, text in listed.items()})
     if not wanted:
         return []
@@ -378,28 +382,28 @@ def _find_files_with(
         return [asdict(each) for each in search_files(places, wanted, snapshots)]
     except OSError as error:
         raise InvalidArgumentError(
-            f"erase: a file could not be searched: {error}; fix the cause and run the command again"
+            f"erase: searching a file failed: {error}; fix the cause and run the command again"
         ) from error
 
 
 def _describe_remains(run: RunConfig | None) -> list[dict[str, str]]:
-    """Returns the places that were not searched, and the way to remove the ids from each."""
+    """Returns the locations that were not searched, and how to remove ids from each."""
     data = "the training data" if run is None else getattr(run.data, "path", run.data.kind)
     notes = run is None or run.change_notes.is_on
     listed = {
-        f"training data ({data})": "remove the rows there, or the next training learns them again",
+        f"training data ({data})": "remove the rows, or the next training learns them again",
         "serving snapshots": "publish again with `sparring publish`; older versions, and the lists of "
         "removed ids in deltas, stay until they are deleted: `--keep` of `sparring publish` limits them",
         "caches of servers and clients": "they follow the next published version or change notes; "
         "restart them to be sure",
-        "push logs of servers that learn (`parameters.push_log`)": "save the service before you stop its "
-        "servers and erase, because a save empties the logs; delete files there that end with .unused",
+        "push logs of servers that learn (`parameters.push_log`)": "save the service before you stop "
+        "its servers and erase, because a save empties the logs; delete its files that end with .unused",
         "exported vectors and rows (`sparring export`, outputs of `predict` and `recommend`)": _FIND,
-        "logs on standard error, which quote values of damaged rows": _FIND,
+        "logs on standard error, which quote values of bad rows": _FIND,
     }
     if run is None:
         listed["report, metrics and traces of the run"] = (
-            "name its configuration with --everywhere, or the files with --search"
+            "give its configuration with --everywhere, or the files with --search"
         )
     if notes:
         listed["change notes"] = (

@@ -1,7 +1,7 @@
-"""Search of files for ids that were erased elsewhere: nothing is changed, and what is found is reported.
+"""Searches files for erased ids and reports them, without changing the files.
 
-An id is found as its text, also escaped as JSON, HTML and URLs write it, and as its key, in binary or in
-digits. Compressed files, archives and columns of Parquet are decoded.
+An id is found as text, including its escaped forms in JSON, HTML and URLs, and as key, in binary form or
+as digits. Compressed files, archives and columns of Parquet are decoded.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ __all__ = ["SearchedFile", "SearchedIds", "search_files"]
 
 _CHUNK_BYTES = 1 << 20
 _MIN_DIGITS = 7
-"""Shorter numbers occur in every file."""
+"""Shorter numbers occur in nearly every file."""
 _MIN_KEY = 1 << 40
-"""Bytes of smaller numbers are mostly zeros, which occur in every binary file."""
+"""Bytes of smaller numbers are mostly zeros, which occur in nearly every binary file."""
 _MIN_TEXT = 6
-"""Shorter texts are found as whole words only."""
+"""Shorter texts are only found as whole words."""
 _MAX_NESTED = 4
-"""Files in archives in archives."""
+"""Maximum depth of archives in archives."""
 _WORD = rb"[0-9A-Za-z_\x80-\xff]"
 
 
@@ -44,7 +44,7 @@ class SearchedFile:
     Args:
         path: path or URL.
         num_ids: number of listed ids that it contains.
-        problem: why a part of it could not be decoded; its bytes were searched all the same.
+        problem: why a part could not be decoded. Its undecoded bytes were searched nevertheless.
     """
 
     path: str
@@ -53,10 +53,10 @@ class SearchedFile:
 
 
 class SearchedIds:
-    """Patterns of ids, by id.
+    """Patterns of the ids to search for.
 
     Args:
-        ids: keys that each listed text stands for.
+        ids: each listed text → the keys that it may mean.
     """
 
     def __init__(self, ids: Mapping[str, Sequence[int]]) -> None:
@@ -68,13 +68,13 @@ class SearchedIds:
         self._any_key = np.array(sorted(self._keys), np.int64)
         longest = max(map(len, (quote(each) for each in ids)), default=0)
         self.overlap = 6 * longest + 32
-        """Bytes of a chunk that are searched again with the next one."""
+        """Number of bytes at the end of a chunk that are searched again with the next one."""
 
     def __bool__(self) -> bool:
         return any(each is not None for each in self._patterns)
 
     def in_bytes(self, content: bytes) -> set[int]:
-        """Returns the numbers of the ids that bytes contain."""
+        """Returns the indices of the ids that bytes contain."""
         return {
             number
             for number, pattern in enumerate(self._patterns)
@@ -82,7 +82,7 @@ class SearchedIds:
         }
 
     def in_integers(self, values: Any) -> set[int]:
-        """Returns the numbers of the ids whose keys an integer array contains."""
+        """Returns the indices of the ids whose keys an integer array contains."""
         found = np.asarray(values).astype(np.int64, copy=False)
         return {self._keys[int(each)] for each in np.intersect1d(found, self._any_key)}
 
@@ -110,7 +110,7 @@ def _pattern(text: str, keys: Sequence[int]) -> re.Pattern[bytes] | None:
 
 
 _Open = Callable[[], AbstractContextManager[Any]]
-"""Opens a file from its begin."""
+"""Opens a file at its start."""
 
 
 @dataclass(slots=True)
@@ -122,10 +122,10 @@ class _Found:
 def search_files(
     places: Sequence[str], wanted: SearchedIds, left_out: Sequence[str] = ()
 ) -> Iterator[SearchedFile]:
-    """Searches files, and all files below folders.
+    """Searches files, and all files in folders.
 
     Args:
-        places: paths or URLs of fsspec; those that do not exist are left out.
+        places: paths or URLs of fsspec; missing ones are skipped.
         wanted: the ids.
         left_out: paths or URLs of folders that are not searched.
 
@@ -153,7 +153,7 @@ def _parse_path(url: str) -> str:
 
 
 def _search(opened: _Open, wanted: SearchedIds, found: _Found, depth: int) -> None:
-    """Searches bytes, and what they are an encoding of."""
+    """Searches the bytes of a file, and the decoded contents."""
     with opened() as file:
         head = chunk = file.read(_CHUNK_BYTES)
         tail = b""
@@ -174,7 +174,7 @@ def _search(opened: _Open, wanted: SearchedIds, found: _Found, depth: int) -> No
         for magic, decompress in _DECOMPRESS.items():
             if head.startswith(magic):
                 _search(partial(_decompressed, opened, decompress), wanted, found, depth + 1)
-    # Damaged or encrypted files raise whatever their decoder raises.
+    # Decoders raise arbitrary exceptions for damaged or encrypted files.
     except Exception as error:
         found.problem = f"{type(error).__name__}: {error}"
 
@@ -202,7 +202,7 @@ _DECOMPRESS: Mapping[bytes, Callable[[IO[bytes]], AbstractContextManager[Any]]] 
     b"\xfd7zXZ\x00": lzma.open,
     b"\x28\xb5\x2f\xfd": _zstd,
 }
-"""First bytes of compressed files, and what decompresses them."""
+"""First bytes of compressed files → function that decompresses them."""
 
 
 def _search_parquet(file: IO[bytes], wanted: SearchedIds, found: _Found) -> None:

@@ -1,4 +1,4 @@
-"""``sparring evaluate`` and ``sparring predict``: ask the model that a snapshot has."""
+"""``sparring evaluate`` and ``sparring predict``: use the model in a snapshot."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SnapshotArgument = Annotated[
     str,
     typer.Argument(
         metavar="SNAPSHOT",
-        help="A snapshot of a run, or a folder of them: the newest is taken.",
+        help="A snapshot of a run, or a folder of snapshots, whose newest one is used.",
         show_default=False,
     ),
 ]
@@ -76,25 +76,23 @@ def predict(
     snapshot: SnapshotArgument,
     path: Annotated[
         str,
-        typer.Argument(
-            metavar="FILE", help="Examples: a file with the columns of the data of the run."
-        ),
+        typer.Argument(metavar="FILE", help="Examples: a file with the columns of the run's data."),
     ],
     overrides: OverridesArgument = None,
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="A file to write: .csv or .parquet. Without it, print."
+            "--output", "-o", help="File to write: .csv or .parquet. Default: standard output."
         ),
     ] = None,
 ) -> None:
-    """Print or write the ids and the prediction of each row of a file, in its order.
+    """Print or write the ids and the prediction of each row of a file, in order.
 
     Lists of ids are joined by | in CSV.
     """
     if output is not None and output.suffix not in (".csv", ".parquet"):
         raise InvalidArgumentError(
-            f"--output {output}: must end in .csv or .parquet, which says how it is written"
+            f"--output: found {output}, expected a name that ends in .csv or .parquet; rename it"
         )
     found = open_newest_snapshot(snapshot)
     with open_run(found, overrides or [], get_command_context(context).plugin_manager) as (
@@ -103,8 +101,8 @@ def predict(
     ):
         if config.model.loss == "ranking":
             raise InvalidArgumentError(
-                f"{found.url}: its model ranks items and predicts no number; ask it for the best items: "
-                "sparring recommend"
+                f"{found.url}: its model ranks items and predicts no numbers; run sparring recommend "
+                "for the best items"
             )
         counts = _Counts({each.name: 0 for each in config.data.columns.features})
         tables = _compute_first(_predictions(model, path, config.data.columns, counts))
@@ -116,7 +114,7 @@ def predict(
     for name, count in counts.without_row.items():
         if count:
             typer.echo(
-                f"{name}: {count:,} of {counts.rows:,} rows have an id without a row, which reads as "
+                f"{name}: {count:,} of {counts.rows:,} rows contain an id without a row, which reads as "
                 "its initial value",
                 err=True,
             )
@@ -124,17 +122,17 @@ def predict(
 
 @dataclass(slots=True)
 class _Counts:
-    """Counts of rows that were predicted for."""
+    """Counts of the rows for which predictions were made."""
 
     without_row: dict[str, int]
-    """Feature → rows with an id that has no row in its table."""
+    """Feature → number of rows that contain an id without a row in its table."""
     rows: int = 0
 
 
 def _predictions(
     model: OpenedModel, path: str, schema: Schema, counts: _Counts
 ) -> Iterator[pyarrow.Table]:
-    """Yields the ids of rows, as the file has them, with their predictions."""
+    """Yields the ids of rows as in the file, with their predictions."""
     import pyarrow
 
     container = model.source.container
@@ -155,7 +153,7 @@ def _predictions(
 
 
 def _compute_first(predictions: Iterator[pyarrow.Table]) -> Iterator[pyarrow.Table]:
-    """The same, the first of them made: a bad file is refused before a line is written."""
+    """Computes the first element, so that a bad file raises before any output is written."""
     first = list(islice(predictions, 1))
     return chain(first, predictions)
 
@@ -167,7 +165,7 @@ def _write_csv(file: Any, predictions: Iterator[pyarrow.Table]) -> int:
         if not number:
             writer.writerow(part.column_names)
         *ids, predicted = (column.to_pylist() for column in part.columns)
-        # The fewest digits that give the same float32.
+        # Uses the fewest digits that identify the float32.
         texts = map(str, np.array(predicted, np.float32))
         writer.writerows(zip(*(map(_as_text, each) for each in ids), texts, strict=True))
         count += len(part)
@@ -183,7 +181,7 @@ def _as_text(value: Any) -> str:
 
 
 def _write_file(output: Path, predictions: Iterator[pyarrow.Table]) -> int:
-    """Whole, or not at all."""
+    """Writes to a temporary file first, so that the output is complete or does not exist."""
     beginning = output.with_name(f".{output.name}.part")
     try:
         if output.suffix == ".csv":
@@ -194,7 +192,8 @@ def _write_file(output: Path, predictions: Iterator[pyarrow.Table]) -> int:
         beginning.replace(output)
     except OSError as error:
         raise DataError(
-            f"{output}: cannot be written: {error.strerror or error}", path=str(output)
+            f"writing {output} failed: {error.strerror or error}; choose another --output",
+            path=str(output),
         ) from error
     finally:
         beginning.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""``sparring export-program``: a trained model as a folder that C++ runs over serving snapshots."""
+"""``sparring export-program``: a trained model as a folder that C++ runs on serving snapshots."""
 
 from __future__ import annotations
 
@@ -25,43 +25,43 @@ def add_export_program(application: typer.Typer) -> None:
 
 def export_program(
     context: typer.Context,
-    config: Annotated[
-        str, typer.Argument(metavar="CONFIG", help="The YAML file that the run was trained with.")
-    ],
-    bundle: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.")],
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="The YAML file of the run.")],
+    bundle: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to create.")],
     overrides: OverridesArgument = None,
     served: Annotated[
-        str, typer.Option(help="A serving snapshot, or a folder of them: `sparring publish`.")
+        str, typer.Option(help="A serving snapshot, or a folder of them; see `sparring publish`.")
     ] = "served",
     snapshot: Annotated[
         str | None,
-        typer.Option(help="A snapshot, or a folder of them; without it, where the run saves."),
+        typer.Option(help="A snapshot, or a folder of them. Default: snapshots.url of the run."),
     ] = None,
     to: Annotated[
-        str | None, typer.Option("--to", help="The framework; it must be that of the run.")
+        str | None, typer.Option("--to", help="The framework; it must be the one of the run.")
     ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Let the program read later versions of its tables.")
     ] = False,
 ) -> None:
-    """Write a trained model as a program that runs without Python, over a serving snapshot."""
+    """Write a trained model as a program that runs without Python, on a serving snapshot."""
     manager = get_command_context(context).plugin_manager
     run = load_config(config, overrides or [], plugin_manager=manager)
     if to is not None and to != run.framework:
         raise UnsupportedError(
             f"--to {to}: {config} is trained with {run.framework}, whose programs run with "
-            f"{run.framework}; leave --to out, or train with {to}"
+            f"{run.framework}; remove --to, or train with {to}"
         )
     export = find_trainer(run.framework, manager).export
     if export is None:
         raise UnsupportedError(
-            f"{config}: the trainer of framework {run.framework!r} exports no programs; use one that "
-            "does, as torch"
+            f"{config}: the trainer of framework {run.framework!r} does not export programs; use another "
+            "framework, such as torch"
         )
     _check_exportable(config, run)
     place = snapshot or run.snapshots.url
     if place is None:
-        raise SnapshotError(f"{config} saves no snapshots (snapshots.url); name one by --snapshot")
+        raise SnapshotError(
+            f"{config}: snapshots.url is null, so there is no snapshot to export; give one by --snapshot"
+        )
     url = open_newest_snapshot(place).url
     export(run, manager, ProgramRequest(url, served, str(bundle), follow))
     typer.echo(f"{bundle}: a program of {url}, bound to {served}")
@@ -70,12 +70,12 @@ def export_program(
 def _check_exportable(path: str, run: RunConfig) -> None:
     if run.model.loss == "ranking":
         raise UnsupportedError(
-            f"{path}: model.kind: {run.model.kind} ranks items, and programs predict one number for an "
-            "example; publish its tables and ask a service for the best items: sparring publish"
+            f"{path}: model.kind: {run.model.kind} ranks items, but programs predict one number per "
+            "example; publish its tables and query a service for the best items: sparring publish"
         )
     lists = [feature.name for feature in run.data.columns.features if feature.is_list]
     if lists:
         raise UnsupportedError(
-            f"{path}: {', '.join(lists)} are lists, and programs take one id of each feature; leave them "
-            "out of data.categorical, or export your own module: sparring_torch.export_program"
+            f"{path}: {', '.join(lists)} are lists, but programs accept one id per feature; remove them "
+            "from data.categorical, or export your own module: sparring_torch.export_program"
         )

@@ -22,7 +22,7 @@ __all__ = ["add_get", "open_newest_snapshot"]
 
 
 def add_get(application: typer.Typer) -> None:
-    # So that a negative key is no option.
+    # Otherwise a negative key would be parsed as an option.
     application.command("get", context_settings={"ignore_unknown_options": True})(get)
 
 
@@ -32,19 +32,19 @@ def get(
         str,
         typer.Argument(
             metavar="PLACE",
-            help="A snapshot, a folder of snapshots (the newest is taken), or the YAML file of a "
-            "run whose storage keeps rows.",
+            help="A snapshot, a folder of snapshots (the newest is used), or the YAML file of a "
+            "run whose storage is persistent.",
         ),
     ],
     table: Annotated[str, typer.Argument(help="The table's name.")],
-    key: Annotated[str, typer.Argument(help="The id: a number, or a string as the data have it.")],
+    key: Annotated[str, typer.Argument(help="The id: a number, or a string as in the data.")],
     overrides: OverridesArgument = None,
     ranks: Annotated[
-        int | None, typer.Option(help="How many ranks the run had, if it left no snapshot.", min=1)
+        int | None, typer.Option(help="Number of ranks of the run, if it left no snapshot.", min=1)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:
-    """Show the embedding and the optimizer's state of one key; exit with 1 if it has no row."""
+    """Show the embedding and the optimizer state of one key. The exit code is 1 if it has no row."""
     manager = get_command_context(context).plugin_manager
     is_run = place.endswith((".yaml", ".yml"))
     snapshot = None if is_run else open_newest_snapshot(place)
@@ -67,7 +67,7 @@ def get(
 
 
 def open_newest_snapshot(url: str) -> Snapshot:
-    """A snapshot, or the newest of a folder of them.
+    """Opens a snapshot, or the newest one in a folder.
 
     Raises:
         SnapshotError: there is none, or it cannot be read.

@@ -28,7 +28,7 @@ from sparring_train.recommend.column_names import ITEMS, USERS, find_first_named
 __all__ = ["add_init"]
 
 _RARE_SHARE = 0.1
-"""Share of values that occur once, from which on keeping rare ids out of tables is proposed."""
+"""Minimum share of values that occur once for which an admission filter is suggested."""
 
 
 def add_init(application: typer.Typer) -> None:
@@ -53,17 +53,17 @@ def init(
     model: Annotated[
         RankingKind | None,
         typer.Option(
-            help="Rank items for users: two_towers, or sequence, by the items before. Without it, files "
-            "without a label whose columns are called as users and items get one of them.",
+            help="Rank items for users: two_towers, or sequence, which uses earlier items. Default: "
+            "files without a label whose columns are named like users and items get one of them.",
         ),
     ] = None,
 ) -> None:
-    """Look at files of examples, and print a configuration that trains on them."""
+    """Read the first rows of files, and print a configuration that trains on them."""
     given = parse_words(words or ())
     summary = summarize_table(path, _options(given))
     lines, unsure = _configuration(path, summary, given, model)
     text = "\n".join(apply_keys(lines, given.keys)) + "\n"
-    # The text is checked as `sparring train` checks a file, so that it can be trained.
+    # Validates the text like `sparring train` does.
     parse_config(text, source="the configuration of sparring init")
     typer.echo(text, nl=False)
     for each in unsure:
@@ -86,14 +86,16 @@ def _options(given: Words) -> ReadingOptions:
 def _configuration(
     path: str, summary: TableSummary, given: Words, model: RankingKind | None
 ) -> tuple[list[str], list[str]]:
-    """Returns the lines, and the remarks about guesses that may be wrong."""
+    """Returns the lines of the configuration, and remarks about uncertain guesses."""
     by_name = {each.name: each for each in summary.columns}
     for role, names in given.columns.items():
         for name in names:
             if name not in by_name:
                 meant = find_closest_name(name, by_name)
                 hint = f"; did you mean {meant}?" if meant else f", found {', '.join(by_name)}"
-                raise DataError(f"{path}: has no column {name!r}{hint}", path=path, column=name)
+                raise DataError(
+                    f"reading {path}: there is no column {name!r}{hint}", path=path, column=name
+                )
             if name in summary.sample.unusable and role != "skip":
                 reason = summary.sample.unusable[name]
                 raise DataError(
@@ -145,7 +147,7 @@ def _configuration(
 def _head(path: str, summary: TableSummary, unsure: Sequence[str]) -> Iterator[str]:
     about = "" if summary.sample.is_exact else "about "
     yield f"# Written by `sparring init {path}`."
-    yield f"# It looked at {summary.num_sampled:,} of {about}{summary.num_rows:,} rows."
+    yield f"# Based on {summary.num_sampled:,} of {about}{summary.num_rows:,} rows."
     for each in unsure:
         yield f"# UNSURE: {each}"
     yield ""
@@ -177,7 +179,7 @@ def _data(
         yield f"  numeric: [{', '.join(quote_yaml_name(each.name) for each in numbers)}]"
         skewed = [quote_yaml_name(each.name) for each in numbers if each.is_skewed]
         if skewed:
-            yield f"  log1p: [{', '.join(skewed)}]       # they span powers of ten"
+            yield f"  log1p: [{', '.join(skewed)}]       # these span several orders of magnitude"
     if weight is not None:
         yield f"  weight: {quote_yaml_name(weight)}"
     left = [each.name for each in columns if each.role == "left out"]
@@ -188,7 +190,7 @@ def _data(
         yield f"  time: {quote_yaml_name(times[0].name)}"
         yield "  split: {time: 0.1}      # the latest tenth is the test"
     else:
-        yield "  split: {fraction: 0.1}  # a tenth, drawn by chance, is the test"
+        yield "  split: {fraction: 0.1}  # a random tenth is the test"
     used = [label.name, weight, *(each.name for each in (*numbers, *times[:1]))]
     must = [label.name, weight, *(each.name for each in times[:1]), *required]
     yield from bad_row_lines(summary, used, must)
@@ -201,13 +203,13 @@ def _model(columns: Sequence[ColumnSummary], label: ChosenLabel, path: str) -> I
     yield ""
     yield "model:"
     if label.is_binary:
-        yield "  kind: dlrm              # a probability of 1, from ids and numbers"
+        yield "  kind: dlrm              # predicts a probability from ids and numbers"
         yield "  embedding_dim: 16"
         yield "  bottom_mlp: [64, 32]"
         yield "  top_mlp: [64, 32]"
     else:
         user, item = _user_and_item(ids, label.name, path)
-        yield "  kind: matrix_factorization  # a number, from two ids"
+        yield "  kind: matrix_factorization  # predicts a number from two ids"
         yield "  dim: 32"
         yield f"  user: {quote_yaml_name(user)}"
         yield f"  item: {quote_yaml_name(item)}"
@@ -215,7 +217,7 @@ def _model(columns: Sequence[ColumnSummary], label: ChosenLabel, path: str) -> I
     if rare:
         yield ""
         names = ", ".join(each.name for each in rare)
-        yield f"# Many ids of {names} occur once. Such rows can be kept out of tables:"
+        yield f"# Many ids of {names} occur once. A filter can keep such rows out of tables:"
         yield "# tables:"
         yield "#   admission: {kind: frequency, k: 2}"
     yield ""
@@ -231,12 +233,12 @@ def _model(columns: Sequence[ColumnSummary], label: ChosenLabel, path: str) -> I
 
 
 def _user_and_item(ids: Sequence[ColumnSummary], label: str, path: str) -> tuple[str, str]:
-    """The two columns of a matrix factorisation."""
+    """Returns the user and item columns of a matrix factorization."""
     single = [each.name for each in ids if not each.is_list]
     if len(single) < 2:
         raise DataError(
-            f"{path}: the label {label} is a number, for which a matrix factorisation needs two "
-            "columns of ids, of users and of items; give categorical=USER,ITEM",
+            f"{path}: the label {label} is a number, for which a matrix factorization needs two "
+            "columns of ids, users and items; give categorical=USER,ITEM",
             path=path,
             column=label,
         )

@@ -1,4 +1,4 @@
-"""The label that ``sparring init`` proposes: by name, by its values, or by an answer at the terminal."""
+"""Label that ``sparring init`` suggests: by name, by values, or by an answer in the terminal."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _SHOWN = 4
 
 @dataclass(slots=True)
 class ChosenLabel:
-    """Column of labels."""
+    """The column of labels."""
 
     name: str
     is_binary: bool
-    """Whether its numbers are 0 and 1."""
+    """Whether its values are 0 and 1."""
     values: dict[str, float] = field(default_factory=dict)
     """Text → number, for `data.label_values`."""
 
@@ -36,17 +36,17 @@ class ChosenLabel:
 def choose_label(
     path: str, summary: TableSummary, words: Words, unsure: list[str], *, may_guess: bool
 ) -> ChosenLabel | None:
-    """Returns the label, and replaces its texts in `look` with numbers.
+    """Returns the label, and replaces its texts in `summary` with numbers.
 
     Args:
         path: path of the files, for messages.
-        look: columns of the files.
+        summary: columns of the files.
         words: arguments of the command.
-        unsure: receives remarks.
-        may_guess: whether a column may be the label only because of its values.
+        unsure: receives remarks about uncertain guesses.
+        may_guess: whether a column may be chosen only because of its values.
 
     Raises:
-        DataError: if the label is neither numbers nor texts of a known meaning.
+        DataError: the label consists neither of numbers nor of texts with a known meaning.
     """
     others = {each for names in words.columns.values() for each in names}
     if "label" in words.columns:
@@ -88,7 +88,7 @@ def _is_binary(summary: TableSummary, label: str) -> bool:
 
 
 def _meaning(summary: TableSummary, name: str) -> dict[str, float]:
-    """Returns the numbers of texts such as yes and no; empty if a text is another one."""
+    """Returns the numbers of texts such as yes and no; empty if a text is unknown."""
     array = summary.values[name]
     if not (types.is_string(array.type) or types.is_large_string(array.type)):
         return {}

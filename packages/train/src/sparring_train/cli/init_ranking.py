@@ -1,4 +1,4 @@
-"""Models that rank items, as ``sparring init`` proposes them for rows of users and items."""
+"""Models that rank items, suggested by ``sparring init`` for rows of users and items."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class RankedColumns:
     time: ColumnSummary | None
     label: ChosenLabel | None
     positive: float | None
-    """Smallest label of a row that counts."""
+    """Minimum label of a positive row."""
 
 
 def has_user_and_item(columns: Sequence[ColumnSummary]) -> bool:
-    """Whether columns are called as users and items are."""
+    """Returns whether columns are named like users and items."""
     ids = [each for each in columns if _is_id(each)]
     return None not in (_called(ids, USERS), _called(ids, ITEMS))
 
@@ -61,21 +61,21 @@ def choose_ranked_columns(
     """Chooses the columns of a model by their names and values.
 
     Args:
-        path: of the files, for messages.
-        look: at them.
+        path: path of the files, for messages.
+        summary: columns of the files.
         columns: all columns except the label and the weight.
-        label: label that selects the rows that count; None if all do.
-        kind: None: a sequence for sessions with times, two towers for all else.
-        unsure: receives remarks about guesses that may be wrong.
+        label: label that selects the positive rows; None if all are positive.
+        kind: kind of the model. None: a sequence model for sessions with times, otherwise two towers.
+        unsure: receives remarks about uncertain guesses.
 
     Raises:
-        DataError: there are no two columns of ids, or none of times for a sequence.
+        DataError: there are no two columns of ids, or no column of times for a sequence model.
     """
     ids = [each for each in columns if _is_id(each)]
     times = [each for each in columns if each.role == "time"]
     if len(ids) < 2:
         raise DataError(
-            f"{path}: a ranking of items needs two columns of ids, of users and of items; give "
+            f"{path}: a model that ranks items needs two columns of ids, users and items; give "
             "categorical=USER,ITEM",
             path=path,
         )
@@ -90,7 +90,7 @@ def choose_ranked_columns(
     chosen = kind or ("sequence" if is_session else "two_towers")
     if chosen == "sequence" and not times:
         raise DataError(
-            f"{path}: a model of sequences needs a column of times; give time=COLUMN, one of "
+            f"{path}: a sequence model needs a column of times; give time=COLUMN, one of "
             f"{', '.join(each.name for each in columns)}",
             path=path,
         )
@@ -104,7 +104,9 @@ def choose_ranked_columns(
         values = summary.values[label.name].drop_null().cast(pyarrow.float64()).to_numpy()
         positive = 1.0 if label.is_binary else float(np.quantile(values, 0.5, method="higher"))
         if not label.is_binary:
-            unsure.append(f"{label.name}: rows of {positive:g} and more count, half of them")
+            unsure.append(
+                f"{label.name}: rows with at least {positive:g} are positive, half of them"
+            )
     time = times[0] if times and repeats else None
     return RankedColumns(chosen, user, item, of_user, of_item, time, label, positive)
 
@@ -112,13 +114,13 @@ def choose_ranked_columns(
 def ranking_lines(
     path: str, summary: TableSummary, found: RankedColumns, weight: str | None, left: Sequence[str]
 ) -> Iterator[str]:
-    """All sections but `seed`.
+    """Yields all sections except `seed`.
 
     Args:
-        path: of the files.
-        look: at them.
+        path: path of the files.
+        summary: columns of the files.
         found: roles of the columns.
-        weight: the column of weights in the loss.
+        weight: column of weights in the loss.
         left: names of columns that are not used.
     """
     user, item = quote_yaml_name(found.user.name), quote_yaml_name(found.item.name)
@@ -129,7 +131,7 @@ def ranking_lines(
     if found.label is not None:
         yield from label_lines(found.label)
     yield from id_columns([found.user, found.item, *found.of_user, *found.of_item], summary.sample)
-    # A model of sequences needs no user.
+    # A sequence model does not need the user.
     required = item if found.kind == "sequence" else f"{user}, {item}"
     yield f"  required: [{required}]  # a row without an id of these is a bad row"
     if weight is not None:
@@ -139,15 +141,15 @@ def ranking_lines(
     if found.time is not None:
         yield f"  time: {quote_yaml_name(found.time.name)}"
         if found.kind == "sequence":
-            yield f"  history: {{of: {item}, by: {user}, length: 50}}  # the items before"
-        yield f"  split: {{leave_one_out: {user}}}  # the last row of each is the test"
+            yield f"  history: {{of: {item}, by: {user}, length: 50}}  # the earlier items"
+        yield f"  split: {{leave_one_out: {user}}}  # the last row of each user is the test"
     else:
-        yield "  split: {fraction: 0.1}  # a tenth, drawn by chance, is the test"
+        yield "  split: {fraction: 0.1}  # a random tenth is the test"
     label = None if found.label is None else found.label.name
     time = None if found.time is None else found.time.name
     must = [found.item.name, None if found.kind == "sequence" else found.user.name]
     yield from bad_row_lines(summary, [label, weight, time], [label, weight, time, *must])
-    yield "  dictionary: true        # answers are the strings of the file, where it has strings"
+    yield "  dictionary: true        # results contain the strings of the file, if it has strings"
     size = 2 ** int(np.clip(np.log2(max(summary.num_rows, 1) / 50), 6, 11))
     yield f"  batch_size: {size}       # the items of a step are each other's negatives"
     yield ""
@@ -169,20 +171,20 @@ def ranking_lines(
 def _model(found: RankedColumns) -> Iterator[str]:
     user, item = quote_yaml_name(found.user.name), quote_yaml_name(found.item.name)
     if found.kind == "sequence":
-        yield "  # Ask it: sparring recommend run --user USER, or --with history=ITEM,ITEM"
-        yield "  kind: sequence          # the next item, by self-attention over the items before"
+        yield "  # Use it: sparring recommend run --user USER, or --with history=ITEM,ITEM"
+        yield "  kind: sequence          # predicts the next item by self-attention to earlier items"
         yield "  embedding_dim: 32"
         yield f"  item: {item}"
         yield f"  user: {user}            # its items are not ranked again in the test"
     else:
-        yield "  # Ask it: sparring recommend run --user USER"
+        yield "  # Use it: sparring recommend run --user USER"
         yield "  kind: two_towers        # a vector of the user and one of the item"
         yield "  embedding_dim: 32"
         for key, of, more in (("user", user, found.of_user), ("item", item, found.of_item)):
             names = ", ".join([of, *(quote_yaml_name(each.name) for each in more)])
             yield f"  {key}: [{names}]"
     if found.positive is not None:
-        yield f"  positive: {found.positive:g}             # rows with a smaller label do not count"
+        yield f"  positive: {found.positive:g}             # rows with a smaller label are ignored"
 
 
 def _is_id(column: ColumnSummary) -> bool:
@@ -194,7 +196,7 @@ def _called(ids: Sequence[ColumnSummary], terms: frozenset[str]) -> ColumnSummar
 
 
 def _describes(summary: TableSummary, column: ColumnSummary, of: ColumnSummary) -> bool:
-    """Whether nearly every id of `of` has one value of a column, in rows where ids repeat."""
+    """Returns whether a column is nearly a function of `of`, in rows where ids of `of` repeat."""
     values = summary.values[column.name]
     if pyarrow.types.is_nested(values.type):
         return False

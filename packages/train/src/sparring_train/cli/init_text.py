@@ -1,4 +1,4 @@
-"""Columns of files as ``sparring init`` writes them."""
+"""Sections about columns that ``sparring init`` writes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["bad_row_lines", "format_column_words", "id_columns", "label_lines"]
 
 
 def label_lines(label: ChosenLabel) -> Iterator[str]:
-    """Lines of `data` for the label."""
+    """Yields the lines of `data` for the label."""
     yield f"  label: {quote_yaml_name(label.name)}"
     if label.values:
         pairs = ", ".join(
@@ -33,10 +33,10 @@ def label_lines(label: ChosenLabel) -> Iterator[str]:
 def bad_row_lines(
     summary: TableSummary, columns: Sequence[str | None], required: Sequence[str | None]
 ) -> Iterator[str]:
-    """Lines of `data` for rows that cannot be used.
+    """Yields the lines of `data` for bad rows.
 
     Args:
-        look: columns of the files.
+        summary: columns of the files.
         columns: columns of numbers, labels, weights and times; None is ignored.
         required: columns that must have a value; None is ignored.
     """
@@ -44,13 +44,13 @@ def bad_row_lines(
     summary.find_bad_rows(names, must)
     if summary.num_bad:
         total = summary.num_sampled + summary.sample.num_broken
-        yield f"  # {summary.num_bad:,} of the {total:,} rows that were read are bad; the first:"
+        yield f"  # {summary.num_bad:,} of the {total:,} rows that were read are bad. The first one:"
         yield f"  # {summary.first_bad}"
-        yield "  bad_rows: skip          # leaves them out; refuse ends the run at the first one"
+        yield "  bad_rows: skip          # leaves bad rows out; refuse would stop at the first one"
 
 
 def id_columns(ids: Sequence[ColumnSummary], sample: Sample) -> Iterator[str]:
-    """Lines of `data` for columns of ids, and how values are read."""
+    """Yields the lines of `data` for columns of ids and for the format of values."""
     if sample.delimiter is not None:
         yield f"  delimiter: {json.dumps(sample.delimiter)}"
     if sample.decimal != ".":
@@ -58,27 +58,27 @@ def id_columns(ids: Sequence[ColumnSummary], sample: Sample) -> Iterator[str]:
     if sample.missing_values:
         texts = ", ".join(json.dumps(each) for each in sample.missing_values)
         yield f"  missing_values: [{texts}]"
-    yield "  categorical:            # columns of ids: each has a table of embeddings"
+    yield "  categorical:            # columns of ids, each with a table of embeddings"
     yield from (
         f"    - {quote_yaml_name(each.name)}  # {format_column_words(each)}" for each in ids
     )
     if any(each.is_list for each in ids):
         names = ", ".join(quote_yaml_name(each.name) for each in ids if each.is_list)
-        yield f"  lists: [{names}]       # any number of ids in a row"
+        yield f"  lists: [{names}]       # any number of ids per row"
         separator = next((each.separator for each in ids if each.separator), None)
         if separator is not None:
             yield f"  separator: {json.dumps(separator)}"
     if tables := _table_names(ids):
         names = ", ".join(f"{quote_yaml_name(name)}: {table}" for name, table in tables.items())
-        yield f"  share_tables: {{{names}}}  # names of tables have letters of ASCII, digits and _ . -"
+        yield f"  share_tables: {{{names}}}  # names of tables must have ASCII letters, digits and _ . -"
     if types := ", ".join(
         f"{quote_yaml_name(each.name)}: {each.type}" for each in ids if each.type
     ):
-        yield f"  types: {{{types}}}    # the first rows do not show it"
+        yield f"  types: {{{types}}}    # not determined by the first rows"
 
 
 def _table_names(ids: Sequence[ColumnSummary]) -> dict[str, str]:
-    """Returns a table name for each column whose own name cannot be one."""
+    """Returns a table name for each column whose name is not a valid table name."""
     used = {each.name for each in ids}
     found: dict[str, str] = {}
     for each in ids:
@@ -98,7 +98,7 @@ def _numbered(name: str) -> Iterator[str]:
 
 
 def format_column_words(column: ColumnSummary) -> str:
-    """Description of the ids of a column."""
+    """Returns a description of the ids in a column."""
     parts = [f"{'lists of ' if column.is_list else ''}{column.num_distinct:,} distinct"]
     parts.append(f"the most frequent has {column.top_share:.1%}")
     if column.once_share >= 0.005:

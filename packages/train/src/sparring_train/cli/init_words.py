@@ -1,4 +1,4 @@
-"""Arguments of ``sparring init`` behind the file: roles of columns, and keys of the configuration."""
+"""Arguments of ``sparring init`` after the file: roles of columns, and keys of the configuration."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _ANY_DATA = "{kind: table, path: x.csv, label: y, categorical: [x]}"
 
 @dataclass(slots=True)
 class Words:
-    """Arguments by meaning."""
+    """Parsed arguments."""
 
     columns: dict[str, list[str]] = field(default_factory=dict)
     """Role → names of columns."""
     keys: dict[str, str] = field(default_factory=dict)
-    """Dotted key of the configuration → its value as YAML text."""
+    """Dotted key of the configuration → value as YAML."""
     data: TableData | None = None
     """The keys of `data` among them, validated."""
 
@@ -49,10 +49,10 @@ class Words:
 
 
 def parse_words(words: Sequence[str]) -> Words:
-    """Returns the roles and keys that were given.
+    """Parses roles and keys.
 
     Raises:
-        ConfigError: if a word is neither, or a value does not fit its key.
+        ConfigError: an argument is neither, or a value is invalid for its key.
     """
     found = Words()
     keys = [name for name in TableData.model_fields if name not in (*_COLUMNS, *_OWN)]
@@ -85,10 +85,10 @@ def _is_reading_key(key: str) -> bool:
 
 
 def apply_keys(lines: Sequence[str], keys: Mapping[str, str]) -> list[str]:
-    """Returns the lines of a configuration with other values; comments of other lines are kept.
+    """Replaces values in the lines of a configuration. Comments of other lines are kept.
 
     Raises:
-        ConfigError: if a value is not YAML.
+        ConfigError: a value is not valid YAML.
     """
     written = list(lines)
     for key, text in keys.items():
@@ -125,7 +125,7 @@ def apply_keys(lines: Sequence[str], keys: Mapping[str, str]) -> list[str]:
 def _block(
     lines: Sequence[str], key: str, begin: int, end: int, indent: str = ""
 ) -> tuple[int, int]:
-    """Returns the range of the lines of a key and its value; an empty one if there is no such key."""
+    """Returns the range of lines of a key and its value, which is empty if the key is missing."""
     pattern = re.compile(rf"{indent}{re.escape(key)}:(\s|$)")
     first = next((at for at in range(begin, end) if pattern.match(lines[at])), None)
     if first is None:
@@ -141,7 +141,7 @@ def _block(
 
 
 def _flow(value: Any) -> str:
-    """A value as YAML has it in one line."""
+    """Returns a value as YAML on one line."""
     if isinstance(value, dict):
         return (
             "{"
@@ -154,6 +154,6 @@ def _flow(value: Any) -> str:
 
 
 def quote_yaml_name(name: str) -> str:
-    """A column's name as YAML has it."""
+    """Returns a column name as YAML, quoted if necessary."""
     is_plain = _PLAIN.fullmatch(name) is not None and name.lower() not in _YAML_WORDS
     return name if is_plain else json.dumps(name, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""``sparring neighbors``: the keys whose embeddings are nearest to that of one key."""
+"""``sparring neighbors``: the keys whose embeddings are nearest to the embedding of one key."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from sparring_train.run.snapshot_rows import embeddings, find_embedding, find_ke
 
 __all__ = ["Best", "add_neighbors", "print_best"]
 
-Best = Annotated[int, typer.Option("-k", help="How many.", min=1, max=65_536)]
+Best = Annotated[int, typer.Option("-k", help="Number of results.", min=1, max=65_536)]
 
 
 def add_neighbors(application: typer.Typer) -> None:
-    # So that a negative key is no option.
+    # Otherwise a negative key would be parsed as an option.
     settings = {"ignore_unknown_options": True}
     application.command("neighbors", context_settings=settings)(neighbors)
 
@@ -34,7 +34,7 @@ def neighbors(
     snapshot: SnapshotArgument,
     table: Annotated[str, typer.Argument(help="The table's name.")],
     key: Annotated[
-        str, typer.Argument(help="A key of it: a number, or a string as the data have it.")
+        str, typer.Argument(help="A key of the table: a number, or a string as in the data.")
     ],
     k: Best = 10,
     metric: Annotated[
@@ -43,7 +43,7 @@ def neighbors(
     index: IndexOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:
-    """Print the keys of a table whose embeddings are nearest to that of one key, compared with all."""
+    """Print the keys of a table whose embeddings are nearest to the embedding of one key."""
     try:
         from sparring_packed import FaissIndex, top_k
     except ImportError:
@@ -55,7 +55,7 @@ def neighbors(
     query = find_embedding(found, table, asked)
     assert query is not None
     uses_faiss, itself = chooses_faiss(index), (np.array([asked]), np.array([0, 1]))
-    rows, measure = embeddings(found, table), cast(Any, metric)  # checked by what it is given to
+    rows, measure = embeddings(found, table), cast(Any, metric)  # The index validates the metric.
     if uses_faiss:
         best = FaissIndex(rows, metric=measure).top_k(query[None], k, exclude=itself)
     else:
@@ -76,7 +76,7 @@ def neighbors(
 
 
 def print_best(what: str, names: list[int | str], measure: str, scores: list[float]) -> None:
-    """A table for people, best first."""
+    """Prints a table of results, best first."""
     shown = Table(box=None, pad_edge=False)
     shown.add_column(what)
     shown.add_column(measure, justify="right")

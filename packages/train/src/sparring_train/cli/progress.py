@@ -1,4 +1,4 @@
-"""Shows the progress of training on standard error: a bar on a terminal, lines elsewhere."""
+"""Shows the progress of training on standard error: a bar in a terminal, otherwise lines."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = ["BarProgress", "LineProgress", "LogProgress", "format_metrics", "make
 Clock = Callable[[], float]
 
 _LOSS_WEIGHT = 0.05
-"""How much of the shown loss is the last step's: single steps are too noisy to read."""
+"""Weight of the last step in the displayed loss, which is smoothed because single steps are noisy."""
 
 
 def make_progress(
     console: Console, log_interval_seconds: float, *, is_logged: bool = False
 ) -> BarProgress | LineProgress:
-    """A bar where `console` is a terminal; elsewhere a line in each interval, or a log message."""
+    """Returns a bar for terminals; otherwise one line or log message per interval."""
     if is_logged:
         return LogProgress(console, log_interval_seconds)
     if console.is_terminal and not console.is_dumb_terminal:
@@ -38,7 +38,7 @@ def make_progress(
 
 
 def format_metrics(metrics: Mapping[str, float]) -> str:
-    """``auc 0.7812  log_loss 0.4605``"""
+    """Formats metrics like ``auc 0.7812  log_loss 0.4605``."""
     return "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
 
 
@@ -67,7 +67,7 @@ class _Meter:
 
 
 class BarProgress:
-    """A `sparring_train.run.result.Progress` on a terminal."""
+    """A `sparring_train.run.result.Progress` for terminals."""
 
     def __init__(self, console: Console, clock: Clock = time.monotonic) -> None:
         self._console = console
@@ -115,7 +115,7 @@ class BarProgress:
 
 
 class LineProgress:
-    """A `sparring_train.run.result.Progress` for log files: at most one line of steps in an interval."""
+    """A `sparring_train.run.result.Progress` for log files: at most one line of steps per interval."""
 
     def __init__(
         self, console: Console, log_interval_seconds: float, clock: Clock = time.monotonic
@@ -149,11 +149,11 @@ class LineProgress:
         self._console.print(Text(message), soft_wrap=True)
 
     def on_end(self) -> None:
-        """Every line is complete already."""
+        """Does nothing, because each line is already complete."""
 
 
 class LogProgress(LineProgress):
-    """As `LineProgress`, in the format of the run's logs."""
+    """Like `LineProgress`, in the format of the run's logs."""
 
     def on_message(self, message: str) -> None:
         PROGRESS.info("%s", message)

@@ -1,4 +1,4 @@
-"""``sparring recommend``: the best items for a user, by a saved model."""
+"""``sparring recommend``: the best items for a user, according to a saved model."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def recommend(  # noqa: PLR0913, PLR0917 - typer makes the options of these
     snapshot: SnapshotArgument,
     overrides: OverridesArgument = None,
     user: Annotated[
-        str | None, typer.Option(help="The user: a number, or a string as the data have it.")
+        str | None, typer.Option(help="The user: a number, or a string as in the data.")
     ] = None,
     k: Best = 10,
     given: Annotated[
@@ -51,32 +51,32 @@ def recommend(  # noqa: PLR0913, PLR0917 - typer makes the options of these
         typer.Option(
             "--with",
             metavar="NAME=VALUE",
-            help="A further feature or number; several ids of a list have commas between them. Others "
-            "are read from the training data, or are empty, or 0.",
+            help="A further feature or number; separate several ids of a list by commas. Others "
+            "are read from the training data, or are empty or 0.",
         ),
     ] = None,
     item: Annotated[
         str | None,
         typer.Option(
-            help="The feature that has the items, if neither the model nor its name shows it."
+            help="The feature that contains items, if it cannot be derived from the model or names."
         ),
     ] = None,
     user_feature: Annotated[
         str | None,
         typer.Option(
-            help="The feature that has the users, if neither the model nor its name shows it."
+            help="The feature that contains users, if it cannot be derived from the model or names."
         ),
     ] = None,
     new: Annotated[
-        bool, typer.Option("--new", help="Leave out items of the user in the training data.")
+        bool, typer.Option("--new", help="Exclude the user's items in the training data.")
     ] = False,
     index: IndexOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:
-    """Print the best items for a user: every item that has a row is scored.
+    """Print the best items for a user. All items that have a row are scored.
 
-    If the model has further features, the training data are read: items have those of their last row,
-    and so has the user. An id without a row reads as its initial value.
+    If the model has further features, the training data are read: items and the user get the values of
+    their last row. An id without a row reads as its initial value.
     """
     found = open_newest_snapshot(snapshot)
     manager = get_command_context(context).plugin_manager
@@ -86,7 +86,7 @@ def recommend(  # noqa: PLR0913, PLR0917 - typer makes the options of these
         items = read_keys(found, _table(config, sides.item))
         if new:
             if sides.user is None or user is None:
-                raise InvalidArgumentError("--new needs a user: give --user")
+                raise InvalidArgumentError("--new requires a user; add --user")
             items = np.setdiff1d(
                 items, read_seen_items(model, sides, int(asked.ids[sides.user][0]))
             )
@@ -116,25 +116,25 @@ def _warn(best: RecommendationResult, without_row: list[str], user: str | None) 
         print_warning(f"{each} has no row; its initial value is used")
     if best.is_by_popularity:
         print_warning(
-            f"user {user!r} has no training row; the items of most training rows are listed. Give the "
-            "items before by --with"
+            f"user {user!r} has no training row, so the items with the most training rows are listed. "
+            "Give earlier items by --with"
         )
     if best.empty:
         print_warning(
-            f"left empty: {', '.join(best.empty)}; the training data do not determine them for this user "
-            f"or the items. Give --with {best.empty[0]}=VALUE"
+            f"left empty: {', '.join(best.empty)}, because the training data do not determine them for "
+            f"this user or the items. Give --with {best.empty[0]}=VALUE"
         )
     if best.num_unknown:
         print_warning(
-            f"{best.num_unknown:,} items are left out: they have a row, but no training row has their "
-            "features"
+            f"{best.num_unknown:,} items are excluded: they have a row, but no training row contains "
+            "their features"
         )
 
 
 def _given(
     snapshot: Snapshot, config: RunConfig, sides: Sides, user: str | None, given: list[str]
 ) -> tuple[Given, list[str]]:
-    """Returns the ids and numbers that were given, and a name for each id without a row."""
+    """Returns the ids and numbers that were given, and a description of each id without a row."""
     schema = config.data.columns
     texts: dict[str, list[str]] = {}
     numbers: dict[str, float] = {}
@@ -152,7 +152,9 @@ def _given(
             texts[name] = [part for part in value.split(",") if part not in missing]
         else:
             known = ", ".join([*(feature.name for feature in schema.features), *schema.numbers])
-            raise InvalidArgumentError(f"--with {each}: has the form NAME=VALUE, of {known}")
+            raise InvalidArgumentError(
+                f"--with: found {each!r}, expected NAME=VALUE with one of {known}; fix the name"
+            )
     ids, without_row = {}, []
     for name, values in texts.items():
         keys = []
@@ -166,7 +168,7 @@ def _given(
 
 
 def _key(snapshot: Snapshot, config: RunConfig, feature: str, text: str) -> tuple[int, bool]:
-    """Returns the key of an id, and whether it has a row if the model looks one up."""
+    """Returns the key of an id, and whether it has a row; True if the model does not use the table."""
     table = _table(config, feature)
     meant = parse_candidate_keys(text)
     kind = getattr(config.data, "types", {}).get(feature)
@@ -196,7 +198,7 @@ def _number(given: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise InvalidArgumentError(f"--with {given}: must be a number") from None
+        raise InvalidArgumentError(f"--with {given}: expected a number as value") from None
 
 
 def _table(config: RunConfig, feature: str) -> str:

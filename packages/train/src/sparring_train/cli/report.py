@@ -25,7 +25,7 @@ from sparring_train.report.run_data import (
 __all__ = ["add_report"]
 
 _MAX_LINES = 40
-"""Of one section, on a terminal."""
+"""Maximum number of lines of a section in a terminal."""
 
 
 def add_report(application: typer.Typer) -> None:
@@ -38,7 +38,7 @@ def report(
         typer.Argument(
             metavar="A",
             help="A run: the HTML file of its report, a snapshot of a run with a report, or a folder "
-            "of such snapshots (the newest is taken).",
+            "of such snapshots, whose newest one is used.",
             show_default=False,
         ),
     ],
@@ -49,7 +49,7 @@ def report(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:
-    """Compare two runs: quality, speed, memory, rows, and what differs in configuration and versions."""
+    """Compare two runs: metrics, speed, memory, rows, configuration and versions."""
     comparison = compare((first, second), (_run(first), _run(second)))
     if output is not None:
         write_comparison(output, comparison)
@@ -62,19 +62,19 @@ def report(
 
 
 def _run(place: str) -> RunData:
-    """The run that a file or a snapshot is of.
+    """Reads the run of a report or a snapshot.
 
     Raises:
-        DataError: it holds no data of a run, or is damaged.
-        SnapshotError: it is a snapshot that cannot be read.
+        DataError: it contains no data of a run, or is damaged.
+        SnapshotError: the snapshot cannot be read.
     """
     if "://" not in place and not Path(place).is_dir():
         return read_report(place)
     snapshot = open_newest_snapshot(place)
     if REPORT not in snapshot.state_names(0):
         raise DataError(
-            f"{snapshot.url}: the snapshot holds no report; set report.path, and the snapshots of the "
-            "run hold one, or give the HTML file of a run",
+            f"{snapshot.url}: the snapshot contains no report; set report.path in the run, so that its "
+            "snapshots contain one, or give the HTML file of a run",
             path=snapshot.url,
         )
     found = run_data(snapshot.state(REPORT).values, snapshot.url)
@@ -88,7 +88,7 @@ def _print(comparison: Comparison) -> None:
         console.print(Text(f"{letter}: ", style="bold").append(name, "not bold"), soft_wrap=True)
     for title, lines in comparison.sections.items():
         console.print()
-        # Of many tables only the news: those with other numbers of rows, the largest change first.
+        # Rows are shown only for tables that differ, largest difference first.
         shown = [line for line in lines if title != "rows" or line.first != line.second]
         if title == "rows":
             shown.sort(key=lambda line: -abs(line.difference or 0))

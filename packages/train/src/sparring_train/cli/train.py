@@ -1,4 +1,4 @@
-"""``sparring train``: trains and evaluates what a configuration describes."""
+"""``sparring train``: trains and evaluates the model of a configuration."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OverridesArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="DOTTED.KEY=VALUE",
-        help="Values that replace those of the file, as training.epochs=3.",
+        help="Values that replace those of the file, for example training.epochs=3.",
         show_default=False,
     ),
 ]
@@ -48,7 +48,8 @@ def train(
         bool,
         typer.Option(
             "--resume",
-            help="Go on from the newest snapshot in snapshots.url; start over if there is none.",
+            help="Resume from the newest snapshot in snapshots.url; start from the beginning if there "
+            "is none.",
         ),
     ] = False,
     relative_to: Annotated[
@@ -56,7 +57,7 @@ def train(
         typer.Option(
             "--relative-to",
             metavar="FOLDER",
-            help="Where relative paths of CONFIG start, in place of its folder; for a file that is "
+            help="Folder at which relative paths of CONFIG start, instead of its own; for a file that is "
             "mounted elsewhere.",
         ),
     ] = None,
@@ -65,11 +66,11 @@ def train(
         typer.Option(
             "--trace",
             metavar="FILE",
-            help="Write what each rank did when to FILE, for https://ui.perfetto.dev.",
+            help="Write a trace of all ranks to FILE, for https://ui.perfetto.dev.",
         ),
     ] = None,
 ) -> None:
-    """Train and evaluate what a configuration describes."""
+    """Train and evaluate the model of a configuration."""
     manager = get_command_context(context).plugin_manager
     given = [*(overrides or ()), *(["snapshots.resume=true"] if resume else [])]
     run_config = load_config(config, given, folder=relative_to, plugin_manager=manager)
@@ -80,7 +81,7 @@ def train(
     framework = manager.framework(run_config.framework)
     reason = framework.unavailable() if framework.unavailable is not None else None
     if reason is not None:
-        raise PluginError(f"framework {framework.name!r} cannot run here: {reason}")
+        raise PluginError(f"framework {framework.name!r} is not available: {reason}")
     progress = make_progress(
         make_console(is_error=True),
         run_config.training.log_interval_seconds,
@@ -129,17 +130,17 @@ def train(
 
 
 def _reject_memory_storage(url: str | None) -> None:
-    """fsspec's own file system in memory is for programs: it ends with the command."""
+    """Raises if snapshots would be in fsspec's memory file system, which ends with the command."""
     if url is not None and url.partition("://")[0].rpartition("::")[2] == "memory":
         raise ConfigError(
-            f"snapshots.url: what is saved in {url} is in the memory of this command and is lost "
-            "when it ends; name a folder, or a URL that outlives it",
+            f"snapshots.url: {url} is in the memory of this command, and is lost when it ends; choose "
+            "a folder, or another URL",
             setting="snapshots.url",
         )
 
 
 def _print_result(console: Console, result: TrainResult) -> None:
-    """For people: metrics with the best that can be reached, rows of each table, time."""
+    """Prints metrics, with the best possible ones if known, rows of each table, and time."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(justify="right")
@@ -173,7 +174,7 @@ def _print_result(console: Console, result: TrainResult) -> None:
     for name, tiers in result.tiers.items():
         for tier in tiers:
             asked = tier["hits"] + tier["misses"]
-            share = f"{tier['hits'] / asked:.1%} hits" if asked else "never asked"
+            share = f"{tier['hits'] / asked:.1%} hits" if asked else "no lookups"
             remark = f"{share}, {tier['read_seconds'] + tier['write_seconds']:.2f} s"
             table.add_row(f"rows of {name} in {tier['backend']}", f"{tier['rows']:,}", remark)
     remarks = [f"{result.resumed_steps:,} before"] if result.resumed_steps else []

@@ -1,1 +1,1 @@
-"""Trains the models of a configuration with TensorFlow and Keras."""
+"""Trains models of configurations with TensorFlow and Keras."""

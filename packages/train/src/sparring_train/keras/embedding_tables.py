@@ -1,4 +1,4 @@
-"""Tables of the features of a run, as layers of Keras."""
+"""Tables of a run's features as Keras layers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ __all__ = ["build_embeddings"]
 def build_embeddings(
     request: ModelRequest, names: Collection[str] | None = None, *, is_pooled: bool = True
 ) -> EmbeddingCollection:
-    """Tables of these features, or of all; features of one table share it."""
-    # What kinds do not say, classes of one's own among them, is the sum.
+    """Creates the tables of some features, or of all. Features with the same table share it."""
+    # Kinds without the key `pooling`, including user classes, use the sum.
     pooling = getattr(request.section, "pooling", "sum") if is_pooled else None
     tables = {name: TableConfig.of(table, pooling) for name, table in request.tables.items()}
     return EmbeddingCollection(

@@ -1,4 +1,4 @@
-"""The loss `ranking`: a softmax over the items of a step, those of all ranks."""
+"""The loss `ranking`: a softmax over the items of a step on all ranks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["ItemSoftmax", "normalize_pair"]
 
 
 class ItemSoftmax:
-    """Negative log likelihood of each example's item among those of the step.
+    """Negative log likelihood of each example's item among the items of the step.
 
     Args:
-        ranking: its settings.
-        container: has the ranks that share the step.
+        ranking: settings of the ranking.
+        container: its ranks share the step.
     """
 
     signature = (
@@ -28,14 +28,14 @@ class ItemSoftmax:
         tf.TensorSpec([None], tf.float32),
         tf.TensorSpec([], tf.int64),
     )
-    """Of the result of `tensors`."""
+    """Signature of the result of `tensors`."""
 
     def __init__(self, ranking: Ranking, container: StepContainer) -> None:
         self._ranking, self._container = ranking, container
         self.counts = ItemCounts()
 
     def tensors(self, step: StepItems) -> list[Any]:
-        """The items of a step, their corrections and the place of this rank's first, for a graph."""
+        """Returns the items of a step, their corrections and the index of this rank's first item."""
         corrections = (
             self.counts.add(step.ids)
             if self._ranking.log_q
@@ -44,23 +44,23 @@ class ItemSoftmax:
         return [tf.constant(each) for each in (step.ids, corrections, np.int64(step.first))]
 
     def loss(self, pair: tuple[Any, Any], labels: Any, weights: Any, step: list[Any]) -> Any:
-        """Sum over this rank's examples, of which there may be none; all ranks call it.
+        """Returns the sum over this rank's examples, which may be empty. All ranks call it.
 
         Args:
             pair: vectors of users and of items.
-            labels: of the examples, where there are.
-            weights: of the examples, where there are.
-            step: `tensors`.
+            labels: labels of the examples, if any.
+            weights: weights of the examples, if any.
+            step: result of `tensors`.
         """
         ids, corrections, first = step
         users, items = normalize_pair(self._ranking, *pair)
-        with tf.control_dependencies([users]):  # lookups of other features exchange before it
+        with tf.control_dependencies([users]):  # Lookups of other features communicate before it.
             candidates = gather_over_ranks(tf.identity(items), self._container)
         logits = tf.matmul(users, candidates, transpose_b=True) / self._ranking.temperature
         logits -= tf.cast(corrections, logits.dtype)
         own = first + tf.range(tf.shape(users, tf.int64)[0])
         is_own = own[:, None] == tf.range(tf.shape(ids, tf.int64)[0])
-        # The same item elsewhere in the step is no negative.
+        # Other occurrences of the same item in the step are not negatives.
         is_same = tf.gather(ids, own)[:, None] == ids
         mine = tf.gather(logits, own, batch_dims=1)
         logits = tf.where(is_same & ~is_own, logits.dtype.min, logits)
@@ -71,11 +71,11 @@ class ItemSoftmax:
 
 
 def normalize_pair(ranking: Ranking, users: Any, items: Any) -> tuple[Any, Any]:
-    """Vectors as products are taken of them."""
+    """Scales vectors to length 1 if the ranking requires it."""
     return (_of_length_one(users), _of_length_one(items)) if ranking.normalize else (users, items)
 
 
 def _of_length_one(vectors: Any) -> Any:
-    """As `torch.nn.functional.normalize`."""
+    """Scales vectors to length 1, like `torch.nn.functional.normalize`."""
     squares = tf.reduce_sum(tf.square(vectors), axis=1, keepdims=True)
     return vectors / tf.sqrt(tf.maximum(squares, 1e-24))

@@ -1,4 +1,4 @@
-"""Models of sparring-tf that take columns."""
+"""Models of sparring-tf with columns as input."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["ColumnDLRM", "ColumnDeepFM", "ColumnFactorization"]
 
 
 class ColumnDLRM(DLRM):
-    """A `DLRM` that takes columns."""
+    """A `DLRM` with columns as input."""
 
     def __init__(self, request: ModelRequest) -> None:
         section = request.section
@@ -28,12 +28,12 @@ class ColumnDLRM(DLRM):
         )
 
     def call(self, inputs: tuple[Any, Any], training: bool | None = None) -> Any:
-        """Logits ``(b, 1)``."""
+        """Returns logits ``(b, 1)``."""
         return super().call(_with_numbers(inputs), training)
 
 
 class ColumnDeepFM(DeepFM):
-    """A `DeepFM` that takes columns and gives logits."""
+    """A `DeepFM` with columns as input that returns logits."""
 
     def __init__(self, request: ModelRequest) -> None:
         section = request.section
@@ -46,19 +46,19 @@ class ColumnDeepFM(DeepFM):
         )
 
     def call(self, inputs: tuple[Any, Any], training: bool | None = None) -> Any:
-        """Logits ``(b, 1)``."""
+        """Returns logits ``(b, 1)``."""
         return self.logits(_with_numbers(inputs), training)
 
 
 def _with_numbers(inputs: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Numbers ``(b, k)``, and ids; a 1 where k is 0, so that their layers learn one vector for all
-    examples."""
+    """Returns numbers ``(b, k)`` and ids. If k is 0, numbers are a column of ones, from which the dense
+    layers learn one vector for all examples."""
     numbers, ids = inputs
     return (numbers if numbers.shape[1] else tf.ones([tf.shape(numbers)[0], 1]), ids)
 
 
 class ColumnFactorization(MatrixFactorization):
-    """A `MatrixFactorization` that takes columns."""
+    """A `MatrixFactorization` with columns as input."""
 
     def __init__(self, request: ModelRequest) -> None:
         section, known = request.section, request.label_range
@@ -77,11 +77,11 @@ class ColumnFactorization(MatrixFactorization):
         self._places = names.index(section.user), names.index(section.item)
 
     def call(self, inputs: tuple[Any, Any], training: bool | None = None) -> Any:
-        """Predicted ratings ``(b,)``."""
+        """Returns predicted ratings ``(b,)``."""
         return super().call(self._pairs(inputs[1]), training=training)
 
     def training_loss(self, numbers: Any, ids: Any, labels: Any, weights: Any) -> Any:
-        """Sum over the batch of squared errors, and of the penalties on what it met."""
+        """Returns the sum over the batch of squared errors and of penalties on the parameters used."""
         section = self._section
         users, items = self._pairs(ids)
         return self.loss_of(
@@ -94,7 +94,7 @@ class ColumnFactorization(MatrixFactorization):
         )
 
     def program(self) -> tuple[list[Any], Callable[..., Any]]:
-        """Users and items ``(b,)`` in, ratings ``(b,)`` out."""
+        """Returns the signature and the function: users and items ``(b,)`` to ratings ``(b,)``."""
 
         def predicted(users: Any, items: Any) -> Any:
             return MatrixFactorization.call(self, (users, items))

@@ -1,4 +1,4 @@
-"""Models that give a vector of the user and one of the item, for the loss `ranking`."""
+"""Models that return a user vector and an item vector, for the loss `ranking`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["SequenceNetwork", "TwoTowers"]
 
 
 class TwoTowers(keras.Model):  # type: ignore[misc,unused-ignore]
-    """See `TwoTowersModel`; the same as that of PyTorch."""
+    """See `TwoTowersModel`. The same network as in PyTorch."""
 
     def __init__(self, request: ModelRequest) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class TwoTowers(keras.Model):  # type: ignore[misc,unused-ignore]
         self.item_tower = _tower(len(section.item) * dim, section.layers, dim, seed + 1000)
 
     def call(self, inputs: tuple[Any, Any], training: bool | None = None) -> tuple[Any, Any]:
-        """Vectors of users and of items, ``(b, dim)`` each."""
+        """Returns vectors of users and items, ``(b, dim)`` each."""
         found = self.embeddings(_by_name(inputs[1], self.feature_names), training=training)
         users, items = ([found[name] for name in names] for names in (self._user, self._item))
         return _through(users, self.user_tower), _through(items, self.item_tower)
@@ -56,7 +56,7 @@ def _by_name(ids: Any, names: Sequence[str]) -> dict[str, Any]:
 
 
 class SequenceNetwork(keras.Model):  # type: ignore[misc,unused-ignore]
-    """See `SequenceModel`; the same as that of PyTorch."""
+    """See `SequenceModel`. The same network as in PyTorch."""
 
     def __init__(self, request: ModelRequest) -> None:
         super().__init__()
@@ -78,13 +78,13 @@ class SequenceNetwork(keras.Model):  # type: ignore[misc,unused-ignore]
         ]
 
     def call(self, inputs: tuple[Any, Any], training: bool | None = None) -> tuple[Any, Any]:
-        """Vectors of what comes next and of items, ``(b, dim)`` each."""
+        """Returns vectors of the histories and of items, ``(b, dim)`` each."""
         found = self.embeddings(inputs[1], training=training)
         history, is_there = _last(found[self._history], self._length)
         states = self.dropout(self.norm(history + self.positions), training=training)
         places = tf.range(self._length)
         is_before = places[:, None] >= places
-        # A place without an item looks at itself, so that it looks at something.
+        # A position without an item attends to itself, so that the softmax is defined.
         sees = (is_before & is_there[:, None, :]) | (places[:, None] == places)
         for block in self.blocks:
             states = block(states, sees[:, None], training=training)
@@ -98,19 +98,19 @@ def _norm(dim: int) -> Any:
 
 
 def _last(history: Any, length: int) -> tuple[Any, Any]:
-    """The last embeddings of each history ``(b, length, dim)``, at the end; and where there are any."""
+    """Returns the last embeddings of each history ``(b, length, dim)``, right-aligned, and their mask."""
     values = history.values
     ends, lengths = history.row_limits(), history.row_lengths()
     back = tf.range(length, 0, -1, dtype=tf.int64)
     is_there = back <= lengths[:, None]
-    # Where there is none, the row of zeros after the last embedding.
+    # Missing positions read the row of zeros after the last embedding.
     places = tf.where(is_there, ends[:, None] - back, tf.shape(values, tf.int64)[0])
     padded = tf.concat([values, tf.zeros([1, values.shape[1]], values.dtype)], 0)
     return tf.gather(padded, places), is_there
 
 
 class AttentionBlock(keras.layers.Layer):  # type: ignore[misc,unused-ignore]
-    """Self-attention and two layers over each position, each added to its input and normed."""
+    """Self-attention and a feed-forward layer, each with a residual connection and layer norm."""
 
     def __init__(self, section: Any, seed: int) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class AttentionBlock(keras.layers.Layer):  # type: ignore[misc,unused-ignore]
         ]
 
     def build(self, *_: Any) -> None:
-        """Nothing is left to be made: all widths are given."""
+        """Does nothing, because the constructor builds all layers."""
 
     def call(self, states: Any, sees: Any, training: bool | None = None) -> Any:
         shape, heads = tf.shape(states), self._heads

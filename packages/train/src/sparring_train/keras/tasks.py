@@ -1,4 +1,4 @@
-"""Any model on any columns: batches as tensors, the loss, predictions."""
+"""Task of a run: converts batches to tensors, and computes the loss and predictions of its model."""
 
 from __future__ import annotations
 
@@ -30,19 +30,18 @@ __all__ = ["ColumnTask"]
 class ColumnTask:
     """The data of a run and its model.
 
-    The model is called with ``(numbers, ids)``: numbers ``(b, k)``, and ids as a matrix ``(b, f)``
-    where each example has one id of each feature, else feature → `tf.RaggedTensor`. It gives one
-    number for each example: ``(b,)`` or ``(b, 1)``, a logit where the loss is the log loss; with the loss
-    `ranking` it gives two vectors, of user and of item, ``(b, dim)`` each. Features are those of its
-    attribute ``feature_names``, or all. With a
-    method ``training_loss(numbers, ids, labels, weights)`` that gives the sum over a batch it brings a
-    loss of its own.
+    The model is called with ``(numbers, ids)``: numbers ``(b, k)``, and ids as a matrix ``(b, f)`` if
+    each example has one id per feature, otherwise as feature → `tf.RaggedTensor`. It returns one number
+    per example, ``(b,)`` or ``(b, 1)``, which is a logit for the log loss. With the loss `ranking`, it
+    returns a user vector and an item vector, ``(b, dim)`` each. It uses the features in its attribute
+    ``feature_names``, or all. A model can define its own loss by a method
+    ``training_loss(numbers, ids, labels, weights)``, which returns the sum over a batch.
 
     Args:
-        config: the run.
-        manager: where kinds of data and of models are looked up.
-        container: where the tables live.
-        is_saved: the model comes from a snapshot; see `ColumnSource`.
+        config: configuration of the run.
+        manager: finds kinds of data and models.
+        container: container of the tables.
+        is_saved: whether the model comes from a snapshot; see `ColumnSource`.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class ColumnTask:
         self._loss_of = own or self._plain_loss
         self._named_loss = named_loss(config, keras.losses.Loss, has_own=own is not None)
         self._logits = LogitCheck(config.model.kind)
-        # A loss of the model's own may expect anything.
+        # A loss of the user may expect any outputs.
         has_loss = own is not None or self._named_loss is not None
         self._logits.is_decided = has_loss or not self._is_click
         self._softmax: ItemSoftmax | None = None
@@ -75,13 +74,13 @@ class ColumnTask:
             self._softmax = ItemSoftmax(self._ranking, container)
 
     def make_layers(self) -> None:
-        """Layers are made by their first batch, which may be empty."""
+        """Creates the layers by an empty batch."""
         empty = (tf.zeros([0, *spec.shape[1:]], spec.dtype) for spec in self.input_signature)
         self.predicted(*empty)
 
     @property
     def input_signature(self) -> list[Any]:
-        """Of the result of `inputs`, for a graph of any batch size."""
+        """Signature of the result of `inputs`, for any batch size."""
         return [
             tf.TensorSpec([None, len(self._schema.numbers)], tf.float32),
             *self._id_signature(),
@@ -89,7 +88,7 @@ class ColumnTask:
 
     @property
     def training_signature(self) -> list[Any]:
-        """Of the result of `training_tensors`."""
+        """Signature of the result of `training_tensors`."""
         answers = self._schema.has_weights + (self._schema.label is not None)
         step = () if self._softmax is None else self._softmax.signature
         return [*self.input_signature, *[tf.TensorSpec([None], tf.float32)] * answers, *step]
@@ -100,7 +99,7 @@ class ColumnTask:
         return [tf.TensorSpec([None], tf.int64)] * 2 * len(self._names)
 
     def training_tensors(self, batch: ColumnBatch) -> list[Any]:
-        """This rank's part of a batch, as `loss` wants it; all ranks call it."""
+        """Returns this rank's part of a batch as inputs of `loss`. All ranks call it."""
         part = self._ranks.part(batch)
         answers = [each for each in (part.weights, part.labels) if each is not None]
         floats = [tf.convert_to_tensor(np.asarray(each, np.float32)) for each in answers]
@@ -115,7 +114,7 @@ class ColumnTask:
         return [*tensors, *self._softmax.tensors(step)]
 
     def inputs(self, batch: ColumnBatch) -> list[Any]:
-        """Numbers and ids of a batch."""
+        """Returns numbers and ids of a batch."""
         columns = [batch.ids[name] for name in self._names]
         if self._schema.is_matrix:
             ids = [np.stack([column.ids for column in columns], axis=1)]
@@ -124,7 +123,7 @@ class ColumnTask:
         return [tf.convert_to_tensor(each) for each in (batch.numbers, *ids)]
 
     def loss(self, *tensors: Any) -> Any:
-        """Sum over the batch, which may be empty."""
+        """Returns the sum of the losses over the batch, which may be empty."""
         numbers, ids, rest = self._inputs(tensors)
         weights = rest.pop(0) if self._schema.has_weights else None
         labels = None if self._schema.label is None else rest.pop(0)
@@ -134,16 +133,16 @@ class ColumnTask:
         return self._softmax.loss(pair, labels, weights, step=rest)
 
     def states(self) -> dict[str, State]:
-        """State besides that of the model."""
+        """Returns the state in addition to that of the model."""
         return {} if self._softmax is None else {COUNTS: self._softmax.counts.state()}
 
     def restore(self, states: Mapping[str, State]) -> None:
-        """Takes over what `states` gave."""
+        """Loads the result of `states`."""
         if self._softmax is not None:
             self._softmax.counts.restore(states)
 
     def predicted(self, *tensors: Any) -> Any:
-        """One prediction for each example: a probability, a number, or vectors; see `Predict`."""
+        """Returns one prediction per example: a probability, a number, or vectors; see `Predict`."""
         numbers, ids, _ = self._inputs(tensors)
         if self._ranking is not None:
             vectors = normalize_pair(self._ranking, *self.model((numbers, ids), training=False))
@@ -152,8 +151,8 @@ class ColumnTask:
         return tf.sigmoid(found) if self._is_click else found
 
     def program(self) -> tuple[list[Any], Callable[..., Any]]:
-        """Signature of the exported program, and what it computes: of numbers ``(b, k)`` and ids
-        ``(b, f)``, where the model has no program of its own."""
+        """Returns the signature and the function of the exported program: the model's own, or
+        predictions from numbers ``(b, k)`` and ids ``(b, f)``."""
         own: Any = getattr(self.model, "program", None)
         if own is not None:
             made: tuple[list[Any], Callable[..., Any]] = own()
@@ -170,7 +169,7 @@ class ColumnTask:
         return [self.input_signature[0], ids], predicted
 
     def _inputs(self, tensors: tuple[Any, ...]) -> tuple[Any, Any, list[Any]]:
-        """Numbers, ids as the model takes them, and all else."""
+        """Returns numbers, ids as inputs of the model, and the other tensors."""
         numbers, *rest = tensors
         if self._schema.is_matrix:
             return numbers, rest[0], rest[1:]
@@ -188,7 +187,7 @@ class ColumnTask:
     def _plain_loss(self, numbers: Any, ids: Any, labels: Any, weights: Any) -> Any:
         found = self._called(numbers, ids, training=True)
         if self._named_loss is not None:
-            # Losses of Keras are means over the last axis.
+            # Keras' losses are means over the last axis.
             each = self._named_loss(tf.cast(labels, found.dtype)[:, None], found[:, None])
             check_losses(each.shape, found.shape)
         elif self._is_click:

@@ -1,4 +1,4 @@
-"""One training run, as `sparring train` asks for it."""
+"""Training of a run with TensorFlow."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ __all__ = ["export", "open_model", "train"]
 
 
 def train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) -> TrainResult:
-    """See `sparring_train.loop.loop.run_training`; threads go to TensorFlow too.
+    """See `sparring_train.loop.loop.run_training`. Also sets the number of TensorFlow's threads.
 
     Raises:
-        ConfigError, DataError, NonFiniteGradientError, PluginError: as there.
-        ConfigError: `training.pipeline` too.
+        ConfigError, DataError, NonFiniteGradientError, PluginError: see `run_training`.
+        ConfigError: `training.pipeline` is true.
     """
     if config.training.pipeline:
         raise ConfigError(
-            "training.pipeline: prefetch is for framework torch; framework "
-            "tensorflow looks up inside its graph. Leave it out, or choose framework: torch",
+            "training.pipeline: true requires framework: torch, found tensorflow, whose lookups are part "
+            "of its graph; remove it, or choose framework: torch",
             setting="training.pipeline",
         )
 
     def make(container: StepContainer) -> tuple[ColumnSource, _Trainer]:
-        # TensorFlow's threads cannot be changed once it has begun.
+        # TensorFlow does not change its threads after it has started them.
         with suppress(RuntimeError):
             tf.config.threading.set_intra_op_parallelism_threads(num_threads())
         task = ColumnTask(config, plugin_manager, container)
@@ -69,33 +69,33 @@ def train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) 
 def open_model(
     config: RunConfig, plugin_manager: PluginManager, saved: SavedModel
 ) -> Iterator[OpenedModel]:
-    """See `sparring_train.loop.saved_model.saved_model`; raises as it."""
+    """See `sparring_train.loop.saved_model.saved_model`."""
     with _saved_task(config, plugin_manager, saved.snapshot_url, saved.rows) as task:
         yield _OpenedModel(task)
 
 
 class _OpenedModel:
-    """A model that is asked."""
+    """A saved model for predictions."""
 
     def __init__(self, task: ColumnTask) -> None:
         self._task, self.source = task, task.source
         self._predicted = tf.function(task.predicted, input_signature=task.input_signature)
 
     def predict(self, batch: ColumnBatch) -> Any:
-        """See `OpenedModel`."""
+        """See `OpenedModel.predict`."""
         return self._predicted(*self._task.inputs(batch)).numpy()
 
 
 def export(config: RunConfig, plugin_manager: PluginManager, request: ProgramRequest) -> None:
-    """Writes the model of a snapshot as a program; see `sparring_tf.export_program`.
+    """Exports the model of a snapshot as a program; see `sparring_tf.export_program`.
 
     Raises:
-        ConfigError, DataError: as a training.
-        InvalidArgumentError: the parameters are of another model, or the bundle exists.
+        ConfigError, DataError: see `run_training`.
+        InvalidArgumentError: the parameters belong to a different model, or the bundle exists.
         SnapshotError: the snapshot was not written by this framework, or is damaged.
-        ProgramError, UnsupportedError: as `export_program`.
+        ProgramError, UnsupportedError: see `export_program`.
     """
-    # The program reads rows from what it is bound to, so they need no place here.
+    # The program reads rows from its serving snapshot, so they are not loaded here.
     with _saved_task(config, plugin_manager, request.snapshot_url, None) as task:
         signature, call = task.program()
         export_program(
@@ -131,7 +131,7 @@ def _saved_task(
 
 
 class _Trainer:
-    """A model and its optimizers: forward and backward in one graph, then the step."""
+    """A model and its optimizers: forward and backward pass in one graph, then the step."""
 
     def __init__(self, config: RunConfig, task: ColumnTask, plugin_manager: PluginManager) -> None:
         self._task = task
@@ -141,7 +141,7 @@ class _Trainer:
             plugin_manager,
             lambda: keras_optimizer(choice.name, choice.hyperparameters, "optimizer.sparse"),
         )
-        # With an optimizer of Keras they are refused.
+        # The optimizer rejects these options if it is one of Keras.
         options: dict[str, Any] = {"tables": choice.tables or None, "update": choice.update}
         if isinstance(row, UpdateMethod):
             rate = row.hyperparameters.model_fields["lr"].default
@@ -191,13 +191,13 @@ class _Trainer:
             dense.append(gradients)
         summed = [tf.add_n(each) for each in zip(*dense, strict=True)]
         loss, summed = self._averaged(loss, summed)
-        # Looked at before the tables change, so that a step is taken as a whole or not at all.
+        # Checked before the tables change, so that a step is applied completely or not at all.
         broken = self._broken(summed)
         if broken is not None and not self._is_skipping:
             step = self.container.counters.steps
             raise NonFiniteGradientError(
-                f"step {step}: the gradient of variable {broken!r} holds NaN or infinity; "
-                "nothing was changed. Lower the learning rate, or choose "
+                f"step {step}: the gradient of variable {broken!r} contains NaN or infinity; "
+                "nothing was changed. Lower the learning rate, or set "
                 "training.non_finite_gradients=skip",
                 parameter=broken,
                 step=step,
@@ -228,8 +228,8 @@ class _Trainer:
         optimizers = [self._rows, self._dense]
         chosen = [float(each.learning_rate) for each in optimizers]
         restore_state(states["tensorflow"], **self._parts_with_state())
-        # Keras keeps the rate, alone of all hyper-parameters, as a variable. That of the
-        # configuration holds.
+        # Keras stores the learning rate as a variable, unlike other hyperparameters. The configured one
+        # is used.
         for optimizer, rate in zip(optimizers, chosen, strict=True):
             optimizer.learning_rate = rate
         self._num_dense_skipped = states["skipped"].values["num_dense"]
@@ -240,7 +240,7 @@ class _Trainer:
         return parts | {"dense": self._dense} if self._ordinary else parts
 
     def skipped(self) -> dict[str, int]:
-        """Steps of ordinary variables."""
+        """Returns the number of skipped steps of ordinary variables."""
         return {"dense_steps_skipped_non_finite": self._num_dense_skipped}
 
     def versions(self) -> dict[str, str]:
@@ -258,7 +258,7 @@ class _Trainer:
         self._dense.apply(gradients, self._ordinary)
 
     def _averaged(self, loss: float, gradients: list[Any]) -> tuple[float, list[Any]]:
-        """Over ranks, loss and gradients in one exchange."""
+        """Averages the loss and gradients over ranks in one exchange."""
         if self._ranks.world_size == 1:
             return loss, gradients
         arrays = [each.numpy() for each in gradients]
@@ -273,7 +273,7 @@ class _Trainer:
 
 
 def _joined(parts: tuple[Any, ...]) -> Any:
-    """Gradients of one anchor in several micro-batches: they add up by id."""
+    """Joins the gradients of an anchor in several micro-batches, which are added up by id."""
     if len(parts) == 1:
         return parts[0]
     return tf.IndexedSlices(
@@ -284,15 +284,15 @@ def _joined(parts: tuple[Any, ...]) -> Any:
 
 
 def keras_optimizer(name: str, hyperparameters: Mapping[str, Any], setting: str) -> Any:
-    """The optimizer that a configuration describes.
+    """Creates the Keras optimizer that a configuration describes.
 
     Args:
         name: see `find_native_class`.
-        hyperparameters: of the optimizer; `lr` is its learning rate.
+        hyperparameters: hyperparameters of the optimizer; `lr` is its learning rate.
         setting: the dotted key of the section, for messages.
 
     Raises:
-        ConfigError: there is no such optimizer, or it does not accept these.
+        ConfigError: the optimizer does not exist, or does not accept these hyperparameters.
     """
     native = find_native_class(
         name, keras.optimizers, keras.optimizers.Optimizer, f"{setting}.name"

@@ -1,1 +1,1 @@
-"""Trains the models of a configuration with PyTorch."""
+"""Trains models of configurations with PyTorch."""

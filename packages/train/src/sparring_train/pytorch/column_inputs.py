@@ -20,13 +20,13 @@ class ColumnInputs:
     numbers: Tensor
     """``(b, k)``"""
     features: KeyedJaggedTensor
-    """Bags of ids of all features; its stride is b."""
+    """Ids of all features; its stride is b."""
     ids: Mapping[str, Tensor]
-    """Feature → its ids ``(n,)``, example after example: for tables that are asked for one feature.
-    They are parts of the batch, so that a pipeline can look them up ahead."""
+    """Feature → ids ``(n,)``, concatenated over examples, for tables that look up one feature. They are
+    fields of the batch, so that a pipeline can prefetch them."""
     labels: Tensor | None
     """``(b,)``"""
     weights: Tensor | None
     """``(b,)``"""
     step_items: StepItems | None = None
-    """For training with the loss `ranking`."""
+    """Items of the step, for training with the loss `ranking`."""

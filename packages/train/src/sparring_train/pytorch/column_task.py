@@ -1,4 +1,4 @@
-"""Any model on any columns: batches as tensors, the loss, predictions."""
+"""Task of a run: converts batches to tensors, and computes the loss and predictions of its model."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ __all__ = ["ColumnTask"]
 class ColumnTask:
     """The data of a run and its model.
 
-    The model is a module with ``forward(numbers, features)``, which gives one number for each
-    example: ``(b,)`` or ``(b, 1)``, a logit where the loss is the log loss; with the loss `ranking` it
-    gives two vectors, of user and of item, ``(b, dim)`` each. Features are those of its attribute
-    ``feature_names``, or all. With a method
-    ``training_loss(inputs: ColumnInputs)`` that gives the sum over a batch it brings a loss of its own.
+    The model is a module with ``forward(numbers, features)``, which returns one number per example,
+    ``(b,)`` or ``(b, 1)``; it is a logit for the log loss. With the loss `ranking`, it returns a user
+    vector and an item vector, ``(b, dim)`` each. It uses the features in its attribute
+    ``feature_names``, or all. A model can define its own loss by a method
+    ``training_loss(inputs: ColumnInputs)``, which returns the sum over a batch.
 
     Args:
-        config: the run.
-        manager: where kinds of data and of models are looked up.
-        container: where the tables live.
-        is_saved: the model comes from a snapshot; see `ColumnSource`.
+        config: configuration of the run.
+        manager: finds kinds of data and models.
+        container: container of the tables.
+        is_saved: whether the model comes from a snapshot; see `ColumnSource`.
     """
 
     def __init__(
@@ -73,31 +73,31 @@ class ColumnTask:
         self.loss: Callable[[ColumnInputs], Tensor] = own or self._loss
         self._named_loss = named_loss(config, nn.Module, has_own=own is not None)
         self._logits = LogitCheck(config.model.kind)
-        # A loss of the user's own may expect anything.
+        # A loss of the user may expect any outputs.
         self._logits.is_decided = self._named_loss is not None
 
     def training_inputs(self, batch: ColumnBatch) -> ColumnInputs:
-        """This rank's part of a batch as `loss` wants it; all ranks call it."""
+        """Returns this rank's part of a batch as inputs of `loss`. All ranks call it."""
         inputs = self.inputs(self._ranks.part(batch))
         if self._ranking is None:
             return inputs
         return replace(inputs, step_items=StepItems.of(batch, self._ranking.item[0], self._ranks))
 
     def inputs(self, batch: ColumnBatch) -> ColumnInputs:
-        """A batch as the model wants it."""
+        """Converts a batch to inputs of the model."""
         columns = [batch.ids[name] for name in self._features]
         ids = torch.from_numpy(np.concatenate([column.ids for column in columns]))
         if all(column.lengths is None for column in columns):
             lengths = torch.ones(len(ids), dtype=torch.int64)
         else:
             lengths = torch.from_numpy(np.concatenate([column.counts for column in columns]))
-        # What is derived from lengths is known before they leave the host.
+        # Values derived from lengths are computed before lengths are copied to the device.
         features = KeyedJaggedTensor(self._features, ids, lengths=lengths).sync()
         return ColumnInputs(
             torch.from_numpy(batch.numbers).to(self.device),
             features.to(self.device),
             {
-                # Ids of Parquet may be memory that is read only, which torch warns of.
+                # Ids from Parquet may be in read-only memory, about which torch warns.
                 name: torch.from_numpy(np.require(batch.ids[name].ids, requirements="W")).to(
                     self.device
                 )
@@ -111,7 +111,7 @@ class ColumnTask:
         return None if values is None else torch.from_numpy(values).to(self.device)
 
     def _loss(self, inputs: ColumnInputs) -> Tensor:
-        """Summed over the batch, which may be empty."""
+        """Returns the sum of the losses over the batch, which may be empty."""
         if self._softmax is not None:
             return self._softmax.loss(self.model(inputs.numbers, inputs.features), inputs)
         found = self._forward(inputs)
@@ -132,11 +132,11 @@ class ColumnTask:
         return (squares if inputs.weights is None else squares * inputs.weights).sum()
 
     def states(self) -> dict[str, State]:
-        """State besides that of the model."""
+        """Returns the state in addition to that of the model."""
         return {} if self._softmax is None else {COUNTS: self._softmax.counts.state()}
 
     def restore(self, states: Mapping[str, State]) -> None:
-        """Takes over what `states` gave."""
+        """Loads the result of `states`."""
         if self._softmax is not None:
             self._softmax.counts.restore(states)
 
@@ -144,12 +144,12 @@ class ColumnTask:
         return _one_each(self.model(inputs.numbers, inputs.features))
 
     def program(self) -> nn.Module:
-        """The model as it is exported: plain tensors in and out."""
+        """Returns the model to export, with plain tensors as inputs and outputs."""
         own: Callable[[], nn.Module] | None = getattr(self.model, "program", None)
         return _Program(self.model, self._features, self._is_click) if own is None else own()
 
     def program_inputs(self, batch_size: int) -> tuple[Tensor, ...]:
-        """An example of what the program takes."""
+        """Returns example inputs of the program."""
         ids = torch.zeros((batch_size, len(self._features)), dtype=torch.int64)
         own: Any = getattr(self.model, "program_inputs", None)
         if own is not None:
@@ -158,7 +158,7 @@ class ColumnTask:
         return torch.zeros((batch_size, len(self._schema.numbers))), ids
 
     def predict(self, batch: ColumnBatch) -> npt.NDArray[Any]:
-        """Probabilities of a click, numbers, or vectors; see `Predict`."""
+        """Returns probabilities of a click, numbers, or vectors; see `Predict`."""
         inputs = self.inputs(batch)
         if self._softmax is not None:
             vectors = self._softmax.vectors(*self.model(inputs.numbers, inputs.features))
@@ -172,7 +172,7 @@ class ColumnTask:
 
 
 class _Program(nn.Module):
-    """Predictions ``(b,)`` of numbers ``(b, k)`` and ids ``(b, f)``."""
+    """Computes predictions ``(b,)`` from numbers ``(b, k)`` and ids ``(b, f)``."""
 
     def __init__(self, model: nn.Module, features: list[str], is_click: bool) -> None:
         super().__init__()
@@ -187,5 +187,5 @@ class _Program(nn.Module):
 
 
 def _one_each(found: Tensor) -> Tensor:
-    """``(b,)`` of ``(b,)`` or ``(b, 1)``."""
+    """Reshapes ``(b,)`` or ``(b, 1)`` to ``(b,)``."""
     return found.squeeze(1) if found.ndim == 2 else found

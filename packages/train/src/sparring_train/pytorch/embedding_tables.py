@@ -1,4 +1,4 @@
-"""Tables of the features of a run, as modules of PyTorch."""
+"""Tables of a run's features as PyTorch modules."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["build_embedding_bags"]
 def build_embedding_bags(
     request: ModelRequest, names: Collection[str] | None = None
 ) -> EmbeddingBagCollection:
-    """Tables of these features, or of all, a bag each; features of one table share it."""
+    """Creates bags for some features, or for all. Features with the same table share it."""
     features = [each for each in request.schema.features if names is None or each.name in names]
-    # What kinds do not say, classes of one's own among them, is the sum.
+    # Kinds without the key `pooling`, including user classes, use the sum.
     pooling = PoolingType(getattr(request.section, "pooling", "sum").upper())
     configs = [
         replace(

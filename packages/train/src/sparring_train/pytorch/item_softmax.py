@@ -1,4 +1,4 @@
-"""The loss `ranking`: a softmax over the items of a step, those of all ranks."""
+"""The loss `ranking`: a softmax over the items of a step on all ranks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["ItemSoftmax"]
 
 
 class ItemSoftmax:
-    """Negative log likelihood of each example's item among those of the step.
+    """Negative log likelihood of each example's item among the items of the step.
 
     Args:
-        ranking: its settings.
-        ranks: that share the step.
+        ranking: settings of the ranking.
+        ranks: ranks that share the step.
     """
 
     def __init__(self, ranking: Ranking, ranks: Ranks) -> None:
@@ -29,13 +29,13 @@ class ItemSoftmax:
         self.counts = ItemCounts()
 
     def vectors(self, users: Tensor, items: Tensor) -> tuple[Tensor, Tensor]:
-        """Vectors as products are taken of them."""
+        """Scales vectors to length 1 if the ranking requires it."""
         if not self._ranking.normalize:
             return users, items
         return normalize(users, dim=1), normalize(items, dim=1)
 
     def loss(self, pair: tuple[Tensor, Tensor], inputs: ColumnInputs) -> Tensor:
-        """Sum over this rank's examples, of which there may be none; all ranks call it."""
+        """Returns the sum over this rank's examples, which may be empty. All ranks call it."""
         ranking, step = self._ranking, inputs.step_items
         assert step is not None
         users, items = self.vectors(*pair)
@@ -45,7 +45,7 @@ class ItemSoftmax:
             logits = logits - torch.from_numpy(self.counts.add(step.ids)).to(logits)
         ids = torch.from_numpy(step.ids).to(logits.device)
         own = step.first + torch.arange(len(users), device=logits.device)
-        # The same item elsewhere in the step is no negative.
+        # Other occurrences of the same item in the step are not negatives.
         is_same = ids[own][:, None] == ids
         is_same[torch.arange(len(users), device=logits.device), own] = False
         logits = logits.masked_fill(is_same, -torch.inf)
@@ -56,10 +56,10 @@ class ItemSoftmax:
 
 
 def _gathered(vectors: Tensor, step: StepItems, ranks: Ranks) -> Tensor:
-    """Vectors of all ranks, one rank after the other; gradients go to the ranks that they are of."""
+    """Concatenates the vectors of all ranks. Gradients are returned to the ranks of the vectors."""
     if ranks.world_size == 1:
         return vectors
-    # Ranks without an example take part in the exchange of gradients too.
+    # With the anchor, ranks without an example take part in the exchange of gradients, too.
     anchor = torch.zeros((), requires_grad=True)
     gathered: Tensor = _Gathered.apply(vectors, anchor, step.first, ranks)  # type: ignore[no-untyped-call]
     return gathered

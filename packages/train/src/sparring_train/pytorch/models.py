@@ -1,4 +1,4 @@
-"""Models of sparring-torch that take columns."""
+"""Models of sparring-torch with columns as input."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["ColumnDLRM", "ColumnDeepFM", "ColumnFactorization"]
 
 
 class ColumnDLRM(DLRM):
-    """A `DLRM` that takes columns."""
+    """A `DLRM` with columns as input."""
 
     def __init__(self, request: ModelRequest) -> None:
         section = request.section
@@ -29,7 +29,7 @@ class ColumnDLRM(DLRM):
 
 
 class ColumnDeepFM(DeepFM):
-    """A `DeepFM` that takes columns and gives logits."""
+    """A `DeepFM` with columns as input that returns logits."""
 
     def __init__(self, request: ModelRequest) -> None:
         section = request.section
@@ -45,12 +45,12 @@ class ColumnDeepFM(DeepFM):
 
 
 def _never_none(numbers: Tensor) -> Tensor:
-    """Numbers ``(b, k)``; a 1 where k is 0, so that their layers learn one vector for all examples."""
+    """Returns numbers ``(b, k)``. If k is 0, returns ones, from which layers learn a constant vector."""
     return numbers if numbers.shape[1] else numbers.new_ones((numbers.shape[0], 1))
 
 
 class ColumnFactorization(MatrixFactorization):
-    """A `MatrixFactorization` that takes columns."""
+    """A `MatrixFactorization` with columns as input."""
 
     def __init__(self, request: ModelRequest) -> None:
         self.names = request.section.user, request.section.item
@@ -70,28 +70,28 @@ class ColumnFactorization(MatrixFactorization):
             "bias_l2": request.section.bias_l2,
         }
 
-    # Called as all models of sparring train are.
+    # The signature is that of all models of sparring-train.
     def forward(self, numbers: Tensor, features: KeyedJaggedTensor) -> Tensor:  # type: ignore[override]
         user, item = (features[name].values() for name in self.names)
         return super().forward(user, item)
 
     def training_loss(self, inputs: ColumnInputs) -> Tensor:
-        """Sum over the batch of squared errors, and of the penalties on what it met."""
+        """Returns the sum over the batch of squared errors and of penalties on the parameters used."""
         assert inputs.labels is not None
         user, item = (inputs.ids[name] for name in self.names)
         return self.loss(user, item, inputs.labels, weights=inputs.weights, **self.penalties)
 
     def program(self) -> nn.Module:
-        """Users and items ``(b,)`` in, ratings ``(b,)`` out."""
+        """Returns a module with users and items ``(b,)`` as inputs and ratings ``(b,)`` as output."""
         return _RatingProgram(self)
 
     def program_inputs(self, ids: Tensor) -> tuple[Tensor, ...]:
-        """An example of what the program takes."""
+        """Returns example inputs of the program."""
         return ids[:, 0].contiguous(), ids[:, 0].contiguous()
 
 
 class _RatingProgram(nn.Module):
-    """Ratings ``(b,)`` of users and items, ``(b,)`` each."""
+    """Computes ratings ``(b,)`` from users and items, ``(b,)`` each."""
 
     def __init__(self, model: MatrixFactorization) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The steps of a training run, by a `TrainPipeline`."""
+"""Steps of a training run with a `TrainPipeline`."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class Piece:
     """A rank's part of a micro-batch."""
 
     inputs: Any
-    """As the task's loss wants them."""
+    """Inputs of the task's loss."""
     share: float
-    """Factor of its loss."""
+    """Factor of the loss."""
     num_samples: int
-    """Of the micro-batch, over all ranks."""
+    """Number of samples of the micro-batch, over all ranks."""
 
 
 class StepFunctions(Protocol):
-    """Maker of a run's steps."""
+    """Functions that a step consists of."""
 
     def loss(self, piece: Piece) -> Tensor: ...
 
@@ -51,14 +51,14 @@ class _PieceLoss(nn.Module):
 def pipelined_steps(
     stepping: StepFunctions, model: nn.Module, pieces: Iterator[Piece], *, micro_batches: int
 ) -> Iterator[None]:
-    """Makes a step of each `micro_batches` pieces, and looks the next piece up meanwhile.
+    """Makes one step per `micro_batches` pieces, and prefetches the lookups of the next piece.
 
     Args:
         stepping: computes losses and makes steps.
-        model: what the losses depend on; holds the tables.
-        pieces: a whole number of steps.
+        model: contains the parameters and tables on which losses depend.
+        pieces: pieces of complete steps.
     """
-    # It is stepped as an optimizer is, and is asked for nothing else.
+    # The pipeline only calls `zero_grad` and `step` of an optimizer.
     optimizers = [cast("torch.optim.Optimizer", stepping)]
     pipeline: TrainPipeline[Piece, None] = TrainPipeline(
         _PieceLoss(stepping, model), optimizers, micro_batches=micro_batches

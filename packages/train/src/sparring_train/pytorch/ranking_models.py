@@ -1,4 +1,4 @@
-"""Models whose ``forward`` gives a vector of the user and one of the item, for the loss `ranking`."""
+"""Models whose ``forward`` returns a user vector and an item vector, for the loss `ranking`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TwoTowers(nn.Module):
         self.item_tower = _tower(len(section.item) * dim, layers, dim)
 
     def forward(self, numbers: Tensor, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
-        """Vectors of users and of items, ``(b, dim)`` each."""
+        """Returns vectors of users and items, ``(b, dim)`` each."""
         pooled = self.embeddings(features)
         users, items = ([pooled[name] for name in names] for names in (self._user, self._item))
         return _through(users, self.user_tower), _through(items, self.item_tower)
@@ -72,7 +72,7 @@ class SequenceNetwork(nn.Module):
         last n items ──► table ──► + positions ──► blocks of self-attention ──► last position (b, dim)
         next item    ──► table ──► (b, dim)
 
-    A history is at the end of its n places, so that the last item is always at the last one.
+    A history is right-aligned in its n positions, so that the last item is always at the last one.
     """
 
     def __init__(self, request: ModelRequest) -> None:
@@ -99,13 +99,13 @@ class SequenceNetwork(nn.Module):
         )
 
     def forward(self, numbers: Tensor, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
-        """Vectors of what comes next and of items, ``(b, dim)`` each."""
+        """Returns vectors of the histories and of items, ``(b, dim)`` each."""
         found = self.embeddings(features)
         history, is_there = _last(found[self._history], len(self.positions))
         states = self.dropout(self.norm(history + self.positions))
         places = torch.arange(len(self.positions), device=states.device)
         is_before = places[:, None] >= places
-        # A place without an item looks at itself, so that it looks at something.
+        # A position without an item attends to itself, so that the softmax is defined.
         sees = is_before & is_there[:, None, :] | (places[:, None] == places)
         for block in self.blocks:
             states = block(states, sees[:, None])
@@ -113,19 +113,19 @@ class SequenceNetwork(nn.Module):
 
 
 def _last(history: JaggedTensor, length: int) -> tuple[Tensor, Tensor]:
-    """The last embeddings of each history ``(b, length, dim)``, at the end; and where there are any."""
+    """Returns the last embeddings of each history ``(b, length, dim)``, right-aligned, and their mask."""
     values, lengths = history.values(), history.lengths()
     ends = lengths.cumsum(0)
     back = torch.arange(length, 0, -1, device=values.device)
     is_there = back <= lengths[:, None]
-    # Where there is none, the row of zeros after the last embedding.
+    # Missing positions read the row of zeros after the last embedding.
     places = torch.where(is_there, ends[:, None] - back, values.shape[0])
     padded = torch.cat([values, values.new_zeros(1, values.shape[1])])
     return padded[places], is_there
 
 
 class AttentionBlock(nn.Module):
-    """Self-attention and two layers over each position, each added to its input and normed."""
+    """Self-attention and a feed-forward layer, each with a residual connection and layer norm."""
 
     def __init__(self, dim: int, heads: int, hidden: int, dropout: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""One training run, as `sparring train` asks for it."""
+"""Training of a run with PyTorch."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ __all__ = ["export", "native_optimizer", "open_model", "train"]
 
 
 def train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) -> TrainResult:
-    """See `sparring_train.loop.loop.run_training`; threads go to torch too.
+    """See `sparring_train.loop.loop.run_training`. Also sets the number of PyTorch's threads.
 
     Raises:
-        ConfigError, DataError, NonFiniteGradientError, PluginError: as there.
+        ConfigError, DataError, NonFiniteGradientError, PluginError: see `run_training`.
     """
     threads_before = torch.get_num_threads()
 
@@ -64,14 +64,14 @@ def train(config: RunConfig, plugin_manager: PluginManager, progress: Progress) 
 
 
 _SMALL_BATCH = 256
-"""Examples of a forward pass below which torch computes on one thread by default."""
+"""Number of examples of a forward pass below which PyTorch uses one thread by default."""
 
 
 def _threads_of_torch(config: RunConfig, world_size: int) -> int:
-    """Returns how many threads torch uses.
+    """Returns the number of threads for PyTorch.
 
-    A layer over a small batch takes microseconds. On a busy machine a second thread comes milliseconds
-    late, and torch waits for it.
+    A layer on a small batch takes microseconds. On a busy machine, a second thread starts milliseconds
+    later, and PyTorch waits for it.
     """
     examples = config.data.batch_size / (config.training.micro_batches * world_size)
     return 1 if config.threads == 0 and examples < _SMALL_BATCH else num_threads()
@@ -81,14 +81,14 @@ def _threads_of_torch(config: RunConfig, world_size: int) -> int:
 def open_model(
     config: RunConfig, plugin_manager: PluginManager, saved: SavedModel
 ) -> Iterator[OpenedModel]:
-    """See `sparring_train.loop.saved_model.saved_model`; raises as it."""
+    """See `sparring_train.loop.saved_model.saved_model`."""
     with _saved_task(config, plugin_manager, saved.snapshot_url, saved.rows) as task:
         yield _OpenedModel(task)
 
 
 @dataclass(frozen=True, slots=True)
 class _OpenedModel:
-    """A model that is asked."""
+    """A saved model for predictions."""
 
     task: ColumnTask
 
@@ -97,20 +97,20 @@ class _OpenedModel:
         return self.task.source
 
     def predict(self, batch: ColumnBatch) -> Any:
-        """See `OpenedModel`."""
+        """See `OpenedModel.predict`."""
         return _predicted(self.task, batch)
 
 
 def export(config: RunConfig, plugin_manager: PluginManager, request: ProgramRequest) -> None:
-    """Writes the model of a snapshot as a program; see `sparring_torch.export_program`.
+    """Exports the model of a snapshot as a program; see `sparring_torch.export_program`.
 
     Raises:
-        ConfigError, DataError: as a training.
-        InvalidArgumentError: the parameters are of another model, or the bundle exists.
+        ConfigError, DataError: see `run_training`.
+        InvalidArgumentError: the parameters belong to a different model, or the bundle exists.
         SnapshotError: the snapshot was not written by this framework, or is damaged.
-        ProgramError, UnsupportedError: as `export_program`.
+        ProgramError, UnsupportedError: see `export_program`.
     """
-    # The program reads rows from what it is bound to, so they need no place here.
+    # The program reads rows from its serving snapshot, so they are not loaded here.
     with _saved_task(config, plugin_manager, request.snapshot_url, None) as task:
         batch = torch.export.Dim.AUTO
         example = task.program_inputs(2)
@@ -137,10 +137,10 @@ def _saved_task(
     def restore(task: ColumnTask, state: State) -> None:
         try:
             restore_state(state, model=task.model)
-        except RuntimeError as error:  # torch's own
+        except RuntimeError as error:  # Raised by PyTorch.
             raise InvalidArgumentError(
-                f"snapshot {snapshot_url} has parameters of another model than the configuration: "
-                f"{error}; give the configuration that the run was trained with"
+                f"loading {snapshot_url} failed: its parameters do not fit the configured model: "
+                f"{error}; use the configuration of the run"
             ) from error
 
     with (
@@ -151,7 +151,7 @@ def _saved_task(
 
 
 def _predicted(task: ColumnTask, batch: ColumnBatch) -> npt.NDArray[Any]:
-    """Predictions for a batch; the model is in training mode as before."""
+    """Returns predictions for a batch, and leaves the model in training mode."""
     task.model.eval()
     with torch.no_grad():
         predicted: npt.NDArray[Any] = task.predict(batch)
@@ -205,7 +205,7 @@ class _Trainer:
             yield StepResult(batch, float(self._loss), batch.num_examples)
 
     def _pipelined(self, batches: Iterator[Any]) -> Iterator[StepResult]:
-        """The same, while the next batch is looked up."""
+        """Makes the same steps, and prefetches the lookups of the next batch."""
         begun: deque[Any] = deque()
 
         def pieces() -> Iterator[Piece]:
@@ -218,39 +218,39 @@ class _Trainer:
             yield StepResult(batch, float(self._loss), batch.num_examples)
 
     def _pieces(self, batch: Any) -> Iterator[Piece]:
-        """This rank's part of each micro-batch."""
-        # Gradients are averaged over ranks: the sum over the batch is W times their mean.
+        """Yields this rank's part of each micro-batch."""
+        # Gradients are averaged over ranks, so the sum over the batch is W times their mean.
         share = self._ranks.world_size / batch.num_examples
         for part in batch.split(self._num_parts):
             yield Piece(self._task.training_inputs(part), share, part.num_examples)
 
     def loss(self, piece: Piece) -> Tensor:
-        """This rank's share of the loss of a step; adds it to the step's."""
+        """Returns this rank's share of the loss of a step, and adds it to the step's loss."""
         loss: Tensor = self._task.loss(piece.inputs) * piece.share
-        # Added up in float64 where it is, so that no part of a step waits for a GPU.
+        # Added up in float64 on its device, so that no part of a step waits for a GPU.
         self._loss = self._loss + (
             loss.item() if loss.device.type == "cpu" else loss.double().detach()
         )
         return loss
 
     def zero_grad(self) -> None:
-        """A step begins."""
+        """Starts a step."""
         self._tables.zero_grad()
         if self._dense is not None:
             self._dense.zero_grad()
         self._loss = 0.0
 
     def step(self) -> None:
-        """Applies what all micro-batches gave, on all ranks."""
+        """Applies the gradients of all micro-batches, on all ranks."""
         self._loss = self._average_gradients(float(self._loss))
-        # Looked at before the tables change, so that a step is taken as a whole or not at all.
+        # Checked before the tables change, so that a step is applied completely or not at all.
         broken = self._broken_parameter()
         if broken is not None and not self._is_skipping:
             self._tables.zero_grad()
             step = self.container.counters.steps
             raise NonFiniteGradientError(
-                f"step {step}: the gradient of parameter {broken!r} holds NaN or infinity; "
-                "nothing was changed. Lower the learning rate, or choose "
+                f"step {step}: the gradient of parameter {broken!r} contains NaN or infinity; "
+                "nothing was changed. Lower the learning rate, or set "
                 "training.non_finite_gradients=skip",
                 parameter=broken,
                 step=step,
@@ -262,7 +262,7 @@ class _Trainer:
             self._dense.step()
 
     def _average_gradients(self, loss: float) -> float:
-        """Of ordinary parameters, over ranks, together with the loss."""
+        """Averages gradients of ordinary parameters and the loss over ranks in one exchange."""
         if self._ranks.world_size == 1:
             return loss
         gradients = [
@@ -285,7 +285,7 @@ class _Trainer:
         }
         if not gradients:
             return None
-        # All of them in one look, which waits for a GPU once.
+        # Checks all gradients at once, which waits for a GPU once.
         is_finite = torch.stack([each.isfinite().all() for each in gradients.values()]).tolist()
         return next(
             (name for name, whole in zip(gradients, is_finite, strict=True) if not whole), None
@@ -308,7 +308,7 @@ class _Trainer:
         """See `sparring_train.loop.model.Trainer`."""
         chosen = [_hyperparameters(each) for each in self._optimizers()]
         restore_state(states["torch"], **self._parts_with_state())
-        # Those of the configuration hold; the state that the steps so far have left is restored.
+        # The configured hyperparameters replace those in the snapshot.
         for optimizer, groups in zip(self._optimizers(), chosen, strict=True):
             for group, hyperparameters in zip(optimizer.param_groups, groups, strict=True):
                 group.update(hyperparameters)

@@ -1,1 +1,1 @@
-"""Quality of predictions and of rankings."""
+"""Metrics of predictions and of rankings."""

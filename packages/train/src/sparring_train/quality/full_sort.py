@@ -1,4 +1,4 @@
-"""Full-sort evaluation: each user's test items are ranked among all items, none sampled."""
+"""Full-sort evaluation: ranks each user's test items among all items, without sampling."""
 
 from __future__ import annotations
 
@@ -30,22 +30,23 @@ def full_sort(
     seen: Jagged | None = None,
     cutoffs: Sequence[int] = (10,),
 ) -> Mapping[int, RankingMetrics]:
-    """Quality of the rankings of all items by their dot products with each user.
+    """Computes metrics of the rankings of all items by their dot products with each user.
 
-    A larger product goes first, of equal ones the item of the smaller key; an item whose product is NaN
-    is not ranked. Memory holds the rankings of some thousand users at once, and a block of products.
+    Items are sorted by descending product; items with equal products by key. Items whose product is NaN
+    are not ranked. The rankings of some thousand users and a block of products are in memory at a time.
 
     Args:
         user_vectors: ``(u, dim)``.
         item_keys: ``(n,)`` distinct integers.
         item_vectors: ``(n, dim)``.
-        relevant: of each user, as a rule of the test period. Users without are left out and counted.
-        seen: of each user, items that are not ranked, as a rule those of training. One that is relevant
-            as well cannot be found.
-        cutoffs: each k.
+        relevant: relevant items per user, usually those of the test period. Users without such items
+            are left out and counted.
+        seen: items per user that are not ranked, usually those of the training. Relevant items among
+            them cannot be found.
+        cutoffs: values of k.
 
     Returns:
-        k → the means over users.
+        k → means over users.
 
     Raises:
         InvalidArgumentError: shapes do not fit, or vectors of users are not finite.
@@ -55,13 +56,13 @@ def full_sort(
         from sparring_packed import top_k
     except ImportError:
         raise UnsupportedError(
-            "full_sort needs the package sparring_packed; install it: pip install sparring-packed"
+            "full_sort requires sparring-packed; run: pip install sparring-packed"
         ) from None
     users, keys = np.asarray(user_vectors), np.asarray(item_keys)
     if users.ndim != 2:
-        raise InvalidArgumentError(f"user_vectors: must be (users, dim), found {users.shape}")
+        raise InvalidArgumentError(f"user_vectors: found {users.shape}, expected (users, dim)")
     if len(np.unique(keys)) < keys.size:
-        raise InvalidArgumentError("item_keys: found a key twice; give each item once")
+        raise InvalidArgumentError("item_keys: found a key twice; pass each item once")
     wanted = check_jagged(relevant, len(users), "relevant")
     unwanted = None if seen is None else check_jagged(seen, len(users), "seen")
     means = RankingMeans(cutoffs)

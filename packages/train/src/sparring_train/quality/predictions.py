@@ -1,7 +1,7 @@
-"""Quality of predictions. What cannot be told from the samples is NaN, never a guess.
+"""Metrics of predictions. A metric that the samples do not determine is NaN.
 
-The AUC is scikit-learn's. The means are summed here: they come batch by batch, in float64 whatever the
-dtype of predictions, while scikit-learn wants all samples at once and sums float32 in float32.
+The AUC is computed by scikit-learn. The means are computed here, batch by batch and in float64, because
+scikit-learn requires all samples at once and sums float32 in float32.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ __all__ = [
 
 
 LOWER_IS_BETTER = frozenset({"log_loss", "rmse"})
-"""Metrics of this package whose lower values are better."""
+"""Metrics of this package for which lower values are better."""
 
 
 def auc(scores: npt.ArrayLike, labels: npt.ArrayLike) -> float:
-    """The area under the ROC curve by scikit-learn: the chance that a 1 outranks a 0.
+    """Computes the area under the ROC curve with scikit-learn: the probability that a 1 outranks a 0.
 
-    Equal scores count half.
+    Pairs of equal scores count half.
 
     Args:
-        scores: ``(n,)``, larger where a 1 is thought more likely: probabilities or logits.
+        scores: ``(n,)``, larger if a 1 is more likely: probabilities or logits.
         labels: ``(n,)``, 0 or 1.
 
     Returns:
-        From 0 to 1; NaN if the labels are all the same, there are none, or a score is NaN.
+        From 0 to 1; NaN if all labels are equal, there are no samples, or a score is NaN.
 
     Raises:
         InvalidArgumentError: shapes differ, or a label is neither 0 nor 1.
@@ -54,21 +54,21 @@ def auc(scores: npt.ArrayLike, labels: npt.ArrayLike) -> float:
     is_one = _check_labels(label)
     if is_one.all() or not is_one.any() or np.isnan(score).any():
         return math.nan
-    # It takes longer to import than a short run to train.
+    # Importing scikit-learn takes longer than a short training.
     from sklearn.metrics import roc_auc_score
 
-    # scikit-learn refuses infinity; as the largest finite number it ranks the same.
+    # scikit-learn rejects infinity. The largest finite number has the same rank.
     return float(roc_auc_score(is_one, np.nan_to_num(score)))
 
 
 def log_loss(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> float:
-    """Mean of ``-log(p)`` where the label is 1 and ``-log(1 - p)`` where it is 0, in nats.
+    """Computes the mean of ``-log(p)`` for labels of 1 and ``-log(1 - p)`` for labels of 0, in nats.
 
-    Probabilities are held within the machine epsilon of their dtype from 0 and 1, so that a
-    rounded sigmoid does not make the mean infinite.
+    Probabilities are clipped to at least the machine epsilon of their dtype from 0 and 1, so that a
+    rounded sigmoid does not give infinity.
 
     Returns:
-        From 0 on; NaN if there are no samples or a probability is NaN.
+        At least 0; NaN if there are no samples or a probability is NaN.
 
     Raises:
         InvalidArgumentError: shapes differ, a label is neither 0 nor 1, or a probability is
@@ -80,7 +80,7 @@ def log_loss(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> float:
 
 
 def rmse(predictions: npt.ArrayLike, targets: npt.ArrayLike) -> float:
-    """Root of the mean squared difference; NaN if there are no samples.
+    """Computes the root of the mean squared difference; NaN if there are no samples.
 
     Raises:
         InvalidArgumentError: shapes differ.
@@ -91,21 +91,21 @@ def rmse(predictions: npt.ArrayLike, targets: npt.ArrayLike) -> float:
 
 
 class MeanLogLoss:
-    """`log_loss` over samples that come batch by batch, in constant memory."""
+    """Computes `log_loss` batch by batch, in constant memory."""
 
     def __init__(self) -> None:
         self.num_samples = 0
         self._total = 0.0
 
     def update(self, probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> None:
-        """Adds a batch. Raises as `log_loss`, and then adds nothing."""
+        """Adds a batch. Raises like `log_loss`; the batch is then not added."""
         probability, label = _columns(probabilities, labels)
         is_one = _check_labels(label)
         is_outside = (probability < 0) | (probability > 1)
         if is_outside.any():
             raise InvalidArgumentError(
-                f"probabilities: found {probability[is_outside][0]}, must be from 0 to 1; pass "
-                "sigmoid(logits) where these are logits"
+                f"probabilities: found {probability[is_outside][0]}, expected numbers from 0 to 1; pass "
+                "sigmoid(logits) if these are logits"
             )
         kind = probability.dtype if probability.dtype.kind == "f" else np.dtype(np.float64)
         epsilon = float(np.finfo(kind).eps)
@@ -119,14 +119,14 @@ class MeanLogLoss:
 
 
 class RootMeanSquareError:
-    """`rmse` over samples that come batch by batch, in constant memory."""
+    """Computes `rmse` batch by batch, in constant memory."""
 
     def __init__(self) -> None:
         self.num_samples = 0
         self._total = 0.0
 
     def update(self, predictions: npt.ArrayLike, targets: npt.ArrayLike) -> None:
-        """Adds a batch. Raises as `rmse`, and then adds nothing."""
+        """Adds a batch. Raises like `rmse`; the batch is then not added."""
         prediction, target = _columns(predictions, targets)
         difference = prediction.astype(np.float64) - target.astype(np.float64)
         self._total += float(np.dot(difference, difference))
@@ -138,9 +138,9 @@ class RootMeanSquareError:
 
 
 class CollectedPredictions:
-    """Keeps all scores and labels, as the exact AUC needs them: about 5 bytes a sample.
+    """Keeps all scores and labels, which the exact AUC requires: about 5 bytes per sample.
 
-    Scores are kept in the dtype in which they come.
+    The dtype of scores is not changed.
     """
 
     def __init__(self) -> None:
@@ -148,7 +148,7 @@ class CollectedPredictions:
         self._labels: list[npt.NDArray[np.bool_]] = []
 
     def update(self, scores: npt.ArrayLike, labels: npt.ArrayLike) -> None:
-        """Adds a batch. Raises as `auc`, and then adds nothing."""
+        """Adds a batch. Raises like `auc`; the batch is then not added."""
         score, label = _columns(scores, labels)
         is_one = _check_labels(label)
         self._scores.append(score.copy())
@@ -171,24 +171,24 @@ class CollectedPredictions:
 
 
 class Quality(Protocol):
-    """Metrics of samples that come batch by batch."""
+    """Metrics that are updated batch by batch."""
 
     def update(self, predictions: npt.NDArray[Any], labels: npt.NDArray[Any]) -> None:
-        """Adds a batch; both are ``(b,)``."""
+        """Adds a batch; both arrays are ``(b,)``."""
 
     def metrics(self) -> dict[str, float]:
-        """Name → value over all samples."""
+        """Returns name → value over all samples."""
 
     def explain_undefined(self, part: str) -> str | None:
-        """The reason if the samples do not determine a metric, which is NaN then.
+        """Returns the reason if a metric is NaN because the samples do not determine it.
 
         Args:
-            part: name of the part of the data that they are of, for the message.
+            part: name of the samples' part of the data, for the message.
         """
 
 
 class BinaryMetrics:
-    """AUC and log loss of probabilities; see `CollectedPredictions` for the memory it takes."""
+    """AUC and log loss of probabilities. See `CollectedPredictions` for the memory needed."""
 
     def __init__(self) -> None:
         self._collected, self._mean_log_loss = CollectedPredictions(), MeanLogLoss()
@@ -199,7 +199,7 @@ class BinaryMetrics:
         self._mean_log_loss.update(predictions, labels)
 
     def metrics(self) -> dict[str, float]:
-        """``auc`` and ``log_loss``."""
+        """Returns ``auc`` and ``log_loss``."""
         return {"auc": self._collected.auc(), "log_loss": self._mean_log_loss.value}
 
     def explain_undefined(self, part: str) -> str | None:
@@ -213,10 +213,10 @@ class BinaryMetrics:
 
 
 class CombinedMetrics:
-    """The metrics of several.
+    """Combines several metrics.
 
     Args:
-        parts: the first one has the metrics of the model; no two have a metric of one name.
+        parts: the model's metrics first. Names of metrics must be distinct.
     """
 
     def __init__(self, parts: Sequence[Any]) -> None:
@@ -229,10 +229,10 @@ class CombinedMetrics:
             part.update(predictions, labels)
 
     def metrics(self) -> dict[str, float]:
-        """Those of all parts.
+        """Returns the metrics of all parts.
 
         Raises:
-            ConfigError: two have a metric of one name, or a value is no number.
+            ConfigError: two parts have a metric of the same name, or a value is not a number.
         """
         found: dict[str, float] = {}
         for part in self._parts:
@@ -241,16 +241,16 @@ class CombinedMetrics:
             twice = sorted(set(found) & set(given))
             if twice:
                 raise ConfigError(
-                    f"training.metrics: {name} returns the metric {twice[0]!r}, which there is already; "
-                    "give it another name",
+                    f"training.metrics: {name} returns the metric {twice[0]!r}, which already exists; "
+                    "rename it",
                     setting="training.metrics",
                 )
             try:
                 found |= {str(key): float(value) for key, value in given.items()}
             except (TypeError, ValueError) as error:
                 raise ConfigError(
-                    f"training.metrics: {name}.metrics() must return numbers by name, found {given!r}: "
-                    f"{error}",
+                    f"training.metrics: {name}.metrics() returned {given!r}, expected numbers by name: "
+                    f"{error}; fix the method",
                     setting="training.metrics",
                 ) from error
             if not getattr(part, "higher_is_better", True):
@@ -264,7 +264,7 @@ class CombinedMetrics:
 
     @property
     def lower_is_better(self) -> frozenset[str]:
-        """Names of metrics whose lower values are better, once `metrics` was called."""
+        """Names of metrics for which lower values are better; known after `metrics` was called."""
         return LOWER_IS_BETTER | self._lower
 
 
@@ -279,7 +279,7 @@ class RegressionMetrics:
         self._error.update(predictions, labels)
 
     def metrics(self) -> dict[str, float]:
-        """``rmse``."""
+        """Returns ``rmse``."""
         return {"rmse": self._error.value}
 
     def explain_undefined(self, part: str) -> str | None:
@@ -293,8 +293,8 @@ def _columns(
     one, two = np.asarray(first), np.asarray(second)
     if one.ndim != 1 or one.shape != two.shape:
         raise InvalidArgumentError(
-            f"predictions and labels: found the shapes {one.shape} and {two.shape}, both must be "
-            "(n,) with the same n"
+            f"predictions and labels: found the shapes {one.shape} and {two.shape}, expected (n,) for "
+            "both; pass one prediction per label"
         )
     return one, two
 
@@ -304,5 +304,7 @@ def _check_labels(labels: npt.NDArray[np.floating]) -> npt.NDArray[np.bool_]:
     is_wrong = ~(is_one | (labels == 0))
     if is_wrong.any():
         at = int(np.argmax(is_wrong))
-        raise InvalidArgumentError(f"labels: found {labels[at]} at {at}, must be 0 or 1")
+        raise InvalidArgumentError(
+            f"labels: found {labels[at]} at {at}, expected 0 or 1; convert the labels"
+        )
     return is_one

@@ -1,9 +1,9 @@
-"""Quality of rankings: recall, NDCG, reciprocal rank, hit rate and precision at k; AUC by group.
+"""Metrics of rankings: recall, NDCG, reciprocal rank, hit rate and precision at k; AUC by group.
 
-A ranking is ids, the best first, as `sparring_packed.top_k` gives them: a larger score goes first, and of
-equal scores the smaller id. Relevant items are jagged: ``(items, offsets)``, where
-``items[offsets[i]:offsets[i + 1]]`` are those of query i. An item is relevant or it is not; one that is
-given twice counts once.
+A ranking consists of ids, the best first, as returned by `sparring_packed.top_k`: sorted by descending
+score, and by id if scores are equal. Relevant items are jagged, ``(items, offsets)``:
+``items[offsets[i]:offsets[i + 1]]`` are the relevant items of query i. Relevance is binary, and duplicate
+items count once.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ __all__ = [
 
 Ids = npt.NDArray[np.int64]
 Jagged = tuple[npt.ArrayLike, npt.ArrayLike]
-"""``(n,)`` integers, and ``(q + 1,)`` offsets of the queries in them."""
+"""``(n,)`` integers, and ``(q + 1,)`` offsets of the queries."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankingMetrics:
-    """Means over queries that have a relevant item; NaN where there is no such query.
+    """Means over queries with a relevant item; NaN if there are no such queries.
 
     Args:
-        k: how many places of each ranking count.
-        recall: share of the relevant items that are in the first k places.
-        ndcg: sum of ``1 / log2(place + 1)`` of relevant items, divided by that of the best ranking.
-        mrr: 1 divided by the place of the first relevant item; 0 where none is in the first k.
-        hit_rate: share of queries with a relevant item in the first k places.
-        precision: share of the k places that have a relevant item.
-        num_queries: of which these are the means.
-        num_left_out: queries without a relevant item, which tell nothing.
+        k: number of positions of each ranking that count.
+        recall: share of the relevant items that are in the first k positions.
+        ndcg: sum of ``1 / log2(position + 1)`` of relevant items, divided by that of the ideal ranking.
+        mrr: 1 divided by the position of the first relevant item; 0 if none is in the first k.
+        hit_rate: share of queries with a relevant item in the first k positions.
+        precision: share of the first k positions that have a relevant item.
+        num_queries: number of queries in the means.
+        num_left_out: number of queries without a relevant item, which are left out.
     """
 
     k: int
@@ -65,17 +65,17 @@ def compute_ranking_metrics(
     k: int,
     counts: npt.ArrayLike | None = None,
 ) -> RankingMetrics:
-    """Quality of rankings in their first k places.
+    """Computes metrics of rankings at k.
 
     Args:
-        ranked: ``(q, at least k)`` ids of each query, the best first.
-        relevant: of each query.
+        ranked: ``(q, at least k)`` ids per query, the best first.
+        relevant: relevant items per query.
         k: at least 1.
-        counts: ``(q,)``, how many places of each query are filled, where some have fewer than k; None:
-            all of them.
+        counts: ``(q,)``, number of valid positions per query, if some have fewer than k; None: all
+            positions are valid.
 
     Raises:
-        InvalidArgumentError: shapes do not fit, or an id is in a ranking twice.
+        InvalidArgumentError: shapes do not fit, or a ranking contains an id twice.
     """
     means = RankingMeans((k,))
     means.update(ranked, relevant, counts=counts)
@@ -83,16 +83,16 @@ def compute_ranking_metrics(
 
 
 class RankingMeans:
-    """`compute_ranking_metrics` over queries that come batch by batch, in constant memory.
+    """Computes `compute_ranking_metrics` batch by batch, in constant memory.
 
     Args:
-        cutoffs: each k.
+        cutoffs: values of k.
     """
 
     def __init__(self, cutoffs: Sequence[int] = (10,)) -> None:
         if not cutoffs or any(isinstance(k, bool) or k < 1 for k in cutoffs):
             raise InvalidArgumentError(
-                f"cutoffs: found {tuple(cutoffs)}, must be one or more numbers of at least 1"
+                f"cutoffs: found {tuple(cutoffs)}, expected one or more numbers of at least 1"
             )
         self.cutoffs = tuple(dict.fromkeys(cutoffs))
         self.num_left_out = 0
@@ -102,7 +102,7 @@ class RankingMeans:
     def update(
         self, ranked: npt.ArrayLike, relevant: Jagged, *, counts: npt.ArrayLike | None = None
     ) -> None:
-        """Adds queries. Raises as `compute_ranking_metrics`, and then adds nothing."""
+        """Adds queries. Raises like `compute_ranking_metrics`; the queries are then not added."""
         ids, filled = _check_ranking(ranked, counts, max(self.cutoffs))
         items, offsets = check_jagged(relevant, len(ids), "relevant")
         is_hit, num_relevant = _hits(ids, filled, items, offsets)
@@ -115,7 +115,7 @@ class RankingMeans:
 
     @property
     def values(self) -> Mapping[int, RankingMetrics]:
-        """k → the means so far."""
+        """k → means so far."""
         return {k: self._mean(k, self._sums[k]) for k in self.cutoffs}
 
     def _mean(self, k: int, sums: npt.NDArray[np.float64]) -> RankingMetrics:
@@ -128,13 +128,13 @@ class RankingMeans:
 
 @dataclass(frozen=True, slots=True)
 class GroupedAuc:
-    """The AUC within groups.
+    """AUC within groups.
 
     Args:
-        value: mean of the groups' AUCs, each weighted by its number of samples; NaN if no group has
+        value: mean of the groups' AUCs, weighted by their numbers of samples; NaN if no group has
             both labels, or a score is NaN.
-        num_groups: of which it is the mean.
-        num_left_out: groups with labels of one class, which tell nothing.
+        num_groups: number of groups in the mean.
+        num_left_out: number of groups with only one label, which are left out.
     """
 
     value: float
@@ -143,15 +143,16 @@ class GroupedAuc:
 
 
 def grouped_auc(scores: npt.ArrayLike, labels: npt.ArrayLike, groups: npt.ArrayLike) -> GroupedAuc:
-    """The AUC of each group, a user's impressions for instance, and their mean by samples.
+    """Computes the AUC of each group, for example a user's impressions, and their weighted mean.
 
-    It does not reward telling users apart: scores of different groups are never compared (Zhu et al.,
-    "Optimized Cost per Click in Taobao Display Advertising", 2017). Equal scores count half.
+    Scores of different groups are never compared, so that distinguishing users is not rewarded (Zhu et
+    al., "Optimized Cost per Click in Taobao Display Advertising", 2017). Pairs of equal scores count
+    half.
 
     Args:
-        scores: ``(n,)``, larger where a 1 is thought more likely.
+        scores: ``(n,)``, larger if a 1 is more likely.
         labels: ``(n,)``, 0 or 1.
-        groups: ``(n,)``, equal for samples of one group.
+        groups: ``(n,)``, equal for samples of the same group.
 
     Raises:
         InvalidArgumentError: shapes differ, or a label is neither 0 nor 1.
@@ -160,13 +161,15 @@ def grouped_auc(scores: npt.ArrayLike, labels: npt.ArrayLike, groups: npt.ArrayL
     if score.ndim != 1 or not score.shape == label.shape == group.shape:
         raise InvalidArgumentError(
             f"scores, labels and groups: found the shapes {score.shape}, {label.shape} and "
-            f"{group.shape}, all must be (n,) with the same n"
+            f"{group.shape}, expected (n,) for all; pass one of each per sample"
         )
     is_one = label == 1
     is_wrong = ~(is_one | (label == 0))
     if is_wrong.any():
         at = int(np.argmax(is_wrong))
-        raise InvalidArgumentError(f"labels: found {label[at]} at {at}, must be 0 or 1")
+        raise InvalidArgumentError(
+            f"labels: found {label[at]} at {at}, expected 0 or 1; convert the labels"
+        )
     if not len(score):
         return GroupedAuc(math.nan, 0, 0)
     _, number = np.unique(group, return_inverse=True)
@@ -178,7 +181,7 @@ def grouped_auc(scores: npt.ArrayLike, labels: npt.ArrayLike, groups: npt.ArrayL
     num_left_out = len(has_both) - num_groups
     if np.isnan(score).any() or not num_groups:
         return GroupedAuc(math.nan, num_groups, num_left_out)
-    # Mann and Whitney: the ranks of the ones within their group say how many zeros they outrank.
+    # Mann-Whitney U: the ranks of the ones within their group give the number of zeros they outrank.
     rank_sums = np.bincount(number, _ranks_within(score, number) * is_one)
     outranked = rank_sums - num_ones * (num_ones + 1) / 2
     aucs = outranked[has_both] / (num_ones * num_zeros)[has_both]
@@ -188,10 +191,11 @@ def grouped_auc(scores: npt.ArrayLike, labels: npt.ArrayLike, groups: npt.ArrayL
 
 
 def check_jagged(jagged: Jagged, num_queries: int, what: str) -> tuple[Ids, Ids]:
-    """Values and offsets of `num_queries` queries.
+    """Validates jagged values, and returns values and offsets.
 
     Raises:
-        InvalidArgumentError: they are not; `what` names them.
+        InvalidArgumentError: they are not values and offsets of `num_queries` queries; `what` is the
+            name in the message.
     """
     values, offsets = np.asarray(jagged[0]), np.asarray(jagged[1])
     values = values.astype(np.int64) if not values.size else values
@@ -205,15 +209,15 @@ def check_jagged(jagged: Jagged, num_queries: int, what: str) -> tuple[Ids, Ids]
         or (np.diff(offsets.astype(np.int64)) < 0).any()
     ):
         raise InvalidArgumentError(
-            f"{what}: must be (n,) integers and {num_queries + 1} offsets for {num_queries} queries, "
-            f"never falling, from 0 to n; found {values.dtype} {values.shape} and offsets "
+            f"{what}: expected (n,) integers and {num_queries + 1} offsets for {num_queries} queries, "
+            f"ascending from 0 to n; found {values.dtype} {values.shape} and offsets "
             f"{offsets.dtype} {offsets.shape}" + (f" to {offsets[-1]}" if offsets.size else "")
         )
     return values.astype(np.int64, copy=False), offsets.astype(np.int64, copy=False)
 
 
 def select_queries(jagged: tuple[Ids, Ids], queries: Ids) -> tuple[Ids, Ids]:
-    """The values of some queries, in the order of `queries`."""
+    """Returns the values of some queries, in the order of `queries`."""
     values, offsets = jagged
     begins, lengths = offsets[queries], np.diff(offsets)[queries]
     ends = np.cumsum(lengths)
@@ -224,21 +228,21 @@ def select_queries(jagged: tuple[Ids, Ids], queries: Ids) -> tuple[Ids, Ids]:
 def _check_ranking(
     ranked: npt.ArrayLike, counts: npt.ArrayLike | None, k: int
 ) -> tuple[Ids, npt.NDArray[np.bool_]]:
-    """The first k ids of each query, and which of them are given."""
+    """Returns the first k ids of each query, and a mask of the valid ones."""
     ids = np.asarray(ranked)
     if ids.ndim != 2 or ids.shape[1] < k or (ids.dtype.kind not in "iu" and ids.size):
         raise InvalidArgumentError(
-            f"ranked: found {ids.dtype} {ids.shape}, must be (queries, at least {k}) integers; where "
-            "there are fewer, fill up and say how many in counts"
+            f"ranked: found {ids.dtype} {ids.shape}, expected (queries, at least {k}) integers; fill up "
+            "shorter rankings, and pass their lengths as counts"
         )
     ids = ids[:, :k].astype(np.int64, copy=False)
     filled = np.full(len(ids), k) if counts is None else np.asarray(counts)
     if filled.shape != (len(ids),) or (filled < 0).any():
         raise InvalidArgumentError(
-            f"counts: found the shape {filled.shape}, must be ({len(ids)},) numbers from 0 on"
+            f"counts: found the shape {filled.shape}, expected ({len(ids)},) numbers of at least 0"
         )
     is_given = np.arange(k) < filled[:, None]
-    # Equal ids are neighbors once sorted; what is not given goes to the end.
+    # Equal ids are adjacent after sorting. Invalid ids are sorted to the end.
     order = np.lexsort((ids, ~is_given), axis=1)
     in_order = np.take_along_axis(ids, order, axis=1)
     is_both_given = np.arange(1, k) < filled[:, None]
@@ -246,8 +250,8 @@ def _check_ranking(
     if repeats.any():
         query, place = (int(each[0]) for each in np.nonzero(repeats))
         raise InvalidArgumentError(
-            f"ranked: id {in_order[query, place]} is in the ranking of query {query} twice; each must "
-            "be given once"
+            f"ranked: id {in_order[query, place]} is in the ranking of query {query} twice; pass each id "
+            "once"
         )
     return ids, is_given
 
@@ -255,12 +259,12 @@ def _check_ranking(
 def _hits(
     ids: Ids, is_given: npt.NDArray[np.bool_], items: Ids, offsets: Ids
 ) -> tuple[npt.NDArray[np.bool_], Ids]:
-    """Which places have a relevant item ``(q, k)``, and how many distinct ones a query has ``(q,)``."""
+    """Returns a mask of relevant positions ``(q, k)``, and the number of relevant items ``(q,)``."""
     num_queries = len(ids)
     known = np.unique(items)
     if not len(known):
         return np.zeros(ids.shape, np.bool_), np.zeros(num_queries, np.int64)
-    # A pair of a query and an item is one number.
+    # Encodes a pair of query and item as one number.
     queries = np.repeat(np.arange(num_queries), np.diff(offsets))
     pairs = np.unique(queries * len(known) + np.searchsorted(known, items))
     codes = np.minimum(np.searchsorted(known, ids), len(known) - 1)
@@ -271,7 +275,7 @@ def _hits(
 
 
 def _sums_at(k: int, is_hit: npt.NDArray[np.bool_], num_relevant: Ids) -> npt.NDArray[np.float64]:
-    """Sums over queries, in the order of `RankingMetrics`."""
+    """Returns sums over queries, in the order of `RankingMetrics`."""
     num_hits = is_hit.sum(axis=1)
     has_hit = num_hits > 0
     discounts = 1 / np.log2(np.arange(2, k + 2))
@@ -291,7 +295,7 @@ def _sums_at(k: int, is_hit: npt.NDArray[np.bool_], num_relevant: Ids) -> npt.ND
 def _ranks_within(
     scores: npt.NDArray[np.floating], groups: npt.NDArray[np.intp]
 ) -> npt.NDArray[np.float64]:
-    """Rank of each score within its group, from 1 on; equal ones share the mean of their ranks."""
+    """Returns the rank of each score within its group, from 1; equal scores share their mean rank."""
     order = np.lexsort((scores, groups))
     score, group = scores[order], groups[order]
     is_new_group = np.concatenate(([True], group[1:] != group[:-1]))

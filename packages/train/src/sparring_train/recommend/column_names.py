@@ -1,4 +1,4 @@
-"""Names by which columns of users and of items are recognized."""
+"""Names by which columns of users and items are recognized."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ITEMS = frozenset((
 
 
 def split_column_name(name: str) -> set[str]:
-    """Returns the words of a column's name: ``user`` and ``id`` for userId, user_ids and User-ID."""
+    """Returns the words in a column's name: ``user`` and ``id`` for userId, user_ids and User-ID."""
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
     return {each.removesuffix("s") for each in re.split(r"[^a-z0-9]+", spaced)}
 

@@ -1,4 +1,4 @@
-"""Choice of what compares vectors of items: blocks of rows, or an index of Faiss."""
+"""Choice of the search for similar items: exact, or an index of Faiss."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ Index = Literal["auto", "exact", "faiss"]
 IndexOption = Annotated[
     Index,
     typer.Option(
-        help="What compares the rows: faiss, an index of Faiss in memory; exact, blocks of rows; auto, "
-        "faiss where it is installed."
+        help="Search method: faiss, an index of Faiss in memory; exact, a comparison with all rows; "
+        "auto, faiss if it is installed."
     ),
 ]
 
 
 def chooses_faiss(index: Index) -> bool:
-    """Whether an index of Faiss is used.
+    """Returns whether to use an index of Faiss.
 
     Raises:
-        UnsupportedError: it is asked for, and is not installed.
+        UnsupportedError: it is requested, but is not installed.
     """
     if index == "exact":
         return False
     is_installed = all(find_spec(name) is not None for name in ("faiss", "sparring_packed"))
     if index == "faiss" and not is_installed:
         raise UnsupportedError(
-            "--index faiss needs Faiss and sparring-packed; run: pip install faiss-cpu "
+            "--index faiss requires Faiss and sparring-packed; run: pip install faiss-cpu "
             "'sparring-train[ranking]', or choose --index exact"
         )
     return is_installed

@@ -1,9 +1,9 @@
-"""Columns that the training rows determine for an item or for a user.
+"""Finds the columns that describe an item or a user, from the training rows.
 
 A click model has columns of the item (brand, price), of the user (age) and of neither (hour). To score
-an item for a user who never met it, the item's columns are taken from the item's rows, and the user's
-from the user's rows. A column belongs to the item if successive rows of one item nearly always have the
-same value.
+an item for a user without a common row, the item's columns are taken from the item's rows, and the
+user's columns from the user's rows. A column belongs to the item if consecutive rows of an item nearly
+always have the same value.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["KnownColumns", "read_items_and_user", "known_columns"]
 Ids = npt.NDArray[np.int64]
 
 _MAX_CHANGES = 0.05
-"""Share of repeated rows in which a column of an item may have another value than in the row before."""
+"""Maximum share of repeated rows in which a column of an item may differ from the row before."""
 _PENDING = 1 << 16
 _ODD = 0x1E3779B97F4A7C15
 
@@ -32,28 +32,28 @@ class KnownColumns:
     """Columns of items and of one user, from their last rows."""
 
     items: ColumnBatch
-    """Each item once; its ids include the item and all columns, of which `of_item` are to be used."""
+    """Distinct items. Contains the item and all columns, of which `of_item` are valid."""
     of_item: frozenset[str]
     """Names of features and numbers that belong to the item."""
     of_user: frozenset[str]
     user: ColumnBatch | None
-    """The user's last row; None if the training rows do not contain the user."""
+    """The user's last row; None if there is none."""
 
 
 def known_columns(
     batches: Iterable[ColumnBatch], schema: Schema, item: str, user: str | None, user_id: int | None
 ) -> KnownColumns:
-    """Reads training rows once.
+    """Reads all training rows once.
 
     Args:
         batches: all training rows.
-        schema: their columns.
+        schema: columns of the rows.
         item: the feature of items.
         user: the feature of users, if there is one.
-        user_id: the user whose columns are wanted.
+        user_id: the user whose columns are returned.
 
     Raises:
-        ValueError: if no row has an item.
+        ValueError: no row has an item.
     """
     features = [each.name for each in schema.features]
     columns = [name for name in (*features, *schema.numbers) if name not in (item, user)]
@@ -92,17 +92,18 @@ def read_items_and_user(
     *,
     history: str | None,
 ) -> tuple[ColumnBatch, ColumnBatch | None]:
-    """Reads training rows once, for a model that knows which features belong to an item.
+    """Reads all training rows once, for a model that defines which features belong to an item.
 
     Args:
         batches: all training rows, in the order of the files.
-        names: features of an item; the first has its id.
+        names: features of an item; the first one is its id.
         user: the feature of users, if there is one.
-        user_id: the user whose row is wanted.
-        history: a feature with the items before each row. The last of the longest ones counts.
+        user_id: the user whose row is returned.
+        history: a feature with the earlier items of each row. Selects the last row among those with
+            the longest history.
 
     Returns:
-        Each item once, with the features of its last row, and the user's last row, if there is one.
+        Distinct items with the features of their last rows, and the user's last row, if there is one.
     """
     catalogue = ItemCatalog(names)
     last: ColumnBatch | None = None
@@ -130,7 +131,7 @@ def _select_rows(batch: ColumnBatch, user: str, user_id: int) -> ColumnBatch:
 
 
 class _Changes:
-    """Counts, by column, how often the value of a key differs from that in the key's row before."""
+    """Counts per column how often the value of a key differs from that in the key's previous row."""
 
     def __init__(self, num_columns: int) -> None:
         self._keys: Ids = np.empty(0, np.int64)
@@ -147,7 +148,7 @@ class _Changes:
             self._merge()
 
     def shares(self) -> npt.NDArray[np.float64]:
-        """Share of repeated rows with a change ``(columns,)``; 1 if no key is repeated."""
+        """Returns the share of repeated rows with a change ``(columns,)``; 1 if no key is repeated."""
         self._merge()
         if not self._num_repeated:
             return np.ones(len(self._num_changed))
@@ -167,12 +168,12 @@ class _Changes:
 
 
 def _hashes(batch: ColumnBatch, schema: Schema, columns: list[str]) -> Ids:
-    """Returns a number for the value of each column in each row, ``(b, columns)``."""
+    """Returns a hash of the value of each column in each row, ``(b, columns)``."""
     made = np.empty((len(batch), len(columns)), np.int64)
     for place, name in enumerate(columns):
         if name in batch.ids:
             column = batch.ids[name]
-            # The position of an id in its list counts, so that lists in another order differ.
+            # Includes the position of an id in its list, because lists in another order differ.
             ends = np.cumsum(column.counts)
             starts = np.repeat(ends - column.counts, column.counts)
             positions = np.arange(len(column.ids)) - starts

@@ -1,4 +1,4 @@
-"""Strings that ids were made of, where `data.dictionary` kept them."""
+"""Original strings of ids, if `data.dictionary` stored them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["names_of_ids"]
 def names_of_ids(
     snapshot: Snapshot, config: RunConfig, table: str, ids: npt.NDArray[np.int64]
 ) -> list[int | str]:
-    """The string of each id of a table, or the id itself where none is known.
+    """Returns the string of each id of a table, or the id itself if no string is known.
 
     Raises:
         DataError: the strings cannot be read.
     """
-    # It imports pyarrow.
+    # Imported here, because it imports pyarrow.
     from sparring_train.data.table.strings import find_strings
 
     types = getattr(config.data, "types", {})

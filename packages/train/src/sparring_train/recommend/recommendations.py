@@ -1,4 +1,4 @@
-"""The best items of a saved model for one user."""
+"""The best items for a user, according to a saved model."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ __all__ = [
 
 Ids = npt.NDArray[np.int64]
 _BLOCK = 8192
-"""Items that are scored at once."""
+"""Number of items that are scored at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """Features of a model that items are ranked by."""
+    """Features of the user and the item in a model."""
 
     user: str | None
     item: str
@@ -42,27 +42,27 @@ class Sides:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Known columns of an example, apart from its item."""
+    """Known columns of an example, except the item."""
 
     ids: Mapping[str, Ids]
-    """Feature → its ids; one that is left out has none."""
+    """Feature → ids; features that are missing have none."""
     numbers: Mapping[str, float]
-    """Column of numbers → value; one that is left out is 0."""
+    """Column of numbers → value; columns that are missing are 0."""
 
 
 def find_sides(
     config: RunConfig, item: str | None, user: str | None = None, *, needs_user: bool = False
 ) -> Sides:
-    """Returns the features of users and items, by the model, by the options, or by their names.
+    """Returns the features of users and items, determined by the model, the options, or their names.
 
     Args:
         config: configuration of the run.
-        item: feature of items that a person has given, if any.
-        user: feature of users that a person has given, if any.
-        needs_user: whether a user was given, so that the feature is needed.
+        item: feature of items, if set by the user.
+        user: feature of users, if set by the user.
+        needs_user: whether the feature of users is required.
 
     Raises:
-        InvalidArgumentError: if a feature is unknown; the message names all that are missing.
+        InvalidArgumentError: a feature is unknown; the message contains all that are missing.
     """
     schema, model = config.data.columns, cast(Any, config.model)
     names = [feature.name for feature in schema.features]
@@ -73,12 +73,14 @@ def find_sides(
         known_user, known = ranking.user or ranking.query, ranking.item[0]
         if item not in (None, known):
             raise InvalidArgumentError(
-                f"--item {item}: a model of kind {model.kind} ranks the items of {known}; leave --item "
-                "out"
+                f"--item: found {item}, but a model of kind {model.kind} ranks the items of {known}; "
+                "remove --item"
             )
     for option, given in (("--item", item), ("--user-feature", user)):
         if given is not None and given not in names:
-            raise InvalidArgumentError(f"{option} {given}: the features are {', '.join(names)}")
+            raise InvalidArgumentError(
+                f"{option}: found {given}, expected one of {', '.join(names)}"
+            )
     of_user = user or known_user
     of_item = item or known or find_first_named((name for name in names if name != of_user), ITEMS)
     if of_user is None:
@@ -92,27 +94,27 @@ def find_sides(
     missing += ["--user-feature FEATURE"] if of_user is None and needs_user else []
     if of_item is None or missing:
         raise InvalidArgumentError(
-            f"model.kind: {model.kind} and the names of the features do not show which feature has the "
-            f"{'users and the items' if len(missing) > 1 else 'users' if of_item else 'items'}; give "
-            f"{' '.join(missing)}, of {', '.join(names)}"
+            f"model.kind: {model.kind} and the names of the features do not determine the feature of "
+            f"{'users and items' if len(missing) > 1 else 'users' if of_item else 'items'}; give "
+            f"{' '.join(missing)}, one of {', '.join(names)}"
         )
     return Sides(of_user, of_item)
 
 
 @dataclass(frozen=True, slots=True)
 class RecommendationResult:
-    """The best items, best first; of equal scores the smaller key."""
+    """The best items, best first; items with equal scores are sorted by key."""
 
     keys: Ids
     scores: npt.NDArray[np.floating]
     index: UsedIndex
-    """The index that compared them."""
+    """The index that was used."""
     empty: tuple[str, ...] = ()
-    """Features and numbers that were left empty, or 0, because nothing determines them."""
+    """Features and numbers that were left empty or 0, because their values are unknown."""
     num_unknown: int = 0
-    """Items with a row that were left out, because no training row has their features."""
+    """Number of items with a row that were excluded, because no training row contains their features."""
     is_by_popularity: bool = False
-    """Whether scores are counts of training rows, because nothing is known about the user."""
+    """Whether scores are numbers of training rows, because nothing is known about the user."""
 
 
 def compute_recommendations(
@@ -124,28 +126,28 @@ def compute_recommendations(
     k: int,
     index: Index,
 ) -> RecommendationResult:
-    """The k best of `items`.
+    """Computes the k best of `items`.
 
     Args:
-        model: of the run.
-        config: of the run.
-        sides: which feature has the items.
-        given: ids and numbers of the user and other known columns.
+        model: model of the run.
+        config: configuration of the run.
+        sides: features of users and items.
+        given: known ids and numbers, such as the user.
         items: ``(n,)`` keys.
-        k: at least 1.
-        index: method that compares the vectors.
+        k: number of results, at least 1.
+        index: search method.
 
     Raises:
         InvalidArgumentError: the model needs ids of features that are not given.
         DataError: there are further features, and the training rows cannot be read.
-        UnsupportedError: if Faiss is requested and is not installed, or the model has no vectors.
+        UnsupportedError: Faiss is requested but not installed, or the model has no vectors.
     """
     schema = config.data.columns
     if config.model.loss != "ranking":
         if index == "faiss":
             raise UnsupportedError(
-                f"--index faiss: a model of kind {config.model.kind} scores pairs and has no vectors "
-                "of items; choose --index exact"
+                f"--index: found faiss, but a model of kind {config.model.kind} scores pairs and has no "
+                "vectors of items; choose --index exact"
             )
         return _best_of_pairs(model, config, sides, given, items, k)
     uses_faiss = chooses_faiss(index)
@@ -156,7 +158,7 @@ def compute_recommendations(
     user = _one_id(given, sides.user)
     if ranking.history in others and user is None:
         raise InvalidArgumentError(
-            f"a model of kind {config.model.kind} recommends by the items before: give --with "
+            f"a model of kind {config.model.kind} needs earlier items; give --with "
             f"{ranking.history}=ITEM,ITEM, oldest first, or --user"
         )
     catalogue, last = None, None
@@ -218,7 +220,7 @@ def _search_with_faiss(
 
 
 def _most_popular(model: OpenedModel, sides: Sides, items: Ids, k: int) -> RecommendationResult:
-    """Returns the items of most training rows, for a user about whom nothing is known."""
+    """Returns the items with the most training rows, for a user about whom nothing is known."""
     counts = np.zeros(len(items), np.int64)
     for batch in model.source.data.batches(0):
         ids = batch.ids[sides.item].ids
@@ -230,7 +232,7 @@ def _most_popular(model: OpenedModel, sides: Sides, items: Ids, k: int) -> Recom
 def _best_of_pairs(
     model: OpenedModel, config: RunConfig, sides: Sides, given: Given, items: Ids, k: int
 ) -> RecommendationResult:
-    """The best items by predictions, with the columns that training rows have of user and items."""
+    """Returns the best items by predictions, with columns of user and items from the training rows."""
     schema, used = config.data.columns, _find_needed_columns(model, config)
     asked = {sides.item, sides.user, *given.ids, *given.numbers}
     of_items = _one_each(schema, sides.item, items)
@@ -279,7 +281,7 @@ def _with_user(given: Given, known: KnownColumns, others: Sequence[str], schema:
 
 
 def read_seen_items(model: OpenedModel, sides: Sides, user: int) -> Ids:
-    """Items of one user in the training examples, which are read for it."""
+    """Reads the training examples, and returns the items of a user in them."""
     assert sides.user is not None
     parts = [np.empty(0, np.int64)]
     for batch in model.source.data.batches(0):
@@ -299,7 +301,7 @@ def _best(keys: Ids, scores: list[npt.NDArray[np.floating]], k: int) -> Recommen
 
 
 def _one_each(schema: Schema, item: str, items: Ids) -> ColumnBatch:
-    """Items with no feature but their key."""
+    """Returns items without features except their key."""
     feature = schema.feature(item)
     assert feature is not None
     has_lengths = feature.is_list or feature.may_be_missing
@@ -314,10 +316,10 @@ def _blocks(items: ColumnBatch) -> Iterator[ColumnBatch]:
 def _examples(
     schema: Schema, given: Given, items: ColumnBatch, used: Sequence[str], user: str | None
 ) -> ColumnBatch:
-    """Returns one example for each item; features that the model does not look up stay empty.
+    """Returns one example per item; features that the model does not look up stay empty.
 
     Raises:
-        InvalidArgumentError: with all features that the model needs and that are not given.
+        InvalidArgumentError: required features are missing; the message contains all of them.
     """
     count = len(items)
     ids = dict(items.ids)
@@ -336,7 +338,7 @@ def _examples(
     if missing:
         found = ", ".join(f"{count} ids of feature {name!r}" for name, count in missing)
         advice = " ".join("--user=…" if name == user else f"--with {name}=…" for name, _ in missing)
-        raise InvalidArgumentError(f"found {found}; the model needs one of each; give: {advice}")
+        raise InvalidArgumentError(f"found {found}; the model needs one of each, give: {advice}")
     numbers = np.array([given.numbers.get(name, 0.0) for name in schema.numbers], np.float32)
     tiled = np.tile(numbers, (count, 1))
     if items.numbers.shape[1] == len(schema.numbers):

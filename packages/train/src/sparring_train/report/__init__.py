@@ -1,5 +1,5 @@
-"""The report on a finished run: one HTML file that needs nothing else.
+"""The report about a finished run: one self-contained HTML file.
 
-Drawing needs matplotlib, ``pip install 'sparring[report]'``; it is imported when a report is
-written. Recording does not need it.
+Drawing requires matplotlib, ``pip install 'sparring[report]'``, which is imported when a report is
+written. Recording does not require it.
 """

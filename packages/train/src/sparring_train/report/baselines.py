@@ -1,4 +1,4 @@
-"""Baselines: metrics of predictions that no model makes, so that a reader can tell what a model adds."""
+"""Baselines: metrics of predictions without a model, for comparison with the model."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ __all__ = ["Baselines"]
 
 _MAX_FEATURES = 2
 _WEIGHT_OF_MEAN = 10.0
-"""Labels of the mean of all that the mean of an id contains, so that ids with few labels say little."""
+"""Number of labels with the overall mean that are added to an id's labels, which smooths rare ids."""
 
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[Any]
 
 
 class Baselines:
-    """Predicts test labels by the mean of all training labels, and by the mean of each id of a feature.
+    """Predicts test labels by the mean of all training labels, and by the mean per id of a feature.
 
-    Of the features with at most one id per sample, those two are used that have most distinct ids in the
-    first batch. A feature with more than `max_ids` ids is left out. All ranks make one and call it alike.
+    Uses two of the features with at most one id per sample: those with the most distinct ids in the
+    first batch. A feature with more than `max_ids` ids is left out. All ranks create one and make the
+    same calls.
 
     Args:
-        features: with at most one id per sample.
-        make: makes what measures a baseline.
-        ranks: of the run.
-        max_ids: distinct ids of a feature, 24 bytes each.
+        features: features with at most one id per sample.
+        make: creates empty metrics for a baseline.
+        ranks: ranks of the run.
+        max_ids: maximum number of distinct ids of a feature, 24 bytes each.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Baselines:
         self._measured: dict[str, Quality] = {}
 
     def on_training_batch(self, batch: ColumnBatch) -> None:
-        """Counts the labels of a batch of the first epoch."""
+        """Adds the labels of a batch of the first epoch."""
         if batch.labels is None:
             return
         if not self._sums:
@@ -63,7 +64,7 @@ class Baselines:
             sums.add(column.ids, labels[column.counts.astype(np.bool_)])
 
     def begin(self) -> None:
-        """Training is over: the test samples come next."""
+        """Ends the training phase; test samples follow."""
         if self._are_parts:
             self._total = self._ranks.sum(self._total)
             for sums in self._sums.values():
@@ -75,10 +76,10 @@ class Baselines:
         self._measured = {name: self._make() for name in names if self._total[1]}
 
     def on_test_batch(self, batch: ColumnBatch, _: Floats, labels: Floats) -> None:
-        """Measures the baselines on a batch.
+        """Adds the baselines' predictions for a batch to their metrics.
 
         Args:
-            batch: whole, or this rank's part of it.
+            batch: whole batch, or this rank's part of it.
             labels: ``(b,)``, of the whole batch.
         """
         if not self._measured:
@@ -101,7 +102,7 @@ class Baselines:
                 quality.update(values, labels)
 
     def baselines(self) -> list[Baseline]:
-        """Results, on the first rank."""
+        """Returns the results, on the first rank."""
         return [
             Baseline(name=name, metrics=quality.metrics())
             for name, quality in self._measured.items()
@@ -118,7 +119,7 @@ class Baselines:
 
 
 class _Sums:
-    """Sum and number of the labels of each id; nothing more is added past `max_ids` of them."""
+    """Sum and number of labels per id. Stops adding when there are more than `max_ids` ids."""
 
     def __init__(self, max_ids: int) -> None:
         self._max_ids = max_ids
@@ -135,11 +136,11 @@ class _Sums:
             )
 
     def join(self, ranks: Ranks) -> None:
-        """Takes over those of all ranks."""
+        """Combines the sums of all ranks."""
         self._take(*(ranks.gathered(each) for each in (self.ids, self._sums, self._counts)))
 
     def means(self, ids: Ids, mean: float) -> Floats:
-        """The mean of each id; close to `mean` for ids with few labels."""
+        """Returns the smoothed mean of each id, which is close to `mean` for ids with few labels."""
         sums, counts = np.zeros(len(ids)), np.zeros(len(ids))
         at = np.minimum(np.searchsorted(self.ids, ids), max(len(self.ids) - 1, 0))
         if len(self.ids):

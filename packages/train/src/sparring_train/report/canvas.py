@@ -1,4 +1,4 @@
-"""The look of a report's figures, and what turns a drawing into SVG."""
+"""Style of a report's figures, and conversion to SVG."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from sparring.errors import PluginError
 
 __all__ = ["COLORS", "GREY", "INK", "PALE", "legend_beside", "limit_to_bulk", "svg"]
 
-# Okabe and Ito's colours, which stay apart for colour-blind readers, without the yellow.
+# Colors of Okabe and Ito, which color-blind readers can distinguish, without yellow.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 INK, GREY, PALE = "#1f2933", "#7b8794", "#cbd2d9"
 _WIDTH, _HEIGHT = 7.2, 3.9  # Inches; the page scales them.
 _LINE = "#e4e7eb"
 
 _STYLE: Any = {
-    # Letters are drawn as paths: the page then looks alike on every machine.
+    # Letters are drawn as paths, so that the page looks the same on every machine.
     "svg.fonttype": "path",
     "svg.hashsalt": "sparring",
     "font.size": 10,
@@ -44,7 +44,7 @@ _STYLE: Any = {
 
 
 def svg(draw: Callable[[Any], None]) -> bytes:
-    """A figure over steps, as SVG text; `draw` gets matplotlib's axes.
+    """Renders a figure over steps as SVG; `draw` is called with matplotlib's axes.
 
     Raises:
         PluginError: matplotlib is not installed.
@@ -55,7 +55,7 @@ def svg(draw: Callable[[Any], None]) -> bytes:
         from matplotlib.ticker import MaxNLocator
     except ImportError as error:
         raise PluginError(
-            "a report needs matplotlib, which is not installed; run pip install 'sparring[report]'",
+            "a report requires matplotlib, which is not installed; run: pip install 'sparring[report]'",
             requirement="matplotlib",
         ) from error
     with mpl.rc_context(_STYLE):
@@ -71,12 +71,12 @@ def svg(draw: Callable[[Any], None]) -> bytes:
 
 
 def legend_beside(axes: Any) -> None:
-    """A legend to the right of the axes, where it hides no line."""
+    """Adds a legend to the right of the axes, where it covers no line."""
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0, frameon=False)
 
 
 def limit_to_bulk(axes: Any, values: Sequence[float]) -> None:
-    """Keeps the first few steps, which may be far off, from flattening all others."""
+    """Limits the y-axis to most values, so that outliers of the first steps do not flatten the rest."""
     finite = np.array(values)[np.isfinite(values)]
     if finite.size < 2:
         return

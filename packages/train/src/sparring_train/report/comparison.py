@@ -1,4 +1,4 @@
-"""Comparison of two runs: the lines of its tables."""
+"""Comparison of two runs, as lines of tables."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from sparring_train.report.words import environment, format_bytes, format_metric
 __all__ = ["Comparison", "Line", "compare"]
 
 Kind = Literal["number", "metric", "bytes", "setting"]
-"""Of a fact: settings have no difference, and metrics none in per cent."""
+"""Kind of a fact. Settings have no difference, and differences of metrics have no percentage."""
 
 _ALWAYS = ("configuration", "environment")
-"""Sections that are told of where they have no line: nothing differs."""
+"""Sections that are shown even without lines, which means that there is no difference."""
 
 _NOT_COMPARED = ("report",)
-"""Sections of the configuration that say where something is written, not what is trained."""
+"""Sections of the configuration that do not influence the training."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One fact of both runs."""
+    """One fact about both runs."""
 
     name: str
     first: Any
-    """JSON value; None where this run has none."""
+    """JSON value; None if this run has none."""
     second: Any
     kind: Kind = "number"
 
     @property
     def difference(self) -> float | int | None:
-        """Second minus first, of finite numbers that were measured."""
+        """Second minus first, if both are finite numbers."""
         if self.kind == "setting" or self.first is None or self.second is None:
             return None
         difference: float | int = self.second - self.first
         return difference if math.isfinite(difference) else None
 
     def cells(self) -> tuple[str, str, str]:
-        """First, second and difference, for people."""
+        """Returns first, second and difference as texts."""
         difference = self.difference
         if difference is None:
             return self._shown(self.first), self._shown(self.second), ""
@@ -74,13 +74,13 @@ class Comparison:
     """Two runs."""
 
     names: tuple[str, str]
-    """How the user called them."""
+    """Names of the runs, as the user entered them."""
     runs: tuple[RunData, RunData]
     sections: Mapping[str, tuple[Line, ...]]
-    """Title → lines: results, rows of each table; configuration and environment where they differ."""
+    """Title → lines: results, rows of each table, differences in configuration and environment."""
 
     def as_json(self) -> dict[str, Any]:
-        """JSON values, with numbers as they are."""
+        """Returns JSON values with unformatted numbers."""
         sections = {
             title.replace(" ", "_"): {line.name: line.as_json() for line in lines}
             for title, lines in self.sections.items()
@@ -89,7 +89,7 @@ class Comparison:
 
 
 def compare(names: tuple[str, str], runs: tuple[RunData, RunData]) -> Comparison:
-    """Compares two runs; `names` is how messages and tables call them."""
+    """Compares two runs, which tables call by their `names`."""
     first, second = runs
     sections = {
         "results": tuple(_results(first, second)),
@@ -111,7 +111,7 @@ def _results(first: RunData, second: RunData) -> Iterator[Line]:
             yield Line(f"best reachable {format_metric_name(name)}", *best, "metric")
     yield Line("steps", first.steps, second.steps)
     yield Line("seconds", first.seconds, second.seconds)
-    yield Line("steps each second", first.steps_per_second, second.steps_per_second)
+    yield Line("steps per second", first.steps_per_second, second.steps_per_second)
     if first.rows or second.rows:
         yield Line("rows of all tables", sum(first.rows.values()), sum(second.rows.values()))
     yield Line("peak memory", first.peak_memory_bytes, second.peak_memory_bytes, "bytes")
@@ -147,13 +147,13 @@ def _changed(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[Line,
 
 
 def _around(run: RunData) -> dict[str, Any]:
-    """Of the environment, what is no result."""
+    """Returns facts about the environment that are not results."""
     facts = environment(run)
     return {name: fact for name, fact in facts.items() if not name.startswith("peak memory")}
 
 
 def _flat(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Dotted key → value that is no mapping."""
+    """Returns dotted key → value, for values that are not mappings."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if not above and name in _NOT_COMPARED:

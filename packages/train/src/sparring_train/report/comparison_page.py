@@ -1,4 +1,4 @@
-"""The comparison of two runs as one static HTML file that loads nothing."""
+"""Comparison of two runs as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_UNFOLDED = 24
 
 
 def write_comparison(path: str | PathLike[str], comparison: Comparison) -> None:
-    """Writes the page; folders that are missing are made, and a file of that name is replaced.
+    """Writes the page. Missing folders are created, and an existing file is replaced.
 
     Raises:
         DataError: the file cannot be written.

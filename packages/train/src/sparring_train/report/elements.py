@@ -1,4 +1,4 @@
-"""HTML that the pages of this package share; a page loads nothing and runs nothing."""
+"""HTML elements of reports. Pages load no other files and contain no scripts that run."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["facts", "figure_elements", "section", "table", "tiles", "write_page"
 
 
 def write_page(path: str | PathLike[str], title: str, sections: Sequence[str]) -> None:
-    """Writes a page whole, or not at all; folders that are missing are made.
+    """Writes a page atomically. Missing folders are created.
 
     Args:
-        path: the HTML file; one of that name is replaced.
-        title: of the window.
-        sections: HTML, from top to bottom; empty ones are left out.
+        path: the HTML file; an existing one is replaced.
+        title: title of the window.
+        sections: HTML, from top to bottom; empty sections are skipped.
 
     Raises:
         DataError: the file cannot be written.
@@ -43,7 +43,7 @@ def section(title: str, content: str) -> str:
 
 
 def tiles(values: Sequence[tuple[str, str]]) -> str:
-    """Numbers that are read first, each with a remark."""
+    """Renders the most important numbers, each with a remark."""
     cells = (
         f'<div class="tile"><b>{escape(value)}</b><span>{escape(remark)}</span></div>'
         for value, remark in values
@@ -54,7 +54,7 @@ def tiles(values: Sequence[tuple[str, str]]) -> str:
 def figure_elements(figures: Sequence[Figure]) -> str:
     if not figures:
         return ""
-    # As images the drawings keep their names to themselves: ids of one never meet another's.
+    # Separate images, so that ids in different drawings do not conflict.
     shown = (
         f"<figure><h3>{escape(figure.title)}</h3><figcaption>{escape(figure.caption)}</figcaption>"
         f'<img alt="{escape(figure.title)}" '
@@ -65,7 +65,7 @@ def figure_elements(figures: Sequence[Figure]) -> str:
 
 
 def facts(values: Mapping[str, str]) -> str:
-    """A table of names and values."""
+    """Renders a table of names and values."""
     lines = (
         f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>"
         for name, value in values.items()
@@ -76,13 +76,13 @@ def facts(values: Mapping[str, str]) -> str:
 def table(
     head: Sequence[str], lines: Sequence[Sequence[str]], *, num_texts: int = 1, folded: str = ""
 ) -> str:
-    """A table of texts, and then of numbers.
+    """Renders a table whose first columns are texts, and the others numbers.
 
     Args:
-        head: the names of its columns.
-        lines: a cell for each column.
-        num_texts: columns of texts, the first ones.
-        folded: shown instead, until the reader unfolds the table; empty: the table is shown.
+        head: titles of the columns.
+        lines: cells of each line.
+        num_texts: number of columns of texts.
+        folded: label of the folded table; empty: the table is not folded.
     """
 
     def row(tag: str, cells: Sequence[str]) -> str:
@@ -107,4 +107,7 @@ def _write_whole(path: Path, text: str) -> None:
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
-        raise DataError(f"{path}: the report cannot be written: {error}", path=str(path)) from error
+        raise DataError(
+            f"writing the report to {path} failed: {error}; choose another report.path or --output",
+            path=str(path),
+        ) from error

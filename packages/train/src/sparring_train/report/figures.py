@@ -1,4 +1,4 @@
-"""Draws the figures of a report, each as SVG text."""
+"""Draws the figures of a report as SVG."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Figure:
 
     title: str
     caption: str
-    """Caption for the reader, a sentence or two of plain text."""
+    """One or two sentences of plain text."""
     svg: bytes
 
 
@@ -34,12 +34,12 @@ def draw_figures(
     id_counts: Mapping[str, npt.NDArray[np.int64]],
     best: Mapping[str, float],
 ) -> list[Figure]:
-    """All figures for which there is something to show.
+    """Draws all figures for which there are data.
 
     Args:
         series: name → points; see `RunData`.
-        id_counts: feature → count of each distinct id, falling.
-        best: name of a metric → the best value that can be reached.
+        id_counts: feature → counts of its distinct ids, descending.
+        best: metric → best possible value.
 
     Raises:
         PluginError: matplotlib is not installed.
@@ -57,7 +57,7 @@ def draw_figures(
         figures.append(_loss(series["loss"], held_out, best.get("log_loss")))
     for name in metrics:
         held_out = _held_out(series, name)
-        # The log loss is in the figure of the loss. One point is a number, which the tiles show.
+        # The log loss is in the loss figure. A single point is shown as a number only.
         is_shown = name == "log_loss" and "loss" in series
         if not is_shown and any(len(each.steps) > 1 for each in held_out.values()):
             figures.append(_metric(name, held_out, best.get(name)))
@@ -69,7 +69,7 @@ def draw_figures(
 
 
 def _held_out(series: Mapping[str, Points], metric: str) -> dict[str, Points]:
-    """Part of the data → its series of a metric."""
+    """Returns part of the data → its series of a metric."""
     names = {"validation": f"{_VALIDATION}{metric}", "test": metric}
     return {part: series[name] for part, name in names.items() if name in series}
 
@@ -89,7 +89,7 @@ def _loss(loss: Points, held_out: Mapping[str, Points], best: float | None) -> F
         if held_out and best is not None:
             axes.axhline(best, **_dashed(), label=f"best reachable {best:.4f}")
         limit_to_bulk(axes, shown)
-        axes.set_ylabel("mean loss of a sample" + (" (nats)" if held_out else ""))
+        axes.set_ylabel("mean loss per sample" + (" (nats)" if held_out else ""))
         axes.legend(loc="best")
 
     caption = "Loss of each training step"
@@ -121,7 +121,7 @@ def _metric(name: str, held_out: Mapping[str, Points], best: float | None) -> Fi
         axes.legend(loc="best")
 
     caption = f"{shown} on the {' and '.join(held_out)} samples"
-    caption += ", and the best that any model can reach on them." if best is not None else "."
+    caption += ", and the best possible value." if best is not None else "."
     return Figure(f"{shown} over steps", caption, svg(draw))
 
 
@@ -152,15 +152,15 @@ def _rows(rows: Mapping[str, Points]) -> Figure:
         legend_beside(axes)
 
     caption = (
-        "Rows that each table holds. No size was declared: a row is made when an id is first "
-        "trained on."
+        "Rows of each table. Tables have no declared size: a row is created when an id is trained on "
+        "for the first time."
     )
     return Figure("Rows per table over steps", caption, svg(draw))
 
 
 def _popularity(id_counts: Mapping[str, npt.NDArray[np.int64]]) -> Figure:
     by_size = sorted(id_counts, key=lambda feature: -len(id_counts[feature]))
-    # Some of many ids, some of few: spread evenly over all sizes.
+    # Selects features evenly over all numbers of ids.
     spread = np.linspace(0, len(by_size) - 1, min(len(COLORS), len(by_size))).round()
     named = [by_size[int(at)] for at in spread]
     others = [feature for feature in by_size if feature not in named]
@@ -178,18 +178,18 @@ def _popularity(id_counts: Mapping[str, npt.NDArray[np.int64]]) -> Figure:
         axes.yaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.set_xlabel("rank of the id by frequency")
-        axes.set_ylabel("share of all ids met (%)")
+        axes.set_ylabel("share of all ids (%)")
         legend_beside(axes)
 
     caption = (
-        f"How unevenly ids are met, from the first {most:,} ids of a feature. Steep and straight "
-        "is a power law: a few ids are met all the time, most of them hardly ever."
+        f"Frequency distribution of ids, from the first {most:,} ids of a feature. A steep straight line "
+        "is a power law: a few ids are very frequent, and most are rare."
     )
     return Figure("Skew of id frequencies", caption, svg(draw))
 
 
 def draw_both(first: Mapping[str, Points], second: Mapping[str, Points]) -> list[Figure]:
-    """The curves of two runs, A and B, in the same axes: loss, metrics, rows of all tables.
+    """Draws the curves of two runs, A and B, in the same axes: loss, metrics, rows of all tables.
 
     Raises:
         PluginError: matplotlib is not installed.
@@ -203,7 +203,7 @@ def draw_both(first: Mapping[str, Points], second: Mapping[str, Points]) -> list
             if "loss" in series
         ]
         title, caption = "Loss over steps", "Loss of each training step, smoothed."
-        figures.append(_both(title, caption, "mean loss of a sample", curves, {}))
+        figures.append(_both(title, caption, "mean loss per sample", curves, {}))
     for name in {**first, **second}:
         if name == "loss" or name.startswith(_ROWS):
             continue
@@ -236,7 +236,7 @@ def _both(
 ) -> Figure:
     def draw(axes: Any) -> None:
         for run, points in curves:
-            # Of curves that are alike, both can be seen.
+            # Different widths, so that both of two equal curves are visible.
             colour, width = (COLORS[0], 3.2) if run == "A" else (COLORS[1], 1.4)
             axes.plot(
                 points.steps, points.values, color=colour, linewidth=width, label=run, **style
@@ -264,7 +264,7 @@ def _in_background(label: str | None) -> dict[str, Any]:
 
 
 def _smoothed(values: Sequence[float]) -> list[float]:
-    """A running mean that forgets over about a twentieth of the points."""
+    """Returns an exponential moving average over about a twentieth of the points."""
     forget = 1 / max(1.0, len(values) / 20)
     mean, weight, smooth = 0.0, 0.0, []
     for value in values:
@@ -274,7 +274,7 @@ def _smoothed(values: Sequence[float]) -> list[float]:
 
 
 def _total(parts: Sequence[Points]) -> Points:
-    """The sum of series, each counting with its newest value so far."""
+    """Returns the sum of series, using the latest value of each at every step."""
     steps = sorted({step for part in parts for step in part.steps})
     total = np.zeros(len(steps))
     for part in parts:
@@ -284,7 +284,7 @@ def _total(parts: Sequence[Points]) -> Points:
 
 
 def _rank_and_share(counts: npt.NDArray[np.int64]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Ranks from 1, evenly spread over a logarithmic axis, and the share of each in per cent."""
+    """Returns ranks from 1, evenly spaced on a logarithmic axis, and their shares in percent."""
     spread = np.geomspace(1, len(counts), _MAX_RANKS_DRAWN).round().astype(np.int64)
     ranks = np.unique(spread)
     return ranks, 100.0 * counts[ranks - 1] / counts.sum()

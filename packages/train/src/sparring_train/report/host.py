@@ -1,4 +1,4 @@
-"""Facts of this machine and this process, for the report."""
+"""Facts about this machine and process, for the report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["inspect_host", "peak_memory_bytes"]
 
 
 def inspect_host() -> Host:
-    """Asks the system."""
+    """Returns facts about this machine."""
     machine = inspect_machine()
     return Host(
         name=platform.node(),
@@ -26,10 +26,10 @@ def inspect_host() -> Host:
 
 
 def peak_memory_bytes(status: Path = Path("/proc/self/status")) -> int:
-    """The most memory that this process has had resident, files that it maps included.
+    """Returns the maximum resident memory of this process, including mapped files; 0 if unknown.
 
-    0 where the system does not tell. Not `resource.getrusage`: of a process that another one
-    started, Linux counts the memory of that one too.
+    `resource.getrusage` is not used, because Linux also counts the memory of the process that started
+    this one.
     """
     try:
         found = re.search(r"^VmHWM:\s*(\d+) kB$", status.read_text(), re.MULTILINE)

@@ -1,4 +1,4 @@
-"""`IdCounts`: how often each id of a feature was met, in bounded memory."""
+"""`IdCounts`: number of occurrences of each id of a feature, in bounded memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sparring.contracts import partition
 __all__ = ["NOT_COUNTED", "IdCounts"]
 
 NOT_COUNTED = -1
-"""Count of an id that is left out."""
+"""Count of an id that is not counted."""
 
 _NUM_PARTITIONS = 4096
 
@@ -20,14 +20,13 @@ Ids = npt.NDArray[np.int64]
 
 
 class IdCounts:
-    """Counts ids exactly: of all ids, or, where they are too many, of a part of them.
+    """Exact counts of all ids, or of a sample of the ids if there are too many.
 
-    Once there are more than `max_ids` distinct ones, every second id is left out, by its hash, and
-    forgotten; then every second of those that are left; and so on. An id is counted from the first
-    time on that it is met, or not at all.
+    When there are more than `max_ids` distinct ids, half of them, selected by their hash, are discarded
+    and no longer counted; and so on. An id is counted from its first occurrence, or not at all.
 
     Args:
-        max_ids: distinct ids that are kept; about as many again wait to be counted. 16 bytes each.
+        max_ids: maximum number of distinct ids; about as many again are buffered. 16 bytes each.
     """
 
     def __init__(self, max_ids: int = 1 << 20) -> None:
@@ -37,10 +36,10 @@ class IdCounts:
         self._waiting: list[Ids] = []
         self._num_waiting = 0
         self.one_in = 1
-        """Ids of which one is counted."""
+        """One of this many ids is counted."""
 
     def add(self, ids: Ids) -> None:
-        """Counts each of them, however often it occurs."""
+        """Counts all occurrences of ids."""
         kept = ids if self.one_in == 1 else ids[self._is_counted(ids)]
         self._waiting.append(np.array(kept, np.int64))
         self._num_waiting += len(kept)
@@ -48,7 +47,7 @@ class IdCounts:
             self._settle()
 
     def of(self, ids: Ids) -> Ids:
-        """How often each of them was met, or `NOT_COUNTED`."""
+        """Returns the number of occurrences of each id, or `NOT_COUNTED`."""
         self._settle()
         at = np.searchsorted(self._ids, ids)
         is_met = np.zeros(len(ids), np.bool_)
@@ -59,13 +58,13 @@ class IdCounts:
         return counts
 
     def parts(self) -> tuple[Ids, Ids, int]:
-        """Distinct ids, rising; how often each was met; `one_in`."""
+        """Returns distinct ids, ascending; their numbers of occurrences; `one_in`."""
         self._settle()
         return self._ids, self._counts, self.one_in
 
     @staticmethod
     def joined(parts: Sequence[tuple[Ids, Ids, int]], max_ids: int = 1 << 20) -> IdCounts:
-        """The counts of several together: their `parts`."""
+        """Combines the `parts` of several counts."""
         made = IdCounts(max_ids)
         made.one_in = max(one_in for _, _, one_in in parts)
         ids = np.concatenate([each for each, _, _ in parts])
@@ -84,7 +83,7 @@ class IdCounts:
 
     def _take(self, ids: Ids, counts: Ids) -> None:
         distinct, inverse = np.unique(ids, return_inverse=True)
-        # Sums of whole numbers: float64 holds them up to 2^53.
+        # float64 represents sums of integers up to 2^53 exactly.
         sums = np.bincount(inverse, counts, len(distinct)).astype(np.int64)
         while True:
             is_kept = self._is_counted(distinct)

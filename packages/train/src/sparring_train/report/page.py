@@ -1,4 +1,4 @@
-"""The report on a run: one static HTML file that loads nothing, and holds its data."""
+"""The report about a run: one static HTML file that contains its data."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def write_report(
     config_text: str = "",
     title: str = "sparring: report on a training run",
 ) -> None:
-    """Writes the report on a finished run; folders that are missing are made.
+    """Writes the report about a finished run. Missing folders are created.
 
-    The file appears when it is whole; one of that name is replaced.
+    The file is written atomically; an existing one is replaced.
 
     Args:
         path: the HTML file.
-        data: what is shown; `read_report` reads it back.
-        id_counts: feature → how often each of its ids was met; see `RunRecorder.id_counts`.
-        config_text: the configuration as text, shown as it is.
+        data: data to show; `read_report` reads it.
+        id_counts: feature → numbers of occurrences of its ids; see `RunRecorder.id_counts`.
+        config_text: the configuration as text.
         title: the heading.
 
     Raises:
@@ -84,7 +84,7 @@ def _tiles(data: RunData) -> str:
         tables = "1 table" if len(data.rows) == 1 else f"{len(data.rows)} tables"
         found.append((f"{sum(data.rows.values()):,}", f"rows in {tables}"))
     if data.steps_per_second is not None:
-        found.append((f"{data.steps_per_second:,.1f}", "steps each second, evaluation included"))
+        found.append((f"{data.steps_per_second:,.1f}", "steps per second, including evaluation"))
     found += [(f"{n:,}", name.replace("_", " ")) for name, n in data.skipped.items() if n]
     return tiles(found)
 
@@ -99,7 +99,7 @@ def _metrics(data: RunData) -> str:
         on_validation = f"On the validation samples, step {data.best_step:,}"
         columns[on_validation] = lambda name: _metric(data.validation, name)
     if data.best:
-        columns["Best reachable"] = lambda name: _metric(data.best, name, "not known")
+        columns["Best reachable"] = lambda name: _metric(data.best, name, "unknown")
         columns["Difference"] = lambda name: (
             f"{data.metrics[name] - data.best[name]:+.4f}" if name in data.best else ""
         )
@@ -112,7 +112,7 @@ def _metrics(data: RunData) -> str:
     why = data.undefined_metrics
     remark = f"<p>Undefined: {escape(why)}.</p>" if why else ""
     if not data.best:
-        remark += "<p>The best that any model can reach on these data is not known.</p>"
+        remark += "<p>The best value that a model can reach on these data is unknown.</p>"
     return section("Metrics", table(("Metric", *columns), lines) + remark)
 
 
@@ -145,8 +145,8 @@ def _slices(data: RunData) -> str:
     ]
     sampled = {each.feature: each.one_in for each in data.slices if each.one_in > 1}
     remarks = "".join(
-        f"<p>{escape(feature)} has very many ids: one in {one_in:,} was counted, and samples with the "
-        "others are left out.</p>"
+        f"<p>{escape(feature)} has very many ids: one in {one_in:,} was counted, and samples with other "
+        "ids are left out.</p>"
         for feature, one_in in sampled.items()
     )
     known = dict.fromkeys(each.feature for each in data.slices)
@@ -156,7 +156,7 @@ def _slices(data: RunData) -> str:
         remarks += f"<p>No test sample has a new id of {escape(', '.join(without))}.</p>"
     if data.slices[0].metrics.keys() & data.best.keys():
         remarks += (
-            "<p>The best that can be reached differs from slice to slice, and is not known.</p>"
+            "<p>The best value that can be reached differs between slices, and is unknown.</p>"
         )
     return section(title, table(head, lines, num_texts=3) + remarks)
 

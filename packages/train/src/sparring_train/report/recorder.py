@@ -1,4 +1,4 @@
-"""Collects what a run shows of itself, in bounded memory."""
+"""Records series of a run in bounded memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["RecordingProgress", "RunRecorder"]
 
 @dataclass(slots=True)
 class _Collected:
-    """A series as it grows: once it is full, every second point goes and later ones thin out."""
+    """A growing series. When it is full, every second point is removed and the stride is doubled."""
 
     steps: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
@@ -37,7 +37,7 @@ class _Collected:
         self.num_offered += 1
 
     def with_last(self) -> Points:
-        """Kept points, and the newest point in any case."""
+        """Returns the kept points and the newest point."""
         steps, values = list(self.steps), list(self.values)
         if self.last is not None and steps[-1] != self.last[0]:
             steps.append(self.last[0])
@@ -46,25 +46,26 @@ class _Collected:
 
 
 class RunRecorder:
-    """Series of numbers by name, and how often ids are met.
+    """Series of numbers by name, and numbers of occurrences of ids.
 
-    Names that a report knows: ``loss`` (of a training step), metrics on the test samples by
-    their name (``auc``, ``log_loss``, ``rmse``), those on the validation samples as
-    ``validation/<metric>``, and ``rows/<table>``.
+    Names of series in a report: ``loss`` (of a training step), metrics on the test samples (``auc``,
+    ``log_loss``, ``rmse``), metrics on the validation samples (``validation/<metric>``), and
+    ``rows/<table>``.
 
     Args:
-        max_points: points kept of a series. A longer one keeps every second, fourth, … point
-            and the newest.
-        max_ids: ids looked at of a feature: the first ones.
+        max_points: maximum number of points of a series. A longer one keeps every second, fourth, …
+            point and the newest one.
+        max_ids: number of ids of a feature that are counted, the first ones.
 
     Raises:
-        InvalidArgumentError: `max_points` is below 2, or `max_ids` below 0.
+        InvalidArgumentError: `max_points` is less than 2, or `max_ids` less than 0.
     """
 
     def __init__(self, *, max_points: int = 2000, max_ids: int = 200_000) -> None:
         if max_points < 2 or max_ids < 0:
             raise InvalidArgumentError(
-                f"a recorder needs at least 2 points and 0 ids, found {max_points} and {max_ids}"
+                f"recorder: found max_points {max_points} and max_ids {max_ids}, expected at least 2 "
+                "and 0"
             )
         self._max_points, self._max_ids = max_points, max_ids
         self._series: dict[str, _Collected] = {}
@@ -72,10 +73,10 @@ class RunRecorder:
         self._num_ids: dict[str, int] = {}
 
     def record(self, step: int, name: str, value: float) -> None:
-        """Adds a point to a series; steps of one series must not fall.
+        """Adds a point to a series. Steps of a series must not decrease.
 
         Raises:
-            InvalidArgumentError: `step` is below the last one of this series.
+            InvalidArgumentError: `step` is less than the last one of this series.
         """
         collected = self._series.setdefault(name, _Collected())
         if collected.last is not None and step < collected.last[0]:
@@ -86,7 +87,7 @@ class RunRecorder:
         collected.offer(step, float(value), self._max_points)
 
     def observe_ids(self, feature: str, ids: npt.NDArray[np.int64]) -> None:
-        """Counts ids of a feature, of any shape; free once `max_ids` were seen."""
+        """Counts ids of a feature, in any shape. Does nothing after the first `max_ids` ids."""
         num_seen = self._num_ids.setdefault(feature, 0)
         room = self._max_ids - num_seen
         if room <= 0:
@@ -97,11 +98,11 @@ class RunRecorder:
 
     @property
     def series(self) -> Mapping[str, Points]:
-        """Name → series, in the order in which the names came up."""
+        """Name → series, in the order of their first points."""
         return {name: collected.with_last() for name, collected in self._series.items()}
 
     def id_counts(self) -> Mapping[str, npt.NDArray[np.int64]]:
-        """Feature → how often each of its distinct ids was met, the most frequent first."""
+        """Returns feature → numbers of occurrences of its distinct ids, descending."""
         return {
             feature: np.sort(np.unique(np.concatenate(parts), return_counts=True)[1])[::-1]
             for feature, parts in self._ids.items()
@@ -109,11 +110,11 @@ class RunRecorder:
 
 
 class RecordingProgress:
-    """A `Progress` that passes everything on to another one and records it.
+    """A `Progress` that records all calls and forwards them to another one.
 
     Args:
-        inner: who else is told.
-        recorder: where to.
+        inner: receives all calls.
+        recorder: records them.
     """
 
     def __init__(self, inner: Progress, recorder: RunRecorder) -> None:

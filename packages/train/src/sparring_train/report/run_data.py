@@ -1,7 +1,7 @@
-"""Results of a run as data: what its report shows, and what `sparring report` compares.
+"""Results of a run as data, which its report shows and `sparring report` compares.
 
-A report holds it as JSON in a ``<script type="application/json">``, which no browser runs; a snapshot
-of a run with a report holds the same as the state ``report``.
+A report contains them as JSON in a ``<script type="application/json">``, which browsers do not run. A
+snapshot of a run with a report contains the same data as the state ``report``.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ __all__ = [
 ]
 
 REPORT = "report"
-"""The name of the state of a snapshot that holds a `RunData`."""
+"""Name of the state of a snapshot that contains a `RunData`."""
 
 NEW_IDS = "new ids"
-"""The slice of test samples whose id was never met in training."""
+"""Slice of test samples whose id did not occur in the training."""
 
 _FORMAT = 1
-"""Raised when an older release could no longer read what is written; new keys do not raise it."""
+"""Incremented if older releases cannot read new data; not incremented for new keys."""
 
 _MAX_BYTES = 256 << 20
 _OPEN = '<script type="application/json" id="sparring-run">'
@@ -49,19 +49,19 @@ def _or_nan(value: Any) -> Any:
 
 
 Number = Annotated[float, BeforeValidator(_or_nan)]
-"""JSON has null for one that is not finite; it reads as NaN."""
+"""JSON represents numbers that are not finite by null, which is read as NaN."""
 
 
 class _Part(BaseModel):
-    # Keys of later releases are skipped.
+    # Keys of later releases are ignored.
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, hide_input_in_errors=True)
 
 
 class Points(_Part):
-    """A number over the steps of a run."""
+    """Values of a number over the steps of a run."""
 
     steps: list[int]
-    """Rising."""
+    """Ascending."""
     values: list[Number]
 
     @model_validator(mode="after")
@@ -83,7 +83,7 @@ class Host(_Part):
 
 
 class SnapshotOfRun(_Part):
-    """The newest snapshot of a run when its report was written, or the one that holds the report."""
+    """The newest snapshot when the report was written, or the one that contains the report."""
 
     url: str
     step: int
@@ -91,44 +91,44 @@ class SnapshotOfRun(_Part):
 
 
 class Slice(_Part):
-    """Quality on those test samples whose id of a feature was met so often in training."""
+    """Metrics of test samples whose id of a feature occurred with a certain frequency in training."""
 
     feature: str
     name: str
-    """As `NEW_IDS`."""
+    """For example `NEW_IDS`."""
     met: str = ""
-    """In words, how often the first epoch of the training had the id."""
+    """Number of occurrences of the id in the first epoch, in words."""
     num_samples: int
     metrics: dict[str, Number]
     one_in: int = 1
-    """Of this many ids one was counted; samples of the others are left out."""
+    """One of this many ids was counted; samples with other ids are left out."""
 
 
 class Baseline(_Part):
-    """Quality on the test samples of predictions that need no model."""
+    """Metrics of predictions without a model on the test samples."""
 
     name: str
-    """In words, what is predicted, as ``the mean of each item``."""
+    """Description of the prediction, for example ``the mean of each item``."""
     metrics: dict[str, Number]
 
 
 class RunData(_Part):
-    """Results of a run, with all that is needed to compare it to another."""
+    """Results of a run, with everything that is needed to compare it to another one."""
 
     format: int = _FORMAT
     started: str = ""
-    """UTC, in ISO 8601; that of the last start, where the run was resumed."""
+    """UTC, in ISO 8601. The last start, if the run was resumed."""
     seconds: Number
-    """From the first step to the last evaluation, since `started`."""
+    """Time from the first step since `started` to the last evaluation."""
     steps: int
     resumed_steps: int = 0
     metrics: dict[str, Number] = {}
     undefined_metrics: str = ""
     """Names of metrics that the test rows do not determine, and the reason."""
     best: dict[str, Number] = {}
-    """Name of a metric → the best value that can be reached, where that is known."""
+    """Metric → best possible value, if it is known."""
     baselines: list[Baseline] = []
-    """Where `best` is not known."""
+    """Only if `best` is unknown."""
     validation: dict[str, Number] = {}
     """Metrics on the validation samples after `best_step`."""
     best_step: int | None = None
@@ -140,7 +140,7 @@ class RunData(_Part):
     """Name → points: ``loss``, metrics, ``validation/<metric>``, ``rows/<table>``."""
     slices: list[Slice] = []
     slices_absence: str = ""
-    """Why there are none, where a person would expect some."""
+    """Why there are no slices, if a user might expect them."""
     config: dict[str, Any] = {}
     versions: dict[str, str] = {}
     """Distribution → version."""
@@ -149,33 +149,33 @@ class RunData(_Part):
     host: Host | None = None
     world_size: int = 1
     threads: int | None = None
-    """Of each rank."""
+    """Number of threads per rank."""
     peak_memory_bytes: int | None = None
-    """Of the process with the largest."""
+    """Maximum over the ranks."""
     snapshot: SnapshotOfRun | None = None
 
     @property
     def steps_per_second(self) -> float | None:
-        """Of the steps that this run took, evaluation included; None where it took none."""
+        """Steps per second of this run, including evaluation; None without steps."""
         taken = self.steps - self.resumed_steps
         return taken / self.seconds if taken and self.seconds > 0 else None
 
     def as_json(self) -> dict[str, Any]:
-        """Values of JSON: None for a number that is not finite."""
+        """Returns JSON values, with None for numbers that are not finite."""
         values: dict[str, Any] = json.loads(self.model_dump_json())
         return values
 
 
 def run_data(values: Any, place: str) -> RunData:
-    """Reads what `RunData.as_json` gave; `place` is how messages call it.
+    """Reads the result of `RunData.as_json`; `place` is its name in messages.
 
     Raises:
-        DataError: it is no such data, or that of a later release.
+        DataError: the values are no such data, or were written by a later release.
     """
     found = values.get("format") if isinstance(values, dict) else None
     if isinstance(found, int) and found > _FORMAT:
         raise DataError(
-            f"{place}: its data have format {found}, this release reads up to {_FORMAT}; read it "
+            f"{place}: found data of format {found}, expected at most {_FORMAT}; read it "
             "with the release that wrote it, or a later one: pip install --upgrade sparring-train",
             path=place,
         )
@@ -185,24 +185,25 @@ def run_data(values: Any, place: str) -> RunData:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "all"
         raise DataError(
-            f"{place}: its data are damaged: {where}: {first['msg']}; take another copy of the file, "
+            f"{place}: its data are damaged: {where}: {first['msg']}; use another copy of the file, "
             "or train again",
             path=place,
         ) from error
 
 
 def render_run_data(data: RunData) -> str:
-    """The element of a page that holds the data."""
+    """Renders the element of a page that contains the data."""
     text = json.dumps(data.as_json(), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    # So that no text of the data ends the element.
+    # Escaped, so that no text of the data can close the element.
     return _OPEN + text.replace("<", r"\u003c") + _CLOSE
 
 
 def read_report(path: str | PathLike[str]) -> RunData:
-    """The data of a report.
+    """Reads the data of a report.
 
     Raises:
-        DataError: the file cannot be read, holds no data, is damaged, or is of a later release.
+        DataError: the file cannot be read, contains no data, is damaged, or was written by a later
+            release.
     """
     place = str(path)
     try:
@@ -210,25 +211,25 @@ def read_report(path: str | PathLike[str]) -> RunData:
             content = file.read(_MAX_BYTES + 1)
     except OSError as error:
         raise DataError(
-            f"{place}: the report cannot be read: {error.strerror}; give the HTML file of a run, "
-            "as report.path names it, or a snapshot",
+            f"reading the report {place} failed: {error.strerror}; give the HTML file of a run "
+            "(report.path), or a snapshot",
             path=place,
         ) from error
     _, begin, rest = content.partition(_OPEN.encode())
     if not begin or len(content) > _MAX_BYTES:
         raise DataError(
             f"{place}: found no data of a run; give the HTML file that `sparring train` wrote to "
-            "report.path, and train again where a release without such data wrote it",
+            "report.path, and train again if an old release without such data wrote it",
             path=place,
         )
     text, end, _ = rest.partition(_CLOSE.encode())
     try:
         if not end:
-            raise ValueError("the file ends within them")
+            raise ValueError("the file ends early")
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DataError(
-            f"{place}: its data are damaged: {error}; take another copy of the file, or train again",
+            f"{place}: its data are damaged: {error}; use another copy of the file, or train again",
             path=place,
         ) from error
     return run_data(values, place)

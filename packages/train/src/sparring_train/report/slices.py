@@ -1,4 +1,4 @@
-"""Quality on slices of the test samples: with new, rare and frequent ids."""
+"""Metrics of slices of the test samples: with new, rare and frequent ids."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Floats = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class _Band:
-    """Ids by how often they were met in training."""
+    """Ids within a range of frequencies in the training."""
 
     name: str
     met: str
@@ -43,16 +43,16 @@ _BANDS = (
 
 
 class SliceMetrics:
-    """Counts ids while a run trains, and then measures predictions by these counts.
+    """Counts ids during training, and measures predictions by the frequencies of ids.
 
-    Of the features with one id a sample, those two are looked at that have most distinct ids in the
-    first batch. All ranks make one and call it alike.
+    Uses two of the features with one id per sample: those with the most distinct ids in the first batch.
+    All ranks create one and make the same calls.
 
     Args:
-        features: with at most one id a sample.
-        make: makes what measures a slice.
-        ranks: of the run.
-        max_ids: distinct ids of a feature that are counted; see `IdCounts`.
+        features: features with at most one id per sample.
+        make: creates empty metrics for a slice.
+        ranks: ranks of the run.
+        max_ids: maximum number of distinct ids of a feature to count; see `IdCounts`.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class SliceMetrics:
             counts.add(batch.ids[feature].ids)
 
     def begin(self) -> None:
-        """Training is over: the test samples come next."""
+        """Ends the training phase; test samples follow."""
         self.is_measured = True
         if self._are_parts:
             self._counts = {
@@ -88,12 +88,12 @@ class SliceMetrics:
         self._measured = {feature: [(0, self._make()) for _ in _BANDS] for feature in self._counts}
 
     def on_test_batch(self, batch: ColumnBatch, predictions: Floats, labels: Floats) -> None:
-        """Measures the predictions of a batch.
+        """Adds the predictions for a batch to the metrics.
 
         Args:
-            batch: whole, or this rank's part of it.
-            predictions: ``(b,)``, of the whole batch, as `labels`.
-            labels: ``(b,)``.
+            batch: whole batch, or this rank's part of it.
+            predictions: ``(b,)``, of the whole batch.
+            labels: ``(b,)``, of the whole batch.
         """
         for feature, measured in self._measured.items():
             counts = self._of_samples(feature, batch)
@@ -107,7 +107,7 @@ class SliceMetrics:
                     measured[place] = (num_samples + int(is_in.sum()), quality)
 
     def slices(self) -> list[Slice]:
-        """Results, on the first rank; those without a sample are left out."""
+        """Returns the results on the first rank, except slices without samples."""
         return [
             Slice(
                 feature=feature,
@@ -138,7 +138,7 @@ class SliceMetrics:
         return IdCounts.joined([(all_ids, all_times, one_in)], self._max_ids)
 
     def _of_samples(self, feature: str, batch: ColumnBatch) -> Ids:
-        """How often the id of each sample was met; -1 where it has none, or none that is counted."""
+        """Returns the frequency of each sample's id; -1 if there is none, or it is not counted."""
         column = batch.ids[feature]
         ids, lengths = column.ids, column.lengths
         if self._are_parts:

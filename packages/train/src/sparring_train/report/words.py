@@ -1,4 +1,4 @@
-"""Facts of a run in words: where and when it was made, names of metrics, sizes."""
+"""Facts about a run as texts: environment, names of metrics, sizes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ __all__ = ["format_bytes", "environment", "format_metric_name"]
 
 
 def environment(data: RunData) -> dict[str, str]:
-    """Name → fact, of those that are known."""
+    """Returns name → fact, for facts that are known."""
     host, snapshot = data.host, data.snapshot
     found = {"started (UTC)": data.started.replace("T", " ").removesuffix("+00:00")}
     found["ranks"] = f"{data.world_size:,}"
-    found["threads of a rank"] = "" if data.threads is None else str(data.threads)
+    found["threads per rank"] = "" if data.threads is None else str(data.threads)
     if data.peak_memory_bytes:
-        most = "" if data.world_size == 1 else ", of the rank with most"
+        most = "" if data.world_size == 1 else ", maximum over ranks"
         found["peak memory of the process"] = format_bytes(data.peak_memory_bytes) + most
     if host is not None:
         cores = "1 core" if host.usable_cores == 1 else f"{host.usable_cores:,} cores"
@@ -31,7 +31,7 @@ def environment(data: RunData) -> dict[str, str]:
 
 
 def format_bytes(count: int) -> str:
-    """As ``1.5 GiB``."""
+    """Formats a size, for example ``1.5 GiB``."""
     value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
     while value >= 1024 and len(units) > 1:
         value /= 1024
@@ -40,5 +40,5 @@ def format_bytes(count: int) -> str:
 
 
 def format_metric_name(name: str) -> str:
-    """The name of a metric as people write it."""
+    """Returns the usual spelling of a metric's name."""
     return name.upper() if name in ("auc", "rmse") else name.replace("_", " ")
