@@ -86,8 +86,8 @@ def test_seen_items_take_no_place() -> None:
         ({"user_vectors": [[np.nan]]}, "queries: found NaN or infinity"),
         ({"item_keys": [1, 1]}, "item_keys: found a key twice"),
         ({"item_vectors": [[1.0]]}, "keys and rows: must be"),
-        ({"relevant": ([1], [0, 1, 1])}, "relevant: must be"),
-        ({"seen": ([1], [0, 2])}, "seen: must be"),
+        ({"relevant": ([1], [0, 1, 1])}, "relevant: expected"),
+        ({"seen": ([1], [0, 2])}, "seen: expected"),
         ({"cutoffs": ()}, "cutoffs: found"),
     ],
 )

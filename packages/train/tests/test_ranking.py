@@ -129,7 +129,7 @@ def test_no_query_is_nan() -> None:
         ([[1]], ([1], [0, 1]), {"k": 0}, r"found \(0,\), expected one or more numbers"),
         ([[1]], ([1], [0, 1, 1]), {"k": 1}, "2 offsets for 1 queries"),
         ([[1]], ([1], [0, 2]), {"k": 1}, r"offsets int64 \(2,\) to 2"),
-        ([[1], [2]], ([1], [0, 2, 1]), {"k": 1}, "never falling"),
+        ([[1], [2]], ([1], [0, 2, 1]), {"k": 1}, "ascending from 0"),
         ([[1]], ([0.5], [0, 1]), {"k": 1}, r"found float64 \(1,\)"),
         ([[1]], ([1], [0, 1]), {"k": 1, "counts": [1, 1]}, r"counts: found the shape \(2,\)"),
     ],

@@ -107,7 +107,7 @@ class Column:
             first = ends[begin - 1] if begin else 0
             return Column(self.ids[first : first + lengths.sum()], lengths)
         begins = (ends - self.lengths)[selection]
-        # Position of each id: that of its example's first id, plus its index in the example.
+        # Position of each id: the position of its example's first id, plus its index in the example.
         places = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         return Column(self.ids[np.repeat(begins, lengths) + places], lengths)
 

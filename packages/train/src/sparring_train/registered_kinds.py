@@ -1,4 +1,4 @@
-"""Kinds of data, models and trainers that plugins register."""
+"""Finds kinds of data, models and trainers that plugins register."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ __all__ = ["data_kinds", "model_kinds", "trainer_names", "find_trainer"]
 
 
 def find_trainer(framework: str, manager: PluginManager) -> TrainerDescriptor:
-    """The trainer of a framework.
+    """Returns the trainer of a framework.
 
     Raises:
-        PluginError: no plugin offers it, two distributions do, or its plugin was rejected.
+        PluginError: no plugin registers it, two distributions do, or its plugin was rejected.
     """
     return _extended(manager).find("trainers", framework, TrainerDescriptor)
 
 
 def trainer_names(manager: PluginManager) -> list[str]:
-    """Frameworks that have one."""
+    """Returns the names of frameworks that have a trainer."""
     return [
         each.name for each in _found(manager, "trainers") if isinstance(each, TrainerDescriptor)
     ]
 
 
 def data_kinds(manager: PluginManager | None = None) -> dict[str, DataDescriptor]:
-    """Kind → what reads it; those that are built in, where the manager knows of none."""
+    """Returns kind → descriptor; the built-in kinds if the manager has none."""
     found = _found(manager, "data") or built_in_kinds.data_kinds()
     return {each.name: each for each in found if isinstance(each, DataDescriptor)}
 
 
 def model_kinds(manager: PluginManager | None = None) -> dict[str, ModelDescriptor]:
-    """Kind → what builds it; those that are built in, where the manager knows of none."""
+    """Returns kind → descriptor; the built-in kinds if the manager has none."""
     found = _found(manager, "models") or built_in_kinds.model_kinds()
     return {each.name: each for each in found if isinstance(each, ModelDescriptor)}
 
@@ -48,7 +48,7 @@ def _found(manager: PluginManager | None, kind: str) -> Sequence[object]:
 
 
 def _extended(manager: PluginManager) -> PluginManager:
-    """The manager, which knows the hooks of this package."""
+    """Adds the hooks of this package to the manager."""
     kinds = {"data": DataDescriptor, "models": ModelDescriptor, "trainers": TrainerDescriptor}
     manager.extend(hookspecs, kinds)
     return manager

@@ -254,7 +254,7 @@ def test_a_framework_that_cannot_run_here_says_why(site: Site, run: Run) -> None
     (site.folder / "acme_frame_plugin.py").write_text(dedent(source))
     ending = run("train", "run.yaml")
     assert ending.code == 2
-    assert "framework 'acme' cannot run here: no device" in ending.err
+    assert "framework 'acme' is not available: no device" in ending.err
 
 
 # -- config ---------------------------------------------------------------------

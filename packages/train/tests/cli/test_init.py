@@ -116,7 +116,7 @@ def test_without_numbers_it_trains_too(tmp_path: Path, capsys: pytest.CaptureFix
     ("arguments", "message"),
     [
         (["lable=clicked"], "expected ROLE=COLUMN with one of label.*did you mean label?"),
-        (["label=click"], "has no column 'click'; did you mean clicked?"),
+        (["label=click"], "there is no column 'click'; did you mean clicked?"),
         (["label=user"], "the label user is string"),
         (["label=clicked", "skip=user,item_id,tags,visits,row"], "found no column of ids"),
         (["label=price", "skip=item_id,row"], "the label price is a number, for which"),

@@ -262,7 +262,7 @@ def test_columns_of_other_languages_need_two_options_in_one_message(ask: Any, fo
     assert main(["train", "run.yaml", *MODELS["dlrm"], *keys, "snapshots.url=german"]) == 0
     # Of two features, the other one is known; which is which is not.
     refused = ask("recommend", "german", "--user", "user 4")
-    assert "give --item FEATURE --user-feature FEATURE, of Kunde, Artikel, tags" in refused
+    assert "give --item FEATURE --user-feature FEATURE, one of Kunde, Artikel, tags" in refused
     found = ask("recommend", "german", "--user", "user 4", "--item", "Artikel")
     assert found == ask("recommend", "german", "--user", "user 4", "--user-feature", "Kunde")
     assert len(found["items"]) == 10

@@ -144,8 +144,8 @@ def test_erase_leaves_no_byte_of_a_person_in_snapshots_and_rocksdb(run: Run) -> 
     [
         (["--everywhere", "run.yaml"], "# none\n", "found no ids in"),
         ([], "1", "found nothing to erase from"),
-        (["--snapshots", "runs"], "1", "there is no snapshot in runs"),
-        (["--everywhere", "run.yaml", "--receipt", "ids.txt"], "1", "exists already"),
+        (["--snapshots", "runs"], "1", "found no snapshot in runs"),
+        (["--everywhere", "run.yaml", "--receipt", "ids.txt"], "1", "already exists"),
     ],
     ids=["none", "nowhere", "empty", "receipt"],
 )

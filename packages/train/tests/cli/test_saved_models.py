@@ -215,7 +215,7 @@ def test_a_click_model_scores_items_with_the_features_of_the_training_rows(
     scores = [each["score"] for each in found["items"]]
     assert scores == pytest.approx([float(predicted[item]) for item in best], rel=1e-5)
     assert main(asked) == 0
-    assert "left empty: hour; the training data do not determine" in capsys.readouterr().err
+    assert "left empty: hour, because the training data do not determine" in capsys.readouterr().err
     hour = ask(*asked, "--with", "hour=7", "--json")
     assert "left_empty" not in hour
     assert hour["items"] != found["items"]
@@ -427,7 +427,10 @@ def test_what_else_is_known_changes_the_scores(ask: Any) -> None:
             ["clicks", "--user", "user-4", "--item", "item", "--with", "age=3"],
             "of user, item, price",
         ),
-        (["clicks", "--user", "user-4", "--item", "item", "--with", "price=x"], "must be a number"),
+        (
+            ["clicks", "--user", "user-4", "--item", "item", "--with", "price=x"],
+            "expected a number",
+        ),
         (
             ["clicks", "--user", "user-4", "--item", "item", "--index", "faiss"],
             "scores pairs and has",
@@ -438,7 +441,7 @@ def test_what_else_is_known_changes_the_scores(ask: Any) -> None:
         ),
         (
             ["ratings"],
-            "found 0 ids of feature 'user'; the model needs one of each; give: --user=…",
+            "found 0 ids of feature 'user'; the model needs one of each, give: --user=…",
         ),
         (["required", "-k", "1"], "give: --user=… --with device=…"),
         (["ratings", "--new"], "--new requires a user"),

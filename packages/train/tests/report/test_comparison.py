@@ -179,7 +179,7 @@ def test_what_is_no_run_is_refused_in_one_line(files: Path, capsys: Printed, wha
 
 def test_a_file_that_is_not_there_is_refused(files: Path, capsys: Printed) -> None:
     assert main(["report", "a.html", "none.html"]) == 2
-    assert "none.html: the report cannot be read: No such file" in capsys.readouterr().err
+    assert "reading the report none.html failed: No such file" in capsys.readouterr().err
 
 
 def test_keys_of_later_releases_are_skipped(files: Path, capsys: Printed) -> None:

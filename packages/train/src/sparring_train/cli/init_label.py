@@ -102,7 +102,7 @@ def _meaning(summary: TableSummary, name: str) -> dict[str, float]:
 
 
 def _by_values(summary: TableSummary, others: Collection[str], unsure: list[str]) -> str | None:
-    """Returns the only column of two values, or the one that a person chooses."""
+    """Returns the only column of two values, or the one that the user chooses."""
     names = [
         name
         for name in summary.values

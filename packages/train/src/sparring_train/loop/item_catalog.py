@@ -56,7 +56,7 @@ class ItemCatalog:
 
 
 def with_features(items: ColumnBatch, schema: Schema) -> Mapping[str, Column]:
-    """Returns columns for all features. Those that do not describe an item are empty or 0."""
+    """Returns columns for all features. Columns that do not describe an item are empty or 0."""
     filled = {}
     for feature in schema.features:
         if feature.name in items.ids:

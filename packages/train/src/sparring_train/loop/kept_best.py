@@ -43,7 +43,7 @@ class BestStepSnapshots:
         self._snapshots, self._tell = snapshots, tell
         self._url: str | None = None
         self.is_current = False
-        """Whether rows and parameters are those of the best step."""
+        """Whether the current rows and parameters belong to the best step."""
 
     def save(self, step: int, states: Callable[[], Mapping[str, State]]) -> None:
         """Saves the state after `step` concurrently with later steps."""

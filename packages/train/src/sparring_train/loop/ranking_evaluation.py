@@ -51,8 +51,8 @@ class RankingEvaluation:
     It keeps in memory the features of each item, and the training items of the users in this rank's
     queries.
 
-    A user has seen the items of the training examples, and in the test also those of the validation
-    examples.
+    A user has seen the items of the training examples, and in the test also the items of the
+    validation examples.
 
     Args:
         ranking: names the columns to use.

@@ -132,7 +132,7 @@ class ColumnTask:
         return (squares if inputs.weights is None else squares * inputs.weights).sum()
 
     def states(self) -> dict[str, State]:
-        """Returns the state in addition to that of the model."""
+        """Returns the state in addition to the parameters of the model."""
         return {} if self._softmax is None else {COUNTS: self._softmax.counts.state()}
 
     def restore(self, states: Mapping[str, State]) -> None:

@@ -70,7 +70,7 @@ class ColumnFactorization(MatrixFactorization):
             "bias_l2": request.section.bias_l2,
         }
 
-    # The signature is that of all models of sparring-train.
+    # All models of sparring-train have this signature.
     def forward(self, numbers: Tensor, features: KeyedJaggedTensor) -> Tensor:  # type: ignore[override]
         user, item = (features[name].values() for name in self.names)
         return super().forward(user, item)

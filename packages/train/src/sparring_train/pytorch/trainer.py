@@ -324,7 +324,7 @@ class _Trainer:
         return parts if self._dense is None else parts | {"dense": self._dense}
 
     def skipped(self) -> dict[str, int]:
-        """Steps of ordinary parameters."""
+        """Returns the number of skipped steps of ordinary parameters."""
         return {"dense_steps_skipped_non_finite": self._num_dense_skipped}
 
     def versions(self) -> dict[str, str]:
@@ -332,7 +332,7 @@ class _Trainer:
 
 
 def _hyperparameters(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Of each group."""
+    """Returns the hyperparameters of each parameter group."""
     return [
         {name: value for name, value in group.items() if name != "params"}
         for group in optimizer.param_groups
@@ -350,7 +350,7 @@ def _dense_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimiz
 
 
 def native_optimizer(name: str, setting: str) -> type[torch.optim.Optimizer]:
-    """The class that a configuration names; see `find_native_class`.
+    """Returns the class that a configuration names; see `find_native_class`.
 
     Raises:
         ConfigError: there is no such optimizer.

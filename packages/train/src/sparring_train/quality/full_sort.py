@@ -39,9 +39,9 @@ def full_sort(
         user_vectors: ``(u, dim)``.
         item_keys: ``(n,)`` distinct integers.
         item_vectors: ``(n, dim)``.
-        relevant: relevant items per user, usually those of the test period. Users without such items
+        relevant: relevant items per user, usually from the test period. Users without such items
             are left out and counted.
-        seen: items per user that are not ranked, usually those of the training. Relevant items among
+        seen: items per user that are not ranked, usually from the training. Relevant items among
             them cannot be found.
         cutoffs: values of k.
 

@@ -36,8 +36,8 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def log_output(container: StepContainer, chosen: LoggingConfig) -> Iterator[None]:
-    """Writes log messages of sparring's packages as configured during the block, and those of other
-    packages from level warning. As JSON, also logs the exception that ends the block."""
+    """Writes log messages of sparring's packages as configured during the block, and warnings of other
+    packages. As JSON, also logs the exception that ends the block."""
     handler = _Handler(container, is_json=chosen.format == "json")
     level = chosen.level.upper()
     levels = {name: logging.getLogger(name).level for name in _PACKAGES}

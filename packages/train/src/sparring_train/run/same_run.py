@@ -114,7 +114,7 @@ def _describe_moved_data(snapshot: Snapshot, saved: Any, config: RunConfig) -> l
 
 
 def check_same_origins(snapshot: Snapshot, origins: Mapping[str, str]) -> None:
-    """Raises if ids are computed from other values than those of the saved run.
+    """Raises if ids are computed from other values than in the saved run.
 
     Args:
         snapshot: snapshot of the run.

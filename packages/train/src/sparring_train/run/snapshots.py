@@ -195,7 +195,7 @@ class RunSnapshots:
 
         Args:
             step: number of steps made.
-            states: state besides that of tables.
+            states: state in addition to the tables.
             is_last: wait for the save, because no step follows.
             is_pinned: see `pin`.
 

@@ -103,7 +103,7 @@ def _with_paths(
     change: Callable[[ConfigPath, str], str],
     manager: PluginManager,
 ) -> dict[str, Any]:
-    """Returns options with their paths replaced, including those of inner storages."""
+    """Returns options with their paths replaced, including options of inner storages."""
     made = copy.deepcopy(dict(options))
     for name, field in descriptor.options.model_fields.items():
         if isinstance(made.get(name), str) and is_path(field):
@@ -133,7 +133,7 @@ def _backend_name(part: str, sections: Mapping[str, Any], value: Mapping[str, An
 def _check_deadlines(
     sections: Mapping[str, Any], places: Locations, manager: PluginManager
 ) -> list[Problem]:
-    """Returns problems of storages whose deadline is not less than that of other ranks. These would
+    """Returns problems of storages whose deadline is not less than `deadline_seconds`. Other ranks would
     time out first, and report a failed rank instead of the storage."""
 
     most = sections.get("deadline_seconds")
@@ -172,7 +172,7 @@ def _option_problems(
     places: Locations,
     manager: PluginManager,
 ) -> list[Problem]:
-    """Returns problems of the options at `at`, including those of inner storages."""
+    """Returns problems of the options at `at`, including options of inner storages."""
     problems: list[Problem] = []
     try:
         checked = descriptor.options.model_validate(options)

@@ -40,7 +40,7 @@ def plan_request(sections: Mapping[str, Any], world_size: int) -> PlanRequest:
     for wanted in model.tables(data.columns):
         table = tables.table_config(wanted)
         sparse = optimizer.sparse
-        # The state of a framework's class is that of the update method with the same name.
+        # A framework's class has the same state as the update method of that name.
         method = short_name(sparse.name)
         workloads.append(
             describe_workload(table, choice, [feature], method, sparse.hyperparameters)

@@ -72,7 +72,7 @@ else:
 
 
 class TableOverride(Section):
-    """Settings of one table that differ from those of all tables."""
+    """Settings of one table, which replace the settings of all tables."""
 
     initializer: _InitializerChoice | None = Field(
         None,

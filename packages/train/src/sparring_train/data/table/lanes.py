@@ -67,7 +67,7 @@ class Lanes:
             excess = int(taken.sum()) - target
             last = np.where(taken > 0, (taken - 0.5) / length, -1.0)
             coming = np.where(taken < self.rows, (taken + 0.5) / length, 2.0)
-            # Of lanes whose rows are due at the same time the first goes first.
+            # If rows are due at the same time, the first lane takes precedence.
             latest = len(last) - 1 - int(np.argmax(last[::-1]))
             soonest = int(np.argmin(coming))
             if excess > 0:

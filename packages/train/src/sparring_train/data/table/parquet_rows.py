@@ -1,4 +1,4 @@
-"""Row groups of Parquet files, read a block of rows at a time."""
+"""Reads row groups of Parquet files in blocks of rows."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from sparring_train.data.table.files import TableFile
 __all__ = ["ParquetRows", "RowGroup", "find_type_family", "translate_parquet_errors"]
 
 _EMPTY = ("nulls", "lists of nulls")
-"""Families of columns that have no value; the values of another file decide."""
+"""Types of columns without values. The values of other files determine the type."""
 _BUFFER_BYTES = 1 << 18
-"""Read of one column of one lane at a time."""
+"""Size of one read of a column of a lane."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Rows of a file that can be read without the others."""
+    """A row group, which can be read independently of others."""
 
     file: int
-    """Its place among the files."""
+    """Index of the file."""
     group: int
-    """Its place in the file."""
+    """Index of the group in the file."""
     first_row: int
-    """In the file, from 1."""
+    """Number of its first row in the file, from 1."""
     position: int
-    """Of its first row, in all files."""
+    """Position of its first row in all files."""
     num_rows: int
 
 
 class ParquetRows:
-    """Files of one data set. Footers are read at once, and kept.
+    """Files of one data set. Reads and caches the footers.
 
     Args:
         files: in order.
-        columns: that they must have, each of one type in all files.
+        columns: required columns; each must have the same type in all files.
 
     Raises:
-        DataError: a file cannot be read, lacks a column, or has another type in it.
+        DataError: a file cannot be read, a column is missing, or its type differs between files.
     """
 
     def __init__(self, files: Sequence[TableFile], columns: Sequence[str]) -> None:
@@ -71,14 +71,16 @@ class ParquetRows:
                 position += count
         self.num_rows = position
         if not position:
-            raise DataError(f"{files[0].name}: found no row in {len(files)} files")
+            raise DataError(
+                f"found no row in {len(files)} files, the first is {files[0].name}; choose other files"
+            )
 
     def name_of(self, group: RowGroup) -> str:
         """Returns the name of the file of a row group."""
         return self._files[group.file].name
 
     def origins(self, columns: Sequence[str]) -> dict[str, Origin]:
-        """Column of ids → values that they are made of; a column without a value has none."""
+        """Returns column of ids → source of its ids, except for columns without values."""
         texts = {"strings", "lists of strings"}
         return {
             name: "string" if self.types[name] in texts else "integer"
@@ -87,11 +89,10 @@ class ParquetRows:
         }
 
     def check_origins(self, expected: Mapping[str, str]) -> None:
-        """Refuses columns whose ids would not be those of the run, whose tables they are looked up in.
+        """Raises if ids of a column would differ from the keys in the tables of the run.
 
         Raises:
-            DataError: a column has whole numbers where strings are expected, or strings in place of
-                whole numbers.
+            DataError: a column contains whole numbers instead of strings, or strings instead of them.
         """
         for name, found in self.origins(tuple(expected)).items():
             is_text = expected[name] in ("string", "hexadecimal")
@@ -99,8 +100,7 @@ class ParquetRows:
             if wanted != ("strings" if found == "string" else "whole numbers"):
                 raise DataError(
                     f"{self._files[0].name}, column {name!r}: found {self.types[name]}, expected "
-                    f"{wanted}, as data.types says or the data of the run had; write the column as "
-                    "those",
+                    f"{wanted}, because of data.types or the data of the run; convert the column",
                     path=self._files[0].name,
                     column=name,
                     found=self.types[name],
@@ -110,7 +110,7 @@ class ParquetRows:
     def read(
         self, groups: Iterable[RowGroup], columns: Sequence[str], block_rows: int
     ) -> Iterator[RawRows]:
-        """Rows of row groups, in order, at most `block_rows` at a time.
+        """Yields the rows of row groups, in order, at most `block_rows` at a time.
 
         Raises:
             DataError: a file cannot be read.
@@ -151,9 +151,12 @@ class ParquetRows:
             at = schema.get_all_field_indices(name)
             if len(at) != 1:
                 shown = ", ".join(schema.names[:12]) + (", …" if len(schema.names) > 12 else "")
-                found = "is there more than once" if at else f"is missing, found {shown}"
+                found = "occurs more than once" if at else f"is missing, found {shown}"
                 raise DataError(
-                    f"{file.name}: column {name!r} {found}", path=file.name, column=name
+                    f"{file.name}: column {name!r} {found}; fix the columns of the configuration or "
+                    "of the file",
+                    path=file.name,
+                    column=name,
                 )
             kind = find_type_family(schema.field(at[0]).type)
             if self.types.get(name) in _EMPTY:
@@ -161,8 +164,8 @@ class ParquetRows:
             if self.types.setdefault(name, kind) != kind and kind not in _EMPTY:
                 raise DataError(
                     f"{file.name}, column {name!r}: found {kind}, but {self.types[name]} in "
-                    f"{self._files[0].name}; write all files with one type, as ids of strings are "
-                    "not those of whole numbers",
+                    f"{self._files[0].name}; write all files with one type, because ids of strings and "
+                    "whole numbers differ",
                     path=file.name,
                     column=name,
                     found=kind,
@@ -171,7 +174,7 @@ class ParquetRows:
 
 
 def find_type_family(kind: Any) -> str:
-    """Returns one name for all types that give the same ids and numbers."""
+    """Returns the common name of all types that are read in the same way."""
     if types.is_dictionary(kind):
         return find_type_family(kind.value_type)
     if types.is_list(kind) or types.is_large_list(kind):
@@ -192,7 +195,7 @@ def find_type_family(kind: Any) -> str:
 
 
 def _dictionary_columns(footer: Any, schema: Any, columns: Sequence[str]) -> list[str]:
-    """Columns of strings whose pages are all of indices, by the first row group's footer."""
+    """Returns the string columns that are dictionary-encoded, according to the first row group."""
     if not footer.num_row_groups:
         return []
     group = footer.row_group(0)
@@ -203,7 +206,7 @@ def _dictionary_columns(footer: Any, schema: Any, columns: Sequence[str]) -> lis
         if name not in columns or not column.has_dictionary_page:
             continue
         kind = schema.field(name).type
-        # A writer goes over to plain pages when a dictionary has grown too large.
+        # A writer switches to plain pages when a dictionary becomes too large.
         if types.is_string(kind) and _is_all_indices(column):
             found.append(name)
     return found
@@ -225,6 +228,6 @@ def translate_parquet_errors(file: TableFile) -> Iterator[None]:
         yield
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(
-            f"{file.name}: cannot be read as Parquet: {error}; check that the file is whole",
+            f"reading {file.name} as Parquet failed: {error}; check that the file is complete",
             path=file.name,
         ) from error
