@@ -1,9 +1,9 @@
-"""Trains the quickstart's DLRM in JAX: the synthetic click log of a configuration, its model and rates.
+"""Trains the quickstart's DLRM in JAX, on the synthetic click log that a configuration describes.
 
     python packages/framework-jax/examples/dlrm.py configs/quickstart.yaml
 
-Needs sparring-train for the configuration and the log, and sparring-hkv where the configuration says so.
-The layers are a pytree of arrays, as anywhere in JAX; what is sparring's is marked by numbers.
+Requires sparring-train for the configuration and the log, and sparring-hkv if the configuration uses it.
+The layers are a pytree of arrays, as usual in JAX. Numbered comments mark the code that uses sparring.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Run(NamedTuple):
 
 
 def initial_weights(config: RunConfig, num_numbers: int, num_features: int) -> dict[str, Any]:
-    """Weights of the layers: those over the numbers, and those over the products."""
+    """Returns random weights of the layers below (`dense`) and above (`over`) the dot products."""
     sizes: Any = config.model
     generator = np.random.default_rng(config.seed)
     num_products = num_features * (num_features + 1) // 2
@@ -57,7 +57,7 @@ def initial_weights(config: RunConfig, num_numbers: int, num_features: int) -> d
 
 
 def logits(weights: Any, rows: Any, positions: Any, numbers: Any) -> Any:
-    """``(b,)``: dot products of all pairs of vectors, between layers. Places are of each feature."""
+    """Returns ``(b,)`` logits; `places` contains one element per feature."""
     dense = numbers
     for layer in weights["dense"]:
         dense = jax.nn.relu(dense @ layer["w"] + layer["b"])
@@ -73,18 +73,18 @@ def logits(weights: Any, rows: Any, positions: Any, numbers: Any) -> Any:
 
 
 class Training:
-    """A DLRM, its tables and optimizers.
+    """A DLRM with its tables and optimizers.
 
     Args:
-        config: of a DLRM; its optimizers are an update method for rows and Adam for layers.
-        weights: that the layers begin with; None: `initial_weights`.
+        config: configuration of a DLRM, with an update method for rows and Adam for the layers.
+        weights: initial weights of the layers. Defaults to `initial_weights`.
     """
 
     def __init__(self, config: RunConfig, weights: dict[str, Any] | None = None) -> None:
         self.container = StepContainer()
         self.source = ColumnSource(config, make_plugin_manager(), self.container)
         schema, model = self.source.data.schema, self.source.model_request()
-        # 1. The tables, the features that look up in them, and what updates their rows.
+        # 1. The tables, the features that look up in them, and the optimizer of their rows.
         features = {each.name: each.table_name for each in schema.features}
         self.tables = Tables(
             list(model.tables.values()),
@@ -103,13 +103,13 @@ class Training:
         def step(
             weights: Any, state: Any, rows: Any, positions: Any, numbers: Any, labels: Any
         ) -> Any:
-            self.num_compilations += 1  # while it is traced
+            self.num_compilations += 1  # only runs when JAX traces the step
 
             def loss(weights: Any, rows: Any) -> Any:
                 found = logits(weights, rows, positions, numbers)
                 return optax.sigmoid_binary_cross_entropy(found, labels).mean()
 
-            # 3. Rows are an argument like the weights, and have gradients like these.
+            # 3. Rows are an argument like the weights, and have gradients in the same way.
             value, (gradients, of_rows) = jax.value_and_grad(loss, argnums=(0, 1))(weights, rows)
             updates, state = dense_optimizer.update(gradients, state, weights)
             return optax.apply_updates(weights, updates), state, value, of_rows
@@ -118,23 +118,23 @@ class Training:
         self._predict = jax.jit(lambda *given: jax.nn.sigmoid(logits(*given)))
 
     def look_up(self, given: Any, *, is_training: bool) -> tuple[Batch, list[Any]]:
-        """The rows of a batch, and the places of each feature's ids."""
+        """Looks up the ids of a batch, and returns it with the positions of each feature's ids."""
         ids = {name: column.ids for name, column in given.ids.items()}
         batch = self.tables.lookup(ids, is_training=is_training)
         return batch, [batch.positions[name] for name in self.tables.features]
 
     def step(self, given: Any) -> float:
-        """One step; returns the loss before it."""
+        """Trains one batch and returns its loss before the update."""
         batch, positions = self.look_up(given, is_training=True)
         self.weights, self.state, loss, of_rows = self.jitted(
             self.weights, self.state, batch.rows, positions, given.numbers, given.labels
         )
-        # 4. The rows change.
+        # 4. The optimizer updates the rows.
         self.rows_optimizer.step(batch, of_rows)
         return float(loss)
 
     def predict(self, given: Any) -> Any:
-        """Probabilities of a click."""
+        """Returns the predicted click probabilities."""
         batch, positions = self.look_up(given, is_training=False)
         return np.asarray(self._predict(self.weights, batch.rows, positions, given.numbers))
 
@@ -142,7 +142,7 @@ class Training:
 def train(
     config: RunConfig, *, max_steps: int | None = None, weights: dict[str, Any] | None = None
 ) -> Run:
-    """One training, and its quality on the test part; see `Training`."""
+    """Trains a model and evaluates it on the test split; see `Training`."""
     training = Training(config, weights)
     begin = time.perf_counter()
     losses = [training.step(each) for each in islice(training.source.batches(0), max_steps)]
@@ -154,7 +154,7 @@ def train(
 
 
 def main(path: str) -> None:
-    """Trains what a configuration describes, and prints its quality."""
+    """Trains the model of a configuration file and prints its metrics."""
     run = train(load_config(Path(path)))
     print(f"{len(run.losses)} steps in {run.seconds:.1f} s, {run.num_compilations} compilations")
     print(", ".join(f"{name} {value:.4f}" for name, value in run.metrics.items()))

@@ -79,7 +79,7 @@ def test_rows_of_every_step_are_those_of_dense_parameters(native: Any) -> None:
     ("native", "reason"),
     [
         (optax.adafactor(0.1), "v_row"),
-        (optax.lamb(0.1), "stepped together move differently"),
+        (optax.lamb(0.1), "updated together change differently"),
         (optax.chain(optax.clip_by_global_norm(100.0), optax.sgd(0.1)), "a norm over all"),
         (optax.chain(optax.sgd(0.1), optax.apply_every(2)), "keeps gradients for later steps"),
         (optax.MultiSteps(optax.sgd(0.1), 4).gradient_transformation(), "mini_step"),
@@ -114,7 +114,7 @@ def test_optimizers_that_couple_columns_are_known() -> None:
     by_row = optax.chain(
         optax.stateless(lambda u, _: u / jnp.linalg.norm(u, axis=1, keepdims=True))
     )
-    assert "by others of the row" in OptaxRows(by_row, 4, "float32").why_coupled
+    assert "depends on other elements of the row" in OptaxRows(by_row, 4, "float32").why_coupled
     assert OptaxRows(optax.adam(0.1), 4, "float32").why_coupled == ""
 
 
@@ -148,8 +148,11 @@ def test_a_schedule_that_gives_no_learning_rate_is_refused_before_a_row_changes(
 
 def test_bad_arguments_are_refused() -> None:
     for options, message in (
-        ({"sparse": optax.adam(0.1), "lr": 0.1}, "lr comes with update methods"),
-        ({"sparse": "sgd", "name": "mine"}, "name is for optimizers of optax"),
+        ({"sparse": optax.adam(0.1), "lr": 0.1}, "lr is only supported for update methods"),
+        (
+            {"sparse": "sgd", "name": "mine"},
+            "name='mine' is only supported for optimizers of optax",
+        ),
         ({"sparse": "sgd", "rate": 0.1}, "rate"),
         ({"sparse": "sgd", "lr": 0.1, "by_table": {"films": {}}}, "films"),
         ({"sparse": 3}, "Optimizer takes an optimizer of optax"),
@@ -184,7 +187,9 @@ def test_a_gradient_that_is_handed_in_twice_is_rejected(native: Any) -> None:
     batch = tables.lookup({"user": IDS})
     gradients = {"user": jnp.ones_like(batch.rows["user"])}
     tables.accumulate(batch, gradients)
-    with pytest.raises(InvalidArgumentError, match=r"'user' was handed in before.*call step\(\)"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"'user' was already accumulated.*call step\(\)"
+    ):
         optimizer.step(batch, gradients)
     # Another gradient of the batch, such as that of a second loss, is added.
     tables.accumulate(batch, {"user": jnp.ones_like(batch.rows["user"])})
@@ -201,7 +206,7 @@ def test_a_gradient_that_is_handed_in_twice_is_rejected(native: Any) -> None:
 def test_a_step_whose_gradients_were_forgotten_warns() -> None:
     tables, optimizer = made("sgd", lr=1.0)
     batch = tables.lookup({"user": IDS})
-    with pytest.warns(UserWarning, match="no gradient was handed in, so no row changes"):
+    with pytest.warns(UserWarning, match="no gradient was given, so no row changes"):
         optimizer.step()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -201,14 +201,14 @@ def test_a_snapshot_without_the_parts_is_refused_before_anything_changes(tmp_pat
         before.save(str(tmp_path / "rows"))
         begun.tables.save(str(tmp_path / "parts"), weights={"w": jnp.ones((2, 3))})
         load = other.tables.load
-        with pytest.raises(InvalidArgumentError, match="another framework saved it"):
+        with pytest.raises(InvalidArgumentError, match="saved by another framework"):
             load(str(tmp_path / "rows"), weights={"w": jnp.ones((2, 3))})
         with pytest.raises(InvalidArgumentError, match="no part 'bias'; it has weights"):
             load(str(tmp_path / "parts"), bias=jnp.ones(2))
         for like, message in (
-            ({"w": jnp.ones((3, 2))}, r"float32 \(2, 3\) where .* float32 \(3, 2\)"),
-            ({"w": jnp.ones((2, 3)), "z": 1}, r"has nothing where \['z'\]"),
-            ({}, r"\['w'\].* where nothing"),
+            ({"w": jnp.ones((3, 2))}, r"float32 \(2, 3\), expected .* float32 \(3, 2\)"),
+            ({"w": jnp.ones((2, 3)), "z": 1}, r"contains nothing, expected \['z'\]"),
+            ({}, r"\['w'\].* expected nothing"),
         ):
             with pytest.raises(InvalidArgumentError, match=message):
                 load(str(tmp_path / "parts"), weights=like)

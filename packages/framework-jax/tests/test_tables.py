@@ -93,12 +93,12 @@ def test_sizes_are_rounded_up_and_never_shrink(size: int, padded: int) -> None:
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
-        ({"films": [1]}, "no feature 'films'; there are user, item, history"),
+        ({"films": [1]}, "no feature 'films'; the features are user, item, history"),
         ({"user": [1.5]}, "feature 'user' must be int64, found dtype float64"),
         ({"user": np.array([1], np.uint64)}, "must be int64, found dtype uint64"),
         ({"user": ["a"]}, r"found dtype <U1; .*sparring\.hash_strings\("),
-        ({"user": ([1, 2], [1])}, "add up to 1, and there are 2 ids"),
-        ({"user": ([1, 2], [3, -1])}, "from 0 for each bag, found -1"),
+        ({"user": ([1, 2], [1])}, "add up to 1, but there are 2 ids"),
+        ({"user": ([1, 2], [3, -1])}, "one non-negative integer per bag, found -1"),
         ({"user": ([[1, 2]], [2])}, "one-dimensional, found shape"),
         ({"user": ([1], [1], [1])}, "found a tuple of 3"),
     ],
@@ -111,14 +111,16 @@ def test_bad_ids_are_refused(tables: Tables, ids: Any, message: str) -> None:
 
 def test_ids_that_jax_may_have_cut_are_refused(tables: Tables) -> None:
     assert jnp.asarray(np.array([2**40 + 5])).tolist() == [5]
-    with pytest.raises(InvalidArgumentError, match="cut to 32 without a word; give int64 of NumPy"):
+    with pytest.raises(
+        InvalidArgumentError, match="truncates 64-bit ids to 32 bits; give an int64 array of NumPy"
+    ):
         tables.lookup({"user": jnp.array([1, 2])})
 
 
 def test_bad_tables_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="different names"):
         Tables([USER, USER])
-    with pytest.raises(InvalidArgumentError, match="looks up in table 'films'"):
+    with pytest.raises(InvalidArgumentError, match="looks up in unknown table 'films'"):
         Tables([USER], features={"a": "films"})
     with pytest.raises(InvalidArgumentError, match=r"set jax\.config\.update"):
         Tables(TableConfig("wide", 2, "float64"))

@@ -50,7 +50,7 @@ def test_names_of_keras_mean_dim_and_bound(make: Any, kind: Any) -> None:
 
 def test_what_input_dim_means_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keras_names, "_warned", [])
-    with pytest.warns(UserWarning, match=r"input_dim=1000 is the most rows .* no range of ids"):
+    with pytest.warns(UserWarning, match=r"input_dim=1000 .* does not limit the range of ids"):
         Embedding(1000, 16)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -60,10 +60,16 @@ def test_what_input_dim_means_is_said_once(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "give the elements of an embedding once"),
+        ({}, "number of elements of an embedding exactly once"),
         ({"embedding_dim": 4, "input_dim": 9, "output_dim": 4}, "once"),
-        ({"output_dim": 4, "input_dim": 9, "vocabulary_size": 9}, "both say the most rows"),
-        ({"output_dim": 4, "mask_zero": True, "padding_id": 7}, "mask_zero=True makes 0"),
+        (
+            {"output_dim": 4, "input_dim": 9, "vocabulary_size": 9},
+            "two names of the maximum",
+        ),
+        (
+            {"output_dim": 4, "mask_zero": True, "padding_id": 7},
+            "mask_zero=True sets the padding id 0",
+        ),
     ],
 )
 def test_two_names_of_one_thing_are_refused(options: dict[str, Any], message: str) -> None:
@@ -261,7 +267,7 @@ def test_structures_of_anything_else_and_equal_paths_are_rejected() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("embeddings", r"rows are no weights.*layer\(ids\).*scan\(\)"),
+        ("embeddings", r"are not a weight.*layer\(ids\).*scan\(\)"),
         ("get_embedding_tables", r"scan\(\)"),
         ("preprocess", "call the layer with the ids"),
         ("enable_lora", "no low-rank form"),

@@ -262,7 +262,7 @@ def test_inputs_of_a_wrong_kind_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="combiner"):
         EmbeddingBag(4, combiner="max")
     layer = collection()
-    with pytest.raises(InvalidArgumentError, match="needs feature 'user'"):
+    with pytest.raises(InvalidArgumentError, match="requires feature 'user'"):
         layer({})
     with pytest.raises(InvalidArgumentError, match="takes a dict of features and their ids"):
         layer(FAR_APART)
@@ -293,7 +293,7 @@ def test_a_missing_or_old_tensorflow_is_named(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(versions, "_installed", lambda: (2, 15))
     assert "2.15" in str(versions.why_unavailable())
     monkeypatch.setattr(versions, "_installed", lambda: (2, 99))
-    with pytest.warns(UserWarning, match="found 2.99; going on"):
+    with pytest.warns(UserWarning, match="found 2.99; install a tested version"):
         versions.check_tensorflow()
     monkeypatch.setenv("KERAS_BACKEND", "jax")
     assert "KERAS_BACKEND" in str(versions.why_unavailable())

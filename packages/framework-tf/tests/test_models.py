@@ -123,9 +123,9 @@ def test_a_model_computes_as_that_of_torch(kind: str) -> None:
 
 def test_tables_that_do_not_go_together_are_refused() -> None:
     unequal = tables(dims=(4, 5))
-    with pytest.raises(InvalidArgumentError, match=r"one embedding_dim, found \[4, 5\]"):
+    with pytest.raises(InvalidArgumentError, match=r"the same embedding_dim, found \[4, 5\]"):
         DLRM(unequal, 3, [5, 4], [1])
-    with pytest.raises(InvalidArgumentError, match=r"one embedding_dim, found \[4, 5\]"):
+    with pytest.raises(InvalidArgumentError, match=r"the same embedding_dim, found \[4, 5\]"):
         DeepFM(3, unequal, 5, 6)
     with pytest.raises(InvalidArgumentError, match="must end in 4"):
         DLRM(tables(), 3, [5], [1])

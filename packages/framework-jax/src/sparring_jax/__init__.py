@@ -1,7 +1,7 @@
-"""The JAX adapter of sparring: ids in, rows to a jitted step, their gradients back, optax's optimizers.
+"""JAX adapter of sparring: a lookup returns rows for a jitted step, and optax updates them.
 
-Names are imported when they are asked for: listing plugins imports `sparring_jax.plugin`, and should not
-have to wait for JAX, nor need it.
+Names are imported on first access, because listing plugins imports `sparring_jax.plugin` and must
+neither require JAX nor wait for its import.
 """
 
 from __future__ import annotations

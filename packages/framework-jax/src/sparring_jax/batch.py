@@ -1,7 +1,7 @@
-"""A batch that was looked up: rows, the argument of a jitted step, and the places of ids among them.
+"""The result of a lookup: rows, which a jitted step takes as an argument, and the places of ids in them.
 
-    rows     table   → (u, dim), zeros from the number of keys on       differentiate by these
-    places   feature → the row of each id, and the bag                  integers, no gradients
+    rows     table   → (u, dim), padded with rows of zeros      differentiate with respect to these
+    places   feature → the row and the bag of each id           integers, no gradients
 
 Both are pytrees of padded arrays; see `padded_sizes`.
 """
@@ -33,15 +33,15 @@ Rows = Mapping[str, jax.Array]
 )
 @dataclass(frozen=True)
 class Positions:
-    """Where the ids of a feature are among the rows of its table."""
+    """Maps the ids of one feature to rows of its table."""
 
     table: str
     inverse: Any
-    """The row of each id, int32: of the shape of the ids; or padded, ``(n,)``, where there are bags."""
+    """Row of each id, int32: the shape of the ids; for bags ``(n,)``, padded."""
     bags: Any = None
-    """``(n,)`` int32: the bag of each id, and the number of bags for what pads."""
+    """``(n,)`` int32, the bag of each id. Padding has the number of bags. None without bags."""
     lengths: Any = None
-    """``(b,)`` int32: ids of each bag."""
+    """``(b,)`` int32, the number of ids per bag. None without bags."""
 
 
 @dataclass(frozen=True)
@@ -49,48 +49,49 @@ class Batch:
     """Result of `Tables.lookup`."""
 
     rows: Mapping[str, jax.Array]
-    """Table → ``(u, dim)``, padded by zeros."""
+    """Table → ``(u, dim)``, padded with zeros."""
     positions: Mapping[str, Positions]
-    """By feature."""
+    """Feature → the rows of its ids."""
     keys: Mapping[str, npt.NDArray[np.int64]]
-    """Table → ``(number of keys,)``: those of the rows."""
+    """Table → ``(number of keys,)``, the key of each row."""
     shadow_ids: Mapping[str, int | None]
-    """Table → under what the engine takes the gradient; None: it takes none."""
+    """Table → the engine's number for the gradient; None if the batch takes no gradients."""
     accumulated: list[weakref.ref[jax.Array]] = field(
         default_factory=list, repr=False, compare=False
     )
-    """Gradients that were handed in and still exist."""
+    """Gradients that were accumulated and still exist."""
 
     def check_is_new(self, table: str, gradient: Any) -> None:
-        """Rejects a gradient that was handed in before.
+        """Rejects a gradient that was already accumulated.
 
         Raises:
-            InvalidArgumentError: it was.
+            InvalidArgumentError: the gradient was already accumulated.
         """
         if any(each() is gradient for each in self.accumulated):
             raise InvalidArgumentError(
-                f"accumulate: this gradient of table {table!r} was handed in before, and would count "
-                "twice; after accumulate(batch, gradients) call step() without arguments",
+                f"accumulate: this gradient of table {table!r} was already accumulated and would count "
+                "twice; after accumulate(batch, gradients), call step() without arguments",
                 table=table,
             )
 
     def note_gradient(self, gradient: Any) -> None:
-        """Remembers a gradient that was handed in."""
-        # An array of JAX never changes; a buffer of NumPy may contain a new gradient.
+        """Remembers a gradient that was accumulated."""
+        # JAX arrays are immutable, but a NumPy buffer may be reused for a new gradient.
         if isinstance(gradient, jax.Array):
             self.accumulated.append(weakref.ref(gradient))
 
 
 def embeddings(rows: Rows, positions: Positions) -> jax.Array:
-    """One embedding for each id: the shape of the ids, then ``dim``. Inside `jax.jit` or outside.
+    """Returns one embedding per id, in the shape of the ids followed by ``dim``.
+
+    It can be called inside and outside `jax.jit`.
 
     Raises:
-        InvalidArgumentError: the ids were given in bags.
+        InvalidArgumentError: the ids were given as bags.
     """
     if positions.bags is not None:
         raise InvalidArgumentError(
-            f"embeddings: a feature of table {positions.table!r} has bags, whose ids are padded; "
-            f"use pooled"
+            f"embeddings: a feature of table {positions.table!r} has bags with padded ids; use pooled"
         )
     return rows[positions.table][positions.inverse]
 
@@ -98,19 +99,20 @@ def embeddings(rows: Rows, positions: Positions) -> jax.Array:
 def pool(
     rows: Rows, positions: Positions, mode: str = "sum", weights: jax.Array | None = None
 ) -> jax.Array:
-    """One embedding for each bag ``(b, dim)``; that of an empty bag is zeros.
+    """Returns one embedding per bag, ``(b, dim)``. Empty bags are zero.
 
-    Bags are those of a feature that was given as ``(ids, lengths)``; or the lines of ids ``(b, length)``.
+    A bag is one element of ``lengths`` if the ids were given as ``(ids, lengths)``, or one row of ids
+    ``(b, length)``.
 
     Args:
-        rows: of a batch.
-        places: of a feature.
+        rows: `Batch.rows`.
+        places: an element of `Batch.places`.
         mode: ``sum`` or ``mean``.
-        weights: one for each id, by which its embedding is multiplied; for bags with lengths ``(n,)``,
-            padded by `pad_weights`. With ``mean`` the divisor stays the number of ids.
+        weights: one weight per id, multiplied with its embedding. For bags with lengths ``(n,)``, padded
+            by `pad_weights`. A ``mean`` divides by the number of ids, not by the sum of the weights.
 
     Raises:
-        InvalidArgumentError: another mode, or weights of another shape.
+        InvalidArgumentError: `mode` is not supported, or `weights` does not have the shape of the ids.
     """
     if mode not in ("sum", "mean"):
         raise InvalidArgumentError(f"pooled: mode must be 'sum' or 'mean', found {mode!r}")
@@ -118,14 +120,14 @@ def pool(
     if weights is not None:
         if weights.shape != positions.inverse.shape:
             raise InvalidArgumentError(
-                f"pooled: weights have shape {weights.shape}, and the ids of table {positions.table!r} "
-                f"{positions.inverse.shape}; give one for each id, those of bags by pad_weights"
+                f"pooled: weights have shape {weights.shape}, expected the shape of the ids of table "
+                f"{positions.table!r}, {positions.inverse.shape}; pad weights of bags with pad_weights"
             )
         found = found * weights[..., None]
     if positions.bags is None:
         sums, divisor = found.sum(-2), max(positions.inverse.shape[-1], 1)
         return sums / divisor if mode == "mean" else sums
-    # Bags behind the last one, which is where padding points, are dropped.
+    # Padding points behind the last bag and is dropped.
     sums = jax.ops.segment_sum(
         found, positions.bags, num_segments=positions.lengths.shape[0], indices_are_sorted=True
     )
@@ -135,22 +137,24 @@ def pool(
 
 
 def pad_weights(weights: npt.ArrayLike, positions: Positions) -> npt.NDArray[Any]:
-    """Weights of the ids of bags, for `pooled`: as long as the padded ids, so that no other
-    number of ids is compiled for.
+    """Pads the weights of ids in bags to the length of the padded ids, for `pooled`.
+
+    The padded length changes rarely, so a jitted step is not compiled again for each number of ids.
 
     Args:
         weights: ``(number of ids,)``.
-        places: of the feature.
+        places: an element of `Batch.places`.
 
     Raises:
-        InvalidArgumentError: there are more or fewer than ids.
+        InvalidArgumentError: the number of weights is not the number of ids.
     """
     given = np.asarray(weights)
     num_ids = int(np.sum(positions.lengths)) if positions.lengths is not None else -1
     if given.shape != (num_ids,):
         raise InvalidArgumentError(
-            f"pad_weights: weights have shape {given.shape}, and the feature of table "
-            f"{positions.table!r} has {'no bags' if num_ids < 0 else f'{num_ids} ids'}"
+            f"pad_weights: weights have shape {given.shape}, but the feature of table "
+            f"{positions.table!r} has {'no bags' if num_ids < 0 else f'{num_ids} ids'}; give "
+            "one weight per id"
         )
     padded = np.zeros(positions.inverse.shape, given.dtype)
     padded[:num_ids] = given

@@ -1,4 +1,4 @@
-"""Ordinary parameters on several ranks: equal at the start, and by mean gradients from then on."""
+"""Ordinary parameters on several ranks: broadcast at the start, then updated with mean gradients."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _Tree = TypeVar("_Tree")
 
 
 def average_gradients(gradients: _Tree, collective: Collective) -> _Tree:
-    """Means over ranks of the leaves of a pytree, the same on all ranks but for their values."""
+    """Averages the leaves of a pytree over all ranks. All ranks pass the same structure and shapes."""
     leaves, structure = jax.tree.flatten(gradients)
     if collective.world_size == 1 or not leaves:
         return gradients
     arrays = [np.asarray(each) for each in leaves]
-    # float64 holds every gradient exactly, so one exchange does for all dtypes.
+    # float64 represents every gradient exactly, so one exchange is enough for all dtypes.
     joined = np.concatenate([each.astype(np.float64).reshape(-1) for each in arrays])
     means = collective.all_reduce(joined, Reduction.MEAN)
     ends = np.cumsum([each.size for each in arrays])[:-1]
@@ -34,7 +34,7 @@ def average_gradients(gradients: _Tree, collective: Collective) -> _Tree:
 
 
 def broadcast(parameters: _Tree, collective: Collective) -> _Tree:
-    """The leaves of rank 0's pytree."""
+    """Returns the leaves of rank 0's pytree on all ranks."""
     if collective.world_size == 1:
         return parameters
 

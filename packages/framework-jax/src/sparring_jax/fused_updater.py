@@ -1,4 +1,4 @@
-"""Rows updated by an update method of sparring, in one visit of each row."""
+"""Updates rows with one of sparring's update methods, in one pass over the rows."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ __all__ = ["FusedUpdater"]
 
 
 class FusedUpdater:
-    """How `Optimizer` updates tables by an update method.
+    """Implements `Optimizer` for update methods.
 
-    The step number of a table counts the steps in which it had a gradient, on any rank: those of the
-    container, less those that it sat out. So it goes on over snapshots of other frameworks too.
+    The step number of a table is the number of steps in which it had a gradient on any rank: the steps
+    of the container minus the steps without a gradient. This number remains valid if a snapshot of
+    another framework is loaded.
 
     Args:
-        tables: whose rows.
-        method: what updates them.
-        hyperparameters: of the method, for all tables; `lr` may be a schedule.
-        by_table: of single tables, which override these.
+        tables: the tables to update.
+        method: the update method.
+        hyperparameters: hyper-parameters for all tables; `lr` may be a schedule.
+        by_table: table → hyper-parameters that override `hyperparameters`.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class FusedUpdater:
         )
 
     def step(self) -> None:
-        """Applies the gradients since the last step."""
+        """Applies the gradients that were accumulated since the last step."""
         number = self._container.counters.steps
         if self._schedule is not None:
             rate = float(self._schedule(number))
@@ -65,9 +66,9 @@ class FusedUpdater:
             self._idle[name] += 1
 
     def state_tree(self) -> Any:
-        """Table → steps of the container in which it had no gradient."""
+        """Returns table → number of steps of the container in which the table had no gradient."""
         return dict(self._idle)
 
     def set_state_tree(self, tree: Any) -> None:
-        """Takes back what `state_tree` gave."""
+        """Restores the result of `state_tree`."""
         self._idle = dict(tree)

@@ -1,7 +1,7 @@
-"""Ids as JAX users hold them: NumPy's int64, exactly what was meant.
+"""Ids as int64 arrays of NumPy.
 
-JAX cuts integers of 64 bits to 32 without a word, unless ``jax_enable_x64`` is set. So ids stay NumPy's
-until they were looked up, and inside `jax.jit` they are two halves: `pack_ids`.
+JAX silently truncates 64-bit integers to 32 bits unless ``jax_enable_x64`` is set. Therefore ids remain
+NumPy arrays until they are looked up, and are split into two halves inside `jax.jit`; see `pack_ids`.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ Ids = npt.NDArray[np.int64]
 
 
 def validate_ids(given: Any, what: str) -> Ids:
-    """`given` as int64, C-contiguous.
+    """Returns `given` as a C-contiguous int64 array.
 
     Args:
         given: integers of any shape.
-        what: how the message names them, as ``feature 'user'``.
+        what: name of the ids in error messages, for example ``feature 'user'``.
 
     Raises:
-        InvalidArgumentError: they are no integers, or an array of JAX with fewer than 64 bits.
+        InvalidArgumentError: the values are not integers, or are a JAX array with fewer than 64 bits.
     """
     if isinstance(given, jax.Array) and given.dtype != np.int64:
         raise InvalidArgumentError(
-            f"ids of {what} are an array of JAX of {given.dtype}, in which ids of 64 bits are cut to 32 "
-            "without a word; give int64 of NumPy, or set jax_enable_x64"
+            f"ids of {what} are a JAX array of dtype {given.dtype}, expected int64, because JAX "
+            "truncates 64-bit ids to 32 bits; give an int64 array of NumPy, or set jax_enable_x64"
         )
     array = np.asarray(given)
     if not array.size and not isinstance(given, (np.ndarray, jax.Array)):
         array = array.astype(np.int64)  # an empty list
     if array.dtype.kind not in "iu" or array.dtype == np.uint64:
-        fix = "give numpy.asarray(ids, numpy.int64) of whole numbers"
+        fix = "convert whole numbers with numpy.asarray(ids, numpy.int64)"
         if array.dtype.kind in "SUO":
             fix = "convert strings with sparring.hash_strings(strings), as `sparring serve` does"
         raise InvalidArgumentError(
@@ -49,42 +49,42 @@ def validate_ids(given: Any, what: str) -> Ids:
 
 
 def validate_lengths(given: Any, num_ids: int, what: str) -> npt.NDArray[np.int32]:
-    """Lengths of bags, ``(b,)``.
+    """Validates the lengths of bags and returns them as ``(b,)`` int32.
 
     Raises:
-        InvalidArgumentError: they are no whole numbers from 0, or add up to another number of ids.
+        InvalidArgumentError: the lengths are not non-negative integers, or their sum is not `num_ids`.
     """
     lengths = validate_ids(given, f"lengths of {what}")
     if lengths.ndim != 1 or (lengths < 0).any():
         found = f"shape {lengths.shape}" if lengths.ndim != 1 else f"{lengths.min()}"
         raise InvalidArgumentError(
-            f"lengths of {what}: must be one whole number from 0 for each bag, found {found}"
+            f"lengths of {what} must be one non-negative integer per bag, found {found}"
         )
     if lengths.sum() != num_ids:
         raise InvalidArgumentError(
-            f"lengths of {what} add up to {lengths.sum()}, and there are {num_ids} ids; give the "
-            "number of ids of each bag"
+            f"lengths of {what} add up to {lengths.sum()}, but there are {num_ids} ids; give the "
+            "number of ids in each bag"
         )
     return lengths.astype(np.int32)
 
 
 def pack_ids(ids: Any) -> npt.NDArray[np.uint32]:
-    """Ids for `Tables.infer` inside `jax.jit`, whatever ``jax_enable_x64`` says.
+    """Packs ids for `Tables.infer` inside `jax.jit`, with or without ``jax_enable_x64``.
 
     Args:
         ids: integers of any shape ``(…)``.
 
     Returns:
-        ``(…, 2)``: the low and the high half of each.
+        ``(…, 2)``: the lower and the upper 32 bits of each id.
 
     Raises:
-        InvalidArgumentError: as `validate_ids`.
+        InvalidArgumentError: see `validate_ids`.
     """
     whole = validate_ids(ids, "pack_ids")
     return whole.view(np.uint32).reshape(*whole.shape, 2)
 
 
 def unpack_ids(packed: npt.NDArray[np.uint32]) -> Ids:
-    """The ids that `pack_ids` was given."""
+    """Returns the ids that were passed to `pack_ids`."""
     halves = np.ascontiguousarray(packed, np.uint32)
     return halves.view(np.int64).reshape(halves.shape[:-1])

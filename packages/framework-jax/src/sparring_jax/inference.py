@@ -1,4 +1,4 @@
-"""Lookups inside a jitted function, by `jax.pure_callback`."""
+"""Lookups inside a jitted function, implemented with `jax.pure_callback`."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ __all__ = ["infer"]
 
 
 def infer(container: StepContainer, table: str, ids: Any) -> jax.Array:
-    """As `Tables.infer`."""
+    """Implements `Tables.infer`."""
     config = container.entry(table).config
     is_packed = ids.dtype == np.uint32 and ids.ndim > 0 and ids.shape[-1] == 2
     if not is_packed and ids.dtype != np.int64:
         raise InvalidArgumentError(
-            f"infer: ids for table {table!r} are {ids.dtype} {ids.shape} inside JAX, which cuts ids of "
-            "64 bits to 32 without a word; call the jitted function with sparring_jax.pack_ids(ids), or "
+            f"infer: ids for table {table!r} are {ids.dtype} {ids.shape} inside JAX, which truncates "
+            "64-bit ids to 32 bits; pass sparring_jax.pack_ids(ids) to the jitted function, or "
             "set jax_enable_x64 and give int64",
             table=table,
         )
     if not container.reads_directly([table]):
         raise UnsupportedError(
-            f"infer: rows of table {table!r} are on {container.collective.world_size} ranks, which meet "
-            "in lookups that all of them make; use Tables.lookup(…, is_training=False) before the jitted "
-            "function, or load a snapshot in one process",
+            f"infer: the rows of table {table!r} are on {container.collective.world_size} ranks, so all "
+            "ranks must take part in a lookup; call Tables.lookup(…, is_training=False) before the "
+            "jitted function, or load a snapshot in one process",
             table=table,
         )
     shape = ids.shape[:-1] if is_packed else ids.shape
 
     def found(given: Any) -> npt.NDArray[Any]:
-        # vmap puts axes in front.
+        # vmap prepends axes.
         array = np.asarray(given)
         whole = unpack_ids(array) if is_packed else np.ascontiguousarray(array)
         each = container.lookup(table, whole.reshape(-1), is_registered=False)

@@ -1,4 +1,4 @@
-"""`join_job`: the container of several ranks."""
+"""`join_job`: creates the container of a job with several ranks."""
 
 from __future__ import annotations
 
@@ -28,23 +28,26 @@ def join_job(
     plan: ShardingPlan | Mapping[str, TableSharding | str] | None = None,
     **options: Any,
 ) -> StepContainer:
-    """The container of the job that this process was started for; alone, that of a world of one.
+    """Joins the job that this process was started for, and returns its container.
 
-    Its ``close`` leaves the job.
+    A process that was not started by a launcher gets a container with one rank. Closing the container
+    leaves the job.
 
     Args:
-        collective: how ranks exchange buffers: ``mpi`` for ranks of mpiexec, ``torch`` for those of
-            torchrun where sparring-torch is installed, or that of any plugin. ``auto``: ``mpi`` under
-            mpiexec.
-        rendezvous: where ranks meet; ``auto``: by the variables of what started them.
-        deadline_seconds: the longest that one exchange may take.
-        plan: how tables are sharded, as of `sparring.StepContainer`.
-        **options: of the collective.
+        collective: backend for exchanges between ranks: ``mpi`` under mpiexec, ``torch`` under torchrun
+            if sparring-torch is installed, or the backend of another plugin. ``auto`` selects ``mpi``
+            under mpiexec.
+        rendezvous: backend by which ranks find each other. ``auto`` selects it by the environment
+            variables of the launcher.
+        deadline_seconds: maximum duration of one exchange.
+        plan: sharding of the tables; see `sparring.StepContainer`.
+        **options: options of the collective.
 
     Raises:
-        PluginError: a backend that no plugin offers, or that cannot run here.
-        InvalidArgumentError: options that it does not take; an environment that makes no sense.
-        DeadlineError: not all ranks came.
+        PluginError: no plugin provides the backend, or the backend cannot run here.
+        InvalidArgumentError: the backend does not accept the options, or the environment variables are
+            inconsistent.
+        DeadlineError: some ranks did not join in time.
     """
     manager = make_plugin_manager()
     job = join(

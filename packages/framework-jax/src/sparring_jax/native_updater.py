@@ -1,4 +1,4 @@
-"""Rows updated by an optimizer of optax."""
+"""Updates rows with an optax optimizer."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["NativeUpdater"]
 
 
 class NativeUpdater:
-    """How `Optimizer` updates tables by optax.
+    """Implements `Optimizer` for optax.
 
     Args:
-        tables: whose rows.
-        native: the optimizer.
-        name: as of `Optimizer`.
+        tables: the tables to update.
+        native: the optax optimizer.
+        name: see `Optimizer`.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class NativeUpdater:
         self._rows: dict[str, OptaxRows] = {}
         for table in tables.table_names:
             config = container.tables[table]
-            # As wide as the blocks, where columns of the table are divided.
+            # If the columns of the table are sharded, the optimizer updates one block of them.
             width = config.dim // container.layout(table).num_blocks
             layout = width, config.computing_dtype.name
             if layout not in layouts:
@@ -50,7 +50,7 @@ class NativeUpdater:
         self._scalars = {table: rows.fresh_scalars for table, rows in self._rows.items()}
 
     def step(self) -> None:
-        """Applies the gradients since the last step."""
+        """Applies the gradients that were accumulated since the last step."""
         self._container.apply(self._update)
 
     def _update(self, updates: Sequence[TableUpdate]) -> None:
@@ -59,7 +59,7 @@ class NativeUpdater:
             if table not in self._rows:
                 raise InvalidArgumentError(
                     f"table {table!r} has gradients, but this Optimizer updates {', '.join(self._rows)}; "
-                    "make one Tables of all tables that are trained",
+                    "create one Tables with all trained tables",
                     table=table,
                 )
             rows, self._scalars[table] = self._rows[table].step(
@@ -68,9 +68,9 @@ class NativeUpdater:
             update.rows[...] = rows
 
     def state_tree(self) -> Any:
-        """Scalars by table."""
+        """Returns table → state that belongs to the table as a whole."""
         return dict(self._scalars)
 
     def set_state_tree(self, tree: Any) -> None:
-        """Takes back what `state_tree` gave."""
+        """Restores the result of `state_tree`."""
         self._scalars = dict(tree)

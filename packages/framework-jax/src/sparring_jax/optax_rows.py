@@ -1,11 +1,11 @@
-"""The state of an optax optimizer, behind the embeddings of rows.
+"""Optimizer state of optax, stored in rows after the embedding.
 
     row    embedding        first leaf       second leaf
            0 … dim          dim … 2·dim      2·dim … 3·dim
            parameters       mu               nu
 
-`OptaxRows` finds out on made-up rows what state the optimizer keeps: leaves of the shape of the
-parameters go with rows, a ``count`` is the number of the step, other floats belong to the table.
+`OptaxRows` runs the optimizer on generated rows to find its state: leaves with the shape of the
+parameters are stored in rows, a ``count`` is the step number, and other floats belong to the table.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ Rows = npt.NDArray[Any]
 
 _ROWS = 6
 _SCALES = (1.0, 1e4, 1e-2)
-"""Of the gradients of the steps that are tried: limits and norms show at one of them."""
+"""Scales of the gradients of the trial steps. At one of them, limits and norms take effect."""
 
 
 class OptaxRows:
-    """One optimizer of optax over rows of one dim and dtype.
+    """Applies an optax optimizer to rows of one dim and dtype.
 
     Args:
         native: the optimizer.
-        dim: elements of an embedding.
-        dtype: that the table computes in.
-        name: of the optimizer; None: `state_method` is found from its state.
+        dim: number of elements of an embedding.
+        dtype: dtype that the table computes in.
+        name: name of the state in snapshots. By default, `state_method` is derived from the state.
 
     Raises:
-        UnsupportedError: its state cannot be cut into rows, or rows influence each other; naming which.
+        UnsupportedError: the state cannot be split into rows, or rows influence each other. The message
+            contains the reason.
     """
 
     def __init__(
@@ -53,12 +54,12 @@ class OptaxRows:
             other = dict(self._leaves(jnp.ones((_ROWS + 1, dim), dtype))[0])
         except Exception as error:
             raise make_unsupported_error(
-                f"it keeps no state for an array: {type(error).__name__}: {error}"
+                f"it cannot create its state for an array: {type(error).__name__}: {error}"
             ) from error
         if any(isinstance(each, optax.ApplyEvery) for each in _states(native)):
             raise make_unsupported_error(
-                "apply_every keeps gradients for later steps, in which their rows may have none; hand in "
-                "the gradients of several batches with Tables.accumulate before a step"
+                "apply_every keeps gradients for later steps, in which their rows may have none; call "
+                "Tables.accumulate with the gradients of several batches before a step"
             )
         self._row_leaves, self._counts, self._scalars = [], [], []
         initial = []
@@ -66,7 +67,9 @@ class OptaxRows:
             if leaf.shape == (_ROWS, dim) and other[path].shape == (_ROWS + 1, dim):
                 values = np.unique(np.concatenate([np.ravel(leaf), np.ravel(other[path])]))
                 if len(values) != 1:
-                    raise make_unsupported_error(f"its state {path} of a new row is not one number")
+                    raise make_unsupported_error(
+                        f"its state {path} of a new row is not a single number"
+                    )
                 self._row_leaves.append(number)
                 initial.append(float(values[0]))
             elif (
@@ -84,29 +87,29 @@ class OptaxRows:
         self._dtypes = [leaf.dtype for _, leaf in leaves]
         self._initial = initial
         self.fresh_scalars = [leaves[number][1] for number in self._scalars]
-        """State of a table as a whole before its first step."""
+        """State of the table as a whole before its first step."""
         self._step = jax.jit(self._apply_step)
         self.why_coupled = self._check_independence()
-        """Why columns of a row cannot be stepped apart; empty: they can."""
+        """Reason why the columns of a row must be updated together; empty if they are independent."""
         self.state_method = name or self._explain_paths(
             [leaves[each][0] for each in self._row_leaves]
         )
-        """Name of its state in snapshots."""
+        """Name of the state in snapshots."""
 
     def initial_row(self, dim: int) -> Rows:
-        """The state of a new row of a table of `dim`, of whose columns this has all or a block."""
+        """Returns the state of a new row; `dim` is the table's, of which `self` may update a block."""
         return np.repeat(np.array(self._initial, self._dtype), dim)
 
     def step(
         self, rows: Rows, gradients: Rows, step: int, scalars: list[Any]
     ) -> tuple[Rows, list[Any]]:
-        """Returns rows ``(u, width)`` after a step, and the table's scalars.
+        """Applies one step and returns the new rows ``(u, width)`` and the table's scalars.
 
         Args:
-            rows: embedding, then state.
+            rows: embeddings followed by state.
             gradients: ``(u, dim)``.
-            step: steps before this one.
-            scalars: of the table.
+            step: number of steps before this one.
+            scalars: state of the table as a whole.
         """
         size = self._sizes.of("rows", len(rows))
         padded = np.zeros((2, size, rows.shape[1]), rows.dtype)
@@ -139,7 +142,7 @@ class OptaxRows:
         return np.concatenate([embeddings, state], axis=1)
 
     def _check_independence(self) -> str:
-        """Rows that are stepped together must move as rows stepped apart."""
+        """Checks that updating rows together or separately gives the same result."""
         generator = np.random.default_rng(1)
         shape = (_ROWS, self._dim)
         start = generator.normal(size=shape).astype(self._dtype)
@@ -167,22 +170,22 @@ class OptaxRows:
             apart = [np.concatenate(parts) for parts in zip(*halves, strict=True)]
             changed = stepped(others, of_others)
         except Exception as error:
-            reason = f"a step over rows failed with {type(error).__name__}: {error}"
+            reason = f"a trial step over rows failed with {type(error).__name__}: {error}"
             raise make_unsupported_error(reason) from error
         if not all(map(_is_finite, together)):
-            raise make_unsupported_error("a step over rows gives NaN or infinity")
+            raise make_unsupported_error("a trial step over rows returned NaN or infinity")
         if not all(map(_is_close, together, apart)):
             raise make_unsupported_error(
-                "rows that are stepped together move differently from rows stepped apart, as with a norm "
-                "over all of them"
+                "rows that are updated together change differently from rows updated separately, for "
+                "example because of a norm over all of them"
             )
         mine = [each[:, 1 : self._dim] for each in together]
         if not all(map(_is_close, mine, [each[:, 1 : self._dim] for each in changed])):
-            return "it moves an element of a row by others of the row"
+            return "the update of an element of a row depends on other elements of the row"
         return ""
 
     def _explain_paths(self, paths: list[str]) -> str:
-        """The name by which PyTorch and Keras know this state; or one made of the names of its leaves."""
+        """Returns PyTorch's and Keras's name of this state, or a name derived from its leaves."""
         fields = [path.rpartition(".")[2].strip("[]'") for path in paths]
         seen = self._find_initial_state()
         gradients = [np.float64(1), np.float64(3), np.float64(2)]
@@ -200,7 +203,7 @@ class OptaxRows:
         return f"optax.{'.'.join(fields)}" if fields else "optax"
 
     def _find_initial_state(self) -> npt.NDArray[np.float64]:
-        """State of one row of zeros under gradients 1, 3, 2: ``(3, leaves)``."""
+        """Returns the state of a row of zeros after the gradients 1, 3, 2: ``(3, leaves)``."""
         rows, scalars, seen = (
             self._new_rows(np.zeros((1, self._dim), self._dtype)),
             self.fresh_scalars,
@@ -216,13 +219,13 @@ class OptaxRows:
 
 
 def _states(native: optax.GradientTransformation) -> list[Any]:
-    """States of the transformations that an optimizer consists of."""
+    """Returns the states of the transformations that an optimizer consists of."""
     state = native.init(jnp.zeros((1, 1)))
     return list(jax.tree.leaves(state, is_leaf=lambda each: isinstance(each, optax.ApplyEvery)))
 
 
 def _averages(values: Any, beta: float) -> npt.NDArray[np.float64]:
-    """Exponential moving averages from 0."""
+    """Returns the exponential moving averages, which start at 0."""
     found, mean = [], 0.0
     for value in values:
         mean = beta * mean + (1 - beta) * value
@@ -239,9 +242,9 @@ def _is_close(ours: Rows, theirs: Rows) -> bool:
 
 
 def make_unsupported_error(reason: str) -> UnsupportedError:
-    """The error for an optimizer that will not do."""
+    """Creates the error for an optimizer that cannot update rows."""
     return UnsupportedError(
-        f"this optimizer of optax cannot update rows of a table: {reason}; choose one that works element "
-        "by element, as sgd, adagrad, adam, adamw, rmsprop, adadelta or lion, without global norms",
+        f"this optimizer of optax cannot update rows of a table: {reason}; choose an elementwise "
+        "optimizer, such as sgd, adagrad, adam, adamw, rmsprop, adadelta or lion, without global norms",
         reason=reason,
     )

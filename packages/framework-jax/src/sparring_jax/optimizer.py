@@ -1,4 +1,4 @@
-"""`Optimizer`: optax's optimizers, or update methods, over the rows of tables."""
+"""`Optimizer`: updates the rows of tables with an optax optimizer or an update method."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ __all__ = ["Optimizer"]
 
 
 class Optimizer:
-    """Updates the rows of tables. Ordinary parameters are the caller's, as ever in JAX.
+    """Updates the rows of tables. The caller updates ordinary parameters, as usual in JAX.
 
-    Use::
+    An optax optimizer receives the rows that have gradients as its parameters, with the state that is
+    stored in the rows. An update method changes each row in one pass, without a copy.
 
-        optimizer = Optimizer(tables, optax.adagrad(0.05))
-        optimizer = Optimizer(tables, "rowwise_adagrad", lr=0.05)
-        …
-        optimizer.step(batch, row_gradients)
-
-    An optimizer of optax gets the rows that have gradients as its parameters, with the state that is
-    stored behind them. An update method changes each row in one visit, without a copy.
-
-    Rows without a gradient in a step do not move: Adam is lazy, and weight decay decays rows that were
-    looked up. Schedules count the container's steps.
+    Rows without a gradient in a step do not change: Adam is lazy, and weight decay decays only rows that
+    were looked up. Schedules count the steps of the container.
 
     Args:
-        tables: whose rows it updates.
-        sparse: an optimizer of optax that works element by element, or an update method or its name.
-        by_table: for update methods: table → hyper-parameters of its own.
-        name: of an optimizer of optax, by which snapshots know the state of its rows. None: ``Adagrad``
-            or ``Adam``, which PyTorch and Keras read, where the state is theirs; else the names of its
-            leaves.
-        **hyperparameters: of an update method; `lr` may be a schedule: step → number.
+        tables: the tables to update.
+        sparse: an elementwise optax optimizer, or an update method or its name.
+        by_table: table → hyper-parameters that override `hyperparameters`. Update methods only.
+        name: name of the optax optimizer's state in snapshots. By default ``Adagrad`` or ``Adam``, which
+            PyTorch and Keras read, if the state is equal to theirs; otherwise the names of its leaves.
+        **hyperparameters: hyper-parameters of an update method; `lr` may be a schedule: step → number.
 
     Raises:
-        InvalidArgumentError: hyper-parameters that do not go with `sparse`; rows with another
-            optimizer's state.
-        UnsupportedError: an optimizer of optax whose state cannot be cut into rows, or that moves a row
-            depending on others.
-        PluginError: no update method of that name.
+        InvalidArgumentError: `sparse` does not accept the hyper-parameters, or the rows contain the state
+            of another optimizer.
+        UnsupportedError: the state of the optax optimizer cannot be split into rows, or its update of a
+            row depends on other rows.
+        PluginError: there is no update method of this name.
+
+    Example:
+        Use an optax optimizer or an update method::
+
+            optimizer = Optimizer(tables, optax.adagrad(0.05))
+            optimizer = Optimizer(tables, "rowwise_adagrad", lr=0.05)
+
+            optimizer.step(batch, row_gradients)
     """
 
     def __init__(
@@ -63,52 +63,55 @@ class Optimizer:
     ) -> None:
         self.tables = tables
         self._num_gradients = tables.container.resources.num_gradients
-        """Gradients of the container before the last step."""
+        """Number of gradients that the container had received at the last step."""
         self._updater: NativeUpdater | FusedUpdater
         if isinstance(sparse, (str, UpdateMethod)):
             if name is not None:
-                raise InvalidArgumentError("Optimizer: name is for optimizers of optax")
+                raise InvalidArgumentError(
+                    f"Optimizer: name={name!r} is only supported for optimizers of optax; leave it out"
+                )
             method = resolve_method(sparse) if isinstance(sparse, str) else sparse
             self._updater = FusedUpdater(tables, method, hyperparameters, by_table or {})
         elif isinstance(sparse, optax.GradientTransformation):
             if by_table or hyperparameters:
                 given = ", ".join([*hyperparameters, *(["by_table"] if by_table else [])])
                 raise InvalidArgumentError(
-                    f"Optimizer: {given} comes with update methods; give hyper-parameters of an "
-                    "optimizer of optax to it, as optax.adam(1e-3)"
+                    f"Optimizer: {given} is only supported for update methods; pass hyper-parameters to "
+                    "the optimizer of optax, for example optax.adam(1e-3)"
                 )
             self._updater = NativeUpdater(tables, sparse, name)
         else:
             raise InvalidArgumentError(
-                "Optimizer takes an optimizer of optax, as optax.adagrad(0.05), or the name of an update "
-                f"method, as 'rowwise_adagrad'; found {sparse!r}"
+                "Optimizer takes an optimizer of optax, such as optax.adagrad(0.05), or the name of an "
+                f"update method, such as 'rowwise_adagrad'; found {sparse!r}"
             )
 
     def step(self, batch: Batch | None = None, gradients: Mapping[str, Any] | None = None) -> None:
-        """Changes rows by the gradients since the last step. All ranks call it.
+        """Updates rows with the gradients since the last step. All ranks call it.
 
         Args:
-            batch: handed to `Tables.accumulate` with its gradients before; None: they were already.
-            gradients: of ``batch.rows``.
+            batch: passed to `Tables.accumulate` with its gradients first. None if all gradients were
+                already accumulated.
+            gradients: gradients with respect to ``batch.rows``.
 
         Raises:
-            InvalidArgumentError: as `Tables.accumulate`.
-            NonFiniteGradientError: a gradient holds NaN or infinity. No row has changed; the gradients
-                are dropped.
-            CapacityError: a storage is full and may not evict. No row has changed.
+            InvalidArgumentError: see `Tables.accumulate`.
+            NonFiniteGradientError: a gradient contains NaN or infinity. No row was changed, and the
+                gradients were dropped.
+            CapacityError: a storage is full and must not evict rows. No row was changed.
             ClosedError: the container was closed.
         """
         if (batch is None) != (gradients is None):
             raise InvalidArgumentError(
-                "step: give a batch with the gradients of its rows, or neither"
+                "step: give a batch and the gradients of its rows, or neither"
             )
         if batch is not None and gradients is not None:
             self.tables.accumulate(batch, gradients)
         resources = self.tables.container.resources
         if resources.num_gradients == self._num_gradients and resources.num_batch_inputs:
             warnings.warn(
-                "step: rows were looked up for training since the last step, and no gradient was handed "
-                "in, so no row changes; call step(batch, gradients) with the gradients of batch.rows, or "
+                "step: rows were looked up for training since the last step, but no gradient was given, "
+                "so no row changes; call step(batch, gradients) with the gradients of batch.rows, or "
                 "look up with is_training=False",
                 stacklevel=2,
             )
@@ -116,9 +119,9 @@ class Optimizer:
         self._updater.step()
 
     def state_tree(self) -> Any:
-        """State of tables as a whole, for `Tables.save`."""
+        """Returns the state that belongs to tables as a whole, for `Tables.save`."""
         return self._updater.state_tree()
 
     def set_state_tree(self, tree: Any) -> None:
-        """Takes back what `state_tree` gave."""
+        """Restores the result of `state_tree`."""
         self._updater.set_state_tree(tree)

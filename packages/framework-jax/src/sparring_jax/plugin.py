@@ -1,4 +1,4 @@
-"""Plugin of sparring-jax. Importing it imports no JAX."""
+"""Plugin of sparring-jax. Importing it does not import JAX."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def sparring_register_framework() -> Sequence[FrameworkDescriptor]:
 
 
 def why_unavailable() -> str | None:
-    """Why this adapter cannot run here, and what to do; None if it can. Imports no JAX."""
+    """Returns why this adapter cannot run here and how to fix it, or None. Does not import JAX."""
     missing = [name for name in ("jax", "optax") if importlib.util.find_spec(name) is None]
     if missing:
         return f"{' and '.join(missing)} not installed; run: pip install jax optax"
@@ -31,10 +31,10 @@ def why_unavailable() -> str | None:
 
 
 def check_jax() -> None:
-    """Raises where this adapter cannot run.
+    """Raises an error if this adapter cannot run.
 
     Raises:
-        PluginError: JAX or optax is missing.
+        PluginError: JAX or optax is not installed.
     """
     reason = why_unavailable()
     if reason is not None:

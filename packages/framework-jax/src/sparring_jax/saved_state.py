@@ -1,4 +1,4 @@
-"""Pytrees in a snapshot, next to the rows of tables: arrays by name, no pickle.
+"""Pytrees in a snapshot, next to the rows of tables: named arrays without pickle.
 
 params={"w": array}   ──►   values {"params": [["['w']", "float32", [3, 2]]]}, arrays {"params.0": …}
 """
@@ -19,28 +19,28 @@ from sparring.errors import InvalidArgumentError
 __all__ = ["STATE_NAME", "Part", "check_state", "gather_state", "restore_state"]
 
 STATE_NAME = "jax"
-"""Of this state in a snapshot."""
+"""Name of this state in a snapshot."""
 
 Part: TypeAlias = Any
-"""A pytree, or what has one: `HasState`."""
+"""A pytree, or an object with a pytree: `HasState`."""
 
 
 @runtime_checkable
 class HasState(Protocol):
-    """Keeps a pytree of its own, as `Optimizer` does."""
+    """An object with a pytree of state, such as `Optimizer`."""
 
     def state_tree(self) -> Any:
-        """The pytree."""
+        """Returns the pytree."""
 
     def set_state_tree(self, tree: Any) -> None:
-        """Takes it back."""
+        """Restores the pytree."""
 
 
 def gather_state(parts: Mapping[str, Part]) -> State:
     """Copies pytrees for `StepContainer.save`.
 
     Raises:
-        InvalidArgumentError: a leaf is no array of numbers.
+        InvalidArgumentError: a leaf is not an array of numbers.
     """
     values: dict[str, list[Any]] = {}
     arrays: dict[str, npt.NDArray[Any]] = {}
@@ -54,29 +54,30 @@ def gather_state(parts: Mapping[str, Part]) -> State:
 
 
 def check_state(url: str, parts: Mapping[str, Part]) -> None:
-    """Refuses a snapshot that has nothing for parts, or parts of another shape, before it is loaded.
+    """Checks, before a snapshot is loaded, that it contains all parts in the same shapes.
 
     Raises:
-        InvalidArgumentError: naming the first difference.
-        SnapshotError: there is no such snapshot, or it is damaged.
+        InvalidArgumentError: a part differs; the message describes the first difference.
+        SnapshotError: the snapshot does not exist or is damaged.
     """
     snapshot = open_snapshot(url)
     if STATE_NAME not in snapshot.state_names():
         raise InvalidArgumentError(
-            f"snapshot {url} has no parts of JAX, as {', '.join(parts)}; it has the state "
-            f"{', '.join(snapshot.state_names()) or 'none'}: another framework saved it. load(url) "
-            "takes its rows alone"
+            f"load: snapshot {url} was saved by another framework and does not contain the parts "
+            f"{', '.join(parts)} of JAX; its state is {', '.join(snapshot.state_names()) or 'empty'}. "
+            "Call load(url) to load only its rows"
         )
     saved = snapshot.state(STATE_NAME)
     _match_state(State(saved.values, saved.arrays), parts)
 
 
 def restore_state(state: State | None, parts: Mapping[str, Part]) -> dict[str, Any]:
-    """Pytrees like those in `parts`, with the values that were saved; those that have a state of their
-    own take it back.
+    """Returns pytrees like those in `parts`, with the saved values.
+
+    Parts with a state, such as `Optimizer`, are restored in place and not returned.
 
     Raises:
-        InvalidArgumentError: as `check_state`.
+        InvalidArgumentError: see `check_state`.
     """
     restored = _match_state(state or State({}), parts)
     for name, part in parts.items():
@@ -91,7 +92,7 @@ def _match_state(state: State, parts: Mapping[str, Part]) -> dict[str, Any]:
         saved = state.values.get(name)
         if saved is None:
             raise InvalidArgumentError(
-                f"this snapshot has no part {name!r}; it has {', '.join(state.values) or 'none'}",
+                f"load: this snapshot has no part {name!r}; it has {', '.join(state.values) or 'none'}",
                 name=name,
             )
         like = _leaves(part)
@@ -102,9 +103,8 @@ def _match_state(state: State, parts: Mapping[str, Part]) -> dict[str, Any]:
             )
             theirs, ours = next(pair for pair in pairs if pair[0] != pair[1])
             raise InvalidArgumentError(
-                f"part {name!r} of this snapshot has {_describe_leaf(theirs)} where "
-                f"{_describe_leaf(ours)} was given; "
-                "make it as it was",
+                f"load: part {name!r} of this snapshot contains {_describe_leaf(theirs)}, expected "
+                f"{_describe_leaf(ours)}; create the part with the structure and shapes that were saved",
                 name=name,
             )
         leaves = [
@@ -131,20 +131,21 @@ def _shape(leaf: Any, place: str) -> tuple[str, list[int]]:
 def _array(leaf: Any, place: str) -> npt.NDArray[Any]:
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         raise InvalidArgumentError(
-            f"{place} is a key of jax.random; save jax.random.key_data(key), and wrap it after loading"
+            f"save: {place} is a key of jax.random; save jax.random.key_data(key), and wrap it after "
+            "loading"
         )
     array = np.asarray(leaf)
     if array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
         raise InvalidArgumentError(
-            f"{place} is {type(leaf).__name__} of dtype {array.dtype}; arrays of booleans, integers and "
-            "floats are saved, so leave it out"
+            f"save: {place} is {type(leaf).__name__} of dtype {array.dtype}, expected booleans, integers "
+            "or floats; leave it out"
         )
     copy: npt.NDArray[Any] = array.copy()
     return copy
 
 
 def _like(saved: npt.NDArray[Any], leaf: Any) -> Any:
-    """Saved values as what `leaf` is: an array of JAX or NumPy, or a number."""
+    """Converts saved values to the type of `leaf`: an array of JAX or NumPy, or a number."""
     if isinstance(leaf, jax.Array):
         return jnp.asarray(saved)
     return np.array(saved) if isinstance(leaf, np.ndarray) else type(leaf)(saved.item())

@@ -32,18 +32,20 @@ _Bags = tuple[npt.NDArray[np.int64], npt.NDArray[np.int32] | None]
 
 
 class Tables(TableGroup):
-    """Some tables, and the features that look up in them.
+    """A group of tables and the features that look up in them.
 
     Args:
-        tables: what their rows are.
-        features: feature → table; several may share one. None: one feature of each table, of its name.
-        storage: which storage keeps them: the name of a backend; that with options, as
-            ``{"backend": "hkv", "capacity": 1000}``; or, of a single table, an open storage.
-        container: where they live; `join_job` gives that of several ranks. None: one of their own.
+        tables: one or more tables.
+        features: feature → table; several features may share a table. By default, each table has one
+            feature of the same name.
+        storage: the name of a storage backend; or the name with options, such as
+            ``{"backend": "hkv", "capacity": 1000}``; or, for a single table, an open storage.
+        container: the container of the tables; `join_job` returns one for several ranks. By default,
+            the tables get a separate container.
 
     Raises:
-        InvalidArgumentError: two tables of one name, a feature of an unknown table, no tables, or a table
-            of float64 without ``jax_enable_x64``.
+        InvalidArgumentError: there are no tables, two tables have the same name, a feature refers to an
+            unknown table, or a table has dtype float64 and ``jax_enable_x64`` is not set.
     """
 
     def __init__(
@@ -58,20 +60,20 @@ class Tables(TableGroup):
         names = [each.name for each in given]
         if not names or len(set(names)) < len(names):
             raise InvalidArgumentError(
-                f"Tables: takes some tables of different names, found {names}"
+                f"Tables: expected one or more tables with different names, found {names}"
             )
         self.features = dict(zip(names, names, strict=True)) if features is None else dict(features)
         for feature, table in self.features.items():
             if table not in names:
                 raise InvalidArgumentError(
-                    f"feature {feature!r} looks up in table {table!r}, and there are "
+                    f"Tables: feature {feature!r} looks up in unknown table {table!r}; the tables are "
                     f"{', '.join(names)}",
                     feature=feature,
                 )
         for each in given:
             if each.dtype == "float64" and not jax.config.jax_enable_x64:
                 raise InvalidArgumentError(
-                    f"table {each.name!r} is of float64, which JAX cuts to float32; set "
+                    f"Tables: table {each.name!r} has dtype float64, which JAX truncates to float32; set "
                     'jax.config.update("jax_enable_x64", True), or declare it as float32',
                     table=each.name,
                 )
@@ -82,19 +84,19 @@ class Tables(TableGroup):
         super().__init__(declarations, container)
 
     def lookup(self, ids: Mapping[str, Any], *, is_training: bool = True) -> Batch:
-        """Rows for a batch. Changes no table.
+        """Looks up the rows of a batch. It never changes a table.
 
-        All ranks call it, with the same features.
+        All ranks call it with the same features.
 
         Args:
-            ids: by feature: int64 of any shape, one embedding for each; or ``(ids, lengths)``: ids
-                ``(n,)`` in bags, which `pooled` adds up.
-            is_training: gradients of these rows will come. Without, nothing is kept for them; with it,
-                the keys are kept until the next step, if the batch exists for so long.
+            ids: feature → int64 ids of any shape, for one embedding per id; or feature →
+                ``(ids, lengths)`` with ids ``(n,)`` in bags, for `pooled`.
+            is_training: whether gradients of these rows follow. If True, the keys are kept until the next
+                step or until the batch is garbage-collected.
 
         Raises:
-            InvalidArgumentError: an unknown feature, ids that are no int64, lengths that do not fit; on
-                this rank or another.
+            InvalidArgumentError: on any rank, a feature is unknown, ids are not int64, or lengths do not
+                match the ids.
             ClosedError: the container was closed.
         """
         own_error: Exception | None = None
@@ -102,7 +104,7 @@ class Tables(TableGroup):
         try:
             bags = {feature: self._validate_bags(feature, given) for feature, given in ids.items()}
         except Exception as error:
-            own_error = error  # for all ranks: the others have begun this lookup
+            own_error = error  # reported to the other ranks, which have started this lookup
         wanted = {self.features[feature] for feature in ids if feature in self.features}
         by_table = {
             table: [each for each in bags if self.features[each] == table]
@@ -132,24 +134,25 @@ class Tables(TableGroup):
         resources = self.container.resources
         for shadow_id in shadow_ids.values():
             if shadow_id is not None:
-                # A batch that is gone gets no gradient, and must not be kept until a step.
+                # A batch that no longer exists gets no gradient, so its keys are released at once.
                 weakref.finalize(batch, resources.release, shadow_id).atexit = False
         return batch
 
     def accumulate(self, batch: Batch, gradients: Mapping[str, Any]) -> None:
-        """Hands in the gradients of a batch's rows; those of several batches add up by key.
+        """Adds the gradients of a batch's rows. The gradients of several batches are summed per key.
 
         Args:
-            batch: looked up since the last step, for training.
-            gradients: of ``batch.rows``, as `jax.grad` gives them.
+            batch: a batch that was looked up for training since the last step.
+            gradients: gradients with respect to ``batch.rows``, as returned by `jax.grad`.
 
         Raises:
-            InvalidArgumentError: other tables or shapes than the batch's, the batch takes no
-                gradients (any more), or these arrays were handed in before. Nothing was added.
+            InvalidArgumentError: the tables or shapes differ from the batch's, the batch does not take
+                gradients or is from before the last step, or these arrays were already accumulated.
+                Nothing was added.
         """
         if gradients.keys() != batch.rows.keys():
             raise InvalidArgumentError(
-                f"accumulate: the batch has rows of {', '.join(batch.rows)}, and the gradients are of "
+                f"accumulate: the batch has rows of {', '.join(batch.rows)}, but the gradients are for "
                 f"{', '.join(gradients)}; give the gradients of batch.rows"
             )
         ready = []
@@ -157,15 +160,15 @@ class Tables(TableGroup):
             wanted, shadow_id = batch.rows[table], batch.shadow_ids[table]
             if shadow_id is None:
                 raise InvalidArgumentError(
-                    f"accumulate: table {table!r} was looked up with is_training=False, and takes no "
-                    "gradients",
+                    f"accumulate: table {table!r} was looked up with is_training=False and takes no "
+                    "gradients; look up with is_training=True",
                     table=table,
                 )
             self.container.resources.batch_input(shadow_id)
             if gradient.shape != wanted.shape or gradient.dtype != wanted.dtype:
                 raise InvalidArgumentError(
                     f"accumulate: the gradient of table {table!r} must be {wanted.shape} {wanted.dtype}, "
-                    f"found {gradient.shape} {gradient.dtype}",
+                    f"found {gradient.shape} {gradient.dtype}; give that of batch.rows",
                     table=table,
                 )
             batch.check_is_new(table, gradient)
@@ -176,66 +179,68 @@ class Tables(TableGroup):
             batch.note_gradient(gradient)
 
     def infer(self, table: str, ids: Any) -> jax.Array:
-        """Embeddings of ids inside a jitted function, as the table has them when it runs.
+        """Looks up embeddings inside a jitted function, at the time when the function runs.
 
         Args:
-            table: its name.
-            ids: ``(…, 2)`` of `pack_ids`; or, with ``jax_enable_x64``, int64 ``(…)``.
+            table: name of a table.
+            ids: result ``(…, 2)`` of `pack_ids`; or int64 ``(…)`` if ``jax_enable_x64`` is set.
 
         Returns:
-            ``(…, dim)``. To `jax.grad` they are constants: train by `lookup`.
+            ``(…, dim)``. `jax.grad` treats them as constants; use `lookup` for training.
 
         Raises:
-            InvalidArgumentError: an unknown table, or ids of another dtype.
-            UnsupportedError: rows of the table are on several ranks.
+            InvalidArgumentError: the table is unknown, or the ids have another dtype.
+            UnsupportedError: the rows of the table are on several ranks.
         """
         return infer(self.container, table, ids)
 
     # -- several ranks
 
     def average(self, gradients: _Tree) -> _Tree:
-        """Means over all ranks of the gradients of ordinary parameters, a pytree of arrays; all ranks
-        call it. Those of rows are averaged by the step."""
+        """Averages the gradients of ordinary parameters, a pytree of arrays, over all ranks.
+
+        All ranks call it. Gradients of rows are averaged by the step."""
         self.container.quiesce()
         return average_gradients(gradients, self.container.collective)
 
     def broadcast(self, parameters: _Tree) -> _Tree:
-        """Parameters of rank 0, a pytree of arrays, on all ranks, which call it with like ones."""
+        """Returns rank 0's parameters, a pytree of arrays. All ranks call it with the same shapes."""
         self.container.quiesce()
         return broadcast(parameters, self.container.collective)
 
     # -- snapshots
 
     def save(self, url: str, **parts: Part) -> SaveResult:
-        """Saves a snapshot: all rows with their state, and pytrees of arrays.
+        """Saves a snapshot: all rows with their optimizer state, and pytrees of arrays.
 
-        PyTorch and TensorFlow load its rows, and this loads theirs. All ranks call it.
+        PyTorch and TensorFlow can load its rows, and `load` can load theirs. All ranks call it.
 
         Args:
-            url: of the snapshot, a path or any URL of fsspec, where nothing is yet.
-            **parts: by name, pytrees of arrays and numbers; an `Optimizer` for what it keeps for whole
-                tables.
+            url: a path or any URL of fsspec that does not exist yet.
+            **parts: name → pytree of arrays and numbers, or an `Optimizer` whose state for whole tables
+                is saved.
 
         Raises:
-            InvalidArgumentError: a part has a leaf that is no array of numbers.
+            InvalidArgumentError: a part has a leaf that is not an array of numbers.
             SnapshotError: `url` exists, or the file system failed.
         """
         return self.container.save(url, states={STATE_NAME: gather_state(parts)})
 
     def load(self, url: str, **parts: Part) -> dict[str, Any]:
-        """Takes over a snapshot: all rows with their state, and pytrees. All ranks call it.
+        """Loads a snapshot: all rows with their optimizer state, and pytrees. All ranks call it.
 
         Args:
-            url: of the snapshot.
-            **parts: by name, pytrees like those that were saved; an `Optimizer` is changed in place.
+            url: URL of the snapshot.
+            **parts: name → pytree with the structure and shapes that were saved; or an `Optimizer`,
+                which is changed in place.
 
         Returns:
-            The pytrees as they were saved, by name.
+            The saved pytrees by name.
 
         Raises:
-            InvalidArgumentError: the snapshot has no such parts, as one that another framework saved, or
-                parts of other shapes; or other tables. Nothing was changed.
-            SnapshotError: there is no such snapshot, or it is damaged.
+            InvalidArgumentError: the tables or parts differ from those of the snapshot, for example
+                because another framework saved it. Nothing was changed.
+            SnapshotError: the snapshot does not exist or is damaged.
         """
         if parts:
             check_state(url, parts)
@@ -245,7 +250,7 @@ class Tables(TableGroup):
     def _validate_bags(self, feature: str, given: Any) -> _Bags:
         if feature not in self.features:
             raise InvalidArgumentError(
-                f"lookup: there is no feature {feature!r}; there are {', '.join(self.features)}",
+                f"lookup: there is no feature {feature!r}; the features are {', '.join(self.features)}",
                 feature=feature,
             )
         what = f"feature {feature!r}"
@@ -253,12 +258,12 @@ class Tables(TableGroup):
             return validate_ids(given, what), None
         if len(given) != 2:
             raise InvalidArgumentError(
-                f"{what}: give ids, or (ids, lengths); found a tuple of {len(given)}"
+                f"lookup: {what} must be ids or (ids, lengths), found a tuple of {len(given)} elements"
             )
         ids = validate_ids(given[0], what)
         if ids.ndim != 1:
             raise InvalidArgumentError(
-                f"{what}: ids of bags must be one-dimensional, found shape {ids.shape}"
+                f"lookup: ids of {what} in bags must be one-dimensional, found shape {ids.shape}"
             )
         return ids, validate_lengths(given[1], ids.size, what)
 
@@ -276,7 +281,7 @@ class Tables(TableGroup):
 
 
 def _num_outputs(bags: _Bags) -> int:
-    """Embeddings of a feature in a batch: batches of one size are of one kind."""
+    """Returns the number of embeddings of a feature. Batches with equal numbers have the same kind."""
     ids, lengths = bags
     return ids.size if lengths is None else lengths.size
 

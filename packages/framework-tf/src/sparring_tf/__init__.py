@@ -1,8 +1,8 @@
-"""The TensorFlow adapter of sparring: ids in, embeddings out, Keras 3's own optimizers.
+"""TensorFlow adapter of sparring: layers that look up ids in tables, trained by Keras 3's optimizers.
 
-Names are imported when they are asked for: listing plugins imports `sparring_tf.plugin`, and
-should not have to wait for TensorFlow, nor need it. Where TensorFlow is imported, before or after this,
-the ops are registered, so that a SavedModel finds them.
+Names are imported on first access, because listing plugins imports `sparring_tf.plugin` and must
+neither require TensorFlow nor wait for its import. When TensorFlow is imported, before or after this
+package, the ops are registered, so that a SavedModel finds them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The library of ops, loaded into TensorFlow and connected to core and to Python."""
+"""Loads the library of ops into TensorFlow and connects it to core and to Python."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _CAPSULE = b"sparring.lookups"
 
 @lru_cache(maxsize=1)
 def ops() -> Any:
-    """Module of `tf.load_op_library`: a function for each op.
+    """Returns the module of `tf.load_op_library`, which has one function per op.
 
     Raises:
         PluginError: the library is missing, or TensorFlow cannot load it.
-        VersionError: it is of another version than core.
+        VersionError: sparring and sparring-tf were built with different versions of the lookup ABI.
     """
     loaded, library = load_library(_LIBRARY)
     connect = library.sparring_tf_connect
@@ -37,24 +37,25 @@ def ops() -> Any:
     pointer_of.argtypes, pointer_of.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_void_p
     if not connect(pointer_of(lookups(), _CAPSULE)):
         raise VersionError(
-            "sparring and sparring-tf speak different versions of lookup_abi.h; upgrade both"
+            "sparring and sparring-tf use different versions of lookup_abi.h; upgrade both: "
+            "pip install --upgrade sparring sparring-tf"
         )
     serve = library.sparring_tf_serve
     serve.argtypes, serve.restype = [ctypes.c_void_p, ctypes.c_void_p], None
     serve(*(ctypes.cast(each, ctypes.c_void_p) for each in (OPEN_TABLES, CLOSE_TABLES)))
-    # Models are dropped after that too, when no thread may call Python any more.
+    # Models may be deleted after Python's exit, when no thread may call Python any more.
     atexit.register(serve, None, None)
     return loaded
 
 
 def load_library(name: str) -> tuple[Any, ctypes.CDLL]:
-    """A library of ops of this package: a function for each op, and its C functions.
+    """Loads a library of ops of this package, and returns its Python functions and its C functions.
 
     Args:
-        name: of the file.
+        name: name of the file.
 
     Raises:
-        PluginError: it is missing, or TensorFlow cannot load it.
+        PluginError: the library is missing, or TensorFlow cannot load it.
     """
     path = next(
         (
@@ -66,7 +67,7 @@ def load_library(name: str) -> tuple[Any, ctypes.CDLL]:
     )
     if path is None:
         raise PluginError(
-            f"sparring-tf was installed without its library {name}; install it again: "
+            f"the library {name} of sparring-tf is missing; install it again: "
             "pip install --force-reinstall sparring-tf"
         )
     _show_c_api()
@@ -74,16 +75,16 @@ def load_library(name: str) -> tuple[Any, ctypes.CDLL]:
         loaded = tf.load_op_library(str(path))
     except tf.errors.OpError as error:
         raise PluginError(
-            f"sparring-tf: TensorFlow {tf.__version__} cannot load {path}: {error}; install a "
-            "TensorFlow that sparring-tf was tested with, 2.16 to 2.21"
+            f"TensorFlow {tf.__version__} cannot load {path} of sparring-tf: {error}; install a "
+            "TensorFlow version that sparring-tf was tested with, 2.16 to 2.21"
         ) from error
     return loaded, ctypes.CDLL(str(path))
 
 
 def _show_c_api() -> None:
-    """Lets libraries that are loaded from now on find TensorFlow's C functions.
+    """Makes TensorFlow's C functions visible to libraries that are loaded later.
 
-    Some releases load the library that has them for themselves only.
+    Some releases load the library that contains these functions only for themselves.
     """
     path = Path(tf.sysconfig.get_lib()) / "libtensorflow_framework.so.2"
     if path.exists():

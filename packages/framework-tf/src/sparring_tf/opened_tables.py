@@ -1,7 +1,7 @@
 """Tables of SavedModels that this process has loaded.
 
-The op SparringOpen calls `OPEN_TABLES` where a SavedModel is loaded, and SparringClose `CLOSE_TABLES`
-where it is dropped. Models with the same rows share them.
+The op SparringOpen calls `OPEN_TABLES` when a SavedModel is loaded, and SparringClose calls
+`CLOSE_TABLES` when it is deleted. Models with the same rows share them.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ __all__ = ["CLOSE_TABLES", "OPEN_TABLES", "count_open_snapshots"]
 
 _lock = threading.Lock()
 _held: dict[int, tuple[Any, str]] = {}
-"""Number → the publication that gave it, and whose rows it shows."""
+"""Number → the publication with this number, and the manifest hash of its snapshot."""
 _containers: dict[str, StepContainer] = {}
-"""Hash of a snapshot's manifest → its rows."""
+"""Manifest hash of a snapshot → container of its rows."""
 
-# The first that fits, from the top.
+# The first matching class determines the code.
 _CODES = (
     (CorruptDataError, tf.errors.DATA_LOSS),
     (StorageIOError, tf.errors.UNAVAILABLE),
-    # Not NOT_FOUND: TensorFlow would add advice of its own, on devices.
+    # Not NOT_FOUND, because TensorFlow would append misleading advice about devices.
     (SnapshotError, tf.errors.FAILED_PRECONDITION),
     (InvalidArgumentError, tf.errors.INVALID_ARGUMENT),
     (CapacityError, tf.errors.RESOURCE_EXHAUSTED),
@@ -48,12 +48,12 @@ _CODES = (
 
 
 def count_open_snapshots() -> int:
-    """Snapshots whose rows are in memory."""
+    """Returns the number of snapshots whose rows are in memory."""
     return len(_containers)
 
 
 class _Opening(ctypes.Structure):
-    """``Opening`` of ``native/opening_ops.cc``."""
+    """The struct ``Opening`` of ``native/opening_ops.cc``."""
 
     _fields_ = (
         ("manifest", ctypes.c_void_p),
@@ -67,7 +67,7 @@ class _Opening(ctypes.Structure):
 
 
 def _open(manifest: str, features: Sequence[tuple[str, str]]) -> int:
-    """A number by which lookup ops know `features`, tables and poolings, of a snapshot."""
+    """Opens tables of a snapshot and returns the number by which lookup ops identify `features`."""
     snapshot = open_snapshot(manifest)
     identity = snapshot.manifest_hash
     publication = Publication()
@@ -87,7 +87,7 @@ def _open(manifest: str, features: Sequence[tuple[str, str]]) -> int:
 
 
 def _load(snapshot: Snapshot, manifest: str) -> StepContainer:
-    """All tables of a snapshot, in memory."""
+    """Loads all tables of a snapshot into memory."""
     try:
         return _load_into("hkv", snapshot, manifest)
     except PluginError:
@@ -119,16 +119,16 @@ def _close(number: int) -> None:
 
 
 @ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(_Opening))
-def OPEN_TABLES(request: Any) -> int:  # noqa: N802 - a constant, which a decorator makes
+def OPEN_TABLES(request: Any) -> int:  # noqa: N802 - a constant, created by a decorator
     opening = request.contents
     manifest = ctypes.string_at(opening.manifest, opening.manifest_bytes).decode()
     try:
         features = json.loads(ctypes.string_at(opening.features, opening.features_bytes))
         opening.number = _open(manifest, [tuple(each) for each in features])
-    except BaseException as error:  # no exception may reach C
+    except BaseException as error:  # exceptions must not propagate into C
         text = (
             f"{type(error).__name__}: the tables of this SavedModel cannot be opened from "
-            f"{manifest}: {error}. Copy the SavedModel as a whole, its folder assets included, or "
+            f"{manifest}: {error}. Copy the whole SavedModel, including its folder assets, or "
             "export the model again"
         )
         message = text.encode()[: opening.message_bytes - 1]
@@ -139,5 +139,5 @@ def OPEN_TABLES(request: Any) -> int:  # noqa: N802 - a constant, which a decora
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int64)
-def CLOSE_TABLES(number: int) -> None:  # noqa: N802 - as OPEN_TABLES
+def CLOSE_TABLES(number: int) -> None:  # noqa: N802 - see OPEN_TABLES
     _close(number)

@@ -1,4 +1,4 @@
-"""Plugin of sparring-tf. Importing it imports no TensorFlow."""
+"""Plugin of sparring-tf. Importing it does not import TensorFlow."""
 
 from __future__ import annotations
 

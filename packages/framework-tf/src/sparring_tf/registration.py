@@ -1,7 +1,7 @@
-"""Registers the ops as soon as TensorFlow is there, so that a SavedModel can be loaded.
+"""Registers the ops when TensorFlow is imported, so that a SavedModel can be loaded.
 
-`import sparring_tf` stands before or after `import tensorflow`, and must not wait for it: who lists
-plugins imports this package too.
+`import sparring_tf` may come before or after `import tensorflow`, and must not import TensorFlow itself,
+because listing plugins also imports this package.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def _register() -> None:
 
         ops()
     except SparringError as error:
-        # Raised again where a name of the package is used; TensorFlow by itself is as it was.
+        # Raised again when a name of the package is used. TensorFlow itself still works.
         warnings.warn(f"{error}; models with tables of sparring cannot be loaded", stacklevel=3)
 
 
 class _Watch(MetaPathFinder):
-    """Finds TensorFlow as the others do, and has the ops registered when it is imported."""
+    """Delegates the import of TensorFlow to the other finders, and registers the ops after it."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -1,4 +1,4 @@
-"""Which TensorFlow and Keras there are, and whether they will do."""
+"""Finds the installed versions of TensorFlow and Keras, and checks that they are supported."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from sparring.errors import PluginError
 __all__ = ["OLDEST", "NEWEST_TESTED", "check_tensorflow", "why_unavailable"]
 
 OLDEST = (2, 16)
-"""The first release that brings Keras 3."""
+"""First release with Keras 3."""
 NEWEST_TESTED = (2, 21)
 
 _DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tf-nightly")
 
 
 def why_unavailable() -> str | None:
-    """Why this adapter cannot run here, and what to do; None if it can. Imports no TensorFlow."""
+    """Returns why this adapter cannot run here and how to fix it, or None. Does not import TensorFlow."""
     if importlib.util.find_spec("tensorflow") is None:
         return "TensorFlow is not installed; run: pip install tensorflow (or tensorflow-cpu)"
     found = _installed()
     if found is not None and found < OLDEST:
         return (
-            f"TensorFlow {_text(found)} is installed, and sparring-tf needs {_text(OLDEST)} or "
-            "newer, the first with Keras 3; run: pip install --upgrade tensorflow"
+            f"TensorFlow {_text(found)} is installed, but sparring-tf requires {_text(OLDEST)} or "
+            "newer, the first release with Keras 3; run: pip install --upgrade tensorflow"
         )
     if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
         return (
-            "TF_USE_LEGACY_KERAS is set, and sparring-tf works with Keras 3; unset it and start "
-            "again"
+            "TF_USE_LEGACY_KERAS is set, but sparring-tf requires Keras 3; unset it and restart "
+            "Python"
         )
     if os.environ.get("KERAS_BACKEND", "tensorflow") != "tensorflow":
         return (
-            f"KERAS_BACKEND is {os.environ['KERAS_BACKEND']!r}, and sparring-tf works with the "
-            "backend 'tensorflow'; unset it and start again"
+            f"KERAS_BACKEND is {os.environ['KERAS_BACKEND']!r}, but sparring-tf requires the "
+            "backend 'tensorflow'; unset it and restart Python"
         )
     return None
 
 
 def check_tensorflow() -> None:
-    """Raises where this adapter cannot run; warns of a TensorFlow that it was not tested with.
+    """Raises an error if this adapter cannot run, and warns about untested versions of TensorFlow.
 
     Raises:
-        PluginError: TensorFlow is missing or too old, or Keras is not what is needed.
+        PluginError: TensorFlow is missing or too old, or Keras is not configured as required.
     """
     reason = why_unavailable()
     if reason is not None:
@@ -55,7 +55,7 @@ def check_tensorflow() -> None:
     if found is not None and found > NEWEST_TESTED:
         warnings.warn(
             f"sparring-tf was tested with TensorFlow {_text(OLDEST)} to {_text(NEWEST_TESTED)}, "
-            f"found {_text(found)}; going on with it",
+            f"found {_text(found)}; install a tested version if errors occur",
             stacklevel=3,
         )
 

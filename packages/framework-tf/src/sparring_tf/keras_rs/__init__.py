@@ -1,3 +1,3 @@
-"""Parts of programs of keras-rs besides the layers of this package."""
+"""Support for programs written for keras-rs, in addition to the layers of this package."""
 
 from __future__ import annotations

@@ -28,10 +28,10 @@ class DistributedEmbedding(EmbeddingCollection):
             Inputs, weights and outputs of the layer have the same structure. `feature_configs` of the
             layer has them by path, such as ``seen.0``.
         table_stacking: rejected unless it is ``"auto"``: features of one table are looked up together.
-        **options: of `EmbeddingCollection`.
+        **options: options of `EmbeddingCollection`.
 
     Raises:
-        InvalidArgumentError: as `EmbeddingCollection`; or two features have one path.
+        InvalidArgumentError: see `EmbeddingCollection`; or two features have the same path.
         UnsupportedError: an argument of keras-rs that has no effect here differs from its default.
     """
 
@@ -52,15 +52,16 @@ class DistributedEmbedding(EmbeddingCollection):
         self._structure = FeatureStructure(feature_configs)
 
     def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
-        """Embeddings in the structure of the feature configurations.
+        """Returns embeddings in the structure of the feature configurations.
 
         Args:
             inputs: ids of each feature, in that structure.
-            weights: weights of the ids in that structure, None for features without; or None.
+            weights: weights of the ids in that structure, with None for features without weights; or
+                None.
             training: whether a gradient will follow.
 
         Raises:
-            InvalidArgumentError: as `EmbeddingCollection`, or the structure differs.
+            InvalidArgumentError: see `EmbeddingCollection`; or the structure differs.
         """
         with self._errors_on_all_ranks(self.agent.table_names, training):
             what = f"layer {self.name!r}"
@@ -78,16 +79,16 @@ class DistributedEmbedding(EmbeddingCollection):
         return self._structure.pack(super().compute_output_shape(shapes))
 
     def get_config(self) -> dict[str, Any]:
-        """Configuration that creates the layer again, without its rows.
+        """Returns the configuration of the layer, without its rows.
 
         Raises:
-            UnsupportedError: a storage was given open.
+            UnsupportedError: a storage was passed as an open object.
         """
         return {**super().get_config(), "structure": self._structure.as_dict()}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> DistributedEmbedding:
-        """Creates the layer that `get_config` described."""
+        """Creates a layer from the result of `get_config`."""
         features, config = features_from_dict(config)
         structure = FeatureStructure.from_dict(config.pop("structure"), features)
         return cls(structure.nested, **config)

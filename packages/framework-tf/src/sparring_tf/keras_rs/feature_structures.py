@@ -1,4 +1,4 @@
-"""Nested structures of features, as keras-rs' `DistributedEmbedding` accepts them.
+"""Nested structures of features, as accepted by keras-rs' `DistributedEmbedding`.
 
 ::
 
@@ -6,7 +6,7 @@
     {"user": …, "seen.0": …, "seen.1": …}                                the same by path
 
 A structure is a `FeatureConfig`, or a dict, list or tuple of structures. Values that belong to it, such
-as ids or shapes, have the same dicts, lists and tuples around them.
+as ids or shapes, are nested in the same way.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class FeatureStructure:
 
         Args:
             values: a structure like this one, whose leaves are anything.
-            what: what the values are, for messages.
+            what: name of the values in error messages.
 
         Raises:
             InvalidArgumentError: `values` has other keys, another length or another kind of container.
@@ -50,7 +50,7 @@ class FeatureStructure:
         return _pack(self.nested, by_path, "")
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the structure as values that JSON has, with the path of each feature."""
+        """Returns the structure as JSON values, with the path of each feature."""
         return _plain(self.nested, "")
 
     @classmethod
@@ -64,11 +64,11 @@ class FeatureStructure:
 def list_features(structure: Any) -> dict[str, FeatureConfig]:
     """Returns the features of a structure by path.
 
-    The path of a structure that is one feature is the feature's name.
+    If the structure is a single feature, its path is the feature's name.
 
     Raises:
-        InvalidArgumentError: the structure contains something else than features, or two features have
-            one path.
+        InvalidArgumentError: a leaf of the structure is not a feature, or two features have the same
+            path.
     """
     features: dict[str, FeatureConfig] = {}
     for path, feature in _leaves(structure, ""):
@@ -88,7 +88,7 @@ def list_features(structure: Any) -> dict[str, FeatureConfig]:
 
 
 def _items(structure: Any) -> list[tuple[Any, Any]] | None:
-    """Keys and values of a container; None if `structure` is a leaf."""
+    """Returns the keys and values of a container, or None if `structure` is a leaf."""
     if isinstance(structure, Mapping):
         return list(structure.items())
     return list(enumerate(structure)) if isinstance(structure, (list, tuple)) else None
@@ -112,15 +112,15 @@ def _pair_leaves(structure: Any, values: Any, path: str, what: str) -> Iterator[
     is_dict = isinstance(structure, Mapping)
     if not isinstance(values, Mapping if is_dict else (list, tuple)):
         raise InvalidArgumentError(
-            f"{what}{place}: found {type(values).__name__}; give a "
-            f"{type(structure).__name__} like that of the feature configurations"
+            f"{what}{place}: found {type(values).__name__}; give a {type(structure).__name__} with the "
+            "structure of the feature configurations"
         )
     keys, found = (set(dict(_items(each) or ())) for each in (structure, values))
     if keys != found:
         missing, unknown = (sorted(map(str, each)) for each in (keys - found, found - keys))
         raise InvalidArgumentError(
             f"{what}{place}: missing {', '.join(missing) or 'nothing'}, unknown "
-            f"{', '.join(unknown) or 'nothing'}; give one value for each feature configuration"
+            f"{', '.join(unknown) or 'nothing'}; give one value per feature configuration"
         )
     for key, each in items:
         yield from _pair_leaves(each, values[key], _concatenate(path, key), what)

@@ -1,1 +1,1 @@
-"""Layers that look up in tables, and the configuration of tables."""
+"""Layers that look up embeddings in tables, and the configuration of tables."""

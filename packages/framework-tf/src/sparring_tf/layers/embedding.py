@@ -1,4 +1,4 @@
-"""`Embedding`: the drop-in for `keras.layers.Embedding` that needs no number of embeddings."""
+"""`Embedding`: a replacement for `keras.layers.Embedding` without a fixed number of embeddings."""
 
 from __future__ import annotations
 
@@ -22,40 +22,40 @@ __all__ = ["Embedding"]
 
 @keras.saving.register_keras_serializable("sparring_tf")
 class Embedding(TableLayer):
-    """Ids of any shape to embeddings: ``(…)`` → ``(…, embedding_dim)``; ragged ids to ragged ones.
+    """Maps ids of any shape to embeddings: ``(…)`` → ``(…, embedding_dim)``. Ragged ids are supported.
 
-    Ids may be any int64, and none of them is declared beforehand. Rows come into being when
-    `sparring_tf.Optimizer` applies their first gradient; until then an id reads as its initial
-    value, a function of table name, seed and id alone.
+    Every int64 is a valid id, and ids need not be declared. A row is created when
+    `sparring_tf.Optimizer` applies its first gradient. Until then, an id reads as its initial value, a
+    function of only the table name, the seed and the id.
 
     Args:
-        embedding_dim: elements of an embedding.
-        output_dim: Keras's name of `embedding_dim`. ``Embedding(1000, 16)`` is
+        embedding_dim: number of elements of an embedding.
+        output_dim: Keras's name of `embedding_dim`. ``Embedding(1000, 16)`` is equivalent to
             ``Embedding(input_dim=1000, output_dim=16)``.
-        input_dim: Keras's name of `vocabulary_size`: a bound on rows, no range of ids.
-        mask_zero: as ``padding_id=0``.
-        padding_id: this id reads as zeros, gets no gradient and no row; and the layer's Keras mask
-            is false where it stands.
-        vocabulary_size: the most rows that the storage may hold; None sets no bound.
-        initializer: what an id reads as before it was trained; None means uniform in ±0.05. Keras's
-            own are taken, except those that look at the shape of a matrix.
-        embeddings_initializer: Keras's name of it.
-        table_dtype: of rows, as they are stored: float32, float64, float16 or bfloat16.
-        admission: which unseen ids earn a row, as in `TableConfig`; None: all.
-        seed: with the table's name and the id it determines an initial embedding.
-        placement: which ranks keep the rows, as in `TableConfig`.
-        expire: after how long without training rows are removed, as in `TableConfig`.
-        storage: what keeps the rows.
-        container: where the table lives; None leaves it to the `Optimizer`.
-        **options: of `keras.layers.Layer`; `name` is the table's name too.
+        input_dim: Keras's name of `vocabulary_size`. It limits the number of rows, not the range of ids.
+        mask_zero: equivalent to ``padding_id=0``.
+        padding_id: an id that reads as zeros, gets no gradient and no row, and is False in the layer's
+            Keras mask.
+        vocabulary_size: maximum number of rows in the storage; None means no limit.
+        initializer: initial embeddings; None means uniform in ±0.05. Keras's initializers are accepted,
+            except those that depend on the shape of a matrix.
+        embeddings_initializer: Keras's name of `initializer`.
+        table_dtype: dtype of stored rows: float32, float64, float16 or bfloat16.
+        admission: filter that decides which new ids get a row; see `TableConfig`. None admits all.
+        seed: determines initial embeddings, together with the table name and the id.
+        placement: which ranks store the rows; see `TableConfig`.
+        expire: when untrained rows are removed; see `TableConfig`.
+        storage: storage backend of the rows.
+        container: container of the table. By default, the `Optimizer` creates it.
+        **options: options of `keras.layers.Layer`. `name` is also the name of the table.
 
     Raises:
-        InvalidArgumentError: a number out of range, an unknown dtype or initializer.
-        UnsupportedError: an option of Keras's layer has no meaning here; it is made in the scope of a
-            strategy of `tf.distribute`.
+        InvalidArgumentError: a number is out of range, or the dtype or initializer is unknown.
+        UnsupportedError: an option of Keras's layer has no meaning here, or the layer is created in the
+            scope of a strategy of `tf.distribute`.
     """
 
-    def __init__(  # noqa: PLR0913 - keras.layers.Embedding is made by keywords too
+    def __init__(  # noqa: PLR0913 - keyword arguments, as of keras.layers.Embedding
         self,
         embedding_dim: int | None = None,
         output_dim: int | None = None,
@@ -104,7 +104,7 @@ class Embedding(TableLayer):
 
     @property
     def input_dim(self) -> int | None:
-        """Keras's name of the bound on rows, `vocabulary_size`; None if there is none."""
+        """Keras's name of `vocabulary_size`, the maximum number of rows; None if there is no limit."""
         return self.table.vocabulary_size
 
     @property
@@ -113,11 +113,11 @@ class Embedding(TableLayer):
         return self.padding_id == 0
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """Embeddings ``(…, embedding_dim)`` of ids ``(…)``.
+        """Returns embeddings ``(…, embedding_dim)`` of ids ``(…)``.
 
         Raises:
-            InvalidArgumentError: the inputs are no ids.
-            UnsupportedError: they are sparse, and only bags may be.
+            InvalidArgumentError: the inputs are not ids.
+            UnsupportedError: the ids are sparse, which only bags support.
         """
         with self._errors_on_all_ranks([self.name], training):
             ids = validate_ids(inputs, f"table {self.name!r}", is_sparse_ok=False)
@@ -129,7 +129,7 @@ class Embedding(TableLayer):
         if self.padding_id is None:
             (found,) = self._gather([(self.name, ids)], training)
             return self._to_compute_dtype(found)
-        # Flat, because a single id has no dimension to choose from.
+        # Flattened, because a single id has no dimension to select from.
         flat = tf.reshape(ids, [-1])
         kept = tf.where(tf.not_equal(flat, self.padding_id))
         (found,) = self._gather([(self.name, tf.gather_nd(flat, kept))], training)
@@ -140,10 +140,10 @@ class Embedding(TableLayer):
         return self._to_compute_dtype(padded)
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
-        """False where the padding id stands; None without one."""
+        """Returns a mask that is False for the padding id, or None if there is no padding id."""
         if self.padding_id is None:
             return None
-        # While a functional model is made, Keras's own op alone takes its stand-ins for tensors.
+        # While Keras creates a functional model, only its own op accepts its symbolic tensors.
         is_symbolic = keras.backend.is_keras_tensor(inputs)
         not_equal = keras.ops.not_equal if is_symbolic else tf.not_equal
         return not_equal(inputs, self.padding_id)
@@ -152,10 +152,10 @@ class Embedding(TableLayer):
         return (*input_shape, self.embedding_dim)
 
     def get_config(self) -> dict[str, Any]:
-        """Configuration that makes the layer again, without its rows.
+        """Returns the configuration of the layer, without its rows.
 
         Raises:
-            UnsupportedError: the storage was given open.
+            UnsupportedError: the storage was passed as an open object.
         """
         return {
             **super().get_config(),

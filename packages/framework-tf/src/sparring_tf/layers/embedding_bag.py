@@ -1,4 +1,4 @@
-"""`EmbeddingBag`: one embedding for each bag of ids."""
+"""`EmbeddingBag`: returns one embedding per bag of ids."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ __all__ = ["EmbeddingBag"]
 
 @keras.saving.register_keras_serializable("sparring_tf")
 class EmbeddingBag(TableLayer):
-    """Bags of ids to one embedding each: ``(b, n)``, ragged or sparse → ``(b, embedding_dim)``.
+    """Maps bags of ids to one embedding each: ``(b, n)``, ragged or sparse → ``(b, embedding_dim)``.
 
-    An empty bag is zeros. For ids, rows and training see `Embedding`.
+    The embedding of an empty bag is zero. For ids, rows and training, see `Embedding`.
 
     Args:
-        embedding_dim: elements of an embedding; `output_dim` and `input_dim` as in `Embedding`.
-        output_dim: see there.
-        input_dim: see there.
-        combiner: ``sum``, ``mean`` or ``sqrtn``; with weights as `tf.nn.embedding_lookup_sparse`.
-        vocabulary_size: as in `Embedding`, and so are the next eight.
+        embedding_dim: number of elements of an embedding.
+        output_dim: see `Embedding`.
+        input_dim: see `Embedding`.
+        combiner: ``sum``, ``mean`` or ``sqrtn``; weights are used as by `tf.nn.embedding_lookup_sparse`.
+        vocabulary_size: see `Embedding`, also for the following arguments.
         initializer: initial embeddings.
-        embeddings_initializer: keras-rs' name of it.
-        table_dtype: of embeddings as they are stored.
-        admission: which unseen ids earn a row.
-        seed: with the name and the id it determines an initial embedding.
+        embeddings_initializer: keras-rs' name of `initializer`.
+        table_dtype: dtype of stored embeddings.
+        admission: filter that decides which new ids get a row.
+        seed: determines initial embeddings, together with the table name and the id.
         placement: ``sharded`` or ``replicated``.
-        expire: after how long without training rows are removed, as in `TableConfig`.
-        storage: what keeps the rows.
-        container: where the table lives; None leaves it to the `Optimizer`.
-        **options: of `keras.layers.Layer`; `name` is the table's name too.
+        expire: when untrained rows are removed; see `TableConfig`.
+        storage: storage backend of the rows.
+        container: container of the table. By default, the `Optimizer` creates it.
+        **options: options of `keras.layers.Layer`. `name` is also the name of the table.
 
     Raises:
-        InvalidArgumentError: a number out of range, an unknown combiner, dtype or initializer.
+        InvalidArgumentError: a number is out of range, or the combiner, dtype or initializer is unknown.
     """
 
-    def __init__(  # noqa: PLR0913 - as Embedding
+    def __init__(  # noqa: PLR0913 - keyword arguments, as in Embedding
         self,
         embedding_dim: int | None = None,
         output_dim: int | None = None,
@@ -96,19 +96,19 @@ class EmbeddingBag(TableLayer):
 
     @property
     def input_dim(self) -> int | None:
-        """Keras's name of the bound on rows, `vocabulary_size`; None if there is none."""
+        """Keras's name of `vocabulary_size`, the maximum number of rows; None if there is no limit."""
         return self.table.vocabulary_size
 
     def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
-        """One embedding for each bag, ``(b, embedding_dim)``.
+        """Returns one embedding per bag, ``(b, embedding_dim)``.
 
         Args:
-            inputs: dense ``(b,)`` or ``(b, n)``, ragged ``(b, None)`` or sparse ``(b, m)`` ids.
-            weights: of the same kind and shape; each embedding is multiplied by its own.
-            training: whether a gradient will come.
+            inputs: ids: dense ``(b,)`` or ``(b, n)``, ragged ``(b, None)`` or sparse ``(b, m)``.
+            weights: one weight per id, in a tensor of the same kind and shape as `inputs`.
+            training: whether a gradient will follow.
 
         Raises:
-            InvalidArgumentError: the inputs are no ids, or weights do not fit them.
+            InvalidArgumentError: the inputs are not ids, or the weights do not match them.
         """
         with self._errors_on_all_ranks([self.name], training):
             bags = parse_bags(inputs, weights, f"table {self.name!r}")
@@ -122,10 +122,10 @@ class EmbeddingBag(TableLayer):
         return (inputs_shape[0], self.embedding_dim)
 
     def get_config(self) -> dict[str, Any]:
-        """Configuration that makes the layer again, without its rows.
+        """Returns the configuration of the layer, without its rows.
 
         Raises:
-            UnsupportedError: the storage was given open.
+            UnsupportedError: the storage was passed as an open object.
         """
         return {
             **super().get_config(),

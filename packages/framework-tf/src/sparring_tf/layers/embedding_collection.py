@@ -1,4 +1,4 @@
-"""`EmbeddingCollection`: the features of a model, each looked up in its table."""
+"""`EmbeddingCollection`: looks up the features of a model in their tables."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["EmbeddingCollection", "features_from_dict"]
 
 @keras.saving.register_keras_serializable("sparring_tf")
 class EmbeddingCollection(TableLayer):
-    """A dict of features in, a dict of embeddings out.
+    """Maps a dict of features to a dict of embeddings.
 
     ::
 
@@ -41,19 +41,19 @@ class EmbeddingCollection(TableLayer):
             "bought": FeatureConfig(name="bought", table=items),   # shares the rows of items
         })
 
-    With b examples, ``layer(batch)["viewed"]`` is ``(b, 8)``. A table without a combiner gives one
-    embedding for each id, as `Embedding` does. Pooled features of one dtype are looked up in one
-    native call.
+    For b examples, ``layer(batch)["viewed"]`` has the shape ``(b, 8)``. A feature of a table without a
+    combiner gets one embedding per id, as from `Embedding`. Pooled features of one dtype are looked up
+    in one native call.
 
     Args:
         features: name in the batch → `FeatureConfig`.
-        storage: what keeps the tables that name no storage of their own.
-        container: where the tables live; None leaves it to the `Optimizer`.
-        **options: of `keras.layers.Layer`.
+        storage: storage backend of the tables that do not specify one.
+        container: container of the tables. By default, the `Optimizer` creates it.
+        **options: options of `keras.layers.Layer`.
 
     Raises:
-        InvalidArgumentError: no features; two different tables of one name; an unknown combiner,
-            dtype or initializer.
+        InvalidArgumentError: there are no features, two different tables have the same name, or a
+            combiner, dtype or initializer is unknown.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class EmbeddingCollection(TableLayer):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        # A tuple, because Keras takes lists and dicts for layers and wraps them.
+        # A tuple, because Keras tracks lists and dicts and wraps them.
         self._features = tuple(_checked(features).items())
         self._storage = storage
         tables = {feature.table.name: feature.table for _, feature in self._features}
@@ -91,16 +91,15 @@ class EmbeddingCollection(TableLayer):
         weights: Mapping[str, Any] | None = None,
         training: bool | None = None,
     ) -> dict[str, Any]:
-        """Feature → ``(b, dim)``, or ``(…, dim)`` without a combiner.
+        """Returns feature → ``(b, dim)``, or ``(…, dim)`` without a combiner.
 
         Args:
-            inputs: feature → ids, as `EmbeddingBag` takes them, or `Embedding` without a combiner.
-            weights: feature → weights of its ids, for pooled features; those that are not there
-                have none.
-            training: whether a gradient will come.
+            inputs: feature → ids, as accepted by `EmbeddingBag`, or by `Embedding` without a combiner.
+            weights: pooled feature → weights of its ids. Features may be left out.
+            training: whether a gradient will follow.
 
         Raises:
-            InvalidArgumentError: features are missing or unknown, hold no ids, or are of different
+            InvalidArgumentError: features are missing or unknown, contain no ids, or have different
                 numbers of examples.
         """
         weights = {} if weights is None else weights
@@ -145,7 +144,7 @@ class EmbeddingCollection(TableLayer):
         for name in known:
             if name not in inputs:
                 raise InvalidArgumentError(
-                    f"layer {self.name!r} needs feature {name!r}, which the batch lacks; "
+                    f"layer {self.name!r} requires feature {name!r}, which is not in the batch; "
                     + format_suggestion(name, inputs),
                     feature=name,
                 )
@@ -162,8 +161,8 @@ class EmbeddingCollection(TableLayer):
         if len({each for each in sizes if each is not None}) > 1:
             found = ", ".join(f"{name}: {size}" for name, size in zip(names, sizes, strict=True))
             raise InvalidArgumentError(
-                f"features of layer {self.name!r} must be of the same examples, one bag for each; "
-                f"found {found}"
+                f"features of layer {self.name!r} must have one bag per example, but their numbers of "
+                f"bags differ; found {found}"
             )
 
     def compute_output_shape(
@@ -176,10 +175,10 @@ class EmbeddingCollection(TableLayer):
         return shapes
 
     def get_config(self) -> dict[str, Any]:
-        """Configuration that makes the layer again, without its rows.
+        """Returns the configuration of the layer, without its rows.
 
         Raises:
-            UnsupportedError: a storage was given open.
+            UnsupportedError: a storage was passed as an open object.
         """
         tables = {feature.table.name: feature.table for _, feature in self._features}
         return {
@@ -191,7 +190,7 @@ class EmbeddingCollection(TableLayer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> EmbeddingCollection:
-        """The layer that `get_config` described."""
+        """Creates a layer from the result of `get_config`."""
         features, rest = features_from_dict(config)
         return cls(features, **rest)
 
@@ -217,8 +216,8 @@ def _checked(features: Mapping[str, FeatureConfig]) -> dict[str, FeatureConfig]:
     if not features or not isinstance(features, Mapping):
         found = "none" if not features else type(features).__name__
         raise InvalidArgumentError(
-            "a collection needs a dict of at least one feature, {'name': FeatureConfig(…)}; found "
-            + found
+            "EmbeddingCollection requires a dict with at least one feature, {'name': FeatureConfig(…)}; "
+            "found " + found
         )
     tables: dict[str, TableConfig] = {}
     for name, feature in features.items():
@@ -237,8 +236,8 @@ def _checked(features: Mapping[str, FeatureConfig]) -> dict[str, FeatureConfig]:
         known = tables.setdefault(feature.table.name, feature.table)
         if known != feature.table:
             raise InvalidArgumentError(
-                f"table {feature.table.name!r} is declared twice in one collection, differently; "
-                "give its features one TableConfig",
+                f"EmbeddingCollection: features refer to different configurations of table "
+                f"{feature.table.name!r}; give them the same TableConfig",
                 table=feature.table.name,
             )
         if feature.table.combiner is not None:

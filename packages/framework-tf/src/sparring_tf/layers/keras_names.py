@@ -1,4 +1,4 @@
-"""Arguments of `keras.layers.Embedding` and keras-rs, as the layers of this package mean them."""
+"""Translates arguments of `keras.layers.Embedding` and keras-rs for the layers of this package."""
 
 from __future__ import annotations
 
@@ -22,49 +22,50 @@ __all__ = [
 
 _REMEDIES = {
     "embeddings_regularizer": (
-        "write activity_regularizer=…, which adds the penalty of the embeddings that a batch looked up, "
+        "write activity_regularizer=…, which penalizes the embeddings that a batch looked up, "
         "or weight_decay of the optimizer"
     ),
-    "embeddings_constraint": "leave it out: rows that a batch did not look up are not visited",
-    "weights": "write container.assign(layer.name, ids, matrix) of the Optimizer, once it is made",
+    "embeddings_constraint": "leave it out: rows that a batch did not look up are not changed",
+    "weights": "call container.assign(layer.name, ids, matrix) of the Optimizer after creating it",
     "lora_rank": "leave it out: rows are created one by one and have no low-rank form",
     "lora_alpha": "leave it out: rows are created one by one and have no low-rank form",
     "sparse": "leave it out: gradients of rows are always sparse",
     "quantization_config": "write table_dtype='float16' or 'bfloat16'",
     "mask_zero": "give ragged or sparse ids, which contain no padding",
-    # Of keras-rs' DistributedEmbedding.
+    # Options of keras-rs' DistributedEmbedding.
     "optimizer": "write sparring_tf.Optimizer(model, …), which updates the rows of all tables",
     "update_stats": "leave it out: buffers have no fixed size here",
     "pipeline_execution_with_tensor_core": "leave it out: it is for TPUs",
     "sparse_core_embedding_config": "leave it out: it is for TPUs",
 }
-"""Option of a layer of Keras or keras-rs that has no meaning here → what to do instead."""
+"""Option of a layer of Keras or keras-rs that has no meaning here → the alternative."""
 
 _ABSENT = {
     "embeddings": (
-        "rows are no weights, and an id has one once it was trained. Read rows of ids with layer(ids), "
-        "and all rows with optimizer.container.storage(table).scan()"
+        "rows are created when they are trained, and are not a weight. Read the rows of ids with "
+        "layer(ids), and all rows with optimizer.container.storage(table).scan()"
     ),
     "get_embedding_tables": "read all rows with optimizer.container.storage(table).scan()",
     "preprocess": "call the layer with the ids themselves",
     "enable_lora": "rows are created one by one and have no low-rank form",
 }
-"""Attribute of layers of Keras and keras-rs that layers with tables lack → what to write instead."""
+"""Attribute of layers of Keras and keras-rs that layers with tables do not have → the alternative."""
 
 
 class AbsentAttributeError(UnsupportedError, AttributeError):
-    """An attribute of a layer of Keras has no meaning for tables: write what the message says."""
+    """An attribute of a Keras layer has no meaning for tables. The message contains the alternative."""
 
 
 def check_attribute(layer: str, name: str) -> None:
-    """Explains an attribute of layers of Keras and keras-rs that layers with tables do not have.
+    """Explains why an attribute of layers of Keras and keras-rs does not exist here.
 
     Args:
         layer: class of the layer.
-        name: the attribute that was asked for.
+        name: name of the attribute.
 
     Raises:
-        AbsentAttributeError: it is one of those; the message says what to write instead.
+        AbsentAttributeError: the attribute only exists in Keras or keras-rs. The message contains the
+            alternative.
     """
     if name in _ABSENT:
         raise AbsentAttributeError(f"sparring_tf.{layer} has no attribute {name}: {_ABSENT[name]}")
@@ -74,29 +75,29 @@ _OF_KERAS_ALONE = frozenset(
     {"ones", "random_normal", "random_uniform", "orthogonal", "lecun_normal", "lecun_uniform"}
     | {"he_normal", "he_uniform", "glorot_normal", "glorot_uniform", "variance_scaling"}
 )
-"""Initializer names that only Keras has."""
+"""Names of initializers that only Keras has."""
 
 
 def resolve_dims(
     given: int | None, output_dim: int | None, input_dim: int | None, vocabulary_size: int | None
 ) -> tuple[int, int | None]:
-    """The elements of an embedding, and the most rows.
+    """Returns the number of elements of an embedding and the maximum number of rows.
 
     Args:
-        given: first argument: `embedding_dim`, or `input_dim` where `output_dim` is given too.
+        given: first argument: `embedding_dim`, or `input_dim` if `output_dim` is also given.
         output_dim: Keras's name of `embedding_dim`.
-        input_dim: Keras's name of the number of ids; the most rows here.
-        vocabulary_size: the most rows.
+        input_dim: Keras's name of the number of ids; here the maximum number of rows.
+        vocabulary_size: maximum number of rows.
 
     Raises:
-        InvalidArgumentError: none, or both names of one thing.
+        InvalidArgumentError: `embedding_dim` is missing, or a value is given under both of its names.
     """
     if given is not None and output_dim is not None and input_dim is None:
         given, input_dim = None, given
     if (given is None) == (output_dim is None):
         raise InvalidArgumentError(
-            "give the elements of an embedding once: Embedding(16), Embedding(1000, 16), "
-            "embedding_dim=16 or output_dim=16"
+            "Embedding: give the number of elements of an embedding exactly once: Embedding(16), "
+            "Embedding(1000, 16), embedding_dim=16 or output_dim=16"
         )
     dim = output_dim if given is None else given
     assert dim is not None
@@ -104,37 +105,38 @@ def resolve_dims(
         return dim, vocabulary_size
     if vocabulary_size is not None:
         raise InvalidArgumentError(
-            f"input_dim={input_dim} and vocabulary_size={vocabulary_size} both say the most rows; give "
-            "one of them"
+            f"Embedding: input_dim={input_dim} and vocabulary_size={vocabulary_size} are two names of "
+            "the maximum number of rows; give one of them"
         )
     _warn_of_bound(input_dim)
     return dim, input_dim
 
 
 _warned: list[int] = []
-"""The `input_dim` whose meaning was said, once in a process."""
+"""The `input_dim` that was warned about; the warning appears once per process."""
 
 
 def _warn_of_bound(input_dim: int) -> None:
     if not _warned:
         _warned.append(input_dim)
         warnings.warn(
-            f"input_dim={input_dim} is the most rows that the storage on a rank holds, and a step that "
-            "needs more raises CapacityError. It is no range of ids, as in Keras: ids may be any "
-            "int64, and tables grow with them. Leave it out to set no bound (said once)",
+            f"input_dim={input_dim} is the maximum number of rows in the storage of each rank; a step "
+            "that needs more raises CapacityError. Unlike in Keras, it does not limit the range of "
+            "ids, which may be any int64. Leave it out for no limit (this warning appears once)",
             stacklevel=4,
         )
 
 
 def resolve_padding_id(padding_id: int | None, mask_zero: bool) -> int | None:
-    """The padding id: 0 under Keras's `mask_zero`.
+    """Returns the padding id, which is 0 if `mask_zero` is set.
 
     Raises:
-        InvalidArgumentError: two different ones.
+        InvalidArgumentError: both are given and differ.
     """
     if mask_zero and padding_id not in (None, 0):
         raise InvalidArgumentError(
-            f"mask_zero=True makes 0 the padding id, and padding_id={padding_id} another; give one"
+            f"Embedding: mask_zero=True sets the padding id 0, but padding_id={padding_id}; give one "
+            "of them"
         )
     return 0 if mask_zero else padding_id
 
@@ -145,11 +147,11 @@ def reject_options(options: MutableMapping[str, Any], layer: str) -> None:
     Options that are None or False, their defaults, are removed.
 
     Args:
-        options: of a layer; `input_length`, which Keras 3 ignores too, is removed.
-        layer: its class, for messages.
+        options: options of the layer. `input_length`, which Keras 3 also ignores, is removed.
+        layer: class of the layer, for error messages.
 
     Raises:
-        UnsupportedError: an option has another value; the message says what to write instead.
+        UnsupportedError: an option has another value. The message contains the alternative.
     """
     options.pop("input_length", None)
     for name, remedy in _REMEDIES.items():
@@ -161,13 +163,13 @@ def reject_options(options: MutableMapping[str, Any], layer: str) -> None:
 
 
 def convert_initializer(given: Any, table: str) -> Initializer | str | dict[str, Any] | None:
-    """An initializer of this package for one of Keras; others as they are.
+    """Converts an initializer of Keras to one of sparring, and returns others unchanged.
 
     Raises:
-        UnsupportedError: Keras's looks at more than one row.
+        UnsupportedError: Keras's initializer depends on more than one row.
     """
     if given == "uniform":
-        # Keras's name and range, which are the default here.
+        # Keras's name of the range that is the default here.
         return None
     if isinstance(given, str) and given in _OF_KERAS_ALONE:
         given = keras.initializers.get(given)
@@ -186,9 +188,9 @@ def convert_initializer(given: Any, table: str) -> Initializer | str | dict[str,
     name = type(given).__name__
     if name not in kinds:
         raise UnsupportedError(
-            f"initializer of table {table!r}: {name} of Keras computes a whole matrix, and a row here is "
-            "made of its own id; write sparring.Normal(stddev=…), sparring.Uniform(low, high) or "
-            f"keras.initializers of {', '.join(kinds)}",
+            f"initializer of table {table!r}: {name} of Keras computes a whole matrix, but a row here "
+            "only depends on its id; use sparring.Normal(stddev=…), sparring.Uniform(low, high), or "
+            f"one of keras.initializers: {', '.join(kinds)}",
             table=table,
         )
     return kinds[name](given.get_config())

@@ -1,4 +1,4 @@
-"""Tables as Keras saves them: plain values that JSON has."""
+"""Configurations of tables as JSON values, which Keras saves."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ __all__ = [
 
 
 def storage_to_dict(storage: StorageLike | None, table: str) -> Any:
-    """A storage as ``{"backend": …, option: …}`` or a name.
+    """Returns a storage as ``{"backend": …, option: …}`` or as the name of a backend.
 
     Raises:
-        UnsupportedError: it was given open.
+        UnsupportedError: the storage is an open object.
     """
     if isinstance(storage, Storage):
         raise UnsupportedError(
-            f"the storage of table {table!r} was given open, and a saved layer could not open it "
-            "again; name a backend with its options: storage={'backend': 'hkv', …}",
+            f"get_config: the storage of table {table!r} is an open object, which a saved layer cannot "
+            "open again; give the name of a backend with its options: storage={'backend': 'hkv', …}",
             table=table,
         )
     if isinstance(storage, StorageChoice):
@@ -38,10 +38,10 @@ def storage_to_dict(storage: StorageLike | None, table: str) -> Any:
 
 
 def table_to_dict(table: TableConfig) -> dict[str, Any]:
-    """All settings of a table.
+    """Returns all settings of a table.
 
     Raises:
-        UnsupportedError: its storage was given open.
+        UnsupportedError: its storage is an open object.
     """
     initializer = table.initializer
     if isinstance(initializer, Initializer):
@@ -63,19 +63,19 @@ def table_to_dict(table: TableConfig) -> dict[str, Any]:
 
 
 def feature_to_dict(feature: FeatureConfig) -> dict[str, Any]:
-    """All settings of a feature, with the name of its table."""
+    """Returns all settings of a feature, with the name of its table."""
     shapes = {"input_shape": feature.input_shape, "output_shape": feature.output_shape}
     given = {name: list(shape) for name, shape in shapes.items() if shape is not None}
     return {"name": feature.name, "table": feature.table.name, **given}
 
 
 def table_from_dict(plain: Mapping[str, Any]) -> TableConfig:
-    """Table of the result of `table_to_dict`."""
+    """Creates a table configuration from the result of `table_to_dict`."""
     return TableConfig(**plain)
 
 
 def options_to_dict(table: TableConfig, storage: StorageLike) -> dict[str, Any]:
-    """The settings of a layer with one table, under the names of its arguments."""
+    """Returns the settings of a layer with one table, named like its arguments."""
     plain = table_to_dict(table)
     kept = ("vocabulary_size", "initializer", "admission", "seed", "placement", "expire")
     return {

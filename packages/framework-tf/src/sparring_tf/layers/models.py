@@ -1,4 +1,4 @@
-"""Models of recommendation, the same as `sparring_torch.models` has."""
+"""Recommendation models, equal to those of `sparring_torch.models`."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ __all__ = ["DLRM", "DeepFM", "MatrixFactorization", "TwoTower"]
 
 
 class MatrixFactorization(keras.Model):
-    """Biased matrix factorisation: mean + user bias + item bias + user · item.
+    """Biased matrix factorization: mean + user bias + item bias + user · item.
 
     Koren, Bell, Volinsky: "Matrix factorization techniques for recommender systems", Computer
-    42(8), 2009. The bias is the first column of a row, so each table has one row an id.
+    42(8), 2009. The bias is the first column of a row, so each table has one row per id.
 
     Args:
-        users: table of users; its dim is 1 for the bias and the elements of a vector.
-        items: table of items, of the same dim.
-        mean: of the ratings that will be trained on.
-        storage: what keeps the tables.
-        container: where they live; None leaves it to the `Optimizer`.
+        users: table of users. Its dim is the number of elements of a vector, plus 1 for the bias.
+        items: table of items, with the same dim.
+        mean: mean of the ratings in the training data.
+        storage: storage backend of the tables.
+        container: container of the tables. By default, the `Optimizer` creates it.
 
     Raises:
-        InvalidArgumentError: the tables differ in dim or dtype, or have no room for a vector.
+        InvalidArgumentError: the tables differ in dim or dtype, or their dim is less than 2.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class MatrixFactorization(keras.Model):
         )
 
     def call(self, inputs: tuple[Any, Any], training: bool | None = None) -> Any:
-        """Predicted ratings ``(b,)`` for ids of users and of items, ``(b,)`` each."""
+        """Returns predicted ratings ``(b,)`` for user ids and item ids, each ``(b,)``."""
         users, items = inputs
         return self._predict(self.users(users), self.items(items))
 
@@ -73,15 +73,15 @@ class MatrixFactorization(keras.Model):
         bias_l2: float,
         weights: Any = None,
     ) -> Any:
-        """Sum over the ratings of the squared error and of the penalties on what it met.
+        """Returns the sum over ratings of the squared error and the L2 penalties of the used rows.
 
         Args:
             users: ids ``(b,)``.
             items: ids ``(b,)``.
             ratings: ``(b,)``.
-            embedding_l2: weight of the squared vectors of a rating's user and item.
-            bias_l2: weight of their squared biases.
-            weights: of the ratings, with their penalties, ``(b,)``; None: 1 each.
+            embedding_l2: factor of the squared vectors of a rating's user and item.
+            bias_l2: factor of their squared biases.
+            weights: weights ``(b,)`` of the ratings and their penalties. Defaults to 1.
         """
         user_rows = self.users(users, training=True)
         item_rows = self.items(items, training=True)
@@ -97,15 +97,15 @@ class MatrixFactorization(keras.Model):
 
 
 class _CollectionModel(keras.Model):  # type: ignore[misc,unused-ignore]
-    """A model over an `EmbeddingCollection`, which Keras saves with it.
+    """A model with an `EmbeddingCollection`, which Keras saves with the model.
 
     Args:
-        embedding_collection: the tables; each feature is pooled.
-        **options: of `keras.Model`.
+        embedding_collection: the tables. Each feature is pooled.
+        **options: options of `keras.Model`.
     """
 
     _settings: dict[str, Any]
-    """Arguments besides the collection, all plain."""
+    """JSON values of all arguments except the collection."""
 
     def __init__(self, embedding_collection: EmbeddingCollection, **options: Any) -> None:
         super().__init__(**options)
@@ -113,33 +113,33 @@ class _CollectionModel(keras.Model):  # type: ignore[misc,unused-ignore]
         self._features = tuple(embedding_collection.feature_configs)
 
     def build(self, *_: Any) -> None:
-        """Nothing is left to be made: all widths are given."""
+        """Does nothing, because all widths are arguments of the constructor."""
 
     def get_config(self) -> dict[str, Any]:
-        """Configuration that makes the model again."""
+        """Returns the configuration of the model."""
         collection = keras.saving.serialize_keras_object(self.embedding_collection)
         return {"name": self.name, "embedding_collection": collection, **self._settings}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:  # noqa: ARG003 - Keras gives it
-        """The model that `get_config` described."""
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:  # noqa: ARG003 - Keras passes it
+        """Creates a model from the result of `get_config`."""
         config = dict(config)
         collection = keras.saving.deserialize_keras_object(config.pop("embedding_collection"))
         return cls(embedding_collection=collection, **config)
 
     def _common_dim(self) -> int:
-        """Of the tables, which products are taken of."""
+        """Returns the dim of all tables, whose embeddings are multiplied with each other."""
         configs = self.embedding_collection.feature_configs.values()
         dims = sorted({each.table.embedding_dim for each in configs})
         if len(dims) != 1:
             raise InvalidArgumentError(
-                f"{type(self).__name__} takes products of embeddings, so all tables need one "
+                f"{type(self).__name__} multiplies embeddings, so all tables must have the same "
                 f"embedding_dim, found {dims}"
             )
         return dims[0]
 
     def _embed(self, ids: Any, training: bool | None, dtype: Any) -> list[Any]:
-        """``(b, dim)`` of each feature."""
+        """Returns embeddings ``(b, dim)`` of each feature."""
         if not isinstance(ids, Mapping):
             ids = dict(zip(self._features, tf.unstack(ids, axis=1), strict=True))
         found = self.embedding_collection(ids, training=training)
@@ -156,19 +156,19 @@ class DLRM(_CollectionModel):
         ids of f features ──► tables ──► (b, f, dim) ─┘   of all pairs  │
                               dense arch's output ──────────────────────┘
 
-    The same as `sparring_torch.models.DLRM`.
+    Equal to `sparring_torch.models.DLRM`.
 
     Args:
-        embedding_collection: the tables, all of one dim, for f features.
-        dense_in_features: k.
+        embedding_collection: tables with one dim, for f features.
+        dense_in_features: number k of dense features.
         dense_arch_layer_sizes: widths of the layers over the numbers; the last one is `dim`.
-        over_arch_layer_sizes: widths of the layers over the products; the last one, 1 as a rule,
-            is not activated.
-        seed: of the initial values of the layers.
-        **options: of `keras.Model`.
+        over_arch_layer_sizes: widths of the layers over the products. The last layer, usually of width 1,
+            has no activation.
+        seed: seed of the layers' initial values.
+        **options: options of `keras.Model`.
 
     Raises:
-        InvalidArgumentError: the tables differ in dim, or the dense arch ends in another width.
+        InvalidArgumentError: the tables differ in dim, or the last width of the dense arch is not `dim`.
     """
 
     def __init__(
@@ -203,12 +203,12 @@ class DLRM(_CollectionModel):
         self.over_arch = _mlp(widths, is_last_activated=False, seed=seed + 1000)
 
     def call(self, inputs: tuple[Any, Any], training: bool | None = None) -> Any:
-        """Logits ``(b, 1)``.
+        """Returns logits ``(b, 1)``.
 
         Args:
-            inputs: numbers ``(b, k)``, scaled to the order of 1; and a dict of the features' ids, or
+            inputs: numbers ``(b, k)``, scaled to about 1; and a dict of the features' ids, or
                 ids ``(b, f)`` in the order of the collection.
-            training: whether a gradient will come.
+            training: whether a gradient will follow.
         """
         numbers, ids = inputs
         dense = self.dense_arch(numbers)
@@ -221,7 +221,7 @@ class DLRM(_CollectionModel):
 
 @keras.saving.register_keras_serializable("sparring_tf")
 class DeepFM(_CollectionModel):
-    """Factorisation machine and layers over the same embeddings: Guo et al., arXiv 1703.04247.
+    """Factorization machine and layers over the same embeddings: Guo et al., arXiv 1703.04247.
 
     ::
 
@@ -229,15 +229,15 @@ class DeepFM(_CollectionModel):
         ids of f features ──► tables ──► (b, f, dim) ─┴─► products of all pairs (b, 1) ┤
                               dense arch's output ─────────────────────────────────────┘
 
-    The same as `sparring_torch.models.DeepFM`.
+    Equal to `sparring_torch.models.DeepFM`.
 
     Args:
-        num_dense_features: k.
-        embedding_collection: the tables, all of one dim, for f features.
+        num_dense_features: number k of dense features.
+        embedding_collection: tables with one dim, for f features.
         hidden_layer_size: width of the hidden layer over the numbers.
         deep_fm_dimension: width of the deep part.
-        seed: of the initial values of the layers.
-        **options: of `keras.Model`.
+        seed: seed of the layers' initial values.
+        **options: options of `keras.Model`.
 
     Raises:
         InvalidArgumentError: the tables differ in dim.
@@ -270,16 +270,16 @@ class DeepFM(_CollectionModel):
         self.over_arch = _mlp(over, is_last_activated=False, seed=seed + 2000)
 
     def call(self, inputs: tuple[Any, Any], training: bool | None = None) -> Any:
-        """Probabilities of a click ``(b, 1)``, for the loss ``binary_crossentropy``.
+        """Returns click probabilities ``(b, 1)``, for the loss ``binary_crossentropy``.
 
         Args:
-            inputs: as of `DLRM`.
-            training: whether a gradient will come.
+            inputs: see `DLRM`.
+            training: whether a gradient will follow.
         """
         return tf.sigmoid(self.logits(inputs, training))
 
     def logits(self, inputs: tuple[Any, Any], training: bool | None = None) -> Any:
-        """The same before the sigmoid, ``(b, 1)``."""
+        """Returns the logits ``(b, 1)`` of `call`."""
         numbers, ids = inputs
         dense = self.dense_arch(numbers)
         everything = tf.concat([dense, *self._embed(ids, training, dense.dtype)], axis=1)
@@ -291,24 +291,24 @@ class DeepFM(_CollectionModel):
 
 @keras.saving.register_keras_serializable("sparring_tf")
 class TwoTower(_CollectionModel):
-    """A tower of layers over the embedding of a query, and one over that of a candidate.
+    """One tower of layers over the embedding of a query, and one over the embedding of a candidate.
 
     ::
 
         ids of the first feature  ──► (b, dim) ──► query_proj ──► (b, layer_sizes[-1])
         ids of the second feature ──► (b, dim) ──► candidate_proj ──► likewise
 
-    The same as `sparring_torch.models.TwoTower`. A softmax over the batch, each query against all
-    candidates in it, trains it for retrieval.
+    Equal to `sparring_torch.models.TwoTower`. For retrieval, it is trained with a softmax over the
+    batch: each query against all candidates.
 
     Args:
         embedding_collection: two features: queries first, then candidates.
-        layer_sizes: widths of the layers of each tower; all are activated.
-        seed: of the initial values of the layers.
-        **options: of `keras.Model`.
+        layer_sizes: widths of the layers of each tower. All layers have an activation.
+        seed: seed of the layers' initial values.
+        **options: options of `keras.Model`.
 
     Raises:
-        InvalidArgumentError: not two features.
+        InvalidArgumentError: the number of features is not two.
     """
 
     def __init__(
@@ -323,7 +323,7 @@ class TwoTower(_CollectionModel):
         configs = embedding_collection.feature_configs
         if len(configs) != 2:
             raise InvalidArgumentError(
-                f"TwoTower takes two features, queries and candidates, found {list(configs)}"
+                f"TwoTower requires two features, queries and candidates, found {list(configs)}"
             )
         self._settings = {"layer_sizes": tuple(layer_sizes), "seed": seed}
         query, candidate = ((each.table.embedding_dim, *layer_sizes) for each in configs.values())
@@ -331,11 +331,11 @@ class TwoTower(_CollectionModel):
         self.candidate_proj = _mlp(candidate, is_last_activated=True, seed=seed + 1000)
 
     def call(self, inputs: Any, training: bool | None = None) -> tuple[Any, Any]:
-        """Vectors of queries and of candidates, each ``(b, layer_sizes[-1])``.
+        """Returns vectors of queries and of candidates, each ``(b, layer_sizes[-1])``.
 
         Args:
             inputs: a dict of the features' ids, or ids ``(b, 2)``.
-            training: whether a gradient will come.
+            training: whether a gradient will follow.
         """
         query, candidate = self._embed(inputs, training, self.compute_dtype)
         return self.query_proj(query), self.candidate_proj(candidate)
@@ -356,7 +356,7 @@ def _embedding(
 
 
 def _mlp(widths: Sequence[int], *, is_last_activated: bool, seed: int) -> Any:
-    """Dense layers from each width to the next, with ReLU after each but perhaps the last."""
+    """Creates dense layers with ReLU, which is optional after the last layer."""
     layers: list[Any] = [keras.Input((widths[0],))]
     for place, width in enumerate(widths[1:]):
         is_last = place == len(widths) - 2

@@ -1,4 +1,4 @@
-"""Bags of several features to embeddings, in one native call where their rows are on this rank."""
+"""Looks up bags of several features, in one native call if their rows are on this rank."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class PooledFeature:
 def pool_features(
     layer: TableLayer, group: int, features: Sequence[PooledFeature], training: bool | None
 ) -> list[Any]:
-    """One embedding for each bag: ``(b, dim)`` of each feature.
+    """Returns one embedding per bag: ``(b, dim)`` for each feature.
 
     Args:
-        layer: whose tables.
-        group: which of the agent's groups these features are; all have b bags, and their tables
-            compute in one dtype.
-        features: of that group, all of them, in its order.
-        training: whether a gradient will come.
+        layer: the layer of the tables.
+        group: index of the features in the agent's groups. The features of a group have the same number
+            b of bags, and their tables compute in the same dtype.
+        features: all features of the group, in its order.
+        training: whether a gradient will follow.
     """
     anchors = layer.anchors
     own = [anchors[feature.table].value for feature in features]
@@ -71,7 +71,7 @@ def _summed(
     scales: Sequence[Any],
     training: bool | None,
 ) -> list[Any]:
-    """The same via one embedding for each id."""
+    """Implements `pooled` with one embedding per id."""
     requests = [(feature.table, feature.bags.ids) for feature in features]
     result = []
     for feature, scale, rows in zip(

@@ -1,4 +1,4 @@
-"""How tables and features are declared, with the names of keras-rs: `TableConfig`, `FeatureConfig`."""
+"""Declarations of tables and features, with the names of keras-rs: `TableConfig`, `FeatureConfig`."""
 
 from __future__ import annotations
 
@@ -18,44 +18,44 @@ __all__ = ["COMBINERS", "FeatureConfig", "TableConfig", "check_combiner", "decla
 COMBINERS = ("sum", "mean", "sqrtn")
 
 _IDS_PER_PARTITION = 256
-"""Default of keras-rs for the sizes of SparseCore's buffers."""
+"""Default of keras-rs for the buffer sizes of SparseCore."""
 
 
 @dataclass(frozen=True)
 class TableConfig:
-    """One table: a named set of rows, one for each id that was trained.
+    """A table: a named set of rows, one per trained id.
 
-    The arguments by position, up to `max_unique_ids_per_partition`, are those of keras-rs.
+    The positional arguments, up to `max_unique_ids_per_partition`, are those of keras-rs.
 
     Args:
-        name: of the table; with `seed` and the id it determines an initial embedding.
-        vocabulary_size: the most rows that the storage may hold; None sets no bound. It is no
-            range: ids may be any int64.
+        name: name of the table. Initial embeddings depend on it, on `seed` and on the id.
+        vocabulary_size: maximum number of rows in the storage; None means no limit. It does not limit
+            the range of ids, which may be any int64.
         embedding_dim: number of elements of an embedding; required.
-        initializer: what an id reads as before it was trained: a `sparring.Initializer`, its
-            name, or ``{"kind": name, parameter: value}``; or one of Keras that looks at no shape.
-            None means uniform in ±0.05, as Keras.
-        optimizer: rejected: `sparring_tf.Optimizer` has the optimizer of every table.
-        combiner: how the embeddings of a bag become one: ``sum``, ``mean``, ``sqrtn``; None: one
-            embedding for each id.
-        placement: ``sharded``: each row is on one rank; ``replicated``: every rank keeps all.
+        initializer: initial embeddings: a `sparring.Initializer`, its name, or
+            ``{"kind": name, parameter: value}``; or an initializer of Keras that does not depend on the
+            shape. None means uniform in ±0.05, as in Keras.
+        optimizer: rejected, because `sparring_tf.Optimizer` updates all tables.
+        combiner: how the embeddings of a bag are combined: ``sum``, ``mean`` or ``sqrtn``. None
+            returns one embedding per id.
+        placement: ``sharded`` stores each row on one rank, ``replicated`` stores all rows on every rank.
             keras-rs' ``auto`` and ``default_device`` mean ``sharded``; ``sparsecore`` is rejected.
-        max_ids_per_partition: rejected unless it is keras-rs' default of 256: buffers have no fixed
-            size here.
-        max_unique_ids_per_partition: as `max_ids_per_partition`.
-        dtype: of embeddings, as they are stored: float32, float64, float16 or bfloat16. Outputs
-            are computed in float32 for 16-bit tables, and so are gradients and optimizer state.
-        admission: which unseen ids earn a row, a `sparring.contracts.tables.admission.Admission` or
-            ``{"kind": name, parameter: value}``; None: all.
+        max_ids_per_partition: rejected unless it is keras-rs' default of 256, because buffers have no
+            fixed size here.
+        max_unique_ids_per_partition: see `max_ids_per_partition`.
+        dtype: dtype of stored embeddings: float32, float64, float16 or bfloat16. For 16-bit tables,
+            outputs, gradients and optimizer state are computed in float32.
+        admission: filter that decides which new ids get a row: an `Admission` of `sparring.contracts` or
+            ``{"kind": name, parameter: value}``. None admits all.
         seed: see `name`.
-        storage: in place of the collection's.
-        expire: after how long without training rows are removed, a `sparring.Expiry`
-            or ``{"after_steps": …, "after_days": …}``; None: never.
+        storage: storage backend of this table, instead of the collection's.
+        expire: removes rows that were not trained for some time: a `sparring.Expiry` or
+            ``{"after_steps": …, "after_days": …}``. None keeps all rows.
 
     Raises:
         InvalidArgumentError: `embedding_dim` is missing.
         UnsupportedError: an argument of keras-rs that has no effect here differs from its default, or an
-            initializer looks at a shape.
+            initializer depends on the shape.
     """
 
     name: str
@@ -76,7 +76,7 @@ class TableConfig:
 
     @classmethod
     def of(cls, table: sparring.TableConfig, combiner: str | None = "sum") -> TableConfig:
-        """A table that was declared for any framework."""
+        """Converts the configuration of a table that is independent of the framework."""
         return cls(
             name=table.name,
             embedding_dim=table.dim,
@@ -97,8 +97,8 @@ class TableConfig:
             )
         if optimizer is not None:
             raise UnsupportedError(
-                f"TableConfig of table {self.name!r} has no optimizer; give its hyper-parameters to "
-                f"sparring_tf.Optimizer(model, 'adagrad', tables={{{self.name!r}: {{'lr': …}}}})",
+                f"TableConfig of table {self.name!r} does not support optimizer; pass hyper-parameters "
+                f"to sparring_tf.Optimizer(model, 'adagrad', tables={{{self.name!r}: {{'lr': …}}}})",
                 table=self.name,
             )
         for setting, found in (
@@ -130,16 +130,16 @@ class FeatureConfig:
     The arguments by position are those of keras-rs.
 
     Args:
-        name: of the feature, for messages.
-        table: where it looks up.
-        input_shape: shape of the ids, or None. It is kept and saved with the layer, and as in keras-rs
-            on CPU and GPU it does not restrict batches, which may have any size.
+        name: name of the feature in error messages.
+        table: the table in which the feature is looked up.
+        input_shape: shape of the ids, or None. It is saved with the layer, but as in keras-rs on CPU and
+            GPU, it does not restrict the size of batches.
         output_shape: shape of the embeddings, or None. The last number must be the table's
             `embedding_dim`.
 
     Raises:
-        InvalidArgumentError: a shape is no sequence of numbers and None, or `output_shape` does not end
-            in `embedding_dim`.
+        InvalidArgumentError: a shape is not a sequence of numbers and None, or `output_shape` does not
+            end in `embedding_dim`.
     """
 
     name: str
@@ -177,10 +177,10 @@ def _validate_shape(given: Any, setting: str, feature: str) -> tuple[int | None,
 
 
 def check_combiner(combiner: object, table: str) -> None:
-    """Refuses what is no combiner.
+    """Checks the name of a combiner.
 
     Raises:
-        InvalidArgumentError: naming those that there are.
+        InvalidArgumentError: the combiner is unknown. The message lists the supported ones.
     """
     if combiner not in COMBINERS:
         raise InvalidArgumentError(
@@ -191,14 +191,14 @@ def check_combiner(combiner: object, table: str) -> None:
 
 
 def declaration(config: TableConfig, storage: StorageLike) -> TableDeclaration:
-    """Table declaration of a configuration.
+    """Returns the declaration of a table.
 
     Args:
-        config: of one table.
-        storage: for tables that name none of their own.
+        config: configuration of the table.
+        storage: storage backend if the table does not specify one.
 
     Raises:
-        InvalidArgumentError: an unknown dtype or initializer, or a number out of range.
+        InvalidArgumentError: the dtype or initializer is unknown, or a number is out of range.
     """
     initializer = config.initializer
     table = sparring.TableConfig(

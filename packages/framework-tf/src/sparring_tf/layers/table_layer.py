@@ -1,11 +1,11 @@
-"""The base of layers that look up in tables.
+"""Base class of layers that look up embeddings in tables.
 
     ids ──► op: core's native lookup ──► embeddings ──► model, loss
                                                            │
     Optimizer.apply  ◄── tf.IndexedSlices(gradients, ids) of the anchor ◄┘
 
-Rows are no weights. Each table has an anchor in their place, a trainable weight of shape (0, dim) that
-stands for all of its rows: the gradient flows to it, and who trains the anchor trains the table.
+Rows are not weights of the layer. Instead, each table has an anchor, a trainable weight of shape (0, dim)
+that receives the gradients of all rows: an optimizer that trains the anchor trains the table.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-# TensorFlow's own ops ask in this way whether they are traced for XLA; there is no public name for it.
+# TensorFlow's own ops use this to detect tracing for XLA; there is no public function.
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 from sparring.errors import UnsupportedError
@@ -34,82 +34,82 @@ __all__ = ["TableLayer"]
 
 
 class TableLayer(keras.layers.Layer):
-    """The base of layers that look up in tables."""
+    """Base class of layers that look up embeddings in tables."""
 
     agent: TableAgent
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         _reject_strategies(self.name)
-        # XLA knows nothing of tables; `jit_compile="auto"` asks.
+        # XLA cannot compile lookups. Keras reads this for `jit_compile="auto"`.
         self.supports_jit = False
 
     def _set_agent(self, agent: TableAgent) -> None:
-        """Takes the tables of `agent` as this layer's."""
+        """Sets the agent, and creates an anchor for each of its tables."""
         self.agent = agent
         exchanged_lookup.order_variable()
         for each in agent.declarations:
             self._add_anchor(each.table.name, each.table.dim, each.table.computing_dtype.name)
         for anchor in agent.anchors.values():
-            # Given to the constructor, it came before there were anchors.
+            # The argument of the constructor was set before the anchors existed.
             anchor.trainable = self.trainable
 
     def _add_anchor(self, table: str, dim: int, dtype: str) -> None:
         with keras.name_scope(self.name, caller=self):
             anchor = Anchor(TrainedTable(self.agent, table), dim, dtype)
-        # As an attribute: Keras and checkpoints find it.
+        # An attribute, so that Keras and checkpoints find it.
         setattr(self, f"{table}_anchor", anchor)
         self.agent.anchors[table] = anchor
 
     def build(self, *_: Any) -> None:
-        """Nothing is left to be made: no shape of an input matters."""
+        """Does nothing, because the layer does not depend on the shape of its inputs."""
 
     def __getattr__(self, name: str) -> Any:
-        # Called only for names that are not there, and for properties that raise AttributeError.
+        # Only called for missing attributes, and for properties that raise AttributeError.
         if not hasattr(type(self), name):
             check_attribute(type(self).__name__, name)
         return object.__getattribute__(self, name)
 
     @property
     def anchors(self) -> dict[str, Any]:
-        """Table name → the weight that stands for its rows."""
-        # Not an attribute of the layer: Keras would wrap it.
+        """Table name → the weight that receives the gradients of its rows."""
+        # Stored in the agent, because Keras would wrap an attribute of the layer.
         return self.agent.anchors
 
     def num_rows(self) -> dict[str, int]:
-        """Table name → rows held on this rank."""
+        """Returns table name → number of rows on this rank."""
         return {name: self.agent.container.num_rows(name) for name in self.agent.table_names}
 
     def get_config(self) -> dict[str, Any]:
-        """Configuration of a layer.
+        """Returns the configuration of the layer.
 
         Raises:
-            UnsupportedError: Keras writes a file without rows.
+            UnsupportedError: Keras is writing a file that cannot contain rows.
         """
         check_file_contains_rows(self.name)
         return dict(super().get_config())
 
     def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
-        """Called by Keras to save a model or its weights: the rows go among these.
+        """Saves the rows. Keras calls it when it saves a model or its weights.
 
         Raises:
-            UnsupportedError: they are on several ranks, or are too many and Keras writes to no file
-                that they could be stored next to.
-            InvalidArgumentError: the dense weights are of an older step.
+            UnsupportedError: the rows are on several ranks, or they are too large for the file and
+                cannot be stored next to it.
+            InvalidArgumentError: the dense weights are from an older step.
         """
         self.agent.check_versions()
         for i, table in enumerate(self.agent.table_names):
             save_rows(self.agent.container, table, store, i)
 
     def load_own_variables(self, store: Mapping[str, Any]) -> None:
-        """Called by Keras to load them.
+        """Loads the rows. Keras calls it when it loads a model or its weights.
 
         Raises:
-            DataError: the file has no rows, or damaged ones.
-            SnapshotError: the snapshot next to the file is missing, damaged or another one.
-            InvalidArgumentError: they do not go with the layer.
-            CapacityError: the storage has no room for them.
-            UnsupportedError: the layer's rows lie on several ranks.
+            DataError: the rows are missing in the file, or damaged.
+            SnapshotError: the snapshot next to the file is missing, damaged or belongs to another save.
+            InvalidArgumentError: the rows do not match the layer.
+            CapacityError: the storage has no capacity for the rows.
+            UnsupportedError: the layer's rows are on several ranks.
         """
         for i, table in enumerate(self.agent.table_names):
             load_rows(self.agent.container, table, store, i)
@@ -117,9 +117,9 @@ class TableLayer(keras.layers.Layer):
 
     @contextmanager
     def _errors_on_all_ranks(self, tables: Sequence[str], training: bool | None) -> Iterator[None]:
-        """Raises an error of the block on all ranks, before a lookup in `tables` that they have begun.
+        """Reports an error of the block to all ranks, which have started a lookup in `tables`.
 
-        A graph is made before any lookup begins, so there this rank alone refuses.
+        In a graph no lookup has started yet, so the error is raised only on this rank.
         """
         try:
             if not tf.executing_eagerly():
@@ -133,7 +133,7 @@ class TableLayer(keras.layers.Layer):
             raise
 
     def _gather(self, requests: Sequence[tuple[str, Any]], training: bool | None) -> list[Any]:
-        """One embedding for each id: of ``(…)`` int64 of a table, ``(…, dim)``."""
+        """Returns embeddings ``(…, dim)`` for each pair of a table and int64 ids ``(…)``."""
         anchors = self.anchors
         if program_lookups.is_traced():
             return [
@@ -150,19 +150,19 @@ class TableLayer(keras.layers.Layer):
         return found
 
     def _to_compute_dtype(self, found: Any) -> Any:
-        """Embeddings in the dtype that the layer computes in."""
-        # A conversion to the same dtype takes as long as looking up ten ids.
+        """Casts embeddings to the layer's compute dtype."""
+        # A cast to the same dtype would take as long as a lookup of ten ids.
         dtype = self.compute_dtype
         return found if found.dtype.name == dtype else tf.cast(found, dtype)
 
 
 def _reject_compilation(layer: str) -> None:
-    """Rejects a function that XLA will compile, before XLA fails with its own message."""
+    """Rejects a function that XLA will compile, before XLA raises an error that is hard to understand."""
     if GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
         raise UnsupportedError(
-            f"layer {layer!r} is called in a tf.function with jit_compile=True, and XLA cannot compile "
-            "lookups in tables, whose rows are outside of the graph; leave jit_compile out, or give it "
-            "to a function that takes the embeddings that the layer found",
+            f"layer {layer!r} is called in a tf.function with jit_compile=True, but XLA cannot compile "
+            "lookups, because the rows are outside the graph; leave jit_compile out, or compile only a "
+            "function that takes the embeddings",
             layer=layer,
         )
 
@@ -171,8 +171,8 @@ def _reject_strategies(layer: str) -> None:
     if tf.distribute.has_strategy():
         strategy = type(tf.distribute.get_strategy()).__name__
         raise UnsupportedError(
-            f"layer {layer!r} holds tables, whose rows a {strategy} of tf.distribute cannot copy to "
-            "its replicas; start one process a rank instead, as mpiexec -n 4 python …, and give the "
-            "layers a container of these ranks",
+            f"layer {layer!r} has tables, whose rows a {strategy} of tf.distribute cannot copy to "
+            "its replicas; start one process per rank instead, for example mpiexec -n 4 python …, and "
+            "give the layers a container of these ranks",
             layer=layer,
         )

@@ -1,1 +1,1 @@
-"""Lookups: from ids to embeddings, by operators of TensorFlow."""
+"""Lookups of embeddings by ids, implemented as TensorFlow ops."""

@@ -1,4 +1,4 @@
-"""Bags of ids, from dense, ragged and sparse inputs, and how their embeddings become one."""
+"""Bags of ids from dense, ragged and sparse inputs, and the factors that combine their embeddings."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class Bags:
     """b bags with n ids."""
 
     ids: Any
-    """``(n,)`` int64, bag after bag."""
+    """``(n,)`` int64, ordered by bag."""
     lengths: Any
-    """``(b,)`` int64."""
+    """``(b,)`` int64, number of ids per bag."""
     weights: Any | None
-    """``(n,)``, or None: all are 1."""
+    """``(n,)``, or None if all weights are 1."""
 
     def scales(self, combiner: str, dtype: Any) -> Any | None:
-        """Factor of each embedding before a bag is summed: ``(n,)``, or None for 1.
+        """Returns the factor of each embedding before a bag is summed: ``(n,)``, or None for 1.
 
-        As `tf.nn.embedding_lookup_sparse` has it: ``mean`` divides by the sum of the weights,
+        As in `tf.nn.embedding_lookup_sparse`, ``mean`` divides by the sum of the weights and
         ``sqrtn`` by the square root of the sum of their squares.
         """
         if self.weights is None:
@@ -35,7 +35,7 @@ class Bags:
                 return None
             divisors = tf.cast(self.lengths, dtype)
             divisors = divisors if combiner == "mean" else tf.sqrt(divisors)
-            # Empty bags divide nothing.
+            # The divisor of an empty bag is 0, and is not used.
             return tf.repeat(tf.math.divide_no_nan(tf.ones_like(divisors), divisors), self.lengths)
         weights = tf.cast(self.weights, dtype)
         if combiner == "sum":
@@ -48,22 +48,22 @@ class Bags:
         return tf.math.divide_no_nan(weights, tf.gather(divisors, positions))
 
     def positions(self) -> Any:
-        """The bag of each id: ``(n,)``."""
+        """Returns the bag of each id: ``(n,)``."""
         return tf.repeat(tf.range(tf.size(self.lengths)), self.lengths)
 
 
 def parse_bags(inputs: Any, weights: Any, what: str) -> Bags:
-    """Bags of a layer's inputs.
+    """Converts a layer's inputs to bags.
 
     Args:
-        inputs: dense ``(b,)``, a bag of one id each, or ``(b, n)``; ragged ``(b, None)``; sparse
-            ``(b, m)``, whose bags are the ids that are there.
-        weights: of the same kind and shape as `inputs`, or None.
-        what: how messages name them.
+        inputs: dense ``(b,)``, in which each id is a bag, or ``(b, n)``; ragged ``(b, None)``; or sparse
+            ``(b, m)``, in which the values of a row are a bag.
+        weights: weights of the same kind and shape as `inputs`, or None.
+        what: name of the ids in error messages.
 
     Raises:
-        InvalidArgumentError: another rank or dtype; weights of another kind or shape. In a graph
-            that meets weights in other places than ids, TensorFlow raises its own.
+        InvalidArgumentError: the ids have another rank or dtype, or the weights have another kind or
+            shape. If the positions of weights and ids differ in a graph, TensorFlow raises its error.
     """
     ids = validate_ids(inputs, what)
     if weights is not None:
@@ -107,27 +107,27 @@ def _check_weights(ids: Any, weights: Any, what: str) -> None:
     kind = next((each for each in kinds if isinstance(ids, each)), tf.Tensor)
     if not isinstance(weights, kind) or not ids.shape.is_compatible_with(weights.shape):
         raise InvalidArgumentError(
-            f"weights of {what} must be of the kind and shape of the ids, {kind.__name__} "
+            f"weights of {what} must have the kind and shape of the ids, {kind.__name__} "
             f"{ids.shape}, found {type(weights).__name__} {weights.shape}"
         )
     if kind in kinds and not ids.values.shape.is_compatible_with(weights.values.shape):
         raise InvalidArgumentError(
-            f"weights of {what} must be one for each id, found {weights.values.shape[0]} weights "
+            f"weights of {what} must be one per id, found {weights.values.shape[0]} weights "
             f"for {ids.values.shape[0]} ids"
         )
     if not weights.dtype.is_floating:
         raise InvalidArgumentError(
-            f"weights of {what} must be floating-point numbers, found {weights.dtype.name}"
+            f"weights of {what} must be floating-point numbers, found dtype {weights.dtype.name}"
         )
 
 
 def _check_positions(weights: Any, positions: Any, id_positions: Any, what: str) -> Any:
-    """`weights`, checked to lie where the ids lie."""
+    """Returns `weights` after checking that they have the same positions as the ids."""
     if positions is id_positions:
         return weights
     message = (
-        f"weights of {what} must lie where the ids lie, one for each; make them of the ids, as "
-        "ids.with_values(…)"
+        f"weights of {what} must have the same positions as the ids, one weight per id; create them from "
+        "the ids, for example with ids.with_values(…)"
     )
     positions, id_positions = tf.cast(positions, tf.int64), tf.cast(id_positions, tf.int64)
     is_same = tf.cond(

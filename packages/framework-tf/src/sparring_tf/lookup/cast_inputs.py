@@ -1,7 +1,7 @@
-"""Floats that a functional model casts to ids before a layer sees them.
+"""Detects floats that a functional model casts to ids before a layer receives them.
 
-`keras.Input(dtype="int64")` takes floats, cuts off their fractions, and passes int64 on. What the model
-was given is still there among the calls that lead to the layer.
+`keras.Input(dtype="int64")` accepts floats, truncates them, and passes int64 to the layers. The original
+input of the model is found in the stack frames of the calls that lead to the layer.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import tensorflow as tf
 __all__ = ["find_float_input"]
 
 _FEW_CALLS = 12
-"""Between a layer and the functional model that it is a part of."""
+"""Maximum number of stack frames between a layer and the functional model that contains it."""
 
 _CALLING = (".models.sequential", ".layers.layer", ".ops.operation", ".utils.traceback_utils")
-"""Modules of Keras by which a model is called."""
+"""Modules of Keras that call a model."""
 
 
 def find_float_input(ids: Any) -> str | None:
-    """The dtype of the floats that a functional model made these ids of; None: it made them of none.
+    """Returns the dtype of the floats that a functional model cast to these ids, or None.
 
     Args:
-        ids: as a layer got them.
+        ids: the input of a layer.
     """
     frame: FrameType | None = sys._getframe(2)
     left = _FEW_CALLS
@@ -40,14 +40,14 @@ def find_float_input(ids: Any) -> str | None:
             dtype = _dtype_name(given)
             if "float" in dtype:
                 return dtype
-            # The model may be part of another one.
+            # The model may be nested in another model.
             ids, left = given, _FEW_CALLS
         frame = frame.f_back
     return None
 
 
 def _is_functional_model(frame: FrameType) -> bool:
-    """Whether it is a call of one, which has made tensors of its inputs."""
+    """Whether the frame is a call of a functional model that has converted its inputs to tensors."""
     is_there = _module(frame).endswith(".models.functional")
     return is_there and isinstance(frame.f_locals.get("inputs"), list)
 
@@ -57,7 +57,7 @@ def _module(frame: FrameType) -> str:
 
 
 def _find_model_input(ids: Any, frame: FrameType) -> Any:
-    """Input of a model where it passes `ids` on; None: it is no input of it."""
+    """Returns the input from which a model's call got `ids`, or None if `ids` is not an input."""
     model: Any = frame.f_locals.get("self")
     converted = frame.f_locals["inputs"]
     places = [place for place, each in enumerate(converted) if each is ids]
@@ -68,14 +68,14 @@ def _find_model_input(ids: Any, frame: FrameType) -> Any:
         structure = _argument(caller.f_locals)
         flat = [] if structure is None else _flat(structure, model.inputs)
         if len(flat) == len(converted):
-            # The outermost: a sequential model casts more than once.
+            # Use the outermost call, because a sequential model casts more than once.
             given = flat[places[0]]
         caller = caller.f_back
     return given
 
 
 def _argument(variables: Mapping[str, Any]) -> Any:
-    """The inputs that a call of a model got, before the model converts them."""
+    """Returns the inputs of a model's call before the model converts them."""
     if variables.get("inputs") is not None:
         return variables["inputs"]
     args = variables.get("args")
@@ -86,7 +86,7 @@ def _argument(variables: Mapping[str, Any]) -> Any:
 
 
 def _flat(structure: Any, inputs: Sequence[Any]) -> list[Any]:
-    """One thing for each input of a model."""
+    """Flattens a structure to one element per input of a model."""
     names = [each.name for each in inputs]
     if isinstance(structure, Mapping) and set(names) <= set(structure):
         return [structure[name] for name in names]

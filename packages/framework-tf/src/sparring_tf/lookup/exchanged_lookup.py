@@ -1,8 +1,8 @@
-"""Lookups in tables whose rows lie on several ranks.
+"""Lookups in tables whose rows are on several ranks.
 
-The exchange between ranks is core's, in Python, so a graph calls it by `tf.numpy_function`. All ranks
-make the same calls in the same order: in a graph, one variable that each call reads and writes keeps
-them in the order in which they were traced.
+The exchange between ranks is implemented in core, in Python, so a graph calls it with
+`tf.numpy_function`. All ranks must make the same calls in the same order: in a graph, each call reads and
+writes one variable, which keeps the calls in the order in which they were traced.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = ["gather", "run_in_order", "order_variable", "own_errors"]
 
 _order: list[Any] = []
 _open_scopes: list[list[BaseException]] = []
-"""Of each `own_errors` that is open, the last error; nothing is kept where none is."""
+"""Last error for each active `own_errors`; empty if none is active."""
 
 
 @contextmanager
 def own_errors() -> Iterator[None]:
-    """Raises errors of this package as they are, where a graph made TensorFlow's of them."""
+    """Raises the original errors of this package where TensorFlow's graph replaced them by its own."""
     failed: list[BaseException] = []
     _open_scopes.append(failed)
     try:
@@ -39,7 +39,7 @@ def own_errors() -> Iterator[None]:
             raise
         raise failed.pop() from error
     finally:
-        # By identity: lists that are equal, as empty ones, are others'.
+        # Compared by identity, because empty lists are equal.
         _open_scopes[:] = [each for each in _open_scopes if each is not failed]
 
 
@@ -50,7 +50,7 @@ def gather(
     is_training: bool,
     check: Callable[[], None],
 ) -> list[Any]:
-    """One embedding for each id, as `TableLayer._gather`, in one exchange; after `check`."""
+    """Implements `TableLayer._gather` with one exchange. Calls `check` before it."""
     tables = [table for table, _ in requests]
 
     def look_up(*all_ids: npt.NDArray[np.int64]) -> list[npt.NDArray[Any]]:
@@ -62,7 +62,7 @@ def gather(
         found = container.lookup_all(asked, is_registered=is_training)
         for each in found:
             if each.shadow_id is not None:
-                # A gradient brings its own ids.
+                # The gradient contains its own ids, so these keys are not needed.
                 container.resources.release(each.shadow_id)
         return [native_gather(each.rows, each.inverse) for each in found]
 
@@ -82,10 +82,10 @@ def gather(
 
 
 def order_variable() -> Any:
-    """Variable that keeps calls in order.
+    """Returns the variable that keeps calls in order.
 
-    Layers ask for it when they are made: a graph whose first trace was refused may make no variable in
-    its second.
+    Layers call this in their constructor: if the first trace of a graph failed, its second trace must not
+    create variables.
     """
     if not _order:
         with tf.init_scope():
@@ -98,12 +98,12 @@ def run_in_order(
     inputs: Sequence[Any],
     dtypes: Sequence[Any],
 ) -> list[Any]:
-    """Calls a function of arrays, after all calls that were traced before it.
+    """Calls a function of NumPy arrays after all calls that were traced before it.
 
     Args:
-        function: returns one array for each of `dtypes`.
-        inputs: tensors.
-        dtypes: of the results.
+        function: returns one array per element of `dtypes`.
+        inputs: tensors that are passed to the function as arrays.
+        dtypes: dtypes of the results.
     """
     if tf.executing_eagerly():
         return [tf.convert_to_tensor(each) for each in function(*(each.numpy() for each in inputs))]

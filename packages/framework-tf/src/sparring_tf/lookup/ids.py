@@ -1,4 +1,4 @@
-"""Ids from what a layer was given: int64 tensors, and exactly what was meant."""
+"""Converts the inputs of layers to int64 tensors, and rejects ids that may have been rounded."""
 
 from __future__ import annotations
 
@@ -17,54 +17,53 @@ _WHOLE_IN_FLOAT32 = 2**24
 
 
 def validate_id(given: int | None, what: str) -> int | None:
-    """An id that a setting names, or None.
+    """Validates an id in a setting.
 
     Args:
-        given: of the setting.
-        what: how the message names it.
+        given: the id, or None.
+        what: name of the setting in error messages.
 
     Raises:
-        InvalidArgumentError: it is no whole number of 64 bits.
+        InvalidArgumentError: `given` is not a 64-bit integer.
     """
     if given is None:
         return None
     is_whole = isinstance(given, Integral) and not isinstance(given, bool)
     if not is_whole or not -(2**63) <= given < 2**63:
         raise InvalidArgumentError(
-            f"{what} must be an id, a whole number of 64 bits, or None; found {given!r}"
+            f"{what} must be an id, a 64-bit integer, or None; found {given!r}"
         )
     return int(given)
 
 
 def validate_ids(values: Any, what: str, *, is_sparse_ok: bool = True) -> Any:
-    """`values` as a tensor of int64: dense, ragged or sparse as they are.
+    """Returns `values` as an int64 tensor: dense, ragged or sparse, like the input.
 
-    Floats are refused: from 2**24 on, float32 does not tell neighbors apart, and Keras makes float32
-    of what it is not told the dtype of.
-
-    So are those that a functional model has cast to int64 already, for an input that was declared so.
-    Of other casts from floats is warned, where a graph shows them.
+    Floats are rejected, because float32 cannot represent all integers from 2**24 on, and Keras converts
+    inputs without a dtype to float32. This includes floats that a functional model has already cast to
+    int64. Other casts from floats that are visible in a graph cause a warning.
 
     Args:
-        values: of an integer dtype.
-        what: how the message names them, as ``table 'user'``.
-        is_sparse_ok: they may be a `tf.SparseTensor`.
+        values: values of an integer dtype.
+        what: name of the ids in error messages, for example ``table 'user'``.
+        is_sparse_ok: whether a `tf.SparseTensor` is accepted.
 
     Raises:
-        InvalidArgumentError: they are of another dtype.
-        UnsupportedError: they are sparse, and may not be.
+        InvalidArgumentError: the values have another dtype.
+        UnsupportedError: the values are sparse, but `is_sparse_ok` is False.
     """
     if isinstance(values, tf.SparseTensor) and not is_sparse_ok:
         raise UnsupportedError(
-            f"ids of {what} are a SparseTensor, and one embedding was asked for each of them; give "
-            "dense or ragged ids, or pool them with EmbeddingBag"
+            f"ids of {what} are a SparseTensor, but a lookup of one embedding per id requires dense or "
+            "ragged ids; convert them, or pool them with EmbeddingBag"
         )
     if not isinstance(values, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)):
         try:
             values = tf.convert_to_tensor(values)
         except (TypeError, ValueError) as error:
             raise InvalidArgumentError(
-                f"ids of {what} must be an int64 tensor, found {type(values).__name__}: {error}"
+                f"ids of {what} must be an int64 tensor, found {type(values).__name__}, which TensorFlow "
+                f"cannot convert: {error}"
             ) from error
     dtype = values.dtype
     if dtype == tf.int64:
@@ -80,7 +79,7 @@ def validate_ids(values: Any, what: str, *, is_sparse_ok: bool = True) -> Any:
 
 
 def _wrong_dtype_error(dtype: str, what: str) -> InvalidArgumentError:
-    fix = "feed int64, and declare such an input as keras.Input(…, dtype='int64')"
+    fix = "pass int64, and declare such an input as keras.Input(…, dtype='int64')"
     if dtype == "string":
         fix = (
             "convert the strings before they become tensors, with sparring.hash_strings(strings), as "
@@ -93,17 +92,17 @@ def _wrong_dtype_error(dtype: str, what: str) -> InvalidArgumentError:
 
 
 def _warn_of_floats(ids: Any, what: str) -> None:
-    """Somebody may cast what was rounded, and somebody what was not."""
+    """Warns if ids were cast from floats, which may have been rounded before."""
     if isinstance(ids, tf.RaggedTensor):
         ids = ids.flat_values
     elif isinstance(ids, tf.SparseTensor):
         ids = ids.values
-    # Tensors that a graph takes from outside come of no op.
+    # Tensors that a graph captures have no op.
     made_by = getattr(ids, "op", None)
     if made_by is not None and made_by.type == "Cast" and made_by.inputs[0].dtype.is_floating:
         found = made_by.inputs[0].dtype.name
         warnings.warn(
-            f"ids of {what} come as {found} and are cast to int64: fractions are cut off, and float32 "
-            f"has no odd numbers beyond {_WHOLE_IN_FLOAT32:,}; feed int64",
+            f"ids of {what} come as {found} and are cast to int64: fractions are truncated, and float32 "
+            f"cannot represent odd numbers above {_WHOLE_IN_FLOAT32:,}; pass int64",
             stacklevel=2,
         )

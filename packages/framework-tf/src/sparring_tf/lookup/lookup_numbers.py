@@ -1,8 +1,9 @@
-"""The numbers by which ops know what they look up in, in this process and in a SavedModel.
+"""The numbers by which ops identify the tables to look up in, in this process and in a SavedModel.
 
-In a graph the number is read from a resource, so that the same graph works where it is loaded::
+In a graph, the number is read from a resource, so that the same graph works in the process that loads
+it::
 
-    where it was traced              where it is loaded
+    process that traced it           process that loads it
     resource ◄── the number of       resource ◄── SparringOpen(manifest of the rows)
                  the publication
 """
@@ -23,11 +24,11 @@ __all__ = ["LookupNumber"]
 
 
 class LookupNumber(tf.saved_model.experimental.TrackableResource):  # type: ignore[misc,unused-ignore]
-    """The number of a publication.
+    """Number of a publication.
 
     Args:
-        agent: whose tables are looked up in.
-        features: table and pooling of each feature that is looked up together.
+        agent: agent of the tables.
+        features: table and pooling of each feature that is looked up in the same call.
     """
 
     def __init__(self, agent: TableGroup, features: Sequence[tuple[str, str]]) -> None:
@@ -40,15 +41,15 @@ class LookupNumber(tf.saved_model.experimental.TrackableResource):  # type: igno
             tf.raw_ops.AssignVariableOp(resource=self.resource_handle, value=self._number)
 
     def tensor(self) -> Any:
-        """The number, a scalar, for an op here and now."""
+        """Returns the number as a scalar tensor for an op in the current context."""
         if tf.executing_eagerly():
             return self._number
         return tf.raw_ops.ReadVariableOp(resource=self.resource_handle, dtype=tf.int64)
 
-    # TensorFlow's protocol of resources that a SavedModel makes again.
+    # TensorFlow's protocol for resources that are created again when a SavedModel is loaded.
 
     def _create_resource(self) -> Any:
-        # A name that no other has here. Where it is loaded, TensorFlow adds one for each load.
+        # The name is unique in this process. TensorFlow makes it unique for each load.
         name = f"sparring_lookup_{self.publication.number}"
         return tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[], shared_name=name)
 
@@ -78,7 +79,7 @@ class LookupNumber(tf.saved_model.experimental.TrackableResource):  # type: igno
         @tf.function(input_signature=[], autograph=False)
         def destroy() -> int:
             number = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int64)
-            # The resource stays: a later reader of the number is told that the tables are gone.
+            # The resource remains, so that a later lookup reports that the tables are closed.
             ops().sparring_close(number=number)
             return 1
 

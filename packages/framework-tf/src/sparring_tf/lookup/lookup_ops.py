@@ -1,8 +1,8 @@
 """The ops of ``native/lookup_ops.cc`` and their gradients.
 
-The gradient of a lookup is the gradient of each id's embedding, as `tf.IndexedSlices` of the layer's
-anchor. So it goes wherever a gradient of Keras goes, through tapes, loss scaling and clipping by value,
-and nothing need remember what was looked up.
+The gradient of a lookup is one gradient per id, as `tf.IndexedSlices` of the layer's anchor. Therefore
+Keras can process it like any gradient, with tapes, loss scaling and clipping by value, and the lookup
+need not be remembered.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ __all__ = ["attach", "gather", "pool"]
 
 
 def gather(ids: Any, anchor: Any, guard: Any, collection: Any) -> Any:
-    """One embedding for each id: ``(…)`` int64 → ``(…, dim)``.
+    """Returns one embedding per id: ``(…)`` int64 → ``(…, dim)``.
 
     Args:
         ids: any number of dimensions.
-        anchor: ``(0, dim)``, to which the gradient goes.
-        guard: the handle of a variable that steps write to.
-        collection: the number of a `Publication` that shows one table.
+        anchor: ``(0, dim)``, receives the gradient.
+        guard: handle of a variable that steps write to.
+        collection: number of a `Publication` of one table.
     """
     return ops().sparring_gather(ids=ids, anchor=anchor, guard=guard, collection=collection)
 
 
 def pool(ids: Any, lengths: Any, weights: Any, anchors: Any, guard: Any, collection: Any) -> Any:
-    """One embedding for each bag of each feature, side by side: ``(b, sum of dims)``.
+    """Returns one embedding per bag and feature, concatenated by feature: ``(b, sum of dims)``.
 
     Args:
-        ids: ``(n,)``, feature after feature, bag after bag.
-        lengths: ``(features, b)``: ids in each bag.
-        weights: ``(n,)``, or ``(0,)`` for none.
-        anchors: ``(0, dim)`` of each feature.
-        guard: as in `gather`.
-        collection: the number of a `Publication` that shows a collection of sums.
+        ids: ``(n,)``, ordered by feature, then by bag.
+        lengths: ``(features, b)``, number of ids per bag.
+        weights: ``(n,)``, or ``(0,)`` for no weights.
+        anchors: ``(0, dim)`` per feature.
+        guard: see `gather`.
+        collection: number of a `Publication` of several features with sum pooling.
     """
     return ops().sparring_pool(
         ids=ids,
@@ -50,10 +50,10 @@ def pool(ids: Any, lengths: Any, weights: Any, anchors: Any, guard: Any, collect
 
 
 def attach(embeddings: Any, ids: Any, anchor: Any) -> Any:
-    """`embeddings` as they are; their gradient goes to `anchor` as that of a `gather`.
+    """Returns `embeddings` unchanged. Their gradient flows to `anchor`, as in `gather`.
 
     Args:
-        embeddings: ``(n, dim)``, found by other means.
+        embeddings: ``(n, dim)``, from another kind of lookup.
         ids: ``(n,)``.
         anchor: ``(0, dim)``.
     """
@@ -64,7 +64,7 @@ def _slices(gradient: Any, ids: Any, anchor: Any) -> Any:
     if ids.shape.rank != 1:
         ids = tf.reshape(ids, [-1])
     elif not tf.executing_eagerly():
-        # A function's gradient is a function of its own, which cannot give out what is in another.
+        # The gradient of a function is a separate function, which cannot return a captured tensor.
         ids = tf.identity(ids)
     return tf.IndexedSlices(
         gradient if gradient.shape.rank == 2 else tf.reshape(gradient, [-1, anchor.shape[1]]),
@@ -96,22 +96,22 @@ def _pool_gradient(op: Any, gradient: Any) -> list[Any]:
         for own_ids, values, anchor in zip(spread.own_ids, spread.values, anchors, strict=True)
     ]
     of_weights = None
-    # An op that a tape recorded says which gradients are not needed.
+    # An op that was recorded by a tape lists the gradients that are not needed.
     if weights.shape[0] != 0 and _WEIGHTS not in (getattr(op, "skip_input_indices", None) or ()):
         of_weights = _weights_gradient(gradient, ids, lengths, anchors, guard, collection)
     return [None, None, of_weights, *slices, None, None]
 
 
 _WEIGHTS = 2
-"""The place of the weights among the inputs of SparringPool."""
+"""Index of the weights among the inputs of SparringPool."""
 
 
 def _weights_gradient(
     gradient: Any, ids: Any, lengths: Any, anchors: Any, guard: Any, collection: Any
 ) -> Any:
-    """Of each id, the product of its embedding and its bag's gradient: ``(n,)``.
+    """Returns the dot product of each id's embedding with the gradient of its bag: ``(n,)``.
 
-    Each id is looked up again, as a bag of its own that is empty for all features but its own.
+    Each id is looked up again in a separate bag, which is empty for all other features.
     """
     num_features, num_ids = len(anchors), tf.size(ids)
     per_feature = tf.reduce_sum(lengths, axis=1)

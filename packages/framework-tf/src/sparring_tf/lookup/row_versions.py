@@ -1,10 +1,10 @@
-"""Versions of rows: which rows the values of `get_weights` belong to.
+"""Versions of rows, which connect the values of `get_weights` to the rows at that time.
 
-Rows are no part of `get_weights`. The value of an anchor there has no elements, and says which version
-of the rows was current::
+`get_weights` does not contain rows. The value of an anchor has no elements, but contains the version of
+the rows::
 
     get_weights ──► VersionedWeight (0, dim): version 7, of step 120
-    set_weights ◄── version 7, while the rows are version 12: lookups are refused
+    set_weights ◄── version 7, while the rows have version 12: lookups raise an error
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ __all__ = ["RowVersion", "VersionedWeight", "record_change", "set_version", "get
 
 @dataclass(frozen=True, slots=True)
 class RowVersion:
-    """One state of the rows of a table, in one process."""
+    """One state of the rows of a table in one process."""
 
     number: int = 0
-    """Unique; 0 before the first change."""
+    """Unique number; 0 before the first change."""
     step: int = 0
-    """Steps that the container had taken."""
+    """Number of steps of the container at this version."""
 
 
 class VersionedWeight(np.ndarray):  # type: ignore[type-arg,unused-ignore]
-    """The value of an anchor. Copies keep the version, pickled ones too."""
+    """Value of an anchor. Copies, including pickled ones, keep the version."""
 
     version: RowVersion | None = None
     owner: str = ""
-    """Token of the layer's tables."""
+    """Token that identifies the layer's tables."""
 
     @classmethod
     def of(cls, values: Any, version: RowVersion | None, owner: str) -> VersionedWeight:
-        """`values` of that version."""
+        """Creates a value with this version."""
         made = np.asarray(values).view(cls)
         made.version, made.owner = version, owner
         return made
@@ -61,16 +61,16 @@ _current: weakref.WeakKeyDictionary[StepContainer, dict[str, RowVersion]] = (
 
 
 def record_change(container: StepContainer, tables: Iterable[str]) -> None:
-    """Gives the rows of `tables` a new version."""
+    """Assigns a new version to the rows of `tables`."""
     for table in tables:
         set_version(container, table, RowVersion(next(_numbers), container.counters.steps))
 
 
 def set_version(container: StepContainer, table: str, version: RowVersion) -> None:
-    """Says that the rows of `table` are those of `version`."""
+    """Sets the version of the rows of `table`."""
     _current.setdefault(container, {})[table] = version
 
 
 def get_version(container: StepContainer, table: str) -> RowVersion:
-    """Version of the rows of a table now."""
+    """Returns the current version of the rows of a table."""
     return _current.get(container, {}).get(table, RowVersion())

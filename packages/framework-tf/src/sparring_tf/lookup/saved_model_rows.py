@@ -1,7 +1,7 @@
 """Rows of tables as assets of a SavedModel.
 
-TensorFlow copies assets by their last names into one folder, and so ``assets`` is a snapshot of the
-embeddings, or several side by side, one for each layer::
+TensorFlow copies assets by their base names into one folder, so ``assets`` contains one or more
+snapshots of embeddings, one per layer::
 
     exported/
     ├── saved_model.pb
@@ -9,7 +9,7 @@ embeddings, or several side by side, one for each layer::
     └── assets/
         ├── manifest.json                             the tables of one layer
         ├── rows.users.0000-4096.00000.0.safetensors
-        ├── manifest.1.json                           those of another
+        ├── manifest.1.json                           the tables of another layer
         └── rows.items.0000-4096.00000.0.safetensors
 """
 
@@ -38,14 +38,14 @@ _MANIFEST = "manifest.json"
 
 @dataclass(frozen=True, slots=True)
 class RowAssets:
-    """A snapshot, as TensorFlow takes it into a SavedModel."""
+    """A snapshot as assets that TensorFlow copies into a SavedModel."""
 
     manifest: Any
     files: tuple[Any, ...]
 
 
 class _Export:
-    """State of one call of `tf.saved_model.save`; dropped when the call ends."""
+    """State of one call of `tf.saved_model.save`. TensorFlow drops it when the call ends."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="sparring-saved-model-"))
@@ -55,22 +55,22 @@ class _Export:
 
 
 class _Key:
-    """Of an `_Export` in TensorFlow's dictionary of a save, which goes by identity."""
+    """Key of an `_Export` in TensorFlow's dictionary of a save, which compares keys by identity."""
 
 
 _KEY = _Key()
 
 
 def export_rows(agent: TableGroup, cache: dict[Any, Any]) -> RowAssets:
-    """Writes the embeddings of all tables of a layer to temporary files, once in a save.
+    """Writes the embeddings of all tables of a layer to temporary files, once per save.
 
     Args:
-        agent: of the layer.
-        cache: what TensorFlow hands to all objects of one save.
+        agent: agent of the layer.
+        cache: dictionary that TensorFlow passes to all objects of one save.
 
     Raises:
-        UnsupportedError: rows lie on other ranks too.
-        InvalidArgumentError: the model has two tables of one name.
+        UnsupportedError: rows are also on other ranks.
+        InvalidArgumentError: two tables of the model have the same name.
         ClosedError: the container was closed.
     """
     export = cache[_KEY] if _KEY in cache else _Export()
@@ -87,15 +87,15 @@ def _check(agent: TableGroup, export: _Export) -> None:
         world_size = container.collective.world_size
         if world_size > 1 and not container.tables[name].is_replicated:
             raise UnsupportedError(
-                f"the rows of table {name!r} lie on {world_size} ranks, and a SavedModel is written "
-                "by one; save a snapshot with container.save(url), load it into one process, and "
+                f"SavedModel: the rows of table {name!r} are on {world_size} ranks, but one rank writes "
+                "the SavedModel; save a snapshot with container.save(url), load it into one process, and "
                 "export the model there",
                 table=name,
             )
         if export.containers.setdefault(name, container) is not container:
             raise InvalidArgumentError(
-                f"the model has two tables of the name {name!r}, with rows of their own, and a "
-                "SavedModel tells tables by their names; give the layers other names",
+                f"SavedModel: the model has two tables with different rows and the same name {name!r}; "
+                "give the layers different names",
                 table=name,
             )
 
@@ -123,7 +123,7 @@ def _export_layer(agent: TableGroup, export: _Export) -> RowAssets:
 
 
 def _embeddings(container: StepContainer, table: str) -> Iterator[ScanChunk]:
-    """The rows of a table without the optimizer's state."""
+    """Yields the rows of a table without the optimizer state."""
     config = container.tables[table]
     if not container.num_rows(table):
         return

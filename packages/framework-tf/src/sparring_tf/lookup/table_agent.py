@@ -1,4 +1,4 @@
-"""The tables of a layer, and the numbers that ops know them by."""
+"""The tables of a layer, and the numbers by which ops identify them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["TableAgent"]
 
 
 class TableAgent(TableGroup):
-    """The tables of a layer, the container that they live in, and the numbers that ops know them by.
+    """The tables of a layer, their container, and the numbers by which ops identify them.
 
     Args:
         declarations: the layer's tables.
-        pooled: of each group of features that are pooled in one call: their tables and poolings.
-        container: where they live; None leaves it to the `Optimizer`.
+        pooled: table and pooling of each feature, for each group of features that are pooled together.
+        container: the container of the tables. By default, the `Optimizer` creates it.
     """
 
     def __init__(
@@ -37,22 +37,22 @@ class TableAgent(TableGroup):
         self._pooled = [LookupNumber(self, features) for features in pooled]
         self._is_shown = False
         self.has_optimizer = False
-        """Whether a `sparring_tf.Optimizer` was made for these tables."""
+        """Whether a `sparring_tf.Optimizer` was created for these tables."""
         self._owner = secrets.token_hex(8)
         self._refusals: dict[str, str] = {}
-        """Table name → why its rows do not go with the dense weights."""
+        """Table name → reason why its rows do not match the dense weights."""
         self.anchors: dict[str, Any] = {}
-        """Table name → the weight that stands for its rows."""
+        """Table name → the weight that receives the gradients of its rows."""
         super().__init__(declarations, container)
 
     def _on_joined(self, declarations: Sequence[TableDeclaration]) -> None:
         self._is_shown = False
 
     def is_direct(self, tables: Sequence[str]) -> bool:
-        """Whether ops may read `tables` without asking other ranks.
+        """Whether ops can read `tables` without communication with other ranks.
 
         Raises:
-            ClosedError: the container, or the storage of a table, was closed.
+            ClosedError: the container or the storage of a table was closed.
         """
         container = self.container
         container.check_readable(tables)
@@ -66,23 +66,23 @@ class TableAgent(TableGroup):
             each.publication.show(self.container.collection(each.features))
         self._is_shown = True
 
-    # -- which rows go with the dense weights
+    # -- whether rows and dense weights match
 
     def with_version(self, table: str, values: Any) -> VersionedWeight:
-        """The value of a table's anchor, with the version of its rows."""
+        """Returns the value of a table's anchor with the version of its rows."""
         return VersionedWeight.of(values, self._version(table), self._owner)
 
     def on_weights_set(self, table: str, values: Any) -> None:
-        """Compares weights that Keras sets with the rows: older ones are refused by the next lookup.
+        """Compares weights that Keras sets with the rows. Later lookups raise an error if they are older.
 
-        Values of another layer's anchor leave the rows as they are, and a warning says so.
+        A value of another layer's anchor does not change the rows and causes a warning.
         """
         wanted, current = getattr(values, "version", None), self._version(table)
         if wanted is None or getattr(values, "owner", "") != self._owner:
             if wanted is None or wanted.number or current.number:
                 warnings.warn(
-                    f"set_weights: rows are no part of get_weights, so those of table {table!r} "
-                    "stay as they are; copy a model with its rows by model.save_weights("
+                    f"set_weights: get_weights does not contain rows, so the rows of table {table!r} "
+                    "are unchanged; to copy a model with its rows, use model.save_weights("
                     "'….weights.h5') and load_weights",
                     stacklevel=4,
                 )
@@ -92,53 +92,53 @@ class TableAgent(TableGroup):
             return
         since = " and have been loaded since" if wanted.step == current.step else ""
         self._refusals[table] = (
-            f"the weights that were set are of step {wanted.step}, and the rows of table {table!r} of "
-            f"step {current.step}{since}: rows are no part of get_weights, and a model of both never "
-            "existed. Bring the rows back too: sparring_tf.EarlyStopping(…) in place of Keras's, or "
-            "model.load_weights(…) of a file that ModelCheckpoint saved then; to set dense weights "
-            "alone, assign those for which sparring_tf.trained_table is None"
+            f"set_weights: the dense weights are from step {wanted.step}, but the rows of table "
+            f"{table!r} are from step {current.step}{since}, because get_weights does not contain "
+            "rows. Restore the rows too: use sparring_tf.EarlyStopping(…) instead of Keras's, or "
+            "model.load_weights(…) of a file that ModelCheckpoint saved at that step; to set only "
+            "dense weights, assign those for which sparring_tf.trained_table is None"
         )
         for each in self.numbers:
             each.publication.refuse(self._refusals[table])
 
     def check_versions(self) -> None:
-        """Refuses lookups while the dense weights are older than the rows.
+        """Raises an error while the dense weights are older than the rows.
 
         Raises:
-            InvalidArgumentError: they are.
+            InvalidArgumentError: the dense weights are older than the rows.
         """
         if self._refusals:
             raise InvalidArgumentError(next(iter(self._refusals.values())))
 
     def on_rows_replaced(self, table: str) -> None:
-        """Rows were loaded, which go with the dense weights as they are."""
+        """Records that rows were loaded that match the current dense weights."""
         record_change(self.container, [table])
         self.accept_rows([table])
 
     def accept_rows(self, tables: Sequence[str]) -> None:
-        """The rows of `tables` go with the dense weights."""
+        """Allows lookups in `tables`, because their rows match the dense weights."""
         refused = [self._refusals.pop(table, None) for table in tables]
         if any(refused) and not self._refusals:
             self._show()
 
     def _version(self, table: str) -> RowVersion:
-        # Asking for a container would make one.
+        # Reading the container would create one.
         return get_version(self.container, table) if self.has_container else RowVersion()
 
     @property
     def numbers(self) -> list[LookupNumber]:
-        """Of all that ops of this layer look up in."""
+        """Numbers of all tables and groups that ops of this layer look up in."""
         return [*self._single.values(), *self._pooled]
 
     def number(self, table: str) -> Any:
-        """By which `lookup_ops.gather` knows a table, as a tensor for here and now."""
+        """Returns the number of a table for `lookup_ops.gather`, as a tensor in the current context."""
         return self._single[table].tensor()
 
     @property
     def pooled_features(self) -> list[tuple[str, str]]:
-        """Table and pooling of each feature that is pooled."""
+        """Table and pooling of each pooled feature."""
         return [feature for number in self._pooled for feature in number.features]
 
     def pooled_number(self, group: int) -> Any:
-        """By which `lookup_ops.pool` knows a group of features."""
+        """Returns the number of a group of features for `lookup_ops.pool`."""
         return self._pooled[group].tensor()

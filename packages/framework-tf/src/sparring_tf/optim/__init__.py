@@ -1,1 +1,1 @@
-"""Optimizers of Keras over the rows of tables."""
+"""Keras optimizers for the rows of tables."""

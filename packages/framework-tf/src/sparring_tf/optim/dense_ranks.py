@@ -1,5 +1,5 @@
-"""On several ranks: ordinary variables, equal at the start, and by mean gradients ever after; and tensors
-of all ranks together."""
+"""Ordinary variables on several ranks: broadcast at the start, then updated with mean gradients. Also
+gathers tensors of all ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["average_gradients", "broadcast", "gather_over_ranks"]
 
 
 def broadcast(variables: Sequence[Any], collective: Collective) -> None:
-    """Gives the values of rank 0 to all ranks; all call it with the same variables."""
+    """Assigns the values of rank 0 on all ranks, which all call it with the same variables."""
     if collective.world_size == 1:
         return
     with tf.init_scope():
@@ -34,19 +34,20 @@ def broadcast(variables: Sequence[Any], collective: Collective) -> None:
 def average_gradients(
     gradients: Sequence[Any], collective: Collective, wait: Callable[[], None]
 ) -> list[Any]:
-    """Pairs of gradient and variable with each gradient's mean over all ranks.
+    """Returns pairs of gradient and variable, with gradients averaged over all ranks.
 
     Args:
-        gradients: such pairs; the same variables on all ranks, with None for the same of them.
-        collective: this rank's place in the group.
-        wait: returns when nothing else uses the collective; called before each use.
+        gradients: pairs of gradient and variable. All ranks pass the same variables, and None for the
+            same gradients.
+        collective: the collective of this rank.
+        wait: waits until the collective is not in use. It is called before each use.
     """
     pairs = list(gradients)
     known = [place for place, (gradient, _) in enumerate(pairs) if gradient is not None]
     if collective.world_size == 1 or not known:
         return pairs
     dense = [tf.convert_to_tensor(pairs[place][0]) for place in known]
-    # float64 holds every gradient exactly, so one exchange does for all dtypes.
+    # float64 represents every gradient exactly, so one exchange is enough for all dtypes.
     joined = tf.concat([tf.reshape(tf.cast(each, tf.float64), [-1]) for each in dense], 0)
 
     def mean(values: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
@@ -61,13 +62,13 @@ def average_gradients(
 
 
 def gather_over_ranks(tensor: Any, container: StepContainer) -> Any:
-    """Tensors of all ranks, one after the other; all ranks call it, in graphs in the same order.
+    """Concatenates tensors of all ranks. All ranks call it, and trace calls in graphs in the same order.
 
-    Its gradient is summed over ranks, and each rank has that of its own part.
+    The gradient is summed over ranks, and each rank gets the gradient of its own part.
 
     Args:
-        tensor: ``(n, …)``; n may differ from rank to rank and be 0.
-        container: has the ranks.
+        tensor: ``(n, …)``; n may differ between ranks and may be 0.
+        container: the container of the ranks.
     """
     collective = container.collective
     if collective.world_size == 1:

@@ -1,4 +1,4 @@
-"""Rows updated by an update method of sparring, fused into one visit of each row."""
+"""Updates rows with one of sparring's update methods, in one pass over the rows."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["FusedUpdater"]
 
 
 class FusedUpdater:
-    """How `Optimizer` updates tables by an update method.
+    """Implements `Optimizer` for update methods.
 
     Args:
-        container: where the tables live.
-        tables: their names.
-        method: what updates them.
-        hyperparameters: of the method, for all tables; `lr` comes with each step.
-        by_table: hyper-parameters of single tables, which override these.
-        given: the storages that were given open, by table.
+        container: container of the tables.
+        tables: names of the tables.
+        method: the update method.
+        hyperparameters: hyper-parameters for all tables; `lr` is an argument of each step.
+        by_table: table → hyper-parameters that override `hyperparameters`.
+        given: table → storage, for storages that were passed as open objects.
     """
 
     def __init__(
@@ -49,16 +49,16 @@ class FusedUpdater:
 
     @property
     def variables(self) -> list[Any]:
-        """The number of steps of each table: those in which it had a gradient, on any rank."""
+        """Number of steps of each table in which it had a gradient on any rank."""
         return [self.steps]
 
     @property
     def routes(self) -> dict[str, str]:
-        """Table → the update method."""
+        """Table → name of the update method."""
         return dict.fromkeys(self._hypers, self._method.name)
 
     def step(self, learning_rate: float, _: int, /) -> None:
-        """Applies the gradients since the last step."""
+        """Applies the gradients that were collected since the last step."""
         steps = self.steps.numpy()
         self._set_rate(learning_rate)
         choices = {
@@ -69,7 +69,7 @@ class FusedUpdater:
         self.steps.value.assign(steps + [name in stepped for name in self._hypers])
 
     def _set_rate(self, rate: float) -> None:
-        """The learning rate of this step, for all tables but those with one of their own."""
+        """Sets the learning rate of this step for all tables that do not override it."""
         if rate == self._rate:
             return
         set_learning_rate(self._method, self._hypers, self._hypers.keys() - self._own_rate, rate)

@@ -1,11 +1,11 @@
-"""The variable that a Keras optimizer sees in place of a table.
+"""Runs a Keras optimizer on the rows of a table, by means of a variable that contains these rows.
 
     row    embedding        slot 0           slot 1
            0 … dim          dim … 2·dim      2·dim … 3·dim
            variable         momentums        velocities
 
-A copy of the optimizer is built on one variable whose number of rows is open. For a step, rows go into
-the variable and its slots, the optimizer updates them, and they come back: one graph.
+A copy of the optimizer is built on one variable with an unspecified number of rows. A step, which is a
+single graph, copies rows into the variable and its slots, runs the optimizer, and returns the new rows.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
 
 
 class KerasShadow:
-    """One table's rows before a Keras optimizer.
+    """Applies a Keras optimizer to rows of one dim and dtype.
 
     Args:
-        native: the optimizer; it is copied, and stays as it is.
-        dim: elements of an embedding.
-        dtype: that the table computes in.
+        native: the optimizer. It is copied and not changed.
+        dim: number of elements of an embedding.
+        dtype: dtype that the table computes in.
 
     Raises:
-        UnsupportedError: the optimizer's state cannot be cut into rows, or rows influence each
-            other; naming why.
+        UnsupportedError: the optimizer's state cannot be split into rows, or rows influence each other.
+            The message contains the reason.
     """
 
     def __init__(self, native: Any, dim: int, dtype: str) -> None:
@@ -52,24 +52,24 @@ class KerasShadow:
         for slot in slots:
             if slot.size and not (slot == slot.flat[0]).all():
                 raise make_unsupported_error(
-                    self.name, "its state of an untouched row is not one number"
+                    self.name, "its state of a new row is not a single number"
                 )
         self.initial_state = np.concatenate(
             [slot.reshape(-1) for slot in slots] or [np.empty(0)]
         ).astype(dtype)
         self._dim = dim
         self.why_coupled = ""
-        """Why columns of a row cannot be stepped apart; empty: they can."""
+        """Reason why the columns of a row must be updated together; empty if they are independent."""
         self._check_independence(dim, dtype)
 
     def initial_row(self, dim: int) -> npt.NDArray[Any]:
-        """The state of a new row of a table of `dim`, of whose columns this has all or a block."""
+        """Returns the state of a new row; `dim` is the table's, of which `self` may update a block."""
         values = self.initial_state.reshape(-1, self._dim)[:, :1]
         return np.repeat(values, dim, axis=1).reshape(-1)
 
     @property
     def scalars(self) -> list[Any]:
-        """State of the optimizer for the table as a whole, without its count of steps."""
+        """State of the optimizer for the table as a whole, except the number of steps."""
         return list(self._scalars)
 
     def step(
@@ -79,7 +79,7 @@ class KerasShadow:
         learning_rate: float,
         iterations: int,
     ) -> npt.NDArray[Any]:
-        """The rows ``(u, width)`` after a step with gradients ``(u, dim)``."""
+        """Applies one step with gradients ``(u, dim)`` and returns the new rows ``(u, width)``."""
         step = self._step if _may_nest() else self._plain_step
         after = step(
             tf.convert_to_tensor(rows),
@@ -92,13 +92,13 @@ class KerasShadow:
 
     def _make(self, native: Any, dim: int, dtype: str) -> None:
         config = native.get_config()
-        # Each step says which it is.
+        # The learning rate is an argument of each step.
         config["learning_rate"] = 1.0
         optimizer = type(native).from_config(config)
         self._check_initial_state(native, config, dim, dtype)
         reference = keras.Variable(np.zeros((1, dim)), dtype=dtype, name="rows")
-        # Keras has no variable with an open number of rows, and TensorFlow has; optimizers ask
-        # for the latter.
+        # Keras does not support an unspecified number of rows, but TensorFlow's variables do, and
+        # optimizers use these.
         _open(reference, dim)
         optimizer.build([reference])
         known = {id(optimizer.iterations), id(optimizer._learning_rate)}
@@ -144,7 +144,7 @@ class KerasShadow:
         )
 
     def _check_initial_state(self, native: Any, config: Any, dim: int, dtype: str) -> None:
-        """A new row's state is the same for all rows, so it must not depend on the row's values."""
+        """Checks that the state of a new row does not depend on the values of the row."""
         states = []
         for start in (np.zeros, np.ones):
             optimizer = type(native).from_config(dict(config))
@@ -156,7 +156,7 @@ class KerasShadow:
             )
 
     def _check_independence(self, dim: int, dtype: str) -> None:
-        """Rows that are stepped together must move as rows stepped apart."""
+        """Checks that updating rows together or separately gives the same result."""
         generator = np.random.default_rng(1)
         before = [each.numpy() for each in self._scalars]
         start = generator.normal(size=(_ROWS, dim)).astype(dtype)
@@ -178,64 +178,67 @@ class KerasShadow:
             halves = [run_step(start[half], gradients[:, half]) for half in (slice(2), slice(2, 4))]
             apart = np.concatenate(halves)
             if not np.array_equal(run_step(others, of_others)[:, 1:], together[:, 1:]):
-                self.why_coupled = "it moves an element of a row by others of the row"
+                self.why_coupled = (
+                    "the update of an element of a row depends on other elements of the row"
+                )
         except Exception as error:
-            reason = f"a step over gathered rows failed with {type(error).__name__}: {error}"
+            reason = f"a trial step over rows failed with {type(error).__name__}: {error}"
             raise make_unsupported_error(self.name, reason) from error
         for scalar, value in zip(self._scalars, before, strict=True):
             scalar.assign(value)
         if not np.isfinite(together).all() or not np.isfinite(apart).all():
             raise make_unsupported_error(
-                self.name, "a step over gathered rows gives NaN or infinity"
+                self.name, "a trial step over rows returned NaN or infinity"
             )
         if np.abs(together - apart).max() > _TOLERANCE[dtype] * max(1, np.abs(apart).max()):
             raise make_unsupported_error(
-                self.name, "rows that are stepped together move differently from rows stepped apart"
+                self.name,
+                "rows that are updated together change differently from rows updated separately",
             )
 
 
 def _may_nest() -> bool:
-    """Whether a graph may run inside a graph that waits for it: that takes a second thread."""
+    """Whether a graph may run inside a waiting graph, which requires a second thread."""
     threads = tf.config.threading.get_inter_op_parallelism_threads()
     return (threads or len(os.sched_getaffinity(0))) > 1
 
 
 def _open(variable: Any, dim: int) -> None:
-    """Leaves the number of rows of a Keras variable open."""
+    """Replaces the value of a Keras variable by one with an unspecified number of rows."""
     variable._value = tf.Variable(
         variable.value.read_value(), shape=tf.TensorShape([None, dim]), trainable=False
     )
 
 
 def check_row_by_row(native: Any) -> None:
-    """Refuses settings of a Keras optimizer that are about more than single rows.
+    """Checks that the settings of a Keras optimizer only involve single rows.
 
     Raises:
-        UnsupportedError: naming the setting, and what to use instead.
+        UnsupportedError: a setting involves more than one row. The message contains the alternative.
     """
     name = type(native).__name__
     if isinstance(native, keras.optimizers.LossScaleOptimizer):
         raise make_unsupported_error(
             name, "it scales losses; wrap sparring_tf.Optimizer in a sparring_tf.LossScaleOptimizer"
         )
-    # Keras has it since 3.15.
+    # Keras has MultiOptimizer since 3.15.
     if isinstance(native, getattr(keras.optimizers, "MultiOptimizer", ())):
         raise make_unsupported_error(
-            name, "it updates variables by different optimizers; give sparse and dense one each"
+            name, "it updates variables with different optimizers; pass them as sparse and dense"
         )
     settings = {
-        "clipnorm": "a norm is over rows that other ranks may hold; use clipvalue",
-        "global_clipnorm": "a norm is over rows that other ranks may hold; use clipvalue",
-        "use_ema": "averages of rows are not kept",
+        "clipnorm": "a norm would include rows on other ranks; use clipvalue",
+        "global_clipnorm": "a norm would include rows on other ranks; use clipvalue",
+        "use_ema": "averages of rows are not stored; leave it out",
         "gradient_accumulation_steps": "give it to sparring_tf.Optimizer",
         "loss_scale_factor": "wrap sparring_tf.Optimizer in a sparring_tf.LossScaleOptimizer",
     }
     excluded = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern")
     if any(getattr(native, each, None) for each in excluded):
         raise UnsupportedError(
-            f"optimizer {name} with exclude_from_weight_decay cannot update rows of a table: it would "
-            "decay them all the same; give ordinary variables an optimizer of their own, dense=…, and "
-            "exclude them there",
+            f"optimizer {name} with exclude_from_weight_decay cannot update rows of a table, because it "
+            "would still decay the rows; pass a separate optimizer for ordinary variables, dense=…, and "
+            "call exclude_from_weight_decay of that optimizer",
             optimizer=name,
             setting="exclude_from_weight_decay",
         )
@@ -250,10 +253,10 @@ def check_row_by_row(native: Any) -> None:
 
 
 def make_unsupported_error(name: str, reason: str) -> UnsupportedError:
-    """The error for an optimizer that will not do."""
+    """Creates the error for an optimizer that cannot update rows."""
     return UnsupportedError(
-        f"optimizer {name} cannot update rows of a table: {reason}; choose one that works element "
-        "by element, as SGD, Adagrad, Adam, AdamW, RMSprop, Ftrl or Lion",
+        f"optimizer {name} cannot update rows of a table: {reason}; choose an elementwise optimizer, "
+        "such as SGD, Adagrad, Adam, AdamW, RMSprop, Ftrl or Lion",
         optimizer=name,
         reason=reason,
     )

@@ -1,7 +1,7 @@
-"""Optimizers of Keras whose step over rows an update method can take.
+"""Keras optimizers whose steps over rows can be executed by an update method.
 
-Works like `sparring_torch.optim.known_optimizers`: classes are recognized by name, and then tried out
-with sample rows. If a release of Keras computes differently, its rows are updated through shadows.
+Works like `sparring_torch.optim.known_optimizers`: classes are recognized by name, and then tested on
+sample rows. If a release of Keras computes different rows, the optimizer itself updates the rows.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _RATE = 0.05
 
 
 class UnknownFormError(Exception):
-    """Why no update method takes a step."""
+    """No update method can execute a step. The message contains the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A class of Keras: where its settings go, and what they must be."""
+    """Describes a class of Keras: the mapping of its settings, and their required values."""
 
     method_of: Callable[[Mapping[str, Any]], str]
-    """The method's name, from the optimizer's configuration."""
+    """Returns the method's name for the optimizer's configuration."""
     taken: Mapping[str, str]
     """Setting of Keras → hyper-parameter of the method."""
     required: Mapping[str, Any]
-    """Setting of Keras → the only value under which the method does the same."""
+    """Setting of Keras → the only value for which the method computes the same."""
 
 
 _EPSILON = {"epsilon": "eps"}
@@ -65,8 +65,8 @@ _KNOWN: dict[type, _Known] = {
     keras.optimizers.Adam: _ADAM,
     keras.optimizers.AdamW: _ADAM,
 }
-# Settings of every optimizer. The first of them come with each step; others are refused for tables
-# where they are not as here (`check_row_by_row`).
+# Settings of every optimizer. Those in _SHARED are arguments of each step; other values than those in
+# _UNUSED are rejected for tables (`check_row_by_row`).
 _SHARED = {"learning_rate", "weight_decay", "clipvalue", "name"}
 _UNUSED: dict[str, Any] = {
     "clipnorm": None,
@@ -75,18 +75,18 @@ _UNUSED: dict[str, Any] = {
     "loss_scale_factor": None,
     "gradient_accumulation_steps": None,
 }
-# Of averages, which are not used.
+# Settings of averages, which are not used.
 _IRRELEVANT = {"ema_momentum", "ema_overwrite_frequency", "jit_compile"}
 
 
 class KnownOptimizer:
-    """Steps of an optimizer of Keras, for its update method.
+    """Computes the hyper-parameters of an update method for the steps of a Keras optimizer.
 
     Args:
         native: the optimizer.
 
     Raises:
-        UnknownFormError: no update method does the same.
+        UnknownFormError: no update method computes the same.
     """
 
     def __init__(self, native: Any) -> None:
@@ -115,16 +115,20 @@ class KnownOptimizer:
         self._betas = (config["beta_1"], config["beta_2"]) if "beta_1" in config else None
 
     def hyper(self, rate: float, iterations: int, dtype: str) -> HyperParameters | str:
-        """Hyper-parameters of a step over rows that compute in `dtype`; or why there are none.
+        """Returns the hyper-parameters of a step over rows that compute in `dtype`, or a reason.
 
         Args:
             rate: the learning rate.
-            iterations: steps before this one.
+            iterations: number of steps before this one.
+            dtype: dtype that the rows compute in.
+
+        Returns:
+            The hyper-parameters, or the reason why the update method cannot execute this step.
         """
         if not 0 <= rate < np.inf:
             return f"found learning_rate={rate}"
         number = np.dtype(dtype).type
-        # Keras hands the rate over in float32.
+        # Keras passes the rate in float32.
         lr = number(np.float32(rate))
         changed = {"lr": float(lr), "weight_decay": float(lr * number(self._decay))}
         if self._betas is not None:
@@ -133,7 +137,7 @@ class KnownOptimizer:
 
 
 def _adam_rate(lr: Any, betas: tuple[float, float], iterations: int, dtype: str) -> float:
-    """Adam's learning rate with both bias corrections, by the operations that Keras takes."""
+    """Returns Adam's learning rate with both bias corrections, computed with Keras's operations."""
     step = tf.constant(iterations + 1, dtype)
     first, second = (tf.pow(tf.constant(beta, dtype), step) for beta in betas)
     return float(tf.constant(lr, dtype) * tf.sqrt(1 - second) / (1 - first))
@@ -142,11 +146,11 @@ def _adam_rate(lr: Any, betas: tuple[float, float], iterations: int, dtype: str)
 def known_optimizer(
     native: Any, shadows: Iterable[tuple[KerasShadow, int, str]]
 ) -> KnownOptimizer | str:
-    """The known form of an optimizer; or the reason why no update method is the same.
+    """Returns the known form of an optimizer, or the reason why no update method computes the same.
 
     Args:
         native: the optimizer.
-        shadows: those of its tables, with the dim and the dtype that each is for.
+        shadows: the shadows of its tables, each with its dim and dtype.
     """
     try:
         known = KnownOptimizer(native)
@@ -169,4 +173,4 @@ def _check_rounding(known: KnownOptimizer, shadow: KerasShadow, dim: int, dtype:
     if shadow.scalars or not is_equal_up_to_rounding(
         known.method, hyper_of, step, shadow.initial_state, dim
     ):
-        raise UnknownFormError("this release of Keras rounds otherwise")
+        raise UnknownFormError("this release of Keras rounds differently")

@@ -1,4 +1,4 @@
-"""`LossScaleOptimizer`: Keras's, for models with tables."""
+"""`LossScaleOptimizer`: Keras's loss scaling for models with tables."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["LossScaleOptimizer", "adopt_scaler"]
 class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     """`keras.optimizers.LossScaleOptimizer` for the policy ``mixed_float16``.
 
-    Keras's looks for NaN in a dense copy of each gradient, of as many rows as there are ids; this one
-    looks at what is there. `model.compile` puts one around a `sparring_tf.Optimizer` by itself; wrap it
-    to give options: first a `sparring_tf.Optimizer`, then Keras's own, as `initial_scale`,
-    `dynamic_growth_steps` and `name`.
+    Keras's class checks a dense copy of each gradient for NaN, with as many rows as there are ids; this
+    class only checks the existing values. `model.compile` wraps a `sparring_tf.Optimizer` in this class
+    automatically. Create it yourself to pass options: first a `sparring_tf.Optimizer`, then the options
+    of Keras, such as `initial_scale`, `dynamic_growth_steps` and `name`.
     """
 
     def check_finite(self, grads: Iterable[Any]) -> Any:
-        """Whether all gradients are finite numbers."""
+        """Whether all gradients are finite."""
         values = [
             each.values if isinstance(each, tf.IndexedSlices) else tf.convert_to_tensor(each)
             for each in grads
@@ -33,16 +33,16 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
 
 def adopt_scaler(inner: Any) -> bool:
-    """Makes the `LossScaleOptimizer` that is just being made around an optimizer one for tables.
+    """Changes the class of the `LossScaleOptimizer` whose constructor is wrapping `inner`.
 
-    `model.compile` makes Keras's own under the policy ``mixed_float16``, and has no option for another.
-    All that this optimizer sees of it is that an attribute is set.
+    Under the policy ``mixed_float16``, `model.compile` creates Keras's class, and has no option for
+    another one. The only visible effect on the inner optimizer is that an attribute is set.
 
     Args:
         inner: a `sparring_tf.Optimizer` whose attribute is being set.
 
     Returns:
-        Whether it is one now; it is not if it is of a class of somebody else.
+        Whether the wrapper supports tables. It does not if it is a third party's class.
     """
     frame = sys._getframe(1)
     while frame.f_back is not None:
@@ -51,7 +51,7 @@ def adopt_scaler(inner: Any) -> bool:
         is_scaler = isinstance(outer, keras.optimizers.LossScaleOptimizer)
         if is_scaler and outer.__dict__.get("inner_optimizer") is inner:
             if type(outer) is keras.optimizers.LossScaleOptimizer:
-                # It differs by one method.
+                # The classes differ by one method.
                 outer.__class__ = LossScaleOptimizer
             return isinstance(outer, LossScaleOptimizer)
     return False

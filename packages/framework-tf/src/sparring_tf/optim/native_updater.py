@@ -1,4 +1,4 @@
-"""Rows updated by an optimizer of Keras: by the update method that does the same, or as variables."""
+"""Updates rows with a Keras optimizer: by an equivalent update method, or by the optimizer itself."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ __all__ = ["NativeUpdater"]
 
 _log = logging.getLogger(__name__)
 
-# These keep the same state for a row under PyTorch and Keras, in the same order, so rows that one
-# has trained the other may go on with.
+# These store the same state in a row under PyTorch and Keras, in the same order, so each framework can
+# continue to train the other's rows.
 _SHARED_STATE = ("Adagrad", "Adam", "AdamW")
 
 
 class NativeUpdater:
-    """How `Optimizer` updates tables by an optimizer of Keras.
+    """Implements `Optimizer` for Keras optimizers.
 
-    Each step takes one of two routes over the same columns of rows: fused, by an update method that is
-    known to give the same rows (`known_optimizers`); or shadow, by the optimizer's own step over rows in
-    one variable for each dim and dtype.
+    Each step takes one of two routes over the same columns of rows: fused, by an update method that
+    computes the same rows (`known_optimizers`); or shadow, by the optimizer's own step over rows in one
+    variable per dim and dtype.
 
     Args:
-        container: where the tables live.
-        tables: their names.
-        native: the optimizer; it is copied, once for all tables of one dim and dtype.
-        given: the storages that were given open, by table.
-        update: ``auto``, ``shadow`` or ``method``, as of `Optimizer`.
+        container: container of the tables.
+        tables: names of the tables.
+        native: the optimizer. It is copied once per dim and dtype.
+        given: table → storage, for storages that were passed as open objects.
+        update: ``auto``, ``shadow`` or ``method``; see `Optimizer`.
 
     Raises:
-        UnsupportedError: no update method gives the same rows, and ``method`` was asked for.
+        UnsupportedError: `update` is ``method``, but no update method computes the same rows.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class NativeUpdater:
         layouts: dict[tuple[int, str], KerasShadow] = {}
         for table in tables:
             config = container.tables[table]
-            # As wide as the blocks, where columns of the table are divided.
+            # If the columns of the table are sharded, the optimizer updates one block of them.
             width = config.dim // container.layout(table).num_blocks
             layout = width, config.computing_dtype.name
             if layout not in layouts:
                 layouts[layout] = KerasShadow(native, *layout)
             self._shadows[table] = layouts[layout]
         self.name, self._route, self._must_fuse = name, "", update == "method"
-        self._known: KnownOptimizer | str = "update='shadow' was given"
+        self._known: KnownOptimizer | str = "update='shadow' was specified"
         if update != "shadow":
             self._known = known_optimizer(
                 native, [(shadow, *layout) for layout, shadow in layouts.items()]
@@ -86,17 +86,17 @@ class NativeUpdater:
 
     @property
     def routes(self) -> dict[str, str]:
-        """Table → the update method of the last step; or ``shadow``, and why."""
+        """Table → the update method of the last step, or ``shadow`` and the reason."""
         return dict.fromkeys(self._shadows, self._route)
 
     @property
     def variables(self) -> list[Any]:
-        """Variables of tables as a whole."""
+        """Variables that belong to tables as a whole."""
         shadows = {id(shadow): shadow for shadow in self._shadows.values()}
         return [each for shadow in shadows.values() for each in shadow.scalars]
 
     def step(self, learning_rate: float, iterations: int, /) -> None:
-        """Applies the gradients since the last step."""
+        """Applies the gradients that were collected since the last step."""
         choices = self._choices(learning_rate, iterations)
         self._check_fused(choices)
         if isinstance(choices, str):
@@ -109,7 +109,7 @@ class NativeUpdater:
         self._container.apply_methods(choices)
 
     def _choices(self, rate: float, iterations: int) -> dict[str, MethodChoice] | str:
-        """The update method of each table in this step; or why there is none."""
+        """Returns the update method of each table in this step, or the reason why there is none."""
         known = self._known
         if isinstance(known, str):
             return known
@@ -129,8 +129,8 @@ class NativeUpdater:
     def _check_fused(self, found: object) -> None:
         if self._must_fuse and isinstance(found, str):
             raise UnsupportedError(
-                f"no update method gives the rows that {self.name} gives: {found}; give SGD, Adagrad, "
-                "RMSprop or Adam with settings that one has",
+                f"update='method': no update method computes the same rows as {self.name}: {found}; "
+                "use SGD, Adagrad, RMSprop or Adam with settings that an update method supports",
                 optimizer=self.name,
             )
 
@@ -146,13 +146,13 @@ class NativeUpdater:
             shadow = self._shadows.get(update.table.name)
             if shadow is None:
                 raise InvalidArgumentError(
-                    f"table {update.table.name!r} got gradients, but this Optimizer was made for "
+                    f"table {update.table.name!r} has gradients, but this Optimizer was created for "
                     f"{', '.join(self._shadows)}; give it all layers whose tables are trained",
                     table=update.table.name,
                 )
             grouped.setdefault(id(shadow), []).append(update)
         for group in grouped.values():
-            # Tables of one layout are stepped as one: each call of a graph has its price.
+            # Tables of one layout are updated in one call, because each call of a graph has a fixed cost.
             shadow = self._shadows[group[0].table.name]
             rows = shadow.step(
                 _concatenate([update.rows for update in group]),

@@ -1,4 +1,4 @@
-"""`Optimizer`: Keras's own optimizers over the rows of tables."""
+"""`Optimizer`: Keras optimizers for the rows of tables."""
 
 from __future__ import annotations
 
@@ -34,61 +34,60 @@ __all__ = ["Optimizer"]
 
 @keras.saving.register_keras_serializable("sparring_tf")
 class Optimizer(keras.optimizers.Optimizer):
-    """Updates rows of tables, and with them a model's ordinary variables.
+    """Updates the rows of tables and the ordinary variables of a model.
 
-    Use it as any optimizer of Keras::
+    It can be used like any Keras optimizer::
 
         model.compile(optimizer=Optimizer(model, keras.optimizers.Adagrad(0.05)), loss=…)
         Optimizer(model, keras.optimizers.Adagrad(0.05), dense=keras.optimizers.Adam(1e-3))
         Optimizer(model, "rowwise_adagrad", learning_rate=0.05, dense=keras.optimizers.Adam())
 
-    or in a loop of your own: ``optimizer.apply(tape.gradient(loss, variables), variables)``.
+    or in a custom loop: ``optimizer.apply(tape.gradient(loss, variables), variables)``.
 
-    With an optimizer of Keras, a step gathers the rows that got gradients, and their slots, lets the
-    optimizer update them as one variable per table, and stores both. With the name of an update
-    method each row is changed in one visit. So it is with Adam, AdamW, Adagrad, SGD and RMSprop, unless
-    amsgrad, centered or RMSprop's momentum is asked for: an update method is known that gives the same
-    rows but for rounding. Subclasses and all others take the shadow. `routes` says which it is.
+    With a Keras optimizer, a step reads the rows that have gradients and their slots, lets the optimizer
+    update them as one variable per table, and stores both. With an update method, each row is changed in
+    one pass. Adam, AdamW, Adagrad, SGD and RMSprop are also executed by an update method that computes
+    the same rows up to rounding, unless amsgrad, centered or RMSprop's momentum is set. Their subclasses
+    and other optimizers take the first route. `routes` returns the route of each table.
 
-    What differs from a dense variable
-        - Rows without a gradient in a step do not move: no momentum, and Adam is lazy.
-          `weight_decay` decays the rows that were looked up.
-        - Norms of gradients of tables are not known on one rank: `clipnorm` is refused, and
-          `clipvalue` works.
+    Differences from a dense variable
+        - Rows without a gradient in a step do not change: there is no momentum, and Adam is lazy.
+          `weight_decay` decays only rows that were looked up.
+        - One rank cannot compute norms of gradients of tables: `clipnorm` is rejected, and
+          `clipvalue` is supported.
 
     Args:
-        layers: a model, a layer, or several, that hold tables. All of their tables join one
-            container, and a step changes rows of all of them or of none. None: those whose anchors
-            are among the variables that it is built with, as Keras does for a loaded model.
-        sparse: what updates rows: an optimizer of Keras that works element by element (SGD, Adagrad,
-            Adam, AdamW, RMSprop, Ftrl, Lion and others), or an update method or its name.
-        dense: what updates ordinary variables. None: a copy of `sparse`, whose learning rate
-            follows that of this optimizer.
-        learning_rate: for update methods: a number or a schedule.
-        gradient_accumulation_steps: so many calls make one step, which takes the mean of their
-            gradients; for `dense` as well.
-        non_finite_gradients: ``raise``: a NaN or infinite gradient of a row raises before anything
-            changes; ``skip``: the rows concerned stay as they are and are counted. None leaves it
-            to the container, which raises.
-        tables: for update methods: table → hyper-parameters of its own.
-        update: ``auto``; ``shadow``: an optimizer of Keras updates rows by its own code always;
-            ``method``: by the update method that gives the same rows always, as a service needs.
-        plan: how tables are sharded: a `sparring.contracts.ShardingPlan`, or table → kind or
-            `TableSharding`; the same on all ranks. ``auto``: rank 0 makes it from the tables, the ranks
-            and their nodes, by sparring-plan where that is installed. With a plan, layers that were given
-            no container join the job that mpiexec started; `container` leaves it, by its ``close``. It is
-            not saved with a model. None: tables are where their layers say.
-        name: of the optimizer.
-        **hyperparameters: for update methods.
+        layers: a model, a layer, or several, with tables. All of their tables join one container, and a
+            step changes rows of all of them or of none. If None, the tables whose anchors are among the
+            variables that it is built with, as Keras does for a loaded model.
+        sparse: optimizer of rows: an elementwise Keras optimizer (SGD, Adagrad, Adam, AdamW, RMSprop,
+            Ftrl, Lion and others), or an update method or its name.
+        dense: optimizer of ordinary variables. Defaults to a copy of `sparse` that follows the learning
+            rate of this optimizer.
+        learning_rate: a number or a schedule; only for update methods.
+        gradient_accumulation_steps: number of calls whose mean gradients make one step, also for `dense`.
+        non_finite_gradients: ``raise``: NaN or infinity in a gradient of a row raises an error before
+            anything changes; ``skip``: the affected rows are counted and not changed. None uses the
+            setting of the container, which is ``raise`` by default.
+        tables: table → hyper-parameters that override `hyperparameters`; only for update methods.
+        update: ``auto``; ``shadow``: a Keras optimizer always updates rows with its own code;
+            ``method``: it is always executed by an update method, as a service requires.
+        plan: sharding of the tables: a `sparring.contracts.ShardingPlan`, or table → kind or
+            `TableSharding`, the same on all ranks. ``auto``: rank 0 computes it from the tables, the
+            ranks and their nodes, with sparring-plan if that is installed. With a plan, layers without a
+            container join the job that mpiexec started; closing `container` leaves it. The plan is not
+            saved with a model. None: tables remain where their layers put them.
+        name: name of the optimizer.
+        **hyperparameters: hyper-parameters of the update method.
 
     Raises:
-        InvalidArgumentError: no tables in `layers`; tables that live in several containers;
-            hyper-parameters that do not go with `sparse`; rows with another optimizer's state.
-        UnsupportedError: `sparse` keeps a state that cannot be cut into rows, or moves a row
-            depending on others; with ``update="method"`` no update method gives the same rows.
+        InvalidArgumentError: `layers` contain no tables, the tables are in several containers, `sparse`
+            does not accept the hyper-parameters, or the rows contain the state of another optimizer.
+        UnsupportedError: the state of `sparse` cannot be split into rows, its update of a row depends on
+            other rows, or `update` is ``method`` and no update method computes the same rows.
     """
 
-    def __init__(  # noqa: PLR0913 - optimizers of Keras are made by keywords
+    def __init__(  # noqa: PLR0913 - keyword arguments, as of Keras optimizers
         self,
         layers: Any,
         sparse: Any,
@@ -106,17 +105,17 @@ class Optimizer(keras.optimizers.Optimizer):
         is_native = isinstance(sparse, keras.optimizers.Optimizer)
         if not is_native and not isinstance(sparse, (str, UpdateMethod)):
             raise InvalidArgumentError(
-                "Optimizer takes an optimizer of Keras, as keras.optimizers.Adagrad(0.05), or the "
-                f"name of an update method, as 'rowwise_adagrad'; found {sparse!r}"
+                "Optimizer takes an optimizer of Keras, such as keras.optimizers.Adagrad(0.05), or the "
+                f"name of an update method, such as 'rowwise_adagrad'; found {sparse!r}"
             )
         if update not in ("auto", "shadow", "method"):
             raise InvalidArgumentError(
-                f"update: found {update!r}; give 'auto', 'shadow' or 'method'"
+                f"Optimizer: update must be 'auto', 'shadow' or 'method', found {update!r}"
             )
         if update != "auto" and not is_native:
             raise InvalidArgumentError(
-                f"update={update!r} is for optimizers of Keras; update method {sparse!r} changes rows "
-                "where they are"
+                f"Optimizer: update={update!r} is only supported for optimizers of Keras, found update "
+                f"method {sparse!r}; leave it out"
             )
         if is_native:
             check_row_by_row(sparse)
@@ -124,12 +123,12 @@ class Optimizer(keras.optimizers.Optimizer):
             for given, value in named.items():
                 if value is not None:
                     raise InvalidArgumentError(
-                        f"Optimizer: {given} comes with update methods; give the hyper-parameters of "
-                        f"{type(sparse).__name__} to it"
+                        f"Optimizer: {given} is only supported for update methods; pass hyper-parameters "
+                        f"to {type(sparse).__name__}"
                     )
         elif learning_rate is None:
             learning_rate = 0.01
-        # A schedule or a number, as Keras takes it.
+        # Keras accepts a schedule or a number.
         super().__init__(learning_rate=_rate_of(sparse) if is_native else learning_rate, name=name)
         self._sparse, self._hyperparameters = sparse, dict(hyperparameters)
         self._by_table = {table: dict(own) for table, own in (tables or {}).items()}
@@ -146,78 +145,79 @@ class Optimizer(keras.optimizers.Optimizer):
 
     @classmethod
     def from_method(cls, layers: Any, method: str, native: Any, **options: Any) -> Optimizer:
-        """One that updates rows by a method, and ordinary variables as `native` does.
+        """Creates an optimizer that updates rows with a method, and ordinary variables with `native`.
 
-        Its learning rate is that of both.
+        Both use the learning rate of `native`.
 
         Args:
-            layers: as of the constructor.
+            layers: see the constructor.
             method: name of an update method.
-            native: an optimizer of Keras.
-            **options: of the constructor.
+            native: a Keras optimizer.
+            **options: options of the constructor.
         """
         made = cls(layers, method, dense=_copy(native), learning_rate=_rate_of(native), **options)
         made._follows = True
         return made
 
-    # -- what Keras would do without us knowing ------------------------------------
+    # -- side effects of Keras ------------------------------------
 
     @property
     def loss_scale_factor(self) -> float:
-        """1: what scales losses is a `LossScaleOptimizer` around this."""
-        # Were it None, Keras would leave out the assignment below, of None.
+        """1, because losses are scaled by a `LossScaleOptimizer` around this optimizer."""
+        # If it were None, Keras would skip the assignment below, which assigns None.
         return 1.0
 
     @loss_scale_factor.setter
     def loss_scale_factor(self, _: Any) -> None:
-        # A LossScaleOptimizer sets it while it is made, by the hand of model.compile too.
+        # The constructor of a LossScaleOptimizer sets it, also when model.compile creates one.
         self._has_other_scaler = not adopt_scaler(self)
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
-        """Nothing that an `Optimizer` could pass on.
+        """Not supported, because it would have to exclude rows.
 
         Raises:
-            UnsupportedError: always; `dense` excludes ordinary variables.
+            UnsupportedError: always; call this method of `dense` for ordinary variables.
         """
         raise UnsupportedError(
-            "sparring_tf.Optimizer cannot exclude variables from weight decay; give ordinary variables "
-            "an optimizer of their own, dense=…, and exclude them there"
+            "sparring_tf.Optimizer does not support exclude_from_weight_decay; pass a separate optimizer "
+            "for ordinary variables, dense=…, and call exclude_from_weight_decay of that optimizer"
         )
 
-    # -- what is trained --------------------------------------------------------
+    # -- tables and variables ---------------------------------------------------
 
     @property
     def container(self) -> StepContainer:
-        """Where the tables live.
+        """The container of the tables.
 
         Raises:
-            InvalidArgumentError: it knows no tables yet.
+            InvalidArgumentError: the optimizer has no tables yet.
         """
         return self._known_rows().container
 
     @property
     def routes(self) -> dict[str, str]:
-        """Table → the update method that changes its rows; or ``shadow``, and why an optimizer of Keras
-        updates them by its own code. Each step may change it.
+        """Table → the update method that changes its rows; or ``shadow`` and the reason why a Keras
+        optimizer updates them with its own code. It may change in each step.
 
         Raises:
-            InvalidArgumentError: it knows no tables yet.
+            InvalidArgumentError: the optimizer has no tables yet.
         """
         return self._known_rows().updater.routes
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Makes what is kept for `variables`, all of a model's trainable ones.
+        """Creates the optimizer state for `variables`, all trainable variables of a model.
 
         On several ranks, ordinary variables get the values of rank 0.
 
         Raises:
-            InvalidArgumentError: a table is not of this optimizer's layers; nothing updates ordinary
-                variables; another `LossScaleOptimizer` than Keras's or ours was put around this.
+            InvalidArgumentError: a table does not belong to this optimizer's layers, no optimizer was
+                given for ordinary variables, or this optimizer is wrapped in a `LossScaleOptimizer` that
+                does not support tables.
         """
         if self._has_other_scaler:
             raise InvalidArgumentError(
-                "a LossScaleOptimizer of another class than Keras's is around sparring_tf.Optimizer, and "
-                "may not be able to look into gradients of tables; derive it from "
+                "sparring_tf.Optimizer is wrapped in a LossScaleOptimizer of a third-party class, which "
+                "may not support gradients of tables; derive it from "
                 "sparring_tf.LossScaleOptimizer"
             )
         if self.built:
@@ -229,15 +229,15 @@ class Optimizer(keras.optimizers.Optimizer):
         for trained in anchors:
             if trained.agent.container is not self.container or trained.name not in known:
                 raise InvalidArgumentError(
-                    f"table {trained.name!r} is trained, but this Optimizer was made without its "
-                    "layer; give it all layers that hold tables",
+                    f"table {trained.name!r} is trained, but this Optimizer was created without its "
+                    "layer; give it all layers with tables",
                     table=trained.name,
                 )
         ordinary = [each for each in variables if trained_table(each) is None]
         if ordinary and self.dense is None:
             raise InvalidArgumentError(
-                f"the model has {len(ordinary)} ordinary variables, as {ordinary[0].path}, and "
-                f"{self._sparse!r} updates rows of tables only; give an optimizer for them: "
+                f"the model has {len(ordinary)} ordinary variables, such as {ordinary[0].path}, but "
+                f"{self._sparse!r} only updates rows of tables; pass an optimizer for them: "
                 "dense=keras.optimizers.Adam()"
             )
         if ordinary:
@@ -249,7 +249,7 @@ class Optimizer(keras.optimizers.Optimizer):
     def _join(self, agents: Sequence[TableAgent]) -> None:
         if not agents:
             raise InvalidArgumentError(
-                "none of the layers given holds a table; give a model or layers with an Embedding, "
+                "Optimizer: the given layers have no tables; give a model or layers with an Embedding, "
                 "EmbeddingBag or EmbeddingCollection of sparring_tf"
             )
         if self._plan is None:
@@ -271,7 +271,7 @@ class Optimizer(keras.optimizers.Optimizer):
             method = resolve_method(sparse) if isinstance(sparse, str) else sparse
             hyperparameters = dict(self._hyperparameters)
             updater = FusedUpdater(container, names, method, hyperparameters, self._by_table, given)
-        # As an attribute, Keras takes what is kept for whole tables for variables of this.
+        # Keras tracks the attribute, so these variables become variables of this optimizer.
         self.kept_for_tables = updater.variables
         self._rows = RowUpdates(container, updater, self._num_parts)
         for agent in agents:
@@ -280,32 +280,32 @@ class Optimizer(keras.optimizers.Optimizer):
     def _known_rows(self) -> RowUpdates:
         if self._rows is None:
             raise InvalidArgumentError(
-                "this Optimizer knows no tables yet; give it layers, or build it with the "
+                "this Optimizer has no tables yet; create it with layers, or build it with the "
                 "variables of a model"
             )
         return self._rows
 
-    # -- the life of a step -----------------------------------------------------
+    # -- one step ---------------------------------------------------------------
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[misc,unused-ignore]
     def apply(self, grads: Iterable[Any], trainable_variables: Iterable[Any] | None = None) -> None:
         """Updates rows and ordinary variables.
 
         Args:
-            grads: one for each variable, None where there is none; those of anchors are
-                `tf.IndexedSlices`, as a tape gives them.
-            trainable_variables: the variables; None: those that it was built with.
+            grads: one gradient per variable, or None. Gradients of anchors are `tf.IndexedSlices`, as
+                returned by a tape.
+            trainable_variables: the variables. Defaults to the variables that it was built with.
 
         Raises:
-            InvalidArgumentError: a gradient of an anchor is no `tf.IndexedSlices`; there are more or
-                fewer gradients than variables, or all of them are None.
-            NonFiniteGradientError: a gradient of a row holds NaN or infinity, and the policy is to
-                raise. In a graph, TensorFlow raises its own error with this one's text.
+            InvalidArgumentError: a gradient of an anchor is not `tf.IndexedSlices`, the numbers of
+                gradients and variables differ, or all gradients are None.
+            NonFiniteGradientError: a gradient of a row contains NaN or infinity, and the policy is
+                ``raise``. In a graph, TensorFlow raises its own error with the same text.
         """
         if trainable_variables is None:
             if not self.built:
                 raise InvalidArgumentError(
-                    "apply: give the variables with the gradients, or call build(variables) first"
+                    "apply: pass the variables with the gradients, or call build(variables) first"
                 )
             variables = list(self._trainable_variables)
         else:
@@ -314,8 +314,8 @@ class Optimizer(keras.optimizers.Optimizer):
         gradients = list(grads)
         if len(gradients) != len(variables):
             raise InvalidArgumentError(
-                f"apply: found {len(gradients)} gradients for {len(variables)} variables; give one for "
-                "each, None where there is none"
+                f"apply: found {len(gradients)} gradients for {len(variables)} variables; pass one per "
+                "variable, or None for a variable without a gradient"
             )
         _check_missing(gradients, variables)
         tables, slices, dense = [], [], []
@@ -333,30 +333,30 @@ class Optimizer(keras.optimizers.Optimizer):
         with tf.control_dependencies([] if tf.executing_eagerly() else [is_taken]):
             if any(gradient is not None for gradient, _ in dense):
                 if self._follows:
-                    # Its value: a variable would be taken for one of the other optimizer's own.
+                    # Converted, because Keras would track a variable as part of the other optimizer.
                     self.dense.learning_rate = tf.convert_to_tensor(rate)
                 self.dense.apply(*map(list, zip(*dense, strict=True)))
             self._iterations.assign_add(tf.cast(is_taken, self._iterations.dtype))
 
     @property
     def variables(self) -> list[Any]:
-        """Steps taken, the learning rate, and what is kept for ordinary variables and for tables as
-        a whole. Slots of rows lie with the rows."""
+        """Number of steps, learning rate, and state of ordinary variables and of tables as a whole. The
+        slots of rows are stored in the rows."""
         dense = [] if self.dense is None else self.dense.variables
         return [*self._variables, *dense]
 
-    # -- what can be saved --------------------------------------------------------
+    # -- saving -------------------------------------------------------------------
 
     def get_config(self) -> dict[str, Any]:
-        """Configuration that makes the optimizer again; a loaded model finds its tables by itself.
+        """Returns the configuration, without tables: a loaded model connects its tables itself.
 
         Raises:
-            InvalidArgumentError: `sparse` is an update method that was given as an object.
+            InvalidArgumentError: `sparse` is an update method that was passed as an object.
         """
         if isinstance(self._sparse, UpdateMethod):
             raise InvalidArgumentError(
-                f"update method {self._sparse.name!r} was given as an object, and a saved model "
-                "could not make it again; give its name"
+                f"get_config: update method {self._sparse.name!r} was passed as an object, which a saved "
+                "model cannot create again; pass its name"
             )
         is_native = isinstance(self._sparse, keras.optimizers.Optimizer)
         serialize = keras.optimizers.serialize
@@ -381,8 +381,8 @@ class Optimizer(keras.optimizers.Optimizer):
         return config
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Optimizer:  # noqa: ARG003 - Keras gives it
-        """The optimizer that `get_config` described, without its tables."""
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Optimizer:  # noqa: ARG003 - Keras passes it
+        """Creates an optimizer without tables from the result of `get_config`."""
         config = dict(config)
         for key in ("sparse", "dense"):
             if isinstance(config[key], dict):
@@ -394,7 +394,7 @@ class Optimizer(keras.optimizers.Optimizer):
 
 
 def _rate_of(native: Any) -> Any:
-    """The number or schedule that an optimizer was made with."""
+    """Returns the number or schedule that an optimizer was created with."""
     rate = native._learning_rate
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
         return rate
@@ -410,8 +410,8 @@ def _validate_dense(given: Any) -> Any:
     if given is None or isinstance(given, keras.optimizers.Optimizer):
         return given
     raise InvalidArgumentError(
-        "dense must be an optimizer of Keras, as keras.optimizers.Adam(1e-3), or None; found "
-        f"{given!r}"
+        "Optimizer: dense must be an optimizer of Keras, such as keras.optimizers.Adam(1e-3), or None; "
+        f"found {given!r}"
     )
 
 
@@ -420,28 +420,28 @@ def _validate_accumulation_steps(given: int | None) -> int:
         return 1
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
         raise InvalidArgumentError(
-            f"gradient_accumulation_steps must be a whole number from 1, found {given!r}"
+            f"Optimizer: gradient_accumulation_steps must be a positive integer, found {given!r}"
         )
     return given
 
 
 def _check_missing(gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-    """Rejects a step without any gradient, and warns of variables without one, as Keras does."""
+    """Rejects a step without any gradient, and warns about variables without one, as Keras does."""
     given = [*zip(gradients, variables, strict=True)]
     missing = [variable for gradient, variable in given if gradient is None]
     if len(missing) == len(given):
         raise InvalidArgumentError(
             "apply: no variable has a gradient, so the step would change nothing; compute the loss from "
-            "the model's outputs inside of the tape, and give compile a loss"
+            "the model's outputs inside the tape, and pass a loss to compile"
         )
     if any(gradient is not None and trained_table(each) is None for gradient, each in given):
-        # The optimizer of ordinary variables warns of those.
+        # The optimizer of ordinary variables warns about these.
         missing = [each for each in missing if trained_table(each) is not None]
     if missing:
         names = ", ".join(each.path for each in missing)
         warnings.warn(
-            f"apply: found no gradients for {names}, which stay as they are; if they should be trained, "
-            "call their layers inside of the tape, and compute the loss from the outputs",
+            f"apply: found no gradients for {names}, which remain unchanged; if they should be trained, "
+            "call their layers inside the tape, and compute the loss from the outputs",
             stacklevel=3,
         )
 
@@ -450,9 +450,9 @@ def _validate_slices(gradient: Any, table: str) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
         return gradient
     raise InvalidArgumentError(
-        f"the gradient of table {table!r} must be tf.IndexedSlices, as a tape gives it, found "
-        f"{type(gradient).__name__}; do not make a dense tensor of it, leave the variable that stands "
-        "for the table out of penalties, and add gradients of several batches with "
+        f"apply: the gradient of table {table!r} must be tf.IndexedSlices, as returned by a tape, found "
+        f"{type(gradient).__name__}; do not convert it to a dense tensor, leave the table's anchor out "
+        "of penalties, and combine gradients of several batches with "
         "gradient_accumulation_steps=…",
         table=table,
     )
@@ -464,7 +464,7 @@ def _agents_of(layers: Any) -> list[TableAgent]:
     for root in roots:
         if not isinstance(root, keras.layers.Layer):
             raise InvalidArgumentError(
-                f"Optimizer takes models and layers that hold tables, found {type(root).__name__}"
+                f"Optimizer takes models and layers with tables, found {type(root).__name__}"
             )
         for weight in root.weights:
             trained = trained_table(weight)

@@ -1,4 +1,4 @@
-"""Ranks that a plan is for: layers whose tables join the job that this process was started for."""
+"""Creates a container with a sharding plan in the job that this process was started for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DEADLINE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class _Automatic:
-    """A backend by what started the process."""
+    """A backend that is selected by the launcher of the process."""
 
     backend: str = AUTO
     options: dict[str, Any] = field(default_factory=dict)
@@ -31,26 +31,26 @@ def create_planned_container(
     method: str | None,
     hyperparameters: Mapping[str, Any] | None = None,
 ) -> StepContainer:
-    """A container of the job, with all tables of `agents`, sharded by `plan`.
+    """Creates a container in the job with all tables of `agents`, sharded by `plan`.
 
     Args:
-        agents: of the layers; they join the container.
-        plan: as a user gave it.
-        method: the update method or optimizer of the tables; None: unknown.
-        hyperparameters: of an update method; None: it is an optimizer of Keras.
+        agents: the agents of the layers; they join the container.
+        plan: the plan as passed by the user.
+        method: the update method or optimizer of the tables, or None if unknown.
+        hyperparameters: hyper-parameters of the update method, or None for a Keras optimizer.
 
     Raises:
-        InvalidArgumentError: tables live in a container that was given, or hold rows; or the plan does
-            not fit them or the ranks.
-        CapacityError: ``auto``, and the tables do not fit the memory.
-        PluginError: a backend or sharding kind that no plugin offers.
-        DeadlineError: not all ranks came.
+        InvalidArgumentError: tables already have a container or rows, or the plan does not match the
+            tables or the ranks.
+        CapacityError: the plan is ``auto``, and the tables do not fit in memory.
+        PluginError: no plugin provides a backend or sharding kind.
+        DeadlineError: some ranks did not join in time.
     """
     bound = [each for each in agents if each.is_container_given or each.has_rows]
     if bound:
         raise InvalidArgumentError(
-            f"Optimizer: tables {bound[0].table_names} live in a container that was given, or hold rows, "
-            "and their container has a plan of its own; give it the plan: StepContainer(plan=…)",
+            f"Optimizer: a plan was given, but tables {bound[0].table_names} already have a container or "
+            "rows; pass the plan to their container instead: StepContainer(plan=…)",
             table=bound[0].table_names[0],
         )
     manager = make_plugin_manager()
@@ -75,7 +75,7 @@ def create_planned_container(
             each.is_container_given = True
         container.check_plan()
     except BaseException:
-        job.close()  # the plan was refused
+        job.close()  # for example, the plan was rejected
         raise
     return container
 
@@ -93,7 +93,7 @@ def _workloads(
             workload = describe_workload(
                 each.table, each.storage, features, method, hyperparameters or {}
             )
-            if hyperparameters is None:  # it may clip gradients by rows
+            if hyperparameters is None:  # an optimizer of Keras may clip gradients by rows
                 workload = replace(workload, supports_column_split=False)
             found.setdefault(each.table.name, workload)
     return list(found.values())

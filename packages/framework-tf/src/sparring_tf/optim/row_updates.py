@@ -1,4 +1,4 @@
-"""Gradients of anchors to rows of tables: what an optimizer's step does in Python."""
+"""The part of an optimizer's step that runs in Python: passes gradients of anchors to the tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Updater", "RowUpdates"]
 
 
 class Updater(Protocol):
-    """How rows are updated: `NativeUpdater` or `FusedUpdater`."""
+    """Updates rows: `NativeUpdater` or `FusedUpdater`."""
 
     @property
     def variables(self) -> list[Any]: ...
@@ -30,12 +30,12 @@ class Updater(Protocol):
 
 
 class RowUpdates:
-    """Takes gradients, and steps.
+    """Collects gradients and applies them in steps.
 
     Args:
-        container: where the tables live.
-        updater: how rows are updated.
-        num_parts: gradients of so many calls make a step, which takes their mean.
+        container: container of the tables.
+        updater: updates the rows.
+        num_parts: number of calls whose mean gradients make one step.
     """
 
     def __init__(self, container: StepContainer, updater: Updater, num_parts: int) -> None:
@@ -52,17 +52,17 @@ class RowUpdates:
         rate: Any,
         iterations: Any,
     ) -> Any:
-        """One call of an optimizer, in a graph or without one.
+        """Executes one call of an optimizer, in a graph or eagerly.
 
         Args:
-            tables: of each gradient.
-            gradients: `tf.IndexedSlices`.
-            anchors: of all tables that the model reads: what they guard comes before or after.
-            rate: the learning rate, a scalar.
-            iterations: steps before this one, a scalar.
+            tables: table of each gradient.
+            gradients: one `tf.IndexedSlices` per table.
+            anchors: anchors of all tables that the model reads. They order lookups and steps.
+            rate: learning rate, a scalar.
+            iterations: number of steps before this one, a scalar.
 
         Returns:
-            1 where a step was taken, 0 where its gradients wait for others: an int64 scalar.
+            An int64 scalar: 1 if a step was taken, 0 if more gradients are required.
         """
         dtypes = [self.container.tables[table].computing_dtype for table in tables]
         arrays = [
@@ -95,12 +95,12 @@ class RowUpdates:
         for place, table in enumerate(tables):
             ids, values = parts[2 * place], parts[2 * place + 1]
             if self._num_parts > 1:
-                # They wait, so they are copied.
+                # Copied, because the gradients are kept until a later call.
                 ids, values = ids.copy(), values / values.dtype.type(self._num_parts)
             view = self.container.entry(table).view
             ids, values = np.ascontiguousarray(ids), np.ascontiguousarray(values)
             sources.append(key_gradients(view, ids, values))
-        # All of them are right: from here on they count.
+        # All gradients are valid, so they can be added.
         for table, source in zip(tables, sources, strict=True):
             number = resources.register_direct([table])
             try:
@@ -115,7 +115,7 @@ class RowUpdates:
         try:
             self.updater.step(rate, iterations)
         except BaseException:
-            # A step that is refused before the container saw it drops its gradients all the same.
+            # If the step failed before the container applied it, drop its gradients as well.
             for table in self.container.tables:
                 resources.drop(table)
             self._changing.clear()
@@ -126,6 +126,6 @@ class RowUpdates:
 
 
 def _write_nothing(anchor: Any) -> Any:
-    """Writes to an anchor, which has nothing to write: lookups wait for it, and it for them."""
+    """Writes an anchor, which has no elements, to order lookups and steps in a graph."""
     variable = anchor.value
     return variable.assign(tf.zeros_like(variable), read_value=False)

@@ -1,4 +1,4 @@
-"""Bundles: the folder of an exported program, as Python reads it."""
+"""Bundles: folders of exported programs, loaded in Python."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def load_program(bundle: str | os.PathLike[str], served: str | os.PathLike[str])
 
     Args:
         bundle: the folder that `export_program` wrote.
-        served: a serving snapshot, or a folder of them, of which the newest is taken.
+        served: a serving snapshot, or a folder of serving snapshots, of which the newest is used.
 
     Raises:
-        InvalidArgumentError: there is no bundle of TensorFlow, or a file of it is damaged.
+        InvalidArgumentError: the folder is not a bundle of TensorFlow, or one of its files is damaged.
         ProgramError: the program was exported for other tables, or for another version of them.
         PluginError: sparring-packed is not installed.
     """
@@ -36,7 +36,7 @@ def load_program(bundle: str | os.PathLike[str], served: str | os.PathLike[str])
         loaded = tf.saved_model.load(str(folder / PROGRAM))
 
         def call(*inputs: Any) -> Any:
-            return loaded.call(*inputs)  # its functions do not keep a saved model alive
+            return loaded.call(*inputs)  # keeps the saved model alive, unlike its functions
 
         return call
 

@@ -34,39 +34,39 @@ def export_program(
     signature: Sequence[Any] | None = None,
     call: Callable[..., Any] | None = None,
 ) -> Path:
-    """Writes a trained model as a bundle that runs without Python, over serving snapshots.
+    """Writes a trained model as a bundle that runs without Python and reads serving snapshots.
 
-    The program is a SavedModel. Embeddings are no part of it: it looks them up in tables that are bound
-    to it where it runs, by ``sparring_program.h`` in C++ or by `load_program` in Python, and that are
-    refreshed there.
+    The program is a SavedModel without embeddings. It looks them up in tables that are bound to it at run
+    time, by ``sparring_program.h`` in C++ or by `load_program` in Python, and that can be refreshed.
 
     Args:
-        model: of Keras, with tables of sparring.
-        bundle: the folder to make; it must not exist.
-        served: a serving snapshot of the model's tables, or a folder of them: the version that the
-            program is bound to. `sparring publish` writes them.
-        follow: the program may read later versions of the same tables, too. Its other weights stay
-            as they are now.
-        signature: `tf.TensorSpec` of each argument of the call, in the structures that it takes; None:
-            the inputs of a functional or sequential model.
-        call: what the program computes with the model; None: ``model(inputs, training=False)``.
+        model: a Keras model with tables of sparring.
+        bundle: the folder to create; it must not exist.
+        served: a serving snapshot of the model's tables, or a folder of serving snapshots, of which the
+            newest is used. `sparring publish` writes them. The program is bound to its version.
+        follow: whether the program may also read later versions of the same tables. Its other weights
+            do not change.
+        signature: a `tf.TensorSpec` per argument of the call, in the nested structure of the arguments.
+            Defaults to the inputs of a functional or sequential model.
+        call: the computation of the program. Defaults to ``model(inputs, training=False)``.
 
     Returns:
         `bundle`.
 
     Raises:
-        InvalidArgumentError: no tables in the model; the folder exists; `served` lacks a table of the
-            model, or has it with another dim; no `signature` of a model that does not say its inputs.
+        InvalidArgumentError: the model has no tables, the folder exists, `served` does not contain a
+            table of the model with the same dim, or `signature` is missing for a model without defined
+            inputs.
         ProgramError: there is no serving snapshot.
-        UnsupportedError: the model looks up, or holds what a program cannot.
+        UnsupportedError: the model contains ops or resources that a program does not support.
         PluginError: sparring-packed is not installed.
     """
     specs = _specs(model) if signature is None else list(signature)
     tables = [each for each in map(trained_table, model.variables) if each is not None]
     if not tables:
         raise InvalidArgumentError(
-            f"model {getattr(model, 'name', model)!r} has no tables of sparring, which a program would "
-            "look up in; export it with Keras alone"
+            f"export_program: model {getattr(model, 'name', model)!r} has no tables of sparring; "
+            "export it with Keras"
         )
     declared = [each for table in tables for each in table.agent.declarations]
     dims = {each.table.name: each.table.dim for each in declared}
@@ -81,12 +81,15 @@ def export_program(
         _check_lookups(serving.get_concrete_function().graph)
         with import_packed().new_bundle(binding, f"tensorflow {tf.__version__}", library) as made:
             try:
-                # Traces what it has not met, so it belongs into the block, too.
+                # Saving traces functions that were not called yet, so it needs this context, too.
                 tf.saved_model.save(program, str(made / PROGRAM), signatures=serving)
-            except AssertionError as error:  # TensorFlow's own, of a resource that nothing holds
+            except (
+                AssertionError
+            ) as error:  # raised by TensorFlow for a resource that is not tracked
                 raise UnsupportedError(
-                    "the model has parts that are neither tables of sparring nor weights, as layers "
-                    f"with vocabularies have: {error}; leave them out of the model that is exported"
+                    "export_program: the model has parts that are neither tables of sparring nor "
+                    f"weights, such as layers with vocabularies: {error}; leave them out of the "
+                    "exported model"
                 ) from error
             (made / SIGNATURE).write_text(_signature(made / PROGRAM))
     folder: Path = binding.folder
@@ -94,14 +97,14 @@ def export_program(
 
 
 def _specs(model: Any) -> list[Any]:
-    """The inputs of a model that says them, as its one argument."""
+    """Returns the inputs of a model with defined inputs, as the specification of its one argument."""
     struct = getattr(model, "_inputs_struct", None)
     if struct is None:
         found = getattr(model, "inputs", None)
         if not found:
             raise InvalidArgumentError(
-                f"model {getattr(model, 'name', model)!r} does not say its inputs; pass a signature, "
-                "with a tf.TensorSpec for each argument of its call"
+                f"export_program: model {getattr(model, 'name', model)!r} has no defined inputs; pass a "
+                "signature with a tf.TensorSpec for each argument of its call"
             )
         struct = found[0] if len(found) == 1 else found
     return [
@@ -111,8 +114,9 @@ def _specs(model: Any) -> list[Any]:
 
 @contextmanager
 def _inner_functions_inlined() -> Iterator[None]:
-    """Has functions of the model's own traced as parts of the program: neither does that take what they
-    traced for training, nor do they keep what is the program's.
+    """Traces the model's own `tf.function`s as part of the program.
+
+    Otherwise the program would reuse their traces from training, and they would reuse the program's.
     """
     before = tf.config.functions_run_eagerly()
     tf.config.run_functions_eagerly(True)
@@ -123,7 +127,7 @@ def _inner_functions_inlined() -> Iterator[None]:
 
 
 def _check_lookups(graph: Any) -> None:
-    """Refuses what runs in this process alone."""
+    """Raises an error if a graph contains ops that only run in this process."""
     definition = graph.as_graph_def()
     nodes = [
         *definition.node,
@@ -132,13 +136,14 @@ def _check_lookups(graph: Any) -> None:
     for node in nodes:
         if node.op in _OF_TRAINING:
             raise UnsupportedError(
-                f"the program has the op {node.op} ({node.name}), which needs Python or tables of this "
-                "process; leave tf.py_function and graphs that were traced before out of the call"
+                f"export_program: the program contains the op {node.op} ({node.name}), which requires "
+                "Python or tables of this process; leave out tf.py_function and graphs that were traced "
+                "before"
             )
 
 
 def _serving(call: Any, specs: Sequence[Any]) -> Any:
-    """The same for C++: tensors in, and named tensors out."""
+    """Wraps `call` for C++, with tensors as inputs and named tensors as outputs."""
     flat = tf.nest.flatten(specs, expand_composites=True)
     named = [
         tf.TensorSpec(each.shape, each.dtype, _word(each.name) or f"input_{place}")
@@ -160,8 +165,8 @@ def _word(name: str | None) -> str | None:
 
 
 def _signature(saved_model: Path) -> str:
-    """Of each input and output a line: name, number of the dtype, operation of the graph, and which of
-    its outputs.
+    """Returns one line per input and output: name, number of the dtype, operation of the graph, and index
+    of the operation's output.
     """
     (graph,) = loader_impl.parse_saved_model(str(saved_model)).meta_graphs
     served = graph.signature_def[tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY]

@@ -1,4 +1,4 @@
-"""The ops of exported programs, and the functions that bind tables to them, of this process."""
+"""Loads the ops of exported programs, and the functions that bind tables to them in this process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def import_packed() -> Any:
     """Returns the package `sparring_packed`, which writes and loads bundles of programs.
 
     Raises:
-        PluginError: it is not installed.
+        PluginError: sparring-packed is not installed.
     """
     try:
         import sparring_packed
@@ -49,12 +49,12 @@ def _loaded() -> tuple[Any, Path]:
     fault = read_by(os.fsencode(import_packed().library_path()))
     if fault is not None:
         raise PluginError(f"sparring-packed: {fault.decode(errors='replace')}")
-    # TensorFlow gave the name by which it has opened the library.
+    # The program must load the library by the same name as TensorFlow.
     return functions, Path(library._name)
 
 
 def load_operators() -> tuple[Any, Path]:
-    """A function for each op, and the library that they are in.
+    """Returns one function per op, and the path of their library.
 
     Raises:
         PluginError: sparring-packed is not installed, or TensorFlow cannot load the library.
@@ -64,10 +64,10 @@ def load_operators() -> tuple[Any, Path]:
 
 @lru_cache(maxsize=1)
 def load_reader() -> ProgramLibrary:
-    """The functions that bind tables.
+    """Returns the functions that bind tables.
 
     Raises:
-        PluginError: as `operators`.
+        PluginError: sparring-packed is not installed, or TensorFlow cannot load the library.
     """
     load_operators()
     made: ProgramLibrary = import_packed().ProgramLibrary()

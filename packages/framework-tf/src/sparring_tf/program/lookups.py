@@ -1,4 +1,4 @@
-"""Lookups of a program that is being traced: ops that find their tables by a handle, where they run."""
+"""Lookups of a program while it is traced: ops that find their tables by a handle at run time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ tf.no_gradient("SparringProgramPool")
 
 @contextmanager
 def trace_for(handle: str) -> Iterator[None]:
-    """Lookups of layers in the block become a program's, by `handle`."""
+    """Traces the lookups of layers in this context as lookups of the program `handle`."""
     token = _handle.set(handle)
     try:
         yield
@@ -28,12 +28,12 @@ def trace_for(handle: str) -> Iterator[None]:
 
 
 def is_traced() -> bool:
-    """Whether a layer that looks up now is traced for a program."""
+    """Whether lookups of layers are currently traced for a program."""
     return _handle.get() is not None
 
 
 def gather(ids: Any, table: str, anchor: Any) -> Any:
-    """As `lookup_ops.gather`, of a table of the program."""
+    """Implements `lookup_ops.gather` for a table of the program."""
     found = _ops().sparring_program_gather(
         ids=ids, anchor=_float_anchor(anchor), handle=_handle.get(), tables=table
     )
@@ -43,7 +43,7 @@ def gather(ids: Any, table: str, anchor: Any) -> Any:
 def pool(
     ids: Any, lengths: Any, weights: Any, tables: Sequence[str], anchors: Sequence[Any]
 ) -> Any:
-    """As `lookup_ops.pool`, of tables of the program."""
+    """Implements `lookup_ops.pool` for tables of the program."""
     found = _ops().sparring_program_pool(
         ids=ids,
         lengths=lengths,
@@ -56,7 +56,7 @@ def pool(
 
 
 def _float_anchor(anchor: Any) -> Any:
-    """A constant, so that the program holds no anchors."""
+    """Returns a constant, so that the program does not contain anchors."""
     return tf.zeros([0, anchor.shape[1]], tf.float32)
 
 

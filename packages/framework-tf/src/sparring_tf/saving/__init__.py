@@ -1,1 +1,1 @@
-"""Rows in checkpoints, saved models and files of Keras."""
+"""Saving and loading of rows with checkpoints, SavedModels and Keras files."""

@@ -1,17 +1,17 @@
-"""Anchors: weights without elements that stand for the rows of tables.
+"""Anchors: weights without elements that represent the rows of tables.
 
-A `tf.train.Checkpoint` saves and restores variables, and so an anchor gives it the rows::
+A `tf.train.Checkpoint` saves and restores variables, so the anchor adds the rows as tensors::
 
     …/rows_anchor/.ATTRIBUTES/VARIABLE_VALUE     (0, dim)
-                              SPARRING_TABLE     what a row is, as JSON
+                              SPARRING_TABLE     description of a row, as JSON
                               SPARRING_KEYS      (n) int64
                               SPARRING_ROWS      (n, row bytes) uint8
                               SPARRING_SCORES    (n) uint64
                               SPARRING_STATE     the state of a new row
 
-Where rows are too many, the JSON names a snapshot, ``checkpoint-1.checkpoint.rows/save-000001.0``: see
-`sidecar`. Before TensorFlow restores the first variable it asks all of them for names and dtypes of
-their tensors: what shows then is refused, and nothing changes.
+If the rows are too large, the JSON refers to a snapshot, ``checkpoint-1.checkpoint.rows/save-000001.0``;
+see `sidecar`. Before TensorFlow restores the first variable, it requests the names and dtypes of the
+tensors of all variables. Differences that are found then raise an error, and nothing changes.
 """
 
 from __future__ import annotations
@@ -64,19 +64,19 @@ _DTYPES = {"SPARRING_KEYS": tf.int64, "SPARRING_ROWS": tf.uint8, "SPARRING_SCORE
 
 @dataclass(frozen=True, slots=True)
 class TrainedTable:
-    """Table that an anchor stands for."""
+    """The table that an anchor represents."""
 
     agent: TableAgent
     name: str
 
 
 class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
-    """The weight of shape (0, dim) to which the gradients of a table flow.
+    """Weight of shape (0, dim) that receives the gradients of a table's rows.
 
     Args:
-        trained: what it stands for.
-        dim: elements of an embedding.
-        dtype: that the table computes in.
+        trained: the table.
+        dim: number of elements of an embedding.
+        dtype: dtype that the table computes in.
     """
 
     def __init__(self, trained: TrainedTable, dim: int, dtype: str) -> None:
@@ -85,7 +85,7 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
             shape=(0, dim),
             dtype=dtype,
             trainable=True,
-            # Mixed precision converts what is looked up, not what gradients flow to.
+            # Mixed precision casts the looked-up embeddings, not the anchor.
             autocast=False,
             name=f"{trained.name}_anchor",
         )
@@ -94,42 +94,43 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
 
     @property
     def overwrite_with_gradient(self) -> bool:
-        """Asked by optimizers of Keras of each variable before a step: False.
+        """False. Keras optimizers read it from each variable before a step.
 
         Raises:
-            InvalidArgumentError: no `sparring_tf.Optimizer` was made for the table. Another would
-                take the anchor for a matrix without rows.
+            InvalidArgumentError: there is no `sparring_tf.Optimizer` for the table. Another optimizer
+                would treat the anchor as a matrix without rows.
         """
         trained = self.sparring_table
         if not trained.agent.has_optimizer:
             raise InvalidArgumentError(
-                f"the rows of table {trained.name!r} cannot be updated by an optimizer of Keras "
-                "alone; wrap it: sparring_tf.Optimizer(model, keras.optimizers.Adam(…))",
+                f"the rows of table {trained.name!r} cannot be updated by an optimizer of Keras; "
+                "wrap it: sparring_tf.Optimizer(model, keras.optimizers.Adam(…))",
                 table=trained.name,
             )
         return False
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Any:
-        """Called where it is used as a tensor, as in a penalty over all variables of a model.
+        """Converts the anchor to a tensor, for example in a penalty over all variables of a model.
 
-        Its gradient raises: the rows would be left out of the penalty. Lookups take `value`.
+        The gradient of the tensor raises an error, because the penalty would not include the rows.
+        Lookups use `value` instead.
         """
         value = super().__tf_tensor__(dtype, name)
         return _without_gradient(value, self.sparring_table.name) if self.trainable else value
 
     def numpy(self) -> Any:
-        """Called by `get_weights`: no elements, and the version of the rows."""
+        """Returns no elements, with the version of the rows. Called by `get_weights`."""
         trained = self.sparring_table
         return trained.agent.with_version(trained.name, super().numpy())
 
     def assign(self, value: Any) -> Any:
-        """Called by `set_weights`, with what `numpy` gave: refuses rows of another version."""
+        """Compares the version of a result of `numpy` with the rows. Called by `set_weights`."""
         assigned = super().assign(value)
         if isinstance(value, np.ndarray):
             self.sparring_table.agent.on_weights_set(self.sparring_table.name, value)
         return assigned
 
-    # TensorFlow's protocol of what a checkpoint holds.
+    # TensorFlow's protocol for the contents of a checkpoint.
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
         restored = find_restored_checkpoint()
@@ -145,7 +146,7 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
         return {**tensors, TABLE_TENSOR: tf.constant(json.dumps(rows.described))}
 
     def _gather_rows(self) -> TableRows:
-        """The rows, or where they lie from now on."""
+        """Returns the rows, or their location after saving them next to the checkpoint."""
         trained = self.sparring_table
         container, table = trained.agent.container, trained.name
         trained.agent.check_versions()
@@ -164,10 +165,10 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
         missing = [name for name in (TABLE_TENSOR, *_ARRAYS) if name not in restored.keys]
         if missing:
             raise DataError(
-                f"checkpoint {restored.prefix} has no rows of table {trained.name!r}: it lacks the "
-                f"tensors {', '.join(missing)} of {next(iter(restored.keys.values()), 'the table')}. "
-                "Nothing was restored: it was written without the layer of sparring_tf; restore one "
-                "that was written with it",
+                f"checkpoint {restored.prefix} has no rows of table {trained.name!r}: the tensors "
+                f"{', '.join(missing)} of {next(iter(restored.keys.values()), 'the table')} are missing. "
+                "Nothing was restored: it was written without the layer of sparring_tf; restore a "
+                "checkpoint that was written with it",
                 table=trained.name,
             )
         reader = tf.train.load_checkpoint(restored.prefix)
@@ -177,7 +178,7 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
         self._restored = restored
 
     def _empty(self) -> dict[str, Any]:
-        """Empty tensors of all kinds, for a reader to fill."""
+        """Returns empty tensors of all kinds, which TensorFlow's reader replaces."""
         trained = self.sparring_table
         state = trained.agent.container.tables[trained.name].computing_dtype
         dtypes = {**_DTYPES, _STATE: tf.as_dtype(state)}
@@ -197,8 +198,8 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:
         raise UnsupportedError(
-            f"rows of table {self.sparring_table.name!r} cannot be copied for a checkpoint that is "
-            "written asynchronously; leave experimental_enable_async_checkpoint out, or save "
+            f"rows of table {self.sparring_table.name!r} cannot be copied for an asynchronous "
+            "checkpoint; leave experimental_enable_async_checkpoint out, or save "
             "during the steps with container.save(url, blocking=False)",
             table=self.sparring_table.name,
         )
@@ -206,13 +207,13 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
     def _trackable_children(self, save_type: str = "checkpoint", **options: Any) -> dict[str, Any]:
         children = dict(super()._trackable_children(save_type, **options))
         if save_type == "savedmodel":
-            # Whatever holds the anchor finds its rows by it.
+            # Every object that contains the anchor finds its rows by these numbers.
             numbers = self.sparring_table.agent.numbers
             children |= {f"lookup_{place}": each for place, each in enumerate(numbers)}
         return children
 
     def _check_eager(self, verb: str) -> None:
-        # In a graph, rows would be constants of the moment in which it was traced.
+        # In a graph, the rows would be constants from the time of tracing.
         if not tf.executing_eagerly():
             raise UnsupportedError(
                 f"rows of table {self.sparring_table.name!r} cannot be part of a graph; "
@@ -228,7 +229,7 @@ def _operator(name: str) -> Callable[..., Any]:
     return operator
 
 
-# Keras's own take `value`.
+# Keras's operators use `value` and would skip `__tf_tensor__`.
 for _name in (
     *("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "matmul"),
     *("neg", "abs", "getitem"),
@@ -237,16 +238,16 @@ for _name in (
 
 
 def _without_gradient(value: Any, table: str) -> Any:
-    """The same tensor; asked for its gradient, it raises `UnsupportedError`."""
+    """Returns the same tensor, whose gradient raises `UnsupportedError`."""
 
     @tf.custom_gradient  # type: ignore[misc,unused-ignore]
     def identity(value: Any) -> Any:
         def refuse(*_: Any) -> Any:
             raise UnsupportedError(
-                f"table {table!r}: the loss is computed from all variables of the model, as a penalty "
-                "is, and the variable that stands for rows has no elements: the rows would be left out. "
-                "Sum over those for which sparring_tf.trained_table is None, and over the embeddings of "
-                "the batch; or have distribute keep the layer as it is",
+                f"table {table!r}: the loss contains all variables of the model, as in a penalty, but "
+                "the anchor of a table has no elements, so the penalty would not include the rows. Sum "
+                "over the variables for which sparring_tf.trained_table is None, and over the "
+                "embeddings of the batch; or let distribute keep the layer unchanged",
                 table=table,
             )
 
@@ -256,5 +257,5 @@ def _without_gradient(value: Any, table: str) -> Any:
 
 
 def trained_table(variable: Any) -> TrainedTable | None:
-    """Table that a variable stands for, if it is an anchor."""
+    """Returns the table that a variable represents, or None if it is not an anchor."""
     return getattr(variable, "sparring_table", None)

@@ -1,9 +1,9 @@
-"""Which checkpoint TensorFlow writes or restores at the moment.
+"""Finds the checkpoint that TensorFlow is currently writing or restoring.
 
-TensorFlow asks a variable for its tensors without a word of where they go, and, while it restores, asks
-for them once more to learn their names and dtypes. What knows is further up among the calls:
-`tf.train.Checkpoint.write` and `save` have the prefix, and what restores has the checkpoint with what it
-holds of the variable.
+TensorFlow requests the tensors of a variable without the path of the checkpoint. While it restores a
+variable, it requests them again for their names and dtypes. The path is found in the stack frames:
+`tf.train.Checkpoint.write` and `save` have the prefix, and the restoring function has the checkpoint and
+the names of its tensors for the variable.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ __all__ = [
 ]
 
 ENDING = ".checkpoint"
-"""Suffix of a prefix, to which `sidecar` adds its own."""
+"""Suffix of a prefix, to which `sidecar` adds its suffix."""
 
 TABLE_TENSOR = "SPARRING_TABLE"
-"""In a checkpoint: what a row is, or where rows lie, as JSON."""
+"""Name of the tensor in a checkpoint with the description of a row, or the location of rows, as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestoredCheckpoint:
-    """A checkpoint, as far as one variable is concerned."""
+    """A checkpoint from which one variable is restored."""
 
     prefix: str
     keys: Mapping[str, str]
-    """Name of a tensor → what it is called in the checkpoint."""
+    """Name of a tensor → its key in the checkpoint."""
 
 
 def find_restored_checkpoint() -> RestoredCheckpoint | None:
-    """Checkpoint that TensorFlow restores a variable from; None: it writes one."""
+    """Returns the checkpoint from which TensorFlow restores a variable, or None if it writes one."""
     for frame in _frames("tensorflow.python.checkpoint.restore"):
         position: Any = frame.f_locals.get("self")
         attributes = getattr(getattr(position, "object_proto", None), "attributes", None)
@@ -60,15 +60,15 @@ def find_restored_checkpoint() -> RestoredCheckpoint | None:
 
 
 def is_saved_model_being_written() -> bool:
-    """Whether what TensorFlow writes are the variables of a SavedModel, which has rows as assets."""
+    """Whether TensorFlow is writing the variables of a SavedModel, which contains rows as assets."""
     return next(_frames("tensorflow.python.saved_model.save"), None) is not None
 
 
 def find_written_checkpoint() -> tuple[Path, object]:
-    """The path to store rows next to, and one object for all that TensorFlow writes there.
+    """Returns the path to store rows next to, and an object that identifies the checkpoint.
 
     Raises:
-        UnsupportedError: the checkpoint is written to another machine.
+        UnsupportedError: the checkpoint is not on a file system of this machine.
     """
     graph: object = None
     for frame in _frames("tensorflow.python.checkpoint."):
@@ -77,13 +77,13 @@ def find_written_checkpoint() -> tuple[Path, object]:
         if isinstance(prefix, (str, os.PathLike)):
             return rows_path(os.fspath(prefix)), _writing_of(graph)
     raise UnsupportedError(
-        "rows of tables are in a snapshot next to a checkpoint, and nothing says where TensorFlow "
-        "writes this one; call write or save of tf.train.Checkpoint with a path"
+        "rows of tables are saved in a snapshot next to a checkpoint, but the path of this checkpoint is "
+        "unknown; call write or save of tf.train.Checkpoint with a path"
     )
 
 
 class _Writing:
-    """One checkpoint under way."""
+    """Identifies one checkpoint that is being written."""
 
 
 class _LastCheckpoint(threading.local):
@@ -92,9 +92,9 @@ class _LastCheckpoint(threading.local):
 
 
 _last = _LastCheckpoint()
-"""On each thread, what TensorFlow wrote last: the description of the objects, which it makes again for
-each checkpoint, cannot be referred to weakly, and its number may be that of the next one once it is gone.
-No table is kept alive by that: see `SidecarSave`."""
+"""The last checkpoint of each thread. TensorFlow creates a new description of the objects for each
+checkpoint, which does not support weak references, and its `id` may be reused after it is deleted. This
+does not keep tables alive; see `SidecarSave`."""
 
 
 def _writing_of(graph: object) -> object:
@@ -106,21 +106,21 @@ def _writing_of(graph: object) -> object:
 
 
 def rows_path(prefix: str) -> Path:
-    """Path to store rows next to: `sidecar` adds ``.rows`` to it.
+    """Returns the path to store rows next to. `sidecar` adds ``.rows`` to it.
 
     Raises:
-        UnsupportedError: the checkpoint is on another machine.
+        UnsupportedError: the checkpoint is not on a file system of this machine.
     """
     if "://" in prefix:
         raise UnsupportedError(
-            f"rows of tables are in a snapshot next to a checkpoint, and {prefix!r} is on no file "
-            "system of this machine; write the checkpoint to one, and copy it with its rows"
+            f"rows of tables are saved in a snapshot next to a checkpoint, but {prefix!r} is not on a "
+            "file system of this machine; write the checkpoint to a local path, and copy it with its rows"
         )
     return Path(f"{prefix}{ENDING}").absolute()
 
 
 def _frames(module: str) -> Iterator[FrameType]:
-    """The calls of a module of TensorFlow that are under way, the innermost first."""
+    """Yields the stack frames of a module of TensorFlow, the innermost first."""
     frame = sys._getframe(1).f_back
     while frame is not None:
         if str(frame.f_globals.get("__name__", "")).startswith(module):

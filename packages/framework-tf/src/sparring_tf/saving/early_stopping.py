@@ -1,4 +1,4 @@
-"""`EarlyStopping`: Keras's callback, which brings back the rows of the best epoch too."""
+"""`EarlyStopping`: Keras's callback, which also restores the rows of the best epoch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["EarlyStopping"]
 
 @dataclass(frozen=True, slots=True)
 class _KeptRows:
-    """Rows of a table on this rank, at the best epoch."""
+    """Rows of a table on this rank at the best epoch."""
 
     trained: TrainedTable
     version: RowVersion
@@ -27,20 +27,20 @@ class _KeptRows:
 
 
 class EarlyStopping(keras.callbacks.EarlyStopping):  # type: ignore[misc,unused-ignore]
-    """`keras.callbacks.EarlyStopping`, whose `restore_best_weights` restores the rows of tables too.
+    """`keras.callbacks.EarlyStopping` that also restores rows of tables with `restore_best_weights`.
 
-    After training the model is that of the best epoch, bit for bit, with the optimizer's state in the
-    rows. Each better epoch copies all rows, of each rank on itself, in memory. On several ranks the
-    monitored value must be the same on all.
+    After training, the model is identical to the model of the best epoch, including the optimizer state
+    in the rows. After each better epoch, every rank copies all of its rows in memory. On several ranks,
+    the monitored value must be the same on all ranks.
 
     Args:
-        *arguments: of Keras's callback.
-        max_bytes: rows of one table on one rank that are copied; None: 1 GiB.
-        **options: of Keras's callback.
+        *arguments: arguments of Keras's callback.
+        max_bytes: maximum size of the copied rows of one table on one rank. Defaults to 1 GiB.
+        **options: options of Keras's callback.
 
     Raises:
-        UnsupportedError: in training: a table has more bytes.
-        InvalidArgumentError: at the end of training: ranks had their best epochs at different times.
+        UnsupportedError: during training, a table exceeds `max_bytes`.
+        InvalidArgumentError: at the end of training, the best epochs of the ranks differ.
     """
 
     def __init__(self, *arguments: Any, max_bytes: int | None = None, **options: Any) -> None:
@@ -49,7 +49,7 @@ class EarlyStopping(keras.callbacks.EarlyStopping):  # type: ignore[misc,unused-
         self._kept: list[_KeptRows] = []
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Keeps the rows of a better epoch."""
+        """Copies the rows after a better epoch."""
         before = self.best_weights
         super().on_epoch_end(epoch, logs)
         if self.best_weights is not None and self.best_weights is not before:
@@ -58,7 +58,7 @@ class EarlyStopping(keras.callbacks.EarlyStopping):  # type: ignore[misc,unused-
             self._kept += [self._copy_rows(each) for each in trained]
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Brings back the rows of the best epoch, and then the weights."""
+        """Restores the rows of the best epoch, and then the weights."""
         if self.best_weights is not None:
             self._restore()
         super().on_train_end(logs)
@@ -70,8 +70,8 @@ class EarlyStopping(keras.callbacks.EarlyStopping):  # type: ignore[misc,unused-
         num_bytes = saved_rows.num_row_bytes(container, table)
         if num_bytes > self._max_bytes:
             raise UnsupportedError(
-                f"the rows of table {table!r} are {num_bytes:,} bytes, and EarlyStopping copies up to "
-                f"{self._max_bytes:,} a table; allow more by max_bytes, or give Keras's "
+                f"the rows of table {table!r} are {num_bytes:,} bytes, but EarlyStopping copies up to "
+                f"{self._max_bytes:,} bytes per table; pass a larger max_bytes, or use Keras's "
                 "EarlyStopping without restore_best_weights and ModelCheckpoint('best.weights.h5', "
                 "save_best_only=True, save_weights_only=True), and load that file afterwards",
                 table=table,
@@ -84,8 +84,8 @@ class EarlyStopping(keras.callbacks.EarlyStopping):  # type: ignore[misc,unused-
             if container.collective.world_size > 1:
                 Coordinator(container.collective, "rows of the best epoch").all_equal(
                     {"epoch": str(self.best_epoch)},
-                    "ranks found different epochs best",
-                    "monitor a value that is the same on all ranks, as a mean over them",
+                    "ranks found different best epochs",
+                    "monitor a value that is the same on all ranks, such as a mean over them",
                 )
         for each in self._kept:
             container, table = each.trained.agent.container, each.trained.name

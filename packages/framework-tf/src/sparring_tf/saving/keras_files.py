@@ -1,8 +1,8 @@
-"""Which file Keras saves to, or loads from, at the moment.
+"""Finds the file that Keras is currently saving to or loading from.
 
-Keras hands a layer an open store, and while it loads a ``.keras`` file not even the store knows where
-is. What knows is the call further up: ``filepath`` of `keras.models.load_model`, `Model.save` and
-their like, the public name of that argument in all of Keras 3.
+Keras passes an open store to a layer, which does not contain the path while a ``.keras`` file is loaded.
+The path is found in the stack frames, as the argument ``filepath`` of `keras.models.load_model`,
+`Model.save` and similar functions. This is its public name in all releases of Keras 3.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ _CALLS = frozenset(
 
 
 def find_keras_file() -> Path:
-    """The file, or the folder that is saved in place of one.
+    """Returns the path of the file, or of the folder that is saved instead of a file.
 
     Raises:
-        UnsupportedError: it is an open file, or is on another machine.
+        UnsupportedError: the file is an open file, or is not on a file system of this machine.
     """
     given = _filepath()
     if isinstance(given, (str, os.PathLike)) and "://" not in os.fspath(given):
         return Path(given).absolute()
     found = "an open file" if given is None else repr(given)
     raise UnsupportedError(
-        "rows of tables are in a snapshot next to the file of Keras, and nothing can be stored next to "
-        f"{found}; give Keras a path on a file system of this machine"
+        "rows of tables are saved in a snapshot next to the file of Keras, but nothing can be stored "
+        f"next to {found}; pass a path on a file system of this machine to Keras"
     )
 
 
 def check_file_contains_rows(layer: str) -> None:
-    """Refuses Keras's old ``.h5`` file of a whole model, for which layers give their weights alone.
+    """Rejects Keras's legacy ``.h5`` file of a whole model, which only contains the weights of layers.
 
     Raises:
-        UnsupportedError: such a file is being written.
+        UnsupportedError: Keras is writing such a file.
     """
     for name, frame in _calls():
         if name == "save_model_to_hdf5" and ".legacy." in frame.f_globals["__name__"]:
             raise UnsupportedError(
-                f"an .h5 file of a whole model has no room for the rows of layer {layer!r}; save it as "
-                "….keras, or its weights alone as ….weights.h5",
+                f"an .h5 file of a whole model cannot contain the rows of layer {layer!r}; save it as "
+                "….keras, or save only its weights as ….weights.h5",
                 layer=layer,
             )
 
 
 def _filepath() -> object:
-    """Of the innermost call of Keras that takes one."""
+    """Returns the path that was passed to the innermost function of Keras that takes one."""
     for name, frame in _calls():
         if name in _CALLS:
             given: object = frame.f_locals.get("filepath")
@@ -64,7 +64,7 @@ def _filepath() -> object:
 
 
 def _calls() -> Iterator[tuple[str, FrameType]]:
-    """Functions of Keras that are under way, the innermost first."""
+    """Yields the active functions of Keras, the innermost first."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         frame = frame.f_back

@@ -1,9 +1,9 @@
-"""Rows of what Keras saves, ``.keras`` and ``.weights.h5``.
+"""Rows in files of Keras, ``.keras`` and ``.weights.h5``.
 
-Among a layer's weights, table number i of the layer has arrays: ``table_i`` (bytes) uint8, JSON that
-says what a row is; ``keys_i`` (n) int64; ``rows_i`` (n, row bytes) uint8; ``scores_i`` (n) uint64;
-``state_i``, the state of a new row. Where rows are too many, or lie on several ranks, the JSON names a
-snapshot next to the file, and there are no keys here: see `sidecar`.
+The weights of a layer contain these arrays for its table number i: ``table_i`` (bytes) uint8, JSON that
+describes a row; ``keys_i`` (n) int64; ``rows_i`` (n, row bytes) uint8; ``scores_i`` (n) uint64;
+``state_i``, the state of a new row. If the rows are too large or are on several ranks, the JSON refers to
+a snapshot next to the file, and there are no keys; see `sidecar`.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ __all__ = ["load_rows", "save_rows"]
 def save_rows(
     container: StepContainer, table: str, store: MutableMapping[str, Any], i: int
 ) -> None:
-    """Writes the rows of a table, their state and scores, or where they lie.
+    """Writes the rows of a table with their state and scores, or their location.
 
     Args:
-        container: where the table lives.
-        table: its name.
-        store: Keras's, of the layer.
-        i: the table's number in the layer.
+        container: container of the table.
+        table: name of the table.
+        store: Keras's store of the layer.
+        i: number of the table in the layer.
 
     Raises:
-        UnsupportedError: rows lie on other ranks too, and `sparring_tf.save_model` was not asked; or
-            they are more than `saved_rows.MAX_BYTES`, and Keras writes to no file on this machine.
+        UnsupportedError: rows are also on other ranks, and `sparring_tf.save_model` was not used; or
+            they exceed `saved_rows.MAX_BYTES`, and Keras does not write to a file on this machine.
         SnapshotError: the file system failed.
     """
     save = get_prepared_save()
@@ -52,7 +52,7 @@ def save_rows(
         remedy = "call sparring_tf.save_model(model, path) on all of them"
         check_ranks(container, table, "file of Keras", remedy)
         if saved_rows.num_row_bytes(container, table) > saved_rows.MAX_BYTES:
-            # Old releases make an entry for each layer, of one file of HDF5.
+            # Old releases create one entry per layer in a single HDF5 file.
             written = store if hasattr(store, "make") else getattr(store, "h5_file", store)
             save = begin_save(written, find_keras_file)
             save.write(container)
@@ -68,8 +68,8 @@ def load_rows(container: StepContainer, table: str, store: Mapping[str, Any], i:
     """Replaces the rows of a table by those that `save_rows` wrote.
 
     Raises:
-        DataError: they are missing, or damaged.
-        InvalidArgumentError, SnapshotError, CapacityError, UnsupportedError: as
+        DataError: the rows are missing or damaged.
+        InvalidArgumentError, SnapshotError, CapacityError, UnsupportedError: see
             `saved_rows.restore_rows`.
     """
     try:
@@ -77,7 +77,8 @@ def load_rows(container: StepContainer, table: str, store: Mapping[str, Any], i:
         arrays = {name: _plain(store[f"{name}_{i}"]) for name in ARRAYS}
     except (KeyError, OSError, ValueError) as error:
         raise DataError(
-            f"the saved model lacks the rows of table {table!r} ({error}); save it again, whole",
+            f"the saved model does not contain the rows of table {table!r} ({error}); save the whole "
+            "model again",
             table=table,
         ) from error
     rows = TableRows(parse_description(text, table), **arrays)
@@ -85,6 +86,6 @@ def load_rows(container: StepContainer, table: str, store: Mapping[str, Any], i:
 
 
 def _plain(stored: Any) -> npt.NDArray[Any]:
-    """An array of HDF5, whose dtype says more than NumPy's own."""
+    """Converts an HDF5 array, whose dtype has metadata, to an ordinary array."""
     array = np.asarray(stored)
     return array.view(np.dtype(array.dtype.str))

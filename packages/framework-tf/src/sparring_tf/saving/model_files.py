@@ -1,4 +1,4 @@
-"""`save_model`: a file of Keras and its rows, whole or not at all, of any number of ranks."""
+"""`save_model`: atomically saves a Keras file and its rows, with any number of ranks."""
 
 from __future__ import annotations
 
@@ -27,24 +27,25 @@ _WEIGHTS, _MODEL = ".weights.h5", ".keras"
 def save_model(
     model: Any, filepath: str | os.PathLike[str], *, max_bytes_inside: int | None = None
 ) -> None:
-    """Saves a model of Keras with the rows of its tables, for `keras.models.load_model`.
+    """Saves a Keras model with the rows of its tables, for `keras.models.load_model`.
 
-    What `model.save` does, and more: an older file stays as it is until the new one is whole, and rows
-    may lie on several ranks. All ranks call it, and rank 0 writes the file; where each rank has a
-    container of its own, the rows of rank 0. Rows go into the file; where a container has several
-    ranks, or a table more bytes than `max_bytes_inside`, into a snapshot in the folder
-    ``<filepath>.rows`` next to it. A copy of the file needs a copy of that folder. The snapshot of the
-    save before stays there too, older ones go.
+    In contrast to `model.save`, an existing file is only replaced after the new one is complete, and rows
+    may be on several ranks. All ranks call it, and rank 0 writes the file. If each rank has a separate
+    container, the rows of rank 0 are saved. Rows are stored in the file; if a container has several
+    ranks, or a table exceeds `max_bytes_inside`, they are stored in a snapshot in the folder
+    ``<filepath>.rows``. Copy this folder together with the file. It also contains the snapshot of the
+    previous save; older snapshots are removed.
 
     Args:
-        model: built; its layers hold tables, or none.
-        filepath: ``….keras``, or ``….weights.h5`` for the weights alone; all ranks reach it.
-        max_bytes_inside: rows of a table that the file holds; None: 1 GiB.
+        model: a built model, with or without tables.
+        filepath: ``….keras``, or ``….weights.h5`` for only the weights. All ranks must have access to it.
+        max_bytes_inside: maximum size of a table's rows in the file. Defaults to 1 GiB.
 
     Raises:
-        InvalidArgumentError: another ending; ranks were given different paths.
-        UnsupportedError: the path is of another machine; a layer's storage was given open.
-        SnapshotError, OSError: the file system failed, here or on another rank.
+        InvalidArgumentError: the file name has another suffix, or the ranks pass different paths.
+        UnsupportedError: the path is not on a file system of this machine, or a layer's storage was
+            passed as an open object.
+        SnapshotError, OSError: the file system failed on this or another rank.
         SparringError: a concurrent load or lookup failed; nothing was written.
     """
     path = _validate_path(filepath)
@@ -52,13 +53,15 @@ def save_model(
     containers = _containers(model)
     widest = max(containers, key=lambda each: each.collective.world_size, default=None)
     collective = None if widest is None else widest.collective
-    # A concurrent load or lookup may meet other ranks by the same collective.
+    # A concurrent load or lookup may be using the same collective.
     _call_on_all_ranks(collective, f"save of {path}", lambda: _join(containers))
     if collective is None or collective.world_size == 1:
         save = SidecarSave(path)
     else:
         Coordinator(collective, f"save of {path}").all_equal(
-            {"path": str(path)}, "ranks save a model to different paths", "give all ranks the same"
+            {"path": str(path)},
+            "ranks save a model to different paths",
+            "pass the same on all ranks",
         )
         save = _first_save(path, collective)
     _write(model, containers, save, limit, collective)
@@ -68,18 +71,18 @@ def _validate_path(filepath: str | os.PathLike[str]) -> Path:
     text = os.fspath(filepath)
     if not text.endswith((_WEIGHTS, _MODEL)):
         raise InvalidArgumentError(
-            f"save_model: a file of Keras ends in {_MODEL} or {_WEIGHTS}, found {text!r}"
+            f"save_model: the file name must end in {_MODEL} or {_WEIGHTS}, found {text!r}"
         )
     if "://" in text:
         raise UnsupportedError(
-            f"save_model: {text!r} is no path on a file system of this machine, where a file can "
-            "replace another as a whole; save to one and copy it, with its folder of rows"
+            f"save_model: {text!r} is not on a file system of this machine, which is required to "
+            "replace a file atomically; save to a local path and copy the file with its folder of rows"
         )
     return Path(text).absolute()
 
 
 def _containers(model: Any) -> list[StepContainer]:
-    """Where the tables of a model live, in an order that all ranks have."""
+    """Returns the containers of the tables of a model, in the same order on all ranks."""
     trained = filter(None, map(trained_table, model.weights))
     return list(dict.fromkeys(each.agent.container for each in trained))
 
@@ -90,7 +93,7 @@ def _join(containers: Sequence[StepContainer]) -> None:
 
 
 def _call_on_all_ranks(collective: Collective | None, what: str, call: Callable[[], None]) -> None:
-    """Does on each rank its own share. All ranks call it, and are told of one that fails."""
+    """Runs a function on each rank. All ranks call it, and all raise an error if one fails."""
     error: Exception | None = None
     try:
         call()
@@ -103,7 +106,7 @@ def _call_on_all_ranks(collective: Collective | None, what: str, call: Callable[
 
 
 def _call_on_first_rank(collective: Collective | None, what: str, call: Callable[[], None]) -> None:
-    """Does it on the first rank, as long as it takes. All ranks call it, and are told if it fails."""
+    """Runs a function on the first rank. All ranks call it and wait, and raise an error if it fails."""
     if collective is None:
         call()
         return
@@ -122,7 +125,7 @@ def _call_on_first_rank(collective: Collective | None, what: str, call: Callable
 
 
 def _first_save(path: Path, collective: Collective) -> SidecarSave:
-    """The save of the first rank, whose number holds for all."""
+    """Creates the save on each rank, with the number that the first rank determined."""
     saves: list[SidecarSave] = []
     _call_on_first_rank(collective, f"save of {path}", lambda: saves.append(SidecarSave(path)))
     mine = saves[0].number if saves else 0
@@ -148,7 +151,7 @@ def _write(
 
     what = f"save of {save.path}"
     for place, container in enumerate(containers):
-        # One by one: a rank that fails must not leave others alone in the next.
+        # Separately, so that after a failure no rank waits for others in the next save.
         if container.collective.world_size > 1:
             _call_on_all_ranks(collective, what, partial(save.write, container, place))
         else:
@@ -157,13 +160,13 @@ def _write(
 
 
 def _max_bytes(container: StepContainer) -> int:
-    """Of the rows of its largest table on this rank."""
+    """Returns the size of the rows of the largest table on this rank."""
     sizes = (saved_rows.num_row_bytes(container, table) for table in container.tables)
     return max(sizes, default=0)
 
 
 def _write_file(model: Any, path: Path) -> None:
-    """Through a file of another name, which then takes the place."""
+    """Writes a temporary file, which then replaces `path`."""
     ending = _WEIGHTS if path.name.endswith(_WEIGHTS) else _MODEL
     staged = path.with_name(f".{path.name}.{secrets.token_hex(4)}{ending}")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Rows of checkpoints that are gone, as `tf.train.CheckpointManager` removes old ones."""
+"""Removes rows of deleted checkpoints, such as those that `tf.train.CheckpointManager` deletes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sparring_tf.saving.sidecar import parse_sidecar_rows
 __all__ = ["remove_orphans"]
 
 _ORPHAN_SECONDS = 600.0
-"""Rows are there before their checkpoint, which another process may just be writing."""
+"""Minimum age. Rows are written before their checkpoint, possibly by another process right now."""
 
 _ROWS, _INDEX = f"{ENDING}.rows", ".index"
 
@@ -26,13 +26,14 @@ _log = logging.getLogger(__name__)
 
 
 def remove_orphans(path: Path) -> None:
-    """Removes rows next to a checkpoint that no checkpoint names.
+    """Removes rows next to a checkpoint that no checkpoint refers to.
 
-    One that was renamed or copied names the rows of its first name. Where one cannot be read, all rows
-    stay. What the file system refuses is logged: rows that were just written are good without it.
+    A renamed or copied checkpoint refers to the rows of its original name. If a checkpoint cannot be
+    read, no rows are removed. Errors of the file system are only logged, because the rows that were just
+    written do not depend on the removal.
 
     Args:
-        path: of rows that are being written; those in the same folder are looked at.
+        path: path of rows that are being written. Rows in the same folder are checked.
     """
     try:
         orphans = [
@@ -44,7 +45,11 @@ def remove_orphans(path: Path) -> None:
             return
         named = set(_named_folders(path.parent))
     except (OSError, ValueError, DataError, tf.errors.OpError) as error:
-        _log.warning("rows of checkpoints that are gone stay in %s: %s", path.parent, error)
+        _log.warning(
+            "cannot remove rows of deleted checkpoints in %s: %s; remove them by hand",
+            path.parent,
+            error,
+        )
         return
     for folder in orphans:
         if folder.name not in named:
@@ -52,20 +57,20 @@ def remove_orphans(path: Path) -> None:
 
 
 def _is_orphan(folder: Path) -> bool:
-    """Whether there is no checkpoint of its name any more."""
+    """Whether the checkpoint of these rows no longer exists."""
     try:
         seconds = time.time() - folder.stat().st_mtime
     except FileNotFoundError:
-        # Another process tidies up here too.
+        # Another process may remove the same rows.
         return False
     prefix = folder.name.removesuffix(_ROWS)
     return seconds >= _ORPHAN_SECONDS and not folder.with_name(f"{prefix}{_INDEX}").exists()
 
 
 def _named_folders(parent: Path) -> Iterator[str]:
-    """Where the checkpoints in a folder have rows."""
+    """Yields the folders of rows that the checkpoints in a folder refer to."""
     for index in parent.glob(f"*{_INDEX}"):
-        # Unlike `tf.train.load_checkpoint`, takes no folder of that name for a checkpoint's.
+        # Unlike `tf.train.load_checkpoint`, it does not confuse a folder of this name with a checkpoint.
         reader = tf.compat.v1.train.NewCheckpointReader(str(index).removesuffix(_INDEX))
         for tensor in reader.get_variable_to_shape_map():
             if tensor.rpartition("/")[2] == TABLE_TENSOR:
@@ -78,4 +83,8 @@ def _remove(folder: Path) -> None:
     try:
         shutil.rmtree(folder)
     except OSError as error:
-        _log.warning("rows of a checkpoint that is gone stay in %s: %s", folder, error)
+        _log.warning(
+            "cannot remove rows of a deleted checkpoint in %s: %s; remove them by hand",
+            folder,
+            error,
+        )

@@ -1,4 +1,4 @@
-"""All rows of a table in files of Keras and checkpoints: inside, or in a snapshot next to them."""
+"""All rows of a table in Keras files and checkpoints: inside, or in a snapshot next to them."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ __all__ = [
 ]
 
 MAX_BYTES = 1 << 30
-"""Of the rows of one table that a model holds inside: they are in memory while it is saved."""
+"""Maximum size of one table's rows in a file of a model; they are in memory while it is saved."""
 
 SIDECAR = "beside"  # a word of the file format
-"""Key of the place of rows that are stored next to a file, in the description of a table."""
+"""Key of the location of rows that are stored next to a file, in the description of a table."""
 
 ARRAYS = ("keys", "rows", "scores", "state")
-"""Of `TableRows`."""
+"""Names of the arrays in `TableRows`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class TableRows:
     """All rows of a table."""
 
     described: Mapping[str, Any]
-    """Description of a row; and, under `SIDECAR`, the place of rows that are stored elsewhere."""
+    """Description of a row; and, under `SIDECAR`, the location of rows that are stored elsewhere."""
     keys: npt.NDArray[np.int64]
     """``(n)``"""
     rows: npt.NDArray[np.uint8]
@@ -59,18 +59,18 @@ class TableRows:
     scores: npt.NDArray[np.uint64]
     """``(n)``"""
     state: npt.NDArray[Any]
-    """Of a new row."""
+    """State of a new row."""
 
 
 def gather_rows(
     container: StepContainer, table: str, sidecar: SidecarRows | None = None
 ) -> TableRows:
-    """Copies the rows of a table on this rank, their state and scores.
+    """Copies the rows of a table on this rank, with their state and scores.
 
     Args:
-        container: where the table lives.
-        table: its name.
-        sidecar: where they have been saved already, instead.
+        container: container of the table.
+        table: name of the table.
+        sidecar: location of rows that were already saved. The rows are not copied then.
     """
     config, entry = container.tables[table], container.entry(table)
     described = _described(config)
@@ -90,56 +90,59 @@ def gather_rows(
 
 
 def num_row_bytes(container: StepContainer, table: str) -> int:
-    """Of all rows of a table on this rank."""
+    """Returns the size in bytes of all rows of a table on this rank."""
     return container.num_rows(table) * container.tables[table].row_bytes
 
 
 def check_ranks(container: StepContainer, table: str, target: str, remedy: str) -> None:
-    """Refuses what one rank cannot save alone.
+    """Checks that one rank can save the rows of a table.
 
     Args:
-        container: where the table lives.
-        table: its name.
-        target: what would hold the rows, for messages.
-        remedy: what to do instead, for messages.
+        container: container of the table.
+        table: name of the table.
+        target: what would contain the rows, for error messages.
+        remedy: the alternative, for error messages.
 
     Raises:
-        UnsupportedError: rows are on other ranks too, or are too many to be stored inside, and the
-            snapshot next to the file would be written by all ranks.
+        UnsupportedError: rows are also on other ranks, or are too large to be stored inside, and all
+            ranks would have to write the snapshot next to the file.
     """
     world_size = container.collective.world_size
     if world_size == 1:
         return
     if not container.tables[table].is_replicated:
         raise UnsupportedError(
-            f"the rows of table {table!r} lie on {world_size} ranks, and a {target} is written "
-            f"and read by one; {remedy}",
+            f"the rows of table {table!r} are on {world_size} ranks, but a {target} is written "
+            f"and read by one rank; {remedy}",
             table=table,
         )
     if num_row_bytes(container, table) > MAX_BYTES:
         raise UnsupportedError(
-            f"the rows of table {table!r} are too many for a {target}, and the snapshot next to it is "
+            f"the rows of table {table!r} are too large for a {target}, and the snapshot next to it is "
             f"written by all {world_size} ranks; {remedy}",
             table=table,
         )
 
 
 def parse_description(text: bytes | str, table: str) -> Mapping[str, Any]:
-    """Description of a row, from JSON.
+    """Parses the description of a row from JSON.
 
     Raises:
-        DataError: it is none.
+        DataError: the text is not a JSON object.
     """
     try:
         found = json.loads(text)
     except ValueError as error:
         raise DataError(
-            f"the saved rows of table {table!r} are damaged: {error}; load an older file",
+            f"the description of the saved rows of table {table!r} is damaged: {error}; load an older "
+            "file",
             table=table,
         ) from error
     if not isinstance(found, Mapping):
         raise DataError(
-            f"what a row of table {table!r} is was not saved; the file is damaged", table=table
+            f"the description of the saved rows of table {table!r} is not a JSON object; the file is "
+            "damaged, load an older file",
+            table=table,
         )
     return found
 
@@ -147,35 +150,36 @@ def parse_description(text: bytes | str, table: str) -> Mapping[str, Any]:
 def check_rows(
     container: StepContainer, table: str, described: Mapping[str, Any], path: Callable[[], Path]
 ) -> Snapshot | None:
-    """Refuses rows that do not go with a table, as far as that shows before they are read.
+    """Checks, before rows are read, that they match a table.
 
     Args:
-        container: where the table lives.
-        table: its name.
-        described: what a row is.
-        path: of the file, if rows are stored next to it.
+        container: container of the table.
+        table: name of the table.
+        described: description of a row.
+        path: returns the path of the file, if rows are stored next to it.
 
     Returns:
-        The snapshot that holds them, or None: they are inside.
+        The snapshot that contains the rows, or None if they are inside the file.
 
     Raises:
-        InvalidArgumentError: they are of another dim, dtype, initializer or seed, or have another
-            optimizer's state; in a snapshot, are those of a table of another name.
-        SnapshotError: it is missing, damaged or another one.
+        InvalidArgumentError: the rows have another dim, dtype, initializer, seed or optimizer state; or
+            the rows in the snapshot belong to a table of another name.
+        SnapshotError: the snapshot is missing, damaged or belongs to another save.
         DataError: the file is damaged.
     """
     config, wanted = container.tables[table], _described(container.tables[table])
     for name in ("dim", "dtype", "initializer", "seed"):
         if described.get(name) != wanted[name]:
             raise InvalidArgumentError(
-                f"table {table!r}: the saved rows have {name} {described.get(name)!r}, the layer's "
-                f"table {wanted[name]!r}; nothing was loaded",
+                f"load of table {table!r}: the saved rows have {name} {described.get(name)!r}, but the "
+                f"layer's table has {wanted[name]!r}; nothing was loaded. Create the layer with the "
+                "saved settings",
                 table=table,
             )
     method = str(described.get("state_method"))
     if config.state_method not in ("", method):
         raise InvalidArgumentError(
-            f"table {table!r}: the saved rows have the state of {method!r}, and are updated by "
+            f"load of table {table!r}: the saved rows have the state of {method!r}, but are updated by "
             f"{config.state_method!r}; compile the model with the optimizer that it was saved with, "
             "or load it with compile=False",
             table=table,
@@ -185,15 +189,15 @@ def check_rows(
     rows = parse_sidecar_rows(described[SIDECAR], table)
     if rows.table != table:
         raise InvalidArgumentError(
-            f"table {table!r}: these rows were saved as those of table {rows.table!r}; give the "
-            f"layer the name that it had: name={rows.table!r}",
+            f"load of table {table!r}: the saved rows belong to table {rows.table!r}; give the "
+            f"layer this name: name={rows.table!r}",
             table=table,
         )
     snapshot = open_sidecar(path(), rows, table)
     if table not in snapshot.tables or snapshot.tables[table].state_method != method:
         raise DataError(
             f"the snapshot {snapshot.url} has no rows of table {table!r} with the state of "
-            f"{method!r}; the file is damaged",
+            f"{method!r}; the file is damaged, load an older file",
             table=table,
         )
     return snapshot
@@ -202,21 +206,21 @@ def check_rows(
 def restore_rows(
     container: StepContainer, table: str, saved: TableRows, path: Callable[[], Path]
 ) -> None:
-    """Replaces the rows of a table by those that `gather_rows` gave.
+    """Replaces the rows of a table by those that `gather_rows` returned.
 
     If they are stored next to a file, all ranks call it.
 
     Args:
-        container: where the table lives.
-        table: its name.
+        container: container of the table.
+        table: name of the table.
         saved: the rows.
-        path: of the file, if they are stored next to it.
+        path: returns the path of the file, if the rows are stored next to it.
 
     Raises:
-        DataError: they are not of one length, or a key is there twice.
-        InvalidArgumentError, SnapshotError: as `check_rows`.
-        CapacityError: the storage has no room for them, and may not evict.
-        UnsupportedError: they are inside a file, and rows lie on other ranks too.
+        DataError: the lengths of the arrays differ, or a key occurs twice.
+        InvalidArgumentError, SnapshotError: see `check_rows`.
+        CapacityError: the storage has no capacity for the rows, and must not evict.
+        UnsupportedError: the rows are inside a file, and the table's rows are also on other ranks.
     """
     method = str(saved.described.get("state_method"))
     snapshot: Snapshot | None = None
@@ -225,7 +229,7 @@ def restore_rows(
         remedy = "save it with sparring_tf.save_model on several ranks, or load a snapshot"
         check_ranks(container, table, "file of Keras or checkpoint", remedy)
     try:
-        # A concurrent load or lookup may be meeting the other ranks.
+        # A concurrent load or lookup may be communicating with the other ranks.
         container.quiesce()
         snapshot = check_rows(container, table, saved.described, path)
         config = container.tables[table].with_state(saved.state.size, method)
@@ -252,10 +256,10 @@ def restore_rows(
 
 
 def replace_rows(container: StepContainer, table: str, saved: TableRows) -> None:
-    """Replaces the rows of a table on this rank by those that `gather_rows` gave here.
+    """Replaces the rows of a table on this rank by those that `gather_rows` returned on this rank.
 
     Raises:
-        CapacityError: the storage has no room for them, and may not evict.
+        CapacityError: the storage has no capacity for the rows, and must not evict.
     """
     storage = container.storage(table)
     storage.clear()
@@ -264,18 +268,18 @@ def replace_rows(container: StepContainer, table: str, saved: TableRows) -> None
 
 
 def _check_capacity(container: StepContainer, table: str, num_rows: int) -> None:
-    # Even if it holds but a part of a snapshot: a load is what mends that.
+    # Opened even if it contains only a part of a snapshot, because a load repairs that.
     storage = container.state.tables.open(container.entry(table))
     if not storage.capabilities.evicts and num_rows > (storage.capacity or num_rows):
         raise CapacityError(
-            f"table {table!r}: {num_rows:,} rows were saved, and its storage holds up to "
-            f"{storage.capacity:,}; give it a larger vocabulary_size",
+            f"load of table {table!r}: {num_rows:,} rows were saved, but the capacity of its storage is "
+            f"{storage.capacity:,}; create it with a larger vocabulary_size",
             table=table,
         )
 
 
 def _check_whole(saved: TableRows, row_bytes: int, table: str) -> None:
-    """Refuses what `gather_rows` cannot have given, before rows that are there make room for it."""
+    """Checks the shapes, dtypes and keys of saved rows before the existing rows are removed."""
     num_rows = saved.keys.size
     arrays: dict[str, tuple[npt.NDArray[Any], tuple[int, ...], Any]] = {
         "keys": (saved.keys, (num_rows,), np.int64),
@@ -287,12 +291,14 @@ def _check_whole(saved: TableRows, row_bytes: int, table: str) -> None:
         if array.shape != shape or array.dtype != dtype:
             raise DataError(
                 f"the saved {name} of table {table!r} are {array.dtype.name} {array.shape}, expected "
-                f"{np.dtype(dtype).name} {shape}; the file is damaged",
+                f"{np.dtype(dtype).name} {shape}; the file is damaged, load an older file",
                 table=table,
             )
     if len(np.unique(saved.keys)) != num_rows:
         raise DataError(
-            f"the saved keys of table {table!r} are not distinct; the file is damaged", table=table
+            f"the saved keys of table {table!r} are not distinct; the file is damaged, load an older "
+            "file",
+            table=table,
         )
 
 

@@ -1,4 +1,4 @@
-"""State that TensorFlow keeps in addition to the rows of tables, as arrays: no pickle."""
+"""State of TensorFlow in addition to the rows of tables, saved as arrays without pickle."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class _Variables(Protocol):
 def gather_state(**parts: _Variables) -> State:
     """Copies the variables of models, layers and optimizers, for `StepContainer.save`.
 
-    Rows of tables, and their slots, are saved with the tables; of a `sparring_tf.Optimizer` this is
-    what it keeps for ordinary variables and for whole tables.
+    Rows of tables and their slots are saved with the tables. The state of a `sparring_tf.Optimizer`
+    consists of its state for ordinary variables and for whole tables.
 
     Args:
-        **parts: by name, whatever has `variables`; all of them built.
+        **parts: name → object with `variables`, which must be built.
     """
     arrays, paths = {}, {}
     for name, part in parts.items():
@@ -39,22 +39,22 @@ def gather_state(**parts: _Variables) -> State:
 
 
 def restore_state(state: State, **parts: _Variables) -> None:
-    """Gives parts back what `gather_state` copied.
+    """Restores the variables that `gather_state` copied.
 
     Args:
-        state: of `StepContainer.load`.
-        **parts: made and built as they were, under the same names; those that are left out stay as
-            they are.
+        state: a result of `StepContainer.load`.
+        **parts: the built objects under the names that were saved. Saved parts that are left out are
+            ignored.
 
     Raises:
-        InvalidArgumentError: the state has nothing under a name, or variables of other shapes.
+        InvalidArgumentError: the state contains nothing under a name, or variables of other shapes.
             Nothing was changed.
     """
     values, anchors = [], []
     for name, part in parts.items():
         if not isinstance(state.values, Mapping) or name not in state.values:
             raise InvalidArgumentError(
-                f"this state has nothing for {name!r}; it has "
+                f"restore_state: the state contains nothing for {name!r}; it contains "
                 f"{', '.join(state.values or ()) or 'nothing'}",
                 name=name,
             )
@@ -68,24 +68,24 @@ def restore_state(state: State, **parts: _Variables) -> None:
 
 
 def _match_state(state: State, name: str, variables: list[Any]) -> list[tuple[Any, Any]]:
-    """Variables with their values to be."""
+    """Returns pairs of variable and saved value."""
     saved = state.values[name]
     if not saved and all(_is_constant(each) for each in variables):
-        return []  # saved before the model had them; they were given to it
+        return []  # saved before the model had these variables, which are arguments of its constructor
     if len(saved) != len(variables):
         raise InvalidArgumentError(
-            f"this state has {len(saved)} variables for {name!r}, which has {len(variables)}; make "
-            "and build it as it was",
+            f"restore_state: the state has {len(saved)} variables for {name!r}, which has "
+            f"{len(variables)}; create and build it as it was saved",
             name=name,
         )
     matched = []
     for number, (path, variable) in enumerate(zip(saved, variables, strict=True)):
-        # Layers of a second model in one process have other paths than those of the first.
+        # Not compared by path, because a second model in the same process has other paths.
         value = np.asarray(state.arrays[_array(name, number)])
         if value.shape != tuple(variable.shape):
             raise InvalidArgumentError(
-                f"this state has {path} of shape {value.shape} where {name!r} has {variable.path} "
-                f"of {tuple(variable.shape)}; make it as it was",
+                f"restore_state: the state has {path} of shape {value.shape}, but {name!r} has "
+                f"{variable.path} of shape {tuple(variable.shape)}; create it as it was saved",
                 name=name,
             )
         matched.append((variable, value))
@@ -93,12 +93,12 @@ def _match_state(state: State, name: str, variables: list[Any]) -> list[tuple[An
 
 
 def _kept(part: _Variables) -> list[Any]:
-    """The variables of a part that are no anchors of tables."""
+    """Returns the variables of a part that are not anchors of tables."""
     return [each for each in part.variables if trained_table(each) is None]
 
 
 def _is_constant(variable: Any) -> bool:
-    """Whether it is a number that a model was made with, as the mean of ratings."""
+    """Whether a variable is an argument of a model's constructor, such as the mean of ratings."""
     return not variable.trainable and variable.path.endswith("/mean")
 
 

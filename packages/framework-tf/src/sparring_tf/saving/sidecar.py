@@ -1,17 +1,17 @@
-"""Snapshots next to files of Keras and checkpoints, for rows that are too many to be stored inside.
+"""Snapshots next to Keras files and checkpoints, for rows that are too large to be stored inside.
 
 ::
 
-    m.keras                      names save-000002.0 and the hash of its manifest
+    m.keras                      refers to save-000002.0 and the hash of its manifest
     m.keras.rows/
-    ├── save-000001.0/           of the save before; copies of m.keras may name it
-    └── save-000002.0/           one for each container of the model
-    checkpoint-1.index           names save-000001.0 of
+    ├── save-000001.0/           previous save; copies of m.keras may refer to it
+    └── save-000002.0/           one snapshot per container of the model
+    checkpoint-1.index           refers to save-000001.0 in
     checkpoint-1.checkpoint.rows/
     └── save-000001.0/
 
-A snapshot is committed before the file that names it is whole. It is never written twice, so a file
-finds its own or none.
+A snapshot is committed before the file that refers to it is complete. It is never overwritten, so a file
+finds either its own snapshot or none.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _STALE_SECONDS = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class SidecarRows:
-    """Place of a table's rows, as the file next to them says."""
+    """Location of a table's rows, as stored in the file next to them."""
 
     folder: str
     """``m.keras.rows``"""
@@ -53,18 +53,18 @@ class SidecarRows:
     """``save-000002.0``"""
     manifest_hash: str
     table: str
-    """Its name there."""
+    """Name of the table in the snapshot."""
 
     def as_dict(self) -> dict[str, str]:
-        """For JSON; `parse_sidecar_rows` reads it."""
+        """Returns JSON values, which `parse_sidecar_rows` parses."""
         return asdict(self)
 
 
 def parse_sidecar_rows(plain: Any, table: str) -> SidecarRows:
-    """The `SidecarRows` of an `as_dict` result, from a file that anybody may have written.
+    """Parses the result of `as_dict` from an untrusted file.
 
     Raises:
-        DataError: it is not that, or leads elsewhere than next to the file.
+        DataError: the value is invalid, or refers to a path that is not next to the file.
     """
     fields = SidecarRows.__dataclass_fields__
     is_whole = isinstance(plain, Mapping) and set(plain) == set(fields)
@@ -74,22 +74,23 @@ def parse_sidecar_rows(plain: Any, table: str) -> SidecarRows:
         if is_inside and _SAVE.match(found.name):
             return found
     raise DataError(
-        f"where the rows of table {table!r} lie was not saved rightly; the file is damaged",
+        f"the location of the rows of table {table!r} is invalid; the file is damaged, load an older "
+        "file",
         table=table,
     )
 
 
 def open_sidecar(path: Path, rows: SidecarRows, table: str) -> Snapshot:
-    """The snapshot that a file names.
+    """Opens the snapshot that a file refers to.
 
     Args:
-        path: of the file, which may have been renamed with its folder of rows.
-        rows: as the file has it.
-        table: that is loaded, for messages.
+        path: path of the file, which may have been renamed with its folder of rows.
+        rows: the location in the file.
+        table: name of the table to load, for error messages.
 
     Raises:
-        SnapshotError: it is not there, or is another one.
-        SnapshotDamagedError: it is not what was written.
+        SnapshotError: the snapshot does not exist, or belongs to another save.
+        SnapshotDamagedError: the snapshot is damaged.
     """
     places = dict.fromkeys([path.parent / rows.folder, _folder(path)])
     found: list[str] = []
@@ -102,12 +103,13 @@ def open_sidecar(path: Path, rows: SidecarRows, table: str) -> Snapshot:
             continue
         if snapshot.manifest_hash == rows.manifest_hash:
             return snapshot
-        found.append(f"{snapshot.url}, which is another one (hash {snapshot.manifest_hash})")
-    what = f"found {' and '.join(found)}" if found else "there is none"
+        found.append(f"{snapshot.url} of another save (hash {snapshot.manifest_hash})")
+    what = f"found {' and '.join(found)}" if found else "it does not exist"
     raise SnapshotError(
-        f"{path} has the rows of table {table!r} in the snapshot {rows.folder}/{rows.name} next to it "
-        f"(hash {rows.manifest_hash}), expected at {next(iter(places)) / rows.name}; {what}. Nothing "
-        f"was loaded: copy the folder {rows.folder} that was saved with the file to where the file is",
+        f"{path} refers to the rows of table {table!r} in the snapshot {rows.folder}/{rows.name} next "
+        f"to it (hash {rows.manifest_hash}), expected at {next(iter(places)) / rows.name}; {what}. "
+        f"Nothing was loaded: copy the folder {rows.folder} that was saved with the file to the "
+        "file's folder",
         table=table,
         url=str(next(iter(places)) / rows.name),
     )
@@ -117,27 +119,27 @@ class SidecarSave:
     """The snapshots of one save of a file.
 
     Args:
-        path: of the file.
-        number: of the save; None: the next one.
+        path: path of the file.
+        number: number of the save. Defaults to the next number.
     """
 
     def __init__(self, path: Path, number: int | None = None) -> None:
         self.number = 1 + max(_numbers(path), default=0) if number is None else number
         self.is_whole = True
-        """Whether other tables of the file are of this save."""
+        """Whether the other tables of the file belong to this save."""
         self.path = path
-        """Of the file."""
-        # Weakly: TensorFlow does not say when a checkpoint is written, and what stands for one stays.
+        """Path of the file."""
+        # Weak, because TensorFlow does not report the end of a save, and keeps the object for it.
         self._rows = weakref.WeakKeyDictionary[StepContainer, SidecarRows]()
         self._num_written = 0
 
     def write(self, container: StepContainer, place: int | None = None) -> None:
-        """Saves a container, all of its ranks, once. All of its ranks call it.
+        """Saves a container with all of its ranks, once. All of its ranks call it.
 
         Args:
-            container: to save.
-            place: its number in this save, the same on all ranks; None: the next one, where one rank
-                writes them all.
+            container: the container.
+            place: number of the container in this save, the same on all ranks. Defaults to the next
+                number, if one rank writes all containers.
 
         Raises:
             SnapshotError: the file system failed.
@@ -152,12 +154,12 @@ class SidecarSave:
         self._num_written += 1
 
     def rows(self, container: StepContainer, table: str) -> SidecarRows | None:
-        """Entry of the file for a table; None: its container was not written."""
+        """Returns the location of a table's rows, or None if its container was not written."""
         known = self._rows.get(container)
         return None if known is None else replace(known, table=table)
 
     def remove_older(self) -> None:
-        """Leaves the snapshots of this save and of the one before."""
+        """Removes all snapshots except those of this save and the previous one."""
         if not self.is_whole:
             return
         place = open_root(_folder(self.path))
@@ -171,12 +173,12 @@ class SidecarSave:
 
 _prepared: ContextVar[SidecarSave | None] = ContextVar("get_prepared_save", default=None)
 _saves: dict[int, SidecarSave] = {}
-"""Those under way, by the identity of what is written."""
+"""Saves in progress, by the `id` of the object that is written."""
 
 
 @contextmanager
 def use_prepared_save(save: SidecarSave) -> Iterator[None]:
-    """Layers that Keras saves meanwhile name the snapshots of `save`, and write none."""
+    """Lets the layers that Keras saves refer to the snapshots of `save` instead of writing their own."""
     token = _prepared.set(save)
     try:
         yield
@@ -185,19 +187,19 @@ def use_prepared_save(save: SidecarSave) -> Iterator[None]:
 
 
 def get_prepared_save() -> SidecarSave | None:
-    """That of a `use_prepared_save`; None where Keras alone is at work."""
+    """Returns the save of the active `use_prepared_save`, or None if there is none."""
     return _prepared.get()
 
 
 def begin_save(written: object, path: Callable[[], Path]) -> SidecarSave:
-    """The save of a file that is under way, or a new one.
+    """Returns the save in progress of a file, or starts one.
 
     Args:
-        written: what lives as long as that file is written.
-        path: of the file.
+        written: an object that exists as long as the file is being written.
+        path: returns the path of the file.
 
     Raises:
-        UnsupportedError: what is written is not in a folder of this machine.
+        UnsupportedError: the file is not in a folder of this machine.
     """
     save = _saves.get(id(written))
     if save is None:
@@ -206,7 +208,7 @@ def begin_save(written: object, path: Callable[[], Path]) -> SidecarSave:
             weakref.finalize(written, _saves.pop, id(written), None)
             _saves[id(written)] = save
         except TypeError:
-            # None, or what cannot be referred to weakly. Each table is a save of its own then.
+            # None, or an object without weak references. Each table is then a separate save.
             save.is_whole = False
     return save
 
@@ -216,7 +218,7 @@ def _folder(path: Path) -> Path:
 
 
 def _numbers(path: Path) -> list[int]:
-    """Numbers of the saves next to a file."""
+    """Returns the numbers of the saves next to a file."""
     folder = _folder(path)
     names = [each.name for each in folder.iterdir()] if folder.is_dir() else []
     return [int(match[1]) for match in map(_SAVE.match, names) if match]
