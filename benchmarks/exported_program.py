@@ -93,10 +93,10 @@ def _torch_calls() -> tuple[Any, Callable[[str, Any], Calls]]:
 def _tensorflow_calls() -> tuple[Any, Callable[[str, Any], Calls]]:
     import tensorflow as tf
 
-    from sparring_tf.program.library import load_reader, operators
+    from sparring_tf.program.library import load_operators, load_reader
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    library, (ops, _) = load_reader(), operators()
+    library, (ops, _) = load_reader(), load_operators()
 
     def calls(handle: str, ids: Any) -> Calls:
         tensor, anchor, weights = tf.constant(ids), tf.zeros([0, DIM]), tf.zeros([0])

@@ -57,7 +57,7 @@ def initial_weights(config: RunConfig, num_numbers: int, num_features: int) -> d
 
 
 def logits(weights: Any, rows: Any, positions: Any, numbers: Any) -> Any:
-    """Returns ``(b,)`` logits; `places` contains one element per feature."""
+    """Returns ``(b,)`` logits; `positions` contains one element per feature."""
     dense = numbers
     for layer in weights["dense"]:
         dense = jax.nn.relu(dense @ layer["w"] + layer["b"])

@@ -129,7 +129,7 @@ def test_bad_tables_are_refused() -> None:
 def test_bags_are_pooled_and_single_embeddings_are_not_theirs(tables: Tables) -> None:
     batch = tables.lookup({"user": (FAR, [6])}, is_training=False)
     positions = batch.positions["user"]
-    with pytest.raises(InvalidArgumentError, match="use pooled"):
+    with pytest.raises(InvalidArgumentError, match="use pool"):
         embeddings(batch.rows, positions)
     with pytest.raises(InvalidArgumentError, match="'sum' or 'mean', found 'max'"):
         pool(batch.rows, positions, "max")

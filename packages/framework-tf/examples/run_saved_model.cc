@@ -2,12 +2,12 @@
 //
 //   run_saved_model BUNDLE SERVED
 //
-// reads commands from standard input, a line each, and answers each with a line:
+// It reads commands from standard input, one per line, and prints one line per command:
 //
-//   run FOLDER   runs the program. Of each input, FOLDER has NAME.shape, its sizes, and NAME.bin, its
-//                elements; the same files of outputs are written into it
-//   refresh      takes the newest version of the tables
-//   version      prints what is read
+//   run FOLDER   runs the program. For each input, FOLDER contains NAME.shape, its sizes, and NAME.bin,
+//                its elements. The same files are written for each output
+//   refresh      loads the newest version of the tables
+//   version      prints the version of the tables
 #include <tensorflow/c/c_api.h>
 
 #include <cstdint>
@@ -29,7 +29,7 @@ namespace {
 using Status = std::unique_ptr<TF_Status, decltype(&TF_DeleteStatus)>;
 using Tensor = std::unique_ptr<TF_Tensor, decltype(&TF_DeleteTensor)>;
 
-// An input or an output, as a line of BUNDLE/signature.txt has it.
+// An input or output, described by a line of BUNDLE/signature.txt.
 struct Port {
   std::string name;
   TF_DataType dtype;

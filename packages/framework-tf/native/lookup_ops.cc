@@ -1,20 +1,20 @@
-// The ops SparringGather and SparringPool: ids to embeddings, by core's native lookup.
+// The ops SparringGather and SparringPool map ids to embeddings with core's native lookup.
 //
 //   SparringGather  ids (…), anchor (0, dim), guard, collection ()    → embeddings (…, dim)
 //   SparringPool    ids (n), lengths (features, b), weights (n or 0),
 //                   anchors (0, dim) of each feature, guard,
 //                   collection ()                                     → embeddings (b, sum of dims)
-//   SparringSpread  gradient (b, sum of dims), and ids, lengths, weights and anchors as of
-//                   SparringPool                   → of each feature: ids (k), gradients (k, dim)
+//   SparringSpread  gradient (b, sum of dims), and ids, lengths, weights and anchors of
+//                   SparringPool                   → per feature: ids (k), gradients (k, dim)
 //   SparringAttach  embeddings (n, dim), ids (n), anchor (0, dim)     → embeddings (n, dim)
 //
-// An anchor holds nothing. It says how wide embeddings are before the graph runs, and the
-// gradient flows to it. SparringAttach passes on what was found by other means, and gives
-// it that gradient. A guard is a variable that every step writes to: by it TensorFlow
-// knows that lookups and steps run in the order in which they stand.
+// An anchor has no elements. Its shape determines the width of embeddings before the graph
+// runs, and it receives the gradient. SparringAttach returns embeddings from another kind
+// of lookup unchanged, so that they get the same gradient. A guard is a variable that every
+// step writes to. It makes TensorFlow run lookups and steps in program order.
 //
-// `collection` is a number that core gave: see sparring/lookup_abi.h. Here is no lock
-// of Python's; a storage that is written in Python takes it by itself.
+// `collection` is a number from core; see sparring/lookup_abi.h. The ops do not take
+// Python's lock; a storage that is written in Python takes it itself.
 #include <algorithm>
 #include <numeric>
 #include <string>
@@ -28,7 +28,7 @@
 namespace sparring::tf {
 namespace {
 
-// Set once, before any op runs.
+// Set once before any op runs.
 const SparringLookups* lookups = nullptr;
 
 int32_t type_code(TF_DataType type) {
@@ -106,7 +106,7 @@ void pool(void*, TF_OpKernelContext* context) {
   if (status != SPARRING_OK) run.fail(status, asked.error);
 }
 
-// The gradient of a bag is that of each of its ids, times the id's weight.
+// The gradient of each id is the gradient of its bag multiplied by the id's weight.
 template <class T>
 void spread(const T* gradient, int64_t stride, int64_t dim, const int64_t* lengths,
             int64_t num_bags, const T* weights, T* out) {
@@ -122,7 +122,7 @@ void spread(const T* gradient, int64_t stride, int64_t dim, const int64_t* lengt
   }
 }
 
-// Whether `lengths` are none below zero and add up to `sum`.
+// Whether `lengths` are not negative and add up to `sum`.
 bool is_sum_of(int64_t sum, const int64_t* lengths, int64_t count) {
   for (const int64_t* const end = lengths + count; lengths != end; ++lengths) {
     if (*lengths < 0 || *lengths > sum) return false;
@@ -131,7 +131,7 @@ bool is_sum_of(int64_t sum, const int64_t* lengths, int64_t count) {
   return sum == 0;
 }
 
-// What is wrong with inputs that must be those of a SparringPool; empty if nothing is.
+// Returns why the inputs cannot belong to a SparringPool, or an empty string.
 std::string spread_fault(const Tensor& gradient, const Tensor& ids, const Tensor& lengths,
                          const Tensor& weights, int num_features) {
   if (TF_NumDims(gradient.get()) != 2 || TF_NumDims(lengths.get()) != 2 ||
@@ -192,7 +192,7 @@ void spread(void*, TF_OpKernelContext* context) {
                                       : spread_as<float>(run, context);
 }
 
-// No copy: the output is the input's memory.
+// The output shares the memory of the input.
 void attach(void*, TF_OpKernelContext* context) {
   Run run(context);
   const Tensor embeddings = run.input(0);
@@ -200,9 +200,9 @@ void attach(void*, TF_OpKernelContext* context) {
   run.set_output(embeddings);
 }
 
-// ---- shapes, before the graph runs ----------------------------------------------
+// ---- shape inference -------------------------------------------------------------
 
-// TensorFlow's own code for a dimension that is not known.
+// TensorFlow's code for an unknown dimension.
 constexpr auto kUnknownSize = static_cast<size_t>(-1);
 
 void infer_attach(TF_ShapeInferenceContext* context, TF_Status* status) {
@@ -212,13 +212,13 @@ void infer_attach(TF_ShapeInferenceContext* context, TF_Status* status) {
   TF_ShapeInferenceContextSetOutput(context, 0, embeddings.get(), status);
 }
 
-// (k) and (k, dim) of each feature, where k is not known before.
+// (k) and (k, dim) per feature, where k is unknown.
 void infer_spread(TF_ShapeInferenceContext* context, TF_Status* status) {
   const auto num_inputs = static_cast<int>(TF_ShapeInferenceContextNumInputs(context));
   const int num_features = num_inputs - 4;
   const auto is_failed = [&] { return TF_GetCode(status) != TF_OK; };
   for (int feature = 0; feature < num_features; ++feature) {
-    // An unknown number of ids, whatever the shape of all of them is.
+    // The number of ids per feature is unknown, even if their total number is known.
     const Shape ids(TF_ShapeInferenceContextVectorFromSize(context, kUnknownSize));
     TF_ShapeInferenceContextSetOutput(context, feature, ids.get(), status);
     if (is_failed()) return;
@@ -234,7 +234,7 @@ void infer_spread(TF_ShapeInferenceContext* context, TF_Status* status) {
   }
 }
 
-// ---- registration, when TensorFlow loads the library ------------------------------
+// ---- registration when TensorFlow loads the library --------------------------------
 
 const bool is_registered = [] {
   register_typed_op({"SparringGather",
@@ -264,8 +264,8 @@ const bool is_registered = [] {
 }  // namespace
 }  // namespace sparring::tf
 
-// Says where lookups are; called once, before any op runs. Returns whether they are of
-// a version that this library understands.
+// Sets the lookup functions; called once before any op runs. Returns whether this library
+// supports their version.
 extern "C" __attribute__((visibility("default"))) int32_t sparring_tf_connect(
     const SparringLookups* offered) {
   if (offered->version.major != SPARRING_LOOKUPS_ABI_MAJOR) return 0;

@@ -1,4 +1,4 @@
-// Shapes of what lookups return, before the graph runs.
+// Shape inference for the outputs of lookups.
 #ifndef SPARRING_TF_LOOKUP_SHAPES_H_
 #define SPARRING_TF_LOOKUP_SHAPES_H_
 
@@ -6,7 +6,7 @@
 
 namespace sparring::tf {
 
-// (…) of ids and (dim) of the anchor, joined.
+// The shape (…) of ids, followed by the dim of the anchor.
 inline void infer_gather(TF_ShapeInferenceContext* context, TF_Status* status) {
   const Shape ids(TF_NewShapeHandle()), anchor(TF_NewShapeHandle()), checked(TF_NewShapeHandle());
   const Shape dim(TF_NewShapeHandle()), out(TF_NewShapeHandle());
@@ -24,8 +24,8 @@ inline void infer_gather(TF_ShapeInferenceContext* context, TF_Status* status) {
   TF_ShapeInferenceContextSetOutput(context, 0, out.get(), status);
 }
 
-// (b) of lengths, the second input, and the sum of the anchors' dims, joined; unknown if one of
-// these is. Anchors are the fourth input and all that follow, but `num_others` at the end.
+// The number of bags (b) of lengths, the second input, followed by the sum of the anchors' dims; unknown
+// if one of these is. Anchors are the inputs from the fourth on, except `num_others` at the end.
 template <int num_others>
 void infer_pool(TF_ShapeInferenceContext* context, TF_Status* status) {
   const auto is_failed = [&] { return TF_GetCode(status) != TF_OK; };

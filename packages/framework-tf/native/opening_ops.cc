@@ -1,12 +1,12 @@
-// The ops by which a SavedModel gets its tables where it is loaded.
+// The ops that open the tables of a SavedModel when it is loaded.
 //
 //   SparringOpen   manifest (n), features (m), both UTF-8   → collection ()
 //   SparringClose  collection ()                            →
 //
-// `manifest` is the path of a snapshot's manifest, `features` says as JSON what is
-// looked up together. The number is one of core's, as the lookup ops take it. Opening a
-// table is Python's work, which `sparring_tf_serve` gives: a program without Python,
-// or one that has not imported sparring_tf, gets an error that says so.
+// `manifest` is the path of a snapshot's manifest, and `features` is JSON that lists the
+// features of one lookup. The number identifies a collection of core for the lookup ops.
+// Python opens the tables, with functions that `sparring_tf_serve` sets. In a program
+// without Python, or that has not imported sparring_tf, the op raises an error.
 #include <array>
 #include <atomic>
 #include <string>
@@ -19,23 +19,23 @@ namespace {
 
 constexpr int64_t kMessageBytes = 8192;
 
-// What is asked of Python, and what it answers.
+// Request to Python, and its reply.
 struct Opening {
   const char* manifest;
   int64_t manifest_bytes;
   const char* features;
   int64_t features_bytes;
   int64_t number;         // out
-  char* message;          // out: of an error, with a zero at its end
-  int64_t message_bytes;  // room for it
+  char* message;          // out: error message, null-terminated
+  int64_t message_bytes;  // capacity of the message
 };
 
-// The code is TF_OK or that of the error that the message tells of.
+// Returns TF_OK, or the code of the error in the message.
 using Open = int32_t (*)(Opening* opening);
 using Close = void (*)(int64_t number);
 
-// Set before Python lets anybody load a model, and taken back before it ends: a thread
-// that asked for its lock after that would never return.
+// Set before Python loads a model, and reset before Python exits, because a thread that
+// requests Python's lock after that never returns.
 std::atomic<Open> open_tables = nullptr;
 std::atomic<Close> close_tables = nullptr;
 
@@ -92,7 +92,7 @@ const bool is_registered = [] {
 }  // namespace
 }  // namespace sparring::tf
 
-// Says what opens and closes tables; null where nothing does any more.
+// Sets the functions that open and close tables, or null to reset them.
 extern "C" __attribute__((visibility("default"))) void sparring_tf_serve(
     sparring::tf::Open open, sparring::tf::Close close) {
   sparring::tf::open_tables = open;

@@ -1,4 +1,4 @@
-// TensorFlow's handles, each let go of once.
+// Owning pointers to TensorFlow's handles.
 #ifndef SPARRING_TF_OWNED_H_
 #define SPARRING_TF_OWNED_H_
 

@@ -1,14 +1,14 @@
-// The ops of exported programs: lookups in the tables that are bound to a handle, without Python.
+// The ops of exported programs, which look up in the tables that are bound to a handle, without Python.
 //
 //   SparringProgramGather  ids (…), anchor (0, dim)                      → embeddings (…, dim)
 //   SparringProgramPool    ids (n), lengths (features, b), weights (n or 0),
 //                          anchors (0, dim) of each feature              → embeddings (b, sum of dims)
 //
-// Attributes: `handle`, as sparring_program.h has it, and `tables`, a line for each feature.
-// An anchor holds nothing: it says how wide embeddings are before the graph runs.
+// Attributes: `handle`, as in sparring_program.h, and `tables`, one line per feature.
+// An anchor has no elements. Its shape determines the width of embeddings before the graph runs.
 //
-// Rows are read by libsparring_packed.so of the folder that this library is in, or by the one that
-// `sparring_tf_read_programs_by` has named. Building needs neither it nor its header.
+// Rows are read by libsparring_packed.so in the folder of this library, or by the library that was
+// passed to `sparring_tf_read_programs_by`. The build requires neither that library nor its header.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@
 namespace sparring::tf {
 namespace {
 
-// SparringPackedRequest of sparring_packed.h. A library in which requests are larger refuses these.
+// SparringPackedRequest of sparring_packed.h. A library whose requests are larger rejects these.
 struct Request {
   int32_t table;
   int32_t is_mean;
@@ -78,7 +78,7 @@ std::string own_folder() {
 }
 
 std::mutex opening;
-std::atomic<const Reader*> chosen = nullptr;  // never deleted: kernels may run until the very end
+std::atomic<const Reader*> chosen = nullptr;  // never deleted, because kernels may run until exit
 
 const Reader& reader() {
   const Reader* found = chosen;
@@ -93,7 +93,7 @@ const Reader& reader() {
   return *found;
 }
 
-// The attributes of a lookup.
+// Attributes of a lookup.
 struct Site {
   std::string handle;
   std::vector<std::string> tables;
@@ -194,7 +194,7 @@ void pool(void* made, TF_OpKernelContext* context) {
   }
   const int64_t count = TF_Dim(ids.get(), 0), num_bags = TF_Dim(lengths.get(), 1);
   const int64_t num_weights = TF_TensorElementCount(weights.get());
-  // The ends of all bags, one feature after another, each from 0.
+  // The ends of all bags, feature by feature, each starting at 0.
   std::vector<int64_t> offsets;
   offsets.reserve(num_features * static_cast<size_t>(num_bags + 1));
   const int64_t* length = integers(lengths);
@@ -256,13 +256,13 @@ const bool is_registered = [] {
 }  // namespace
 }  // namespace sparring::tf
 
-// Names the library that reads the tables of all programs, before the first runs. Returns a message
-// where it cannot, which stays; else null.
+// Sets the library that reads the tables of all programs, before the first one runs. Returns null, or
+// an error message that remains valid.
 extern "C" __attribute__((visibility("default"))) const char* sparring_tf_read_programs_by(
     const char* library) {
   using sparring::tf::Reader;
   const std::lock_guard lock(sparring::tf::opening);
-  auto* const found = new Reader(sparring::tf::opened(library));  // kept, as `chosen` is
+  auto* const found = new Reader(sparring::tf::opened(library));  // never deleted, like `chosen`
   if (!found->fault.empty()) return found->fault.c_str();
   sparring::tf::chosen = found;
   return nullptr;

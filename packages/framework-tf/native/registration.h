@@ -1,4 +1,4 @@
-// How an op and its kernels are told to TensorFlow, when it loads the library.
+// Registers ops and their kernels when TensorFlow loads the library.
 #ifndef SPARRING_TF_REGISTRATION_H_
 #define SPARRING_TF_REGISTRATION_H_
 
@@ -8,7 +8,7 @@
 
 namespace sparring::tf {
 
-// What stands in the description of an op.
+// Inputs, outputs and attributes of an op.
 struct OpSignature {
   const char* name;
   std::vector<const char*> inputs;
@@ -24,14 +24,14 @@ inline void register_definition(const OpSignature& signature, InferShapes infer)
   for (const char* each : signature.inputs) TF_OpDefinitionBuilderAddInput(op, each);
   for (const char* each : signature.outputs) TF_OpDefinitionBuilderAddOutput(op, each);
   for (const char* each : signature.attributes) TF_OpDefinitionBuilderAddAttr(op, each);
-  // Rows change from step to step: nothing may be folded into a constant.
+  // Rows change from step to step, so TensorFlow must not fold a lookup into a constant.
   TF_OpDefinitionBuilderSetIsStateful(op, true);
   TF_OpDefinitionBuilderSetShapeInferenceFunction(op, infer);
   const Status status(TF_NewStatus());
   TF_RegisterOpDefinition(op, status.get());
 }
 
-// An op with an attribute T, of float or double, and a kernel for each.
+// Registers an op with an attribute T, which is float or double, and one kernel per type.
 inline void register_typed_op(const OpSignature& signature, InferShapes infer, Compute compute) {
   register_definition(signature, infer);
   const Status status(TF_NewStatus());
@@ -43,7 +43,7 @@ inline void register_typed_op(const OpSignature& signature, InferShapes infer, C
   }
 }
 
-// What a kernel keeps from run to run: made of the attributes of its place in the graph.
+// Creates and destroys the state of a kernel between runs, from the attributes of its node in the graph.
 using Create = void* (*)(TF_OpKernelConstruction*);
 using Destroy = void (*)(void*);
 

@@ -1,4 +1,4 @@
-// What a kernel sees of the call that it answers.
+// The inputs, outputs and errors of one run of a kernel.
 #ifndef SPARRING_TF_RUN_H_
 #define SPARRING_TF_RUN_H_
 
@@ -27,7 +27,7 @@ inline TF_Code code_of(SparringStatus status) {
   }
 }
 
-// One run of a kernel: its inputs, its outputs, and how it fails.
+// One run of a kernel: gives access to its inputs and outputs, and reports errors.
 class Run {
  public:
   explicit Run(TF_OpKernelContext* context) : context_(context), status_(TF_NewStatus()) {}

@@ -1,8 +1,8 @@
 // The part of TensorFlow's C API for ops and kernels that this library uses.
 //
-// Declared here, so that building needs no TensorFlow: these functions are C, stable
-// from release to release, and found when TensorFlow loads the library. The API is
-// described in tensorflow/c/ops.h, kernels.h, tf_tensor.h and tf_status.h.
+// Declared here, so that the build does not require TensorFlow: these are C functions
+// that are stable across releases, and are resolved when TensorFlow loads the library. The
+// API is described in tensorflow/c/ops.h, kernels.h, tf_tensor.h and tf_status.h.
 #ifndef SPARRING_TF_TENSORFLOW_C_API_H_
 #define SPARRING_TF_TENSORFLOW_C_API_H_
 
@@ -21,7 +21,7 @@ struct TF_KernelBuilder;
 struct TF_OpKernelConstruction;
 struct TF_OpKernelContext;
 
-// The codes of google.rpc.Code, and the numbers of tensorflow.DataType.
+// Codes of google.rpc.Code, and numbers of tensorflow.DataType.
 enum TF_Code : int {
   TF_OK = 0,
   TF_INVALID_ARGUMENT = 3,
@@ -49,7 +49,7 @@ int64_t TF_Dim(const TF_Tensor* tensor, int place);
 int64_t TF_TensorElementCount(const TF_Tensor* tensor);
 void* TF_TensorData(const TF_Tensor* tensor);
 
-// ---- ops: a registered builder belongs to TensorFlow
+// ---- ops: TensorFlow owns a registered builder
 TF_OpDefinitionBuilder* TF_NewOpDefinitionBuilder(const char* name);
 void TF_OpDefinitionBuilderAddAttr(TF_OpDefinitionBuilder* builder, const char* spec);
 void TF_OpDefinitionBuilderAddInput(TF_OpDefinitionBuilder* builder, const char* spec);
@@ -60,7 +60,7 @@ void TF_OpDefinitionBuilderSetShapeInferenceFunction(
     void (*infer)(TF_ShapeInferenceContext* context, TF_Status* status));
 void TF_RegisterOpDefinition(TF_OpDefinitionBuilder* builder, TF_Status* status);
 
-// ---- shape inference: the maker of a handle owns it
+// ---- shape inference: the caller owns the handles that it creates
 int64_t TF_ShapeInferenceContextNumInputs(TF_ShapeInferenceContext* context);
 TF_ShapeHandle* TF_NewShapeHandle();
 void TF_DeleteShapeHandle(TF_ShapeHandle* handle);
@@ -87,7 +87,7 @@ void TF_ShapeInferenceContextConcatenateShapes(TF_ShapeInferenceContext* context
 TF_ShapeHandle* TF_ShapeInferenceContextScalar(TF_ShapeInferenceContext* context);
 void TF_ShapeInferenceContextSetUnknownShape(TF_ShapeInferenceContext* context, TF_Status* status);
 
-// ---- kernels: a registered builder belongs to TensorFlow
+// ---- kernels: TensorFlow owns a registered builder
 TF_KernelBuilder* TF_NewKernelBuilder(const char* op, const char* device,
                                       void* (*create)(TF_OpKernelConstruction*),
                                       void (*compute)(void*, TF_OpKernelContext*),

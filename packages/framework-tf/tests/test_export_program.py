@@ -41,7 +41,7 @@ from sparring_tf import (
     export_program,
     load_program,
 )
-from sparring_tf.program.library import load_reader, operators
+from sparring_tf.program.library import load_operators, load_reader
 
 EXAMPLE = Path(__file__).parents[1] / "examples/run_saved_model.cc"
 
@@ -325,7 +325,7 @@ def test_ragged_and_sparse_ids_are_exported(tmp_path: Path) -> None:
 
 
 def test_ops_refuse_what_does_not_fit(exported: Exported) -> None:
-    ops, _ = operators()
+    ops, _ = load_operators()
     load_reader().bind(exported.bundle, str(exported.served))
     handle = (exported.bundle / "binding.txt").read_text().splitlines()[0]
 

@@ -387,7 +387,7 @@ def test_two_layers_of_one_name_are_refused() -> None:
         for name in ("a", "b")
     ]
     model = keras.Model(words, dense()(layers.Add()([each(words) for each in parts])))
-    with pytest.raises(UnsupportedError, match=r"b\.same .*two layers are called 'same'"):
+    with pytest.raises(UnsupportedError, match=r"b\.same .*two layers have the name 'same'"):
         distribute(model, SGD(0.1))
 
 

@@ -1,7 +1,7 @@
-"""The result of a lookup: rows, which a jitted step takes as an argument, and the places of ids in them.
+"""The result of a lookup: rows, an argument of a jitted step, and the positions of ids in them.
 
-    rows     table   → (u, dim), padded with rows of zeros      differentiate with respect to these
-    places   feature → the row and the bag of each id           integers, no gradients
+    rows        table   → (u, dim), padded with zeros      differentiate with respect to these
+    positions   feature → row and bag of each id           integers, no gradients
 
 Both are pytrees of padded arrays; see `padded_sizes`.
 """
@@ -91,7 +91,7 @@ def embeddings(rows: Rows, positions: Positions) -> jax.Array:
     """
     if positions.bags is not None:
         raise InvalidArgumentError(
-            f"embeddings: a feature of table {positions.table!r} has bags with padded ids; use pooled"
+            f"embeddings: a feature of table {positions.table!r} has bags with padded ids; use pool"
         )
     return rows[positions.table][positions.inverse]
 
@@ -106,7 +106,7 @@ def pool(
 
     Args:
         rows: `Batch.rows`.
-        places: an element of `Batch.places`.
+        positions: an element of `Batch.positions`.
         mode: ``sum`` or ``mean``.
         weights: one weight per id, multiplied with its embedding. For bags with lengths ``(n,)``, padded
             by `pad_weights`. A ``mean`` divides by the number of ids, not by the sum of the weights.
@@ -115,12 +115,12 @@ def pool(
         InvalidArgumentError: `mode` is not supported, or `weights` does not have the shape of the ids.
     """
     if mode not in ("sum", "mean"):
-        raise InvalidArgumentError(f"pooled: mode must be 'sum' or 'mean', found {mode!r}")
+        raise InvalidArgumentError(f"pool: mode must be 'sum' or 'mean', found {mode!r}")
     found = rows[positions.table][positions.inverse]
     if weights is not None:
         if weights.shape != positions.inverse.shape:
             raise InvalidArgumentError(
-                f"pooled: weights have shape {weights.shape}, expected the shape of the ids of table "
+                f"pool: weights have shape {weights.shape}, expected the shape of the ids of table "
                 f"{positions.table!r}, {positions.inverse.shape}; pad weights of bags with pad_weights"
             )
         found = found * weights[..., None]
@@ -137,13 +137,13 @@ def pool(
 
 
 def pad_weights(weights: npt.ArrayLike, positions: Positions) -> npt.NDArray[Any]:
-    """Pads the weights of ids in bags to the length of the padded ids, for `pooled`.
+    """Pads the weights of ids in bags to the length of the padded ids, for `pool`.
 
     The padded length changes rarely, so a jitted step is not compiled again for each number of ids.
 
     Args:
         weights: ``(number of ids,)``.
-        places: an element of `Batch.places`.
+        positions: an element of `Batch.positions`.
 
     Raises:
         InvalidArgumentError: the number of weights is not the number of ids.

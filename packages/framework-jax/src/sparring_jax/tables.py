@@ -1,6 +1,6 @@
 """`Tables`: embedding tables of a JAX program.
 
-ids ──► lookup ──► rows, places ──► value_and_grad of a jitted loss ──► gradients of rows ──► accumulate
+ids ──► lookup ──► rows, positions ──► value_and_grad of a jitted loss ──► row gradients ──► accumulate
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Tables(TableGroup):
 
         Args:
             ids: feature → int64 ids of any shape, for one embedding per id; or feature →
-                ``(ids, lengths)`` with ids ``(n,)`` in bags, for `pooled`.
+                ``(ids, lengths)`` with ids ``(n,)`` in bags, for `pool`.
             is_training: whether gradients of these rows follow. If True, the keys are kept until the next
                 step or until the batch is garbage-collected.
 

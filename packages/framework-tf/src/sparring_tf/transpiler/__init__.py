@@ -1,7 +1,7 @@
-"""`distribute`: a Keras model of one machine as one of many ranks, and back.
+"""`distribute`: converts a Keras model for one machine to a model for many ranks, and back.
 
-model, optimizer ──► scan ──► report: replaced, kept, refused ──► nothing refused?
-                                                                      │
-          layers with tables in place of keras.layers.Embedding ◄─────┘
-          graphs made again over the same layers; weights copied into tables
+model, optimizer ──► scan ──► report: replaced, kept, unsupported ──► nothing unsupported?
+                                                                          │
+          layers with tables instead of keras.layers.Embedding ◄──────────┘
+          graphs rebuilt with the other layers; weights copied to tables
 """

@@ -1,4 +1,4 @@
-"""`distribute` and `restore` for models of Keras."""
+"""`distribute` and `restore` for Keras models."""
 
 from __future__ import annotations
 
@@ -39,39 +39,39 @@ def distribute(
     storage: StorageLike = "hkv",
     service: str | os.PathLike[str] | None = None,
 ) -> tuple[Any, Optimizer]:
-    """Makes the Keras model of one machine one of many ranks; mpiexec starts it.
+    """Converts a Keras model for one machine to a model for many ranks, which mpiexec starts.
 
-    Two lines of a program change::
+    Only two lines of a program change::
 
         from sparring_tf import distribute
         …
         model, optimizer = distribute(model, optimizer)
         model.compile(optimizer=optimizer, loss=…)
 
-    Each `keras.layers.Embedding` is replaced by a layer with a table that begins with its weights. A
-    functional or sequential model is made again over the same other layers; a subclassed one is changed
-    in place. Call it before `compile`.
+    Each `keras.layers.Embedding` is replaced by a layer with a table that starts with its weights. A
+    functional or sequential model is rebuilt with the same other layers; a subclassed model is changed in
+    place. Call it before `compile`.
 
     Args:
-        model: a model of Keras; rank 0's weights count.
-        optimizer: of Keras, that has taken no step; of rows and of all other variables.
-        plan: how tables are sharded, as of `Optimizer`; None: by rows.
-        semantics: ``exact``: an optimizer that would move rows without a gradient is refused; ``lazy``:
-            such rows stay as they are, and the optimizer differs from what it was.
-        keep: names or paths of layers that stay as they are, with weights on all ranks.
-        storage: what keeps the rows.
-        service: the file of a service of the role ``parameters`` that has the tables, with the update
-            method of the optimizer: lookups pull, and steps push and wait until that is applied. Each
-            process is a trainer without ranks. A service without rows gets the weights; one with rows
-            keeps them.
+        model: a Keras model. The weights of rank 0 are used.
+        optimizer: a Keras optimizer that has taken no step. It updates rows and all other variables.
+        plan: sharding of the tables; see `Optimizer`. By default, tables are sharded by rows.
+        semantics: ``exact`` rejects an optimizer that would change rows without a gradient; ``lazy``
+            does not change such rows, so that results differ from those of the original optimizer.
+        keep: names or paths of layers that are not replaced. All ranks have their weights.
+        storage: storage backend of the rows.
+        service: configuration file of a service with the role ``parameters`` that stores the tables and
+            executes the optimizer's update method: lookups pull, and steps push and wait until the push
+            is applied. Each process is an independent trainer. A service without rows gets the model's
+            weights; a service with rows keeps its rows.
 
     Returns:
-        The model, and an `Optimizer`, whose `report` is a `sparring.adapter.DistributionReport`.
+        The model, and an `Optimizer` whose `report` is a `sparring.adapter.DistributionReport`.
 
     Raises:
-        UnsupportedError: a layer or the optimizer cannot be distributed; its text lists all of them, and
-            ``report`` has them. Nothing was changed.
-        InvalidArgumentError: another value of `semantics`, or something that is no model or optimizer.
+        UnsupportedError: layers or the optimizer cannot be distributed. The message lists all of them,
+            and the attribute ``report`` contains them. Nothing was changed.
+        InvalidArgumentError: `semantics` has another value, or `model` or `optimizer` has another type.
     """
     scanned = _scan(model, optimizer, semantics, keep, is_served=service is not None)
     if service is not None:
@@ -111,35 +111,35 @@ def distribute(
 def distribution_report(
     model: Any, optimizer: Any, *, semantics: str = "exact", keep: Collection[str] = ()
 ) -> DistributionReport:
-    """Report of what `distribute` would do with the same arguments. It changes nothing.
+    """Reports what `distribute` would do with the same arguments, without changing anything.
 
     Raises:
-        InvalidArgumentError: as `distribute`.
+        InvalidArgumentError: see `distribute`.
     """
     return _scan(model, optimizer, semantics, keep).report
 
 
 def restore(model: Any) -> Any:
-    """Gives layers of Keras back for those that `distribute` made, with the trained weights.
+    """Replaces the layers that `distribute` created by Keras's layers, with the trained weights.
 
-    All ranks call it; each gets all weights. The model is compiled again by its user.
+    All ranks call it, and each gets all weights. Compile the model again afterwards.
 
     Args:
-        model: what `distribute` returned.
+        model: a model that `distribute` returned.
 
     Returns:
-        The model: made again if it is functional or sequential, otherwise the same.
+        The model: rebuilt if it is functional or sequential, otherwise the same object.
 
     Raises:
-        InvalidArgumentError: nothing of it was replaced by `distribute`.
+        InvalidArgumentError: the model has no layers that `distribute` created.
     """
     if not isinstance(model, keras.Model):
         raise InvalidArgumentError(f"restore takes a model of Keras, found {type(model).__name__}")
     replaced = [each for each in model._flatten_layers() if isinstance(each, ReplacedEmbedding)]
     if not replaced:
         raise InvalidArgumentError(
-            f"restore: model {model.name!r} has no layer that distribute made; give what distribute "
-            "returned"
+            f"restore: model {model.name!r} has no layer that distribute created; pass the model that "
+            "distribute returned"
         )
     made: dict[int, Any] = {}
     for layer in replaced:
@@ -156,17 +156,17 @@ def restore(model: Any) -> Any:
 
 
 class _Replaced:
-    """Class and configuration of the layer of Keras; no layer, which Keras would take for a part."""
+    """Class and configuration of a Keras layer. Keras would track the layer itself as a part."""
 
     def __init__(self, layer: Any) -> None:
         self.kind, self.config = type(layer), layer.get_config()
 
 
 class _Rebuilder:
-    """Puts other layers into a model.
+    """Replaces layers inside a model.
 
     Args:
-        other: gives the layer that stands for a layer, or the layer itself.
+        other: returns the replacement of a layer, or the layer itself.
     """
 
     def __init__(self, other: Callable[[Any], Any]) -> None:
@@ -174,13 +174,13 @@ class _Rebuilder:
         self._known: dict[int, tuple[Any, Any]] = {}
 
     def rebuild(self, layer: Any) -> Any:
-        """The layer with others inside; the same object wherever it is met."""
+        """Returns the layer with replaced inner layers; the same object for each occurrence."""
         if id(layer) not in self._known:
             self._known[id(layer)] = layer, self._of(layer)
         return self._known[id(layer)][1]
 
     def undo(self) -> None:
-        """Puts layers back where they were replaced in place."""
+        """Restores the layers that were replaced in place."""
         before = {id(new): layer for layer, new in self._known.values() if new is not layer}
         for layer, new in self._known.values():
             if new is layer and isinstance(layer, keras.Layer):
@@ -197,7 +197,7 @@ class _Rebuilder:
         if not changed:
             return layer
         if isinstance(layer, (keras.Sequential, keras.src.models.Functional)):
-            is_compiled, layer.compiled = layer.compiled, False  # with an optimizer of these layers
+            is_compiled, layer.compiled = layer.compiled, False  # Keras would clone its optimizer
             try:
                 return keras.models.clone_model(layer, clone_function=self.rebuild)
             finally:
@@ -207,7 +207,7 @@ class _Rebuilder:
 
     @staticmethod
     def _put_into(layer: Any, changed: dict[int, Any]) -> None:
-        """Replaces attributes, and members of lists and dicts, of a layer of the user's own."""
+        """Replaces attributes, and members of lists and dicts, of a custom layer."""
         tracker = layer._tracker
         is_locked = tracker.locked
         tracker.unlock()

@@ -1,4 +1,4 @@
-"""`ReplacedEmbedding`: the layer that takes the place of a `keras.layers.Embedding`."""
+"""`ReplacedEmbedding`: the replacement of a `keras.layers.Embedding`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__ = ["ReplacedEmbedding", "disable_weight"]
 
 @keras.saving.register_keras_serializable("sparring_tf")
 class ReplacedEmbedding(Embedding):
-    """An `Embedding` that keeps what Keras's layer does with ids.
+    """An `Embedding` that treats ids like Keras's layer.
 
-    Ids are `0` to `num_embeddings` - 1, as there, and others are refused on the CPU. A mask says where id
-    0 stands, whose row is read and trained as any other.
+    Ids are `0` to `num_embeddings` - 1, and other ids are rejected on the CPU. Id 0 is masked if
+    `has_mask` is set, but its row is read and trained like any other.
 
     Args:
-        embedding_dim: elements of an embedding.
-        num_embeddings: how many rows the layer had.
-        has_mask: whether it was made with `mask_zero`.
-        **options: of `Embedding`.
+        embedding_dim: number of elements of an embedding.
+        num_embeddings: number of rows of the replaced layer.
+        has_mask: whether the replaced layer was created with `mask_zero`.
+        **options: options of `Embedding`.
     """
 
     def __init__(
@@ -35,11 +35,11 @@ class ReplacedEmbedding(Embedding):
         self.num_embeddings, self.has_mask = num_embeddings, has_mask
         self.supports_masking = has_mask
 
-    explain_missing_weight = "a table is no matrix; call the layer with ids"
+    explain_missing_weight = "a table is not a weight matrix; call the layer with ids"
 
     @property
     def embeddings(self) -> Any:
-        """The weight of the layer of Keras, which is not there.
+        """The weight of Keras's layer, which does not exist.
 
         Raises:
             AttributeError: always.
@@ -47,13 +47,13 @@ class ReplacedEmbedding(Embedding):
         raise AttributeError(self.explain_missing_weight)
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """Embeddings ``(…, embedding_dim)`` of ids ``(…)``."""
+        """Returns embeddings ``(…, embedding_dim)`` of ids ``(…)``."""
         if not inputs.dtype.is_integer:
             inputs = tf.cast(inputs, tf.int32)
         count = tf.cast(self.num_embeddings, inputs.dtype)
         said = (
-            f"layer {self.name!r}: an id is none of the {self.num_embeddings} that the layer it replaced "
-            "has; for ids of any size write sparring_tf.Embedding(dim) in the model"
+            f"layer {self.name!r}: found an id that is not between 0 and {self.num_embeddings} - 1, as "
+            "in the replaced layer; for arbitrary ids, use sparring_tf.Embedding(dim) in the model"
         )
         with tf.control_dependencies(
             [
@@ -64,29 +64,31 @@ class ReplacedEmbedding(Embedding):
             return super().call(tf.identity(inputs), training)
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
-        """False where id 0 stands; None without `has_mask`."""
+        """Returns a mask that is False for id 0, or None without `has_mask`."""
         return keras.ops.not_equal(inputs, 0) if self.has_mask else None
 
     def get_config(self) -> dict[str, Any]:
-        """Configuration that makes the layer again, without its rows."""
+        """Returns the configuration of the layer, without its rows."""
         config = super().get_config()
         return {**config, "num_embeddings": self.num_embeddings, "has_mask": self.has_mask}
 
 
 def disable_weight(layer: Any, why: str) -> None:
-    """Makes the weight of a layer whose rows are in a table raise wherever it is used from now on.
+    """Makes every further use of a replaced layer's weight raise an error.
 
-    In a closure, a list, or the model that was given it would stay as it was.
+    Otherwise a closure, a list, or the original model would continue to use the outdated weight.
 
     Args:
         layer: a `keras.layers.Embedding`.
-        why: goes into the text of the error.
+        why: text that is appended to the error message.
     """
     weight = layer._embeddings
 
     def value(_: Any) -> Any:
-        raise UnsupportedError(f"a weight is used that was made before distribute. {why}")
+        raise UnsupportedError(
+            f"this weight was replaced by a table in distribute and cannot be used. {why}"
+        )
 
-    # Its class differs between releases of Keras; all uses read `value`.
+    # The class of weights differs between releases of Keras, but all uses read `value`.
     weight.__class__ = type("TakenWeight", (type(weight),), {"value": property(value)})
     weight._value = None

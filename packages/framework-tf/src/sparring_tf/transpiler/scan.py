@@ -1,4 +1,4 @@
-"""`scan`: a Keras model and its optimizer looked at, and neither changed."""
+"""`scan`: inspects a Keras model and its optimizer without changing them."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Scan:
     """Result of `scan`.
 
     Args:
-        report: of all layers.
-        found: path → layer, of the embeddings to replace.
+        report: report on all layers.
+        found: path → embedding layer to replace.
     """
 
     report: DistributionReport
@@ -39,7 +39,7 @@ class Scan:
 
 
 def children(layer: Any) -> Iterator[tuple[str, Any]]:
-    """Layers directly inside of a layer, each with its name in a path."""
+    """Yields the direct children of a layer with their names in a path."""
     names = {
         id(value): name for name, value in vars(layer).items() if isinstance(value, keras.Layer)
     }
@@ -51,14 +51,14 @@ def children(layer: Any) -> Iterator[tuple[str, Any]]:
 def scan(
     model: Any, optimizer: Any, *, is_lazy: bool, is_served: bool, keep: Collection[str]
 ) -> Scan:
-    """Looks at each layer of a model, and at its optimizer.
+    """Inspects each layer of a model, and its optimizer.
 
     Args:
-        model: of one machine.
-        optimizer: of all its variables.
-        is_lazy: whether rows without a gradient may stay where the optimizer would move them.
-        is_served: whether a service has the tables.
-        keep: names or paths of layers that stay as they are.
+        model: a model for one machine.
+        optimizer: the optimizer of all its variables.
+        is_lazy: whether rows without a gradient may remain unchanged if the optimizer would change them.
+        is_served: whether the tables are in a service.
+        keep: names or paths of layers that are not replaced.
     """
     reports: list[ModuleReport] = []
     found: dict[str, Any] = {}
@@ -66,10 +66,10 @@ def scan(
     layers: dict[int, Any] = {}
     _walk(model, "", paths, layers)
     for path in sorted(set(keep) - {each for some in paths.values() for each in some}):
-        reason = "keep names it, and the model has no such layer"
+        reason = "it is named in keep, but the model has no such layer"
         reports.append(ModuleReport(path, "", Outcome.UNSUPPORTED, reason))
     if model.compiled:
-        reason = "it is compiled; compile what distribute returns"
+        reason = "it is compiled; pass an uncompiled model, and compile the model that distribute returns"
         reports.append(ModuleReport("model", type(model).__name__, Outcome.UNSUPPORTED, reason))
     others = [model, *layers.values()]
     for number, layer in layers.items():
@@ -97,7 +97,7 @@ def scan(
 
 
 def single_steps(optimizer: Any) -> Any:
-    """The optimizer, or one of its kind that does not accumulate gradients by itself."""
+    """Returns the optimizer, or a copy of it that does not accumulate gradients."""
     if not optimizer.gradient_accumulation_steps:
         return optimizer
     return type(optimizer).from_config(
@@ -124,9 +124,9 @@ def _classify_layer(
     others: Collection[Any],
     names: Collection[str],
 ) -> tuple[Outcome, str] | None:
-    """Outcome and reason for a layer; None for one without variables of its own."""
+    """Returns outcome and reason for a layer, or None if it has no variables."""
     if isinstance(layer, TableLayer):
-        return Outcome.KEPT, "it looks up in tables already"
+        return Outcome.KEPT, "it already looks up in tables"
     if not isinstance(layer, keras.layers.Embedding):
         has_own = layer._trainable_variables or layer._non_trainable_variables
         return (Outcome.KEPT, "ordinary variables") if has_own else None
@@ -134,7 +134,7 @@ def _classify_layer(
         return Outcome.KEPT, "named in keep"
     reason = _find_obstacle(layer, others, names)
     if reason:
-        return Outcome.UNSUPPORTED, f"{reason}; or keep the layer as it is: keep=[{where[0]!r}]"
+        return Outcome.UNSUPPORTED, f"{reason}; or do not replace the layer: keep=[{where[0]!r}]"
     note = "" if layer.trainable else "; frozen: rows are read only"
     return Outcome.REPLACED, f"table {layer.name}{note}"
 
@@ -144,14 +144,16 @@ def _find_obstacle(layer: Any, others: Collection[Any], names: Collection[str]) 
         return added
     for setting in ("embeddings_regularizer", "embeddings_constraint", "activity_regularizer"):
         if getattr(layer, setting) is not None:
-            return f"{setting} is of the whole weight, and a step knows the rows that it met"
+            return f"{setting} depends on the whole weight, but a step only reads the rows of its batch"
     if layer.lora_enabled or layer.lora_rank or layer.quantization_mode:
         return "its weight is quantized, or has low-rank factors"
     if layer.name in names:
-        return f"two layers are called {layer.name!r}, and tables go by that; give each a name"
+        return (
+            f"two layers have the name {layer.name!r}, which is also their table name; rename one"
+        )
     if layer.built:
         for other in others:
-            # Those in lists and dicts are among them.
+            # Variables in lists and dicts are included.
             held = [*other._trainable_variables, *other._non_trainable_variables]
             if other is not layer and any(each is layer._embeddings for each in held):
                 return f"its weight is tied: layer {other.name!r} has the same variable"
@@ -160,18 +162,18 @@ def _find_obstacle(layer: Any, others: Collection[Any], names: Collection[str]) 
 
 def _find_optimizer_obstacle(optimizer: Any, is_lazy: bool) -> str:
     if isinstance(optimizer, Optimizer):
-        return "it is an optimizer of rows already; give one of Keras"
+        return "it is already an optimizer of rows; pass one of Keras"
     if optimizer.built:
-        return "it was built for variables; give one that has taken no step"
+        return "it was already built for variables; pass one that has taken no step"
     for setting in ("use_ema", "clipnorm", "global_clipnorm"):
         if getattr(optimizer, setting, None):
-            return f"{setting} looks at all variables at once, and rows are no variables"
+            return f"{setting} depends on all variables at once, but rows are not variables"
     if not is_lazy:
         reason = _why_inexact(optimizer)
         if reason:
             return (
-                f"{reason}. Give SGD without momentum, weight_decay and clipvalue; or, for rows that "
-                "move when they are met, by the sum of their gradients, semantics='lazy'"
+                f"{reason}. Use SGD without momentum, weight_decay and clipvalue; or semantics='lazy', "
+                "which updates rows when they are looked up, with the sum of their gradients"
             )
     try:
         check_row_by_row(single_steps(optimizer))
@@ -181,23 +183,23 @@ def _find_optimizer_obstacle(optimizer: Any, is_lazy: bool) -> str:
 
 
 def _why_inexact(optimizer: Any) -> str:
-    """Why rows would end elsewhere than those of a weight; empty: they would not."""
+    """Returns why rows would differ from those of a weight; empty if they would not."""
     kind = type(optimizer).__name__
     if optimizer.clipvalue is not None:
         return (
             f"{kind} with clipvalue={optimizer.clipvalue} clips the gradient of each occurrence of an id "
-            "in a batch, and a table that of their sum"
+            "in a batch, but a table clips their sum"
         )
     if type(optimizer) is keras.optimizers.Adagrad and not optimizer.weight_decay:
         return (
-            "Adagrad squares the gradient of each occurrence of an id in a batch, and a table that of "
+            "Adagrad squares the gradient of each occurrence of an id in a batch, but a table squares "
             "their sum"
         )
     found = [name for name in ("momentum", "weight_decay") if getattr(optimizer, name, None)]
     if type(optimizer) is not keras.optimizers.SGD or found:
         what = kind + "".join(f" with {name}={getattr(optimizer, name)}" for name in found)
         return (
-            f"{what} moves rows, or ages their state, in steps that give them no gradient, and rows of "
-            "tables change when a batch meets them"
+            f"{what} changes rows, or decays their state, in steps without a gradient for them, but rows "
+            "of tables only change when a batch contains their ids"
         )
     return ""

@@ -1,4 +1,4 @@
-"""Update methods of a service, for optimizers of Keras."""
+"""Selects update methods of a service for Keras optimizers."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ __all__ = ["create_service_optimizer", "find_service_obstacle"]
 
 
 def find_service_obstacle(optimizer: Any) -> str:
-    """Why no update method of a service takes the steps of an optimizer; empty: one does."""
+    """Returns why no update method of a service can execute an optimizer's steps; empty if one can."""
     if getattr(optimizer, "weight_decay", None):
         return (
-            "its weight_decay goes by the learning rate of each step, and a service keeps all "
-            "hyper-parameters of a table but lr; leave weight_decay out"
+            "its weight_decay depends on the learning rate of each step, but a service keeps all "
+            "hyper-parameters of a table except lr constant; leave weight_decay out"
         )
     known = known_optimizer(optimizer, [])
     if isinstance(known, str):
-        return f"a service updates rows by update methods, and none takes its steps: {known}"
+        return (
+            f"a service updates rows with update methods, but none can execute its steps: {known}"
+        )
     return ""
 
 
 def create_service_optimizer(model: Any, optimizer: Any, steps: int | None) -> Optimizer:
-    """The optimizer of a model whose tables are in a service.
+    """Creates the optimizer of a model whose tables are in a service.
 
-    Tables under plain SGD are `sgd`, which programs of PyTorch train too; others are of Keras's methods.
+    Plain SGD uses the method `sgd`, which PyTorch programs can also use; others use Keras's methods.
 
     Args:
-        model: with the tables.
-        optimizer: of Keras, for which `find_service_obstacle` has no reason.
-        steps: so many calls make one step; None: each does.
+        model: the model with the tables.
+        optimizer: a Keras optimizer for which `served_refusal` is empty.
+        steps: number of calls that make one step; None for one.
     """
     is_plain = type(optimizer) is keras.optimizers.SGD and not optimizer.momentum
     if is_plain and optimizer.clipvalue is None:
