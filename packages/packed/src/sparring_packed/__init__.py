@@ -1,10 +1,10 @@
-"""Serving snapshots: immutable files that are mapped and looked up, without a training process.
+"""Serving snapshots: immutable, memory-mapped files for lookups without a training process.
 
     sparring_packed.write("runs/films/step-000000000100", "served/step-000000000100")
     with sparring_packed.open("served") as tables:
         rows = tables.lookup("item", [7, -1])
 
-``docs/format/packed.md`` is the format; ``sparring_packed.h`` is the same for C and C++.
+``docs/format/packed.md`` describes the format, ``sparring_packed.h`` the equivalent C interface.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         PackedTables,
         PackedVersion,
         PullResult,
-        open,  # noqa: A004 - it is read as sparring_packed.open
+        open,  # noqa: A004 - used as sparring_packed.open
     )
     from sparring_packed.top_k_search import TopK, TopKSearch, top_k
     from sparring_packed.warm_up import WarmUp, WarmUpResult
@@ -89,7 +89,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split
 
 
 def __getattr__(name: str) -> object:
-    # On demand, so that importing the plugin module loads no native library.
+    # Imported on demand, so that importing the plugin module does not load the native library.
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME_OF[name]), name)

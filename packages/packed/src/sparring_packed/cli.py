@@ -27,7 +27,7 @@ def add_inspect_served(application: typer.Typer) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Own:
-    """Of one table in one serving snapshot, without those that it is over."""
+    """Size of a table's own data in one serving snapshot, without its bases."""
 
     num_rows: int
     num_erased: int
@@ -44,7 +44,7 @@ def inspect_served(
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:
     """Show a serving snapshot's tables, rows, bytes and chain; exit with 1 if it is damaged."""
-    # Maps what a server would, so that it is read by the code that answers lookups.
+    # Maps the snapshot like a server, so that the same code reads it.
     with (
         TemporaryDirectory(prefix="sparring-") as copies,
         open_tables(url, verify="all" if verify else "open", cache=copies) as opened,
@@ -52,7 +52,7 @@ def inspect_served(
         newest, tables = opened.snapshot_url, opened.tables
         chain = _chain(newest)
     if newest.startswith(copies):
-        # Of a copy, its original is told.
+        # Print the URL of the original instead of the temporary copy.
         given, name = url.rstrip("/"), os.path.basename(newest)  # noqa: PTH119 - of a URL, too
         newest = given if given.endswith(f"/{name}") else f"{given}/{name}"
     if as_json:
@@ -62,7 +62,7 @@ def inspect_served(
 
 
 def _chain(url: str) -> dict[str, ServingManifest]:
-    """Manifests by name, the newest first, down to a full one."""
+    """Returns manifests by name, from the newest to the full snapshot."""
     folder, name = os.path.split(url.rstrip("/"))
     chain = {name: read_manifest(url)}
     while (base := next(reversed(chain.values())).base) is not None:
@@ -136,7 +136,7 @@ def _print(
             soft_wrap=True, highlight=False,
         )  # fmt: skip
     shown = Table(
-        "table", "dim", "dtype", "rows", "bytes of a row", "rows of deltas", "erased", "MiB"
+        "table", "dim", "dtype", "rows", "bytes per row", "rows of deltas", "erased", "MiB"
     )
     for column in (1, 3, 4, 5, 6, 7):
         shown.columns[column].justify = "right"

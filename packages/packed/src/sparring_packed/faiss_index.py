@@ -1,4 +1,4 @@
-"""An index of Faiss over rows of a table, with the interface of `top_k`."""
+"""A Faiss index over rows of a table, with the interface of `top_k`."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ __all__ = ["FaissIndex"]
 
 
 class FaissIndex:
-    """Rows in memory, in any index that Faiss makes: exact, or one that compares a few rows only.
+    """Rows in memory in a Faiss index: an exact one, or one that compares only a part of the rows.
 
-    Made once, and searched often; rows that change later need a new one. Of equal scores, those at the
-    end of an answer are as Faiss chooses.
+    Create it once and search it often. It does not change if the rows change later. If scores are equal
+    at the end of a result, Faiss selects the rows.
 
     Args:
-        chunks: keys ``(n,)`` and rows ``(n, dim)``, as of `sparring_packed.top_k`; all are copied.
-        factory: what ``faiss.index_factory`` takes: ``Flat`` compares all rows, ``HNSW32`` a few.
-        metric: as of `sparring_packed.top_k`.
+        chunks: keys ``(n,)`` and rows ``(n, dim)``, as in `sparring_packed.top_k`; all are copied.
+        factory: argument of ``faiss.index_factory``: ``Flat`` compares all rows, ``HNSW32`` a part.
+        metric: see `sparring_packed.top_k`.
 
     Raises:
-        InvalidArgumentError: there are no rows, an argument does not fit, or Faiss knows no such index.
+        InvalidArgumentError: there are no rows, an argument is invalid, or Faiss cannot create the index.
         UnsupportedError: Faiss is not installed.
     """
 
@@ -49,13 +49,14 @@ class FaissIndex:
             import faiss
         except ImportError:
             raise UnsupportedError(
-                "an index of Faiss needs the package faiss; install it: pip install faiss-cpu"
+                "FaissIndex requires the package faiss, which is not installed; run: pip install "
+                "faiss-cpu"
             ) from None
         self.metric = validate_metric(metric)
         pairs = [validate_keys(keys, rows) for keys, rows in chunks]
         if not sum(len(keys) for keys, _ in pairs):
-            raise InvalidArgumentError("an index of Faiss needs rows, found none")
-        # Faiss marks places that are not filled by -1, which is a key; so it is given places.
+            raise InvalidArgumentError("FaissIndex requires at least one row, found none")
+        # The index contains positions, because Faiss marks missing results by -1, which is a valid key.
         self._keys = np.concatenate([keys for keys, _ in pairs])
         rows = np.concatenate([rows for _, rows in pairs])
         kind = faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT
@@ -63,7 +64,8 @@ class FaissIndex:
             self.index = faiss.index_factory(rows.shape[1], factory, kind)
         except RuntimeError as error:
             raise InvalidArgumentError(
-                f"factory {factory!r}: Faiss makes no such index: {error}"
+                f"FaissIndex: Faiss cannot create an index for factory {factory!r}: {error}; use for "
+                "example 'Flat'"
             ) from None
         vectors = normalize_vectors(rows) if metric == "cosine" else rows
         if not self.index.is_trained:
@@ -71,18 +73,18 @@ class FaissIndex:
         self.index.add(vectors)
 
     def top_k(self, queries: npt.ArrayLike, k: int, *, exclude: Jagged | None = None) -> TopK:
-        """As `sparring_packed.top_k`; an index that is not exact may miss rows.
+        """Returns the best rows, like `sparring_packed.top_k`. An inexact index may miss some of them.
 
         Raises:
-            InvalidArgumentError: an argument is not as it should be.
+            InvalidArgumentError: an argument is invalid.
         """
         vectors = validate_queries(queries, k)
         if vectors.shape[1] != self.index.d:
             raise InvalidArgumentError(
-                f"rows have {self.index.d} elements, queries {vectors.shape[1]}; they must be as many"
+                f"top_k: queries have {vectors.shape[1]} elements, expected {self.index.d} as in the rows"
             )
         excluded, offsets = validate_exclusion(exclude, len(vectors))
-        # As many more as a query excludes: what is left has k.
+        # Requests additional rows, so that k remain after the excluded ones are removed.
         spare = 0 if offsets is None else int(np.diff(offsets).max(initial=0))
         found = TopK.empty(len(vectors), k)
         if not len(vectors):

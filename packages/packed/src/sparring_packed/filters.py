@@ -1,4 +1,4 @@
-"""Bloom filters that a serving snapshot brings: of existing ids, and of changed ones."""
+"""Bloom filters in a serving snapshot: of existing ids and of changed ids."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["read_filter"]
 
 
 def read_filter(url: str | os.PathLike[str], table: str, kind: str) -> BloomFilter | None:
-    """Reads a filter, verified; None: the snapshot has none of that kind.
+    """Reads and verifies a filter. Returns None if the snapshot has no filter of this kind.
 
     Args:
-        url: of the serving snapshot.
-        table: its name.
+        url: URL of the serving snapshot.
+        table: name of the table.
         kind: ``existing`` or ``changed``.
 
     Raises:
@@ -34,7 +34,7 @@ def read_filter(url: str | os.PathLike[str], table: str, kind: str) -> BloomFilt
         data = bytearray(min(file.size_bytes, entry.size_bytes))
         file.read_into(0, memoryview(data))
     if len(data) != entry.size_bytes or text_hash(bytes(data)) != entry.hash:
-        raise _damaged(url, entry.name, "its bytes are not those that its manifest lists")
+        raise _damaged(url, entry.name, "its size or hash differs from the manifest")
     try:
         return BloomFilter.from_bytes(bytes(data))
     except InvalidArgumentError as error:

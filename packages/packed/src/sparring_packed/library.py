@@ -1,6 +1,6 @@
-"""libsparring_packed.so through ctypes: its structs, one to one with ``sparring_packed.h``.
+"""libsparring_packed.so with ctypes: its structs correspond to those of ``sparring_packed.h``.
 
-ctypes lets go of the interpreter lock during each call.
+ctypes releases the interpreter lock during each call.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ __all__ = [
 ]
 
 DTYPES = ("fp32", "fp16", "bf16", "int8", "int4")
-"""Names of stored dtypes, by their numbers."""
+"""Names of stored dtypes; the index is the number in the C library."""
 
 STORED = -1
-"""Asks for rows as they are stored."""
+"""Requests rows in their stored dtype."""
 
 _CPU = 1
 
@@ -89,7 +89,7 @@ class _Call(Structure):
 
 
 class _Arguments(Structure):
-    """A struct that begins with a SparringCall."""
+    """A struct that starts with a SparringCall."""
 
     def __init__(self, **fields: Any) -> None:
         super().__init__(_Call(ctypes.sizeof(type(self)), _CPU, 0, None, None), **fields)
@@ -241,7 +241,7 @@ class Pack(_Arguments):
     ]
 
 
-# By the numbers of SparringStatus.
+# Keys are the numbers of SparringStatus.
 _ERRORS: dict[int, type[SparringError]] = {
     1: InvalidArgumentError,
     2: UnsupportedError,
@@ -254,7 +254,7 @@ _OUT_OF_MEMORY = 5
 
 
 def library_path() -> Path:
-    """Returns the file of the C library, which other programs may open too."""
+    """Returns the path of the C library, which other programs may also open."""
     return Path(__file__).parent / "libsparring_packed.so"
 
 
@@ -265,10 +265,10 @@ def include_path() -> Path:
 
 @cache
 def library() -> CDLL:
-    """The C library, opened once.
+    """Opens the C library once and returns it.
 
     Raises:
-        CorruptDataError: it is missing or cannot be loaded.
+        CorruptDataError: the library is missing or cannot be loaded.
     """
     try:
         opened = CDLL(str(library_path()))
@@ -279,7 +279,7 @@ def library() -> CDLL:
         opened.sparring_packed_close.restype = None
         opened.sparring_packed_simd_level.restype = c_char_p
     except (OSError, AttributeError) as error:
-        # AttributeError: it is of another release than this file.
+        # AttributeError: the library belongs to another release than this file.
         raise CorruptDataError(
             f"the library of sparring-packed cannot be loaded: {error}; install it again: "
             "pip install --force-reinstall sparring-packed"
@@ -288,11 +288,11 @@ def library() -> CDLL:
 
 
 def call(function: str, arguments: _Arguments, handle: c_void_p | None = None) -> None:
-    """Calls ``sparring_packed_<function>``; a status becomes an error.
+    """Calls ``sparring_packed_<function>`` and converts an error status to an exception.
 
     Raises:
-        SparringError: of the class that belongs to the status.
-        MemoryError: there is none.
+        SparringError: the exception class depends on the status.
+        MemoryError: out of memory.
     """
     entry = getattr(library(), f"sparring_packed_{function}")
     given = (byref(arguments),) if handle is None else (handle, byref(arguments))
@@ -309,16 +309,16 @@ def call(function: str, arguments: _Arguments, handle: c_void_p | None = None) -
 
 
 def simd_level() -> str:
-    """The SIMD level of lookups: ``portable``, ``avx2`` or ``avx512``. All give the same bits."""
+    """Returns the SIMD level of lookups, ``portable``, ``avx2`` or ``avx512``. All give equal bits."""
     level: bytes = library().sparring_packed_simd_level()
     return level.decode()
 
 
 def set_simd_level(name: str) -> None:
-    """Chooses the SIMD level of lookups of this process.
+    """Sets the SIMD level of lookups in this process.
 
     Raises:
-        InvalidArgumentError: this CPU does not have it.
+        InvalidArgumentError: this CPU does not support the level.
     """
     if not library().sparring_packed_set_simd_level(name.encode()):
         raise InvalidArgumentError(
@@ -329,21 +329,24 @@ def set_simd_level(name: str) -> None:
 def widen_rows(
     stored: bytes | bytearray | memoryview, dtype: str, out: npt.NDArray[np.float32]
 ) -> None:
-    """Fills ``(n, dim)`` float32 from rows as they are stored, one after the other.
+    """Converts consecutive rows in their stored dtype to float32.
 
     Args:
-        stored: their bytes, as ``docs/format/packed.md`` has rows of `dtype`.
+        stored: the bytes of the rows; ``docs/format/packed.md`` describes rows of each dtype.
         dtype: one of `DTYPES`.
-        out: C-contiguous.
+        out: ``(n, dim)``, C-contiguous, receives the rows.
 
     Raises:
-        InvalidArgumentError: too few or too many bytes, or another argument is not as it should be.
+        InvalidArgumentError: the number of bytes does not match, or another argument is invalid.
     """
     if dtype not in DTYPES:
-        raise InvalidArgumentError(f"dtype must be one of {', '.join(DTYPES)}, found {dtype!r}")
+        raise InvalidArgumentError(
+            f"widen_rows: dtype must be one of {', '.join(DTYPES)}, found {dtype!r}"
+        )
     if out.ndim != 2 or out.dtype != np.float32 or not out.flags.c_contiguous:
         raise InvalidArgumentError(
-            f"out must be a C-contiguous (n, dim) array of float32, found {out.dtype} {out.shape}"
+            "widen_rows: out must be a C-contiguous (n, dim) array of float32, found "
+            f"{out.dtype} {out.shape}"
         )
     content = np.frombuffer(stored, np.uint8)
     arguments = Widen(

@@ -1,6 +1,6 @@
-"""The manifest of a serving snapshot, written and read. ``docs/format/packed.md`` has its fields.
+"""Reads and writes the manifest of a serving snapshot. ``docs/format/packed.md`` describes its fields.
 
-The C library reads it for itself; this is for those who write, fetch or describe snapshots.
+The C library has a separate reader; this module is for writing, copying and describing snapshots.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TAIL = re.compile(rb'\n "hash": "([0-9a-f]{32})"\n}\n\Z')
 
 _Count = Annotated[int, Field(ge=0, le=2**62)]
 _Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
-# No path: no separator, no leading dot.
+# Not a path: it contains no separator and no leading dot.
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,254}$")]
 _Dtype = Literal["fp32", "fp16", "bf16", "int8", "int4"]
 
@@ -48,14 +48,14 @@ class _Entry(BaseModel):
 
 
 class ServingBase(_Entry):
-    """Another snapshot: its name, and the hash of its manifest."""
+    """Another snapshot: its name and the hash of its manifest."""
 
     name: _Name
     hash: _Hash
 
 
 class InitialValueSpec(_Entry):
-    """An initializer: its kind, and the two numbers that make its values."""
+    """An initializer: its kind and its two parameters."""
 
     kind: str
     first: float
@@ -66,12 +66,12 @@ class ServingTable(_Entry):
     """A table.
 
     Attributes:
-        name: of the table.
-        dim: elements of an embedding.
-        dtype: how rows are stored.
-        trained_dtype: of the embeddings in training, which initial values are rounded to.
-        seed: of initial values.
-        initializer: of initial values.
+        name: name of the table.
+        dim: number of elements of an embedding.
+        dtype: dtype of stored rows.
+        trained_dtype: dtype of embeddings in training, to which initial values are rounded.
+        seed: seed of initial values.
+        initializer: initializer of initial values.
     """
 
     name: _Name
@@ -83,7 +83,7 @@ class ServingTable(_Entry):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a stored row, its scale and bias included."""
+        """Size of a stored row in bytes, including its scale and bias."""
         elements = {"fp32": 4 * self.dim, "int8": self.dim + 4, "int4": (self.dim + 1) // 2 + 4}
         return elements.get(self.dtype, 2 * self.dim)
 
@@ -92,12 +92,12 @@ class ServingFile(_Entry):
     """A data file.
 
     Attributes:
-        name: in the snapshot's folder.
+        name: name in the snapshot's folder.
         kind: ``rows`` and ``erased`` are mapped; ``existing`` and ``changed`` are Bloom filters.
-        table: whose keys it has.
-        partitions: half-open range that its keys are of.
-        num_keys: rows, erased keys, or keys added to a filter.
-        size_bytes: of the file.
+        table: name of the table of its keys.
+        partitions: half-open range of partitions that contain its keys.
+        num_keys: number of rows, of erased keys, or of keys that were added to a filter.
+        size_bytes: size of the file.
         hash: xxh3-128 of the file.
     """
 
@@ -112,19 +112,21 @@ class ServingFile(_Entry):
     @model_validator(mode="after")
     def _check(self) -> ServingFile:
         if not 0 <= self.partitions[0] < self.partitions[1] <= 4096:
-            raise ValueError(f"file {self.name!r} has no legal range of partitions")
+            raise ValueError(
+                f"file {self.name!r} has partitions {self.partitions}, expected a range in 0 to 4096"
+            )
         return self
 
 
 class ServingManifest(_Entry):
-    """All that a committed serving snapshot holds.
+    """Contents of a committed serving snapshot.
 
     Attributes:
-        step: of training whose rows these are.
-        published: when it was written, in seconds since 1970.
-        source: the snapshot of training that it was made of.
-        base: of a delta: the serving snapshot in the same folder that it is over.
-        tables: of a delta too, all of them.
+        step: training step of the rows.
+        published: time of writing, in seconds since 1970.
+        source: the training snapshot that it was written from.
+        base: for a delta, the serving snapshot in the same folder that it is based on.
+        tables: all tables, also in a delta.
         files: the data files.
     """
 
@@ -140,7 +142,7 @@ class ServingManifest(_Entry):
 
     @property
     def hash(self) -> str:
-        """The identity of the snapshot: the hash of the manifest's text."""
+        """Hash of the manifest's text, which identifies the snapshot."""
         return self._hash
 
     @property
@@ -149,12 +151,12 @@ class ServingManifest(_Entry):
 
 
 def text_hash(data: bytes) -> str:
-    """xxh3-128, 32 hexadecimal digits."""
+    """Returns xxh3-128 as 32 hexadecimal digits."""
     return xxhash.xxh3_128_hexdigest(data)
 
 
 def encode_manifest(manifest: ServingManifest) -> bytes:
-    """The file: a line for each table and file, its hash at the end."""
+    """Returns the text of the manifest: one line per table and file, and its hash at the end."""
     plain = manifest.model_dump(mode="json")
     lines = ["{"]
     for name, value in plain.items():
@@ -168,23 +170,23 @@ def encode_manifest(manifest: ServingManifest) -> bytes:
 
 
 def decode_manifest(text: bytes) -> ServingManifest:
-    """Reads the text of `encode_manifest`.
+    """Parses the result of `encode_manifest`.
 
     Raises:
-        ValueError: damaged, or not such a file; the text says why.
+        ValueError: the text is damaged or is not a manifest. The message contains the reason.
     """
     tail = _TAIL.search(text, max(0, len(text) - 64))
     if tail is None:
-        raise ValueError("it does not end with its hash: cut off, or no manifest")
+        raise ValueError("it does not end with its hash, so it is truncated or not a manifest")
     found, expected = text_hash(text[: tail.start()]), tail[1].decode()
     if found != expected:
-        raise ValueError(f"its bytes hash to {found}, it says {expected}")
+        raise ValueError(f"its text has the hash {found}, expected {expected}")
     try:
         plain: Any = json.loads(text.decode())
     except RecursionError:
         raise ValueError("the JSON is nested too deeply") from None
     if not isinstance(plain, dict) or plain.get("format") != FORMAT:
-        raise ValueError("it is no manifest of a serving snapshot")
+        raise ValueError("it is not the manifest of a serving snapshot")
     plain.pop("hash", None)
     try:
         manifest = ServingManifest.model_validate(plain)
@@ -197,11 +199,11 @@ def decode_manifest(text: bytes) -> ServingManifest:
 
 
 def read_manifest_text(url: str | os.PathLike[str]) -> bytes:
-    """The text of the manifest of a serving snapshot, on any file system.
+    """Returns the text of the manifest of a serving snapshot on any file system.
 
     Raises:
-        SnapshotError: there is none.
-        SnapshotDamagedError: it is no file, or too long.
+        SnapshotError: the serving snapshot does not exist.
+        SnapshotDamagedError: the manifest is not a file, or is too long.
         SnapshotIOError: the file system failed.
     """
     place, name = locate(url)
@@ -227,11 +229,11 @@ def read_manifest_text(url: str | os.PathLike[str]) -> bytes:
 
 
 def read_manifest(url: str | os.PathLike[str]) -> ServingManifest:
-    """Reads the manifest of a serving snapshot, on any file system.
+    """Reads the manifest of a serving snapshot on any file system.
 
     Raises:
-        SnapshotError: there is none.
-        SnapshotDamagedError: it is damaged.
+        SnapshotError: the serving snapshot does not exist.
+        SnapshotDamagedError: the manifest is damaged.
         SnapshotIOError: the file system failed.
     """
     try:

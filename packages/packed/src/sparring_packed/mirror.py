@@ -1,8 +1,8 @@
-"""Local copies of the serving snapshots of a folder on another file system, so that they can be mapped.
+"""Local copies of serving snapshots on another file system, so that they can be mapped.
 
     list ──► manifests of new ones ──► files of our partitions ──► hashes ──► rename ──► remove old ones
 
-fsspec moves the bytes. A copy is whole or invisible, as its original is.
+fsspec transfers the files. A copy is complete or invisible, like the original.
 """
 
 from __future__ import annotations
@@ -39,20 +39,21 @@ _RETRY_SECONDS = 60.0
 
 
 class Mirror:
-    """Copies of the newest serving snapshots at a URL, and of what they are over.
+    """Copies of the newest serving snapshots at a URL and of their bases.
 
-    Processes of a machine may share the folder: one of them copies, the others wait for it and find
+    Processes of one machine may share the folder: one of them copies, and the others wait for it and use
     the copies.
 
     Args:
-        url: of a folder of serving snapshots, or of one.
-        cache: a local folder for copies; it is made. Each URL and range of partitions has its own in it.
-        partitions: half-open range whose files are copied.
-        keep: copies that stay, the newest, with all that they are over.
+        url: URL of a folder of serving snapshots, or of a single one.
+        cache: a local folder for copies, which is created. It contains a folder per URL and range of
+            partitions.
+        partitions: half-open range of partitions whose files are copied.
+        keep: number of newest copies that are kept, with their bases.
 
     Raises:
         SnapshotError: there is no serving snapshot, or it is damaged.
-        SnapshotIOError: the file system failed, and there is no copy from before.
+        SnapshotIOError: the file system failed, and there is no earlier copy.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Mirror:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise SnapshotIOError(
-                f"copies of {self.url} cannot be kept in {self._folder}: {error.strerror}; choose "
+                f"copies of {self.url} cannot be stored in {self._folder}: {error.strerror}; choose "
                 "another cache folder",
                 url=self.url,
             ) from error
@@ -79,19 +80,19 @@ class Mirror:
         except SnapshotIOError as error:
             if not any(self._folder.glob("*/manifest.json")):
                 raise
-            _log.warning("copies from before are used: %s", error)
+            _log.warning("serving snapshots cannot be copied, using earlier copies: %s", error)
 
     @property
     def path(self) -> str:
-        """The folder of copies, or the copy of the one that was asked for."""
+        """The folder of copies, or the copy of the requested serving snapshot."""
         return str(self._folder if self._only is None else self._folder / self._only)
 
     def refresh(self) -> None:
-        """Copies what is newer.
+        """Copies newer serving snapshots.
 
         Raises:
-            SnapshotDamagedError: bytes came that are not those of the manifest; no copy is made of
-                them, and the next attempt is a minute later.
+            SnapshotDamagedError: the transferred files differ from the manifest. They are discarded, and
+                the next attempt is a minute later.
             SnapshotIOError: the file system failed; nothing changed.
         """
         with self._lock_cache():
@@ -99,7 +100,7 @@ class Mirror:
             if not manifests:
                 return
             wanted = self._only or max(manifests, key=lambda name: (manifests[name].step, name))
-            # What a delta is over comes first.
+            # The base of a delta is copied first.
             for name in reversed(_chain(wanted, manifests)):
                 if not (self._folder / name).exists():
                     self._copy(name, manifests[name])
@@ -112,7 +113,7 @@ class Mirror:
             yield
 
     def _list_manifests(self) -> Mapping[str, ServingManifest]:
-        """Manifests at the URL, by name; each is read once, since none is written twice."""
+        """Returns the manifests at the URL by name. Each is read once, because they do not change."""
         root = self.url if self._only is None else self.url.rpartition("/")[0]
         try:
             names = set(open_root(root).names())
@@ -120,7 +121,8 @@ class Mirror:
             names = set()
         except OSError as error:
             raise SnapshotIOError(
-                f"{root}: cannot be listed: {error}; see that its file system can be reached",
+                f"{root}: serving snapshots cannot be listed: {error}; check that the file system is "
+                "reachable",
                 url=root,
             ) from error
         known = {name: each for name, each in self._manifests.items() if name in names}
@@ -135,7 +137,7 @@ class Mirror:
             except ValueError as error:
                 damage[name] = str(error)
         self._manifests = known
-        # The step of one whose manifest is damaged is not known: it is newer if its name comes later.
+        # The step of a damaged manifest is unknown: it is considered newer if its name is greater.
         if damage and max(damage) > max(known, default=""):
             name = max(damage)
             raise SnapshotDamagedError(
@@ -170,8 +172,8 @@ class Mirror:
             raise
         except OSError as error:
             raise SnapshotIOError(
-                f"serving snapshot {url} cannot be copied to {self._folder}: {error}; see that there "
-                "is room, and that the file system can be reached",
+                f"serving snapshot {url} cannot be copied to {self._folder}: {error}; check the free "
+                "space, and that the file system is reachable",
                 url=url,
             ) from error
         finally:
@@ -182,7 +184,7 @@ class Mirror:
         return file.partitions[0] < end and begin < file.partitions[1]
 
     def _remove_old(self) -> None:
-        """Removes copies that are no longer kept, and what a process that was killed left behind."""
+        """Removes copies that are no longer kept, and temporary folders of killed processes."""
         copies = {}
         for path in self._folder.iterdir():
             if path.is_dir() and path.name.startswith("."):
@@ -194,25 +196,26 @@ class Mirror:
             newest.append(self._only)
         kept = {each for name in newest for each in _chain(name, copies)}
         for name in copies.keys() - kept:
-            # Hidden first, so that no one sees a part of it.
+            # Renamed first, so that no process sees an incomplete copy.
             hidden = self._folder / f".{name}-{secrets.token_hex(4)}"
             (self._folder / name).rename(hidden)
             shutil.rmtree(hidden, ignore_errors=True)
 
 
 def _find_snapshot_name(url: str) -> str | None:
-    """The name of the serving snapshot at a URL; None: it is a folder of them, or nothing yet."""
+    """Returns the name of the serving snapshot at a URL, or None if it is a folder or does not exist."""
     place, name = locate(url)
     try:
         return name if place.is_committed(name) else None
     except OSError as error:
         raise SnapshotIOError(
-            f"{url}: cannot be read: {error}; see that its file system can be reached", url=url
+            f"serving snapshot {url} cannot be read: {error}; check that its file system is reachable",
+            url=url,
         ) from error
 
 
 def _chain(name: str, manifests: Mapping[str, ServingManifest]) -> list[str]:
-    """A serving snapshot and those that it is over, as far as there are any."""
+    """Returns the names of a serving snapshot and its bases, as far as they exist."""
     chain: list[str] = []
     while name in manifests and name not in chain:
         chain.append(name)
@@ -229,7 +232,7 @@ def _download(url: str, names: list[str], folder: Path) -> None:
         system.get([f"{path}/{name}" for name in names], [str(folder / name) for name in names])
     except OSError:
         raise
-    except Exception as error:  # of whatever client it is
+    except Exception as error:  # exceptions of the file system's client
         raise OSError(f"{type(error).__name__}: {error}") from error
 
 
@@ -241,9 +244,9 @@ def _check(url: str, path: Path, expected: ServingFile) -> None:
             size += len(piece)
     if (size, hashed.hexdigest()) != (expected.size_bytes, expected.hash):
         raise SnapshotDamagedError(
-            f"serving snapshot {url}: {expected.name} came with {size:,} bytes that hash to "
-            f"{hashed.hexdigest()}, its manifest says {expected.size_bytes:,} and {expected.hash}; "
-            "publish it again",
+            f"serving snapshot {url}: {expected.name} was copied with {size:,} bytes and the hash "
+            f"{hashed.hexdigest()}, expected {expected.size_bytes:,} bytes and {expected.hash} as in its "
+            "manifest; publish it again",
             url=url,
             file=expected.name,
             offset=0,

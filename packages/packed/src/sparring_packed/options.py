@@ -1,4 +1,4 @@
-"""The options of the ``packed`` storage."""
+"""Options of the ``packed`` storage."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def _text(given: Any) -> Any:
 
 
 class PackedOptions(Options):
-    """Which serving snapshot rows are read from."""
+    """Selects the serving snapshot from which rows are read."""
 
     path: Annotated[str, BeforeValidator(_text)]
-    """A serving snapshot, or a folder of them, of which the newest is taken: a path, or a URL of
-    fsspec, with `cache`. Storages of one process that name the same path map its files once each;
-    their pages are shared all the same."""
+    """A serving snapshot, or a folder of serving snapshots, of which the newest is used: a path, or a URL
+    of fsspec with `cache`. Each storage of a process maps the files separately, but they share memory
+    pages."""
     cache: Path | None = None
-    """A local folder for copies of what is on another file system; processes may share it."""
+    """A local folder for copies from another file system. Processes may share it."""
     verify: Literal["all", "open"] = "all"
-    """``all``: every byte is hashed before the first answer. ``open``: manifest, sizes and headers
-    alone, in a time that does not depend on the size."""
+    """``all`` hashes every byte before the first lookup. ``open`` checks only the manifest, sizes and
+    headers, in a time that does not depend on the size."""

@@ -1,4 +1,4 @@
-"""Plugin of sparring-packed. Importing it loads no native library."""
+"""Plugin of sparring-packed. Importing it does not load the native library."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def sparring_register_storage() -> Sequence[StorageDescriptor]:
         StorageDescriptor(
             name="packed",
             api_version=(1, 0),
-            summary="A serving snapshot, mapped: read only, shared by processes, any dtype.",
+            summary="A serving snapshot, mapped: read-only, shared by processes, any dtype.",
             options=PackedOptions,
             factory=_open,
             found=_found,

@@ -41,7 +41,8 @@ class ProgramLibrary:
     """The functions of ``sparring_program.h``.
 
     Args:
-        library: the shared library that contains the functions; None opens that of this package.
+        library: path of the shared library that contains the functions. Defaults to the library of this
+            package.
     """
 
     def __init__(self, library: str | os.PathLike[str] | None = None) -> None:
@@ -57,7 +58,7 @@ class ProgramLibrary:
         return bool(is_changed.value)
 
     def version(self, bundle: Path) -> tuple[str, int]:
-        """Hash of the manifest, and step."""
+        """Returns the hash of the manifest and the step."""
         digest, step = ctypes.create_string_buffer(33), ctypes.c_int64()
         self._call("version", os.fsencode(bundle), digest, ctypes.byref(step))
         return digest.value.decode(), step.value
@@ -66,7 +67,7 @@ class ProgramLibrary:
         self._call("release", os.fsencode(bundle))
 
     def describe(self, served: str) -> tuple[str, dict[str, int]]:
-        """Hash of the newest version, and table → dim."""
+        """Returns the hash of the newest version, and table → dim."""
         text = ctypes.create_string_buffer(1 << 20)
         self._call("describe", os.fsencode(served), text, ctypes.c_uint64(len(text)))
         digest, *lines = text.value.decode().splitlines()
@@ -79,19 +80,19 @@ class ProgramLibrary:
 
 
 class Program(Closable):
-    """An exported program, and the tables that it reads; `load_program` of an adapter makes it.
+    """An exported program with its tables. The `load_program` function of an adapter creates it.
 
-    Called with the inputs of the model, it returns what the model returns.
+    It is called with the inputs of the model, and returns the outputs of the model.
 
     Args:
         bundle: the folder that `export_program` wrote.
-        served: a serving snapshot, or a folder of them, of which the newest is taken.
-        framework: whose program it must be, as ``torch``.
-        library: the functions of ``sparring_program.h``, for the operators of that folder.
-        load: loads what the framework saved in that folder; what it returns is called with the inputs.
+        served: a serving snapshot, or a folder of serving snapshots, of which the newest is used.
+        framework: framework of the program, for example ``torch``.
+        library: returns the functions of ``sparring_program.h`` for the operators in the bundle.
+        load: loads the framework's part of the bundle, and returns a function of the inputs.
 
     Raises:
-        InvalidArgumentError: there is no bundle, it is another framework's, or a file is damaged.
+        InvalidArgumentError: there is no bundle, it belongs to another framework, or a file is damaged.
         ProgramError: the program was exported for other tables, or for another version of them.
     """
 
@@ -118,31 +119,31 @@ class Program(Closable):
 
     @property
     def version(self) -> tuple[str, int]:
-        """Hash of the manifest of the tables that are read, and their step of training."""
+        """Hash of the manifest of the current tables, and their training step."""
         return self._library.version(self._bundle)
 
     def refresh(self) -> bool:
-        """Takes the newest version of the tables; returns whether there was one.
+        """Loads the newest version of the tables, and returns whether it is newer than the current one.
 
         Raises:
-            ProgramError: the program is bound to one version, or the new one is refused. The one
-                before is read on.
+            ProgramError: the program is bound to one version, or the new version is invalid. The
+                current version remains in use.
         """
         return self._library.refresh(self._bundle)
 
     def close(self) -> None:
-        """Closes the tables; the program cannot be called any more."""
+        """Closes the tables. The program cannot be called afterwards."""
         self._library.release(self._bundle)
 
 
 class ProgramBinding:
-    """Binding of a new program to a version of its tables. `program_binding` makes it.
+    """Binds a new program to a version of its tables; see `program_binding`.
 
     Args:
-        folder: of the bundle.
+        folder: folder of the bundle.
         digest: hash of the manifest of the serving snapshot.
-        dims: table → dim, of the tables that the program looks up in.
-        follow: later versions may be read, too.
+        dims: table → dim, for the tables that the program looks up in.
+        follow: whether the program may also read later versions.
     """
 
     def __init__(self, folder: Path, digest: str, dims: Mapping[str, int], follow: bool) -> None:
@@ -157,16 +158,16 @@ def program_binding(
     served: str | os.PathLike[str],
     follow: bool,
 ) -> ProgramBinding:
-    """Binding of a new program to a serving snapshot that has all of its tables.
+    """Creates the binding of a new program to a serving snapshot with all of its tables.
 
     Raises:
-        InvalidArgumentError: the bundle exists; a table is missing, or has another dim.
+        InvalidArgumentError: the bundle exists, or a table is missing or has another dim.
         ProgramError: there is no serving snapshot.
     """
     folder = Path(bundle).absolute()
     if folder.exists():
         raise InvalidArgumentError(
-            f"{folder} exists; name a folder that does not, or remove that one first"
+            f"export_program: {folder} exists; choose another folder, or remove it first"
         )
     digest, tables = library.describe(os.fspath(served))
     for name, dim in dims.items():
@@ -175,8 +176,8 @@ def program_binding(
                 f"dim {tables[name]}" if name in tables else f"tables {', '.join(sorted(tables))}"
             )
             raise InvalidArgumentError(
-                f"the model looks up in table {name!r} of dim {dim}, and {served} has {found}; "
-                "publish a snapshot of this model",
+                f"export_program: the model looks up in table {name!r} of dim {dim}, but {served} has "
+                f"{found}; publish a snapshot of this model",
                 table=name,
             )
     return ProgramBinding(folder, digest, dims, follow)
@@ -184,12 +185,12 @@ def program_binding(
 
 @contextmanager
 def new_bundle(binding: ProgramBinding, framework: str, operators: Path) -> Iterator[Path]:
-    """Folder for the block to put a program into, which is then the bundle, whole or not at all.
+    """Yields a folder to write a program to, which atomically becomes the bundle after the block.
 
     Args:
-        binding: of the program.
-        framework: and its release, for people.
-        operators: library of the operators of the program.
+        binding: binding of the program.
+        framework: name and release of the framework.
+        operators: path of the library with the operators of the program.
     """
     folder = binding.folder
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -224,22 +225,22 @@ def new_bundle(binding: ProgramBinding, framework: str, operators: Path) -> Iter
 
 
 def _read_bundle(folder: Path, framework: str) -> Mapping[str, Any]:
-    """Description of a bundle, with which its files are compared.
+    """Reads the description of a bundle, and verifies its files.
 
     Args:
-        folder: of the bundle.
-        framework: whose program it must be, as ``torch``.
+        folder: folder of the bundle.
+        framework: expected framework of the program, for example ``torch``.
 
     Raises:
-        InvalidArgumentError: there is no bundle, it is another framework's, or a file is damaged.
+        InvalidArgumentError: there is no bundle, it belongs to another framework, or a file is damaged.
     """
     try:
         description: dict[str, Any] = json.loads((folder / _DESCRIPTION).read_bytes())
         found, made_by = description["format"], description["framework"].split()[0]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise InvalidArgumentError(
-            f"no bundle of a program at {folder} ({type(error).__name__}: {error}); name the folder that "
-            "export_program wrote"
+            f"there is no bundle of a program at {folder} ({type(error).__name__}: {error}); pass the "
+            "folder that export_program wrote"
         ) from None
     if found != _FORMAT:
         raise InvalidArgumentError(
@@ -248,15 +249,15 @@ def _read_bundle(folder: Path, framework: str) -> Mapping[str, Any]:
         )
     if made_by != framework:
         raise InvalidArgumentError(
-            f"the bundle {folder} has a program of {made_by}, and {framework} was to load it; "
-            f"name a bundle of {framework}"
+            f"the bundle {folder} contains a program of {made_by}, expected {framework}; "
+            f"load it with {made_by}, or pass a bundle of {framework}"
         )
     _check_files(folder)
     return description
 
 
 def write_file_list(folder: Path) -> None:
-    """Writes the hash of each file of a bundle, as ``sparring_program.h`` describes it."""
+    """Writes the hash of each file of a bundle; ``sparring_program.h`` describes the format."""
     paths = sorted(each for each in folder.rglob("*") if each.is_file() and each.name != _FILES)
     lines = "".join(
         f"{xxhash.xxh3_64_hexdigest(each.read_bytes())} {each.relative_to(folder)}\n"
@@ -268,7 +269,7 @@ def write_file_list(folder: Path) -> None:
 
 
 def _check_files(folder: Path) -> None:
-    """Compares the files of a bundle with their hashes, before a library in it is loaded.
+    """Compares the files of a bundle with their hashes before a library in it is loaded.
 
     `sparring_program_bind` does the same for programs without Python.
 
@@ -283,7 +284,7 @@ def _check_files(folder: Path) -> None:
 
 
 def _read_checked(path: Path, digest: str | None) -> bytes:
-    """The bytes of a file whose hash is `digest`; None: the list, whose header has its hash."""
+    """Returns the content of a file after checking its hash. The list (None) contains its own hash."""
     try:
         content = path.read_bytes()
     except OSError:

@@ -1,4 +1,4 @@
-"""A table of a serving snapshot as a storage: it is found and scanned, and never written."""
+"""A table of a serving snapshot as a read-only storage."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 class PackedStorage(Storage):
-    """Rows of one table, of the newest version that `refresh` took.
+    """Rows of one table in the newest version that `refresh` loaded.
 
     Args:
-        table: as it was trained, without an optimizer's state: embeddings are all that there is.
-        options: which serving snapshot.
+        table: the table as it was trained, without optimizer state, because only embeddings are stored.
+        options: selects the serving snapshot.
 
     Raises:
-        InvalidArgumentError: the table is another one than in the serving snapshot.
-        UnknownTableError: it has no such table.
+        InvalidArgumentError: the table differs from the table in the serving snapshot.
+        UnknownTableError: the serving snapshot has no such table.
         SnapshotError: there is no serving snapshot, or it is damaged.
     """
 
@@ -53,7 +53,7 @@ class PackedStorage(Storage):
             raise
 
     def refresh(self) -> bool:
-        """Takes a newer version, as `PackedTables.refresh`; returns whether there was one."""
+        """Loads a newer version; see `PackedTables.refresh`. Returns whether there was one."""
         self._check_open()
         return self._tables.refresh()
 
@@ -78,7 +78,7 @@ class PackedStorage(Storage):
     def _size_impl(self) -> int:
         if self._tables.num_layers == 1:
             return self._tables.tables[self.table.name].num_rows
-        # Of a chain the layers know bounds only.
+        # For a chain of deltas, the layers only provide upper bounds.
         return sum(len(keys) for keys, _ in self._tables.scan(self.table.name))
 
     def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
@@ -96,7 +96,7 @@ class PackedStorage(Storage):
     def _refuse(self, operation: str) -> NoReturn:
         raise UnsupportedError(
             f"{operation} on table {self.table.name!r}: {self._tables.url} is a serving snapshot, which "
-            "is never written; train with another storage, save, and publish a newer one",
+            "is read-only; train with another storage, save, and publish a newer one",
             table=self.table.name,
             operation=operation,
         )
@@ -109,22 +109,22 @@ class PackedStorage(Storage):
             return
         if table.state_width or table.state_method:
             raise InvalidArgumentError(
-                f"table {table.name!r}: a serving snapshot is never written, and has no state of an "
-                f"optimizer; asked was for {table.row_label!r}. Freeze its module and give the optimizer "
-                "the others alone; or train with another storage, save, and publish",
+                f"table {table.name!r}: a serving snapshot is read-only and has no optimizer state, but "
+                f"{table.row_label!r} was requested. Freeze its module and pass only the other modules "
+                "to the optimizer; or train with another storage, save, and publish",
                 table=table.name,
             )
         if (found.dim, _DTYPES[found.trained_dtype]) != (table.dim, table.dtype):
             raise InvalidArgumentError(
-                f"table {table.name!r} is declared as {table.dtype} x {table.dim}, the serving "
+                f"table {table.name!r} is declared as {table.dtype} x {table.dim}, but the serving "
                 f"snapshot {self._tables.url} was trained as {_DTYPES[found.trained_dtype]} x "
-                f"{found.dim}; declare it so",
+                f"{found.dim}; declare it like the snapshot",
                 table=table.name,
             )
 
 
 def found_table(table: TableConfig, options: PackedOptions) -> TableConfig | None:
-    """The table whose rows a serving snapshot has; None where there is none."""
+    """Returns the table whose rows are in a serving snapshot, or None if there is none."""
     try:
         with PackedTables(options.path, verify="open", cache=options.cache) as tables:
             return table.with_state(0) if table.name in tables.tables else None

@@ -1,6 +1,6 @@
-"""Tables of a serving snapshot, mapped: lookups, sums, and newer versions while they go on.
+"""Mapped tables of a serving snapshot: lookups, pooling, and concurrent refresh to newer versions.
 
-Longer than other files, because one class is the whole of what a reader calls.
+Longer than other files, because one class contains the whole interface of a reader.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Mode = Literal["sum", "mean"]
 
 Floats = npt.NDArray[np.float32]
 Stored = npt.NDArray[Any]
-"""``(n, dim)`` float32, or ``(n, row_bytes)`` uint8 where stored rows were asked for."""
+"""``(n, dim)`` float32, or ``(n, row_bytes)`` uint8 if stored rows were requested."""
 
 _VERIFY = {"all": 0, "open": 1}
 _MISSING = {"initial": 0, "zeros": 1}
@@ -50,12 +50,12 @@ _ROW_DTYPES = {"fp32": 0, "stored": native.STORED}
 
 @dataclass(frozen=True, slots=True)
 class PackedVersion:
-    """The version that answered: the hash of its manifest is its name.
+    """The version that a reply is from, identified by the hash of its manifest.
 
     Args:
-        hash: of the manifest, 32 hexadecimal digits.
-        step: of training whose rows these are.
-        published: when it was written, in seconds since 1970.
+        hash: hash of the manifest, 32 hexadecimal digits.
+        step: training step of the rows.
+        published: time of writing, in seconds since 1970.
     """
 
     hash: str
@@ -64,22 +64,22 @@ class PackedVersion:
 
     @property
     def age_seconds(self) -> float:
-        """Seconds since it was written."""
+        """Age of the version in seconds."""
         return max(0.0, time.time() - self.published)
 
 
 @dataclass(frozen=True, slots=True)
 class PackedTable:
-    """One table.
+    """Description of a table.
 
     Args:
-        name: of the table.
-        number: by which the C library knows it.
-        dim: elements of an embedding.
-        dtype: how rows are stored: ``fp32``, ``fp16``, ``bf16``, ``int8`` or ``int4``.
-        trained_dtype: of the embeddings in training: ``fp32``, ``fp16`` or ``bf16``.
-        row_bytes: of a stored row, its scale and bias included.
-        num_rows: ids that have a row; of a chain of deltas a bound.
+        name: name of the table.
+        number: number of the table in the C library.
+        dim: number of elements of an embedding.
+        dtype: dtype of stored rows: ``fp32``, ``fp16``, ``bf16``, ``int8`` or ``int4``.
+        trained_dtype: dtype of embeddings in training: ``fp32``, ``fp16`` or ``bf16``.
+        row_bytes: size of a stored row, including its scale and bias.
+        num_rows: number of ids that have a row; an upper bound for a chain of deltas.
     """
 
     name: str
@@ -93,12 +93,12 @@ class PackedTable:
 
 @dataclass(frozen=True, slots=True)
 class PullResult:
-    """Rows of one version over all tables of a call.
+    """Rows of several tables, all of one version.
 
     Args:
-        rows: table → ``(n, dim)`` float32, or ``(n, row_bytes)`` uint8 of stored rows.
-        found: table → ``(n,)``: whether an id has a row; the others have initial values or zeros.
-        version: that answered.
+        rows: table → ``(n, dim)`` float32, or ``(n, row_bytes)`` uint8 for stored rows.
+        found: table → ``(n,)``, whether an id has a row. Other ids have initial values or zeros.
+        version: version of the rows.
     """
 
     rows: Mapping[str, Stored]
@@ -106,7 +106,7 @@ class PullResult:
     version: PackedVersion
 
 
-def open(  # noqa: A001 - it is read as sparring_packed.open
+def open(  # noqa: A001 - used as sparring_packed.open
     url: str | os.PathLike[str],
     *,
     verify: Verify = "all",
@@ -117,20 +117,20 @@ def open(  # noqa: A001 - it is read as sparring_packed.open
     """Maps a serving snapshot.
 
     Args:
-        url: of a serving snapshot, or of a folder of them, of which the newest is taken: a path, or
-            any URL of fsspec.
-        verify: ``all``: every byte is hashed before the first answer. ``open``: manifest, sizes and
-            headers are checked, in a time that does not depend on the size; `PackedTables.verify`
-            hashes the rest. Damage that was not looked for gives wrong numbers, never a crash.
-        keep_versions: how many versions a call may name, 1 to 8.
-        partitions: half-open range of the 4,096 partitions of ids that are asked for; None: all.
-        cache: a local folder for copies, where `url` is on another file system: files are copied and
-            hashed before they are mapped. Processes may share it.
+        url: a path or any URL of fsspec, of a serving snapshot or of a folder of serving snapshots, of
+            which the newest is used.
+        verify: ``all`` hashes every byte before the first lookup. ``open`` checks the manifest, sizes and
+            headers, in a time that does not depend on the size; `PackedTables.verify` hashes the rest.
+            Undetected damage causes wrong values, but never a crash.
+        keep_versions: number of versions that a call may request, 1 to 8.
+        partitions: half-open range of the 4,096 partitions of ids to look up. Defaults to all.
+        cache: a local folder for copies if `url` is on another file system: files are copied and hashed
+            before they are mapped. Processes may share it.
 
     Raises:
-        InvalidArgumentError: an argument out of range; a URL without `cache`.
-        SnapshotDamagedError: damage, with the file.
-        SnapshotIOError: there is none, or the file system failed.
+        InvalidArgumentError: an argument is out of range, or a URL was given without `cache`.
+        SnapshotDamagedError: the snapshot is damaged; the message contains the file.
+        SnapshotIOError: there is no snapshot, or the file system failed.
     """
     return PackedTables(
         url, verify=verify, keep_versions=keep_versions, partitions=partitions, cache=cache
@@ -146,14 +146,14 @@ class ScannedRows:
     rows: Floats
     """``(n, dim)`` float32"""
     cursor: tuple[int, int] | None
-    """Where the next chunk begins; None: there is none."""
+    """Start of the next chunk, or None after the last chunk."""
 
 
 class PackedTables(Closable):
-    """Opened tables. Made by `open`; any number of threads may use them.
+    """Mapped tables, created by `open`. Any number of threads may use them.
 
-    Each call is answered by one version. `refresh` puts a newer one in place while calls go on, and
-    those under way end on theirs.
+    Each call returns rows of a single version. `refresh` replaces the version while other calls are in
+    progress, and these complete with the version that they started with.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class PackedTables(Closable):
             self._mirror = Mirror(os.fspath(url), Path(cache), self.partitions, keep_versions)
         self.url = _local_path(url if self._mirror is None else self._mirror.path)
         self.warmed_up: WarmUpResult | None = None
-        """Of the newest version, if it was warmed up."""
+        """Result of the warm-up of the newest version, if there was one."""
         begin, end = partitions or (0, 0)
         arguments = native.Open(
             path=os.fsencode(self.url),
@@ -191,11 +191,11 @@ class PackedTables(Closable):
         self._tables = tuple(self._describe_table(number) for number in range(described.num_tables))
         self._numbers = {table.name: table.number for table in self._tables}
 
-    # -- what is open ---------------------------------------------------------
+    # -- properties -----------------------------------------------------------
 
     @property
     def tables(self) -> Mapping[str, PackedTable]:
-        """Name → table, of the newest version."""
+        """Name → table of the newest version."""
         return MappingProxyType(
             {table.name: self._describe_table(table.number) for table in self._tables}
         )
@@ -207,22 +207,22 @@ class PackedTables(Closable):
 
     @property
     def versions(self) -> Sequence[PackedVersion]:
-        """The versions that a call may name, newest first."""
+        """The versions that a call may request, newest first."""
         return [_to_version(each) for each in self._all_versions()]
 
     @property
     def num_layers(self) -> int:
-        """Snapshots of which the newest version is made: deltas, and the full one below them."""
+        """Number of snapshots that the newest version consists of: deltas and the full one."""
         return int(self._all_versions()[0].num_layers)
 
     @property
     def mapped_bytes(self) -> int:
-        """Bytes of the mapped files of the newest version. Processes share their pages."""
+        """Size of the mapped files of the newest version. Processes share their memory pages."""
         return int(self._all_versions()[0].mapped_bytes)
 
     @property
     def snapshot_url(self) -> str:
-        """The serving snapshot of the newest version.
+        """Path of the serving snapshot of the newest version.
 
         Raises:
             SnapshotIOError: its folder was removed; the rows are still mapped.
@@ -233,35 +233,41 @@ class PackedTables(Closable):
             if at.is_dir():
                 return str(at)
         raise SnapshotIOError(
-            f"serving snapshot {name} was opened in {self.url}, and its folder is not there any more; "
-            "open the newest one again",
+            f"serving snapshot {name} was opened in {self.url}, but its folder no longer exists; "
+            "open the newest one",
             url=self.url,
         )
 
     # -- reading ----------------------------------------------------------------
 
     def lookup(self, table: str, ids: npt.ArrayLike, *, out: Floats | None = None) -> Floats:
-        """Embeddings of ids, as a lookup of training gives them: initial values where there is none.
+        """Looks up the embeddings of ids. As in training, an id without a row has its initial value.
 
         Args:
-            table: its name.
-            ids: ``(n,)`` integers, in any order; they may repeat.
-            out: ``(n, dim)`` float32, C-contiguous, to fill.
+            table: name of the table.
+            ids: ``(n,)`` integers in any order, possibly repeated.
+            out: ``(n, dim)`` float32, C-contiguous, receives the result.
 
         Returns:
             ``(n, dim)`` float32.
 
         Raises:
-            UnknownTableError: no such table.
-            InvalidArgumentError: an argument is not as it should be.
+            UnknownTableError: there is no such table.
+            InvalidArgumentError: an argument is invalid.
             SnapshotDamagedError: a directory is damaged.
-            ClosedError: it was closed.
+            ClosedError: the tables were closed.
+
+        Example:
+            Look up two embeddings::
+
+                with sparring_packed.open("served") as tables:
+                    rows = tables.lookup("item", [7, -1])
         """
         rows, _, _ = self._look_up(table, ids, "initial", out)
         return rows
 
     def find(self, table: str, ids: npt.ArrayLike) -> FindResult:
-        """Rows of ids, and whether they have one; zeros where they have none. As `lookup`."""
+        """Returns rows of ids and whether they exist. Missing rows are zeros. Raises like `lookup`."""
         rows, found, _ = self._look_up(table, ids, "zeros", None)
         return FindResult(rows, found)
 
@@ -273,17 +279,17 @@ class PackedTables(Closable):
         missing: Missing = "initial",
         version: str | None = None,
     ) -> PullResult:
-        """Rows of ids of several tables, all of one version.
+        """Returns rows of several tables, all of one version.
 
         Args:
             ids: table → ``(n,)`` integers.
-            dtype: ``fp32``; or ``stored``, the bytes of ``docs/format/packed.md``.
-            missing: what an id without a row reads as.
-            version: the hash of one of `versions`; None: the newest.
+            dtype: ``fp32``; or ``stored`` for the bytes that ``docs/format/packed.md`` describes.
+            missing: value of ids without a row.
+            version: the hash of one of `versions`. Defaults to the newest.
 
         Raises:
-            InvalidArgumentError: an argument is not as it should be; the version is not kept.
-            UnknownTableError, SnapshotDamagedError, ClosedError: as `lookup`.
+            InvalidArgumentError: an argument is invalid, or the version is no longer kept.
+            UnknownTableError, SnapshotDamagedError, ClosedError: see `lookup`.
         """
         code = _choice("dtype", dtype, _ROW_DTYPES)
         rows: dict[str, Stored] = {}
@@ -323,27 +329,27 @@ class PackedTables(Closable):
         *,
         mode: Mode = "sum",
     ) -> Floats:
-        """Sums or means of bags of ids, added up in the order of ids.
+        """Returns sums or means of the embeddings of bags, added in the order of the ids.
 
         Args:
-            table: its name.
+            table: name of the table.
             ids: ``(n,)`` integers.
             offsets: ``(b + 1,)``: bag i is ``ids[offsets[i]:offsets[i + 1]]``.
-            weights: ``(n,)``, of each id; None: all one.
-            mode: ``mean`` divides each sum by the number of ids of its bag.
+            weights: ``(n,)``, one weight per id. Defaults to 1.
+            mode: ``mean`` divides each sum by the number of ids in the bag.
 
         Returns:
             ``(b, dim)`` float32; zeros for an empty bag.
 
         Raises:
-            SparringError: as `lookup`.
+            SparringError: see `lookup`.
         """
         number = self._number(table)
         keys = _validate_ids(ids, table)
         ends = _validate_ids(offsets, table, "offsets")
         if not len(ends):
             raise InvalidArgumentError(
-                f"pool of table {table!r}: offsets must have one element more than there are bags, "
+                f"pool of table {table!r}: offsets must have one more element than there are bags, "
                 "found none"
             )
         scales = None if weights is None else np.ascontiguousarray(weights, np.float32)
@@ -369,12 +375,12 @@ class PackedTables(Closable):
     def scan(
         self, table: str, chunk_rows: int = 65_536, *, version: str | None = None
     ) -> Iterator[tuple[Keys, Floats]]:
-        """Streams all rows of a table of one version: ``(n,)`` ids and ``(n, dim)`` float32.
+        """Yields all rows of a table in one version: ``(n,)`` ids and ``(n, dim)`` float32.
 
         Args:
-            table: its name.
-            chunk_rows: the most rows of a chunk.
-            version: as `pull`. It must be kept until the end.
+            table: name of the table.
+            chunk_rows: maximum number of rows per chunk.
+            version: see `pull`. It must be kept until the end of the scan.
         """
         pinned = self.version.hash if version is None else version
         cursor: tuple[int, int] | None = (0, 0)
@@ -387,17 +393,17 @@ class PackedTables(Closable):
     def scan_chunk(
         self, table: str, cursor: tuple[int, int], chunk_rows: int, *, version: str
     ) -> ScannedRows:
-        """Some rows of a table of one version, from a cursor on.
+        """Returns the next chunk of rows of a table in one version.
 
         Args:
-            table: its name.
-            cursor: that of the chunk before; ``(0, 0)`` to begin.
-            chunk_rows: the most rows.
-            version: as `pull`.
+            table: name of the table.
+            cursor: the cursor of the previous chunk, or ``(0, 0)`` for the first chunk.
+            chunk_rows: maximum number of rows.
+            version: see `pull`.
 
         Raises:
-            InvalidArgumentError: the version is not kept, or `cursor` is none.
-            UnknownTableError, SnapshotDamagedError, ClosedError: as `lookup`.
+            InvalidArgumentError: the version is no longer kept, or `cursor` is invalid.
+            UnknownTableError, SnapshotDamagedError, ClosedError: see `lookup`.
         """
         number = self._number(table)
         ids = np.empty(chunk_rows, np.int64)
@@ -425,18 +431,18 @@ class PackedTables(Closable):
         metric: Metric = "dot",
         version: str | None = None,
     ) -> TopK:
-        """The ids of the k best rows for each query, over all rows of a table of one version.
+        """Returns the ids of the k best rows for each query, among all rows of a table in one version.
 
         Args:
-            table: its name.
+            table: name of the table.
             queries: ``(q, dim)``.
-            k: at least 1.
-            exclude: ids that each query does not want, ``(ids, offsets)``.
+            k: number of rows per query, at least 1.
+            exclude: ids to exclude for each query, ``(ids, offsets)``.
             metric: see `sparring_packed.top_k`.
-            version: as `pull`. It must be kept until the end.
+            version: see `pull`. It must be kept until the end of the call.
 
         Raises:
-            SparringError: as `lookup`, and as `sparring_packed.top_k`.
+            SparringError: see `lookup` and `sparring_packed.top_k`.
         """
         search = TopKSearch(queries, k, exclude=exclude, metric=metric)
         search.check_dim(self._tables[self._number(table)].dim, f"rows of table {table!r}")
@@ -453,24 +459,26 @@ class PackedTables(Closable):
         verify: Verify | None = None,
         warm_up: WarmUp | None = None,
     ) -> bool:
-        """Takes a newer version, of which a delta maps its own files alone.
+        """Loads a newer version. For a delta, only its own files are mapped.
 
-        Where it is refused, the version that is served is served on.
+        If the newer version is invalid, the current version remains in use.
 
         Args:
-            url: of a serving snapshot, or of a folder of them; None: as it was opened.
-            verify: as `open`, of the files that are mapped now; None: as it was opened.
-            warm_up: what to read of it before it is served; `warmed_up` then says what was. None is
-                needed where every byte is hashed: that has read it.
+            url: URL of a serving snapshot or of a folder of serving snapshots. Defaults to the URL that
+                was opened.
+            verify: as in `open`, for the newly mapped files. Defaults to the value that was passed to
+                `open`.
+            warm_up: what to read before the version is used; the result is in `warmed_up`. It is skipped
+                if every byte is hashed, because that reads all files.
 
         Returns:
-            Whether there was a newer one.
+            Whether there was a newer version.
 
         Raises:
-            InvalidArgumentError: a delta over another base, or other tables.
-            SnapshotDamagedError: damage, with the file.
-            SnapshotIOError: there is none, its base is missing, or the file system failed.
-            ClosedError: it was closed.
+            InvalidArgumentError: the version is a delta with another base, or has other tables.
+            SnapshotDamagedError: the version is damaged; the message contains the file.
+            SnapshotIOError: there is no snapshot, its base is missing, or the file system failed.
+            ClosedError: the tables were closed.
         """
         self._check_open()
         if url is None and self._mirror is not None:
@@ -490,27 +498,29 @@ class PackedTables(Closable):
         """Hashes all bytes of the newest version.
 
         Raises:
-            SnapshotDamagedError: damage, with the file.
+            SnapshotDamagedError: the version is damaged; the message contains the file.
         """
         self._call("verify", native.Verify())
 
     def existing_filter(self, table: str) -> BloomFilter | None:
-        """The filter of ids that may have a row in the newest version; None: it was written without.
+        """Returns the Bloom filter of ids that may have a row in the newest version, or None.
 
-        Erased ids may stay in it.
+        It may still contain erased ids. It is None if the snapshot was written without filters.
         """
         return read_filter(self.snapshot_url, self._tables[self._number(table)].name, "existing")
 
     def changed_filter(self, table: str) -> BloomFilter | None:
-        """The filter of ids that the newest delta changed or erased; None: it is a full one, or was
-        written without."""
+        """Returns the Bloom filter of ids that the newest delta changed or erased, or None.
+
+        It is None for a full snapshot, or if the snapshot was written without filters.
+        """
         return read_filter(self.snapshot_url, self._tables[self._number(table)].name, "changed")
 
     def close(self) -> None:
-        """Unmaps everything, once calls under way have ended. A second call does nothing."""
+        """Unmaps all files after calls in progress have completed. A second call does nothing."""
         self._handle = None
 
-    # -- inner parts -----------------------------------------------------------------
+    # -- internal -------------------------------------------------------------------
 
     def _check_open(self) -> _Handle:
         if self._handle is None:
@@ -522,15 +532,15 @@ class PackedTables(Closable):
         native.call(function, arguments, handle.pointer)
 
     def _warm(self, path: str, wanted: WarmUp) -> WarmUpResult | None:
-        """Warms the version at `path` up, if it is a newer one."""
+        """Reads parts of the version at `path` into the page cache if it is newer."""
         hashes = {each.hash for each in self.versions}
         names = sorted(each.name for each in Path(path).glob("*"))
         if names == self._warmed_names:
-            return None  # nothing was published: a snapshot is never written twice
+            return None  # nothing was published, because snapshots are never overwritten
         try:
             newer = PackedTables(path, verify="open", partitions=self.partitions)
         except SparringError:
-            return None  # refused when it is taken, and told there
+            return None  # the refresh that follows reports the error
         self._warmed_names = names
         return None if newer.version.hash in hashes else warm(newer, hashes, wanted)
 
@@ -579,8 +589,8 @@ class PackedTables(Closable):
             or not (out.flags.c_contiguous and out.flags.writeable)
         ):
             raise InvalidArgumentError(
-                f"out for table {table!r} must be a writable C-contiguous {shape} array of float32, "
-                f"found {out.dtype} {out.shape}"
+                f"lookup: out for table {table!r} must be a writable C-contiguous {shape} array of "
+                f"float32, found {out.dtype} {out.shape}"
             )
         found = np.empty(len(keys), np.bool_)
         request = native.Request(
@@ -598,7 +608,7 @@ class PackedTables(Closable):
 
 
 class _Handle:
-    """An open handle of the library. Each call holds a reference: it is closed after the last."""
+    """An open handle of the library, which is closed after the last call that refers to it."""
 
     def __init__(self, pointer: int) -> None:
         self.pointer = ctypes.c_void_p(pointer)
@@ -618,7 +628,7 @@ def _choice(name: str, value: str, choices: Mapping[str, int]) -> int:
 
 
 def _aligned(shape: tuple[int, int]) -> Floats:
-    """An array that begins with a cache line: large answers are then written past the caches."""
+    """Returns an array that starts at a cache line, so that large results can bypass the caches."""
     size = shape[0] * shape[1]
     room = np.empty(size + 15, np.float32)
     begin = -room.ctypes.data % 64 // 4
@@ -649,7 +659,7 @@ def _local_path(url: str | os.PathLike[str]) -> str:
         return text
     if scheme != "file":
         raise InvalidArgumentError(
-            f"serving snapshot {text}: files are mapped, which takes local ones; name a folder "
-            "for copies with cache=…; of a service with server.cache"
+            f"serving snapshot {text} is not on a local file system and cannot be mapped; specify a "
+            "folder for copies: cache=…, or server.cache in the configuration of a service"
         )
     return path

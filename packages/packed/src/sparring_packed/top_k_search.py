@@ -1,8 +1,8 @@
-"""Exact top-k: the rows with the best scores for each query, over blocks of rows.
+"""Exact top-k search: finds the rows with the best scores for each query, in blocks of rows.
 
-A block of rows is multiplied with the queries by NumPy, and ``sparring_packed_select`` keeps of each
-query what is better than the worst of its k best so far. Memory is bounded: one block of scores, and
-about twice k candidates for each query.
+NumPy multiplies a block of rows with the queries, and ``sparring_packed_select`` keeps the rows that are
+better than the worst of the current k best. Memory is bounded by one block of scores, and about 2 k
+candidates per query.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ __all__ = [
 
 Metric = Literal["dot", "cosine", "l2"]
 Jagged = tuple[npt.ArrayLike, npt.ArrayLike]
-"""``(n,)`` ids, and ``(q + 1,)`` offsets: of query i are ``ids[offsets[i]:offsets[i + 1]]``."""
+"""``(n,)`` ids and ``(q + 1,)`` offsets: query i has ``ids[offsets[i]:offsets[i + 1]]``."""
 Floats = npt.NDArray[np.float32]
 
 BLOCK_ROWS = 4096
-"""Rows that are multiplied at once: with `BLOCK_QUERIES` their scores stay in the caches."""
+"""Rows per multiplication: with `BLOCK_QUERIES`, the scores fit in the CPU caches."""
 BLOCK_QUERIES = 512
 _SPARE = 32
-"""The fewest candidates beyond k for which there is room."""
+"""Minimum number of candidates in addition to k."""
 
 _LAYOUT: Sequence[Literal["C", "A"]] = ("C", "A")
-"""As C takes arrays: rows one after the other, each element at a multiple of its size."""
+"""Layout for C: contiguous rows and aligned elements."""
 
 _BEST = np.dtype([("id", np.int64), ("score", np.float32), ("reserved", np.uint32)])
-"""SparringPackedBest."""
+"""The struct SparringPackedBest."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """The best rows of each query, the best first.
+    """The best rows of each query, in descending order of their scores.
 
     Args:
-        keys: ``(q, k)``; -1 where a query has fewer than k.
-        scores: ``(q, k)`` float32; -inf where a query has fewer than k.
-        counts: ``(q,)``, how many of them are filled.
+        keys: ``(q, k)``; -1 if a query has fewer than k rows.
+        scores: ``(q, k)`` float32; -inf if a query has fewer than k rows.
+        counts: ``(q,)``, number of rows of each query.
     """
 
     keys: Keys
@@ -67,7 +67,7 @@ class TopK:
 
     @classmethod
     def empty(cls, num_queries: int, k: int) -> TopK:
-        """No rows at all."""
+        """Creates a result without rows."""
         return cls(
             np.full((num_queries, k), -1, np.int64),
             np.full((num_queries, k), -np.inf, np.float32),
@@ -83,22 +83,30 @@ def top_k(
     exclude: Jagged | None = None,
     metric: Metric = "dot",
 ) -> TopK:
-    """The keys of the k best rows for each query, compared with every row.
+    """Returns the keys of the k best rows for each query by comparing it with every row.
 
-    A larger score is better, and of equal ones the smaller key. A score that is NaN is never among them.
+    A larger score is better, and the smaller key wins for equal scores. Rows with a score of NaN are left
+    out.
 
     Args:
-        chunks: keys ``(n,)`` and rows ``(n, dim)``; each key in one of them. Of arrays it is
-            ``[(keys, rows)]``, of a storage ``((each.keys, each.rows) for each in storage.scan())``.
+        chunks: keys ``(n,)`` and rows ``(n, dim)``, with each key in one chunk. For arrays, pass
+            ``[(keys, rows)]``; for a storage ``((each.keys, each.rows) for each in storage.scan())``.
         queries: ``(q, dim)``.
-        k: at least 1.
-        exclude: keys that each query does not want, ``(keys, offsets)``.
-        metric: ``dot``, the dot product; ``cosine``, it divided by both lengths, 0 for a row of zeros;
-            ``l2``, the squared distance times -1. All in float32, as NumPy multiplies matrices: rows
-            whose scores differ by less than its rounding may change places.
+        k: number of rows per query, at least 1.
+        exclude: keys to exclude for each query, ``(keys, offsets)``.
+        metric: ``dot``, the dot product; ``cosine``, the dot product divided by both lengths, 0 for a row
+            of zeros; ``l2``, the negative squared distance. Computed in float32 by NumPy's matrix
+            multiplication, so the order of rows whose scores differ by less than its rounding may vary.
 
     Raises:
-        InvalidArgumentError: an argument is not as it should be.
+        InvalidArgumentError: an argument is invalid.
+
+    Example:
+        >>> import numpy as np
+        >>> from sparring_packed import top_k
+        >>> keys, rows = np.array([10, 20, 30]), np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+        >>> top_k([(keys, rows)], [[2.0, 1.0]], k=2).keys
+        array([[30, 10]])
     """
     search = TopKSearch(queries, k, exclude=exclude, metric=metric)
     for keys, rows in chunks:
@@ -107,7 +115,7 @@ def top_k(
 
 
 class TopKSearch:
-    """`top_k` over rows that come chunk by chunk."""
+    """Incremental `top_k` over rows that are added in chunks."""
 
     def __init__(
         self,
@@ -134,21 +142,22 @@ class TopKSearch:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of what the search holds, whatever is added."""
+        """Size of the search's buffers, which does not depend on the number of added rows."""
         return self._queries.nbytes + self._best.nbytes + self._scores.nbytes
 
     def check_dim(self, dim: int, what: str = "rows") -> None:
-        """Raises InvalidArgumentError where `what` are not as wide as the queries."""
+        """Raises InvalidArgumentError if `what` and the queries differ in their number of elements."""
         if dim != self._queries.shape[1]:
             raise InvalidArgumentError(
-                f"{what} have {dim} elements, queries {self._queries.shape[1]}; they must be as many"
+                f"top_k: {what} have {dim} elements, but queries have {self._queries.shape[1]}; pass "
+                "queries of the same dim"
             )
 
     def add(self, keys: npt.ArrayLike, rows: npt.ArrayLike) -> None:
-        """Compares rows ``(n, dim)`` of keys ``(n,)``. Of one thread at a time.
+        """Compares rows ``(n, dim)`` of keys ``(n,)``. Not thread-safe.
 
         Raises:
-            InvalidArgumentError: shapes do not fit.
+            InvalidArgumentError: the shapes do not match.
         """
         ids, vectors = validate_keys(keys, rows)
         self.check_dim(vectors.shape[1])
@@ -157,7 +166,7 @@ class TopKSearch:
             self._add_block(ids[begin:end], vectors[begin:end])
 
     def result(self) -> TopK:
-        """The best of all that were added. More may be added after it."""
+        """Returns the best of all added rows. More rows may be added afterwards."""
         self._select(0, len(self._counts), is_last=True)
         found = TopK.empty(len(self._counts), self.k)
         keys, scores = found.keys, found.scores
@@ -166,7 +175,7 @@ class TopKSearch:
         keys[is_filled] = best["id"][is_filled]
         scores[is_filled] = best["score"][is_filled]
         if self.metric == "l2":
-            # Rounding can leave a distance below zero.
+            # Rounding can result in a negative distance.
             scores = np.minimum(scores - self._squares[:, None], np.float32(0))
             order = np.lexsort((keys, -scores), axis=1)
             keys, scores = (np.take_along_axis(each, order, axis=1) for each in (keys, scores))
@@ -195,7 +204,7 @@ class TopKSearch:
         *,
         is_last: bool = False,
     ) -> None:
-        """Keeps the best of the queries from `begin` to `end`."""
+        """Keeps the best rows of the queries from `begin` to `end`."""
         arguments = native.Select(
             num_queries=end - begin,
             k=self.k,
@@ -214,46 +223,48 @@ class TopKSearch:
 
 
 def validate_metric(metric: Metric) -> Metric:
-    """Raises InvalidArgumentError where there is no such metric."""
+    """Returns `metric`. Raises InvalidArgumentError if it is unknown."""
     if metric not in get_args(Metric):
         raise InvalidArgumentError(
-            f"metric must be {', '.join(get_args(Metric))}; found {metric!r}"
+            f"top_k: metric must be one of {', '.join(get_args(Metric))}; found {metric!r}"
         )
     return metric
 
 
 def validate_queries(queries: npt.ArrayLike, k: int) -> Floats:
-    """``(q, dim)``. Raises InvalidArgumentError where they are no vectors, or `k` is below 1."""
+    """Returns ``(q, dim)``. Raises InvalidArgumentError if the queries or `k` are invalid."""
     given = np.asarray(queries)
     if given.ndim != 2 or given.dtype.kind not in "fiu":
         raise InvalidArgumentError(
-            f"queries: must be numbers (queries, dim), found {given.dtype} {given.shape}"
+            f"top_k: queries must be numbers (queries, dim), found {given.dtype} {given.shape}"
         )
     with np.errstate(over="ignore"):
         vectors = np.require(given, np.float32, _LAYOUT)
     if not np.isfinite(vectors).all():
-        raise InvalidArgumentError("queries: found NaN or infinity, must be finite as float32")
+        raise InvalidArgumentError(
+            "top_k: queries must be finite in float32, found NaN or infinity"
+        )
     if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
-        raise InvalidArgumentError(f"k must be at least 1, found {k!r}")
+        raise InvalidArgumentError(f"top_k: k must be an integer of at least 1, found {k!r}")
     return vectors
 
 
 def validate_keys(keys: npt.ArrayLike, rows: npt.ArrayLike) -> tuple[Keys, Floats]:
-    """``(n,)`` and ``(n, dim)``. Raises InvalidArgumentError where they do not fit."""
+    """Returns ``(n,)`` and ``(n, dim)``. Raises InvalidArgumentError if their shapes do not match."""
     ids, vectors = np.asarray(keys), np.asarray(rows)
     if ids.ndim != 1 or vectors.ndim != 2 or len(ids) != len(vectors) or not _are_ids(ids):
         raise InvalidArgumentError(
-            f"keys and rows: must be (n,) int64 and (n, dim), found {ids.dtype} {ids.shape} and "
+            f"top_k: keys and rows must be (n,) int64 and (n, dim), found {ids.dtype} {ids.shape} and "
             f"{vectors.shape}"
         )
     return np.require(ids, np.int64, _LAYOUT), np.require(vectors, np.float32, _LAYOUT)
 
 
 def validate_exclusion(exclude: Jagged | None, num_queries: int) -> tuple[Keys | None, Keys | None]:
-    """Excluded keys, ascending within each query, and their offsets; None where there are none.
+    """Returns excluded keys, ascending per query, and their offsets; None without exclusions.
 
     Raises:
-        InvalidArgumentError: they do not fit the queries.
+        InvalidArgumentError: the keys or offsets do not match the queries.
     """
     if exclude is None:
         return None, None
@@ -268,8 +279,8 @@ def validate_exclusion(exclude: Jagged | None, num_queries: int) -> tuple[Keys |
         or (np.diff(offsets.astype(np.int64)) < 0).any()
     ):
         raise InvalidArgumentError(
-            f"exclude: must be (n,) ids and {num_queries + 1} offsets for {num_queries} queries, never "
-            f"falling, from 0 to n; found {keys.dtype} {keys.shape} and offsets {offsets.dtype} "
+            f"top_k: exclude must be (n,) ids and {num_queries + 1} non-decreasing offsets from 0 to n "
+            f"for {num_queries} queries; found {keys.dtype} {keys.shape} and offsets {offsets.dtype} "
             f"{offsets.shape}"
         )
     ends = np.require(offsets, np.int64, _LAYOUT)
@@ -278,7 +289,7 @@ def validate_exclusion(exclude: Jagged | None, num_queries: int) -> tuple[Keys |
 
 
 def normalize_vectors(vectors: Floats) -> Floats:
-    """Vectors divided by their lengths; those of zeros as they are."""
+    """Divides vectors by their lengths, except vectors of zeros."""
     lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))
     divided: Floats = vectors / np.where(lengths > 0, lengths, np.float32(1))[:, None]
     return divided

@@ -1,6 +1,6 @@
-"""Reads what the next lookups of a newer version will need, before it is served.
+"""Reads the data for the first lookups of a newer version before it is used.
 
-A version that was not hashed whole (``verify="open"``) is on disk; first lookups would wait for it.
+A version that was not hashed (``verify="open"``) is not in the page cache, so first lookups are slow.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ __all__ = ["WarmUp", "WarmUpResult", "warm"]
 _IDS_AT_ONCE = 256
 _BYTES_AT_ONCE = 1 << 20
 
-# Of a file: the header's length, where it has the number of buckets, and the length of one.
+# Offsets in a file: length of the header, position of the number of buckets, and length of a bucket.
 _HEADER_BYTES, _NUM_BUCKETS_AT, _BUCKET_BYTES = 128, 40, 64
 
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """Says what to read of a newer version before it is served.
+    """Specifies what to read of a newer version before it is used.
 
     Args:
-        seconds: after so long it is served, whatever was read.
-        ids: gives, where there is a newer version, table → ids that will be asked for, the likeliest
-            first; they are looked up. Then the directories of the files are read.
+        seconds: maximum duration of the warm-up, 0 to 600.
+        ids: returns table → ids that are likely to be requested, the most likely first. It is called if
+            there is a newer version. After looking them up, the warm-up reads the files' directories.
     """
 
     seconds: float
@@ -49,13 +49,13 @@ class WarmUp:
 
 @dataclass(slots=True)
 class WarmUpResult:
-    """Counts what a warm-up has read.
+    """Reports what a warm-up has read.
 
     Args:
-        num_ids: that were looked up.
-        directory_bytes: of directories that were read.
-        seconds: until the version was served.
-        is_complete: whether there was time for all of it.
+        num_ids: number of ids that were looked up.
+        directory_bytes: bytes of directories that were read.
+        seconds: duration of the warm-up.
+        is_complete: whether everything was read in time.
     """
 
     num_ids: int = 0
@@ -65,7 +65,7 @@ class WarmUpResult:
 
 
 class Tables(Protocol):
-    """The part of `PackedTables` that is used here."""
+    """The part of `PackedTables` that this module uses."""
 
     partitions: tuple[int, int]
 
@@ -81,11 +81,11 @@ class Tables(Protocol):
 
 
 def warm(newer: Tables, bases: set[str], wanted: WarmUp) -> WarmUpResult:
-    """Reads on a thread of its own until the time is over; a read that hangs holds no one up.
+    """Reads on a separate thread until the time limit, so that a slow file system does not block it.
 
     Args:
-        newer: the newer version, opened a second time; closed when the reading has ended.
-        bases: hashes of versions that are served: their files are not read.
+        newer: the newer version, opened a second time. It is closed after reading.
+        bases: hashes of versions that are in use. Their files are not read.
         wanted: what to read.
     """
     counted, stop = WarmUpResult(), threading.Event()
@@ -100,7 +100,7 @@ def warm(newer: Tables, bases: set[str], wanted: WarmUp) -> WarmUpResult:
                         return
                 counted.is_complete = True
         except (OSError, SparringError):
-            # What is damaged is refused when the version is taken.
+            # The refresh that follows reports damage.
             return
 
     begin = time.monotonic()
@@ -117,7 +117,7 @@ def warm(newer: Tables, bases: set[str], wanted: WarmUp) -> WarmUpResult:
 
 
 def _pieces(newer: Tables, bases: set[str], wanted: WarmUp) -> Iterator[tuple[int, int]]:
-    """Reads a piece at a time: how many ids, how many bytes."""
+    """Reads piece by piece, and yields the number of ids and the number of bytes."""
     asked = wanted.ids()
     for table in asked.keys() & newer.tables.keys():
         ids = asked[table]
@@ -136,7 +136,7 @@ def _pieces(newer: Tables, bases: set[str], wanted: WarmUp) -> Iterator[tuple[in
 
 
 def _files(newer: Tables, bases: set[str]) -> Iterator[Path]:
-    """Files of the newer version that were not mapped before."""
+    """Yields the files of the newer version that are not mapped yet."""
     begin, end = newer.partitions
     snapshot = Path(newer.snapshot_url)
     while True:

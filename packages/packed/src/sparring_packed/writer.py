@@ -1,11 +1,11 @@
-"""Writes serving snapshots of snapshots of training: full ones, and deltas over an earlier one.
+"""Writes serving snapshots from training snapshots: full ones, and deltas with a base.
 
     rows of a window of partitions → one file image, in memory → staged, synced, hashed
     all files → manifest → rename
 
-A window is as large as a file may be, so that memory does not grow with the table.
+The size of a window depends on the maximum file size, so memory does not grow with the table.
 
-Longer than other files, because a full snapshot and a delta share all but how a window is read.
+Longer than other files, because full snapshots and deltas only differ in how a window is read.
 """
 
 from __future__ import annotations
@@ -47,11 +47,12 @@ _DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": 
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """How a serving snapshot is cut.
+    """Options for the files of a serving snapshot.
 
     Args:
-        file_bytes: about how long a data file may be; writing takes three times as much memory.
-        filter_rate: false positives of the Bloom filters of existing and changed ids; None: no filters.
+        file_bytes: approximate maximum size of a data file. Writing requires three times as much memory.
+        filter_rate: false positive rate of the Bloom filters of existing and changed ids, or None to
+            write no filters.
     """
 
     file_bytes: int = 256 << 20
@@ -60,24 +61,24 @@ class WriteOptions:
     def __post_init__(self) -> None:
         if self.file_bytes < 1 << 16:
             raise InvalidArgumentError(
-                f"file_bytes must be at least 65536, found {self.file_bytes}"
+                f"WriteOptions: file_bytes must be at least 65536, found {self.file_bytes}"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """A serving snapshot that was committed.
+    """A committed serving snapshot.
 
     Args:
-        url: of it.
-        hash: of its manifest: the version that readers name.
-        step: of training.
-        num_rows: table → rows that it holds itself.
-        num_erased: table → ids that it erases.
-        size_bytes: table → bytes of its mapped files.
-        row_bytes: table → bytes of a stored row, its scale and bias included.
-        relative_error: table → root of the mean square that rounding changed, over that of the
-            embeddings; 0 where rows are stored as they were trained.
+        url: URL of the serving snapshot.
+        hash: hash of its manifest, which identifies the version.
+        step: training step.
+        num_rows: table → number of its own rows.
+        num_erased: table → number of ids that it erases.
+        size_bytes: table → size of its mapped files.
+        row_bytes: table → size of a stored row, including its scale and bias.
+        relative_error: table → root mean square of the rounding errors, divided by that of the
+            embeddings; 0 if rows are stored as they were trained.
     """
 
     url: str
@@ -98,23 +99,23 @@ def write(
     base: str | os.PathLike[str] | None = None,
     options: WriteOptions | None = None,
 ) -> WriteResult:
-    """Makes a serving snapshot of a snapshot of training.
+    """Writes a serving snapshot from a training snapshot.
 
     Args:
-        snapshot_url: of the snapshot; a delta is read with its chain.
-        out_url: of the serving snapshot itself, as ``served/step-000000123``.
-        quantize: table → ``fp32``, ``fp16``, ``bf16``, ``int8`` or ``int4``. Others are stored as
-            they were trained; of a delta, as its base is.
-        base: the URL of a serving snapshot in the same folder, made of a snapshot of the same chain:
-            only what changed since is written. None: a full one.
-        options: how files are cut.
+        snapshot_url: URL of the training snapshot. A delta is read with its chain.
+        out_url: URL of the serving snapshot itself, for example ``served/step-000000123``.
+        quantize: table → ``fp32``, ``fp16``, ``bf16``, ``int8`` or ``int4``. Other tables are stored
+            as they were trained, or as in the base.
+        base: URL of a serving snapshot in the same folder, written from a training snapshot of the same
+            chain. Only changes since then are written. None writes a full serving snapshot.
+        options: options for the files.
 
     Raises:
-        InvalidArgumentError: an unknown dtype; embeddings that it cannot hold; a base of other
-            tables, or of another chain, over which no delta can be made: write a full one.
-        UnknownTableError: `quantize` names a table that is not there.
-        SnapshotError: the serving snapshot exists already, or there is no such snapshot.
-        SnapshotDamagedError: the snapshot is damaged.
+        InvalidArgumentError: a dtype is unknown or cannot represent the embeddings, or the base has
+            other tables or belongs to another chain, so that a full serving snapshot must be written.
+        UnknownTableError: `quantize` contains a table that does not exist.
+        SnapshotError: the serving snapshot already exists, or the training snapshot does not exist.
+        SnapshotDamagedError: the training snapshot is damaged.
         SnapshotIOError: the file system failed. Nothing was committed.
     """
     snapshot = open_snapshot(snapshot_url)
@@ -126,7 +127,7 @@ def write(
     with _writing(url, "the staging folder"):
         if place.exists(name):
             raise SnapshotError(
-                f"serving snapshot {url} exists already, and is never written twice; choose another "
+                f"serving snapshot {url} already exists and is never overwritten; choose another "
                 "name, or remove it first",
                 url=url,
             )
@@ -159,13 +160,13 @@ def write(
 
 @dataclass(frozen=True, slots=True)
 class _Base:
-    """The serving snapshot that a delta is over, and what changed since."""
+    """The base of a delta, and the changes since then."""
 
     url: str
     manifest: ServingManifest
     entry: ServingBase
     newer: Sequence[Snapshot]
-    """Deltas of training since, newest first."""
+    """Training deltas since the base, newest first."""
 
 
 def _find_base(snapshot: Snapshot, base: str | os.PathLike[str], root: str) -> _Base:
@@ -179,14 +180,15 @@ def _find_base(snapshot: Snapshot, base: str | os.PathLike[str], root: str) -> _
     hashes = [each.manifest_hash for each in snapshot.chain]
     if manifest.source.hash not in hashes:
         raise InvalidArgumentError(
-            f"base {base} was made of snapshot {manifest.source.name}, which is not in the chain of "
-            f"{snapshot.url} ({', '.join(each.name for each in snapshot.chain)}): what changed since "
-            "is not known. Write a full serving snapshot: leave base out"
+            f"base {base} was written from snapshot {manifest.source.name}, which is not in the chain of "
+            f"{snapshot.url} ({', '.join(each.name for each in snapshot.chain)}), so the changes since "
+            "then are unknown. Write a full serving snapshot: leave base out"
         )
     newer = snapshot.chain[: hashes.index(manifest.source.hash)]
     if not newer:
         raise InvalidArgumentError(
-            f"base {base} was made of {snapshot.url} itself: nothing has changed since"
+            f"base {base} was written from {snapshot.url} itself, so there are no changes; publish a "
+            "newer snapshot"
         )
     entry = ServingBase(name=name, hash=manifest.hash)
     return _Base(place.url_of(name), manifest, entry, newer)
@@ -202,7 +204,7 @@ def _check_names(snapshot: Snapshot, quantize: Mapping[str, str], base: _Base | 
         )
     if base is not None and set(base.manifest.tables_by_name) != set(snapshot.tables):
         raise InvalidArgumentError(
-            f"base {base.url} has tables {', '.join(sorted(base.manifest.tables_by_name))}, snapshot "
+            f"base {base.url} has tables {', '.join(sorted(base.manifest.tables_by_name))}, but snapshot "
             f"{snapshot.url} has {', '.join(sorted(snapshot.tables))}; write a full serving snapshot: "
             "leave base out"
         )
@@ -221,7 +223,7 @@ def _serving_table(
         )
     if table.dtype == "float64" and table.name not in quantize and below is None:
         raise InvalidArgumentError(
-            f"table {table.name!r} was trained as float64, which serving snapshots do not have; "
+            f"table {table.name!r} was trained as float64, which serving snapshots do not support; "
             f"add {table.name!r}: 'fp32' to quantize",
             table=table.name,
         )
@@ -237,31 +239,31 @@ def _serving_table(
     )
     if below is not None and made != below:
         raise InvalidArgumentError(
-            f"table {table.name!r} is {made} now, in the base {below}; write a full serving snapshot: "
-            "leave base out",
+            f"table {table.name!r} is {made}, but in the base it is {below}; write a full serving "
+            "snapshot: leave base out",
             table=table.name,
         )
     return made
 
 
 def _initial_values(table: TableDescription) -> tuple[int, Initializer]:
-    """The seed and initializer that a snapshot recorded."""
+    """Returns the seed and initializer that are stored in a snapshot."""
     try:
         seed, given = table.extra["seed"], table.extra["initializer"]
     except KeyError:
         raise InvalidArgumentError(
-            f"the snapshot does not say what ids without a row of table {table.name!r} read as; save "
-            "it again with this release, and publish that",
+            f"the snapshot does not contain the initializer of table {table.name!r}, which ids without a "
+            "row read as; save it again with this release, and publish the new snapshot",
             table=table.name,
         ) from None
     config = TableConfig(table.name, table.dim, table.dtype, initializer=given, seed=seed)
-    assert isinstance(config.initializer, Initializer)  # TableConfig sees to it
+    assert isinstance(config.initializer, Initializer)  # TableConfig converts it
     return config.seed, config.initializer
 
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """Rows to store and ids to erase of a range of partitions."""
+    """Rows to store and ids to erase in a range of partitions."""
 
     keys: Keys
     embeddings: npt.NDArray[Any]
@@ -341,7 +343,7 @@ class _Writer:
                 for each in self._snapshot.chain
                 for entry in each.files(table, "rows")
             )
-            # Room for deltas, whose new ids are added.
+            # Larger than necessary, because deltas add new ids.
             return {"existing": BloomFilter(max(1024, rows * 3 // 2), false_positive_rate=rate)}
         changed = sum(entry.num_keys for each in self._base.newer for entry in each.files(table))
         found = {"changed": BloomFilter(max(1024, changed), false_positive_rate=rate)}
@@ -426,7 +428,7 @@ def _full_window(snapshot: Snapshot, table: TableDescription, window: tuple[int,
 def _changed_window(
     newer: Sequence[Snapshot], table: TableDescription, window: tuple[int, int]
 ) -> _Window:
-    """Of each key the newest row or erasure of the deltas."""
+    """Returns the newest row or erasure of each key in the deltas."""
     config = table.config
     wanted = np.zeros(_NUM_PARTITIONS, np.bool_)
     wanted[window[0] : window[1]] = True
@@ -441,13 +443,13 @@ def _changed_window(
             found.append(chunk.keys[is_new])
             keys.append(found[-1])
             embeddings.append(_to_stored(config.embeddings(chunk.rows)[is_new]))
-        # Where one delta has a key both as a row and as erased, the row counts.
+        # If a delta contains a key both as a row and as erased, the row is used.
         seen = np.unique(np.concatenate([seen, *found]))
         gone = [
             chunk.keys[wanted[partition(chunk.keys)] & ~np.isin(chunk.keys, seen)]
             for chunk in _scan_erased(snapshot, table.name, wanted)
         ]
-        # Once, where each block of columns lost the key.
+        # Each block of columns lists an erased key, which is written once.
         erased.append(np.unique(np.concatenate([np.empty(0, np.int64), *gone])))
         seen = np.unique(np.concatenate([seen, erased[-1]]))
     return _create_window(table, keys, embeddings, erased)
@@ -460,7 +462,7 @@ def _scan_erased(snapshot: Snapshot, table: str, wanted: npt.NDArray[np.bool_]) 
 
 
 def _to_stored(embeddings: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A contiguous copy; float64 as float32."""
+    """Returns a contiguous copy, with float64 converted to float32."""
     narrow = embeddings.dtype == np.float64
     return np.array(embeddings, np.float32 if narrow else embeddings.dtype, order="C")
 
@@ -486,19 +488,19 @@ def _no_pause() -> None:
 
 @contextmanager
 def _writing(url: str, file: str) -> Iterator[None]:
-    """Turns errors of the file system into `SnapshotIOError`."""
+    """Converts errors of the file system to `SnapshotIOError`."""
     try:
         yield
     except SnapshotError:
         raise
     except FileExistsError as error:
         raise SnapshotError(
-            f"serving snapshot {url} was committed by another process meanwhile, and is never "
-            "written twice; this attempt is given up",
+            f"serving snapshot {url} was committed by another process in the meantime and is never "
+            "overwritten; choose another name",
             url=url,
         ) from error
     except OSError as error:
-        advice = "make room" if error.errno == errno.ENOSPC else "mend the file system"
+        advice = "free space" if error.errno == errno.ENOSPC else "repair the file system"
         raise SnapshotIOError(
             f"serving snapshot {url}: writing {file} failed: {error}; nothing was committed. "
             f"{advice.capitalize()}, then publish again",

@@ -66,7 +66,7 @@ class NativeUpdater:
                 layouts[layout] = KerasShadow(native, *layout)
             self._shadows[table] = layouts[layout]
         self.name, self._route, self._must_fuse = name, "", update == "method"
-        self._known: KnownOptimizer | str = "update='shadow' was specified"
+        self._known: KnownOptimizer | str = "update='shadow' was given"
         if update != "shadow":
             self._known = known_optimizer(
                 native, [(shadow, *layout) for layout, shadow in layouts.items()]
