@@ -1,5 +1,5 @@
-# find_package(sparring_packed CONFIG) gives `sparring::packed`: libsparring_packed.so and its
-# header. A program needs nothing else, Python included.
+# find_package(sparring_packed CONFIG) defines `sparring::packed`: libsparring_packed.so and its
+# header. A program requires nothing else, not even Python.
 get_filename_component(_sparring_packed_root "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
 if(NOT TARGET sparring::packed)
   add_library(sparring::packed SHARED IMPORTED)

@@ -1,8 +1,8 @@
-// Looks ids up in a serving snapshot, from C++ and without Python:
+// Looks up ids in a serving snapshot, from C++ without Python:
 //
 //   lookup FOLDER TABLE ID...
 //
-// prints for each id whether it has a row, and its embedding.
+// It prints for each id whether it has a row, and its embedding.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -20,7 +20,7 @@ Arguments new_arguments() {
   return arguments;
 }
 
-// Ends the program where a call failed.
+// Ends the program if a call failed.
 template <class Arguments>
 void check(SparringStatus status, Arguments& arguments) {
   if (status == SPARRING_OK) return;

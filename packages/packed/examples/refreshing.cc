@@ -1,10 +1,10 @@
-// Answers ids from a served folder, and takes newer versions meanwhile, from C++ and without Python:
+// Looks up ids in a served folder, and switches to newer versions meanwhile, from C++ without Python:
 //
 //   refreshing FOLDER TABLE SECONDS
 //
-// reads ids from standard input, a line each, and prints the step that answered and the first element
-// of the row. A thread of its own looks for a newer version every SECONDS; what is refused is told on
-// standard error, and the version before is served on.
+// It reads ids from standard input, one per line, and prints the step of the version and the first
+// element of the row. A separate thread searches for a newer version every SECONDS. If a version is
+// invalid, it prints the error to standard error, and the previous version remains in use.
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
@@ -27,7 +27,7 @@ Arguments new_arguments() {
   return arguments;
 }
 
-// The message of a call that failed; empty where it did not.
+// Returns the message of a failed call, or an empty string.
 template <class Arguments>
 std::string failure(SparringStatus status, Arguments& arguments) {
   if (status == SPARRING_OK) return "";
@@ -44,7 +44,7 @@ void check(SparringStatus status, Arguments& arguments) {
   std::exit(1);
 }
 
-// Looks for newer versions until it is destroyed.
+// Searches for newer versions until it is destroyed.
 class Refresher {
  public:
   Refresher(SparringPacked* packed, double seconds)
@@ -79,7 +79,7 @@ class Refresher {
   std::thread thread_;
 };
 
-// The number and dim of a table.
+// Number and dim of a table.
 SparringPackedTable table_named(SparringPacked* packed, const char* name) {
   auto version = new_arguments<SparringPackedVersion>();
   check(sparring_packed_version(packed, &version), version);

@@ -1,8 +1,8 @@
-// How long one call over many tables takes, against as many prefetched reads of rows:
+// Measures one call over many tables, compared with the same number of prefetched row reads:
 //
 //   calls FOLDER NUM_ROWS
 //
-// prints "ready", and answers each line with a number of ids by the medians of both, in µs.
+// It prints "ready", and for each line with a number of ids the medians of both, in µs.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -57,7 +57,7 @@ int main(int, char** words) {
   check(sparring_packed_table(open.packed, &table), table.call);
   const auto num_tables = static_cast<size_t>(version.num_tables);
   const auto dim = static_cast<size_t>(table.dim);
-  // The plain rows: as many, in memory, without a directory.
+  // The same number of plain rows in memory, without a directory.
   std::vector<float> plain(num_tables * static_cast<size_t>(num_rows) * dim, 1.0f);
   std::mt19937_64 random(1);
   std::puts("ready");

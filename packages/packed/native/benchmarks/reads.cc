@@ -1,10 +1,10 @@
-// The limit of lookups on this machine: reads of random rows alone, a word of each cache line,
+// Measures the limit of lookups on this machine: only reads of random rows, one word per cache line,
 // without hashes, comparisons and sums.
 //
 //   reads NUM_ROWS DIM NUM_IDS
 //
-// prints "ready", and answers each line with the medians, in µs, of two ways to read a batch of ids:
-// dense rows, found by place; and a line of a directory, then a record with its key in front.
+// It prints "ready", and for each line the medians, in µs, of two ways to read a batch of ids:
+// dense rows, found by index; and a line of a directory, then a record that starts with its key.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ constexpr int kRounds = 15;
 constexpr size_t kAhead = 24;
 constexpr size_t kLine = 64;
 
-// As long as the program runs. In pages of 2 MiB, where the system has them.
+// Allocated until the program ends, in pages of 2 MiB if the system supports them.
 const uint8_t* filled(size_t bytes) {
   constexpr size_t kHuge = 2 << 20;
   bytes = (bytes + kHuge - 1) / kHuge * kHuge;
@@ -51,7 +51,7 @@ uint64_t read(const uint8_t* begin, size_t bytes) {
   return sum;
 }
 
-uint64_t sum_of_all = 0;  // so that reads are not left out
+uint64_t sum_of_all = 0;  // used, so that the compiler does not remove the reads
 
 template <class Body>
 double micros(const Body& body) {

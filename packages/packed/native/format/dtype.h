@@ -1,4 +1,4 @@
-// How elements are stored, and how many bytes a row has.
+// Dtypes of stored elements, and the size of a row.
 #ifndef SPARRING_PACKED_FORMAT_DTYPE_H_
 #define SPARRING_PACKED_FORMAT_DTYPE_H_
 
@@ -15,7 +15,7 @@ inline constexpr int32_t kNumDtypes = 5;
 inline constexpr bool is_dtype(int64_t dtype) { return dtype >= 0 && dtype < kNumDtypes; }
 inline constexpr bool is_quantized(int32_t dtype) { return dtype >= SPARRING_PACKED_INT8; }
 
-// A float16 scale, then a float16 bias, behind the elements of a quantized row.
+// A float16 scale and a float16 bias, after the elements of a quantized row.
 inline constexpr int64_t kScaleBytes = 4;
 
 inline constexpr int64_t row_bytes_of(int32_t dtype, int64_t dim) {

@@ -103,8 +103,8 @@ class JsonParser {
     return values;
   }
 
-  // Names are ASCII, and nothing else of a text is used: other characters stay as they are
-  // escaped, but for the escapes of one letter.
+  // Names are ASCII, and no other text is used, so other escaped characters stay as they are,
+  // except for one-letter escapes.
   std::string parse_string() {
     std::string value;
     take('"');

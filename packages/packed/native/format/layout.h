@@ -1,4 +1,4 @@
-// One data file of a serving snapshot. docs/format/packed.md is the whole text.
+// One data file of a serving snapshot. docs/format/packed.md contains the full specification.
 //
 //       0  header                                             128 bytes
 //     128  buckets    [num_buckets] × 64 bytes
@@ -7,20 +7,20 @@
 //     bucket:  start u32 │ count u16 │ digests u16[29]
 //     record:  key i64 │ row: elements │ scale f16 │ bias f16 │ up to a multiple of 4
 //
-// Records of a bucket are those of start up to start + count; its digests are of the first 29
-// of them. The key is in front of its row. So a hit reads two places in memory: a cache line of
+// A bucket contains the records from start to start + count; its digests belong to the first 29
+// of them. The key precedes its row. Therefore a hit reads two locations in memory: a cache line of
 // the buckets, and the record.
 //
 // INVARIANTS
-//   L1. All numbers are little-endian. Section offsets follow from the header's numbers,
-//       and none is stored, so that none can point elsewhere.
+//   L1. All numbers are little-endian. Section offsets are computed from the header's numbers
+//       and are not stored, so they cannot be invalid.
 //   L2. hash = mix64(key ^ salt); bucket = high 64 bits of hash * num_buckets;
-//       digest = lowest 16 bits of hash; digests that stand for no record are 0.
-//   L3. start of the first bucket is 0, of each other one the end of the one before; the last
-//       ends at num_keys < 2^32; no bucket has more than max_bucket keys. A reader checks
+//       digest = lowest 16 bits of hash; digests without a record are 0.
+//   L3. start of the first bucket is 0, and of each other bucket the end of the previous one; the
+//       last ends at num_keys < 2^32; no bucket has more than max_bucket keys. A reader checks
 //       the two numbers that it uses.
-//   L4. Keys are unique, and of the partitions [begin, end).
-//   L5. No one writes to a file that has been committed. Readers map it read-only.
+//   L4. Keys are unique, and belong to the partitions [begin, end).
+//   L5. A committed file is never written. Readers map it read-only.
 #ifndef SPARRING_PACKED_FORMAT_LAYOUT_H_
 #define SPARRING_PACKED_FORMAT_LAYOUT_H_
 
@@ -45,7 +45,7 @@ struct Header {
   uint32_t kind;
   uint32_t dtype;
   uint32_t dim;
-  uint32_t row_bytes;     // 0: erased keys
+  uint32_t row_bytes;     // 0 for erased keys
   uint32_t record_bytes;
   uint64_t num_keys;
   uint64_t num_buckets;   // at least 1
@@ -55,7 +55,7 @@ struct Header {
   uint16_t partition_end;
   uint64_t table_hash;    // fnv1a of the table's name
   uint8_t zeros[48];
-  uint64_t checksum;      // fnv1a of the 120 bytes before
+  uint64_t checksum;      // fnv1a of the preceding 120 bytes
 };
 static_assert(sizeof(Header) == 128);
 
@@ -78,7 +78,7 @@ struct Sections {
   uint64_t file_bytes = 0;
 };
 
-// REQUIRES: num_keys and num_buckets <= kMostKeys, record_bytes < 2^20: nothing overflows.
+// REQUIRES: num_keys and num_buckets <= kMostKeys, record_bytes < 2^20, so nothing overflows.
 inline constexpr Sections sections_of(uint64_t num_keys, uint64_t num_buckets,
                                       uint64_t record_bytes) {
   Sections sections;

@@ -26,7 +26,7 @@ bool is_hexadecimal(std::string_view text) {
   return text.size() == 32 && text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
-// A single component of a path, without a leading dot.
+// Whether the name is a single path component without a leading dot.
 bool is_name(std::string_view text) {
   constexpr std::string_view kAllowed =
       "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-";
@@ -94,7 +94,7 @@ FileEntry file_of(const Json& value) {
   return file;
 }
 
-// Cuts the last line, with the hash of all before it, off.
+// Removes the last line, which contains the hash of the preceding text.
 std::string_view without_hash(std::string_view text, std::string* hash) {
   constexpr std::string_view kHead = "\n \"hash\": \"";
   constexpr std::string_view kTail = "\"\n}\n";

@@ -1,4 +1,4 @@
-// The manifest of a serving snapshot. docs/format/packed.md has its fields.
+// The manifest of a serving snapshot. docs/format/packed.md describes its fields.
 #ifndef SPARRING_PACKED_FORMAT_MANIFEST_H_
 #define SPARRING_PACKED_FORMAT_MANIFEST_H_
 
@@ -19,7 +19,7 @@ struct TableEntry {
   int32_t trained_dtype = 0;
   int64_t seed = 0;
   std::string initializer;  // kind
-  double first = 0;         // its numbers, as core's Initializer.parameters gives them
+  double first = 0;         // its parameters, as returned by core's Initializer.parameters
   double second = 0;
 
   bool operator==(const TableEntry&) const = default;
@@ -27,7 +27,7 @@ struct TableEntry {
 
 struct FileEntry {
   std::string name;
-  std::string kind;  // rows, erased; others are for other readers
+  std::string kind;  // rows, erased; other kinds are ignored by this reader
   std::string table;
   int32_t partition_begin = 0;
   int32_t partition_end = 0;
@@ -40,13 +40,13 @@ struct Manifest {
   std::string hash;
   int64_t step = 0;
   double published = 0;
-  std::string base_name;  // empty: a full snapshot
+  std::string base_name;  // empty for a full snapshot
   std::string base_hash;
   std::vector<TableEntry> tables;  // by name, ascending
   std::vector<FileEntry> files;
 };
 
-// Throws StatusError(SPARRING_CORRUPT), saying what is wrong.
+// Throws StatusError(SPARRING_CORRUPT) with the reason.
 Manifest parse_manifest(std::string_view text);
 
 }  // namespace sparring::packed

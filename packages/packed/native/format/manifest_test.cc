@@ -13,7 +13,7 @@ using namespace sparring::packed;
 
 namespace {
 
-// Of the bytes 0, 1, …, 250, 0, 1, …: what the xxhash package gives.
+// For the bytes 0, 1, …, 250, 0, 1, …; computed with the xxhash package.
 void xxh3_has_its_published_values() {
   std::vector<unsigned char> bytes(4096);
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<unsigned char>(i % 251);

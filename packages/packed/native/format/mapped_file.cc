@@ -42,7 +42,7 @@ class Descriptor {
   int descriptor_;
 };
 
-// The length of a regular file.
+// Returns the length of a regular file.
 uint64_t length_of(int descriptor, const std::string& what) {
   struct stat found;
   if (::fstat(descriptor, &found) != 0) refuse_io(what);
@@ -111,8 +111,8 @@ MappedFile::MappedFile(const Folder& folder, const std::string& name, uint64_t s
   }
   void* const data = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.get(), 0);
   if (data == MAP_FAILED) refuse_io(what);
-  // The first answers of a file that is not in memory need a few pages, and none around them; the
-  // first page is read next.
+  // The first lookups in a file that is not in memory need a few pages, without those around them.
+  // The first page is read next.
   ::madvise(data, size_, MADV_RANDOM);
   ::posix_fadvise(file.get(), 0, 1, POSIX_FADV_WILLNEED);
   data_ = static_cast<const uint8_t*>(data);
@@ -122,8 +122,8 @@ void MappedFile::read_ahead() const {
   void* const data = const_cast<uint8_t*>(data_);
   ::madvise(data, size_, MADV_NORMAL);
 #if defined(MADV_HUGEPAGE)
-  // Rows are read in no order, a page each: with pages of 2 MiB, where the file system has them,
-  // the processor knows most of them.
+  // Rows are read in random order, about one page each. With pages of 2 MiB, if the file system supports
+  // them, most addresses are in the TLB.
   ::madvise(data, size_, MADV_HUGEPAGE);
 #endif
 }

@@ -1,4 +1,4 @@
-// A regular file, mapped read-only; and small files that are read whole.
+// Regular files that are mapped read-only, and small files that are read completely.
 #ifndef SPARRING_PACKED_FORMAT_MAPPED_FILE_H_
 #define SPARRING_PACKED_FORMAT_MAPPED_FILE_H_
 
@@ -8,11 +8,11 @@
 
 namespace sparring::packed {
 
-// A folder, through whose descriptor its files are opened: no link is followed, and
-// nothing outside of it is reached.
+// A folder whose files are opened relative to its descriptor: no link is followed, and no file
+// outside of it is opened.
 class Folder {
  public:
-  // Throws StatusError(SPARRING_IO) where it cannot be opened.
+  // Throws StatusError(SPARRING_IO) if it cannot be opened.
   explicit Folder(const std::string& path);
   Folder(const Folder&) = delete;
   Folder& operator=(const Folder&) = delete;
@@ -21,11 +21,11 @@ class Folder {
   const std::string& path() const { return path_; }
   int descriptor() const { return descriptor_; }
 
-  // The bytes of a file. Throws StatusError: SPARRING_IO where there is none,
-  // SPARRING_CORRUPT where it is longer than `most` bytes.
+  // Returns the bytes of a file. Throws StatusError: SPARRING_IO if it does not exist,
+  // SPARRING_CORRUPT if it is longer than `most` bytes.
   std::string read(const std::string& name, uint64_t most) const;
 
-  // The folders in this one that have a manifest and are no staging folders.
+  // Returns the folders in this one that have a manifest and are not staging folders.
   std::vector<std::string> committed() const;
 
  private:
@@ -33,13 +33,13 @@ class Folder {
   int descriptor_;
 };
 
-// The bytes of one file, until this is destroyed.
+// The bytes of one file, mapped until this is destroyed.
 //
-// A file that is cut off while it is mapped ends the process when it is read (SIGBUS),
-// as the system has it: files of a committed snapshot must be removed, never truncated.
+// If a file is truncated while it is mapped, reading it ends the process (SIGBUS).
+// Therefore files of a committed snapshot must be removed, never truncated.
 class MappedFile {
  public:
-  // Throws StatusError: SPARRING_IO, or SPARRING_CORRUPT where the length is another.
+  // Throws StatusError: SPARRING_IO, or SPARRING_CORRUPT if the length differs.
   MappedFile(const Folder& folder, const std::string& name, uint64_t size_bytes);
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
@@ -48,8 +48,8 @@ class MappedFile {
   const uint8_t* data() const { return data_; }
   uint64_t size() const { return size_; }
 
-  // From now on a part that is not in memory is read with what is around it, 2 MiB at a time
-  // where the file system can; before, each page alone. Any thread may call it at any time.
+  // After this call, a page fault reads the surrounding pages, too, 2 MiB at a time if the file system
+  // supports it; before, each page is read separately. Thread-safe.
   void read_ahead() const;
 
  private:

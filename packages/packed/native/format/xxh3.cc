@@ -7,8 +7,8 @@
 namespace sparring::packed {
 namespace {
 
-// After so many blocks, 1 MiB, other threads have their turn: those that answer calls while a file of
-// some 100 MiB is hashed would wait for whole slices of the scheduler.
+// After this many blocks, 1 MiB, the thread yields: otherwise threads that run lookups while a file of
+// about 100 MiB is hashed would wait for whole time slices of the scheduler.
 constexpr uint64_t kBlocksAtOnce = 1024;
 
 }  // namespace

@@ -1,5 +1,5 @@
-// XXH3, 128 bits, of inputs over 240 bytes: all that a serving snapshot needs of it.
-// Collet, "xxHash", XXH3_128bits without a seed; the tests compare with the xxhash package.
+// XXH3 with 128 bits for inputs over 240 bytes, which is sufficient for serving snapshots.
+// Collet, "xxHash", XXH3_128bits without a seed; the tests compare it with the xxhash package.
 #ifndef SPARRING_PACKED_FORMAT_XXH3_H_
 #define SPARRING_PACKED_FORMAT_XXH3_H_
 
@@ -10,7 +10,7 @@ namespace sparring::packed {
 
 inline constexpr uint64_t kLeastHashedBytes = 241;
 
-// 32 hexadecimal digits, as `xxhsum -H2` prints them. REQUIRES: size >= kLeastHashedBytes.
+// Returns 32 hexadecimal digits, like `xxhsum -H2`. REQUIRES: size >= kLeastHashedBytes.
 std::string xxh3_128(const void* data, uint64_t size);
 
 }  // namespace sparring::packed

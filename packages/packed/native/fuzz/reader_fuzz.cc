@@ -1,16 +1,16 @@
-// A libFuzzer target for the reader: bytes that could have been written by an enemy, behind right hashes.
+// A libFuzzer target for the reader: malicious bytes with valid hashes.
 //
 //   first byte, lowest two bits   0: the text of a manifest     1: a file of rows
 //                                 2: a file of erased keys      3: a file of rows of a delta
-//   the next two                  the SIMD level
-//   the next one                  a delta comes by a refresh of the folder
-//   all behind it                 the text, or the file
+//   the next two bits             the SIMD level
+//   the next bit                  whether a delta is loaded by a refresh of the folder
+//   remaining bytes               the text, or the file
 //
-// Hashes and checksums are set right, since who damages a file on purpose does that, too; magic, version
-// and the table's name as well. All else is as it came. What is opened is looked up, pooled and scanned.
-// Whatever the bytes are, calls return; sanitizers and the kernel say whether one read elsewhere. They do
-// not see a read behind the end of a file within its last page.
-// `python -m fuzz` builds and runs it, from seeds that it writes.
+// Hashes and checksums are valid, because an attacker can set them; so are magic, version
+// and the table's name. All other bytes are unchanged. The target looks up, pools and scans opened files.
+// For any input, calls must return; sanitizers and the kernel detect reads outside of a file. They do
+// not detect a read beyond the end of a file within its last page.
+// `python -m fuzz` builds and runs it, starting from seeds that it writes.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -64,7 +64,7 @@ std::string sealed(std::string body, std::string* hash = nullptr) {
   return body + "\n \"hash\": \"" + digest + "\"\n}\n";
 }
 
-// A folder in memory with the snapshots "base", full, and "next", a full one or a delta over it.
+// A folder in memory with the snapshots "base", a full one, and "next", a full one or a delta.
 class Served {
  public:
   Served() : path_("/dev/shm/sparring-fuzz-" + std::to_string(getpid())) {
@@ -80,7 +80,7 @@ class Served {
 
   std::string path(const char* name) const { return path_ + "/" + name; }
 
-  // A snapshot of one file; returns the hash of its manifest.
+  // Writes a snapshot with one file, and returns the hash of its manifest.
   std::string write(const char* name, const char* kind, const Header& header, std::string_view data,
                     const std::string& base) {
     const uint64_t num_keys = std::min(header.num_keys, sparring::packed::kMostKeys);
@@ -106,7 +106,7 @@ class Served {
   std::string path_;
 };
 
-// A full snapshot of the shape of `header`, so that a delta has something to be over.
+// Writes a full snapshot with the shape of `header` as the base of a delta.
 std::string write_base(Served& served, const Header& header) {
   std::vector<int64_t> ids(40);
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(i) - 5;
@@ -129,7 +129,7 @@ std::string write_base(Served& served, const Header& header) {
   return served.write("base", "rows", base, data, "");
 }
 
-// Everything that can be asked of what was opened.
+// Calls all functions of the opened tables.
 void ask(SparringPacked* packed, const std::vector<int64_t>& ids) {
   auto verify = new_arguments<SparringPackedVerify>();
   is_ok(sparring_packed_verify(packed, &verify), verify);
@@ -198,13 +198,13 @@ void try_file(bool is_erased, bool is_delta, bool refreshes, std::string data) {
   std::memcpy(data.data(), &header, sizeof header);
 
   std::vector<int64_t> ids = {-5, 0, 1, 34, 35, INT64_MIN, INT64_MAX};
-  // Numbers of the file that may be its keys.
+  // Numbers in the file that may be its keys.
   for (size_t at = sizeof header; at + 8 <= data.size() && ids.size() < 64; at += 4) {
     int64_t id;
     std::memcpy(&id, data.data() + at, sizeof id);
     ids.push_back(id);
   }
-  // Mostly that of the call before.
+  // Usually the version of the previous call.
   static std::string base_hash;
   static uint32_t base_dim = 0, base_dtype = 0;
   if (is_delta && (base_dim != header.dim || base_dtype != header.dtype)) {
@@ -222,7 +222,7 @@ void try_file(bool is_erased, bool is_delta, bool refreshes, std::string data) {
   if (!is_ok(sparring_packed_open(&open), open)) return;
   if (first != path) {
     auto refresh = new_arguments<SparringPackedRefresh>();
-    // The folder of both: the newest is searched for.
+    // The folder of both snapshots, in which the newest is searched.
     const std::string folder = served.path("");
     refresh.path = folder.c_str();
     refresh.verify = SPARRING_PACKED_VERIFY_OPEN;

@@ -26,7 +26,7 @@ std::string content_of(const std::string& path) {
   throw std::runtime_error(path + " is missing or cannot be read" + kAdvice);
 }
 
-// XXH3-64 as 16 hexadecimal digits, as `xxhsum -H3` prints it.
+// XXH3-64 as 16 hexadecimal digits, like `xxhsum -H3`.
 std::string hash_of(std::string_view content) {
   char digits[kHashDigits + 1];
   std::snprintf(digits, sizeof digits, "%016llx",

@@ -1,4 +1,4 @@
-// The folder of an exported program: what it is bound to, and the hashes of its files.
+// The folder of an exported program: its binding, and the hashes of its files.
 #ifndef SPARRING_PACKED_PROGRAM_BUNDLE_H_
 #define SPARRING_PACKED_PROGRAM_BUNDLE_H_
 
@@ -9,7 +9,7 @@
 
 namespace sparring::program {
 
-// What an export wrote for the program of a bundle.
+// The binding that an export wrote for the program of a bundle.
 struct Binding {
   std::string handle;
   std::vector<std::pair<std::string, int64_t>> dims;  // of each table
@@ -21,11 +21,11 @@ struct Binding {
   }
 };
 
-// Reads binding.txt of the folder `bundle`. Throws std::runtime_error if there is none.
+// Reads binding.txt of the folder `bundle`. Throws std::runtime_error if it does not exist.
 Binding binding_of(const std::string& bundle);
 
-// Reads every file that files.txt lists, and compares its size and its hash. Throws
-// std::runtime_error that names the first file that is missing or damaged.
+// Reads every file that is listed in files.txt, and compares its size and its hash. Throws
+// std::runtime_error with the name of the first file that is missing or damaged.
 void check_files(const std::string& bundle);
 
 }  // namespace sparring::program

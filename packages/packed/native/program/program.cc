@@ -1,4 +1,4 @@
-// Tables of serving snapshots that are bound to programs of this process.
+// Serving snapshots that are bound to programs of this process.
 #include "sparring_program.h"
 
 #include <algorithm>
@@ -25,7 +25,7 @@ struct Table {
 
 using Read = SparringStatus (*)(SparringPacked*, SparringPackedLookup*);
 
-// Opened serving snapshots of one program. Any thread may look up.
+// Open serving snapshots of one program. Any thread may look up.
 class Tables {
  public:
   explicit Tables(const std::string& served);
@@ -33,10 +33,10 @@ class Tables {
   Tables(const Tables&) = delete;
   Tables& operator=(const Tables&) = delete;
 
-  // Throws std::runtime_error where there is no such table, or it has another dim.
+  // Throws std::runtime_error if there is no such table, or it has another dim.
   Table table(const std::string& name, int64_t dim) const;
 
-  // As in sparring_packed.h; throw std::runtime_error.
+  // See sparring_packed.h; these throw std::runtime_error.
   void read(Read function, int64_t num_requests, const SparringPackedRequest* requests) const;
   bool refresh();
 
@@ -49,7 +49,7 @@ class Tables {
 
  private:
   SparringPacked* packed_ = nullptr;
-  std::unordered_map<std::string, Table> tables_;  // numbers and dims stay until the close
+  std::unordered_map<std::string, Table> tables_;  // numbers and dims do not change until close
 };
 
 template <class Arguments>
@@ -75,7 +75,7 @@ struct Registry {
 };
 
 Registry& registry() {
-  static auto* found = new Registry;  // never destroyed: threads may look up until the very end
+  static auto* found = new Registry;  // never destroyed, because threads may look up until exit
   return *found;
 }
 
@@ -196,7 +196,7 @@ int32_t sparring_program_bind(const char* bundle, const char* served) {
     for (const auto& [name, dim] : binding.dims) tables->table(name, dim);
     auto& all = sparring::program::registry();
     const std::unique_lock lock(all.mutex);
-    all.tables[binding.handle].swap(tables);  // what was there is closed after the lock
+    all.tables[binding.handle].swap(tables);  // the previous tables are closed after the lock is released
   });
 }
 

@@ -45,8 +45,8 @@ bool has_entry(const std::string& folder, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// The serving snapshot at `path`, or the one of the highest step in that folder. The step of one whose
-// manifest cannot be read is not known: it counts as newer if its name comes later, and is refused.
+// Returns the serving snapshot at `path`, or the one with the highest step in that folder. The step of a
+// snapshot with an unreadable manifest is unknown: it counts as newer if its name is greater, and fails.
 Found newest(const std::string& path) {
   const std::string real = real_path(path);
   if (has_manifest(real)) return {real, read_manifest(real)};
@@ -121,7 +121,7 @@ std::shared_ptr<const Version> load_version(const std::string& path, const LoadO
       next.manifest = base_of(found, folder);
     }
     layers.push_back(map_layer(found.path, std::move(found.manifest), options.partitions));
-    if (!known.empty()) layers.back()->read_ahead();  // rows of it are asked for at once
+    if (!known.empty()) layers.back()->read_ahead();  // its rows are requested immediately
     if (options.verifies_all) layers.back()->verify();
     if (base != nullptr) layers.insert(layers.end(), base->layers.begin(), base->layers.end());
     if (layers.size() > kMostLayers) {

@@ -1,19 +1,19 @@
-// A pointer to an immutable state that readers hold while one writer replaces it, without
-// a lock on the side of readers.
+// A pointer to an immutable state that readers use while one writer replaces it. Readers take
+// no lock.
 //
-//   word_  [ slot : 16 │ readers that have come : 48 ]       one atomic word
-//   slots_[slot]: the state │ readers that have left, less those that came
+//   word_  [ slot : 16 │ readers that entered : 48 ]         one atomic word
+//   slots_[slot]: the state │ readers that left, minus readers that entered
 //
-// A reader comes by one fetch_add of the word, which gives it the slot and counts it in the
-// same instant. It leaves by one fetch_add of its slot. The writer exchanges the word: the
-// count in the old one is how many readers ever came to that slot, and is taken off the
-// slot's balance. The balance is zero exactly once after that, when the last one has left,
-// and the one that made it zero frees the state.
+// A reader enters with one fetch_add of the word, which atomically returns the slot and counts
+// the reader. It leaves with one fetch_add of its slot. The writer exchanges the word: the count
+// in the old word is the total number of readers that entered that slot, and is subtracted from
+// the slot's balance. After that, the balance becomes zero exactly once, when the last reader has
+// left, and the thread that makes it zero frees the state.
 //
 // INVARIANTS
-//   C1. The balance of the slot in the word is >= 0, of a retired one <= 0, of a free one 0.
-//   C2. A slot is used again only after its state was freed.
-//   C3. Fewer than 2^48 readers come to one state: at 10^8 a second that is a month.
+//   C1. The balance of the current slot is >= 0, of a retired one <= 0, of a free one 0.
+//   C2. A slot is reused only after its state was freed.
+//   C3. Fewer than 2^48 readers enter one state: at 10^8 per second that is a month.
 #ifndef SPARRING_PACKED_READER_COUNTED_STATE_H_
 #define SPARRING_PACKED_READER_COUNTED_STATE_H_
 
@@ -33,12 +33,12 @@ class CountedState {
   CountedState(const CountedState&) = delete;
   CountedState& operator=(const CountedState&) = delete;
 
-  // REQUIRES: no reader.
+  // REQUIRES: there are no readers.
   ~CountedState() {
     for (Slot& slot : slots_) delete slot.state.load();
   }
 
-  // One reader's hold of a state.
+  // Gives one reader access to a state until it is destroyed.
   class Hold {
    public:
     explicit Hold(CountedState& owner) : owner_(owner) {
@@ -57,7 +57,7 @@ class CountedState {
     Slot* slot_;
   };
 
-  // Replaces the state. One writer at a time; it waits only where all slots are still read.
+  // Replaces the state. One writer at a time; it only waits if all slots are still being read.
   void store(std::unique_ptr<const State> state) {
     uint64_t next = 0;
     while (slots_[next].state.load(std::memory_order_acquire) != nullptr) {
@@ -83,12 +83,12 @@ class CountedState {
     std::atomic<const State*> state{nullptr};
   };
 
-  // A reader leaves (1), or the writer takes off those that came. Of a retired slot the last
-  // of these makes the balance zero.
+  // A reader leaves (1), or the writer subtracts the readers that entered. For a retired slot, the
+  // last of these calls makes the balance zero.
   void leave(Slot& slot, int64_t change) {
     const int64_t before = slot.balance.fetch_add(change, std::memory_order_acq_rel);
     const bool is_last = before + change == 0;
-    // Until the writer has come, the balance is above zero once one has left.
+    // Before the writer's call, the balance is positive after a reader has left.
     if (is_last) {
       delete slot.state.load(std::memory_order_relaxed);
       slot.state.store(nullptr, std::memory_order_release);

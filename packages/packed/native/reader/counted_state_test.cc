@@ -13,7 +13,7 @@ namespace {
 
 std::atomic<int> num_alive{0};
 
-// Two numbers that are equal for as long as it lives.
+// Two numbers that are equal until it is destroyed.
 struct State {
   explicit State(int number) : first(number), second(number) { ++num_alive; }
   ~State() {

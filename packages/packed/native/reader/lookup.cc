@@ -19,15 +19,15 @@ namespace {
 using border::parallel_for;
 using border::StatusError;
 
-// Ids whose rows are found before they are used.
+// Number of ids whose rows are found before they are used.
 constexpr int64_t kGroup = 256;
-// Of one layer: few where rows are read at once, which are then still near.
+// For one layer: few if rows are read immediately, so that they are still in the cache.
 constexpr int64_t kPooledGroup = 32;
 
-// So few are looked for one by one: starting a search takes longer than it would save.
+// So few ids are searched one by one, because starting a search takes longer than it would save.
 constexpr int64_t kSingleIds = 2;
 
-// Answers from here on go past the caches, in which they would not stay.
+// Larger results bypass the caches, in which they would not fit.
 constexpr int64_t kStreamedBytes = 4 << 20;
 
 void check_partition(const Version& version, int64_t id) {
@@ -39,18 +39,18 @@ void check_partition(const Version& version, int64_t id) {
                  "; ask who serves it, or open all partitions");
 }
 
-// What is sought of a group of ids.
+// Result of the search for a group of ids.
 struct Group {
   const int64_t* ids;
   int64_t count;
   const void* rows[kGroup];  // out: stored rows, or NULL
-  bool is_whole;             // out: none is NULL
+  bool is_whole;             // out: whether none is NULL
 };
 
-// Looks through the layers of a table, the newest first.
+// Searches the layers of a table, newest first.
 void resolve(const Table& table, Group& group) {
   std::fill(group.rows, group.rows + group.count, nullptr);
-  // Those that no newer layer has, and where they are in the group.
+  // Ids that no newer layer contains, and their positions in the group.
   int64_t pending[kGroup];
   uint16_t places[kGroup];
   int64_t num_pending = group.count;
@@ -95,7 +95,7 @@ void for_groups(const Version& version, const Table& table, const int64_t* ids, 
   }
   Group group;
   if (table.layers.size() == 1 && !table.layers[0]->rows.is_empty()) {
-    // Of a full snapshot, which erases nothing.
+    // For a full snapshot, which erases nothing.
     const FileSet& files = table.layers[0]->rows;
     if (end - begin <= kSingleIds) {
       group.ids = ids + begin;
@@ -110,7 +110,7 @@ void for_groups(const Version& version, const Table& table, const int64_t* ids, 
       if (group.count > 0) body(begin, group);
       return;
     }
-    // One search for all of them.
+    // One search for all ids.
     Search search(files, ids + begin, end - begin, 8 + table.row_bytes);
     const uint8_t* records[kGroup];
     for (int64_t at = begin; at < end; at += small_group) {
@@ -134,7 +134,7 @@ void for_groups(const Version& version, const Table& table, const int64_t* ids, 
   }
 }
 
-// Ids of a range that is worth a thread: about 20 µs of work.
+// Minimum number of ids per thread: about 20 µs of work.
 int64_t grain_of(const Table& table) {
   return std::max<int64_t>(kGroup, (64 << 10) / (table.row_bytes + 64) / kGroup * kGroup);
 }
@@ -144,7 +144,7 @@ uint64_t stride_of(const Table& table, int32_t dtype) {
                                                                : 4 * table.entry.dim);
 }
 
-// The row of `id` as `options` ask for it, from its stored row, or NULL: there is none.
+// Writes the row of `id` in the requested format, from its stored row, or NULL if there is none.
 void write_row(const Table& table, const LookupOptions& options, int64_t id, const void* stored,
                void* out) {
   const int64_t dim = table.entry.dim;
@@ -157,7 +157,7 @@ void write_row(const Table& table, const LookupOptions& options, int64_t id, con
     std::memset(out, 0, static_cast<size_t>(stride_of(table, options.dtype)));
     return;
   }
-  // Few rows come here, of which some are not aligned as floats.
+  // Only few rows take this path, some of which are not aligned as floats.
   std::vector<float> values(static_cast<size_t>(dim));
   if (stored != nullptr) {
     row_loops().widen[table.entry.dtype]({&stored, 1, dim, values.data(), dim, false});
@@ -184,7 +184,7 @@ void write_group(const Table& table, const LookupOptions& options, const Group& 
                  const Output& output, int64_t at) {
   const int64_t dim = table.entry.dim;
   char* const first = output.rows + static_cast<uint64_t>(at) * output.stride;
-  // All at once where none is missing, which is the rule.
+  // All at once in the usual case that none is missing.
   if (group.is_whole && options.dtype == SPARRING_PACKED_FLOAT32 && output.stride % sizeof(float) == 0) {
     row_loops().widen[table.entry.dtype]({group.rows, group.count, dim,
                                           reinterpret_cast<float*>(first),
@@ -200,7 +200,7 @@ void write_group(const Table& table, const LookupOptions& options, const Group& 
 
 // ---- sums --------------------------------------------------------------------
 
-// Adds the rows of ids [at, at + group.count) to the bags that they are of.
+// Adds the rows of ids [at, at + group.count) to their bags.
 class BagSums {
  public:
   BagSums(const Table& table, const LookupOptions& options, const SparringPackedRequest& request,
@@ -209,7 +209,7 @@ class BagSums {
     initial_.resize(static_cast<size_t>(table.entry.dim));
   }
 
-  // Of the bags [begin, end), which are the ones that are written.
+  // Writes only the bags [begin, end).
   void start(int64_t begin, int64_t end) {
     bag_ = begin;
     end_ = end;
@@ -246,7 +246,7 @@ class BagSums {
     clear_bag();
   }
 
-  // Of a bag that has all its rows; goes to the next.
+  // Completes a bag that has all its rows, and continues with the next.
   void divide_bag() {
     const int64_t count = request_.offsets[bag_ + 1] - request_.offsets[bag_];
     if (request_.is_mean != 0 && count > 0) {
@@ -257,8 +257,8 @@ class BagSums {
     ++bag_;
   }
 
-  // Adds bags that are in the group from begin to end, the first from `place` on; returns whether
-  // there are any. All at once where none is missing, which is the rule.
+  // Adds bags that are in the group from begin to end, starting at `place`; returns whether
+  // there are any. All at once in the usual case that none is missing.
   bool add_bags(int64_t at, int64_t& place, const Group& group) {
     if (request_.weights != nullptr || stride_ % sizeof(float) != 0) return false;
     const int64_t* const offsets = request_.offsets + bag_;
@@ -275,8 +275,8 @@ class BagSums {
     return true;
   }
 
-  // Ids [place, end) of the group, all of one bag: runs of those that have rows, and single
-  // ones that have none.
+  // Ids [place, end) of the group, all in one bag: runs of ids with rows, and single
+  // ids without.
   void add_run(int64_t at, int64_t place, int64_t end, const Group& group) {
     const RowLoops& loops = row_loops();
     while (place < end) {
@@ -307,7 +307,7 @@ class BagSums {
   std::vector<float> initial_;
 };
 
-// Calls body(view, bucket, hash) for the ids of a request, in the newest layer of its table.
+// Calls body(view, bucket, hash) for the ids of a request in the newest layer of its table.
 template <class Body>
 void for_newest(const Version& version, const SparringPackedRequest& request, const Body& body) {
   const Table& table = version.tables[static_cast<size_t>(request.table)];
@@ -372,7 +372,7 @@ void look_up(const Version& version, const LookupOptions& options,
       note_found(request, at, group);
     });
 #if defined(__SSE2__)
-    // Streamed stores are in no order with others until this.
+    // Orders streamed stores before later ones.
     if (output.is_streamed) _mm_sfence();
 #endif
   });

@@ -1,4 +1,4 @@
-// The C functions of sparring_packed.h.
+// Implements the C functions of sparring_packed.h.
 #include "sparring_packed.h"
 
 #include <algorithm>
@@ -22,34 +22,34 @@
 using sparring::border::check_given;
 using sparring::border::refuse;
 using sparring::border::StatusError;
-using namespace sparring::packed;  // the definitions here are C's, in no namespace
+using namespace sparring::packed;  // the functions below are C functions outside of a namespace
 
-// Ids that are looked up before files are read ahead: so few wait less for a page each.
+// Number of ids to look up before files are read ahead: for so few, single pages are faster.
 constexpr int64_t kSingleReads = 256;
 
-// What is open. `state` is what readers hold: the versions that are kept.
+// Open tables. `state`, the versions that are kept, is used by readers.
 struct SparringPacked {
   struct State {
     Versions versions;  // newest first
   };
 
   CountedState<State> state;
-  std::mutex refreshing;  // of all below
+  std::mutex refreshing;  // protects the members below
   std::string path;
   LoadOptions options;
   size_t keep_versions;
-  std::vector<std::string> names;  // of tables, by number
-  std::atomic<int64_t> single_reads{kSingleReads};  // ids until files are read ahead; 0: they are
+  std::vector<std::string> names;  // names of tables by number
+  std::atomic<int64_t> single_reads{kSingleReads};  // ids until files are read ahead; 0 after that
 };
 
 namespace {
 
 using Hold = CountedState<SparringPacked::State>::Hold;
 
-// Ids of a request, on average, that are too few to fill the time that memory takes.
+// Below this average number of ids per request, memory latency is not hidden within a request.
 constexpr int64_t kFewIds = 8;
 
-// Rows that a scan widens at once.
+// Number of rows that a scan converts per step.
 constexpr int64_t kWidened = 64;
 
 constexpr char kOutOfMemory[] = "out of memory; nothing was changed";
@@ -92,7 +92,7 @@ Partitions partitions_of(const SparringPackedOpen& arguments) {
   return {arguments.partition_begin, arguments.partition_end};
 }
 
-// Makes `version` the newest one of those that are kept.
+// Adds `version` as the newest one, and removes versions that are no longer kept.
 void keep(SparringPacked& packed, std::shared_ptr<const Version> version, const Versions& others) {
   auto state = std::make_unique<SparringPacked::State>();
   state->versions.push_back(std::move(version));
@@ -103,7 +103,7 @@ void keep(SparringPacked& packed, std::shared_ptr<const Version> version, const 
   packed.state.store(std::move(state));
 }
 
-// Tables keep their numbers, and rows their sizes: callers have made room for them.
+// Numbers of tables and sizes of rows must not change, because callers have allocated buffers for them.
 void check_same_tables(const Version& newer, const Version& older) {
   const auto described = [](const Version& version) {
     std::string text;
@@ -174,7 +174,7 @@ void check_bags(const SparringPackedRequest& request, const Table& table) {
   }
 }
 
-// Counts ids that are about to be read; many are worth reading ahead.
+// Counts ids to be read. After many ids, files are read ahead.
 void note_reads(SparringPacked& packed, const SparringPacked::State& state, int64_t num_ids) {
   const int64_t left = packed.single_reads.load(std::memory_order_relaxed);
   if (left == 0) return;
@@ -191,7 +191,7 @@ void note_version(SparringPackedLookup& arguments, const Version& version) {
   std::memcpy(arguments.hash, version.manifest().hash.c_str(), sizeof arguments.hash);
 }
 
-// Runs `answer` for each request of a call, all on one version.
+// Runs `answer` for each request of a call on the same version.
 template <class Answer>
 void answer_all(SparringPacked& packed, SparringPackedLookup& arguments, bool are_sums,
                 const Answer& answer) {
@@ -222,7 +222,7 @@ void answer_all(SparringPacked& packed, SparringPackedLookup& arguments, bool ar
   });
   note_reads(packed, *state, num_ids);
   if (arguments.num_requests > 1 && num_ids <= kFewIds * arguments.num_requests) {
-    // Their reads of memory go on at the same time.
+    // Their memory reads overlap.
     for_requests([&](const SparringPackedRequest& each) { prefetch_buckets(version, each); });
     for_requests([&](const SparringPackedRequest& each) { prefetch_records(version, each); });
   }
@@ -255,7 +255,7 @@ void widen_rows(const SparringPackedWiden& arguments) {
   }
 }
 
-// One chunk of a scan: the cursor is the layer and file, and the record.
+// Reads one chunk of a scan. The cursor contains layer and file, and the record.
 void scan(const Version& version, SparringPackedScan& arguments) {
   const Table& table = numbered_table(version, arguments.table);
   const auto stride = static_cast<uint64_t>(
@@ -265,7 +265,7 @@ void scan(const Version& version, SparringPackedScan& arguments) {
   uint64_t layer = arguments.cursor[0] >> 32;
   uint64_t place = arguments.cursor[0] & 0xffffffffu;
   uint64_t record = arguments.cursor[1];
-  // Rows are widened some at a time; of those that are counted, the first `num_written` are.
+  // Rows are converted in steps; the first `num_written` of the counted rows are done.
   const void* found_rows[kWidened];
   int64_t num_written = 0;
   const auto write_found = [&] {

@@ -1,4 +1,4 @@
-// One mapped data file, whose header has been checked: rows, or erased keys.
+// One mapped data file of rows or erased keys, whose header has been checked.
 #ifndef SPARRING_PACKED_READER_PACKED_FILE_H_
 #define SPARRING_PACKED_READER_PACKED_FILE_H_
 
@@ -23,7 +23,7 @@ inline int64_t key_of(const uint8_t* record) {
   return key;
 }
 
-// What a search reads of a file. A copy of it is held in registers, whatever is written meanwhile.
+// The values that a search reads. A local copy of it stays in registers while memory is written.
 struct FileView {
   const Bucket* buckets;
   const uint8_t* records;
@@ -35,19 +35,19 @@ struct FileView {
 
   uint64_t hash_of(int64_t key) const { return mix64(static_cast<uint64_t>(key) ^ salt); }
 
-  // Whether there can be such a bucket.
+  // Whether the bucket is in range.
   bool has(const Bucket& bucket) const {
     return bucket.count <= max_bucket && uint64_t{bucket.start} + bucket.count <= num_keys;
   }
 
   const uint8_t* record(uint64_t at) const { return records + at * record_bytes; }
 
-  // Bit i: digest i of the bucket is that of the hash.
+  // Bit i is set if digest i of the bucket is equal to the digest of the hash.
   static uint32_t matches(const Bucket& bucket, uint64_t hash) {
     const auto digest = static_cast<uint16_t>(hash);
     uint32_t found = 0;
 #if defined(__SSE2__)
-    // The whole cache line, of which the digests are behind the first three words.
+    // Compares the whole cache line, in which the digests follow the first three words.
     const auto* line = reinterpret_cast<const __m128i*>(&bucket);
     const __m128i wanted = _mm_set1_epi16(static_cast<int16_t>(digest));
     const auto equal = [&](int i) { return _mm_cmpeq_epi16(_mm_load_si128(line + i), wanted); };
@@ -62,7 +62,7 @@ struct FileView {
     return bucket.count < kBucketDigests ? found & ((1u << bucket.count) - 1) : found;
   }
 
-  // The record of the key in a bucket, or NULL.
+  // Returns the record of the key in a bucket, or NULL.
   const uint8_t* find(const Bucket& bucket, int64_t key, uint64_t hash) const {
     for (uint32_t found = matches(bucket, hash); found != 0; found &= found - 1) {
       const uint8_t* const candidate =
@@ -78,15 +78,15 @@ struct FileView {
 
 class PackedFile {
  public:
-  // Checks all that the header of a file says against its manifest and its length.
-  // Throws StatusError(SPARRING_CORRUPT) naming the file, which is at `path`.
+  // Compares all fields of the header with the manifest and the length of the file.
+  // Throws StatusError(SPARRING_CORRUPT) with the name of the file, which is at `path`.
   PackedFile(std::unique_ptr<const MappedFile> file, const std::string& path,
              const FileEntry& entry, const TableEntry& table);
 
-  // As MappedFile.
+  // See MappedFile.
   void read_ahead() const { file_->read_ahead(); }
 
-  // Hashes all bytes. Throws StatusError(SPARRING_CORRUPT) where they are others.
+  // Hashes all bytes. Throws StatusError(SPARRING_CORRUPT) if the hash differs.
   void verify() const;
 
   uint64_t num_keys() const { return header_.num_keys; }
@@ -95,10 +95,10 @@ class PackedFile {
 
   const FileView& view() const { return view_; }
 
-  // Throws StatusError(SPARRING_CORRUPT): the bucket is out of range.
+  // Throws StatusError(SPARRING_CORRUPT), because the bucket is out of range.
   [[noreturn]] void refuse_bucket(uint64_t bucket) const;
 
-  // The record of a key, or NULL. `search.h` has it for many keys at once.
+  // Returns the record of a key, or NULL. `search.h` searches for many keys at once.
   const uint8_t* find(int64_t key) const {
     const uint64_t hash = view_.hash_of(key);
     const uint64_t at = bucket_of(hash, view_.num_buckets);

@@ -1,4 +1,4 @@
-// The C functions, from packing to looking up, with lent threads; Python's tests do the rest.
+// Tests the C functions, from packing to lookups, with an executor; Python's tests cover the rest.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -43,7 +43,7 @@ float value_of(int64_t id, int64_t column, int64_t step) {
   return static_cast<float>(id * 100 + column + step * 1'000'000);
 }
 
-// A folder with serving snapshots, removed in the end.
+// A folder with serving snapshots, which is removed at the end.
 class Served {
  public:
   Served() {
@@ -54,7 +54,7 @@ class Served {
 
   const std::string& path() const { return path_; }
 
-  // Rows of ids [0, num_rows) at a step; a delta where there is a base.
+  // Writes rows of ids [0, num_rows) at a step; a delta if there is a base.
   std::string write(int64_t step, int64_t num_rows, const std::string& base_hash) {
     const std::string folder = path_ + "/step-" + std::to_string(step);
     mkdir(folder.c_str(), 0700);
@@ -213,7 +213,7 @@ void wrong_arguments_are_refused_with_a_message() {
   sparring_packed_close(nullptr);
 }
 
-// A number of a file's header.
+// Reads a number in a file's header.
 template <class Number>
 Number number_at(const std::vector<char>& file, int64_t offset) {
   Number number;
@@ -224,7 +224,7 @@ Number number_at(const std::vector<char>& file, int64_t offset) {
 constexpr int64_t kSaltAt = 48;
 constexpr int64_t kMostInBucketAt = 56;
 
-// A file of erased ids of partitions [0, partition_end).
+// Writes a file of erased ids in partitions [0, partition_end).
 std::vector<char> packed_ids(const std::vector<int64_t>& ids, int32_t partition_end) {
   auto pack = new_arguments<SparringPackedPack>();
   pack.table = "item";
@@ -244,12 +244,12 @@ void ids_of_some_partitions_are_spread_over_all_buckets() {
   for (int64_t id = 0; ids.size() < 4096; ++id) {
     if (sparring::partition_of(id) < 1024) ids.push_back(id);
   }
-  // 16 in the mean.
+  // 16 on average.
   CHECK(number_at<uint32_t>(packed_ids(ids, 1024), kMostInBucketAt) < 45);
 }
 
 void ids_that_were_chosen_to_collide_are_packed() {
-  // With the first salt all have one hash value but for the last bits: undone mix64 of 1, 2, …
+  // With the first salt all hashes are equal except for the last bits: inverted mix64 of 1, 2, …
   const auto salt = number_at<uint64_t>(packed_ids({1, 2}, 4096), kSaltAt);
   std::vector<int64_t> ids;
   for (uint64_t i = 1; i <= 300; ++i) {

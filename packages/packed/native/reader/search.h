@@ -1,12 +1,12 @@
-// Looks for many keys in files at once.
+// Searches for many keys in files at once.
 //
-// A key costs two reads that depend on each other: a bucket, and the record. Each step of a loop
-// takes three keys, so that what was asked of memory for a key has come when it is read:
+// A key requires two dependent reads: a bucket, and the record. Each step of a loop processes three
+// keys, so that the prefetched memory of a key has arrived when it is read:
 //
 //   key i + 2 kAhead              key i + kAhead             key i
-//   hash, ask for the bucket      match, ask for the record  compare
+//   hash, prefetch the bucket     match, prefetch the record compare
 //
-// The keys ahead stay on their way while the rows of those before them are used.
+// Prefetches for later keys continue while the caller uses the rows of earlier ones.
 #ifndef SPARRING_PACKED_READER_SEARCH_H_
 #define SPARRING_PACKED_READER_SEARCH_H_
 
@@ -17,13 +17,13 @@
 
 namespace sparring::packed {
 
-// Rows longer than this are asked for in part: the rest follows by itself.
+// Only this part of longer rows is prefetched; the hardware prefetches the rest.
 inline constexpr int64_t kMostPrefetchedBytes = 512;
 
 // A search for keys (count), in their order.
 class Search {
  public:
-  // `record_bytes`: how much of a record is read later.
+  // `record_bytes`: number of bytes of a record that the caller reads.
   Search(const FileSet& files, const int64_t* keys, int64_t count, int64_t record_bytes)
       : files_(files),
         only_file_(files.only_file()),
@@ -33,7 +33,7 @@ class Search {
         ahead_(std::min(count, kAhead)),
         next_(-2 * ahead_) {}
 
-  // found (count): the records of the next `count` keys, or NULL. REQUIRES: there are so many.
+  // found (count): the records of the next `count` keys, or NULL. REQUIRES: so many keys are left.
   // Throws StatusError(SPARRING_CORRUPT).
   void next(int64_t count, const uint8_t** found) {
     if (only_file_ != nullptr) {
@@ -44,7 +44,7 @@ class Search {
       const PackedFile* const any = files_.files().front().get();
       const auto file_of = [&](int64_t key) {
         const PackedFile* const file = files_.file_of(key);
-        // A key of a partition without a file is in none: any will do.
+        // A key of a partition without a file is not found in any file, so any file can be searched.
         return file != nullptr ? file : any;
       };
       advance(count, found, file_of,
@@ -98,7 +98,7 @@ class Search {
       const Slot& slot = slots_[i % kSlots];
       found[i - first] = slot.record;
       if (slot.record != nullptr && key_of(slot.record) == keys_[i]) continue;
-      // Another key with this digest, or a bucket with more keys than digests.
+      // The digests of two keys are equal, or the bucket has more keys than digests.
       if (slot.record != nullptr || slot.bucket->count > kBucketDigests) {
         found[i - first] = view_of(slot).find(*slot.bucket, keys_[i], slot.hash);
       }

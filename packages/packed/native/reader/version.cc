@@ -26,7 +26,7 @@ std::string listed(const std::vector<TableEntry>& tables) {
   return text;
 }
 
-// Others are filters of ids, which no lookup asks.
+// Other kinds are filters of ids, which lookups do not use.
 bool is_mapped(const FileEntry& entry) { return entry.kind == "rows" || entry.kind == "erased"; }
 
 size_t place_of(const std::vector<TableEntry>& tables, const std::string& name) {
@@ -102,7 +102,7 @@ std::shared_ptr<const Layer> map_layer(const std::string& path, Manifest manifes
   layer->name = path.substr(path.find_last_of('/') + 1);
   const std::vector<TableEntry>& tables = layer->manifest.tables;
   layer->tables.resize(tables.size());
-  // All are mapped before one is read: first pages that are not in memory come at the same time.
+  // Maps all files before reading one, so that page faults of the first pages overlap.
   std::vector<std::pair<const FileEntry*, std::unique_ptr<const MappedFile>>> mapped;
   for (const FileEntry& entry : layer->manifest.files) {
     if (!is_mapped(entry) || !partitions.overlap(entry)) continue;

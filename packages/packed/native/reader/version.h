@@ -1,5 +1,5 @@
-// One version of all tables: layers of mapped files, the newest first. It never changes,
-// so any number of threads may read it.
+// One version of all tables: layers of mapped files, newest first. It is immutable, so any
+// number of threads may read it.
 #ifndef SPARRING_PACKED_READER_VERSION_H_
 #define SPARRING_PACKED_READER_VERSION_H_
 
@@ -25,19 +25,19 @@ struct Partitions {
   }
 };
 
-// The files of one kind of a table in one snapshot, found by partition.
+// The files of one kind and table in one snapshot, by partition.
 class FileSet {
  public:
-  // Throws StatusError(SPARRING_CORRUPT) where two files have a partition.
+  // Throws StatusError(SPARRING_CORRUPT) if another file has the same partition.
   void add(std::unique_ptr<PackedFile> file, int32_t begin, int32_t end);
 
   bool is_empty() const { return files_.empty(); }
   const std::vector<std::unique_ptr<PackedFile>>& files() const { return files_; }
 
-  // The one that has all partitions, or NULL.
+  // The file that contains all partitions, or NULL.
   const PackedFile* only_file() const { return covers_all_ ? files_[0].get() : nullptr; }
 
-  // The file that may have the key, or NULL.
+  // The file that may contain the key, or NULL.
   const PackedFile* file_of(int64_t key) const {
     if (covers_all_) return files_[0].get();
     const uint16_t at = file_of_partition_[static_cast<size_t>(partition_of(key))];
@@ -46,7 +46,7 @@ class FileSet {
 
  private:
   std::vector<std::unique_ptr<PackedFile>> files_;
-  std::vector<uint16_t> file_of_partition_;  // (4096): 1 + its place in files_, or 0
+  std::vector<uint16_t> file_of_partition_;  // (4096): 1 + index in files_, or 0
   bool covers_all_ = false;
 };
 
@@ -60,14 +60,14 @@ struct TableLayer {
 struct Layer {
   Manifest manifest;
   std::string path;
-  std::string name;                           // of its folder
-  std::vector<std::unique_ptr<TableLayer>> tables;  // by table number; NULL: the delta has none
+  std::string name;                           // name of its folder
+  std::vector<std::unique_ptr<TableLayer>> tables;  // by table number; NULL if not in the delta
   uint64_t mapped_bytes = 0;
-  Partitions partitions;  // whose files are read
+  Partitions partitions;  // partitions whose files are mapped
 
-  // Compares the hash of every file of its partitions, of the filters too, which are not mapped.
+  // Compares the hash of every file of its partitions, including the filters, which are not mapped.
   void verify() const;
-  void read_ahead() const;  // as MappedFile, of all files
+  void read_ahead() const;  // for all files; see MappedFile
 
  private:
   template <class Body>
@@ -93,7 +93,7 @@ struct Version {
 
 inline constexpr size_t kMostLayers = 64;
 
-// Maps the files of one snapshot that have some of `partitions`.
+// Maps the files of one snapshot that overlap `partitions`.
 // Throws StatusError: SPARRING_CORRUPT, SPARRING_IO.
 std::shared_ptr<const Layer> map_layer(const std::string& path, Manifest manifest,
                                        const Partitions& partitions);
@@ -101,7 +101,7 @@ std::shared_ptr<const Layer> map_layer(const std::string& path, Manifest manifes
 // Reads the manifest of a snapshot.
 Manifest read_manifest(const std::string& path);
 
-// `layers`, newest first, as a version. Throws StatusError where they do not go together.
+// Creates a version from `layers`, newest first. Throws StatusError if they do not match.
 std::shared_ptr<const Version> make_version(std::vector<std::shared_ptr<const Layer>> layers,
                                             const Partitions& partitions);
 

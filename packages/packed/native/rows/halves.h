@@ -1,5 +1,5 @@
-// float16 and bfloat16, one number at a time. To float32 exactly; from it to nearest,
-// even where two are. A NaN becomes a quiet one.
+// Conversion of single numbers between float32 and float16 or bfloat16. To float32 exactly; from
+// float32 rounded to nearest, ties to even. A NaN becomes a quiet NaN.
 #ifndef SPARRING_PACKED_ROWS_HALVES_H_
 #define SPARRING_PACKED_ROWS_HALVES_H_
 
@@ -27,7 +27,7 @@ inline float float_of_float16(uint16_t half) {
     return std::bit_cast<float>(sign | 0x7f800000u | quiet | (mantissa << 13));
   }
   if (exponent != 0) return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
-  // Subnormal: mantissa * 2^-24, which float32 has exactly.
+  // Subnormal: mantissa * 2^-24, which float32 represents exactly.
   const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
   return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(magnitude));
 }
@@ -41,7 +41,7 @@ inline uint16_t float16_of_float(float value) {
   }
   if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);  // 65,520 and above
   if (magnitude < 0x38800000u) {
-    // Below 2^-14. Adding 0.5 puts the last kept place, 2^-24, at the end of the mantissa.
+    // Below 2^-14. Adding 0.5 moves the last kept bit, 2^-24, to the end of the mantissa.
     const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
     return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(shifted) - 0x3f000000u));
   }

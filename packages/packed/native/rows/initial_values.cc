@@ -1,4 +1,4 @@
-// Compiled with -ffp-contract=off: a multiplication and an addition round twice.
+// Compiled with -ffp-contract=off, so that a multiplication and an addition are rounded separately.
 #include "rows/initial_values.h"
 
 #include <algorithm>

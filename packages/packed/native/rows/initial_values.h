@@ -1,5 +1,5 @@
-// What an id reads as before it has a row, as sparring/initial_value.h defines it. Missing ids are few, so
-// that vectors would save little here. The tests compare each bit with core's.
+// Initial values of ids without a row, as defined by sparring/initial_value.h. Missing ids are few, so
+// vectorization would save little here. The tests compare each bit with core's.
 #ifndef SPARRING_PACKED_ROWS_INITIAL_VALUES_H_
 #define SPARRING_PACKED_ROWS_INITIAL_VALUES_H_
 
@@ -16,7 +16,7 @@ struct TableInitializer {
   int32_t dtype;  // the table's dtype in training, to which values are rounded
 };
 
-// REQUIRES: the kind of the table's initializer is a known one.
+// REQUIRES: the kind of the table's initializer is known.
 TableInitializer initializer_of(const TableEntry& table);
 
 // out (dim): the embedding of `id`, exact in float32.

@@ -1,4 +1,4 @@
-// The avx2 level; level.h has the rules.
+// The avx2 level; level.h contains the rules.
 #include "rows/level.h"
 
 #if defined(__x86_64__)
@@ -36,7 +36,7 @@ inline Floats widen_bytes(const uint8_t* from) {
 inline Floats widen_nibbles(const uint8_t* from) {
   int32_t word;
   __builtin_memcpy(&word, from, 4);
-  // Lane i gets nibble i: the lowest first.
+  // Lane i gets nibble i, the lowest first.
   const __m256i shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
   const __m256i nibbles =
       _mm256_and_si256(_mm256_srlv_epi32(_mm256_set1_epi32(word), shifts), _mm256_set1_epi32(15));

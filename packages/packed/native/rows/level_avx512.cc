@@ -1,4 +1,4 @@
-// The avx512 level; level.h has the rules.
+// The avx512 level; level.h contains the rules.
 #include "rows/level.h"
 
 #if defined(__x86_64__)
@@ -12,7 +12,7 @@ namespace {
 
 using Floats = __m512;
 constexpr int kLanes = 16;
-// The forms without a mask make GCC 12 warn of an uninitialised value of its own.
+// Forms with a mask, because GCC 12 warns of an uninitialized value inside the forms without one.
 constexpr __mmask16 kAll = 0xffff;
 
 inline Floats load(const float* from) { return _mm512_loadu_ps(from); }

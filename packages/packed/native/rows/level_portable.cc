@@ -1,4 +1,4 @@
-// The portable level: vectors of 16 bytes, as compilers have them everywhere.
+// The portable level: vectors of 16 bytes, which all compilers support.
 #include "rows/level.h"
 
 #define SPARRING_LEVEL_LOOPS kPortableLoops

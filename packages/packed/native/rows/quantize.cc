@@ -1,4 +1,4 @@
-// Compiled with -ffp-contract=off: stored rows are the same whatever CPU wrote them.
+// Compiled with -ffp-contract=off, so that stored rows do not depend on the CPU that wrote them.
 #include "rows/quantize.h"
 
 #include <algorithm>
@@ -20,7 +20,7 @@ struct Range {
   float bias;
 };
 
-// The next float16 above; of a finite one.
+// The next greater float16 of a finite one.
 uint16_t half_above(uint16_t bits) {
   if (bits == 0x8000) return 1;
   return static_cast<uint16_t>((bits & 0x8000) != 0 ? bits - 1 : bits + 1);
@@ -31,7 +31,7 @@ uint16_t half_below(uint16_t bits) {
   return static_cast<uint16_t>((bits & 0x8000) != 0 ? bits + 1 : bits - 1);
 }
 
-// The stored scale and bias for elements from `least` to `largest`.
+// Stored scale and bias for elements from `least` to `largest`.
 Range range_of(float least, float largest, float most) {
   Range range;
   range.bias_bits = float16_of_float(least);
@@ -45,11 +45,11 @@ Range range_of(float least, float largest, float most) {
   return range;
 }
 
-// (value - bias) / scale to the nearest whole number from 0 to `most`.
+// (value - bias) / scale, rounded to the nearest integer from 0 to `most`.
 inline float level_of(float value, float bias, float inverse, float most) {
   const float level = (value - bias) * inverse;
   const float held = level < 0.0f ? 0.0f : level > most ? most : level;
-  // 2^23 + x has no fraction: rounded to nearest, even where two are.
+  // 2^23 + x has no fraction: it is rounded to nearest, ties to even.
   return (held + 8'388'608.0f) - 8'388'608.0f;
 }
 
@@ -57,7 +57,7 @@ inline float inverse_of(float scale) { return scale > 0.0f ? 1.0f / scale : 0.0f
 
 constexpr int kLanes = 16;
 
-// In sixteen sums, which vectors of any length can share.
+// Uses sixteen sums, which vectors of any length can share.
 float square_error(const float* embedding, int64_t dim, const Range& range, float most) {
   const float inverse = inverse_of(range.scale);
   float sums[kLanes] = {};
@@ -81,7 +81,7 @@ float square_error(const float* embedding, int64_t dim, const Range& range, floa
 }
 
 constexpr int kSteps = 200;
-constexpr float kNarrowest = 0.16f;  // of the range: the paper's
+constexpr float kNarrowest = 0.16f;  // relative to the range, from the paper
 
 Range searched_range(const float* embedding, int64_t dim, float least, float largest, float most) {
   Range best = range_of(least, largest, most);

@@ -1,13 +1,13 @@
-// Embeddings to stored rows. A pure function of an embedding, so that base and delta
-// agree, and so that a missing id's row is stored bits too where those are asked for.
+// Encodes embeddings as stored rows. It is a pure function of an embedding, so that base and
+// delta agree, and so that a lookup of stored rows can also encode initial values.
 //
-// int8   element = scale * q + bias. The bias is the largest float16 that is not above
-//        the least element, the scale the least float16 with which 255 reaches the
-//        largest: no element is off by more than half a scale, and rounding of float32.
+// int8   element = scale * q + bias. The bias is the largest float16 that is not greater than
+//        the minimum, the scale the smallest float16 with which 255 reaches the maximum: the
+//        error of an element is at most half a scale, plus rounding of float32.
 // int4   the same with 15, after a greedy search of the range (Guan et al., "Post-training
 //        4-bit quantization on embedding tables", arXiv 1911.02079): the range is narrowed
-//        in steps of 1/200 of it, from the side that leaves the smaller square error, and
-//        the best of all is kept. Elements outside of it read as its ends.
+//        in steps of 1/200, from the side that results in the smaller square error, and
+//        the best range is used. Elements outside of it are clipped.
 #ifndef SPARRING_PACKED_ROWS_QUANTIZE_H_
 #define SPARRING_PACKED_ROWS_QUANTIZE_H_
 
@@ -15,12 +15,12 @@
 
 namespace sparring::packed {
 
-// embedding (dim) → row, row_bytes_of(dtype, dim) bytes. Returns false where no row of
-// the dtype holds it: a NaN or infinity for int8 and int4, elements beyond 65,504 for
+// embedding (dim) → row, row_bytes_of(dtype, dim) bytes. Returns false if the dtype cannot
+// represent it: a NaN or infinity for int8 and int4, elements beyond 65,504 for
 // these and for fp16.
 bool encode_row(int32_t dtype, const float* embedding, int64_t dim, uint8_t* row);
 
-// embedding (dim): as `source_dtype` stores it, as float32. REQUIRES: not a quantized one.
+// Converts an embedding (dim) to float32. REQUIRES: `source_dtype` is not quantized.
 void decode_source(int32_t source_dtype, const void* embedding, int64_t dim, float* out);
 
 }  // namespace sparring::packed

@@ -13,7 +13,7 @@ using border::check;
 using border::check_given;
 using border::refuse;
 
-// Scores that are worth a thread.
+// Minimum number of scores per thread.
 constexpr int64_t kGrain = 1 << 16;
 
 bool is_better(const SparringPackedBest& a, const SparringPackedBest& b) {
@@ -22,10 +22,10 @@ bool is_better(const SparringPackedBest& a, const SparringPackedBest& b) {
 
 // The best of one query.
 //
-//   best:  [ k - 1 in any order | the k-th best of all before it | better than that one, in any order )
+//   best:  [ k - 1 in any order | k-th best of the earlier scores | better than that, in any order )
 //
-// INVARIANT: where there are k or more, best[k - 1] is the worst of the first k. What is not
-// better than it is not among the k best, and never kept.
+// INVARIANT: if there are k or more, best[k - 1] is the worst of the first k. A score that is not
+// better is not among the k best, and is not stored.
 class Kept {
  public:
   Kept(const SparringPackedSelect& arguments, int64_t query)
@@ -40,14 +40,14 @@ class Kept {
 
   int64_t count() const { return count_; }
 
-  // No score below can be kept.
+  // Smaller scores are never stored.
   float bound() const {
     return count_ < k_ ? -std::numeric_limits<float>::infinity() : best_[k_ - 1].score;
   }
 
   void offer(const SparringPackedBest& one) {
     if (count_ >= k_ && !is_better(one, best_[k_ - 1])) return;
-    // Few come here: to look for all ids of a block would take longer than to multiply it.
+    // Few scores get here. Searching all ids of a block would take longer than multiplying it.
     if (std::binary_search(first_excluded_, last_excluded_, one.id)) return;
     best_[count_++] = one;
     if (count_ == k_ || count_ == capacity_) shrink();

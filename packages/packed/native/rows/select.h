@@ -1,4 +1,4 @@
-// Keeps the best of many scores of each query; sparring_packed.h has the contract.
+// Selects the best scores of each query; sparring_packed.h contains the contract.
 #ifndef SPARRING_PACKED_ROWS_SELECT_H_
 #define SPARRING_PACKED_ROWS_SELECT_H_
 

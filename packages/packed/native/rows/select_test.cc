@@ -1,4 +1,4 @@
-// The best of scores that come in blocks, with lent threads; Python's tests compare with sorting.
+// Tests selection from blocks of scores with an executor; Python's tests compare with sorting.
 #include "rows/select.h"
 
 #include <algorithm>

@@ -23,7 +23,7 @@ struct Level {
 constexpr int kNumLevels = 3;
 
 #if defined(__x86_64__)
-// Which clang's __builtin_cpu_supports does not know.
+// Detected separately, because clang's __builtin_cpu_supports does not support it.
 bool has_f16c() {
   unsigned eax, ebx, ecx, edx;
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
@@ -72,7 +72,7 @@ const Level& current_level() {
       if (levels()[i].is_available) level = levels() + i;
     }
   }
-  // Another thread may have chosen meanwhile; its choice stands.
+  // Another thread may have set the level in the meantime, which then remains.
   const Level* none = nullptr;
   current.compare_exchange_strong(none, level);
   return none != nullptr ? *none : *level;

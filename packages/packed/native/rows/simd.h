@@ -1,4 +1,4 @@
-// Which SIMD level runs. All give the same bits; they differ in speed.
+// Selects the SIMD level. All levels give the same bits and differ in speed.
 #ifndef SPARRING_PACKED_ROWS_SIMD_H_
 #define SPARRING_PACKED_ROWS_SIMD_H_
 
@@ -6,13 +6,13 @@
 
 namespace sparring::packed {
 
-// The loops in use: at first those that SPARRING_SIMD names, or else the fastest that
-// this CPU has. Throws StatusError where the variable names a level that is not to be had.
+// Returns the loops in use: initially those of the level in SPARRING_SIMD, or else the fastest
+// that this CPU supports. Throws StatusError if the variable names an unsupported level.
 const RowLoops& row_loops();
 
 const char* simd_level();
 
-// Returns false, and changes nothing, where there is no such level.
+// Returns false without a change if the level is not supported.
 bool set_simd_level(const char* name);
 
 }  // namespace sparring::packed

@@ -16,8 +16,8 @@ namespace {
 
 using border::refuse;
 
-constexpr uint64_t kKeysPerBucket = 16;  // on average: more than 29 are rare
-constexpr uint64_t kFewKeys = 100;  // in a bucket: more are a reason to try another salt
+constexpr uint64_t kKeysPerBucket = 16;  // on average; more than 29 are rare
+constexpr uint64_t kFewKeys = 100;  // in a bucket; with more, another salt is tried
 constexpr int kMostSalts = 8;
 
 struct Directory {
@@ -40,8 +40,8 @@ Directory directory_for(const SparringPackedPack& arguments, uint64_t num_bucket
   return directory;
 }
 
-// Never 0: the highest bits of mix64 are the partition, of which a file has a range, and its ids would
-// fall into as small a part of the buckets.
+// Never 0: the highest bits of mix64 are the partition, so the ids of a file, which are in a range of
+// partitions, would use only a small part of the buckets.
 constexpr uint64_t salt_of(int number) {
   return mix64(static_cast<uint64_t>(number + 1) * 0x9e3779b97f4a7c15u);
 }
@@ -56,7 +56,7 @@ Directory best_directory(const SparringPackedPack& arguments, uint64_t num_bucke
   return best;
 }
 
-// Where each id's record goes.
+// Position of each id's record.
 std::vector<uint32_t> places_of(const SparringPackedPack& arguments, const Directory& directory) {
   const uint64_t num_buckets = directory.start.size() - 1;
   std::vector<uint32_t> next(directory.start.begin(), directory.start.end() - 1);
@@ -127,7 +127,7 @@ Header header_of(const SparringPackedPack& arguments, const Directory& directory
   return header;
 }
 
-// Writes the row of one embedding, and adds up what rounding changed.
+// Writes the row of one embedding, and adds its rounding error.
 class RowWriter {
  public:
   explicit RowWriter(SparringPackedPack& arguments)

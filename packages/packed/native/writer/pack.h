@@ -1,4 +1,4 @@
-// Makes the bytes of a data file; layout.h draws them.
+// Writes a data file to memory; layout.h describes the format.
 #ifndef SPARRING_PACKED_WRITER_PACK_H_
 #define SPARRING_PACKED_WRITER_PACK_H_
 
@@ -6,8 +6,8 @@
 
 namespace sparring::packed {
 
-// Throws StatusError(SPARRING_INVALID_ARGUMENT): an id twice or of another partition, an
-// embedding that the dtype cannot hold, too little room.
+// Throws StatusError(SPARRING_INVALID_ARGUMENT) for a duplicate id, an id of another partition, an
+// embedding that the dtype cannot represent, or a buffer that is too small.
 void pack(SparringPackedPack& arguments);
 
 }  // namespace sparring::packed
