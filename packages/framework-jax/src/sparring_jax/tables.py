@@ -168,7 +168,7 @@ class Tables(TableGroup):
             if gradient.shape != wanted.shape or gradient.dtype != wanted.dtype:
                 raise InvalidArgumentError(
                     f"accumulate: the gradient of table {table!r} must be {wanted.shape} {wanted.dtype}, "
-                    f"found {gradient.shape} {gradient.dtype}; give that of batch.rows",
+                    f"found {gradient.shape} {gradient.dtype}; use jax.grad",
                     table=table,
                 )
             batch.check_is_new(table, gradient)

@@ -1,4 +1,4 @@
-"""libsparring_packed.so with ctypes: its structs correspond to those of ``sparring_packed.h``.
+"""libsparring_packed.so with ctypes: its structs correspond to ``sparring_packed.h``.
 
 ctypes releases the interpreter lock during each call.
 """

@@ -468,8 +468,8 @@ class PackedTables(Closable):
                 was opened.
             verify: as in `open`, for the newly mapped files. Defaults to the value that was passed to
                 `open`.
-            warm_up: what to read before the version is used; the result is in `warmed_up`. It is skipped
-                if every byte is hashed, because that reads all files.
+            warm_up: reads parts of the version before it is used; the result is in `warmed_up`. It is
+                skipped if every byte is hashed, because that reads all files.
 
         Returns:
             Whether there was a newer version.

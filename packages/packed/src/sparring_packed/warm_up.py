@@ -29,7 +29,7 @@ _HEADER_BYTES, _NUM_BUCKETS_AT, _BUCKET_BYTES = 128, 40, 64
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """Specifies what to read of a newer version before it is used.
+    """Options for reading parts of a newer version before it is used.
 
     Args:
         seconds: maximum duration of the warm-up, 0 to 600.
@@ -49,7 +49,7 @@ class WarmUp:
 
 @dataclass(slots=True)
 class WarmUpResult:
-    """Reports what a warm-up has read.
+    """Counts the ids and bytes that a warm-up has read.
 
     Args:
         num_ids: number of ids that were looked up.
@@ -86,7 +86,7 @@ def warm(newer: Tables, bases: set[str], wanted: WarmUp) -> WarmUpResult:
     Args:
         newer: the newer version, opened a second time. It is closed after reading.
         bases: hashes of versions that are in use. Their files are not read.
-        wanted: what to read.
+        wanted: options of the warm-up.
     """
     counted, stop = WarmUpResult(), threading.Event()
 

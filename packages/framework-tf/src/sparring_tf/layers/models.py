@@ -1,4 +1,4 @@
-"""Recommendation models, equal to those of `sparring_torch.models`."""
+"""Recommendation models, equal to the models of `sparring_torch.models`."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _IDS_PER_PARTITION = 256
 class TableConfig:
     """A table: a named set of rows, one per trained id.
 
-    The positional arguments, up to `max_unique_ids_per_partition`, are those of keras-rs.
+    The positional arguments, up to `max_unique_ids_per_partition`, are the same as in keras-rs.
 
     Args:
         name: name of the table. Initial embeddings depend on it, on `seed` and on the id.
@@ -127,7 +127,7 @@ class TableConfig:
 class FeatureConfig:
     """A feature that looks up in a table. Several features may share one table.
 
-    The arguments by position are those of keras-rs.
+    The positional arguments are the same as in keras-rs.
 
     Args:
         name: name of the feature in error messages.

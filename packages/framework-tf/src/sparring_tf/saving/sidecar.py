@@ -159,7 +159,7 @@ class SidecarSave:
         return None if known is None else replace(known, table=table)
 
     def remove_older(self) -> None:
-        """Removes all snapshots except those of this save and the previous one."""
+        """Removes the snapshots of all saves except this one and the previous one."""
         if not self.is_whole:
             return
         place = open_root(_folder(self.path))

@@ -57,7 +57,7 @@ def distribute(
         optimizer: a Keras optimizer that has taken no step. It updates rows and all other variables.
         plan: sharding of the tables; see `Optimizer`. By default, tables are sharded by rows.
         semantics: ``exact`` rejects an optimizer that would change rows without a gradient; ``lazy``
-            does not change such rows, so that results differ from those of the original optimizer.
+            does not change such rows, so that the original optimizer would give different results.
         keep: names or paths of layers that are not replaced. All ranks have their weights.
         storage: storage backend of the rows.
         service: configuration file of a service with the role ``parameters`` that stores the tables and

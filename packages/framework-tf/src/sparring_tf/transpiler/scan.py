@@ -183,7 +183,7 @@ def _find_optimizer_obstacle(optimizer: Any, is_lazy: bool) -> str:
 
 
 def _why_inexact(optimizer: Any) -> str:
-    """Returns why rows would differ from those of a weight; empty if they would not."""
+    """Returns why rows would differ from the rows of a weight; empty if they would not."""
     kind = type(optimizer).__name__
     if optimizer.clipvalue is not None:
         return (
