@@ -25,7 +25,7 @@ from sparring_tf.optim.optimizer import Optimizer
 
 IDS = np.arange(20, dtype=np.int64) * 10**15 - 7
 TARGETS = (np.arange(20) % 3).astype(np.float32)[:, None]
-REFUSED = r"weights that were set are of step \d+, and the rows of table 'rows' of step \d+"
+REFUSED = r"dense weights are from step \d+, but the rows of table 'rows' are from step \d+"
 
 
 def model_of(layer: Any = None, **options: Any) -> Any:
@@ -120,7 +120,7 @@ def test_newer_weights_end_the_refusal_and_copies_keep_the_version(copied: Any) 
     model.fit(IDS, TARGETS, verbose=0)
     current, expected = copied(model.get_weights()), model.predict(IDS, verbose=0)
     model.set_weights(initial)
-    with pytest.raises(InvalidArgumentError, match=r"of step 0, .* of step 1"):
+    with pytest.raises(InvalidArgumentError, match=r"from step 0, .* from step 1"):
         model(IDS)
     model.set_weights(current)
     assert np.array_equal(model.predict(IDS, verbose=0), expected)

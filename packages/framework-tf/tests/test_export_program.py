@@ -196,7 +196,9 @@ def test_damaged_and_foreign_bundles_are_refused(exported: Exported, tmp_path: P
         load_program(copied, exported.served)
     description = copied / "bundle.json"
     description.write_text(description.read_text().replace("tensorflow 2", "torch 2"))
-    with pytest.raises(InvalidArgumentError, match="has a program of torch, and tensorflow was to"):
+    with pytest.raises(
+        InvalidArgumentError, match="contains a program of torch, expected tensorflow"
+    ):
         load_program(copied, exported.served)
 
 
@@ -221,7 +223,7 @@ def test_models_that_cannot_be_exported_are_refused(exported: Exported, tmp_path
     out = tmp_path / "out"
     ids = keras.Input((), dtype="int64")
     other = keras.Model(ids, Embedding(7, name="country_rows", storage="memory")(ids))
-    with pytest.raises(InvalidArgumentError, match=r"'country_rows' of dim 7, and .* has dim 3"):
+    with pytest.raises(InvalidArgumentError, match=r"'country_rows' of dim 7, but .* has dim 3"):
         export_program(other, out, served=exported.served)
     with pytest.raises(InvalidArgumentError, match="exists; name a folder that does not"):
         export_program(exported.model, exported.bundle, served=exported.served)
@@ -315,7 +317,7 @@ def test_ragged_and_sparse_ids_are_exported(tmp_path: Path) -> None:
         loss = sum(tf.reduce_sum(each) for each in model(ids))
     optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
     publish(optimizer, tmp_path, 1)
-    with pytest.raises(InvalidArgumentError, match="does not say its inputs; pass a signature"):
+    with pytest.raises(InvalidArgumentError, match="has no defined inputs; pass a signature"):
         export_program(model, tmp_path / "bundle", served=tmp_path / "served")
     spec = tf.RaggedTensorSpec([None, None], tf.int64, 1, tf.int64)
     export_program(model, tmp_path / "bundle", served=tmp_path / "served", signature=[spec])

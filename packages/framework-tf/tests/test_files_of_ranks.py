@@ -171,7 +171,7 @@ def test_what_fails_on_one_rank_is_told_on_all(tmp_path: Path) -> None:
         assert told[1][0] is InvalidArgumentError
         assert "ranks save a model to different paths" in told[1][1]
         assert issubclass(told[2][0], (SnapshotError, OSError))
-    assert "there is none" in second[3][1]
+    assert "it does not exist" in second[3][1]
     assert "rank 1" in first[3][1]
 
 

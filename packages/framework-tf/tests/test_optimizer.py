@@ -173,7 +173,7 @@ def test_mixed_precision_trains_rows_in_float32(policy: str) -> None:
     ("make", "reason"),
     [
         (keras.optimizers.Adafactor, "cannot update rows"),
-        (keras.optimizers.Lamb, "rows that are stepped together"),
+        (keras.optimizers.Lamb, "rows that are updated together"),
         (lambda: keras.optimizers.SGD(clipnorm=1.0), "clipvalue"),
         (lambda: keras.optimizers.SGD(use_ema=True), "use_ema"),
         (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), "wrap"),
@@ -196,7 +196,7 @@ def test_wrong_arguments_are_refused() -> None:
     layer = Embedding(DIM, storage="memory")
     for build, message in (
         (lambda: Optimizer(layer, keras.optimizers.SGD), "takes an optimizer of Keras"),
-        (lambda: Optimizer(layer, keras.optimizers.SGD(), lr=1), "give the hyper-parameters"),
+        (lambda: Optimizer(layer, keras.optimizers.SGD(), lr=1), "pass hyper-parameters"),
         (lambda: Optimizer(keras.layers.Dense(1), "sgd"), "none of the layers"),
         (lambda: Optimizer("layer", "sgd"), "models and layers"),
         (lambda: Optimizer(layer, "sgd", gradient_accumulation_steps=0), "whole number"),
@@ -328,7 +328,7 @@ def test_gradients_that_are_missing_are_told_of(is_graph: bool) -> None:
     with pytest.raises(InvalidArgumentError, match="no variable has a gradient"):
         taken(lambda: constant)
     assert int(optimizer.iterations) == 0
-    with pytest.warns(UserWarning, match="no gradients for item/item_anchor, which stay"):
+    with pytest.warns(UserWarning, match="no gradients for item/item_anchor, which remain"):
         taken(lambda: dense(embeddings))
     assert layer.num_rows() == {"item": 0}
     with pytest.warns(

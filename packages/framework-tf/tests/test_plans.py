@@ -91,7 +91,7 @@ def test_plans_that_do_not_fit_are_refused(plan: Any, error: Any, words: str) ->
 def test_a_container_that_was_given_has_a_plan_of_its_own() -> None:
     with StepContainer(plan={"user": "table_wise"}) as container:
         made = model(container=container)
-        with pytest.raises(InvalidArgumentError, match="give it the plan"):
+        with pytest.raises(InvalidArgumentError, match="pass the plan to their container"):
             Optimizer(made, keras.optimizers.SGD(0.1), plan="auto")
         assert Optimizer(made, keras.optimizers.SGD(0.1)).container is container
     bag = EmbeddingBag(2, name="held", storage="memory")

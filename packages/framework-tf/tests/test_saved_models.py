@@ -282,14 +282,14 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(
     same = [Embedding(4, name="rows"), inner]
     found = [layer(ids) for layer, ids in zip(same, (first, second), strict=True)]
     two = keras.Model([first, second], keras.layers.Add()(found))
-    refused(two, InvalidArgumentError, "two tables of the name 'rows'")
+    refused(two, InvalidArgumentError, "the same name 'rows'")
     with StepContainer() as container:
         layers = [keras.Input((), dtype="int64"), Embedding(4, name="rows", container=container)]
         model = keras.Sequential(layers)
         with monkeypatch.context() as patched:
             patched.setattr(container.collective, "world_size", 2)
             patched.setattr(container, "reads_directly", lambda _: True)
-            refused(model, UnsupportedError, r"lie on 2 ranks.*container\.save")
+            refused(model, UnsupportedError, r"are on 2 ranks.*container\.save")
     refused(model, ClosedError, "closed")
 
 

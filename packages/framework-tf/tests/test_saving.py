@@ -84,10 +84,10 @@ def test_a_file_without_the_rows_is_refused(name: str, tmp_path: Path) -> None:
     assert len(found) == 1
     other = model_of(keras.optimizers.Adam(0.05))
     # Keras makes a ValueError of it, with our text.
-    with pytest.raises(ValueError, match="lacks the rows of table 'rows'"):
+    with pytest.raises(ValueError, match="does not contain the rows of table 'rows'"):
         other.load_weights(tmp_path / "model.weights.h5")
     layer = Embedding(4, storage="memory", name="rows")
-    with pytest.raises(DataError, match="lacks the rows of table 'rows'"):
+    with pytest.raises(DataError, match="does not contain the rows of table 'rows'"):
         layer.load_own_variables({})
 
 
@@ -133,7 +133,7 @@ def test_an_interrupted_fit_goes_on_where_it_was(tmp_path: Path) -> None:
 
 def test_rows_of_another_dim_are_refused() -> None:
     store = saved(Embedding(8, storage="memory", name="rows"))
-    with pytest.raises(InvalidArgumentError, match="dim 8, the layer's table 4"):
+    with pytest.raises(InvalidArgumentError, match="dim 8, but the layer's table has 4"):
         Embedding(4, storage="memory", name="rows").load_own_variables(store)
 
 
@@ -198,6 +198,6 @@ def test_rows_of_one_process_are_refused_on_several_ranks(
         layer = Embedding(4, storage="memory", name="rows", container=container)
         store = saved(layer)
         monkeypatch.setattr(container.collective, "world_size", 2)
-        with pytest.raises(UnsupportedError, match=r"lie on 2 ranks.*save_model"):
+        with pytest.raises(UnsupportedError, match=r"are on 2 ranks.*save_model"):
             layer.load_own_variables(store)
         monkeypatch.undo()

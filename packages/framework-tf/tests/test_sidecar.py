@@ -148,7 +148,7 @@ def test_the_save_before_stays_for_copies_and_older_ones_go(tmp_path: Path) -> N
         other.load_weights(tmp_path / f"copy{number}.weights.h5")
         found = other.predict(np.concatenate([IDS, [999]]), verbose=0)
         assert np.array_equal(found, predictions[number])
-    with pytest.raises(ValueError, match=r"save-000001\.0 .*there is none"):
+    with pytest.raises(ValueError, match=r"save-000001\.0 .*it does not exist"):
         model_of().load_weights(tmp_path / "copy0.weights.h5")
 
 
@@ -236,7 +236,7 @@ def test_rows_of_another_table_are_refused_before_they_are_read(tmp_path: Path) 
     trained(model, 1)
     model.save_weights(path)
     cases = {
-        "seed 0, the layer's table 3": {"seed": 3},
+        "seed 0, but the layer's table has 3": {"seed": 3},
         "saved as those of table 'rows'": {"name": "others"},
     }
     for message, options in cases.items():
@@ -279,7 +279,7 @@ def test_what_leads_elsewhere_than_beside_the_file_is_refused(change: dict[str, 
     whole = {"folder": "m.rows", "name": "save-000001.0", "manifest_hash": "x", "table": "rows"}
     assert parse_sidecar_rows(whole, "rows").as_dict() == whole
     for plain in ({**whole, **change}, {}, None):
-        with pytest.raises(DataError, match="not saved rightly"):
+        with pytest.raises(DataError, match="location of the rows of table 'rows' is invalid"):
             parse_sidecar_rows(plain, "rows")
 
 

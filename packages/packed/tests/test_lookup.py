@@ -237,7 +237,7 @@ def test_what_cannot_be_asked_is_refused(trained: Any) -> None:
             tables.pool("item", [1, 2], [0, 1])
         with pytest.raises(InvalidArgumentError, match="fall at bag 1"):
             tables.pool("item", [1, 2], [0, 2, 1, 2])
-        with pytest.raises(InvalidArgumentError, match="one element more"):
+        with pytest.raises(InvalidArgumentError, match="one more element"):
             tables.pool("item", [], [])
         with pytest.raises(InvalidArgumentError, match="weights must have the shape"):
             tables.pool("item", [1, 2], [0, 2], [1.0])

@@ -148,7 +148,7 @@ def test_bytes_that_are_others_are_not_mapped(
         [file] = [each for each in system.ls(path, detail=False) if "rows.item" in each]
         whole = system.cat_file(file)
         system.pipe_file(file, whole[:-1] + bytes([whole[-1] ^ 1]))
-        with pytest.raises(SnapshotDamagedError, match=r"rows\.item.* hash to .*publish it again"):
+        with pytest.raises(SnapshotDamagedError, match=r"rows\.item.* the hash .*publish it again"):
             tables.refresh()
         assert tables.version.step == 1
         assert copies(cache) == {"step-1"}
@@ -176,7 +176,7 @@ def test_what_was_copied_is_served_while_the_url_cannot_be_reached(
         nearby.check(tables)
         with pytest.raises(SnapshotIOError, match="cannot be listed: no route to host"):
             tables.refresh()
-    assert "copies from before are used" in caplog.text
+    assert "using earlier copies" in caplog.text
     with pytest.raises(SnapshotIOError, match="no route to host"):
         sparring_packed.open(nearby.url, cache=cache / "other")
 
@@ -193,7 +193,7 @@ def test_a_copy_that_failed_leaves_nothing(
                 raise OSError(28, "No space left on device")
 
             patch.setattr(mirror, "_download", fails)
-            with pytest.raises(SnapshotIOError, match=r"No space left.*see that there is room"):
+            with pytest.raises(SnapshotIOError, match=r"No space left.*check the free space"):
                 tables.refresh()
         assert {each.name for each in cache.glob("*/*")} == {"step-1", ".lock"}
         assert tables.refresh()
@@ -254,7 +254,7 @@ def test_processes_of_a_machine_copy_once(
 
 def test_a_url_needs_a_folder_for_copies(nearby: Remote, tmp_path: Path, cache: Path) -> None:
     nearby.publish(1)
-    with pytest.raises(InvalidArgumentError, match="name a folder for copies"):
+    with pytest.raises(InvalidArgumentError, match="specify a folder for copies"):
         sparring_packed.open(nearby.url)
     taken = tmp_path / "file"
     taken.write_text("")

@@ -85,7 +85,7 @@ def test_a_url_is_read_through_copies(trained: Any, manager: Any, tmp_path: Any)
         assert storage.size == len(trained.rows)
     found = found_table("packed", trained.config, manager, options)
     assert found == trained.config
-    with pytest.raises(InvalidArgumentError, match="a folder for copies with cache"):
+    with pytest.raises(InvalidArgumentError, match="a folder for copies: cache"):
         open_storage("packed", trained.config, plugin_manager=manager, path=remote)
 
 
@@ -100,7 +100,9 @@ def test_an_optimizer_is_refused(trained: Any, manager: Any, is_looked_up_before
         container.declare(trained.config, StorageChoice("packed", {"path": trained.served}))
         if is_looked_up_before:
             container.lookup("item", np.array([5]), is_registered=False)
-        with pytest.raises(InvalidArgumentError, match="give the optimizer the others alone"):
+        with pytest.raises(
+            InvalidArgumentError, match="pass only the other modules to the optimizer"
+        ):
             set_state(container)
 
 
@@ -132,7 +134,7 @@ def test_another_table_is_refused(trained: Any, manager: Any) -> None:
 
     with pytest.raises(InvalidArgumentError, match=r"declared as float32 x 8, .* float32 x 24"):
         opened(TableConfig("item", dim=8))
-    with pytest.raises(InvalidArgumentError, match="never written"):
+    with pytest.raises(InvalidArgumentError, match="is read-only"):
         opened(TableConfig("item", dim=24).with_state(1, "adagrad"))
     with pytest.raises(UnknownTableError, match="has no table 'film'"):
         opened(TableConfig("film", dim=24))

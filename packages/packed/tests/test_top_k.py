@@ -197,7 +197,9 @@ def test_an_empty_table_has_no_best(training: Any) -> None:
         assert tables.top_k("item", np.ones((0, 24)), 3).keys.shape == (0, 3)
         with pytest.raises(UnknownTableError, match="did you mean 'item'"):
             tables.top_k("itm", np.ones((2, 24)), 3)
-        with pytest.raises(InvalidArgumentError, match="'item' have 24 elements, queries 23"):
+        with pytest.raises(
+            InvalidArgumentError, match="'item' have 24 elements, but queries have 23"
+        ):
             tables.top_k("item", np.ones((2, 23)), 3)
 
 
@@ -205,16 +207,20 @@ def test_an_empty_table_has_no_best(training: Any) -> None:
     ("queries", "options", "message"),
     [
         ([1.0, 2.0], {}, r"must be numbers \(queries, dim\), found float64 \(2,\)"),
-        ([[np.nan, 1.0]], {}, "found NaN or infinity, must be finite"),
-        ([[1e39, 1.0]], {}, "must be finite as float32"),
+        ([[np.nan, 1.0]], {}, "must be finite in float32, found NaN or infinity"),
+        ([[1e39, 1.0]], {}, "must be finite in float32"),
         ([["a", "b"]], {}, "found <U1"),
-        ([[1.0, 2.0]], {"k": 0}, "k must be at least 1, found 0"),
+        ([[1.0, 2.0]], {"k": 0}, "k must be an integer of at least 1, found 0"),
         ([[1.0, 2.0]], {"k": 1.5}, r"found 1\.5"),
         ([[1.0, 2.0]], {"metric": "dt"}, "dot, cosine, l2; found 'dt'"),
-        ([[1.0, 2.0]], {"exclude": ([1], [0, 2])}, "exclude: must be"),
-        ([[1.0, 2.0]], {"exclude": ([1], [0, 1, 1])}, "2 offsets for 1 queries"),
-        ([[1.0, 2.0]], {"exclude": ([0.5], [0, 1])}, "exclude: must be"),
-        ([[1.0, 2.0, 3.0]], {}, "rows have 2 elements, queries 3"),
+        ([[1.0, 2.0]], {"exclude": ([1], [0, 2])}, "exclude must be"),
+        (
+            [[1.0, 2.0]],
+            {"exclude": ([1], [0, 1, 1])},
+            "2 non-decreasing offsets from 0 to n for 1 queries",
+        ),
+        ([[1.0, 2.0]], {"exclude": ([0.5], [0, 1])}, "exclude must be"),
+        ([[1.0, 2.0, 3.0]], {}, "rows have 2 elements, but queries have 3"),
     ],
 )
 def test_what_does_not_fit_is_refused(queries: Any, options: Any, message: str) -> None:
@@ -227,5 +233,5 @@ def test_what_does_not_fit_is_refused(queries: Any, options: Any, message: str) 
     ("keys", "rows"), [([1, 2], [[1.0]]), ([1], [1.0]), ([1.5], [[1.0]]), ([[1]], [[1.0]])]
 )
 def test_chunks_that_do_not_fit_are_refused(keys: Any, rows: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="keys and rows: must be"):
+    with pytest.raises(InvalidArgumentError, match="keys and rows must be"):
         top_k([(keys, rows)], [[1.0]], 1)

@@ -52,8 +52,8 @@ class ReplacedEmbedding(Embedding):
             inputs = tf.cast(inputs, tf.int32)
         count = tf.cast(self.num_embeddings, inputs.dtype)
         said = (
-            f"layer {self.name!r}: found an id that is not between 0 and {self.num_embeddings} - 1, as "
-            "in the replaced layer; for arbitrary ids, use sparring_tf.Embedding(dim) in the model"
+            f"layer {self.name!r}: found an id outside of 0 to {self.num_embeddings - 1}, the ids "
+            "of the replaced layer; for arbitrary ids, use sparring_tf.Embedding(dim) in the model"
         )
         with tf.control_dependencies(
             [
