@@ -1,4 +1,4 @@
-"""The quickstart's DLRM in JAX learns what it learns in PyTorch, step by step."""
+"""The quickstart's DLRM learns the same in JAX as in PyTorch, step by step."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def weights_of(layers: Any) -> list[dict[str, Any]]:
 def trained_in_torch(
     config: RunConfig, max_steps: int | None
 ) -> tuple[dict[str, Any], list[float], Any]:
-    """Initial weights, losses and metrics of the same model there."""
+    """Initial weights, losses and metrics of the same model in PyTorch."""
     torch.manual_seed(config.seed)
     container = StepContainer()
     source = ColumnSource(config, make_plugin_manager(), container)
@@ -97,7 +97,7 @@ def trained_in_torch(
     return weights, losses, metrics
 
 
-def test_losses_of_the_first_steps_are_those_of_torch() -> None:
+def test_losses_of_the_first_steps_equal_torch() -> None:
     config = load_config(
         ROOT / "configs/quickstart.yaml",
         ["data.samples=4096", "data.test_samples=1024", "data.batch_size=256", "data.max_ids=2000"],
@@ -117,7 +117,7 @@ def test_the_quickstart_learns_as_well_as_in_torch() -> None:
     run = example().train(config, weights=weights)
     apart = np.abs(np.divide(run.losses, losses) - 1)
     assert apart[:50].max() < 1e-3
-    # Later the last bits of float32 have grown: weights that differ by 1e-7 end as far apart.
+    # Rounding errors of float32 grow: weights that differ by 1e-7 end equally far apart.
     noise = np.random.default_rng(0)
     others = jax.tree.map(
         lambda w: w * (1 + 1e-7 * noise.standard_normal(w.shape)).astype(np.float32), weights

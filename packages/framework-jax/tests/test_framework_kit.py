@@ -1,4 +1,4 @@
-"""The promises that all adapters make, kept by this one."""
+"""Runs the conformance kit of framework adapters."""
 
 from __future__ import annotations
 

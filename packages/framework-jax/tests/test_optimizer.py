@@ -1,4 +1,4 @@
-"""Optimizers of optax over rows: which will do, what they keep, and what they compute."""
+"""Optimizers of optax over rows: which are supported, their state, and their results."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def made(native: Any, **options: Any) -> tuple[Tables, Optimizer]:
         "clip",
     ],
 )
-def test_rows_of_every_step_are_those_of_dense_parameters(native: Any) -> None:
+def test_rows_equal_dense_parameters_in_every_step(native: Any) -> None:
     tables, optimizer = made(native)
     dense = jnp.asarray(tables.lookup({"user": IDS}, is_training=False).rows["user"])[:3]
     state = native.init(dense)
@@ -88,7 +88,7 @@ def test_rows_of_every_step_are_those_of_dense_parameters(native: Any) -> None:
     ],
     ids=["adafactor", "lamb", "global norm", "every", "multi steps", "noise", "lookahead"],
 )
-def test_optimizers_that_do_not_work_by_row_are_refused(native: Any, reason: str) -> None:
+def test_optimizers_that_do_not_work_by_row_are_rejected(native: Any, reason: str) -> None:
     with pytest.raises(UnsupportedError, match=f"cannot update rows of a table: .*({reason})"):
         made(native)
 
@@ -105,12 +105,12 @@ def test_optimizers_that_do_not_work_by_row_are_refused(native: Any, reason: str
         (optax.sgd(0.1, momentum=0.9), "optax.trace"),
     ],
 )
-def test_state_goes_by_the_name_of_what_it_is(native: Any, method: str) -> None:
+def test_state_gets_the_name_of_its_meaning(native: Any, method: str) -> None:
     assert OptaxRows(native, 4, "float32").state_method == method
     assert OptaxRows(native, 4, "float32", "Mine").state_method == "Mine"
 
 
-def test_optimizers_that_couple_columns_are_known() -> None:
+def test_optimizers_that_couple_columns_are_detected() -> None:
     by_row = optax.chain(
         optax.stateless(lambda u, _: u / jnp.linalg.norm(u, axis=1, keepdims=True))
     )
@@ -130,7 +130,7 @@ def test_a_learning_rate_of_an_update_method_may_be_a_schedule() -> None:
 
 
 @pytest.mark.parametrize("rate", [float("nan"), float("inf"), -0.1])
-def test_a_schedule_that_gives_no_learning_rate_is_refused_before_a_row_changes(
+def test_a_schedule_with_an_invalid_rate_is_rejected_before_a_row_changes(
     rate: float,
 ) -> None:
     tables, optimizer = made("sgd", lr=lambda step: rate if step else 0.1)
@@ -146,7 +146,7 @@ def test_a_schedule_that_gives_no_learning_rate_is_refused_before_a_row_changes(
     tables.container.close()
 
 
-def test_bad_arguments_are_refused() -> None:
+def test_invalid_arguments_are_rejected() -> None:
     for options, message in (
         ({"sparse": optax.adam(0.1), "lr": 0.1}, "lr is only supported for update methods"),
         (
@@ -181,7 +181,7 @@ def looked_up(tables: Tables) -> Any:
 
 
 @pytest.mark.parametrize("native", [optax.sgd(1.0), "sgd"])
-def test_a_gradient_that_is_handed_in_twice_is_rejected(native: Any) -> None:
+def test_a_gradient_that_is_accumulated_twice_is_rejected(native: Any) -> None:
     tables, optimizer = made(native, **({"lr": 1.0} if native == "sgd" else {}))
     before = looked_up(tables)
     batch = tables.lookup({"user": IDS})
@@ -195,7 +195,7 @@ def test_a_gradient_that_is_handed_in_twice_is_rejected(native: Any) -> None:
     tables.accumulate(batch, {"user": jnp.ones_like(batch.rows["user"])})
     optimizer.step()
     np.testing.assert_allclose(looked_up(tables), before - 2, rtol=1e-6)
-    # A buffer of NumPy may be used again.
+    # A NumPy buffer may be reused.
     batch, buffer = tables.lookup({"user": IDS}), np.ones(batch.rows["user"].shape, np.float32)
     tables.accumulate(batch, {"user": buffer})
     optimizer.step(batch, {"user": buffer})
@@ -203,7 +203,7 @@ def test_a_gradient_that_is_handed_in_twice_is_rejected(native: Any) -> None:
     tables.container.close()
 
 
-def test_a_step_whose_gradients_were_forgotten_warns() -> None:
+def test_a_step_without_gradients_after_a_lookup_warns() -> None:
     tables, optimizer = made("sgd", lr=1.0)
     batch = tables.lookup({"user": IDS})
     with pytest.warns(UserWarning, match="no gradient was given, so no row changes"):
@@ -225,7 +225,7 @@ def test_validation_without_is_training_changes_no_row_creates_none_and_keeps_no
     del batch
     assert tables.container.resources.num_batch_inputs == 0
     assert tables.container.num_rows("user") == 0
-    # The gradient of a batch that is gone counts.
+    # The gradient of a batch that no longer exists still counts.
     tables.accumulate(
         gone := tables.lookup({"user": IDS}), {"user": jnp.ones_like(gone.rows["user"])}
     )

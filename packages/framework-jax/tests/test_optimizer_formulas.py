@@ -1,4 +1,4 @@
-"""The page of formulas is right about optax's optimizers, for gradients as small as epsilon too."""
+"""The formulas on the reference page are correct for optax's optimizers, also for tiny gradients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
     exec(block, FORMULAS)
 IDS, DIM, RATE = np.array([3, -1, 2**40], np.int64), 5, 0.05
 
-# Optimizer, the page's formula, its hyper-parameters, what each part of the state starts from.
+# Optimizer, the page's formula, its hyper-parameters, initial value of each part of the state.
 CASES: dict[str, tuple[Any, str, dict[str, float], tuple[float, ...]]] = {
     "sgd": (optax.sgd(RATE), "sgd", {}, ()),
     "momentum": (optax.sgd(RATE, momentum=0.8), "momentum", {"momentum": 0.8, "nesterov": 0}, (0,)),
@@ -55,11 +55,13 @@ CASES: dict[str, tuple[Any, str, dict[str, float], tuple[float, ...]]] = {
 
 @pytest.mark.parametrize("scale", [1.0, 1e-7])
 @pytest.mark.parametrize("case", CASES)
-def test_arrays_of_optax_and_rows_move_by_the_formula_of_the_page(case: str, scale: float) -> None:
+def test_arrays_of_optax_and_rows_change_by_the_formula_of_the_page(
+    case: str, scale: float
+) -> None:
     native, name, hyper, starts = CASES[case]
     h = SimpleNamespace(**{"lr": RATE, "weight_decay": 0.0, **hyper})
     gradients = scale * np.random.default_rng(1).standard_normal((40, len(IDS), DIM))
-    # From 0, small moves are not lost by rounding; a decay needs a start.
+    # Starting from 0, small changes are not lost to rounding; weight decay requires a start.
     start = np.full((len(IDS), DIM), 0.5 if h.weight_decay else 0.0)
     parts = [start, *(np.full_like(start, each) for each in starts)]
     array = jnp.asarray(start, jnp.float32)
@@ -78,7 +80,7 @@ def test_arrays_of_optax_and_rows_move_by_the_formula_of_the_page(case: str, sca
             optimizer.step(batch, {"item": jnp.asarray(padded)})
         found = tables.lookup({"item": IDS}, is_training=False).rows["item"][: len(IDS)]
     moved = parts[0] - start
-    # Rounding of float32: of 40 steps, and of values as large as the start.
+    # Rounding of float32 in 40 steps, for values as large as the start.
     bounds = {"rtol": 1e-4, "atol": 1e-4 * np.abs(moved).max() + 40 * 6e-8 * np.abs(start).max()}
     np.testing.assert_allclose(np.asarray(array) - start, moved, **bounds)
     np.testing.assert_allclose(np.asarray(found) - start, moved, **bounds)

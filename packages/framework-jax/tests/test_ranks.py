@@ -1,4 +1,4 @@
-"""Several ranks give what one process gives on the joined batch."""
+"""Several ranks give the results of one process on the joined batch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def gradients_of(weights: Any, rows: Any, positions: Any, targets: Any) -> Any:
 
 
 def trained(container: StepContainer, part: slice) -> tuple[Any, Any]:
-    """Weights, and all embeddings, after some steps on a part of each batch."""
+    """Weights and all embeddings after some steps with a part of each batch."""
     tables = Tables(USER, storage="memory", container=container)
     optimizer = Optimizer(tables, optax.adagrad(0.1, initial_accumulator_value=0.0, eps=1e-20))
     rank = container.collective.rank
@@ -64,13 +64,13 @@ def trained(container: StepContainer, part: slice) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_ranks_give_what_one_process_gives(world_size: int) -> None:
+def test_ranks_equal_one_process(world_size: int) -> None:
     with StepContainer() as container:
         weights, rows = trained(container, slice(None))
     rendezvous = ThreadRendezvous(world_size)
 
     def body(collective: Collective) -> Any:
-        # Each rank has a batch of one size: 12 or 8 of 16 lines would weigh differently.
+        # All batches of a rank have the same size: parts of 12 and 8 lines would have different weights.
         each = 16 // world_size
         part = slice(collective.rank * each, (collective.rank + 1) * each)
         with StepContainer(collective=collective, rendezvous=rendezvous) as container:
@@ -85,7 +85,7 @@ def test_ranks_give_what_one_process_gives(world_size: int) -> None:
             np.testing.assert_allclose(found, rows, atol=1e-5)
 
 
-def test_a_rank_that_refuses_its_ids_is_named_on_all() -> None:
+def test_a_rank_with_invalid_ids_is_named_on_all() -> None:
     rendezvous = ThreadRendezvous(2)
 
     def body(collective: Collective) -> str:
@@ -114,7 +114,7 @@ np.savez(f"{{size}}-{{rank}}.npz", w=weights["w"], rows=rows)
 
 
 @needs_mpi
-def test_two_processes_of_mpiexec_give_what_one_gives(tmp_path: Path) -> None:
+def test_two_processes_of_mpiexec_equal_one(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT.format(folder=str(Path(__file__).parent)))
     for command in ([], [MPIEXEC, "-n", "2"]):
         subprocess.run(
@@ -127,7 +127,7 @@ def test_two_processes_of_mpiexec_give_what_one_gives(tmp_path: Path) -> None:
         np.testing.assert_allclose(each["rows"], alone["rows"], atol=1e-5)
 
 
-def test_ranks_of_torchrun_are_told_to_name_a_collective(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_torchrun_must_name_a_collective(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(
@@ -136,7 +136,7 @@ def test_ranks_of_torchrun_are_told_to_name_a_collective(monkeypatch: pytest.Mon
         join_job()
 
 
-def test_alone_a_job_is_a_world_of_one() -> None:
+def test_a_single_process_is_a_world_of_one() -> None:
     assert "RANK" not in os.environ
     with join_job() as container:
         assert container.collective.world_size == 1

@@ -1,4 +1,4 @@
-"""The reference names all that is public."""
+"""The reference page contains all public names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAGE = (Path(__file__).parents[3] / "docs/reference/jax.md").read_text()
 
 
 @pytest.mark.parametrize("name", [each for each in sparring_jax.__all__ if each != "__version__"])
-def test_public_names_are_on_the_page_and_there(name: str) -> None:
+def test_public_names_exist_and_are_on_the_page(name: str) -> None:
     assert f"`{name}" in PAGE
     assert getattr(sparring_jax, name).__doc__
 

@@ -1,4 +1,4 @@
-"""Snapshots: pytrees next to rows, and rows that other frameworks saved or go on with."""
+"""Snapshots contain pytrees next to rows, and rows that other frameworks can continue to train."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class InTensorFlow:
 
 
 def rows_of(container: StepContainer) -> dict[int, Any]:
-    """Key → the whole row, state included."""
+    """Key → the whole row, including its state."""
     return {
         int(key): row
         for chunk in container.storage("rows").scan()
@@ -136,7 +136,7 @@ def rows_of(container: StepContainer) -> dict[int, Any]:
     [(InTorch, InJax), (InJax, InTorch), (InTensorFlow, InJax), (InJax, InTensorFlow)],
     ids=["torch to jax", "jax to torch", "tensorflow to jax", "jax to tensorflow"],
 )
-def test_a_snapshot_of_one_framework_goes_on_in_the_other(
+def test_training_continues_from_a_snapshot_of_another_framework(
     order: Any, optimizer: str, tmp_path: Path
 ) -> None:
     first, second = order
@@ -152,7 +152,7 @@ def test_a_snapshot_of_one_framework_goes_on_in_the_other(
         assert begun_rows.keys() == taken.keys()
         assert all(np.array_equal(row, taken[key]) for key, row in begun_rows.items())
         if "adam" in optimizer and second is not InJax:
-            return  # They count Adam's steps in state of their own, which JAX does not save.
+            return  # They count Adam's steps in their own state, which JAX does not save.
         for batch in steps[15:]:
             continued.step(*batch)
         for batch in steps:
@@ -163,7 +163,7 @@ def test_a_snapshot_of_one_framework_goes_on_in_the_other(
         np.testing.assert_allclose(row, whole_rows[key], rtol=1e-4, atol=1e-5)
 
 
-def test_pytrees_come_back_and_a_training_goes_on_bit_by_bit(tmp_path: Path) -> None:
+def test_pytrees_are_restored_and_training_continues_bit_by_bit(tmp_path: Path) -> None:
     steps = batches(8)
     parameters = {"w": jnp.arange(6.0).reshape(2, 3), "b": [jnp.ones(2, jnp.bfloat16), 3, 0.5]}
     dense = optax.adam(0.1).init(parameters["w"])
@@ -194,7 +194,7 @@ def test_pytrees_come_back_and_a_training_goes_on_bit_by_bit(tmp_path: Path) -> 
         }
 
 
-def test_a_snapshot_without_the_parts_is_refused_before_anything_changes(tmp_path: Path) -> None:
+def test_a_snapshot_without_the_parts_is_rejected_before_anything_changes(tmp_path: Path) -> None:
     with StepContainer() as before, StepContainer() as after:
         begun, other = InJax(before, "adagrad"), InJax(after, "adagrad")
         begun.step(*batches(1)[0])
@@ -227,7 +227,7 @@ def test_what_cannot_be_saved_is_named(tmp_path: Path) -> None:
         assert not (tmp_path / "a").exists()
 
 
-def test_rows_of_an_optimizer_of_another_name_are_refused(tmp_path: Path) -> None:
+def test_rows_of_an_optimizer_of_another_name_are_rejected(tmp_path: Path) -> None:
     with StepContainer() as before, StepContainer() as after:
         InJax(before, "adam").step(*batches(1)[0])
         before.save(str(tmp_path / "adam"))

@@ -1,4 +1,4 @@
-"""Lookups, pools and refusals."""
+"""Lookups, pooling and invalid arguments."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_features_that_share_a_table_share_its_rows(tables: Tables) -> None:
     np.testing.assert_allclose(found, [own[:2].sum(0), np.zeros(3), own[2:].sum(0)], rtol=1e-6)
 
 
-def test_ids_of_any_shape_have_embeddings_and_lines_are_pooled(tables: Tables) -> None:
+def test_ids_of_any_shape_have_embeddings_and_rows_of_ids_are_pooled(tables: Tables) -> None:
     batch = tables.lookup({"user": FAR.reshape(2, 3)}, is_training=False)
     own = initial_rows(FAR, USER).reshape(2, 3, 4)
     positions = batch.positions["user"]
@@ -56,7 +56,7 @@ def test_ids_of_any_shape_have_embeddings_and_lines_are_pooled(tables: Tables) -
     np.testing.assert_allclose(pool(batch.rows, positions, weights=weights), weighted, rtol=1e-5)
 
 
-def test_a_step_compiles_for_few_sizes_only(tables: Tables) -> None:
+def test_a_step_compiles_only_for_few_sizes(tables: Tables) -> None:
     traces = []
 
     @jax.jit
@@ -103,13 +103,13 @@ def test_sizes_are_rounded_up_and_never_shrink(size: int, padded: int) -> None:
         ({"user": ([1], [1], [1])}, "found a tuple of 3"),
     ],
 )
-def test_bad_ids_are_refused(tables: Tables, ids: Any, message: str) -> None:
+def test_invalid_ids_are_rejected(tables: Tables, ids: Any, message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         tables.lookup(ids)
     assert tables.container.resources.num_batch_inputs == 0
 
 
-def test_ids_that_jax_may_have_cut_are_refused(tables: Tables) -> None:
+def test_ids_that_jax_may_have_truncated_are_rejected(tables: Tables) -> None:
     assert jnp.asarray(np.array([2**40 + 5])).tolist() == [5]
     with pytest.raises(
         InvalidArgumentError, match="truncates 64-bit ids to 32 bits; give an int64 array of NumPy"
@@ -117,7 +117,7 @@ def test_ids_that_jax_may_have_cut_are_refused(tables: Tables) -> None:
         tables.lookup({"user": jnp.array([1, 2])})
 
 
-def test_bad_tables_are_refused() -> None:
+def test_invalid_tables_are_rejected() -> None:
     with pytest.raises(InvalidArgumentError, match="different names"):
         Tables([USER, USER])
     with pytest.raises(InvalidArgumentError, match="looks up in unknown table 'films'"):
@@ -126,7 +126,7 @@ def test_bad_tables_are_refused() -> None:
         Tables(TableConfig("wide", 2, "float64"))
 
 
-def test_bags_are_pooled_and_single_embeddings_are_not_theirs(tables: Tables) -> None:
+def test_features_with_bags_must_be_pooled(tables: Tables) -> None:
     batch = tables.lookup({"user": (FAR, [6])}, is_training=False)
     positions = batch.positions["user"]
     with pytest.raises(InvalidArgumentError, match="use pool"):
@@ -139,7 +139,7 @@ def test_bags_are_pooled_and_single_embeddings_are_not_theirs(tables: Tables) ->
         pad_weights(np.ones(5), positions)
 
 
-def test_gradients_that_do_not_fit_are_refused_and_nothing_is_added(tables: Tables) -> None:
+def test_gradients_that_do_not_match_are_rejected_and_nothing_is_added(tables: Tables) -> None:
     optimizer = Optimizer(tables, "sgd", lr=1.0)
     batch = tables.lookup({"user": FAR, "item": FAR})
     good = {name: jnp.ones_like(rows) for name, rows in batch.rows.items()}
@@ -161,7 +161,7 @@ def test_gradients_that_do_not_fit_are_refused_and_nothing_is_added(tables: Tabl
         tables.accumulate(batch, good)
 
 
-def test_a_failed_step_drops_its_gradients_and_the_next_one_goes_on(tables: Tables) -> None:
+def test_a_failed_step_drops_its_gradients_and_the_next_one_works(tables: Tables) -> None:
     optimizer = Optimizer(tables, optax.sgd(1.0))
     batch = tables.lookup({"user": FAR})
     with pytest.raises(NonFiniteGradientError):
@@ -193,7 +193,7 @@ def test_rows_are_read_inside_a_jitted_function(tables: Tables) -> None:
     np.testing.assert_allclose(slope, before.sum() - 24, rtol=1e-5)
 
 
-def test_a_closed_table_is_told_of_inside_a_jitted_function() -> None:
+def test_a_closed_table_raises_inside_a_jitted_function() -> None:
     with StepContainer() as container:
         tables = Tables(USER, storage="memory", container=container)
         score = jax.jit(lambda packed: tables.infer("user", packed))

@@ -1,4 +1,4 @@
-"""Fixtures of all tests of the adapter: a quiet TensorFlow, and names that start again."""
+"""Fixtures for all tests of the adapter: less output of TensorFlow, and fresh layer names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 @pytest.fixture(autouse=True)
 def fresh_keras() -> None:
-    """Layers are named as in a new process, and initial weights are the same in every run."""
+    """Names of layers start again as in a new process, and initial weights are the same in every run."""
     if importlib.util.find_spec("tensorflow") is not None:
         import keras
 

@@ -1,4 +1,4 @@
-"""What a layer or an optimizer cannot mean is refused before anything changes, and says what to do."""
+"""Invalid input of layers and optimizers is rejected before anything changes, with the fix."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def model_of(**options: Any) -> Any:
 
 
 @pytest.mark.parametrize("given", [0.5, "a", True, 2**63])
-def test_a_padding_id_that_is_no_id_is_refused(given: Any) -> None:
+def test_an_invalid_padding_id_is_rejected(given: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="padding_id of table 'rows' must be an id"):
         Embedding(4, padding_id=given, name="rows")
 
@@ -41,7 +41,7 @@ def test_a_single_id_may_be_the_padding_id() -> None:
     assert layer(tf.constant(4, tf.int64)).numpy().any()
 
 
-def test_what_is_no_tensor_is_refused() -> None:
+def test_inputs_that_are_not_tensors_are_rejected() -> None:
     with pytest.raises(InvalidArgumentError, match="int64 tensor, found NoneType"):
         Embedding(4, storage="memory")(None)
 
@@ -70,7 +70,9 @@ def of_several_inputs(inputs: Any) -> Any:
 @pytest.mark.parametrize(
     "make", [in_a_sequential_model, in_a_functional_model, within_another, of_several_inputs]
 )
-def test_floats_for_an_input_of_int64_are_refused_and_change_nothing(make: Any, dtype: Any) -> None:
+def test_floats_for_an_input_of_int64_are_rejected_and_change_nothing(
+    make: Any, dtype: Any
+) -> None:
     model = make(keras.Input((), dtype="int64", name="ids"))
     model.compile(optimizer=Optimizer(model, keras.optimizers.SGD(0.1)), loss="mse")
 
@@ -92,7 +94,7 @@ def test_floats_for_an_input_of_int64_are_refused_and_change_nothing(make: Any, 
     assert container.num_rows("rows") == 8
 
 
-def test_floats_that_are_cast_on_purpose_are_taken_and_warned_of() -> None:
+def test_floats_that_are_cast_explicitly_cause_a_warning() -> None:
     inputs = keras.Input(())
     ids = keras.ops.cast(inputs / 2, "int64")
     layer = Embedding(4, storage="memory", name="rows")
@@ -103,7 +105,7 @@ def test_floats_that_are_cast_on_purpose_are_taken_and_warned_of() -> None:
     assert layer.num_rows() == {"rows": 4}
 
 
-def test_ids_that_are_int64_are_not_warned_of(recwarn: pytest.WarningsRecorder) -> None:
+def test_int64_ids_cause_no_warning(recwarn: pytest.WarningsRecorder) -> None:
     model = model_of()
     model.compile(optimizer=Optimizer(model, keras.optimizers.SGD(0.1)), loss="mse")
     model.fit(IDS, TARGETS, verbose=0)
@@ -127,7 +129,7 @@ SPARSE = sparse_of([[0, 0], [1, 0], [1, 1]], tf.constant([1, 2, 3], tf.int64))
     ],
     ids=["other lengths", "other bags", "other places"],
 )
-def test_weights_that_lie_elsewhere_than_the_ids_are_refused(ids: Any, weights: Any) -> None:
+def test_weights_at_other_positions_than_the_ids_are_rejected(ids: Any, weights: Any) -> None:
     bag = EmbeddingBag(4, storage="memory")
     with pytest.raises(
         InvalidArgumentError, match=r"must have the (same positions|kind and shape)"
@@ -141,7 +143,7 @@ def test_weights_that_lie_elsewhere_than_the_ids_are_refused(ids: Any, weights: 
         tf.function(bag, input_signature=signature)(ids, weights)
 
 
-def test_weights_in_the_same_places_in_another_order_are_taken() -> None:
+def test_weights_at_the_same_positions_in_another_order_are_accepted() -> None:
     bag = EmbeddingBag(4, combiner="sum", storage="memory")
     weights = sparse_of([[1, 1], [0, 0], [1, 0]], tf.constant([3.0, 1.0, 2.0]))
     ordered = tf.SparseTensor(SPARSE.indices, tf.constant([1.0, 2.0, 3.0]), [2, 3])
@@ -155,7 +157,7 @@ def feature(name: str) -> FeatureConfig:
     return FeatureConfig(name=name, table=TableConfig(name=name, embedding_dim=4))
 
 
-def test_features_of_different_numbers_of_examples_are_refused() -> None:
+def test_features_with_different_numbers_of_examples_are_rejected() -> None:
     layer = EmbeddingCollection({"a": feature("a"), "b": feature("b")}, storage="memory")
     with pytest.raises(InvalidArgumentError, match="found a: 2, b: 1"):
         layer({"a": tf.constant([1, 2], tf.int64), "b": tf.constant([1], tf.int64)})
@@ -169,7 +171,7 @@ def test_features_of_different_numbers_of_examples_are_refused() -> None:
         ({"a": FeatureConfig(name="a", table="a")}, "must be a sparring_tf.TableConfig, found str"),  # type: ignore[arg-type]
     ],
 )
-def test_features_that_are_none_are_refused(features: Any, message: str) -> None:
+def test_missing_and_invalid_features_are_rejected(features: Any, message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         EmbeddingCollection(features)
 
@@ -196,14 +198,14 @@ def excluding() -> Any:
         ),
     ],
 )
-def test_optimizers_that_would_do_something_else_are_refused(
+def test_unsupported_optimizers_are_rejected(
     make: Callable[[Any], Any], kind: type[Exception], message: str
 ) -> None:
     with pytest.raises(kind, match=message):
         make(model_of())
 
 
-def test_an_optimizer_that_has_stepped_before_is_copied_as_if_it_had_not() -> None:
+def test_an_optimizer_that_has_taken_steps_is_copied_without_its_state() -> None:
     used, fresh = keras.optimizers.AdamW(0.1), keras.optimizers.AdamW(0.1)
     used.apply([tf.ones([2])], [keras.Variable(np.zeros(2, np.float32))])
     found = []
@@ -221,7 +223,7 @@ def test_an_optimizer_that_has_stepped_before_is_copied_as_if_it_had_not() -> No
     assert int(used.iterations) == 1
 
 
-def test_more_gradients_than_variables_are_refused() -> None:
+def test_more_gradients_than_variables_are_rejected() -> None:
     layer = Embedding(4, storage="memory")
     optimizer = Optimizer(layer, "sgd")
     with pytest.raises(InvalidArgumentError, match="2 gradients for 1 variables"):
@@ -229,10 +231,10 @@ def test_more_gradients_than_variables_are_refused() -> None:
 
 
 class OwnScaler(keras.optimizers.LossScaleOptimizer):  # type: ignore[misc,unused-ignore]
-    """Of somebody who thinks of dense gradients."""
+    """A class that assumes dense gradients."""
 
 
-def test_loss_scaling_of_others_is_refused_by_name() -> None:
+def test_third_party_loss_scaling_is_rejected_by_name() -> None:
     model = model_of(dtype="mixed_float16")
     optimizer = OwnScaler(Optimizer(model, keras.optimizers.SGD(0.1)))
     model.compile(optimizer=optimizer, loss="mse")
@@ -243,7 +245,7 @@ def test_loss_scaling_of_others_is_refused_by_name() -> None:
     assert model.layers[0].num_rows() == {"rows": 0}
 
 
-def test_strategies_of_tensorflow_are_refused() -> None:
+def test_strategies_of_tensorflow_are_rejected() -> None:
     with (
         tf.distribute.MirroredStrategy(["CPU:0"]).scope(),
         pytest.raises(UnsupportedError, match=r"MirroredStrategy of tf\.distribute"),

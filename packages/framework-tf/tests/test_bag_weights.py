@@ -1,4 +1,4 @@
-"""Weights of bags have the gradients that TensorFlow's own lookups give them."""
+"""Weights of bags have the same gradients as in TensorFlow's lookups."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def loss_of(pooled: Any) -> Any:
 
 
 def theirs(rows: Any, weights: Any, combiner: str) -> Any:
-    """By TensorFlow, whose lookups have no output for the last bags where these are empty."""
+    """Uses TensorFlow, whose lookups have no output for empty bags at the end."""
     sparse = IDS.with_values(weights).to_sparse()
     return tf.nn.embedding_lookup_sparse(rows, IDS.to_sparse(), sparse, combiner=combiner)
 
@@ -81,8 +81,8 @@ def test_each_feature_of_a_collection_has_its_own_gradients() -> None:
         np.testing.assert_allclose(together[name], expected, rtol=1e-5, atol=1e-7)
 
 
-def test_a_model_learns_its_weights_beside_the_rows() -> None:
-    """Attention over a bag: weights come from a layer."""
+def test_a_model_learns_its_weights_and_the_rows() -> None:
+    """Attention over a bag: a layer computes the weights."""
     ids = keras.Input((4,), dtype="int64")
     scores = keras.Input((4,))
     weights = keras.layers.Dense(4, activation="softmax", name="attention")(scores)

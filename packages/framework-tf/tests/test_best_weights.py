@@ -1,4 +1,4 @@
-"""Weights of an older epoch do not meet later rows: they are refused, or the rows come back too."""
+"""Weights of an older epoch are not combined with later rows: error, or the rows are restored too."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def model_of(layer: Any = None, **options: Any) -> Any:
 
 
 class Recorder(keras.callbacks.Callback):
-    """Predictions after each epoch."""
+    """Collects predictions after each epoch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Recorder(keras.callbacks.Callback):
 
 
 def fit_past_the_best(model: Any, stopping: Any, record: Recorder) -> int:
-    """Trains on targets that turn round, and returns the best epoch."""
+    """Trains on targets that are reversed midway, and returns the best epoch."""
     changed = np.concatenate([TARGETS, -TARGETS])
     history = model.fit(
         np.concatenate([IDS, IDS]),
@@ -65,7 +65,7 @@ def fit_past_the_best(model: Any, stopping: Any, record: Recorder) -> int:
     return best
 
 
-def test_weights_of_the_best_epoch_over_later_rows_are_refused_in_every_call(
+def test_weights_of_the_best_epoch_with_later_rows_are_rejected_in_every_call(
     tmp_path: Path,
 ) -> None:
     model, record = model_of(), Recorder()
@@ -84,7 +84,7 @@ def test_weights_of_the_best_epoch_over_later_rows_are_refused_in_every_call(
         tf.train.Checkpoint(model=model).write(str(tmp_path / "mixed"))
 
 
-def test_our_callback_brings_back_the_best_epoch_bit_for_bit() -> None:
+def test_our_callback_restores_the_best_epoch_bit_for_bit() -> None:
     model, record = model_of(), Recorder()
     stopping = sparring_tf.EarlyStopping(patience=9, restore_best_weights=True)
     best = fit_past_the_best(model, stopping, record)
@@ -94,13 +94,13 @@ def test_our_callback_brings_back_the_best_epoch_bit_for_bit() -> None:
     model.fit(IDS, TARGETS, verbose=0)
 
 
-def test_our_callback_says_what_to_do_with_large_tables() -> None:
+def test_our_callback_rejects_large_tables_with_the_fix() -> None:
     stopping = sparring_tf.EarlyStopping(restore_best_weights=True, max_bytes=100)
     with pytest.raises(UnsupportedError, match="ModelCheckpoint"):
         fit_past_the_best(model_of(), stopping, Recorder())
 
 
-def test_a_file_of_that_epoch_ends_the_refusal(tmp_path: Path) -> None:
+def test_loading_a_file_of_that_epoch_allows_lookups_again(tmp_path: Path) -> None:
     model = model_of(EmbeddingBag(4, name="rows"))
     model.fit(IDS, TARGETS, verbose=0)
     older, expected = model.get_weights(), model.predict(IDS, verbose=0)
@@ -114,7 +114,7 @@ def test_a_file_of_that_epoch_ends_the_refusal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("copied", [list, copy.deepcopy, lambda w: pickle.loads(pickle.dumps(w))])
-def test_newer_weights_end_the_refusal_and_copies_keep_the_version(copied: Any) -> None:
+def test_newer_weights_allow_lookups_again_and_copies_keep_the_version(copied: Any) -> None:
     model = model_of()
     initial = copied(model.get_weights())
     model.fit(IDS, TARGETS, verbose=0)
@@ -126,7 +126,7 @@ def test_newer_weights_end_the_refusal_and_copies_keep_the_version(copied: Any) 
     assert np.array_equal(model.predict(IDS, verbose=0), expected)
 
 
-def test_dense_weights_go_to_another_model_with_a_warning_once_there_are_rows() -> None:
+def test_setting_dense_weights_of_another_model_warns_if_there_are_rows() -> None:
     model, other = model_of(), model_of()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -139,6 +139,6 @@ def test_dense_weights_go_to_another_model_with_a_warning_once_there_are_rows() 
     other.predict(IDS, verbose=0)
 
 
-def test_an_old_h5_file_is_refused_as_it_would_have_no_rows(tmp_path: Path) -> None:
+def test_an_old_h5_file_is_rejected_because_it_would_have_no_rows(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=r"\.keras"):
         model_of().save(tmp_path / "model.h5")

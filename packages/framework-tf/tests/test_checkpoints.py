@@ -1,4 +1,4 @@
-"""`tf.train.Checkpoint` holds the rows of tables beside the variables."""
+"""`tf.train.Checkpoint` saves the rows of tables together with the variables."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def checkpoint_of(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["update method", "native optimizer"])
-def test_a_restored_model_goes_on_as_the_saved_one(kind: str, tmp_path: Path) -> None:
+def test_a_restored_model_trains_like_the_saved_one(kind: str, tmp_path: Path) -> None:
     def made() -> Any:
         if kind == "native optimizer":
             return model_of()
@@ -69,7 +69,7 @@ def test_a_restored_model_goes_on_as_the_saved_one(kind: str, tmp_path: Path) ->
     other = made()
     other.fit(IDS + 5, TARGETS, verbose=0)
     checkpoint_of(other).restore(path).assert_consumed()
-    # Rows that the checkpoint lacks are gone.
+    # Rows that are not in the checkpoint are removed.
     assert other.layers[0].num_rows() == {"rows": len(IDS)}
     assert np.array_equal(other.predict(IDS, verbose=0), before)
     np.testing.assert_allclose(trained(other, 2), after, atol=1e-6)
@@ -87,7 +87,7 @@ np.save({result!r}, trained(model, 2))
 """
 
 
-def test_a_fresh_process_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+def test_a_new_process_continues_from_a_checkpoint(tmp_path: Path) -> None:
     model = model_of()
     trained(model, 2)
     path = checkpoint_of(model).save(str(tmp_path / "checkpoint"))
@@ -101,7 +101,7 @@ def test_a_fresh_process_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     np.testing.assert_allclose(np.load(result), after, atol=1e-6)
 
 
-def test_rows_of_several_tables_come_back_into_a_model_alone(tmp_path: Path) -> None:
+def test_rows_of_several_tables_are_restored_without_an_optimizer(tmp_path: Path) -> None:
     def made() -> Any:
         tables = [TableConfig(name=name, embedding_dim=4, combiner="sum") for name in "ab"]
         features = {each.name: FeatureConfig(name=each.name, table=each) for each in tables}
@@ -122,7 +122,7 @@ def test_rows_of_several_tables_come_back_into_a_model_alone(tmp_path: Path) -> 
         assert np.array_equal(found, layer(ids)[name])
 
 
-def test_a_checkpoint_without_rows_is_refused_and_changes_nothing(
+def test_a_checkpoint_without_rows_is_rejected_and_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = model_of()
@@ -138,7 +138,7 @@ def test_a_checkpoint_without_rows_is_refused_and_changes_nothing(
     assert int(model.optimizer.iterations) == 1
 
 
-def test_rows_of_another_table_are_refused_and_stay(tmp_path: Path) -> None:
+def test_rows_of_another_table_are_rejected_and_change_nothing(tmp_path: Path) -> None:
     folder = str(tmp_path / "checkpoint")
     path = tf.train.Checkpoint(layer=Embedding(4, storage="memory", name="rows")).save(folder)
     other = Embedding(4, storage="memory", name="rows", seed=3)
@@ -153,7 +153,7 @@ def test_rows_of_another_table_are_refused_and_stay(tmp_path: Path) -> None:
     assert np.array_equal(model.layers[0](IDS), before)
 
 
-def test_what_a_checkpoint_cannot_hold_is_refused(
+def test_unsupported_checkpoints_are_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = model_of()
@@ -173,7 +173,7 @@ def test_what_a_checkpoint_cannot_hold_is_refused(
     assert not list(tmp_path.glob("checkpoint*"))
 
 
-def test_damaged_rows_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_rows_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Anchor._serialize_to_tensors
 
     def cut(anchor: Any) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def few_bytes_inside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few_bytes_inside")
-def test_rows_too_many_for_a_checkpoint_lie_in_a_snapshot_beside_it(tmp_path: Path) -> None:
+def test_large_rows_are_saved_in_a_snapshot_next_to_the_checkpoint(tmp_path: Path) -> None:
     model = model_of()
     before = trained(model, 2)
     path = checkpoint_of(model).save(str(tmp_path / "checkpoint"))
@@ -215,7 +215,7 @@ def test_rows_too_many_for_a_checkpoint_lie_in_a_snapshot_beside_it(tmp_path: Pa
 
 
 @pytest.mark.usefixtures("few_bytes_inside")
-def test_a_layer_that_is_made_after_restore_finds_the_sidecar(tmp_path: Path) -> None:
+def test_a_layer_that_is_created_after_restore_finds_the_sidecar(tmp_path: Path) -> None:
     model = model_of()
     before = trained(model, 1)
 
@@ -233,7 +233,7 @@ def test_a_layer_that_is_made_after_restore_finds_the_sidecar(tmp_path: Path) ->
 
 @pytest.mark.usefixtures("few_bytes_inside")
 @pytest.mark.parametrize("breaking", ["no rows", "rows of another"])
-def test_a_checkpoint_without_its_sidecar_is_refused_and_changes_nothing(
+def test_a_checkpoint_without_its_sidecar_is_rejected_and_changes_nothing(
     breaking: str, tmp_path: Path
 ) -> None:
     model = model_of()
@@ -255,7 +255,7 @@ def test_a_checkpoint_without_its_sidecar_is_refused_and_changes_nothing(
 
 
 @pytest.mark.usefixtures("few_bytes_inside")
-def test_rows_go_with_their_checkpoints_and_serve_all_tables(
+def test_rows_are_removed_with_their_checkpoints_and_contain_all_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables = [TableConfig(name=name, embedding_dim=4, combiner="sum") for name in "abc"]
@@ -270,7 +270,7 @@ def test_rows_go_with_their_checkpoints_and_serve_all_tables(
     manager = tf.train.CheckpointManager(checkpoint, str(tmp_path), max_to_keep=1)
     for _ in range(3):
         path = manager.save()
-    # That of the second save is gone with the next one.
+    # The folder of the second save is removed by the next one.
     assert names_in(tmp_path, "*.rows") == ["ckpt-2.checkpoint.rows", "ckpt-3.checkpoint.rows"]
     assert names_in(Path(f"{path}.checkpoint.rows")) == ["save-000001.0"]
     for _ in range(3):
@@ -281,7 +281,7 @@ def test_rows_go_with_their_checkpoints_and_serve_all_tables(
 
 
 @pytest.mark.usefixtures("few_bytes_inside")
-def test_rows_that_a_checkpoint_of_another_name_has_stay(
+def test_rows_of_a_renamed_checkpoint_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(orphaned_rows, "_ORPHAN_SECONDS", -1.0)
@@ -300,7 +300,7 @@ def test_rows_that_a_checkpoint_of_another_name_has_stay(
     assert names_in(tmp_path, "*.rows") == ["first.checkpoint.rows", "last.checkpoint.rows"]
     checkpoint.read(best)
     assert np.array_equal(model.predict(IDS, verbose=0), before)
-    # Where a checkpoint cannot be read, nobody knows which rows it has.
+    # If a checkpoint cannot be read, it is unknown which rows it refers to.
     Path(f"{best}.index").write_bytes(b"damaged")
     checkpoint.write(str(tmp_path / "more"))
     assert "first.checkpoint.rows" in names_in(tmp_path, "*.rows")
@@ -309,7 +309,7 @@ def test_rows_that_a_checkpoint_of_another_name_has_stay(
 
 @pytest.mark.usefixtures("few_bytes_inside")
 @pytest.mark.parametrize("failing", ["stat", "rmtree"])
-def test_a_checkpoint_is_whole_where_another_process_removes_what_is_gone(
+def test_a_checkpoint_is_complete_if_another_process_removes_old_rows(
     failing: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -1,4 +1,4 @@
-"""Layers whose tables are divided by columns train the bits of one process, or are refused by name."""
+"""Layers with column-sharded tables train the bits of one process, or are rejected by name."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def container_of(collective: Collective | None) -> StepContainer:
 
 
 def train(layer: Any, optimizer: Any, ranks: Any) -> list[Any]:
-    """Three steps with gradients that sums of floats do not round; returns what was read."""
+    """Three steps with gradients whose sums are exact; returns the looked-up embeddings."""
     seen = []
     for step in range(3):
         ids, gradients = make_batch(step, ranks)
@@ -54,13 +54,13 @@ def train(layer: Any, optimizer: Any, ranks: Any) -> list[Any]:
     [
         (Embedding, lambda: keras.optimizers.Adagrad(0.125), {}),
         (EmbeddingBag, lambda: keras.optimizers.Adam(0.125), {"update": "shadow"}),
-        # TensorFlow's rsqrt and pow round by places in an array, on ranks of whole rows too.
+        # The rounding of TensorFlow's rsqrt and pow depends on the position in an array, also by rows.
         (Embedding, lambda: keras.optimizers.Adamax(0.125), {}),
         (EmbeddingBag, lambda: "adam", {"learning_rate": 0.125}),
     ],
     ids=("adagrad", "shadow of adam", "adamax", "method"),
 )
-def test_layers_and_optimizers_give_the_bits_of_one_process(
+def test_layers_and_optimizers_equal_one_process_bit_by_bit(
     kind: Any, sparse: Any, options: dict[str, Any]
 ) -> None:
     def trained(collective: Collective | None, ranks: Any) -> Any:
@@ -81,7 +81,7 @@ def test_layers_and_optimizers_give_the_bits_of_one_process(
 
 
 class _ByNorm(keras.optimizers.Optimizer):
-    """Steps each row by its gradient over the norm of that."""
+    """Updates each row by its gradient divided by the norm of the gradient."""
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         norms = tf.norm(gradient, axis=1, keepdims=True) + 1e-9
@@ -95,7 +95,7 @@ class _ByNorm(keras.optimizers.Optimizer):
         (lambda: "rowwise_adagrad", "'rowwise_adagrad' cannot"),
     ],
 )
-def test_optimizers_that_need_whole_rows_are_refused_by_name(native: Any, words: str) -> None:
+def test_optimizers_that_require_whole_rows_are_rejected_by_name(native: Any, words: str) -> None:
     def body(collective: Collective) -> None:
         with container_of(collective) as held:
             layer = Embedding(4, name="user", container=held, storage="memory")

@@ -1,4 +1,4 @@
-"""Tables on a device, over the emulator: layers of Keras reach them by way of the host."""
+"""Tables on an emulated device: Keras layers access them through the host."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
 
 
 def trained(storage: dict[str, Any], optimizer: Callable[[Any], Any]) -> Any:
-    """The embeddings after some steps."""
+    """Embeddings after some steps."""
     layer = EmbeddingBag(4, name="items", storage=storage)
     chosen = optimizer(layer)
     for step in range(3):
@@ -44,7 +44,7 @@ def trained(storage: dict[str, Any], optimizer: Callable[[Any], Any]) -> Any:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_rows_on_a_device_are_those_of_the_cpu(name: str) -> None:
+def test_rows_on_a_device_equal_the_cpu(name: str) -> None:
     ours = trained({"backend": "hkv", "device": "emulated"}, OPTIMIZERS[name])
     keras.backend.clear_session(free_memory=False)
     assert np.array_equal(ours, trained({"backend": "hkv"}, OPTIMIZERS[name]))

@@ -1,4 +1,4 @@
-"""An exported program answers as its model, over serving snapshots, in Python and in C++."""
+"""An exported program returns the same as its model, with serving snapshots, in Python and in C++."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ EXAMPLE = Path(__file__).parents[1] / "examples/run_saved_model.cc"
 
 
 def new_model() -> Any:
-    """Every kind of lookup, and a layer over them."""
+    """A model with every kind of lookup and a dense layer."""
     where: dict[str, Any] = {"storage": "memory"}
     country = keras.Input((), dtype="int64", name="country")
     tags = keras.Input((4,), dtype="int64", name="tags")
@@ -87,7 +87,7 @@ def batch_of(size: int, seed: int) -> list[Any]:
 
 @dataclass
 class Exported:
-    """A model that is trained on, its serving snapshots, and a program of it."""
+    """A model in training, its serving snapshots, and its exported program."""
 
     model: Any
     optimizer: Optimizer
@@ -138,7 +138,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     return made
 
 
-def test_a_program_answers_as_the_model_and_takes_newer_rows(exported: Exported) -> None:
+def test_a_program_equals_the_model_and_loads_newer_rows(exported: Exported) -> None:
     with load_program(exported.bundle, exported.served) as program:
         first = program.version
         for size in (6, 1, 0, 40):
@@ -156,7 +156,7 @@ def test_a_program_answers_as_the_model_and_takes_newer_rows(exported: Exported)
         program(inputs)
 
 
-def test_the_program_holds_no_rows_and_no_lookups_of_training(exported: Exported) -> None:
+def test_the_program_contains_no_rows_and_no_lookups_of_training(exported: Exported) -> None:
     saved = exported.bundle / "saved_model"
     assert not list((saved / "assets").iterdir())
     assert {name for name, _ in tf.train.list_variables(str(saved / "variables/variables"))} >= {
@@ -170,7 +170,9 @@ def test_the_program_holds_no_rows_and_no_lookups_of_training(exported: Exported
     )
 
 
-def test_a_program_of_one_version_reads_no_other(exported: Exported, tmp_path: Path) -> None:
+def test_a_program_of_one_version_reads_no_other_version(
+    exported: Exported, tmp_path: Path
+) -> None:
     copied = tmp_path / "exact"
     export_program(exported.model, copied, served=exported.served / "step-1")
     with load_program(copied, exported.served / "step-1") as program:
@@ -183,7 +185,7 @@ def test_a_program_of_one_version_reads_no_other(exported: Exported, tmp_path: P
         load_program(copied, exported.served)
 
 
-def test_damaged_and_foreign_bundles_are_refused(exported: Exported, tmp_path: Path) -> None:
+def test_damaged_and_foreign_bundles_are_rejected(exported: Exported, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="no bundle of a program at"):
         load_program(tmp_path, exported.served)
     copied = tmp_path / "copied"
@@ -203,7 +205,7 @@ def test_damaged_and_foreign_bundles_are_refused(exported: Exported, tmp_path: P
 
 
 def test_no_damaged_file_of_a_bundle_is_bound(exported: Exported, tmp_path: Path) -> None:
-    """By Python, which has to check before it loads a library, and by the C function."""
+    """Tests Python, which must check before it loads a library, and the C function."""
     library = load_reader()
     copied = tmp_path / exported.bundle.name
     shutil.copytree(exported.bundle, copied)
@@ -219,7 +221,7 @@ def test_no_damaged_file_of_a_bundle_is_bound(exported: Exported, tmp_path: Path
     library.release(copied)
 
 
-def test_models_that_cannot_be_exported_are_refused(exported: Exported, tmp_path: Path) -> None:
+def test_models_that_cannot_be_exported_are_rejected(exported: Exported, tmp_path: Path) -> None:
     out = tmp_path / "out"
     ids = keras.Input((), dtype="int64")
     other = keras.Model(ids, Embedding(7, name="country_rows", storage="memory")(ids))
@@ -280,7 +282,7 @@ def specs() -> list[Any]:
     ]
 
 
-def test_a_call_of_ones_own_is_exported(exported: Exported, tmp_path: Path) -> None:
+def test_a_custom_call_is_exported(exported: Exported, tmp_path: Path) -> None:
     def scores(country: Any, tags: Any, weights: Any) -> Any:
         return tf.sigmoid(exported.model([country, tags, weights])["score"][:, 0])
 
@@ -326,7 +328,7 @@ def test_ragged_and_sparse_ids_are_exported(tmp_path: Path) -> None:
             np.testing.assert_allclose(found, expected, rtol=2e-6)
 
 
-def test_ops_refuse_what_does_not_fit(exported: Exported) -> None:
+def test_ops_reject_invalid_inputs(exported: Exported) -> None:
     ops, _ = load_operators()
     load_reader().bind(exported.bundle, str(exported.served))
     handle = (exported.bundle / "binding.txt").read_text().splitlines()[0]
@@ -402,7 +404,7 @@ def test_a_program_runs_from_cpp_without_python(exported: Exported, tmp_path: Pa
     check_run_without_python(program, bundle, exported.served, publish, check_run)
 
 
-def test_without_sparring_packed_the_line_to_install_is_named(
+def test_without_sparring_packed_the_error_contains_the_install_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "sparring_packed", None)

@@ -1,4 +1,4 @@
-"""Files of Keras that several ranks save and load together."""
+"""Keras files that several ranks save and load together."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def few_bytes_inside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def on_ranks(world_size: int, body: Callable[[StepContainer], Any]) -> list[Any]:
-    """Of each rank, a thread."""
+    """Each rank is a thread."""
     group = LocalGroup(world_size, deadline_seconds=20)
 
     def run(rank: int) -> Any:
@@ -52,7 +52,7 @@ def on_ranks(world_size: int, body: Callable[[StepContainer], Any]) -> list[Any]
 
 
 def model_in(container: StepContainer, **options: Any) -> Any:
-    """Stepped once; of two ranks, each has half of the batch."""
+    """A model after one step; each of two ranks gets half of the batch."""
     layer = Embedding(4, name="rows", container=container, storage="memory", **options)
     model = keras.Sequential([keras.Input((), dtype="int64"), layer])
     model.compile(optimizer=Optimizer(model, keras.optimizers.Adagrad(0.5)), loss="mse")
@@ -70,7 +70,7 @@ def step(model: Any, container: StepContainer) -> None:
 
 
 @pytest.mark.parametrize("bests", [(0, 0), (0, 1)])
-def test_ranks_bring_back_the_rows_of_the_best_epoch_or_all_refuse(bests: tuple[int, int]) -> None:
+def test_ranks_restore_the_rows_of_the_best_epoch_or_all_raise(bests: tuple[int, int]) -> None:
     def body(container: StepContainer) -> Any:
         model = model_in(container)
         stopping = EarlyStopping(restore_best_weights=True, max_bytes=10_000)
@@ -139,7 +139,7 @@ def test_ranks_save_one_model_and_any_number_of_ranks_loads_it(name: str, tmp_pa
         assert rows_of(layer.agent.container) == joined(parts)
 
 
-def test_what_fails_on_one_rank_is_told_on_all(tmp_path: Path) -> None:
+def test_a_failure_on_one_rank_is_reported_on_all(tmp_path: Path) -> None:
     path = tmp_path / "model.weights.h5"
 
     def refused(call: Callable[[], object]) -> tuple[type[BaseException], str]:
@@ -175,7 +175,7 @@ def test_what_fails_on_one_rank_is_told_on_all(tmp_path: Path) -> None:
     assert "rank 1" in first[3][1]
 
 
-def test_ranks_save_and_load_while_a_load_runs_beside(
+def test_ranks_save_and_load_during_another_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coordinator, "_HEARTBEAT_SECONDS", 0.05)
@@ -195,7 +195,7 @@ def test_ranks_save_and_load_while_a_load_runs_beside(
         before = rows_of(container)
         for call in (lambda: save_model(model, path), lambda: model.load_weights(path)):
             loading = container.load(url, blocking=False)
-            # Meanwhile the other rank would meet the load of this one.
+            # Without the wait, the other rank would receive messages of this load.
             time.sleep(0.2 * rank)
             call()
             assert loading.result().rows == {"rows": len(before)}
@@ -207,7 +207,7 @@ def test_ranks_save_and_load_while_a_load_runs_beside(
 
 
 def model_of_both(shared: StepContainer, own: StepContainer) -> Any:
-    """The first table is of this rank alone."""
+    """The first table is only on this rank."""
     ids = keras.Input((), dtype="int64")
     layers = [
         Embedding(4, name=name, container=container, storage="memory")
@@ -217,7 +217,7 @@ def model_of_both(shared: StepContainer, own: StepContainer) -> Any:
 
 
 @pytest.mark.parametrize("num_first", [3, 30], ids=["inside", "beside"])
-def test_of_containers_that_ranks_have_alone_the_first_ranks_rows_are_saved(
+def test_the_first_ranks_rows_of_separate_containers_are_saved(
     num_first: int, tmp_path: Path
 ) -> None:
     path = tmp_path / "model.weights.h5"
@@ -238,7 +238,7 @@ def test_of_containers_that_ranks_have_alone_the_first_ranks_rows_are_saved(
     assert names_in(Path(f"{path}.rows")) == places
 
 
-def test_a_container_of_the_first_rank_that_cannot_be_saved_is_told_on_all(tmp_path: Path) -> None:
+def test_a_failed_save_of_the_first_ranks_container_is_reported_on_all(tmp_path: Path) -> None:
     path = tmp_path / "model.weights.h5"
 
     def body(shared: StepContainer) -> str:

@@ -35,7 +35,7 @@ from sparring_tf.layers.keras_names import _REMEDIES
 pytestmark = pytest.mark.filterwarnings("ignore:input_dim")
 
 Make = Callable[..., Any]
-"""Makes a layer of the settings of a test, which replace defaults."""
+"""Creates a layer with the settings of a test, which replace defaults."""
 Check = Callable[[Make], None]
 
 
@@ -54,7 +54,7 @@ def of_kind(kind: Any) -> Make:
 
 
 def rows(layer: Any, ids: Any = (1, 2, 3)) -> Any:
-    """One embedding per id, ``(n, dim)``."""
+    """Returns one embedding per id, ``(n, dim)``."""
     return np.asarray(layer(tf.constant(ids, tf.int64)))
 
 
@@ -68,7 +68,7 @@ def train(layer: Any, ids: Any = (1, 2, 3), optimizer: Any = None, gradient: flo
     return optimizer
 
 
-# ---- what a parameter does
+# ---- effects of parameters
 
 
 def rejects(*values: Any, name: str) -> Check:
@@ -138,7 +138,7 @@ def check_placement(make: Make) -> None:
     for placement in ("replicated", "sharded", "auto", "default_device"):
         layer = make(placement=placement)
         kept[placement] = train(layer).container.tables["table"].placement
-    # keras-rs' values where no SparseCore is: rows are divided among the ranks.
+    # keras-rs' values without a SparseCore: rows are sharded over the ranks.
     assert kept == {
         "replicated": "replicated",
         **dict.fromkeys(("sharded", "auto", "default_device"), "sharded"),
@@ -347,7 +347,7 @@ def test_every_parameter_of_features_and_collections_has_an_effect_or_raises(kin
         check()
 
 
-# ---- options of Keras's and keras-rs' own layers
+# ---- options of Keras's and keras-rs' layers
 
 REJECTED: dict[str, Any] = {
     "embeddings_regularizer": "l2",
@@ -389,7 +389,7 @@ KERAS_RS: dict[str, tuple[Any, dict[str, Any]]] = {
         },
     ),
 }  # fmt: skip
-"""Class of keras-rs 0.4 → ours, its parameters and defaults; ... where there is no plain default."""
+"""Class of keras-rs 0.4 → ours, its parameters and defaults; ... without a plain default."""
 
 
 @pytest.mark.parametrize("kind", [Embedding, EmbeddingBag, DistributedEmbedding])
@@ -440,7 +440,7 @@ def test_keras_rs_has_the_parameters_that_are_known() -> None:
 def check_regularizer(make: Make) -> None:
     layer = make(activity_regularizer=keras.regularizers.L2(0.5))
     found = rows(layer)
-    # As Keras has it, by example.
+    # As in Keras, by example.
     np.testing.assert_allclose(layer.losses[0], 0.5 * (found**2).sum() / 3, rtol=1e-5)
 
 

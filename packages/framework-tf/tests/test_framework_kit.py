@@ -1,4 +1,4 @@
-"""The promises that all adapters make, kept by this one: without a graph, and in one."""
+"""Runs the conformance kit of framework adapters, eagerly and in a graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All layers as parts of functional models, which know shapes before there are any ids."""
+"""All layers in functional models, which compute shapes before there are ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers take the arguments of keras.layers.Embedding and keras-rs, or answer with the word to use."""
+"""Layers accept the arguments of keras.layers.Embedding and keras-rs, or name the alternative."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ from sparring_tf.layers import keras_names
     ],
 )
 @pytest.mark.parametrize("kind", [Embedding, EmbeddingBag])
-def test_names_of_keras_mean_dim_and_bound(make: Any, kind: Any) -> None:
+def test_names_of_keras_set_dim_and_bound(make: Any, kind: Any) -> None:
     layer = make(kind)
     assert (layer.embedding_dim, layer.table.vocabulary_size) == (16, 1000)
     again = kind.from_config(layer.get_config())
     assert (again.embedding_dim, again.table.vocabulary_size) == (16, 1000)
 
 
-def test_what_input_dim_means_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_meaning_of_input_dim_is_warned_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keras_names, "_warned", [])
     with pytest.warns(UserWarning, match=r"input_dim=1000 .* does not limit the range of ids"):
         Embedding(1000, 16)
@@ -72,7 +72,7 @@ def test_what_input_dim_means_is_said_once(monkeypatch: pytest.MonkeyPatch) -> N
         ),
     ],
 )
-def test_two_names_of_one_thing_are_refused(options: dict[str, Any], message: str) -> None:
+def test_two_names_of_one_setting_are_rejected(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         Embedding(**options)
 
@@ -87,13 +87,15 @@ def test_two_names_of_one_thing_are_refused(options: dict[str, Any], message: st
         ("embeddings_initializer", "he_normal", "sparring.Normal"),
     ],
 )
-def test_other_options_of_keras_are_answered(option: str, value: Any, word: str) -> None:
+def test_unsupported_options_of_keras_name_the_alternative(
+    option: str, value: Any, word: str
+) -> None:
     with pytest.raises(UnsupportedError, match=word):
         Embedding(4, **{option: value})
     Embedding(4, input_length=7)
 
 
-def test_initializers_of_keras_make_rows() -> None:
+def test_initializers_of_keras_initialize_rows() -> None:
     named = [("zeros", 0.0), ("ones", 1.0), (keras.initializers.Constant(3.0), 3.0)]
     for given, expected in named:
         assert np.all(Embedding(4, embeddings_initializer=given)(tf.constant([1])) == expected)
@@ -163,7 +165,7 @@ def test_features_may_be_nested(structure: Any, tmp_path: Path) -> None:
         FeatureConfig("movie", movies, (2, 3), (2, 4)), FeatureConfig("user", users, (2,), (2, 3))
     )
     layer = DistributedEmbedding(features, name="all")
-    # Ids and expected embeddings in the same structure, by layers with the tables of the same names.
+    # Ids and expected embeddings in the same structure, from layers with tables of the same names.
     bag, single = EmbeddingBag(4, combiner="sum", name="movies"), Embedding(3, name="users")
     movie_ids, user_ids = (
         tf.constant([[1, 2, 3], [4, 5, 6]], tf.int64),
@@ -196,7 +198,7 @@ def test_features_may_be_nested(structure: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_weighted", [False, True])
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 @pytest.mark.parametrize("kind", ["one", "dense", "ragged", "sparse"])
-def test_nested_outputs_are_those_of_keras_rs(kind: str, combiner: str, is_weighted: bool) -> None:
+def test_nested_outputs_equal_keras_rs(kind: str, combiner: str, is_weighted: bool) -> None:
     keras_rs = pytest.importorskip(
         "keras_rs", reason="keras-rs is not installed: pip install keras-rs"
     )
@@ -208,7 +210,7 @@ def test_nested_outputs_are_those_of_keras_rs(kind: str, combiner: str, is_weigh
         "ragged": lambda each: tf.RaggedTensor.from_tensor(each, [1, 4, 2]),
         "sparse": tf.sparse.from_dense,
     }[kind]
-    # Id 0 is left out of sparse tensors.
+    # Sparse tensors do not contain id 0.
     batch = {"film": [made(ids), made(ids)]}
     given = (batch, {"film": [made(weights.astype(np.float32))] * 2}) if is_weighted else (batch,)
     if kind == "sparse" and is_weighted:
@@ -254,7 +256,7 @@ def test_inputs_of_another_structure_are_rejected(values: Any, message: str) -> 
         layer(values)
 
 
-def test_structures_of_anything_else_and_equal_paths_are_rejected() -> None:
+def test_invalid_structures_and_equal_paths_are_rejected() -> None:
     feature = FeatureConfig("film", TableConfig("movies", 1000, 4))
     with pytest.raises(InvalidArgumentError, match=r"feature 'a\.1': must be a .*FeatureConfig"):
         DistributedEmbedding({"a": [feature, "film"]})
@@ -297,10 +299,10 @@ def test_a_function_that_xla_compiles_is_rejected(kind: Any) -> None:
         return tf.reduce_sum(layer(ids))
 
     for compiled in (look_up, tf.function(look_up)):
-        # TensorFlow makes an error of its own of ours, with its text.
+        # TensorFlow replaces our error by its own with the same text.
         with pytest.raises(Exception, match=r"'item'.*jit_compile=True.*leave jit_compile out"):
             tf.function(compiled, jit_compile=True)(ids)
-    # What the message advises: the rest of the model is compiled.
+    # The advice of the message: the rest of the model is compiled.
     rest = tf.function(lambda embeddings: tf.reduce_sum(embeddings**2), jit_compile=True)
     with tf.GradientTape() as tape:
         loss = rest(layer(ids))

@@ -1,4 +1,4 @@
-"""Optimizers of Keras that run as update methods give the rows that their own code gives."""
+"""Keras optimizers that run as update methods compute the same rows as their own code."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def rows_of(optimizer: Any) -> npt.NDArray[Any]:
 
 
 def train(layer: Any, optimizer: Any, step: int, num_ids: int = NUM_IDS) -> None:
-    """Gradients of many sizes; step 0 has one for all rows."""
+    """Gradients of many magnitudes; step 0 has one for all rows."""
     random = np.random.default_rng(step)
     chosen = random.permutation(NUM_IDS)[: NUM_IDS if step == 0 else num_ids]
     scale = random.standard_normal((len(chosen), 1)) * 10.0 ** random.uniform(-3, 1)
@@ -95,7 +95,7 @@ def test_a_step_from_equal_rows_differs_by_rounding_at_most(method: str, make: M
             own = np.spacing(np.maximum(np.abs(before), np.abs(expected)))
             moved = np.abs(expected - before)
             assert (difference <= own + 4 * np.spacing(moved)).all()
-            # In a graph, TensorFlow makes a product with the inverse of a quotient by a root.
+            # In a graph, TensorFlow replaces a division by a root by a product with its inverse.
             assert (difference > own).mean() < 0.06
         theirs.container.storage(table_of(theirs)).upsert(IDS, found)
         before = found.copy()
@@ -125,7 +125,7 @@ def test_after_100_steps_rows_are_as_close_to_float64_as_the_shadows(
 
 
 @pytest.mark.parametrize(("reason", "make"), SHADOWED)
-def test_what_no_method_does_takes_the_shadow(reason: str, make: Make) -> None:
+def test_steps_without_an_update_method_use_the_shadow(reason: str, make: Make) -> None:
     layer, optimizer = made(make)
     train(layer, optimizer, 0)
     (route,) = optimizer.routes.values()
@@ -133,7 +133,7 @@ def test_what_no_method_does_takes_the_shadow(reason: str, make: Make) -> None:
     assert reason in route
 
 
-def test_the_shadow_may_be_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_shadow_can_be_requested(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "sparring_tf"):
         _, fused = made(keras.optimizers.Adam)
         _, shadowed = made(keras.optimizers.Adam, update="shadow")
@@ -152,7 +152,7 @@ def test_the_shadow_may_be_asked_for(caplog: pytest.LogCaptureFixture) -> None:
         Optimizer(Embedding(3), "adam", update="shadow")
 
 
-def test_a_step_that_rounds_otherwise_takes_the_shadow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_rounds_differently_uses_the_shadow(monkeypatch: pytest.MonkeyPatch) -> None:
     original = keras.optimizers.SGD.update_step
 
     def step(self: Any, gradient: Any, variable: Any, learning_rate: Any) -> None:
@@ -163,7 +163,7 @@ def test_a_step_that_rounds_otherwise_takes_the_shadow(monkeypatch: pytest.Monke
     assert list(optimizer.routes.values()) == ["shadow: this release of Keras rounds otherwise"]
 
 
-def test_unknown_settings_take_the_shadow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_settings_use_the_shadow(monkeypatch: pytest.MonkeyPatch) -> None:
     original = keras.optimizers.SGD.get_config
     native = keras.optimizers.SGD()
     monkeypatch.setattr(
@@ -175,7 +175,7 @@ def test_unknown_settings_take_the_shadow(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize(("first", "then"), [("auto", "shadow"), ("shadow", "auto")])
 @pytest.mark.parametrize(("_", "make"), [FUSED[2], FUSED[4], FUSED[7]])
-def test_a_snapshot_of_one_route_goes_on_by_the_other(
+def test_training_continues_from_a_snapshot_by_the_other_route(
     _: str, make: Make, first: str, then: str, tmp_path: Path
 ) -> None:
     layer, optimizer = made(make, update=first)
@@ -196,7 +196,7 @@ def test_a_snapshot_of_one_route_goes_on_by_the_other(
 
 
 @pytest.mark.parametrize("update", ["auto", "shadow"])
-def test_gradients_that_are_not_finite_meet_the_policy_on_both_routes(update: str) -> None:
+def test_non_finite_gradients_follow_the_policy_on_both_routes(update: str) -> None:
     layer, optimizer = made(keras.optimizers.Adam, update=update)
     train(layer, optimizer, 0)
     before = rows_of(optimizer).copy()

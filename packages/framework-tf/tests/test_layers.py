@@ -1,4 +1,4 @@
-"""Layers: shapes, kinds of inputs, combiners, models of all kinds, and what is refused."""
+"""Layers: shapes, kinds of inputs, combiners, models of all kinds, and invalid input."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_ids_of_any_shape_and_ragged_ones_keep_it() -> None:
     assert ragged.values.shape == (3, 4)
 
 
-def test_the_padding_id_is_zeros_masked_and_earns_no_row() -> None:
+def test_the_padding_id_is_zeros_masked_and_gets_no_row() -> None:
     layer = Embedding(4, padding_id=0, storage="memory", name="padded")
     optimizer = Optimizer(layer, "sgd", learning_rate=1.0)
     ids = tf.constant([[3, 0], [0, 5]], tf.int64)
@@ -89,7 +89,7 @@ def test_the_padding_id_is_zeros_masked_and_earns_no_row() -> None:
 
 @pytest.mark.parametrize("is_weighted", [False, True])
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
-def test_combiners_are_those_of_tensorflow(combiner: str, is_weighted: bool) -> None:
+def test_combiners_equal_tensorflow(combiner: str, is_weighted: bool) -> None:
     bag = EmbeddingBag(4, combiner=combiner, storage="memory", name="rows")
     dense = tf.constant([[1, 2, 2], [9, 0, 0], [4, 9, 0]], tf.int64)
     ids = tf.sparse.from_dense(dense)
@@ -128,7 +128,7 @@ def test_a_collection_looks_up_each_feature_in_its_table() -> None:
     found = layer(batch())
     shapes = {name: tuple(each.shape) for name, each in found.items()}
     assert shapes == {"user": (2, 4), "viewed": (2, 8), "bought": (2, 8), "title": (2, 3, 4)}
-    # 5 is one row of items, whichever feature names it.
+    # 5 is one row of items for both features.
     assert np.array_equal(found["viewed"].numpy()[1], np.zeros(8))
     assert np.array_equal(
         found["bought"].numpy()[0],
@@ -151,7 +151,7 @@ def test_gradients_of_a_collection_reach_the_rows_of_each_feature(kind: str) -> 
     optimizer.apply(tape.gradient(loss, variables), variables)
     after = layer(batch())
     np.testing.assert_allclose(after["user"], before["user"] - 1, atol=1e-6)
-    # Each of 5 and 6 was met twice, 7 once: 2 + 2 + 1.
+    # 5 and 6 each occur twice, 7 once: 2 + 2 + 1.
     np.testing.assert_allclose(after["viewed"][0], before["viewed"][0] - 5, atol=1e-5)
     assert layer.num_rows() == {"users": 2, "items": 4, "words": 5}
 
@@ -192,8 +192,8 @@ def test_models_of_all_kinds_are_fitted(make: Any, jit_compile: Any) -> None:
     assert optimizer.container.num_rows("embedding") == rows == 64
 
 
-def test_a_model_called_before_it_has_an_optimizer_is_trained_all_the_same() -> None:
-    """Its graph was traced with the container that it had then."""
+def test_a_model_that_was_called_before_it_got_an_optimizer_is_trained() -> None:
+    """Its graph was traced with the container of that time."""
     model, shared = sequential(), StepContainer()
     other = Embedding(2, storage="memory", name="other", container=shared)
     ids = np.arange(4, dtype=np.int64)
@@ -221,7 +221,7 @@ def test_several_steps_of_one_execution_follow_each_other() -> None:
     np.testing.assert_allclose(results[0], results[1], atol=1e-6)
 
 
-def test_a_layer_is_made_again_from_its_config() -> None:
+def test_a_layer_is_created_again_from_its_config() -> None:
     admission = {"kind": "probability", "p": 0.5}
     for layer in (
         Embedding(4, padding_id=3, initializer="zeros", admission=admission, storage="memory"),
@@ -241,13 +241,13 @@ def test_a_layer_is_made_again_from_its_config() -> None:
         (np.array([True]), "int64, found dtype bool"),
     ],
 )
-def test_what_is_no_id_is_refused(inputs: Any, message: str) -> None:
+def test_inputs_that_are_not_ids_are_rejected(inputs: Any, message: str) -> None:
     for layer in (Embedding(4, storage="memory"), EmbeddingBag(4, storage="memory")):
         with pytest.raises(InvalidArgumentError, match=message):
             layer(tf.constant(inputs))
 
 
-def test_inputs_of_a_wrong_kind_are_refused() -> None:
+def test_inputs_of_a_wrong_kind_are_rejected() -> None:
     sparse = tf.sparse.from_dense(tf.constant([[1, 2]], tf.int64))
     with pytest.raises(UnsupportedError, match="EmbeddingBag"):
         Embedding(4, storage="memory")(sparse)
@@ -270,7 +270,7 @@ def test_inputs_of_a_wrong_kind_are_refused() -> None:
         layer({**batch(), "viewd": batch()["viewed"]})
 
 
-def test_a_closed_container_is_told_of_without_a_graph_and_in_one() -> None:
+def test_a_closed_container_raises_eagerly_and_in_a_graph() -> None:
     layer = Embedding(4, storage="memory")
     look_up = tf.function(layer)
     look_up(FAR_APART)
@@ -281,13 +281,13 @@ def test_a_closed_container_is_told_of_without_a_graph_and_in_one() -> None:
         layer(FAR_APART)
 
 
-def test_a_storage_of_another_dim_is_refused() -> None:
+def test_a_storage_of_another_dim_is_rejected() -> None:
     storage = open_storage("memory", CoreTable("embedding", 8))
     with pytest.raises(InvalidArgumentError, match="dim"):
         Embedding(4, storage=storage, container=StepContainer())
 
 
-def test_a_missing_or_old_tensorflow_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_or_old_tensorflow_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     from sparring_tf import versions
 
     monkeypatch.setattr(versions, "_installed", lambda: (2, 15))
@@ -307,5 +307,5 @@ def test_the_library_is_not_linked_to_tensorflow() -> None:
         for folder in sparring_tf.__path__
         for path in Path(folder).glob("libsparring_lookup_ops.so")
     )
-    # The name of every library that it needs stands in it as text.
+    # The file contains the name of each required library as text.
     assert b"libtensorflow" not in library.read_bytes()

@@ -1,4 +1,4 @@
-"""Under the policy mixed_float16 losses are scaled, by what Keras puts around an optimizer or by ours."""
+"""Under the policy mixed_float16, losses are scaled by Keras's wrapper or by ours."""
 
 from __future__ import annotations
 
@@ -64,9 +64,7 @@ SPARSE: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
 
 @pytest.mark.parametrize("kind", SPARSE)
 @pytest.mark.parametrize("wrap", [plain, keras.optimizers.LossScaleOptimizer])
-def test_what_keras_puts_around_an_optimizer_scales_as_ours(
-    kind: str, wrap: Callable[[Any], Any]
-) -> None:
+def test_the_wrapper_of_keras_scales_like_ours(kind: str, wrap: Callable[[Any], Any]) -> None:
     found = []
     for each in (wrap, LossScaleOptimizer):
         sparse, options = SPARSE[kind]()
@@ -80,8 +78,8 @@ def test_what_keras_puts_around_an_optimizer_scales_as_ours(
     assert np.array_equal(found[0][2], found[1][2])
 
 
-def test_scaling_leaves_no_trace_in_rows() -> None:
-    """Powers of two cancel exactly, where no gradient leaves the range of float16."""
+def test_scaling_does_not_change_rows() -> None:
+    """Powers of two cancel exactly if no gradient exceeds the range of float16."""
     found = []
     for scale in (1.0, 2.0**7):
         model = made(
@@ -98,7 +96,7 @@ def test_a_step_that_overflows_changes_nothing_but_the_scale() -> None:
     model.fit(IDS[:8], TARGETS[:8], batch_size=8, verbose=0)
     before = rows_of(model)
     dense = [each.numpy() for each in model.layers[-1].trainable_variables]
-    # Gradients of losses so large are infinite in float16.
+    # Gradients of such large losses are infinite in float16.
     model.fit(IDS, TARGETS * 1e6, batch_size=16, verbose=0)
     assert rows_of(model) == before
     for variable, value in zip(model.layers[-1].trainable_variables, dense, strict=True):
@@ -109,7 +107,7 @@ def test_a_step_that_overflows_changes_nothing_but_the_scale() -> None:
     assert len(rows_of(model)) == 2 * len(IDS)
 
 
-def test_an_optimizer_that_was_built_before_is_taken() -> None:
+def test_an_optimizer_that_was_built_before_is_accepted() -> None:
     layer = Embedding(4, name="rows")
     model = keras.Sequential([keras.Input((), dtype="int64"), layer, keras.layers.Dense(1)])
     optimizer = Optimizer(model, keras.optimizers.SGD(0.1))
@@ -120,7 +118,7 @@ def test_an_optimizer_that_was_built_before_is_taken() -> None:
 
 
 @pytest.mark.parametrize("wrap", [plain, lambda each: LossScaleOptimizer(each, initial_scale=4.0)])
-def test_loss_scaling_comes_back_from_a_file(wrap: Callable[[Any], Any], tmp_path: Path) -> None:
+def test_loss_scaling_is_restored_from_a_file(wrap: Callable[[Any], Any], tmp_path: Path) -> None:
     model = made(keras.optimizers.Adam(0.05), wrap)
     model.fit(IDS, TARGETS, verbose=0)
     model.save(tmp_path / "model.keras")

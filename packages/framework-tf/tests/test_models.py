@@ -1,4 +1,4 @@
-"""The models are those of PyTorch, and Keras saves them whole."""
+"""The models equal those of PyTorch, and Keras saves them completely."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def trained(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_trained_model_is_saved_and_loaded_whole(kind: str, tmp_path: Path) -> None:
+def test_a_trained_model_is_saved_and_loaded_completely(kind: str, tmp_path: Path) -> None:
     model = trained(MODELS[kind]())
     assert model.embedding_collection.num_rows() == {"users": 3, "items": 8}
     model.save(tmp_path / "model.keras")
@@ -86,7 +86,7 @@ def test_a_trained_model_is_saved_and_loaded_whole(kind: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_model_computes_as_that_of_torch(kind: str) -> None:
+def test_a_model_computes_the_same_as_in_torch(kind: str) -> None:
     torch = pytest.importorskip("torch")
     theirs = pytest.importorskip("sparring_torch.models")
     from sparring_torch import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
@@ -121,7 +121,7 @@ def test_a_model_computes_as_that_of_torch(kind: str) -> None:
         np.testing.assert_allclose(found, each, atol=1e-6)
 
 
-def test_tables_that_do_not_go_together_are_refused() -> None:
+def test_inconsistent_tables_are_rejected() -> None:
     unequal = tables(dims=(4, 5))
     with pytest.raises(InvalidArgumentError, match=r"the same embedding_dim, found \[4, 5\]"):
         DLRM(unequal, 3, [5, 4], [1])

@@ -1,4 +1,4 @@
-"""The ops refuse what does not fit, instead of reading what is not theirs."""
+"""The ops reject invalid inputs instead of reading outside of them."""
 
 from __future__ import annotations
 
@@ -46,14 +46,16 @@ def test_a_gradient_is_spread_over_the_ids_of_each_feature() -> None:
         ("anchors", [tf.zeros([0]), tf.zeros([0, 3])], r"must be|rank"),
     ],
 )
-def test_what_does_not_fit_the_lengths_is_refused(name: str, value: Any, message: str) -> None:
+def test_inputs_that_do_not_match_the_lengths_are_rejected(
+    name: str, value: Any, message: str
+) -> None:
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         ops().sparring_spread(**{**WHOLE, name: value})
 
 
 @pytest.mark.alone
 def test_lookups_run_while_another_thread_keeps_the_lock_of_python() -> None:
-    """A graph notes when it looks up, while this thread sleeps and lets nobody run Python."""
+    """A graph records when it looks up, while this thread sleeps and keeps Python's lock."""
     pytest.importorskip("sparring_hkv")
     layer = Embedding(16, storage="hkv")
     ids = tf.range(10_000, dtype=tf.int64)
@@ -61,7 +63,7 @@ def test_lookups_run_while_another_thread_keeps_the_lock_of_python() -> None:
 
     @tf.function
     def look_up(wait: Any) -> Any:
-        # What keeps it busy until the lock is held: a chain, which nothing can shorten.
+        # Keeps the graph busy until the lock is taken: a chain that cannot be optimized away.
         spun = square
         for _ in tf.range(wait):
             spun = tf.linalg.matmul(spun, square) / 400
@@ -76,7 +78,7 @@ def test_lookups_run_while_another_thread_keeps_the_lock_of_python() -> None:
     look_up(tf.constant(2))
     kept: dict[str, Any] = {}
     keep_lock_for = ctypes.PyDLL(None).usleep
-    # A busy machine may begin the lookup too early or too late; one that needs the lock is late always.
+    # On a busy machine the lookup may start too early or too late; a lookup with the lock is always late.
     for _ in range(4):
         thread = threading.Thread(target=lambda: kept.update(times=look_up(tf.constant(300))))
         thread.start()
@@ -85,7 +87,7 @@ def test_lookups_run_while_another_thread_keeps_the_lock_of_python() -> None:
         keep_lock_for(3_000_000)
         thread.join(60)
         begun, done = (float(each) for each in kept.pop("times"))
-        # Not merely as soon as the lock was free.
+        # Not only after the lock was released.
         if begin < begun <= done < begin + 2.5:
             break
     else:

@@ -1,4 +1,4 @@
-"""`Optimizer`: Keras's optimizers over rows do what they do to a dense variable."""
+"""`Optimizer`: Keras's optimizers update rows like a dense variable."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ALL_IDS = np.arange(NUM_IDS, dtype=np.int64) * 10**16
 
 
 def trained(layer: Any, optimizer: Any, ids: Any, steps: int) -> None:
-    """Steps towards targets that each step draws anew."""
+    """Steps towards targets that are drawn anew in each step."""
     generator = np.random.default_rng(7)
     for _ in range(steps):
         targets = generator.normal(size=(len(ids), DIM)).astype(np.float32)
@@ -59,7 +59,7 @@ def trained(layer: Any, optimizer: Any, ids: Any, steps: int) -> None:
 
 
 class Dense(keras.layers.Layer):
-    """All rows in one variable, all of them met in each batch."""
+    """All rows in one variable, with all rows in each batch."""
 
     def __init__(self, start: Any) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Dense(keras.layers.Layer):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_rows_move_as_a_dense_variable_does(name: str) -> None:
+def test_rows_change_like_a_dense_variable(name: str) -> None:
     layer = Embedding(DIM, storage="memory")
     dense = Dense(layer(tf.constant(ALL_IDS)).numpy())
     trained(layer, Optimizer(layer, OPTIMIZERS[name]()), ALL_IDS, 10)
@@ -82,7 +82,7 @@ def test_rows_move_as_a_dense_variable_does(name: str) -> None:
 @pytest.mark.parametrize(
     "make", [lambda: keras.optimizers.SGD(0.1), lambda: keras.optimizers.Adagrad(0.1)]
 )
-def test_rows_are_those_of_the_embedding_of_keras_after_200_steps(make: Any) -> None:
+def test_rows_equal_the_embedding_of_keras_after_200_steps(make: Any) -> None:
     ours = Embedding(DIM, storage="memory")
     theirs = keras.layers.Embedding(50, DIM)
     theirs.build()
@@ -90,7 +90,7 @@ def test_rows_are_those_of_the_embedding_of_keras_after_200_steps(make: Any) -> 
     optimizers = Optimizer(ours, make()), make()
     generator = np.random.default_rng(3)
     for _ in range(200):
-        # Each once: of an id that repeats, Keras squares each gradient, and not their sum.
+        # Each id once: for repeated ids, Keras squares each gradient instead of their sum.
         ids = generator.permutation(50)[:20]
         targets = generator.normal(size=(20, DIM)).astype(np.float32)
         for layer, optimizer in zip((ours, theirs), optimizers, strict=True):
@@ -105,7 +105,7 @@ def test_rows_are_those_of_the_embedding_of_keras_after_200_steps(make: Any) -> 
 def test_only_rows_that_were_looked_up_decay() -> None:
     layer = Embedding(DIM, storage="memory", initializer={"kind": "constant", "value": 1.0})
     optimizer = Optimizer(layer, keras.optimizers.AdamW(0.1, weight_decay=0.5))
-    # Without a gradient to speak of, what moves a row is its decay.
+    # With negligible gradients, only decay changes a row.
     for num_ids in (NUM_IDS, 2, 2):
         nothing = tf.zeros([num_ids, DIM])
         slices = tf.IndexedSlices(nothing, tf.constant(ALL_IDS[:num_ids]), [0, DIM])
@@ -179,20 +179,20 @@ def test_mixed_precision_trains_rows_in_float32(policy: str) -> None:
         (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), "wrap"),
     ],
 )
-def test_an_optimizer_that_does_not_work_row_by_row_is_refused(make: Any, reason: str) -> None:
+def test_an_optimizer_that_does_not_work_row_by_row_is_rejected(make: Any, reason: str) -> None:
     layer = Embedding(DIM, storage="memory")
     before = layer(tf.constant(ALL_IDS)).numpy()
     with pytest.raises(UnsupportedError, match=reason):
         Optimizer(layer, make())
     assert np.array_equal(layer(tf.constant(ALL_IDS)), before)
-    # Nothing was changed: another optimizer finds the table as it was.
+    # Nothing was changed: another optimizer finds the table in its original state.
     optimizer = Optimizer(layer, keras.optimizers.SGD(0.1))
     assert optimizer.container.tables[layer.name].state_method == "keras.SGD"
     trained(layer, optimizer, ALL_IDS, 1)
     assert layer.num_rows() == {layer.name: NUM_IDS}
 
 
-def test_wrong_arguments_are_refused() -> None:
+def test_invalid_arguments_are_rejected() -> None:
     layer = Embedding(DIM, storage="memory")
     for build, message in (
         (lambda: Optimizer(layer, keras.optimizers.SGD), "takes an optimizer of Keras"),
@@ -206,7 +206,7 @@ def test_wrong_arguments_are_refused() -> None:
             build()
 
 
-def test_a_method_without_an_optimizer_for_ordinary_variables_is_refused() -> None:
+def test_a_method_without_an_optimizer_for_ordinary_variables_is_rejected() -> None:
     model = keras.Sequential(
         [keras.Input((), dtype="int64"), Embedding(DIM, storage="memory"), keras.layers.Dense(1)]
     )
@@ -215,7 +215,7 @@ def test_a_method_without_an_optimizer_for_ordinary_variables_is_refused() -> No
         model.fit(ALL_IDS, np.ones((NUM_IDS, 1), np.float32), verbose=0)
 
 
-def test_a_gradient_that_is_not_finite_leaves_rows_and_variables_as_they_are() -> None:
+def test_a_non_finite_gradient_changes_neither_rows_nor_variables() -> None:
     layer = Embedding(DIM, storage="memory")
     model = keras.Sequential([keras.Input((), dtype="int64"), layer, keras.layers.Dense(1)])
     model.compile(optimizer=Optimizer(model, keras.optimizers.SGD(0.1)), loss="mse")
@@ -230,7 +230,7 @@ def test_a_gradient_that_is_not_finite_leaves_rows_and_variables_as_they_are() -
     assert np.array_equal(before[1], after[1])
 
 
-def test_the_error_without_a_graph_is_ours() -> None:
+def test_the_error_of_an_eager_step_is_ours() -> None:
     layer = Embedding(DIM, storage="memory")
     optimizer = Optimizer(layer, "sgd", learning_rate=1.0)
     broken = tf.IndexedSlices(tf.constant([[np.nan] * DIM]), tf.constant([1], tf.int64), [0, DIM])
@@ -243,7 +243,7 @@ def test_the_error_without_a_graph_is_ours() -> None:
     assert skipping.container.counters.rows_skipped_non_finite == 1
 
 
-def test_an_optimizer_of_keras_alone_is_refused_and_changes_nothing() -> None:
+def test_a_plain_optimizer_of_keras_is_rejected_and_changes_nothing() -> None:
     layers = [keras.Input((), dtype="int64"), Embedding(DIM, name="rows"), keras.layers.Dense(1)]
     model = keras.Sequential(layers)
     before = model.get_weights()
@@ -256,7 +256,7 @@ def test_an_optimizer_of_keras_alone_is_refused_and_changes_nothing() -> None:
         assert np.array_equal(old, new)
 
 
-def test_a_gradient_that_is_refused_leaves_none_of_its_call_behind() -> None:
+def test_a_rejected_gradient_drops_all_gradients_of_its_call() -> None:
     layers = [Embedding(DIM, storage="memory", name=name) for name in ("one", "other")]
     optimizer = Optimizer(layers, "sgd", learning_rate=1.0)
     variables = [each.trainable_variables[0] for each in layers]
@@ -271,7 +271,7 @@ def test_a_gradient_that_is_refused_leaves_none_of_its_call_behind() -> None:
     assert [each.num_rows() for each in layers] == [{"one": 0}, {"other": 1}]
 
 
-def test_errors_are_kept_by_nobody_who_does_not_ask_for_them() -> None:
+def test_errors_are_not_kept_outside_of_own_errors() -> None:
     layer = Embedding(DIM, storage="memory")
     optimizer = Optimizer(layer, "sgd", learning_rate=1.0)
     broken = tf.IndexedSlices(tf.constant([[np.nan] * DIM]), tf.constant([1], tf.int64), [0, DIM])
@@ -289,7 +289,7 @@ def test_errors_are_kept_by_nobody_who_does_not_ask_for_them() -> None:
 
 
 @pytest.mark.parametrize("rate", [float("nan"), -1.0])
-def test_a_learning_rate_that_is_none_is_refused_by_the_step(rate: float) -> None:
+def test_an_invalid_learning_rate_is_rejected_by_the_step(rate: float) -> None:
     layer = Embedding(DIM, storage="memory")
     optimizer = Optimizer(layer, "sgd", learning_rate=1.0)
     slices = tf.IndexedSlices(tf.ones([1, DIM]), tf.constant([1], tf.int64), [0, DIM])
@@ -299,7 +299,7 @@ def test_a_learning_rate_that_is_none_is_refused_by_the_step(rate: float) -> Non
     with pytest.raises(InvalidArgumentError, match="hyper-parameter 'lr'"):
         optimizer.apply([slices], layer.trainable_variables)
     assert np.array_equal(layer(tf.constant([1], tf.int64)), before)
-    # The gradient of the refused step is gone.
+    # The gradient of the rejected step was dropped.
     optimizer.learning_rate = 1.0
     other = tf.IndexedSlices(tf.ones([1, DIM]), tf.constant([2], tf.int64), [0, DIM])
     optimizer.apply([other], layer.trainable_variables)
@@ -307,7 +307,7 @@ def test_a_learning_rate_that_is_none_is_refused_by_the_step(rate: float) -> Non
 
 
 @pytest.mark.parametrize("is_graph", [False, True])
-def test_gradients_that_are_missing_are_told_of(is_graph: bool) -> None:
+def test_missing_gradients_are_reported(is_graph: bool) -> None:
     """As in Keras: without any gradient a step raises, and variables without one are named."""
     layer, dense = (
         Embedding(DIM, storage="memory", name="item"),

@@ -1,4 +1,4 @@
-"""The page of formulas is right about Keras's optimizers, for gradients as small as epsilon too."""
+"""The formulas on the reference page are correct for Keras's optimizers, also for tiny gradients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
     exec(block, FORMULAS)
 IDS, DIM, RATE = np.array([3, -1, 2**40], np.int64), 5, 0.05
 
-# Each class of the page's table, with other settings than the defaults too.
+# Each class of the page's table, also with other settings than the defaults.
 CASES: dict[str, tuple[str, Callable[[], Any]]] = {
     "SGD": ("keras_sgd", lambda: keras.optimizers.SGD(RATE, weight_decay=0.1)),
     "momentum": ("keras_momentum", lambda: keras.optimizers.SGD(RATE, momentum=0.8)),
@@ -40,11 +40,11 @@ CASES: dict[str, tuple[str, Callable[[], Any]]] = {
     "AdamW": ("keras_adam", lambda: keras.optimizers.AdamW(RATE, beta_1=0.7, weight_decay=0.1)),
 }
 STARTS = {"keras_sgd": (), "keras_momentum": (0,), "keras_rmsprop": (0,), "keras_adam": (0, 0)}
-"""Formula → what each part of the state starts from."""
+"""Formula → initial value of each part of the state."""
 
 
 def slices(gradients: Any) -> Any:
-    """Gradients of the rows of `IDS`, as a tape gives them."""
+    """Gradients of the rows of `IDS`, as returned by a tape."""
     return tf.IndexedSlices(tf.constant(gradients, tf.float32), tf.constant(IDS), [0, DIM])
 
 
@@ -74,13 +74,13 @@ def formula_rows(name: str, native: Any, start: Any, gradients: Any) -> Any:
 
 @pytest.mark.parametrize("scale", [1.0, 1e-7])
 @pytest.mark.parametrize("case", CASES)
-def test_variables_of_keras_and_rows_move_by_the_formula_of_the_page(
+def test_variables_of_keras_and_rows_change_by_the_formula_of_the_page(
     case: str, scale: float
 ) -> None:
     name, make = CASES[case]
     generator = np.random.default_rng(1)
     gradients = scale * generator.standard_normal((40, len(IDS), DIM))
-    # Starting from 0, small moves are not lost by rounding; a decay needs a start.
+    # Starting from 0, small changes are not lost to rounding; weight decay requires a start.
     has_decay = bool(make().get_config()["weight_decay"])
     start = generator.standard_normal((len(IDS), DIM)) if has_decay else np.zeros((len(IDS), DIM))
     expected = formula_rows(name, make(), start, gradients) - start
@@ -94,14 +94,14 @@ def test_variables_of_keras_and_rows_move_by_the_formula_of_the_page(
     for gradient in gradients.astype(np.float32):
         optimizer.apply([tf.constant(gradient)], [variable])
         ours.apply([slices(gradient)], anchors)
-    # Rounding of float32: of 40 steps, and of values as large as the start.
+    # Rounding of float32 in 40 steps, for values as large as the start.
     bounds = {"rtol": 1e-4, "atol": 1e-4 * np.abs(expected).max() + 40 * 6e-8 * np.abs(start).max()}
     np.testing.assert_allclose(variable.numpy() - start, expected, **bounds)
     np.testing.assert_allclose(layer(tf.constant(IDS)).numpy() - start, expected, **bounds)
 
 
-def test_the_place_of_epsilon_can_be_seen() -> None:
-    """With gradients near 1e-7, adding epsilon elsewhere is another formula."""
+def test_the_position_of_epsilon_matters() -> None:
+    """With gradients near 1e-7, the position of epsilon changes the result."""
     gradients = 1e-7 * np.random.default_rng(1).standard_normal((40, 1, DIM))
     h = SimpleNamespace(
         lr=RATE, weight_decay=0.0, eps=1e-7, beta1=0.9, beta2=0.999, clip_value=0.0, clip_norm=0.0
@@ -113,13 +113,13 @@ def test_the_place_of_epsilon_can_be_seen() -> None:
             parts = list(FORMULAS[name](*parts, gradient, t, h))
         moved[name] = parts[0]
     theirs = formula_rows("keras_adam", keras.optimizers.Adam(RATE), np.zeros((1, DIM)), gradients)
-    # Keras's Adam is the second of them, and the first is far from it.
+    # Keras's Adam is the second formula, and the first differs clearly.
     np.testing.assert_allclose(theirs, moved["sparse_adam"], rtol=1e-6)
     assert np.abs(theirs - moved["adam"]).max() > 0.1 * np.abs(theirs).max()
 
 
 def test_t_counts_all_steps_of_an_optimizer_of_keras() -> None:
-    """A table that has no gradient in a step is stepped later by that step's number."""
+    """A table without a gradient in a step later uses the optimizer's step number."""
     layers = [Embedding(DIM, name=name, initializer="zeros") for name in ("first", "second")]
     optimizer = Optimizer(layers, keras.optimizers.Adam(RATE))
     anchors = [layer.trainable_variables[0] for layer in layers]

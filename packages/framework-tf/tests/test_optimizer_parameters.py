@@ -22,7 +22,7 @@ from sparring.errors import InvalidArgumentError, NonFiniteGradientError, Sparri
 from sparring_tf import Embedding, Optimizer
 
 IDS = np.array([3, -1, 2**40], np.int64)
-# They become smaller, so that a maximum over steps differs from a mean.
+# They decrease, so that a maximum over steps differs from a mean.
 SCALES = np.array([1, 0.5, 0.1, 0.05], np.float32)[:, None, None]
 GRADIENTS = SCALES * np.random.default_rng(1).standard_normal((4, 3, 5)).astype(np.float32)
 SGD = keras.optimizers.SGD
@@ -52,7 +52,7 @@ def parameters(callable_: Any) -> dict[str, Any]:
     return {each.name: each.default for each in found if each.kind != each.VAR_KEYWORD}
 
 
-# ---- of Optimizer
+# ---- parameters of Optimizer
 
 
 def check_layers() -> None:
@@ -144,7 +144,7 @@ def test_every_parameter_of_the_optimizer_has_a_check() -> None:
     assert parameters(Optimizer).keys() == OWN.keys()
 
 
-# ---- of the optimizers of Keras that are given to it
+# ---- parameters of the Keras optimizers that are given to it
 
 OTHER_VALUES: dict[str, Any] = {
     "learning_rate": 0.3, "momentum": 0.5, "nesterov": True, "rho": 0.5, "centered": True,
@@ -159,7 +159,7 @@ OTHER_VALUES: dict[str, Any] = {
 NEUTRAL = {"name", "ema_momentum", "ema_overwrite_frequency"}
 """These change no variable in Keras either; averages are off unless `use_ema` is given."""
 NEEDED = {"nesterov": {"momentum": 0.5}, "amsgrad": {"beta_2": 0.7}}
-"""Without these the parameter has no effect, or hardly any."""
+"""Without these the parameter has little or no effect."""
 REJECTED = {
     "clipnorm", "global_clipnorm", "use_ema", "loss_scale_factor", "gradient_accumulation_steps",
 }  # fmt: skip
@@ -173,7 +173,7 @@ OF_ALL = set.intersection(*(set(parameters(getattr(keras.optimizers, kind))) for
 
 
 def options_of(kind: str) -> list[str]:
-    """Parameters to try: all of one class with an update method and of one without, else its own."""
+    """Parameters to test: all of one class with an update method and of one without, else its own."""
     found = parameters(getattr(keras.optimizers, kind))
     return [name for name in found if kind in ("Adam", "Ftrl") or name not in OF_ALL]
 
@@ -199,7 +199,7 @@ def table_rows(optimizer: Any) -> Any:
 @pytest.mark.parametrize(
     ("kind", "name"), [(kind, name) for kind in KINDS for name in options_of(kind)]
 )
-def test_a_parameter_of_an_optimizer_of_keras_does_what_it_does_there(kind: str, name: str) -> None:
+def test_a_parameter_of_an_optimizer_of_keras_has_the_same_effect(kind: str, name: str) -> None:
     changed = {name: OTHER_VALUES[name]} | NEEDED.get(name, {})
     if name in REJECTED:
         with pytest.raises(SparringError, match=name):
@@ -212,13 +212,13 @@ def test_a_parameter_of_an_optimizer_of_keras_does_what_it_does_there(kind: str,
         assert np.abs(expected - other).max() > 1e-3 * np.abs(other).max()
 
 
-def test_every_optimizer_of_keras_is_tried_or_rejected() -> None:
+def test_every_optimizer_of_keras_is_tested_or_rejected() -> None:
     classes = {
         name
         for name, value in vars(keras.optimizers).items()
         if inspect.isclass(value) and issubclass(value, keras.optimizers.Optimizer)
     }
-    # Releases of Keras have different ones.
+    # Releases of Keras have different optimizers.
     known = {each for each in (*KINDS, *NOT_BY_ROW, *WRAPPERS) if hasattr(keras.optimizers, each)}
     assert classes - {"Optimizer"} == known
     for name in known - {*KINDS}:

@@ -50,7 +50,7 @@ def test_tables_are_sharded_by_the_plan(plan: Any) -> None:
         assert container.num_rows("user") == 8
 
 
-def test_a_planner_is_told_of_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planner_receives_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[PlanRequest] = []
 
     def resolve_plan(plan: Any, tables: Any, job: Any, manager: Any) -> Any:
@@ -83,12 +83,12 @@ def test_a_planner_is_told_of_the_tables(monkeypatch: pytest.MonkeyPatch) -> Non
         ("plan.yaml", InvalidArgumentError, "found 'plan.yaml'; pass 'auto'"),
     ],
 )
-def test_plans_that_do_not_fit_are_refused(plan: Any, error: Any, words: str) -> None:
+def test_invalid_plans_are_rejected(plan: Any, error: Any, words: str) -> None:
     with pytest.raises(error, match=words):
         Optimizer(model(), keras.optimizers.SGD(0.1), plan=plan)
 
 
-def test_a_container_that_was_given_has_a_plan_of_its_own() -> None:
+def test_a_plan_is_rejected_for_layers_with_a_container() -> None:
     with StepContainer(plan={"user": "table_wise"}) as container:
         made = model(container=container)
         with pytest.raises(InvalidArgumentError, match="pass the plan to their container"):

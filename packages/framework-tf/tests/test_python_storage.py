@@ -1,4 +1,4 @@
-"""A storage that is written in Python alone serves TensorFlow as native ones do, bit by bit."""
+"""A storage written in Python gives the same bits in TensorFlow as native ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TARGETS = (np.arange(26) % 3).astype(np.float32)[:, None]
 
 
 class DictStorage(Storage):
-    """One shard of a table as a dict of arrays: what a storage must have, and no more."""
+    """One shard of a table as a dict of arrays, with only the required methods."""
 
     capabilities = Capabilities()
 
@@ -126,7 +126,7 @@ SPARSE: dict[str, Callable[[Any], Any]] = {
 
 
 def fitted(container: StepContainer, storage: str, optimizer: str, dtype: str) -> list[Any]:
-    """What a model reads before, in the middle of and after its training."""
+    """Lookups before, during and after training."""
     keras.utils.set_random_seed(1)
     options = {"container": container, "storage": storage, "table_dtype": dtype}
     ids = keras.Input((), dtype="int64")
@@ -146,7 +146,7 @@ def fitted(container: StepContainer, storage: str, optimizer: str, dtype: str) -
 
 @pytest.mark.parametrize("optimizer", SPARSE)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_rows_are_those_of_a_native_storage(optimizer: str, dtype: str) -> None:
+def test_rows_equal_a_native_storage(optimizer: str, dtype: str) -> None:
     pytest.importorskip("sparring_hkv")
     with container() as own, container() as native:
         read = fitted(own, "dict", optimizer, dtype)
@@ -161,9 +161,9 @@ def test_rows_are_those_of_a_native_storage(optimizer: str, dtype: str) -> None:
         assert rows_of(own) == rows_of(native)
 
 
-def test_what_a_python_storage_raises_comes_out_of_a_lookup() -> None:
+def test_an_error_of_a_python_storage_is_raised_by_the_lookup() -> None:
     class GoneError(Exception):
-        """Whatever it depends on."""
+        """Independent of timing."""
 
     with container() as own:
         layer = Embedding(4, name="rows", container=own, storage="dict")

@@ -1,4 +1,4 @@
-"""What a layer refuses on one rank before its lookup all ranks refuse at once, and may go on."""
+"""Input that a layer rejects on one rank raises on all ranks at once, and training can continue."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from sparring_tf.layers.embedding_collection import EmbeddingCollection
 from sparring_tf.layers.table_configs import FeatureConfig, TableConfig
 
 SOON, LONG = 5.0, 30.0
-"""Seconds: how soon ranks must be told, and what they would wait if nobody did."""
+"""Seconds: deadline for the error, and the time that ranks would wait without it."""
 
 IDS = tf.reshape(tf.range(20, dtype=tf.int64), (5, 4))
 FRACTIONS = tf.cast(IDS, tf.float32) + 0.5
 
 
 def collection(container: StepContainer) -> EmbeddingCollection:
-    """A feature that is pooled, and one that is not."""
+    """A pooled feature, and a feature that is not pooled."""
     tables = [
         TableConfig(name="films", embedding_dim=4),
         TableConfig(name="actors", embedding_dim=4, combiner=None),
@@ -83,7 +83,7 @@ GOOD = {"film": IDS, "actor": IDS}
         ),
     ],
 )
-def test_a_batch_that_one_rank_refuses_all_refuse_and_may_go_on(
+def test_a_batch_that_one_rank_rejects_raises_on_all_and_training_continues(
     make: Callable[[StepContainer], Any], good: Any, bad: Any, message: str, is_training: bool
 ) -> None:
     group, raised = LocalGroup(2, deadline_seconds=LONG), threading.Barrier(2)
@@ -97,14 +97,14 @@ def test_a_batch_that_one_rank_refuses_all_refuse_and_may_go_on(
             with pytest.raises(InvalidArgumentError) as caught:
                 layer(bad if rank == 1 else good, training=is_training)
             assert time.monotonic() - begin < SOON
-            raised.wait(LONG)  # the end of this rank would tell the other too
+            raised.wait(LONG)  # otherwise the end of this rank would also end the other
             layer(good, training=is_training)
             raised.wait(LONG)
             return caught.value
 
     with ThreadPoolExecutor(2) as threads:
         told, refused = [each.result() for each in [threads.submit(body, rank) for rank in (0, 1)]]
-    # Keras raises errors of a layer anew, with their class and its own words around theirs.
+    # Keras raises errors of a layer again, with their class and additional text.
     assert "rank 1 cannot look its rows up, so no rank does" in str(told)
     assert message in str(told)
     assert message in str(refused)

@@ -1,4 +1,4 @@
-"""The reference page of the Keras adapter has each public name."""
+"""The reference page of the Keras adapter contains each public name."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ WORDS = set(re.findall(r"\w+", "".join(re.findall(r"`[^`]*`", PAGE))))
 
 
 @pytest.mark.parametrize("name", [name for name in sparring_tf.__all__ if name != "__version__"])
-def test_the_page_has_each_name(name: str) -> None:
+def test_the_page_contains_each_name(name: str) -> None:
     assert getattr(sparring_tf, name) is not None
     assert name in WORDS

@@ -1,4 +1,4 @@
-"""A SavedModel has the rows of its tables, and finds them where it is loaded."""
+"""A SavedModel contains the rows of its tables, and finds them where it is loaded."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ UNSEEN = [np.array([999], np.int64), np.array([[5, 6]], np.int64)]
 
 
 def trained_model(epochs: int = 2) -> Any:
-    """Of two layers with a table each."""
+    """A model of two layers with one table each."""
     ids, bags = keras.Input((), dtype="int64"), keras.Input((None,), dtype="int64")
     found = [Embedding(4, name="rows")(ids), EmbeddingBag(4, name="bags")(bags)]
     model = keras.Model([ids, bags], keras.layers.Dense(1)(keras.layers.Concatenate()(found)))
@@ -54,13 +54,13 @@ def trained_model(epochs: int = 2) -> Any:
 
 
 def predicted(model: Any) -> Any:
-    """For trained ids, and for others."""
+    """Predictions for trained ids and for others."""
     batches = [np.concatenate([known, new]) for known, new in zip([IDS, BAGS], UNSEEN, strict=True)]
     return model.predict(batches, verbose=0)
 
 
 def served(path: Path) -> Any:
-    """What an exported model says of the same."""
+    """Predictions of an exported model for the same ids."""
     batches = [np.concatenate([known, new]) for known, new in zip([IDS, BAGS], UNSEEN, strict=True)]
     loaded = tf.saved_model.load(str(path))
     return loaded.serve([tf.constant(each) for each in batches]).numpy()
@@ -91,7 +91,7 @@ np.save(result, served)
         ("saved_model.save", "import tensorflow as tf, keras, sparring_tf"),
     ],
 )
-def test_a_fresh_process_serves_what_was_exported(way: str, imports: str, tmp_path: Path) -> None:
+def test_a_new_process_serves_the_exported_model(way: str, imports: str, tmp_path: Path) -> None:
     model = trained_model()
     path = tmp_path / "exported"
     if way == "export":
@@ -118,7 +118,7 @@ def test_the_assets_are_snapshots_of_the_embeddings(
 ) -> None:
     monkeypatch.setattr(saved_rows, "MAX_BYTES", max_bytes_inside)
     trained_model().export(str(tmp_path / "exported"), verbose=False)
-    # And nothing else has rows.
+    # Nothing else contains rows.
     variables = tmp_path / "exported/variables"
     assert sorted(each.name.partition(".")[2] for each in variables.iterdir()) == [
         "data-00000-of-00001",
@@ -152,7 +152,7 @@ def test_rows_are_shared_by_loads_and_freed_with_the_last(tmp_path: Path) -> Non
     assert count_open_snapshots() == before
 
 
-def test_training_goes_on_beside_what_was_exported(tmp_path: Path) -> None:
+def test_training_continues_next_to_the_exported_model(tmp_path: Path) -> None:
     model = trained_model(1)
     model.export(str(tmp_path / "first"), verbose=False)
     first = predicted(model)
@@ -169,7 +169,7 @@ def test_a_model_without_rows_serves_initial_values(tmp_path: Path) -> None:
     assert np.array_equal(served(tmp_path / "exported"), predicted(model))
 
 
-def test_functions_of_a_module_are_exported_whenever_they_were_traced(tmp_path: Path) -> None:
+def test_functions_of_a_module_are_exported_independent_of_tracing(tmp_path: Path) -> None:
     class Module(tf.Module):  # type: ignore[misc,unused-ignore]
         def __init__(self) -> None:
             super().__init__()
@@ -242,7 +242,7 @@ def take_rows_of_another_dim(path: Path) -> None:
         (take_rows_of_another_dim, tf.errors.InvalidArgumentError, "no table 'bags'|UnknownTable"),
     ],
 )
-def test_a_model_without_its_snapshot_is_refused(
+def test_a_model_without_its_snapshot_is_rejected(
     breaking: Callable[[Path], None], kind: type[Exception], message: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "exported"
@@ -258,7 +258,7 @@ def test_a_model_without_its_snapshot_is_refused(
     assert count_open_snapshots() == before
 
 
-def test_rows_of_another_dim_are_refused_by_the_lookup(tmp_path: Path) -> None:
+def test_rows_of_another_dim_are_rejected_by_the_lookup(tmp_path: Path) -> None:
     for dim in (3, 4):
         layers = [keras.Input((), dtype="int64"), Embedding(dim, name="rows")]
         keras.Sequential(layers).export(str(tmp_path / f"dim{dim}"), verbose=False)
@@ -269,9 +269,7 @@ def test_rows_of_another_dim_are_refused_by_the_lookup(tmp_path: Path) -> None:
         loaded.serve(tf.constant(IDS))
 
 
-def test_what_cannot_be_exported_is_refused_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_export_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(model: Any, kind: type[Exception], message: str) -> None:
         with pytest.raises(kind, match=message):
             model.export(str(tmp_path / "exported"), verbose=False)
@@ -293,7 +291,7 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(
     refused(model, ClosedError, "closed")
 
 
-def test_an_export_whose_rows_cannot_be_read_ends_its_writer(
+def test_an_export_with_unreadable_rows_ends_its_writer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = {"first": 4, "second": 3}
@@ -307,7 +305,7 @@ def test_an_export_whose_rows_cannot_be_read_ends_its_writer(
     def broken(*_: object) -> None:
         raise OSError("disk gone")
 
-    # The first table is written, and sealed beside the second.
+    # The first table is written and sealed during the second.
     monkeypatch.setattr(layer.agent.container.storage("second"), "_scan_impl", broken)
     cache: dict[Any, Any] = {}
     with pytest.raises(OSError, match="disk gone"):
@@ -318,7 +316,7 @@ def test_an_export_whose_rows_cannot_be_read_ends_its_writer(
     assert not [name for name in names_of_threads if name.startswith("sparring-snapshot")]
 
 
-def test_tables_that_cannot_be_shown_are_closed_unless_others_use_them(
+def test_tables_that_cannot_be_opened_are_closed_unless_others_use_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained_model(1).export(str(tmp_path / "exported"), verbose=False)

@@ -1,4 +1,4 @@
-"""A model that Keras saved comes back with its rows, and goes on."""
+"""A model that Keras saved is loaded with its rows, and training continues."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def model_of(sparse: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["update method", "native optimizer"])
-def test_a_loaded_model_predicts_and_goes_on_as_the_saved_one(kind: str, tmp_path: Path) -> None:
+def test_a_loaded_model_predicts_and_trains_like_the_saved_one(kind: str, tmp_path: Path) -> None:
     if kind == "update method":
         model = model_of("adam", learning_rate=0.1, dense=keras.optimizers.Adam(0.01))
     else:
@@ -53,7 +53,7 @@ def test_a_loaded_model_predicts_and_goes_on_as_the_saved_one(kind: str, tmp_pat
     )
 
 
-def test_rows_go_on_with_the_optimizer_that_they_had(tmp_path: Path) -> None:
+def test_rows_require_the_optimizer_that_they_were_saved_with(tmp_path: Path) -> None:
     model = model_of(keras.optimizers.Adam(0.05))
     model.fit(IDS, TARGETS, verbose=0)
     model.save(tmp_path / "model.keras")
@@ -65,14 +65,14 @@ def test_rows_go_on_with_the_optimizer_that_they_had(tmp_path: Path) -> None:
 
 
 def saved(layer: Any) -> dict[str, Any]:
-    """What Keras would write."""
+    """Returns the content of the file that Keras would write."""
     store: dict[str, Any] = {}
     layer.save_own_variables(store)
     return store
 
 
 @pytest.mark.parametrize("name", ["table_0", "keys_0"])
-def test_a_file_without_the_rows_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_file_without_the_rows_is_rejected(name: str, tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py")
     model = model_of(keras.optimizers.Adam(0.05))
     model.fit(IDS, TARGETS, verbose=0)
@@ -83,7 +83,7 @@ def test_a_file_without_the_rows_is_refused(name: str, tmp_path: Path) -> None:
             del file[path]
     assert len(found) == 1
     other = model_of(keras.optimizers.Adam(0.05))
-    # Keras makes a ValueError of it, with our text.
+    # Keras replaces it by a ValueError with our text.
     with pytest.raises(ValueError, match="does not contain the rows of table 'rows'"):
         other.load_weights(tmp_path / "model.weights.h5")
     layer = Embedding(4, storage="memory", name="rows")
@@ -92,14 +92,14 @@ def test_a_file_without_the_rows_is_refused(name: str, tmp_path: Path) -> None:
 
 
 def places(file: Any) -> list[str]:
-    """Of all that lies in an HDF5 file."""
+    """Names of all arrays in an HDF5 file."""
     found: list[str] = []
     file.visit(found.append)
     return found
 
 
-def test_weights_alone_hold_the_rows(tmp_path: Path) -> None:
-    """As callbacks save them, `BackupAndRestore` among them."""
+def test_weights_files_contain_the_rows(tmp_path: Path) -> None:
+    """As saved by callbacks such as `BackupAndRestore`."""
     model = model_of(keras.optimizers.Adam(0.05))
     model.fit(IDS, TARGETS, verbose=0)
     model.save_weights(tmp_path / "model.weights.h5")
@@ -110,7 +110,7 @@ def test_weights_alone_hold_the_rows(tmp_path: Path) -> None:
     assert other.layers[0].num_rows() == {"rows": len(IDS)}
 
 
-def test_an_interrupted_fit_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_an_interrupted_fit_resumes(tmp_path: Path) -> None:
     class Stop(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             if epoch == 2:
@@ -131,14 +131,14 @@ def test_an_interrupted_fit_goes_on_where_it_was(tmp_path: Path) -> None:
     np.testing.assert_allclose(fitted(backup()), fitted(), atol=1e-6)
 
 
-def test_rows_of_another_dim_are_refused() -> None:
+def test_rows_of_another_dim_are_rejected() -> None:
     store = saved(Embedding(8, storage="memory", name="rows"))
     with pytest.raises(InvalidArgumentError, match="dim 8, but the layer's table has 4"):
         Embedding(4, storage="memory", name="rows").load_own_variables(store)
 
 
-def test_scores_come_back_with_their_rows() -> None:
-    """What is evicted next is what would have been."""
+def test_scores_are_restored_with_their_rows() -> None:
+    """The rows that are evicted next are the same."""
     pytest.importorskip("sparring_hkv")
 
     def made() -> Any:
@@ -164,7 +164,7 @@ def test_scores_come_back_with_their_rows() -> None:
 
 
 @pytest.mark.parametrize("name", ["keys_0", "rows_0", "scores_0", "table_0"])
-def test_damaged_rows_leave_those_that_are_there(name: str) -> None:
+def test_damaged_rows_do_not_replace_existing_rows(name: str) -> None:
     layer = Embedding(4, storage="memory", name="rows")
     layer.agent.container.storage("rows").upsert([1, 2], np.ones((2, 4), np.float32))
     whole = saved(layer)
@@ -179,7 +179,7 @@ def test_damaged_rows_leave_those_that_are_there(name: str) -> None:
         assert layer.num_rows() == {"rows": 2}
 
 
-def test_rows_that_find_no_room_leave_those_that_are_there() -> None:
+def test_rows_beyond_the_capacity_do_not_replace_existing_rows() -> None:
     pytest.importorskip("sparring_hkv")
     options = {"storage": {"backend": "hkv", "policy": "none"}, "name": "rows"}
     large = Embedding(4, **options)
@@ -191,7 +191,7 @@ def test_rows_that_find_no_room_leave_those_that_are_there() -> None:
     assert small.num_rows() == {"rows": 1}
 
 
-def test_rows_of_one_process_are_refused_on_several_ranks(
+def test_rows_of_one_process_are_rejected_on_several_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with StepContainer() as container:

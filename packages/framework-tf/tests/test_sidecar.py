@@ -1,4 +1,4 @@
-"""Rows that are too many for a file of Keras, or lie on several ranks, are in a snapshot beside it."""
+"""Rows that are too large for a Keras file, or on several ranks, are in a snapshot next to it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 def saves(path: Path) -> list[str]:
-    """What lies beside a file."""
+    """Files next to a file."""
     return names_in(Path(f"{path}.rows"))
 
 
@@ -91,7 +91,7 @@ def test_a_loaded_model_goes_on_as_the_saved_one(
     np.testing.assert_allclose(trained(loaded, 2), after, atol=1e-6)
 
 
-def test_a_file_goes_with_its_folder_under_another_name(tmp_path: Path) -> None:
+def test_a_file_can_be_renamed_with_its_folder(tmp_path: Path) -> None:
     model = saved_model(tmp_path / "model.keras")
     (tmp_path / "model.keras").rename(tmp_path / "best.keras")
     keras.models.load_model(tmp_path / "best.keras")
@@ -100,7 +100,7 @@ def test_a_file_goes_with_its_folder_under_another_name(tmp_path: Path) -> None:
     assert np.array_equal(loaded.predict(IDS, verbose=0), model.predict(IDS, verbose=0))
 
 
-def test_weights_and_files_unzipped_have_their_sidecar(tmp_path: Path) -> None:
+def test_weights_files_and_unzipped_files_have_a_sidecar(tmp_path: Path) -> None:
     model = model_of()
     trained(model, 1)
     model.save_weights(tmp_path / "model.weights.h5")
@@ -113,7 +113,7 @@ def test_weights_and_files_unzipped_have_their_sidecar(tmp_path: Path) -> None:
         assert np.array_equal(other.predict(IDS, verbose=0), model.predict(IDS, verbose=0))
 
 
-def test_tables_of_one_container_share_a_snapshot_and_small_ones_lie_inside(
+def test_tables_of_one_container_share_a_snapshot_and_small_ones_are_inside(
     tmp_path: Path,
 ) -> None:
     ids = keras.Input((), dtype="int64")
@@ -135,7 +135,7 @@ def test_tables_of_one_container_share_a_snapshot_and_small_ones_lie_inside(
     assert set(store) == {"table_0", "keys_0", "rows_0", "scores_0", "state_0"}
 
 
-def test_the_save_before_stays_for_copies_and_older_ones_go(tmp_path: Path) -> None:
+def test_the_previous_save_is_kept_for_copies_and_older_ones_are_removed(tmp_path: Path) -> None:
     model, path = model_of(), tmp_path / "model.weights.h5"
     predictions = []
     for number in range(3):
@@ -180,7 +180,7 @@ def lose_the_manifest(path: Path) -> None:
         (lose_the_manifest, SnapshotError, "there is none|manifest"),
     ],
 )
-def test_a_file_without_its_own_rows_is_refused_and_changes_nothing(
+def test_a_file_without_its_own_rows_is_rejected_and_changes_nothing(
     breaking: Callable[[Path], None],
     kind: type[SparringError],
     message: str,
@@ -208,13 +208,13 @@ def test_a_file_without_its_own_rows_is_refused_and_changes_nothing(
     monkeypatch.setattr("sparring_tf.layers.table_layer.load_rows", remembering)
     with pytest.raises(ValueError, match=message):
         other.load_weights(path)
-    # Keras makes a ValueError of it, with our text whole.
+    # Keras replaces it by a ValueError with our complete text.
     assert type(raised[0]) is kind
     assert np.array_equal(other.layers[0](IDS), before)
     assert other.layers[0].num_rows() == {"rows": 7}
 
 
-def test_damage_that_shows_while_rows_are_read_is_told_and_a_good_file_mends_it(
+def test_damage_during_a_read_is_reported_and_an_intact_file_repairs_it(
     tmp_path: Path,
 ) -> None:
     model = saved_model(tmp_path / "good.keras")
@@ -230,7 +230,7 @@ def test_damage_that_shows_while_rows_are_read_is_told_and_a_good_file_mends_it(
     assert np.array_equal(other.predict(IDS, verbose=0), model.predict(IDS, verbose=0))
 
 
-def test_rows_of_another_table_are_refused_before_they_are_read(tmp_path: Path) -> None:
+def test_rows_of_another_table_are_rejected_before_they_are_read(tmp_path: Path) -> None:
     path = tmp_path / "model.weights.h5"
     model = model_of()
     trained(model, 1)
@@ -246,7 +246,7 @@ def test_rows_of_another_table_are_refused_before_they_are_read(tmp_path: Path) 
         model_of(keras.optimizers.Ftrl()).load_weights(path)
 
 
-def test_rows_that_find_no_room_leave_those_that_are_there(tmp_path: Path) -> None:
+def test_rows_beyond_the_capacity_do_not_replace_existing_rows(tmp_path: Path) -> None:
     pytest.importorskip("sparring_hkv")
     path, storage = tmp_path / "large.weights.h5", {"backend": "hkv", "policy": "none"}
     large = model_of(storage=storage)
@@ -275,7 +275,7 @@ def test_rows_that_find_no_room_leave_those_that_are_there(tmp_path: Path) -> No
         {"more": "x"},
     ],
 )
-def test_what_leads_elsewhere_than_beside_the_file_is_refused(change: dict[str, Any]) -> None:
+def test_locations_that_are_not_next_to_the_file_are_rejected(change: dict[str, Any]) -> None:
     whole = {"folder": "m.rows", "name": "save-000001.0", "manifest_hash": "x", "table": "rows"}
     assert parse_sidecar_rows(whole, "rows").as_dict() == whole
     for plain in ({**whole, **change}, {}, None):
@@ -283,7 +283,7 @@ def test_what_leads_elsewhere_than_beside_the_file_is_refused(change: dict[str, 
             parse_sidecar_rows(plain, "rows")
 
 
-def test_what_lies_beside_nothing_is_refused(tmp_path: Path) -> None:
+def test_a_sidecar_without_a_local_file_is_rejected(tmp_path: Path) -> None:
     model = model_of()
     trained(model, 1)
     with pytest.raises(UnsupportedError, match="an open file"):
@@ -299,11 +299,11 @@ def test_what_lies_beside_nothing_is_refused(tmp_path: Path) -> None:
 
 
 class Stop(BaseException):
-    """Ends a save as a signal would."""
+    """Ends a save like a signal."""
 
 
 @pytest.mark.parametrize("kind", [Stop, OSError])
-def test_a_save_that_fails_leaves_the_old_file_and_its_rows(
+def test_a_failed_save_keeps_the_old_file_and_its_rows(
     kind: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, model = tmp_path / "model.keras", model_of()
@@ -316,7 +316,7 @@ def test_a_save_that_fails_leaves_the_old_file_and_its_rows(
 
     with monkeypatch.context() as patched:
         patched.setattr(model.optimizer, "save_own_variables", broken)
-        for _ in range(3):  # each leaves a snapshot that no file names
+        for _ in range(3):  # each leaves a snapshot that no file refers to
             with pytest.raises(kind, match="stopped"):
                 save_model(model, path)
     assert names_in(tmp_path) == ["model.keras", "model.keras.rows"]

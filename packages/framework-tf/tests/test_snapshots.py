@@ -1,4 +1,4 @@
-"""Snapshots of a container hold the rows of Keras layers, whoever wrote them."""
+"""Snapshots of a container contain the rows of Keras layers, independent of the framework."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def trained(model: Any, epochs: int) -> Any:
     return model.predict(IDS, verbose=0)
 
 
-def test_a_model_goes_on_from_a_snapshot_as_if_it_never_stopped(tmp_path: Path) -> None:
+def test_a_model_resumes_from_a_snapshot_without_a_difference(tmp_path: Path) -> None:
     url = str(tmp_path / "snapshot")
     with StepContainer() as container:
         model = model_in(container)
@@ -56,7 +56,7 @@ def test_a_model_goes_on_from_a_snapshot_as_if_it_never_stopped(tmp_path: Path) 
         assert np.array_equal(trained(model, 2), expected)
 
 
-def test_fit_goes_on_from_a_snapshot_of_torch(tmp_path: Path) -> None:
+def test_fit_continues_from_a_snapshot_of_torch(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed beside TensorFlow")
     sparring_torch = pytest.importorskip("sparring_torch", reason="sparring-torch is missing")
     url = str(tmp_path / "snapshot")
@@ -99,7 +99,7 @@ def test_fit_goes_on_from_a_snapshot_of_torch(tmp_path: Path) -> None:
         np.testing.assert_allclose(row, expected[key], rtol=1e-5, atol=1e-5)
 
 
-def test_a_snapshot_of_another_dim_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+def test_a_snapshot_of_another_dim_is_rejected_and_changes_nothing(tmp_path: Path) -> None:
     with StepContainer() as container:
         trained(model_in(container), 1)
         container.save(str(tmp_path / "snapshot"))
@@ -112,7 +112,7 @@ def test_a_snapshot_of_another_dim_is_refused_and_changes_nothing(tmp_path: Path
 
 
 def rows_of(container: StepContainer) -> dict[int, Any]:
-    """Key → the whole row, state included."""
+    """Key → the whole row, including its state."""
     return {
         int(key): row
         for chunk in container.storage("rows").scan()

@@ -1,4 +1,4 @@
-"""`training` of a layer: as in Keras, the tape decides what is trained, and validation only reads."""
+"""`training` of a layer: as in Keras, the tape determines what is trained, and validation only reads."""
 
 from __future__ import annotations
 
@@ -113,14 +113,14 @@ def test_validation_changes_no_row_creates_none_and_keeps_nothing(kind: str) -> 
         validate(model)
         assert stored() == before, name
         assert container.resources.num_batch_inputs == 0, name
-    # Nor was an id counted for its admission: the first step with it stores nothing.
+    # No id was counted for admission either: the first step with it stores nothing.
     model.train_on_batch(UNSEEN, LABELS)
     assert layer.num_rows() == {"item": len(before)}
     model.train_on_batch(UNSEEN, LABELS)
     assert layer.num_rows() == {"item": len(before) + UNSEEN.size}
 
 
-def test_fit_with_validation_data_stores_rows_of_the_training_data_only() -> None:
+def test_fit_with_validation_data_only_stores_rows_of_the_training_data() -> None:
     model, layer = model_of("Embedding")
     model.fit(SEEN, LABELS[:4], validation_data=(UNSEEN, LABELS), epochs=3, verbose=0)
     assert layer.num_rows() == {"item": SEEN.size}
@@ -138,7 +138,7 @@ def test_a_validation_loop_does_not_grow_in_memory(is_graph: bool) -> None:
         gc.collect()
         return sys.getallocatedblocks()
 
-    validate(500)  # TensorFlow fills caches of its own
+    validate(500)  # TensorFlow fills its own caches
     before = validate(50)
-    # A batch that was kept would take at least one block each.
+    # A batch that was kept would require at least one block each.
     assert validate(500) - before < 250

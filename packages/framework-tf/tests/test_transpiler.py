@@ -1,4 +1,4 @@
-"""`distribute`: models of Keras give what they gave; what is replaced, kept and refused; the way back."""
+"""`distribute`: Keras models give the same results; replaced, kept and rejected layers; `restore`."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def nested() -> Any:
 
 @keras.saving.register_keras_serializable("sparring_tests")
 class Pair(layers.Layer):
-    """A layer of the user's own, with a list and a dict of embeddings."""
+    """A custom layer with a list and a dict of embeddings."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -95,7 +95,7 @@ class Pair(layers.Layer):
 
 
 class Subclassed(keras.Model):
-    """Attributes, and a layer with embeddings of its own."""
+    """Embeddings as attributes and inside a nested layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,12 +157,12 @@ def train(model: Any, optimizer: Any, given: list[tuple[Any, Any]]) -> None:
 
 
 @pytest.mark.parametrize("name", list(PROGRAMS))
-def test_the_program_gives_what_it_gave(name: str) -> None:
+def test_the_program_gives_the_same_results(name: str) -> None:
     make, optimizer, batch = PROGRAMS[name]
     check_same(make, optimizer, batches(batch))
 
 
-def test_adagrad_gives_what_it_gave_where_no_batch_repeats_an_id() -> None:
+def test_adagrad_gives_the_same_results_if_no_batch_repeats_an_id() -> None:
     generator = np.random.default_rng(7)
     given = [
         (generator.permutation(ROWS)[:18].reshape(6, 3), generator.random((6, 1), np.float32))
@@ -172,10 +172,10 @@ def test_adagrad_gives_what_it_gave_where_no_batch_repeats_an_id() -> None:
 
 
 def check_same(make: Any, optimizer: Any, given: list[tuple[Any, Any]], **options: Any) -> None:
-    """Raises unless all weights end within 1e-6 of the largest of each."""
+    """Raises unless all weights end within 1e-6, relative to the largest of each."""
     made = []
     for _ in range(2):
-        keras.utils.clear_session(free_memory=False)  # so that layers are called the same
+        keras.utils.clear_session(free_memory=False)  # so that layers get the same names
         made.append(make())
         made[-1](given[0][0])
     original, model = made
@@ -207,7 +207,7 @@ def by_name(model: Any) -> dict[str, Any]:
 
 
 class WeightInList(keras.Model):
-    """A list has the weight."""
+    """A list contains the weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -220,7 +220,7 @@ class WeightInList(keras.Model):
 
 
 class Doubled(layers.Embedding):
-    """Another `call`."""
+    """A subclass with another `call`."""
 
     def call(self, inputs: Any) -> Any:
         return 2 * super().call(inputs)
@@ -261,7 +261,7 @@ UNSUPPORTED: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", list(UNSUPPORTED))
-def test_what_cannot_be_distributed_is_refused_with_its_reason(name: str) -> None:
+def test_unsupported_models_are_rejected_with_the_reason(name: str) -> None:
     make, optimizer, reason = UNSUPPORTED[name]
     model, made = make(), optimizer()
     before = list(model._flatten_layers())
@@ -279,14 +279,14 @@ def logits(words: Any, hidden: Any) -> Any:
 
 
 class Output(layers.Layer):
-    """Is given an embedding."""
+    """A layer that is given an embedding."""
 
     def call(self, hidden: Any, words: Any) -> Any:
         return logits(words, hidden)
 
 
 class Unseen(keras.Model):
-    """Uses the weight by `kind`."""
+    """Uses the weight in the way that `kind` specifies."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -324,7 +324,7 @@ def test_a_use_of_the_weight_raises_when_it_runs(kind: str, is_eager: bool) -> N
     assert "keep=['words']" in str(caught.value)
 
 
-def test_the_weights_of_a_layer_that_was_replaced_are_not_given_as_they_were() -> None:
+def test_outdated_weights_of_a_replaced_layer_are_not_returned() -> None:
     words = layers.Embedding(ROWS, DIM, name="words")
     model, optimizer = distribute(with_layer(words), SGD(0.1))
     model.compile(optimizer=optimizer, loss=lambda *_: tf.nn.l2_loss(words.embeddings))
@@ -335,7 +335,7 @@ def test_the_weights_of_a_layer_that_was_replaced_are_not_given_as_they_were() -
 
 
 class Penalized(keras.Model):
-    """A step of one's own, with a penalty."""
+    """A custom training step with a penalty."""
 
     def __init__(self, penalty: Any) -> None:
         super().__init__()
@@ -365,7 +365,7 @@ PENALTIES: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", list(PENALTIES))
 @pytest.mark.parametrize("is_eager", [True, False])
-def test_a_penalty_over_variables_is_refused_as_rows_would_be_left_out(
+def test_a_penalty_over_variables_is_rejected_because_it_would_omit_rows(
     name: str, is_eager: bool
 ) -> None:
     model, optimizer = distribute(Penalized(PENALTIES[name]), SGD(0.1))
@@ -380,7 +380,7 @@ def test_a_penalty_over_variables_is_refused_as_rows_would_be_left_out(
     assert np.isfinite(model.train_on_batch(ids, target))
 
 
-def test_two_layers_of_one_name_are_refused() -> None:
+def test_two_layers_of_one_name_are_rejected() -> None:
     words = keras.Input((3,), dtype="int64")
     parts = [
         keras.Sequential([layers.Embedding(ROWS, DIM, name="same"), layers.Flatten()], name=name)
@@ -391,7 +391,7 @@ def test_two_layers_of_one_name_are_refused() -> None:
         distribute(model, SGD(0.1))
 
 
-def test_adam_is_taken_where_it_may_be_lazy() -> None:
+def test_adam_is_accepted_if_it_may_be_lazy() -> None:
     model = sequential()
     before = model.layers[0].get_weights()[0]
     model, optimizer = distribute(model, keras.optimizers.Adam(0.1), semantics="lazy")
@@ -432,14 +432,14 @@ def test_kept_and_frozen_layers_and_tables_are_in_the_report() -> None:
         restore(plain)
 
 
-def test_an_id_out_of_range_is_refused() -> None:
+def test_an_id_out_of_range_is_rejected() -> None:
     model, _ = distribute(sequential(), SGD(0.1))
     for wrong in (ROWS, -1):
         with pytest.raises(tf.errors.InvalidArgumentError, match=f"outside of 0 to {ROWS - 1}"):
             model(np.array([[1, 2, wrong]]))
 
 
-def test_arguments_of_another_kind_are_refused() -> None:
+def test_arguments_of_another_kind_are_rejected() -> None:
     for given, words in (
         ({"semantics": "some"}, "must be 'exact' or 'lazy'"),
         ({"keep": "words"}, r"\['words'\]"),

@@ -1,4 +1,4 @@
-"""A Keras model of one machine on two ranks of mpiexec."""
+"""A Keras model for one machine on two ranks of mpiexec."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ MPIEXEC = shutil.which("mpiexec")
     importlib.util.find_spec("sparring_mpi") is None or MPIEXEC is None,
     reason='needs sparring-mpi and mpiexec: pip install "sparring[mpi]"',
 )
-def test_two_ranks_give_what_one_process_gave(tmp_path: Path) -> None:
+def test_two_ranks_equal_one_process(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     alone = [sys.executable, "script.py"]
     for command in (alone, [str(MPIEXEC), "-n", "2", *alone, "--ranks"]):
         done = subprocess.run(
             command,
-            check=False,  # the assertion below shows what it wrote
+            check=False,  # the assertion below shows its output
             cwd=tmp_path,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             capture_output=True,

@@ -1,4 +1,4 @@
-"""A Keras model of one machine over a service that learns: lookups pull, and steps push."""
+"""A Keras model for one machine with a service that learns: lookups pull, and steps push."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROWS, DIM, STEPS = 30, 4, 20
 def served(
     folder: Path, tables: dict[str, int], method: str, **hyper: Any
 ) -> tuple[LookupServer, Path]:
-    """A service of one shard for tables of these dims, and its file."""
+    """A service with one shard for tables of these dims, and its file."""
     parameters = {
         "tables": {
             name: {"dim": dim, "update_method": method, "hyper": hyper}
@@ -67,7 +67,7 @@ def decaying() -> Any:
     [(functional, lambda: SGD(0.5)), (masked, lambda: SGD(0.5)), (functional, decaying)],
     ids=["functional", "masked", "schedule"],
 )
-def test_the_program_gives_what_it_gave(
+def test_the_program_gives_the_same_results(
     make: Callable[[], Any], optimizer: Callable[[], Any], tmp_path: Path
 ) -> None:
     generator = np.random.default_rng(3)
@@ -119,7 +119,7 @@ SERVED: dict[str, tuple[Callable[[], Any], str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", list(SERVED))
-def test_each_optimizer_gives_what_it_gave_where_each_batch_has_all_ids(
+def test_each_optimizer_gives_the_same_results_if_each_batch_has_all_ids(
     name: str, tmp_path: Path
 ) -> None:
     optimizer, method, hyper = SERVED[name]
@@ -164,20 +164,20 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", list(REFUSED))
-def test_other_optimizers_are_refused(name: str) -> None:
+def test_other_optimizers_are_rejected(name: str) -> None:
     optimizer, words = REFUSED[name]
     with pytest.raises(UnsupportedError, match=words):
         distribute(functional(), optimizer, semantics="lazy", service="serving.yaml")
 
 
-def test_an_optimizer_that_has_taken_steps_is_refused() -> None:
+def test_an_optimizer_that_has_taken_steps_is_rejected() -> None:
     model, optimizer = functional(), Adam(0.1)
     optimizer.build(model.trainable_variables)
     with pytest.raises(UnsupportedError, match="pass one that has taken no step"):
         distribute(model, optimizer, semantics="lazy", service="serving.yaml")
 
 
-def test_a_table_of_another_method_or_setting_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_table_of_another_method_or_setting_is_rejected_by_name(tmp_path: Path) -> None:
     server, file = served(tmp_path, {"items": DIM}, "keras_adam", beta1=0.5)
     with server:
         with pytest.raises(SparringError, match=r"keras_adam.*keras_adagrad"):
@@ -189,7 +189,7 @@ def test_a_table_of_another_method_or_setting_is_refused_by_name(tmp_path: Path)
 
 
 class Tower(layers.Layer):
-    """Has an embedding, in a list."""
+    """Contains an embedding in a list."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -200,7 +200,7 @@ class Tower(layers.Layer):
 
 
 class Own(keras.Model):
-    """A model of one's own, with an embedding in a layer of one's own."""
+    """A custom model with an embedding in a custom layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -216,7 +216,7 @@ def with_tower() -> Any:
 
 
 @pytest.mark.parametrize("make", [Own, with_tower])
-def test_a_model_that_a_service_refuses_is_as_it_was(
+def test_a_model_that_a_service_rejects_is_unchanged(
     make: Callable[[], Any], tmp_path: Path
 ) -> None:
     model, ids = make(), np.arange(8).reshape(2, 4)

@@ -1,4 +1,4 @@
-"""PyTorch and TensorFlow in one process: the same rows, and rows that change hands."""
+"""PyTorch and TensorFlow in one process: equal rows, and rows that both frameworks train."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class InTensorFlow:
 
 
 def rows_of(container: StepContainer) -> dict[int, Any]:
-    """Key → the whole row, state included."""
+    """Key → the whole row, including its state."""
     storage = container.storage("rows")
     return {
         int(key): row
@@ -69,7 +69,7 @@ def rows_of(container: StepContainer) -> dict[int, Any]:
     }
 
 
-def test_rows_and_state_after_100_steps_are_those_of_torch() -> None:
+def test_rows_and_state_after_100_steps_equal_torch() -> None:
     with StepContainer() as ours, StepContainer() as theirs:
         one, other = InTensorFlow(ours), InTorch(theirs)
         ids = batches(1)[0][0]
@@ -86,7 +86,7 @@ def test_rows_and_state_after_100_steps_are_those_of_torch() -> None:
 
 
 @pytest.mark.parametrize("order", [(InTorch, InTensorFlow), (InTensorFlow, InTorch)])
-def test_a_snapshot_of_one_framework_goes_on_in_the_other(order: Any, tmp_path: Any) -> None:
+def test_training_continues_from_a_snapshot_of_another_framework(order: Any, tmp_path: Any) -> None:
     first, second = order
     steps = batches(40)
     with StepContainer() as before, StepContainer() as after, StepContainer() as alone:
@@ -138,7 +138,7 @@ def trained(framework: str, path: Any, optimizer: dict[str, Any]) -> TrainResult
     [{"name": "adagrad", "lr": 0.05}, {"name": "rmsprop", "lr": 0.005}],
     ids=["update method", "native optimizer"],
 )
-def test_ratings_are_learnt_equally_well(tmp_path: Any, optimizer: dict[str, Any]) -> None:
+def test_ratings_are_learned_equally_well(tmp_path: Any, optimizer: dict[str, Any]) -> None:
     generator = np.random.default_rng(5)
     users, items = generator.integers(0, 30, 2000), generator.integers(0, 40, 2000)
     scores = 3 + generator.normal(size=30)[users] * 0.7 + generator.normal(size=40)[items] * 0.7

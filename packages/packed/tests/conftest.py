@@ -1,4 +1,4 @@
-"""Snapshots of training, and the serving snapshots that are made of them."""
+"""Training snapshots, and serving snapshots that are written from them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EXTREMES = (-1, 0, -(2**63), 2**63 - 1)
 
 @dataclass
 class Training:
-    """A table that is trained, as a dict, and saved."""
+    """A trained table as a dict that can be saved."""
 
     folder: Path
     config: TableConfig
@@ -44,7 +44,7 @@ class Training:
         return str(self.served / f"step-{self.step if step is None else step:012d}")
 
     def draw(self, keys: npt.ArrayLike, seed: int) -> dict[int, npt.NDArray[Any]]:
-        """Random rows of keys."""
+        """Returns random rows of keys."""
         names = np.asarray(keys, np.int64).tolist()
         drawn = np.random.default_rng(seed).normal(size=(len(names), self.config.dim))
         return dict(zip(names, drawn.astype(self.config.numpy_dtype), strict=True))
@@ -56,7 +56,7 @@ class Training:
         *,
         is_delta: bool = True,
     ) -> str:
-        """Takes a step that changes and erases rows, and saves it; the first is a full snapshot."""
+        """Takes a step that changes and erases rows, and saves it; the first snapshot is full."""
         base = self.url() if self.step and is_delta else None
         self.step += 1
         for key in erased:
@@ -79,7 +79,7 @@ class Training:
         return sparring_packed.write(self.url(), self.served_url(), **settings)
 
     def expected(self, ids: npt.ArrayLike) -> npt.NDArray[np.float32]:
-        """What a lookup of training gives."""
+        """Returns the embeddings that a lookup in training returns."""
         keys = np.asarray(ids, np.int64)
         expected = initial_rows(keys, self.config).astype(np.float32)
         for i, key in enumerate(keys.tolist()):
@@ -90,7 +90,7 @@ class Training:
 
 @pytest.fixture
 def new_training(tmp_path: Path) -> Callable[..., Training]:
-    """Makes trainings: of a table, in a folder of the test's."""
+    """Creates trainings of a table in a folder of the test."""
     return lambda config=None, folder=".": Training(
         tmp_path / folder, config or TableConfig("item", dim=24, initializer="normal", seed=5)
     )
@@ -103,7 +103,7 @@ def training(new_training: Callable[..., Training]) -> Training:
 
 @pytest.fixture
 def trained(training: Training) -> Training:
-    """One full snapshot of 3,000 rows, and what is served of it."""
+    """A full snapshot of 3,000 rows, and its serving snapshot."""
     keys = np.random.default_rng(0).choice(10**9, 3_000, replace=False) - 5 * 10**8
     training.save(training.draw([*EXTREMES, *keys.tolist()], 1))
     training.publish()

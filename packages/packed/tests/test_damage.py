@@ -1,4 +1,4 @@
-"""Hostile and damaged snapshots are refused, or answered rightly; nothing crashes."""
+"""Malicious and damaged snapshots cause errors or correct results, but never a crash."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IDS = np.concatenate([np.arange(-50, 260), [2**63 - 1, -(2**63)]])
 
 @pytest.fixture
 def small(training: Any) -> Any:
-    """A full snapshot and a delta with erased ids: few bytes, so that all of them can be tried."""
+    """A small full snapshot and a delta with erased ids, so that every byte can be tested."""
     training.save(training.draw(np.arange(200), 0))
     training.publish(quantize={"item": "int8"})
     base = training.served_url()
@@ -37,7 +37,7 @@ def answers(training: Any, verify: Any) -> tuple[bytes, bytes, int]:
 
 
 def seal(folder: Path, change: Any) -> None:
-    """Changes a manifest, and writes its hash again: what someone with bad intent would do."""
+    """Changes a manifest and updates its hash, like an attacker."""
     text = (folder / "manifest.json").read_bytes()
     plain = json.loads(text)
     plain.pop("hash")
@@ -48,7 +48,7 @@ def seal(folder: Path, change: Any) -> None:
 
 
 def reseal_file(folder: Path, name: str, data: bytes) -> None:
-    """Writes a file whose header and manifest agree with it."""
+    """Writes a file, and updates its header and manifest accordingly."""
     header = bytearray(data[:128])
     digest = 0xCBF29CE484222325
     for byte in header[:120]:
@@ -67,7 +67,7 @@ def reseal_file(folder: Path, name: str, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("kind", ["manifest", "rows", "erased", "existing", "changed"])
-def test_a_changed_byte_is_refused_P7(small: Any, kind: str) -> None:
+def test_a_changed_byte_is_rejected_P7(small: Any, kind: str) -> None:
     right = answers(small, "all")
     (path,) = Path(small.served_url()).glob(f"{kind}*")
     whole = path.read_bytes()
@@ -84,7 +84,7 @@ def test_a_changed_byte_is_refused_P7(small: Any, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["rows", "erased"])
-def test_changed_bytes_that_are_not_looked_for_never_crash_P8(small: Any, kind: str) -> None:
+def test_changed_bytes_that_are_not_verified_never_crash_P8(small: Any, kind: str) -> None:
     (path,) = Path(small.served_url()).glob(f"{kind}*")
     whole = path.read_bytes()
     rng = np.random.default_rng(2)
@@ -92,7 +92,7 @@ def test_changed_bytes_that_are_not_looked_for_never_crash_P8(small: Any, kind: 
     for _ in range(400):
         changed = bytearray(whole)
         for _ in range(int(rng.integers(1, 6))):
-            # Buckets most of all: they are what a reader follows.
+            # Mainly buckets, because a reader follows their positions.
             most = 128 + 256 if rng.random() < 0.7 else len(whole)
             changed[int(rng.integers(0, min(most, len(whole))))] = int(rng.integers(256))
         path.write_bytes(changed)
@@ -104,7 +104,7 @@ def test_changed_bytes_that_are_not_looked_for_never_crash_P8(small: Any, kind: 
     path.write_bytes(whole)
 
 
-def test_a_header_with_wrong_numbers_is_refused_P8(small: Any) -> None:
+def test_a_header_with_wrong_numbers_is_rejected_P8(small: Any) -> None:
     folder = Path(small.served_url())
     (path,) = folder.glob("rows*")
     whole = path.read_bytes()
@@ -119,7 +119,7 @@ def test_a_header_with_wrong_numbers_is_refused_P8(small: Any) -> None:
                 continue
             struct.pack_into(form, changed, offset, fitting)
             reseal_file(folder, path.name, bytes(changed))
-            # A larger bound of buckets and another salt are no contradiction: keys are not found.
+            # A larger bucket bound and another salt are consistent: keys are not found.
             if offset == 56 and 29 < fitting <= 2**16 - 1:
                 answers(small, "all")
                 continue
@@ -127,7 +127,7 @@ def test_a_header_with_wrong_numbers_is_refused_P8(small: Any) -> None:
                 answers(small, "all")
 
 
-def test_buckets_that_point_elsewhere_are_refused_P8(small: Any) -> None:
+def test_buckets_out_of_range_are_rejected_P8(small: Any) -> None:
     folder = Path(small.served_url())
     (path,) = folder.glob("rows*")
     whole = path.read_bytes()
@@ -139,7 +139,7 @@ def test_buckets_that_point_elsewhere_are_refused_P8(small: Any) -> None:
             answers(small, "all")
 
 
-def test_files_that_are_cut_off_missing_or_links_are_refused_P8(small: Any) -> None:
+def test_files_that_are_truncated_missing_or_links_are_rejected_P8(small: Any) -> None:
     (path,) = Path(small.served_url()).glob("rows*")
     whole = path.read_bytes()
     for length in (0, 1, 127, 128, len(whole) - 1):
@@ -160,7 +160,7 @@ def test_files_that_are_cut_off_missing_or_links_are_refused_P8(small: Any) -> N
         answers(small, "open")
 
 
-def test_manifests_that_contradict_themselves_are_refused_P8(small: Any) -> None:
+def test_inconsistent_manifests_are_rejected_P8(small: Any) -> None:
     folder = Path(small.served_url())
     text = (folder / "manifest.json").read_bytes()
 
@@ -208,7 +208,7 @@ def test_manifests_that_contradict_themselves_are_refused_P8(small: Any) -> None
     ],
     ids=["lists", "objects", "text", "braces", "number", "escapes"],
 )
-def test_text_that_is_no_json_is_refused_P8(small: Any, json_text: bytes) -> None:
+def test_text_that_is_not_json_is_rejected_P8(small: Any, json_text: bytes) -> None:
     path = Path(small.served_url()) / "manifest.json"
     body = json_text + b" " * 300
     digest = xxhash.xxh3_128_hexdigest(body).encode()
@@ -217,7 +217,7 @@ def test_text_that_is_no_json_is_refused_P8(small: Any, json_text: bytes) -> Non
         answers(small, "open")
 
 
-def test_damage_in_a_delta_leaves_the_old_version_served_P5(small: Any) -> None:
+def test_after_damage_in_a_delta_the_old_version_is_served_P5(small: Any) -> None:
     with sparring_packed.open(small.served_url(1)) as tables:
         before = tables.lookup("item", IDS).tobytes()
         (path,) = Path(small.served_url()).glob("rows*")
@@ -231,7 +231,7 @@ def test_damage_in_a_delta_leaves_the_old_version_served_P5(small: Any) -> None:
         assert tables.refresh(small.served)
 
 
-def test_a_damaged_filter_is_refused(small: Any) -> None:
+def test_a_damaged_filter_is_rejected(small: Any) -> None:
     (path,) = Path(small.served_url()).glob("changed*")
     data = bytearray(path.read_bytes())
     data[100] ^= 1
@@ -242,8 +242,8 @@ def test_a_damaged_filter_is_refused(small: Any) -> None:
             tables.changed_filter("item")
 
 
-def test_hashes_are_those_of_xxh3(small: Any) -> None:
-    """Files of all lengths that end a block of XXH3 differently pass the library's own check."""
+def test_hashes_equal_xxh3(small: Any) -> None:
+    """Files of all lengths with different last XXH3 blocks pass the library's own check."""
     folder = Path(small.served_url(1))
     (path,) = folder.glob("existing*")
     assert xxhash.xxh3_128_hexdigest(path.read_bytes()) in (folder / "manifest.json").read_text()

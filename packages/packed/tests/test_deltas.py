@@ -1,4 +1,4 @@
-"""Deltas: chains, erased ids, versions that are kept, what is refused; readers while they come."""
+"""Deltas: chains, erased ids, kept versions, rejected deltas, and concurrent readers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def bits(rows: Any) -> Any:
 
 
 def check(tables: Any, training: Any, ids: Any) -> None:
-    """Rows of ids, what is found, and all that a scan gives."""
+    """Rows of ids, whether they are found, and all rows of a scan."""
     assert (bits(tables.lookup("item", ids)) == bits(training.expected(ids))).all()
     assert (tables.find("item", ids).found == np.isin(ids, list(training.rows))).all()
     scanned = np.concatenate([keys for keys, _ in tables.scan("item", 700)])
@@ -80,7 +80,7 @@ def test_a_delta_of_blocks_of_columns_is_published_as_whole_rows(training: Any) 
     training.step += 1
     writer = SnapshotWriter(training.url(), step=training.step, base=base)
     for block in (ColumnBlock(0, 12), ColumnBlock(12, 24)):
-        # In another order in each of them, as of different ranks.
+        # In different orders, as from different ranks.
         order = np.arange(9)[:: -1 if block.begin else 1]
         part = np.ascontiguousarray(rows[order, block.begin : block.end])
         chunk = ScanChunk(keys[order], part, np.zeros(9, np.uint64))
@@ -122,7 +122,7 @@ def test_a_full_snapshot_replaces_a_chain(training: Any) -> None:
     check(tables, training, ids)
 
 
-def test_versions_that_are_kept_can_be_named_and_others_cannot_P6(training: Any) -> None:
+def test_only_kept_versions_can_be_requested_P6(training: Any) -> None:
     training.save(training.draw([1, 2], 0))
     training.publish()
     tables = sparring_packed.open(training.served)
@@ -158,7 +158,7 @@ def test_a_kept_version_can_be_served_again_P5(training: Any) -> None:
 
 
 @pytest.mark.parametrize("is_served", [False, True])
-def test_a_base_that_is_gone_is_a_gap_unless_it_is_open_P5(training: Any, is_served: bool) -> None:
+def test_a_removed_base_is_a_gap_unless_it_is_open_P5(training: Any, is_served: bool) -> None:
     for step in range(3):
         base = training.served_url() if step else None
         training.save(training.draw([1, 2], step))
@@ -175,7 +175,7 @@ def test_a_base_that_is_gone_is_a_gap_unless_it_is_open_P5(training: Any, is_ser
     assert tables.lookup("item", [1]).shape == (1, 24)
 
 
-def test_a_delta_over_another_base_of_that_name_is_refused_P5(training: Any) -> None:
+def test_a_delta_over_another_base_of_that_name_is_rejected_P5(training: Any) -> None:
     training.save(training.draw([1, 2], 0))
     training.publish()
     tables = sparring_packed.open(training.served)
@@ -183,13 +183,13 @@ def test_a_delta_over_another_base_of_that_name_is_refused_P5(training: Any) -> 
     training.publish(base=training.served_url(1))
     shutil.rmtree(training.served_url(1))
     sparring_packed.write(training.url(1), training.served_url(1), quantize={"item": "fp32"})
-    # The one that is open is the base; one that is opened now is not.
+    # The base that is open is used; opening it now fails.
     assert tables.refresh(training.served_url(2))
     with pytest.raises(InvalidArgumentError, match=r"with the hash .*, there it has"):
         sparring_packed.open(training.served_url(2))
 
 
-def test_a_newer_one_with_a_damaged_manifest_is_not_passed_over_in_silence_P5(
+def test_a_newer_version_with_a_damaged_manifest_is_reported_P5(
     training: Any,
 ) -> None:
     training.save(training.draw(range(50), 0))
@@ -207,7 +207,7 @@ def test_a_newer_one_with_a_damaged_manifest_is_not_passed_over_in_silence_P5(
             with pytest.raises(SnapshotDamagedError):
                 sparring_packed.open(training.served)
             assert tables.version.step == 1
-        # A later one that is whole is taken, and one before it asked for no more.
+        # A later intact version is loaded, and an earlier one is ignored.
         training.save(training.draw(range(5), 2), is_delta=False)
         training.publish()
         assert tables.refresh(training.served)
@@ -215,7 +215,7 @@ def test_a_newer_one_with_a_damaged_manifest_is_not_passed_over_in_silence_P5(
         assert tables.version.step == 3
 
 
-def test_other_tables_are_refused_and_both_are_named_P5(new_training: Any) -> None:
+def test_other_tables_are_rejected_and_both_are_named_P5(new_training: Any) -> None:
     training = new_training()
     training.save(training.draw([1], 0))
     training.publish()
@@ -233,7 +233,7 @@ def test_other_tables_are_refused_and_both_are_named_P5(new_training: Any) -> No
         assert tables.version.step == 1
 
 
-def test_no_delta_is_written_where_what_changed_is_not_known_P5(new_training: Any) -> None:
+def test_no_delta_is_written_if_changes_are_unknown_P5(new_training: Any) -> None:
     training = new_training()
     training.save(training.draw([1, 2], 0))
     training.publish(quantize={"item": "int8"})
@@ -273,7 +273,7 @@ def test_filters_have_all_ids_that_changed_and_all_that_exist_P10(training: Any)
         assert tables.existing_filter("item") is None
 
 
-def test_a_serving_snapshot_is_never_written_twice_P1(training: Any) -> None:
+def test_a_serving_snapshot_is_never_overwritten_P1(training: Any) -> None:
     training.save(training.draw([1], 0))
     training.publish()
     with pytest.raises(SnapshotError, match="never overwritten"):
@@ -285,7 +285,7 @@ def test_a_serving_snapshot_is_never_written_twice_P1(training: Any) -> None:
         sparring_packed.open(training.folder / "empty")
 
 
-def test_nothing_is_left_of_a_write_that_failed_P2(training: Any) -> None:
+def test_a_failed_write_leaves_nothing_P2(training: Any) -> None:
     training.save(training.draw([1, 2], 0) | {3: np.full(24, np.nan, np.float32)})
     with pytest.raises(
         InvalidArgumentError, match=r"id 3 of table item is not finite.*fp32 or bf16"
@@ -297,8 +297,8 @@ def test_nothing_is_left_of_a_write_that_failed_P2(training: Any) -> None:
         assert np.isnan(tables.lookup("item", [3])).all()
 
 
-def test_readers_see_one_version_over_all_tables_while_newer_ones_come_P6(tmp_path: Path) -> None:
-    """Each row of step s is filled with s: a torn row or two versions in one answer would show."""
+def test_readers_see_one_version_over_all_tables_during_refreshes_P6(tmp_path: Path) -> None:
+    """Each row of step s is filled with s, so that a torn row or mixed versions are detected."""
     configs = [TableConfig("a", dim=16), TableConfig("b", dim=40)]
     ids = np.arange(400)
 

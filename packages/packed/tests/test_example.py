@@ -1,4 +1,4 @@
-"""Programs in C++ that know the header and the library alone, built as the documents say."""
+"""C++ programs that only use the header and the library, built as described in the documentation."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_example_prints_the_rows_that_python_reads(trained: Any, tmp_path: P
     assert "there is no serving snapshot" in failed.stderr
 
 
-def test_a_program_that_refreshes_goes_on_to_newer_versions_and_tells_what_it_refuses(
+def test_a_program_switches_to_newer_versions_and_reports_errors(
     training: Any, tmp_path: Path
 ) -> None:
     program = built("refreshing", tmp_path)

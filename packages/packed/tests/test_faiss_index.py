@@ -1,4 +1,4 @@
-"""An index of Faiss answers as `top_k` does."""
+"""A Faiss index returns the same as `top_k`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ QUERIES = np.random.default_rng(1).normal(size=(30, 24)).astype(np.float32)
 
 
 @pytest.mark.parametrize("metric", ["dot", "cosine", "l2"])
-def test_a_flat_index_gives_what_top_k_gives(trained: Any, metric: Any) -> None:
+def test_a_flat_index_equals_top_k(trained: Any, metric: Any) -> None:
     pytest.importorskip("faiss", reason="faiss-cpu is not installed")
     with sparring_packed.open(trained.served) as tables:
         expected = tables.top_k("item", QUERIES, 5_000, metric=metric)
@@ -32,7 +32,7 @@ def test_a_flat_index_gives_what_top_k_gives(trained: Any, metric: Any) -> None:
     assert (index.top_k(QUERIES, 9).keys == expected.keys[:, :9]).mean() > 0.99
 
 
-def test_an_index_that_compares_few_rows_finds_most() -> None:
+def test_an_inexact_index_finds_most_rows() -> None:
     pytest.importorskip("faiss", reason="faiss-cpu is not installed")
     rows = np.random.default_rng(0).normal(size=(3_000, 24)).astype(np.float32)
     keys = np.arange(3_000) * 7 - 1
@@ -43,7 +43,7 @@ def test_an_index_that_compares_few_rows_finds_most() -> None:
     assert index.top_k(np.empty((0, 24)), 5).keys.shape == (0, 5)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_invalid_arguments_are_rejected() -> None:
     pytest.importorskip("faiss", reason="faiss-cpu is not installed")
     chunks = [(np.arange(3), np.ones((3, 2)))]
     with pytest.raises(InvalidArgumentError, match="needs rows, found none"):
@@ -56,7 +56,7 @@ def test_what_does_not_fit_is_refused() -> None:
         FaissIndex(chunks).top_k(np.ones((1, 2)), 0)
 
 
-def test_without_faiss_the_line_to_install_is_said(monkeypatch: Any) -> None:
+def test_without_faiss_the_error_contains_the_install_command(monkeypatch: Any) -> None:
     find = builtins.__import__
 
     def without(name: str, *rest: Any) -> Any:

@@ -32,7 +32,7 @@ def test_it_shows_tables_and_the_chain(training: Any, capsys: pytest.CaptureFixt
 
 def test_json_has_the_rows_of_each_layer(training: Any, capsys: pytest.CaptureFixture[str]) -> None:
     _chain(training)
-    # One of the chain by its own name.
+    # A snapshot of the chain by its own name.
     for step, rows in ((1, [(20, 0)]), (2, [(10, 2), (20, 0)])):
         assert main(["inspect-served", training.served_url(step), "--json"]) == 0
         told = json.loads(capsys.readouterr().out)
@@ -46,7 +46,7 @@ def test_json_has_the_rows_of_each_layer(training: Any, capsys: pytest.CaptureFi
             assert layer["bytes"] == sum(file.stat().st_size for file in files)
 
 
-def test_one_on_another_file_system_is_shown_by_its_url(
+def test_a_snapshot_on_another_file_system_is_shown_by_its_url(
     training: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     training.save(training.draw(range(20), 1))
@@ -70,7 +70,7 @@ def test_damage_is_found(training: Any, kind: str, capsys: pytest.CaptureFixture
     assert rows.name in capsys.readouterr().err
 
 
-def test_no_serving_snapshot_is_said_so(training: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_snapshot_is_reported(training: Any, capsys: pytest.CaptureFixture[str]) -> None:
     _chain(training)
     assert main(["inspect-served", str(training.folder / "none")]) == 1
     assert "there is no serving snapshot" in capsys.readouterr().err

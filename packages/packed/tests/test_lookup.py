@@ -1,4 +1,4 @@
-"""Answers equal those of training, bit by bit; what cannot be asked is refused."""
+"""Results are bit-identical to training; invalid requests are rejected."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def bits(rows: Any) -> Any:
 
 
 def ids_of(training: Any, count: int, seed: int = 3) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Known ids and others, in no order, some of them repeated."""
+    """Known and unknown ids in random order, some of them repeated."""
     rng = np.random.default_rng(seed)
     known = rng.choice(np.array(list(training.rows)), count)
     strange = rng.integers(-(2**63), 2**63 - 1, count // 4)
     return rng.permutation(np.concatenate([known, strange, EXTREMES]))
 
 
-def test_rows_are_those_of_training_bit_by_bit_P3(trained: Any) -> None:
+def test_rows_equal_training_bit_by_bit_P3(trained: Any) -> None:
     ids = ids_of(trained, 5_000)
     with sparring_packed.open(trained.served) as tables:
         assert (bits(tables.lookup("item", ids)) == bits(trained.expected(ids))).all()
@@ -42,7 +42,7 @@ def test_rows_are_those_of_training_bit_by_bit_P3(trained: Any) -> None:
         assert not found.rows[~known].any()
 
 
-def test_rows_are_those_of_a_storage_that_was_trained_P3(trained: Any) -> None:
+def test_rows_equal_a_trained_storage_P3(trained: Any) -> None:
     keys = np.array(list(trained.rows), np.int64)
     with open_storage("memory", trained.config) as storage:
         storage.upsert(keys, np.array(list(trained.rows.values())))
@@ -110,7 +110,7 @@ def test_tables_of_many_files_and_of_one_read_alike(training: Any, file_bytes: i
 
 @pytest.mark.parametrize("mode", ["sum", "mean"])
 @pytest.mark.parametrize("is_weighted", [False, True])
-def test_a_sum_is_that_of_looked_up_rows_in_their_order_P9(
+def test_a_sum_adds_looked_up_rows_in_their_order_P9(
     trained: Any, mode: Any, is_weighted: bool
 ) -> None:
     ids = ids_of(trained, 2_000)
@@ -159,7 +159,7 @@ def test_all_simd_levels_give_the_same_bits_P9(new_training: Any, dim: int, dtyp
                     tables.lookup("item", ids).tobytes(),
                     tables.pool("item", ids, offsets).tobytes(),
                     tables.pool("item", ids, offsets, weights, mode="mean").tobytes(),
-                    # Of ids that all have rows, bags are summed by another loop.
+                    # If all ids have rows, another loop sums the bags.
                     tables.pool("item", ids % 300, offsets).tobytes(),
                     tables.pool("item", ids % 300, offsets, mode="mean").tobytes(),
                 )
@@ -170,14 +170,14 @@ def test_all_simd_levels_give_the_same_bits_P9(new_training: Any, dim: int, dtyp
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16", "int8", "int4"])
 @pytest.mark.parametrize("dim", [5, 64, 150])
-def test_sums_of_ids_that_all_have_rows_are_in_their_order_P9(
+def test_sums_of_ids_with_rows_are_in_their_order_P9(
     new_training: Any, dim: int, dtype: str
 ) -> None:
     training = new_training(TableConfig("item", dim=dim, seed=1))
     training.save(training.draw(np.arange(300), 1))
     training.publish(quantize={"item": dtype})
     rng = np.random.default_rng(2)
-    # Empty bags, bags of one id, and bags longer than what is found at once.
+    # Empty bags, bags of one id, and bags longer than a group of the search.
     lengths = np.concatenate([[0, 0, 1, 100, 0, 33, 32, 31], rng.integers(0, 9, 200), [0]])
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     ids = rng.integers(0, 300, offsets[-1])
@@ -207,7 +207,7 @@ def test_a_call_gives_rows_of_several_tables_of_one_version(training: Any) -> No
         assert tables.pull({}).rows == {}
 
 
-def test_large_answers_have_the_same_rows(training: Any) -> None:
+def test_large_results_have_the_same_rows(training: Any) -> None:
     training.config = TableConfig("item", dim=64)
     training.save(training.draw(np.arange(500), 1))
     training.publish()
@@ -221,7 +221,7 @@ def test_large_answers_have_the_same_rows(training: Any) -> None:
         assert (bits(out) == bits(once[ids])).all()
 
 
-def test_what_cannot_be_asked_is_refused(trained: Any) -> None:
+def test_invalid_requests_are_rejected(trained: Any) -> None:
     with sparring_packed.open(trained.served) as tables:
         with pytest.raises(UnknownTableError, match="did you mean 'item'"):
             tables.lookup("itme", [1])
@@ -253,11 +253,11 @@ def test_what_cannot_be_asked_is_refused(trained: Any) -> None:
     for settings in ({"keep_versions": 0}, {"keep_versions": 9}, {"verify": "none"}):
         with pytest.raises(InvalidArgumentError, match=next(iter(settings))):
             sparring_packed.open(trained.served, **settings)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgumentError, match="files are mapped"):
+    with pytest.raises(InvalidArgumentError, match="cannot be mapped"):
         sparring_packed.open("s3://bucket/served")
 
 
-def test_partitions_that_are_not_open_are_refused_and_not_mapped(training: Any) -> None:
+def test_partitions_that_are_not_open_are_rejected_and_not_mapped(training: Any) -> None:
     training.save(training.draw(np.arange(4_000), 1))
     training.publish(options=sparring_packed.WriteOptions(file_bytes=1 << 16))
     from sparring.contracts import partition

@@ -1,4 +1,4 @@
-"""Serving snapshots on other file systems: copied, hashed, mapped, and removed when they are old."""
+"""Serving snapshots on other file systems are copied, hashed, mapped, and removed when they are old."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def s3() -> Iterator[str]:
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             patch.setenv(name, "test")
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        # One that another test made is of a server that is gone.
+        # A cached file system of another test refers to a stopped server.
         fsspec.get_filesystem_class("s3").clear_instance_cache()
         fsspec.filesystem("s3").mkdir("tables")
         yield "s3://tables"
@@ -90,7 +90,9 @@ def copies(cache: Path) -> set[str]:
     return {each.name for each in cache.glob("*/step-*")}
 
 
-def test_full_ones_and_deltas_are_copied_mapped_and_removed(remote: Remote, cache: Path) -> None:
+def test_full_snapshots_and_deltas_are_copied_mapped_and_removed(
+    remote: Remote, cache: Path
+) -> None:
     remote.publish(1)
     with sparring_packed.open(remote.url, cache=cache) as tables:
         remote.check(tables)
@@ -103,17 +105,17 @@ def test_full_ones_and_deltas_are_copied_mapped_and_removed(remote: Remote, cach
         remote.publish(4, num_keys=10, over=3)
         assert tables.refresh()
         remote.check(tables)
-        # The newest two stay, with what they are over.
+        # The newest two are kept with their bases.
         assert copies(cache) == {"step-3", "step-4"}
         remote.publish(5)
         assert tables.refresh()
         assert copies(cache) == {"step-3", "step-4", "step-5"}
         assert tables.existing_filter("item") is not None
-    # Nothing is left of the work, and another process finds what was copied.
+    # No temporary files are left, and another process finds the copies.
     assert {each.name for each in cache.glob("*/.*")} == {".lock"}
 
 
-def test_one_snapshot_may_be_named(remote: Remote, cache: Path) -> None:
+def test_the_url_may_be_a_single_snapshot(remote: Remote, cache: Path) -> None:
     remote.publish(1)
     url = remote.publish(2, num_keys=100, over=1)
     expected = remote.training.expected(KEYS)
@@ -124,7 +126,7 @@ def test_one_snapshot_may_be_named(remote: Remote, cache: Path) -> None:
     assert copies(cache) == {"step-1", "step-2"}
 
 
-def test_only_files_of_our_partitions_are_copied(nearby: Remote, cache: Path) -> None:
+def test_only_files_of_the_partitions_are_copied(nearby: Remote, cache: Path) -> None:
     training = nearby.training
     training.save(training.draw(KEYS, 1))
     options = sparring_packed.WriteOptions(file_bytes=1 << 16)
@@ -138,7 +140,7 @@ def test_only_files_of_our_partitions_are_copied(nearby: Remote, cache: Path) ->
     assert 0 < 2 * sizes["0000-1024"] < sizes["1024-4096"]
 
 
-def test_bytes_that_are_others_are_not_mapped(
+def test_files_with_other_bytes_are_not_mapped(
     nearby: Remote, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nearby.publish(1)
@@ -152,7 +154,7 @@ def test_bytes_that_are_others_are_not_mapped(
             tables.refresh()
         assert tables.version.step == 1
         assert copies(cache) == {"step-1"}
-        # It is not copied again at each look, and again after a while.
+        # It is not copied again by each refresh, but after a while.
         system.pipe_file(file, whole)
         with pytest.raises(SnapshotDamagedError):
             tables.refresh()
@@ -161,7 +163,7 @@ def test_bytes_that_are_others_are_not_mapped(
         nearby.check(tables)
 
 
-def test_what_was_copied_is_served_while_the_url_cannot_be_reached(
+def test_copies_are_served_while_the_url_is_unreachable(
     nearby: Remote, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     nearby.publish(1)
@@ -181,7 +183,7 @@ def test_what_was_copied_is_served_while_the_url_cannot_be_reached(
         sparring_packed.open(nearby.url, cache=cache / "other")
 
 
-def test_a_copy_that_failed_leaves_nothing(
+def test_a_failed_copy_leaves_nothing(
     nearby: Remote, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nearby.publish(1)
@@ -199,7 +201,7 @@ def test_a_copy_that_failed_leaves_nothing(
         assert tables.refresh()
 
 
-def test_a_delta_whose_base_is_gone_is_refused(nearby: Remote, cache: Path) -> None:
+def test_a_delta_without_its_base_is_rejected(nearby: Remote, cache: Path) -> None:
     nearby.publish(1)
     with sparring_packed.open(nearby.url, cache=cache) as tables:
         nearby.publish(2, num_keys=10, over=1)
@@ -213,9 +215,7 @@ def test_a_delta_whose_base_is_gone_is_refused(nearby: Remote, cache: Path) -> N
         nearby.check(tables)
 
 
-def test_a_newer_one_with_a_damaged_manifest_is_not_passed_over(
-    nearby: Remote, cache: Path
-) -> None:
+def test_a_newer_version_with_a_damaged_manifest_is_reported(nearby: Remote, cache: Path) -> None:
     nearby.publish(1)
     with sparring_packed.open(nearby.url, cache=cache) as tables:
         url = nearby.publish(2)
@@ -228,7 +228,7 @@ def test_a_newer_one_with_a_damaged_manifest_is_not_passed_over(
         nearby.check(tables)
 
 
-def test_processes_of_a_machine_copy_once(
+def test_processes_of_one_machine_copy_once(
     nearby: Remote, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nearby.publish(1)
@@ -252,13 +252,13 @@ def test_processes_of_a_machine_copy_once(
     assert len(downloads) == 1
 
 
-def test_a_url_needs_a_folder_for_copies(nearby: Remote, tmp_path: Path, cache: Path) -> None:
+def test_a_url_requires_a_folder_for_copies(nearby: Remote, tmp_path: Path, cache: Path) -> None:
     nearby.publish(1)
     with pytest.raises(InvalidArgumentError, match="specify a folder for copies"):
         sparring_packed.open(nearby.url)
     taken = tmp_path / "file"
     taken.write_text("")
-    with pytest.raises(SnapshotIOError, match=r"cannot be kept in .*choose another cache folder"):
+    with pytest.raises(SnapshotIOError, match=r"cannot be stored in .*choose another cache folder"):
         sparring_packed.open(nearby.url, cache=taken)
     with pytest.raises(SnapshotError, match="has no serving snapshot"):
         sparring_packed.open(f"memory://tables/{uuid.uuid4().hex}", cache=cache)

@@ -1,4 +1,4 @@
-"""Rows of fewer bits: sizes, errors, and stored rows."""
+"""Quantized rows: sizes, errors, and stored rows."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def test_rows_have_their_size_and_error(new_training: Any, dtype: str) -> None:
         "fp32": 0 * spread,
         "fp16": 2.0**-11 * np.abs(expected) + 2.0**-25,
         "bf16": 2.0**-8 * np.abs(expected),
-        # Half a step, and what rounding the scale and the bias to float16 adds to a step.
+        # Half a quantization step, plus the rounding of scale and bias to float16.
         "int8": 0.5 * (spread / 255) * 1.01,
         "int4": 0.6 * spread,
     }[dtype]
     assert (error <= most).all()
-    # Of the whole: int4 is better by its search than the plain range would be.
+    # For the whole table, the search of int4 reduces the error of the plain range.
     relative = np.sqrt((error**2).sum() / (expected.astype(np.float64) ** 2).sum())
     assert relative == pytest.approx(written.relative_error["item"], rel=1e-5, abs=1e-12)
     assert relative <= {"fp32": 0, "fp16": 3e-4, "bf16": 3e-3, "int8": 6e-3, "int4": 0.088}[dtype]
@@ -51,7 +51,7 @@ def test_stored_int8_rows_are_levels_scale_and_bias(new_training: Any) -> None:
     with sparring_packed.open(training.served) as tables:
         stored = tables.pull({"item": [5, 6]}, dtype="stored").rows["item"]
         rows = tables.lookup("item", [5])
-        # An id without a row has the levels of its initial value.
+        # An id without a row has the quantized values of its initial value.
         zeros = tables.pull({"item": [6]}, dtype="stored", missing="zeros").rows["item"]
         initial = tables.lookup("item", [6])
     scale, bias = stored[:, 64:].copy().view(np.float16).astype(np.float64).T
@@ -77,7 +77,7 @@ def test_stored_int4_rows_have_the_even_element_in_the_low_half(new_training: An
     [[0.0] * 4, [1.5] * 4, [-3.0, -3.0, -3.0, 2.0], [1e-8, 0, 0, 0], [6e4, -6e4, 0, 1], [-0.0] * 4],
     ids=str,
 )
-def test_unusual_rows_are_held(new_training: Any, dtype: str, row: list[float]) -> None:
+def test_unusual_rows_are_represented(new_training: Any, dtype: str, row: list[float]) -> None:
     training = new_training(TableConfig("item", dim=4))
     training.save({1: np.array(row, np.float32)})
     training.publish(quantize={"item": dtype})
@@ -87,7 +87,7 @@ def test_unusual_rows_are_held(new_training: Any, dtype: str, row: list[float]) 
     assert np.abs(found - row).max() <= 1.01 * np.ptp(row) / steps + 6e-8
 
 
-def test_what_a_dtype_cannot_hold_is_refused(new_training: Any) -> None:
+def test_rows_that_a_dtype_cannot_represent_are_rejected(new_training: Any) -> None:
     training = new_training(TableConfig("item", dim=2))
     training.save({7: np.array([7e4, 0], np.float32)})
     for dtype in ("fp16", "int8", "int4"):
@@ -102,7 +102,7 @@ def test_what_a_dtype_cannot_hold_is_refused(new_training: Any) -> None:
     training.publish(quantize={"item": "bf16"})
 
 
-def test_a_table_of_float64_is_stored_as_said(new_training: Any) -> None:
+def test_a_table_of_float64_is_stored_as_specified(new_training: Any) -> None:
     training = new_training(TableConfig("item", dim=2, dtype="float64"))
     training.save({7: np.array([0.1, 3], np.float64)})
     with pytest.raises(InvalidArgumentError, match="add 'item': 'fp32' to quantize"):
@@ -113,7 +113,7 @@ def test_a_table_of_float64_is_stored_as_said(new_training: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
-def test_base_and_delta_round_alike(new_training: Any, dtype: str) -> None:
+def test_base_and_delta_round_equally(new_training: Any, dtype: str) -> None:
     training = new_training(TableConfig("item", dim=33))
     training.save(training.draw(np.arange(50), 0))
     training.publish(quantize={"item": dtype})
@@ -145,7 +145,7 @@ def test_stored_rows_are_widened_to_the_bits_of_a_lookup(
     sparring_packed.widen_rows(b"", dtype, out[:0])
 
 
-def test_bytes_that_are_no_rows_are_not_widened() -> None:
+def test_bytes_that_are_not_rows_are_not_widened() -> None:
     out = np.zeros((3, 4), np.float32)
     with pytest.raises(
         InvalidArgumentError, match="3 rows of dim 4 as int8 have 8 bytes each; found 25"

@@ -1,4 +1,4 @@
-"""The storage ``packed``: it is found and scanned as any other, and refuses writes."""
+"""The storage ``packed`` supports find and scan like any other, and rejects writes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from sparring_packed import plugin
 
 @pytest.fixture
 def manager() -> Any:
-    """Plugins, ours among them also where the package is not installed."""
+    """Plugins, including ours if the package is not installed."""
     made = make_plugin_manager()
     if not any(each.descriptor.name == "packed" for each in made.descriptors()):
         made.register(plugin)
@@ -37,7 +37,7 @@ def manager() -> Any:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_find_and_scan_give_rows_of_the_tables_dtype(
+def test_find_and_scan_return_rows_of_the_tables_dtype(
     new_training: Any, manager: Any, dtype: str
 ) -> None:
     training = new_training(TableConfig("item", dim=6, dtype=dtype))
@@ -62,7 +62,7 @@ def test_find_and_scan_give_rows_of_the_tables_dtype(
             assert (row == training.rows[key]).all()
 
 
-def test_writes_are_refused_with_what_to_do(trained: Any, manager: Any) -> None:
+def test_writes_are_rejected_with_the_fix(trained: Any, manager: Any) -> None:
     storage = open_storage("packed", trained.config, plugin_manager=manager, path=trained.served)
     row = np.zeros((1, 24), np.float32)
     for write in (lambda: storage.upsert([1], row), lambda: storage.erase([1]), storage.clear):
@@ -95,7 +95,7 @@ def set_state(container: StepContainer) -> None:
 
 
 @pytest.mark.parametrize("is_looked_up_before", [False, True])
-def test_an_optimizer_is_refused(trained: Any, manager: Any, is_looked_up_before: bool) -> None:
+def test_an_optimizer_is_rejected(trained: Any, manager: Any, is_looked_up_before: bool) -> None:
     with StepContainer(plugin_manager=manager) as container:
         container.declare(trained.config, StorageChoice("packed", {"path": trained.served}))
         if is_looked_up_before:
@@ -106,7 +106,7 @@ def test_an_optimizer_is_refused(trained: Any, manager: Any, is_looked_up_before
             set_state(container)
 
 
-def test_an_optimizer_without_state_is_refused_before_its_first_step(
+def test_an_optimizer_without_state_is_rejected_before_its_first_step(
     trained: Any, manager: Any
 ) -> None:
     with StepContainer(plugin_manager=manager) as container:
@@ -116,7 +116,7 @@ def test_an_optimizer_without_state_is_refused_before_its_first_step(
             container.storage("item")
 
 
-def test_a_newer_version_is_taken_when_asked(trained: Any, manager: Any) -> None:
+def test_refresh_loads_a_newer_version(trained: Any, manager: Any) -> None:
     storage = open_storage("packed", trained.config, plugin_manager=manager, path=trained.served)
     base, size = trained.served_url(), storage.size
     trained.save(trained.draw([123, 124], 9), [-1])
@@ -127,7 +127,7 @@ def test_a_newer_version_is_taken_when_asked(trained: Any, manager: Any) -> None
     assert storage.find([-1, 123]).found.tolist() == [False, True]
 
 
-def test_another_table_is_refused(trained: Any, manager: Any) -> None:
+def test_another_table_is_rejected(trained: Any, manager: Any) -> None:
     def opened(table: TableConfig, **options: Any) -> object:
         given = {"path": trained.served} | options
         return open_storage("packed", table, plugin_manager=manager, **given)
@@ -142,7 +142,7 @@ def test_another_table_is_refused(trained: Any, manager: Any) -> None:
         opened(TableConfig("item", dim=24), path=trained.folder / "nowhere")
 
 
-def test_what_is_there_is_found_without_an_optimizer(trained: Any, manager: Any) -> None:
+def test_existing_tables_are_found_without_an_optimizer(trained: Any, manager: Any) -> None:
     table = TableConfig("item", dim=24).with_state(1, "adagrad")
     assert found_table("packed", table, manager, {"path": trained.served}) == table.with_state(0)
     nowhere = trained.folder / "nowhere"

@@ -1,4 +1,4 @@
-"""The best rows of queries equal those of sorting all scores, whatever the blocks."""
+"""The best rows of queries equal sorting all scores, for any chunks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ METRICS = ("dot", "cosine", "l2")
 
 
 def scores_of(rows: Any, queries: Any, metric: str) -> npt.NDArray[np.float64]:
-    """All scores, in float64."""
+    """All scores in float64."""
     rows, queries = np.asarray(rows, np.float64), np.asarray(queries, np.float64)
     if metric == "l2":
         return -((queries[:, None] - rows[None]) ** 2).sum(axis=2)
@@ -37,7 +37,7 @@ def scores_of(rows: Any, queries: Any, metric: str) -> npt.NDArray[np.float64]:
 def by_sorting(
     keys: Any, scores: npt.NDArray[np.float64], k: int, exclude: Jagged | None = None
 ) -> list[list[int]]:
-    """The best keys of each query, of equal scores the smaller first."""
+    """The best keys of each query, with the smaller key first for equal scores."""
     found = []
     for query, each in enumerate(scores):
         unwanted: set[int] = set()
@@ -55,7 +55,7 @@ def by_sorting(
 
 
 def lists_of(found: TopK) -> list[list[int]]:
-    """The filled places, once those that are not are seen to be marked."""
+    """Returns the filled results, after checking the marks of the others."""
     is_filled = np.arange(found.keys.shape[1]) < found.counts[:, None]
     assert (found.keys[~is_filled] == -1).all()
     assert (found.scores[~is_filled] == -np.inf).all()
@@ -75,7 +75,7 @@ def level(request: Any) -> Iterator[str]:
 
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_best_of_a_table_are_those_of_sorting_its_rows(
+def test_the_best_of_a_table_equal_sorting_its_rows(
     new_training: Any, dtype: str, metric: Any
 ) -> None:
     training = new_training(TableConfig("item", dim=21))
@@ -89,7 +89,7 @@ def test_the_best_of_a_table_are_those_of_sorting_its_rows(
     expected = scores_of(rows, queries, metric)
     best = np.sort(expected, axis=1)[:, :-16:-1]
     assert found.scores == pytest.approx(best, rel=1e-4, abs=1e-4)
-    # Each key has its score: where the order is not that of sorting, scores differ by rounding.
+    # Each key has its score; if the order differs from sorting, scores differ by rounding.
     places = {int(key): at for at, key in enumerate(keys)}
     at = np.array([[places[int(key)] for key in each] for each in found.keys])
     assert np.take_along_axis(expected, at, axis=1) == pytest.approx(best, rel=1e-4, abs=1e-4)
@@ -110,10 +110,10 @@ def test_deltas_are_ranked_by_their_newest_rows(trained: Any) -> None:
 
 
 @pytest.mark.parametrize("k", [1, 7, 2_000])
-def test_ties_go_to_the_smaller_key_whatever_the_order_of_rows(level: str, k: int) -> None:
+def test_ties_go_to_the_smaller_key_in_any_order_of_rows(level: str, k: int) -> None:
     random = np.random.default_rng(3)
     keys = random.permutation(np.arange(-1_500, 1_500))
-    # Small whole numbers: products are exact, and many are equal.
+    # Small integers: products are exact, and many are equal.
     rows = random.integers(-2, 3, (3_000, 6)).astype(np.float32)
     queries = random.integers(-2, 3, (33, 6)).astype(np.float32)
     queries[0] = 0
@@ -126,7 +126,7 @@ def test_ties_go_to_the_smaller_key_whatever_the_order_of_rows(level: str, k: in
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_any_chunks_and_exclusions_give_what_sorting_does(data: st.DataObject) -> None:
+def test_any_chunks_and_exclusions_equal_sorting(data: st.DataObject) -> None:
     num_queries, num_rows = data.draw(st.integers(0, 4)), data.draw(st.integers(0, 90))
     k = data.draw(st.integers(1, 100))
     random = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
@@ -180,7 +180,7 @@ def test_a_row_of_zeros_has_the_cosine_zero_and_equal_vectors_the_distance_zero(
     assert distances.scores.tolist() == [[0, -25, -100]]
 
 
-def test_a_search_goes_on_after_a_result() -> None:
+def test_a_search_continues_after_a_result() -> None:
     search = TopKSearch(np.ones((1, 1)), 2)
     search.add([5, 6], [[1.0], [2.0]])
     assert search.result().keys.tolist() == [[6, 5]]
@@ -188,7 +188,7 @@ def test_a_search_goes_on_after_a_result() -> None:
     assert search.result().keys.tolist() == [[3, 2]]
 
 
-def test_an_empty_table_has_no_best(training: Any) -> None:
+def test_an_empty_table_has_no_results(training: Any) -> None:
     training.save({})
     training.publish()
     with sparring_packed.open(training.served) as tables:
@@ -223,7 +223,7 @@ def test_an_empty_table_has_no_best(training: Any) -> None:
         ([[1.0, 2.0, 3.0]], {}, "rows have 2 elements, but queries have 3"),
     ],
 )
-def test_what_does_not_fit_is_refused(queries: Any, options: Any, message: str) -> None:
+def test_invalid_arguments_are_rejected(queries: Any, options: Any, message: str) -> None:
     chunks = [(np.arange(3), np.ones((3, 2), np.float32))]
     with pytest.raises(InvalidArgumentError, match=message):
         top_k(chunks, queries, **{"k": 1, **options})
@@ -232,6 +232,6 @@ def test_what_does_not_fit_is_refused(queries: Any, options: Any, message: str) 
 @pytest.mark.parametrize(
     ("keys", "rows"), [([1, 2], [[1.0]]), ([1], [1.0]), ([1.5], [[1.0]]), ([[1]], [[1.0]])]
 )
-def test_chunks_that_do_not_fit_are_refused(keys: Any, rows: Any) -> None:
+def test_invalid_chunks_are_rejected(keys: Any, rows: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="keys and rows must be"):
         top_k([(keys, rows)], [[1.0]], 1)

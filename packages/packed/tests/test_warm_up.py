@@ -1,4 +1,4 @@
-"""A newer version is read before it is served, and never for longer than was said."""
+"""A newer version is read before it is served, but not longer than specified."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def rows_file(training: Any) -> Path:
 
 
 def resident(path: Path) -> np.ndarray:
-    """Which pages of a file are in memory."""
+    """Returns which pages of a file are in memory."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
         length = len(mapped)
         flags = np.zeros(-(-length // mmap.PAGESIZE), np.uint8)
@@ -81,13 +81,13 @@ def test_only_newer_files_are_read(training: Any, served: Any) -> None:
     training.save(training.draw(KEYS[:100], 2))
     training.publish(base=training.served_url(1))
     assert served.refresh(warm_up=wanted)
-    # Of the delta, and not of what is under it.
+    # Of the delta, but not of its base.
     assert 0 < served.warmed_up.directory_bytes < 4096
     assert not served.refresh(warm_up=wanted)
     assert len(looked) == 1
 
 
-def test_a_reader_that_was_late_reads_all_deltas_that_it_lacks(training: Any, served: Any) -> None:
+def test_a_late_reader_reads_all_missing_deltas(training: Any, served: Any) -> None:
     for seed in (2, 3):
         training.save(training.draw(KEYS[:100], seed))
         training.publish(base=training.served_url(training.step - 1))
@@ -101,7 +101,7 @@ def test_a_reader_that_was_late_reads_all_deltas_that_it_lacks(training: Any, se
         assert from_base.warmed_up.directory_bytes == directory // 2
 
 
-def test_a_read_that_hangs_holds_no_one_up(
+def test_a_hanging_read_does_not_block(
     training: Any, served: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     goes_on = threading.Event()
@@ -120,7 +120,7 @@ def test_a_read_that_hangs_holds_no_one_up(
     goes_on.set()
 
 
-def test_damage_is_refused_as_without(training: Any, served: Any) -> None:
+def test_damage_is_rejected_as_without_warm_up(training: Any, served: Any) -> None:
     training.save(training.draw(KEYS[:10], 2))
     training.publish(base=training.served_url(1))
     path = rows_file(training)
@@ -132,7 +132,7 @@ def test_damage_is_refused_as_without(training: Any, served: Any) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 601, float("nan")])
-def test_a_wrong_bound_is_refused(seconds: float) -> None:
+def test_an_invalid_duration_is_rejected(seconds: float) -> None:
     with pytest.raises(InvalidArgumentError, match=f"at most 600, found {seconds}"):
         WarmUp(seconds)
 
