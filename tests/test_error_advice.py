@@ -37,9 +37,9 @@ NATIVE = sorted(
 )
 
 VERB = re.compile(
-    r"\b(add|allow|ask|bound|call|choose|declare|delete|export|give|go on|install|join|leave|load|lower|"
-    r"make|mark|mend|name|needs?|open|pass|put|raise|remove|run|save|say|see|set|start|try|unset|"
-    r"upgrade|use|wrap|write)\b",
+    r"\b(add|allow|call|check|choose|convert|create|declare|delete|export|give|increase|install|"
+    r"join|leave|load|lower|make|mark|name|needs?|omit|open|pass|publish|put|raise|remove|repair|request|"
+    r"restart|run|save|see|select|set|specify|start|train|try|unset|upgrade|use|wrap|write)\b",
     re.I,
 )
 
@@ -75,6 +75,7 @@ OWNERS = {
     "inverse_indices": ["KeyedJaggedTensor"],
     "buffer_bytes": ["TieredOptions"],
     "is_base": ["SaveOptions"],
+    "is_registered": ["StepContainer.lookup"],
     "is_training": ["sparring_jax.Tables.lookup"],
     "is_weighted": ["sparring_torch.EmbeddingBagCollection"],
     "keep": ["distribute"],
@@ -117,6 +118,7 @@ OWNERS = {
         "sparring_torch.EmbeddingCollection",
     ],
     "vocabulary_size": ["sparring_tf.Embedding"],
+    "update": ["sparring_tf.Optimizer"],
     "weights": ["JaggedTensor", "KeyedJaggedTensor"],
 }
 # Arguments and options of others.
@@ -144,6 +146,7 @@ FOREIGN_EXTRAS = {("redis", "hiredis")}
 FOREIGN_METHODS = {
     "model.load_weights",
     "model.parameters",
+    "model.save_weights",
     "model.state_dict",
     "optimizer.state_dict",
     "optimizer.zero_grad",
@@ -156,6 +159,7 @@ FACES = {"adapter", "contracts", "torchrec"}
 """Packages within packages that messages may name."""
 
 FOREIGN_WORDS = {
+    "apply_every",  # optax
     "ckpt_path",  # Lightning
     "exclude_from_weight_decay",  # Keras
     "experimental_enable_async_checkpoint",  # TensorFlow
@@ -167,6 +171,7 @@ FOREIGN_WORDS = {
     "key_data",  # JAX
     "restore_best_weights",  # Keras
     "save_best_only",  # Keras
+    "set_weights",  # Keras
     "save_weights_only",  # Keras
     "node_exporter",  # Prometheus
 }
