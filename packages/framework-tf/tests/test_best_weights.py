@@ -132,7 +132,7 @@ def test_setting_dense_weights_of_another_model_warns_if_there_are_rows() -> Non
         warnings.simplefilter("error")
         other.set_weights(model.get_weights())
     model.fit(IDS, TARGETS, verbose=0)
-    with pytest.warns(UserWarning, match=r"rows are no part of get_weights.*load_weights"):
+    with pytest.warns(UserWarning, match=r"get_weights does not contain rows.*load_weights"):
         other.set_weights(model.get_weights())
     for ours, theirs in zip(other.get_weights(), model.get_weights(), strict=True):
         assert np.array_equal(ours, theirs)

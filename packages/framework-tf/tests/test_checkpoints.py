@@ -131,7 +131,7 @@ def test_a_checkpoint_without_rows_is_rejected_and_changes_nothing(
         path = checkpoint_of(model).save(str(tmp_path / "checkpoint"))
     before = trained(model, 1)
     with pytest.raises(
-        DataError, match=r"has no rows of table 'rows': SPARRING_KEYS.* are missing"
+        DataError, match=r"has no rows of table 'rows': .*SPARRING_KEYS.* are missing"
     ):
         checkpoint_of(model).restore(path)
     assert np.array_equal(model.predict(IDS, verbose=0), before)
@@ -242,11 +242,11 @@ def test_a_checkpoint_without_its_sidecar_is_rejected_and_changes_nothing(
     before = trained(model, 1)
     rows = Path(f"{path}.checkpoint.rows")
     rows.rename(tmp_path / "elsewhere")
-    message = rf"expected at {rows}/save-000001\.0; there is none"
+    message = rf"expected at {rows}/save-000001\.0; it does not exist"
     if breaking == "rows of another":
         checkpoint_of(model).write(str(tmp_path / "second"))
         (tmp_path / "second.checkpoint.rows").rename(rows)
-        message = "which is another one"
+        message = "of another save"
     with pytest.raises(SnapshotError, match=message) as caught:
         checkpoint_of(model).restore(str(path))
     assert type(caught.value) is SnapshotError
@@ -339,7 +339,7 @@ def test_a_checkpoint_is_complete_if_another_process_removes_old_rows(
             patched.setattr(shutil, "rmtree", is_removed_meanwhile)
         checkpoint_of(model).write(str(tmp_path / "checkpoint"))
     assert not orphan.exists()
-    assert ("stay in" in caplog.text) == (failing == "rmtree")
+    assert ("cannot remove rows" in caplog.text) == (failing == "rmtree")
     trained(model, 1)
     checkpoint_of(model).read(str(tmp_path / "checkpoint"))
     assert np.array_equal(model.predict(IDS, verbose=0), before)

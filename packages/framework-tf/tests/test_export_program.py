@@ -227,7 +227,7 @@ def test_models_that_cannot_be_exported_are_rejected(exported: Exported, tmp_pat
     other = keras.Model(ids, Embedding(7, name="country_rows", storage="memory")(ids))
     with pytest.raises(InvalidArgumentError, match=r"'country_rows' of dim 7, but .* has dim 3"):
         export_program(other, out, served=exported.served)
-    with pytest.raises(InvalidArgumentError, match="exists; name a folder that does not"):
+    with pytest.raises(InvalidArgumentError, match="exists; choose another folder"):
         export_program(exported.model, exported.bundle, served=exported.served)
     plain = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     with pytest.raises(InvalidArgumentError, match="has no tables of sparring"):

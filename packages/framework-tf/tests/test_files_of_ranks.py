@@ -92,7 +92,7 @@ def test_ranks_restore_the_rows_of_the_best_epoch_or_all_raise(bests: tuple[int,
     if bests == (0, 0):
         assert all(expected == found and count for expected, found, count in results)
     else:
-        assert all("different epochs best" in each for each in results)
+        assert all("different best epochs" in each for each in results)
 
 
 def rows_of(container: StepContainer) -> dict[int, bytes]:

@@ -146,7 +146,7 @@ def test_the_shadow_can_be_requested(caplog: pytest.LogCaptureFixture) -> None:
     assert "update" not in fused.get_config()
     again = Optimizer.from_config(shadowed.get_config())
     assert again.get_config()["update"] == "shadow"
-    with pytest.raises(InvalidArgumentError, match="give 'auto', 'shadow' or 'method'"):
+    with pytest.raises(InvalidArgumentError, match="must be 'auto', 'shadow' or 'method'"):
         made(keras.optimizers.Adam, update="native")
     with pytest.raises(InvalidArgumentError, match="update method 'adam' changes rows"):
         Optimizer(Embedding(3), "adam", update="shadow")
@@ -160,7 +160,7 @@ def test_a_step_that_rounds_differently_uses_the_shadow(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(keras.optimizers.SGD, "update_step", step)
     _, optimizer = made(keras.optimizers.SGD)
-    assert list(optimizer.routes.values()) == ["shadow: this release of Keras rounds otherwise"]
+    assert list(optimizer.routes.values()) == ["shadow: this release of Keras rounds differently"]
 
 
 def test_unknown_settings_use_the_shadow(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,7 +197,7 @@ def test_invalid_arguments_are_rejected() -> None:
     for build, message in (
         (lambda: Optimizer(layer, keras.optimizers.SGD), "takes an optimizer of Keras"),
         (lambda: Optimizer(layer, keras.optimizers.SGD(), lr=1), "pass hyper-parameters"),
-        (lambda: Optimizer(keras.layers.Dense(1), "sgd"), "none of the layers"),
+        (lambda: Optimizer(keras.layers.Dense(1), "sgd"), "layers have no tables"),
         (lambda: Optimizer("layer", "sgd"), "models and layers"),
         (lambda: Optimizer(layer, "sgd", gradient_accumulation_steps=0), "whole number"),
         (lambda: Optimizer(layer, "sgd", tables={"x": {"lr": 1.0}}), "updates no table 'x'"),
@@ -332,7 +332,7 @@ def test_missing_gradients_are_reported(is_graph: bool) -> None:
         taken(lambda: dense(embeddings))
     assert layer.num_rows() == {"item": 0}
     with pytest.warns(
-        UserWarning, match=r"no gradients for .*score/kernel, .*score/bias, which stay"
+        UserWarning, match=r"no gradients for .*score/kernel, .*score/bias, which remain"
     ):
         taken(lambda: layer(ids))
     assert layer.num_rows() == {"item": 2}

@@ -97,5 +97,5 @@ def test_a_plan_is_rejected_for_layers_with_a_container() -> None:
     bag = EmbeddingBag(2, name="held", storage="memory")
     first = Optimizer(keras.Sequential([bag]), keras.optimizers.SGD(0.1))
     first.container.assign("held", [1], np.ones((1, 2)))
-    with pytest.raises(InvalidArgumentError, match="have rows"):
+    with pytest.raises(InvalidArgumentError, match="container or rows"):
         Optimizer(bag, keras.optimizers.SGD(0.1), plan={"held": "table_wise"})

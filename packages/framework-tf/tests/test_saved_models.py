@@ -252,7 +252,7 @@ def test_a_model_without_its_snapshot_is_rejected(
     breaking(path)
     with pytest.raises(kind, match=message) as caught:
         tf.saved_model.load(str(path))
-    assert "Copy the SavedModel as a whole" in str(caught.value)
+    assert "Copy the whole SavedModel" in str(caught.value)
     del caught
     gc.collect()
     assert count_open_snapshots() == before

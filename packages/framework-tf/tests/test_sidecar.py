@@ -174,10 +174,10 @@ def lose_the_manifest(path: Path) -> None:
 @pytest.mark.parametrize(
     ("breaking", "kind", "message"),
     [
-        (remove, SnapshotError, r"next to it .*expected at .*save-000001\.0; there is none"),
-        (replace_by_another, SnapshotError, r"found .*save-000001\.0, which is another one"),
+        (remove, SnapshotError, r"next to it .*expected at .*save-000001\.0; it does not exist"),
+        (replace_by_another, SnapshotError, r"found .*save-000001\.0, of another save"),
         (lose_a_file, SnapshotDamagedError, r"rows\.rows\..* is missing"),
-        (lose_the_manifest, SnapshotError, "there is none|manifest"),
+        (lose_the_manifest, SnapshotError, "does not exist|manifest"),
     ],
 )
 def test_a_file_without_its_own_rows_is_rejected_and_changes_nothing(
@@ -237,7 +237,7 @@ def test_rows_of_another_table_are_rejected_before_they_are_read(tmp_path: Path)
     model.save_weights(path)
     cases = {
         "seed 0, but the layer's table has 3": {"seed": 3},
-        "saved as those of table 'rows'": {"name": "others"},
+        "saved rows belong to table 'rows'": {"name": "others"},
     }
     for message, options in cases.items():
         with pytest.raises(ValueError, match=message):

@@ -428,7 +428,7 @@ def test_kept_and_frozen_layers_and_tables_are_in_the_report() -> None:
     assert not plain.get_layer("frozen").trainable
     assert model.get_layer("ours").num_rows() == {"ours": 0}
     assert isinstance(plain.get_layer("left"), layers.Embedding)
-    with pytest.raises(InvalidArgumentError, match="no layer that distribute made"):
+    with pytest.raises(InvalidArgumentError, match="no layer that distribute created"):
         restore(plain)
 
 
