@@ -75,7 +75,6 @@ OWNERS = {
     "inverse_indices": ["KeyedJaggedTensor"],
     "buffer_bytes": ["TieredOptions"],
     "is_base": ["SaveOptions"],
-    "is_registered": ["StepContainer.lookup"],
     "is_training": ["sparring_jax.Tables.lookup"],
     "is_weighted": ["sparring_torch.EmbeddingBagCollection"],
     "keep": ["distribute"],

@@ -148,7 +148,7 @@ def test_the_shadow_can_be_requested(caplog: pytest.LogCaptureFixture) -> None:
     assert again.get_config()["update"] == "shadow"
     with pytest.raises(InvalidArgumentError, match="must be 'auto', 'shadow' or 'method'"):
         made(keras.optimizers.Adam, update="native")
-    with pytest.raises(InvalidArgumentError, match="update method 'adam' changes rows"):
+    with pytest.raises(InvalidArgumentError, match="found update method 'adam'"):
         Optimizer(Embedding(3), "adam", update="shadow")
 
 

@@ -199,7 +199,7 @@ def test_invalid_arguments_are_rejected() -> None:
         (lambda: Optimizer(layer, keras.optimizers.SGD(), lr=1), "pass hyper-parameters"),
         (lambda: Optimizer(keras.layers.Dense(1), "sgd"), "layers have no tables"),
         (lambda: Optimizer("layer", "sgd"), "models and layers"),
-        (lambda: Optimizer(layer, "sgd", gradient_accumulation_steps=0), "whole number"),
+        (lambda: Optimizer(layer, "sgd", gradient_accumulation_steps=0), "positive integer"),
         (lambda: Optimizer(layer, "sgd", tables={"x": {"lr": 1.0}}), "updates no table 'x'"),
     ):
         with pytest.raises(InvalidArgumentError, match=message):

@@ -175,7 +175,7 @@ def lose_the_manifest(path: Path) -> None:
     ("breaking", "kind", "message"),
     [
         (remove, SnapshotError, r"next to it .*expected at .*save-000001\.0; it does not exist"),
-        (replace_by_another, SnapshotError, r"found .*save-000001\.0, of another save"),
+        (replace_by_another, SnapshotError, r"found .*save-000001\.0 of another save"),
         (lose_a_file, SnapshotDamagedError, r"rows\.rows\..* is missing"),
         (lose_the_manifest, SnapshotError, "does not exist|manifest"),
     ],
