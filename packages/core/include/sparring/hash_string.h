@@ -1,9 +1,9 @@
 // The id of a string: XXH3, 64 bits, without a seed, of its bytes.
 //
-// A table is keyed by int64. `hash_string` makes ids of strings, the same in training and in a
-// server: `sparring.hash_strings` in Python and `sparring_hash_string` in C are this function. It
-// is a constant of the format and never changes; docs/reference/hash-of-strings.md has values to
-// compare with. It needs nothing but this header, and a little-endian machine.
+// The keys of a table are int64. `hash_string` converts strings to ids, identically in training and in
+// a server: `sparring.hash_strings` in Python and `sparring_hash_string` in C are this function. It
+// is part of the format and never changes; docs/reference/hash-of-strings.md lists test values. It
+// requires only this header and a little-endian machine.
 //
 // Source of the algorithm: Collet, "xxHash", XXH3_64bits; the secret is that of its library.
 #ifndef SPARRING_HASH_STRING_H_
@@ -166,7 +166,7 @@ inline void sum_stripes(const uint8_t* at, uint64_t size, uint64_t (&sums)[8],
 
 }  // namespace xxh3
 
-// The id of a string of `size` bytes, which are UTF-8 where it is text. `bytes` may be NULL where
+// Returns the id of a string of `size` bytes, which are UTF-8 if it is text. `bytes` may be NULL if
 // `size` is 0.
 inline int64_t hash_string(const char* bytes, size_t size) {
   const auto* at = reinterpret_cast<const uint8_t*>(bytes);

@@ -15,14 +15,14 @@
 //      of its two's complement.
 //   3. u = (word + 0.5) / 2^32, which is exact and within (0, 1).
 //   4. uniform(low, high), and xavier with low = -limit, high = limit:
-//        value = low + u * (high - low), held within [lower, upper], where lower is
+//        value = low + u * (high - low), clamped to [lower, upper]. Here lower is
 //        the smallest number of the dtype above low, and upper the largest below
 //        high (if the dtype has none between: the one nearest to low, for both).
 //      normal(mean, stddev):
 //        value = mean + normal(u) * stddev.
 //      truncated_normal(mean, stddev):
 //        p = 0.02275013194817921 + u * (0.97724986805182079 - 0.02275013194817921),
-//        value = mean + normal(p) * stddev, held within mean ± 2 stddev, bounds that
+//        value = mean + normal(p) * stddev, clamped to mean ± 2 stddev, bounds that
 //        are rounded to the dtype.
 //      normal() is algorithm AS 241 with the logarithm below.
 //   5. constant(value), and zeros with value = 0: the value, rounded to the dtype.
@@ -73,7 +73,7 @@ SPARRING_FORMAT_FUNCTION constexpr int partition_of(int64_t key) {
 }
 
 // FNV-1a, 64 bits (Fowler, Noll, Vo), of the bytes of a string or of a view of one. The hash of a table
-// is that of its name in UTF-8.
+// is the hash of its name in UTF-8.
 template <class Text>
 SPARRING_FORMAT_FUNCTION constexpr uint64_t fnv1a(const Text& text) {
   uint64_t hash = 0xcbf29ce484222325u;
@@ -330,7 +330,7 @@ struct InitialValues {
   uint64_t philox_key;
   double first;
   double second;  // uniform: high - low
-  double lower;   // results are held within [lower, upper], exact in the rows' type
+  double lower;   // results are clamped to [lower, upper], which are exact in the rows' type
   double upper;
 };
 
@@ -379,7 +379,7 @@ InitialValues initial_values(const Initializer& given) {
   return values;
 }
 
-// The probability, in (0, 1), that a random word stands for.
+// The probability, in (0, 1), that a random word represents.
 template <class V>
 SPARRING_FORMAT_FUNCTION typename V::Double probability_of(InitialKind kind,
                                                            typename V::Word word) {

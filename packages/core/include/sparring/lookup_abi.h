@@ -1,28 +1,29 @@
 /*
- * Lookups of whole batches for native callers that are built apart from core,
- * as the operations of a framework are.
+ * Lookups of whole batches for native callers that are built separately from
+ * core, such as the operations of a framework.
  *
  * PURPOSE
- *   A caller has ids and memory for embeddings. Core finds the rows through the
- *   storage ABI, makes initial values for ids without a row, and sums bags. It
- *   needs no Python interpreter, unless the storage is written in Python.
+ *   The caller provides ids and memory for embeddings. Core finds the rows
+ *   through the storage ABI, computes initial values for ids without a row, and
+ *   sums bags. It calls Python only if the storage is written in Python.
  *
  * FINDING IT
- *   `sparring._native.lookups()` is a PyCapsule named SPARRING_LOOKUPS_CAPSULE
- *   with a SparringLookups that lives as long as the process. What is looked up
- *   in has a number, `sparring._native.Publication.number`, which is valid for the
- *   life of that object. A number that is not valid any more is
- *   answered by SPARRING_CLOSED, as is a table whose container was closed.
+ *   `sparring._native.lookups()` returns a PyCapsule named
+ *   SPARRING_LOOKUPS_CAPSULE with a SparringLookups that lives as long as the
+ *   process. The tables of a lookup are identified by a number,
+ *   `sparring._native.Publication.number`, which is valid as long as that object
+ *   exists. Calls with another number, or with a table whose container was
+ *   closed, return SPARRING_CLOSED.
  *
  * VERSIONS, ERRORS
- *   As in storage_abi.h: members are only ever appended; a status other than
+ *   As in storage_abi.h: members are only appended, and a status other than
  *   SPARRING_OK comes with a message that `error.release` frees.
  *
  * THREADS
- *   Calls may run at the same time as each other, but not while a step changes
- *   the same tables: the caller that drives steps ensures that. They wait while a
- *   load replaces rows of these tables; where one was cut short, SPARRING_CLOSED
- *   is the answer.
+ *   Calls may run concurrently with each other, but not while a step changes
+ *   the same tables; the code that drives steps ensures this. Calls wait while a
+ *   load replaces rows of these tables. After an interrupted load they return
+ *   SPARRING_CLOSED.
  */
 #ifndef SPARRING_LOOKUP_ABI_H_
 #define SPARRING_LOOKUP_ABI_H_
@@ -37,10 +38,10 @@ extern "C" {
 #define SPARRING_LOOKUPS_ABI_MINOR 0u
 #define SPARRING_LOOKUPS_CAPSULE "sparring.lookups"
 
-/* What tables compute in; 16-bit tables in float32. */
+/* The computing dtype of a table; float32 for 16-bit tables. */
 enum { SPARRING_FLOAT32 = 1, SPARRING_FLOAT64 = 2 };
 
-/* One embedding for each id, of a collection of one feature. */
+/* One embedding per id, of a collection with one feature. */
 typedef struct SparringGather {
   uint64_t struct_bytes;
   int64_t count;      /* n                               */
@@ -51,7 +52,7 @@ typedef struct SparringGather {
   SparringError error;
 } SparringGather;
 
-/* One embedding for each bag of each feature, side by side. */
+/* One embedding per bag and feature; the features of a bag are concatenated. */
 typedef struct SparringPool {
   uint64_t struct_bytes;
   int64_t num_features;   /* of the collection: checked                     */
@@ -67,7 +68,7 @@ typedef struct SparringPool {
 } SparringPool;
 
 typedef struct SparringLookups {
-  SparringVersion version; /* first, for ever */
+  SparringVersion version; /* always first */
   uint64_t struct_bytes;
   SparringStatus (*gather)(int64_t collection, SparringGather*);
   SparringStatus (*pool)(int64_t collection, SparringPool*);

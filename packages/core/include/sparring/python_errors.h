@@ -1,5 +1,5 @@
-// What a storage answered, as the Python exception whose remedy fits: for bindings, of core and
-// of backends.
+// Converts the status of a storage to the corresponding Python exception, for the bindings of
+// core and of backends.
 //
 // REQUIRES pybind11, and C++20.
 #ifndef SPARRING_PYTHON_ERRORS_H_
@@ -13,7 +13,7 @@
 
 namespace sparring::border {
 
-// The class of sparring.errors; NULL for SPARRING_OUT_OF_MEMORY, which is Python's MemoryError.
+// Returns the class in sparring.errors; NULL for SPARRING_OUT_OF_MEMORY, which becomes MemoryError.
 inline const char* error_class(SparringStatus status) {
   switch (status) {
     case SPARRING_INVALID_ARGUMENT: return "InvalidArgumentError";
@@ -31,7 +31,7 @@ inline const char* error_class(SparringStatus status) {
   }
 }
 
-// Sets the exception. Holds the GIL.
+// Sets the exception. REQUIRES: the GIL is held.
 inline void set_python_error(SparringStatus status, const std::string& message) {
   namespace py = pybind11;
   const char* const name = error_class(status);
@@ -46,7 +46,7 @@ inline void set_python_error(SparringStatus status, const std::string& message) 
   PyErr_SetString(type.ptr(), message.c_str());
 }
 
-// Raises what a callback answered, unless that was SPARRING_OK. Holds the GIL.
+// Raises the error of a callback, unless the status is SPARRING_OK. REQUIRES: the GIL is held.
 inline void raise_unless_ok(SparringStatus status, SparringCall& call) {
   if (status == SPARRING_OK) return;
   SparringError& error = call.error;

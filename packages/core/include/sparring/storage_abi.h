@@ -3,58 +3,61 @@
  * the engine and a storage backend, in one C file.
  *
  * PURPOSE
- *   A backend that is shipped as a package of its own, built by another
- *   compiler on another day, hands the engine one `SparringStorage`: a version,
- *   a release callback, and function pointers. The engine (core's kernels, the
- *   TensorFlow op, a C++ server) calls these without the Python interpreter.
- *   In Python the struct travels in a PyCapsule named SPARRING_STORAGE_CAPSULE,
- *   made by `sparring.contracts.get_capsule(storage)`; the capsule owns the struct.
+ *   A backend is a separate package, possibly built with another compiler. It
+ *   passes one `SparringStorage` to the engine: a version, a release callback,
+ *   and function pointers. The engine (core's kernels, the TensorFlow op, a C++
+ *   server) calls them without the Python interpreter. In Python, a PyCapsule
+ *   named SPARRING_STORAGE_CAPSULE owns the struct;
+ *   `sparring.contracts.get_capsule(storage)` returns it.
  *
  * VERSIONS
- *   `version` is the first member and `release` the second, in every revision
- *   there will ever be, so that any reader can refuse and release any struct.
- *   - Another major version: the reader refuses the struct, naming both.
- *   - A larger minor version: members were appended; a reader ignores what it
- *     does not know. A smaller one: the reader looks at `struct_bytes` and
- *     treats members beyond it as NULL.
- *   Members are only ever appended, to this struct and to the argument structs.
+ *   In every revision, `version` is the first member and `release` the second,
+ *   so that any reader can reject and release any struct.
+ *   - Other major version: the reader rejects the struct with an error that
+ *     contains both versions.
+ *   - Larger minor version: members were appended, and the reader ignores the
+ *     members that it does not know. Smaller minor version: the reader treats
+ *     members beyond `struct_bytes` as NULL.
+ *   Members are only appended, to this struct and to the argument structs.
  *
  * THREADS
- *   - `find`, `visit`, `scan`, `stat` may run at the same time as each other.
- *   - At most one of `upsert`, `update`, `erase`, `touch`, `evict`, `clear`,
- *     `set_option` runs at a time, and the engine sees to that; where `stat` reports
- *     SPARRING_CONCURRENT_READS the backend must allow readers concurrent with that
- *     one writer, otherwise the engine keeps readers away too.
- *   - No callback may keep a pointer that it was passed after it returns; the
- *     exception are row handles, see SparringVisit.
- *   - A callback may be called on any thread, and may spread its work over
- *     `call->executor`. It must never call Python unless it takes the GIL.
+ *   - `find`, `visit`, `scan` and `stat` may run concurrently with each other.
+ *   - The engine calls at most one of `upsert`, `update`, `erase`, `touch`,
+ *     `evict`, `clear` and `set_option` at a time. If `stat` reports
+ *     SPARRING_CONCURRENT_READS, the backend must support readers concurrent
+ *     with that writer. Otherwise the engine excludes readers during writes.
+ *   - A callback must not use a pointer argument after it returns. Row handles
+ *     are the exception; see SparringVisit.
+ *   - A callback may be called on any thread, and may distribute its work with
+ *     `call->executor`. It must acquire the GIL before it calls Python.
  *
  * ERRORS
- *   Every callback returns a status. On anything but SPARRING_OK it fills
- *   `call->error`, whose message belongs to the code that set `error.release`; the
- *   caller calls that once, when it has read the message. No C++ exception and
- *   no longjmp crosses this border. After an error the table is unchanged,
- *   except where a callback says otherwise.
+ *   Every callback returns a status. With any status other than SPARRING_OK it
+ *   sets `call->error`. The code that set `error.release` owns the message; the
+ *   caller calls `release` once, after it has read the message. C++ exceptions
+ *   and longjmp must not cross this interface. After an error the table is
+ *   unchanged, unless the documentation of the callback specifies otherwise.
  *
  * DEVICES
- *   Where `call.device` is not the CPU, all arrays of the call are there, and its
- *   work is put on `call.stream`: it has not happened when the callback returns,
- *   and the arrays must live, unchanged, until the stream has passed. Numbers that
- *   a struct hands back (`erased`, `count`, ...) are there on return. Arrays passed
- *   to `show`, `admit`, `change` and `receive` are on the device too; they are
- *   called on the calling thread and put their own work on the stream, which may
- *   use it if it was put there before they return. `change` gets known and new
- *   rows in one call, or in two; `inserted` is set before the first.
+ *   If `call.device` is not the CPU, all arrays of the call are on that device,
+ *   and the callback enqueues its work on `call.stream`. The work may not have
+ *   run when the callback returns, so the arrays must stay allocated and
+ *   unchanged until the stream has executed it. Numbers that a struct returns
+ *   (`erased`, `count`, ...) are set on return. Arrays passed to `show`, `admit`,
+ *   `change` and `receive` are on the device too. These functions are called on
+ *   the calling thread and enqueue their work on the stream; later work of the
+ *   callback on the stream may use the results of work that they enqueued before
+ *   they returned. `change` receives known and new rows in one call or in two
+ *   calls; `inserted` is set before the first one.
  *
  * ROWS
- *   A row is `row_bytes` opaque bytes: the embedding, then the optimizer state.
- *   Everything is little-endian. `columns` is the half-open byte range of each
- *   row that a call is about.
+ *   A row consists of `row_bytes` opaque bytes: the embedding, then the
+ *   optimizer state. All data is little-endian. `columns` is the half-open byte
+ *   range of each row that a call reads or writes.
  *
  * KEYS
- *   Every int64 is a legal key: -1 and both extremes included. Keys are unique
- *   within one call, but for `visit`; the caller answers for that.
+ *   Every int64 is a valid key, including -1 and both extremes. The caller
+ *   guarantees that keys are unique within one call, except for `visit`.
  */
 #ifndef SPARRING_STORAGE_ABI_H_
 #define SPARRING_STORAGE_ABI_H_
@@ -75,18 +78,18 @@ extern "C" {
 typedef int32_t SparringStatus;
 enum {
   SPARRING_OK = 0,
-  SPARRING_INVALID_ARGUMENT = 1, /* the caller's mistake; retrying is useless */
+  SPARRING_INVALID_ARGUMENT = 1, /* an error of the caller; do not retry      */
   SPARRING_UNSUPPORTED = 2,      /* not in this backend's capabilities        */
   SPARRING_CLOSED = 3,           /* the storage was closed                    */
-  SPARRING_CAPACITY = 4,         /* full, and the policy may not evict        */
+  SPARRING_CAPACITY = 4,         /* full, and the policy does not evict       */
   SPARRING_OUT_OF_MEMORY = 5,
   SPARRING_IO = 6,               /* disk or network failed                    */
-  SPARRING_DEADLINE = 7,         /* the backend gave up waiting               */
-  SPARRING_CORRUPT = 8,          /* stored data fails its own check           */
+  SPARRING_DEADLINE = 7,         /* the deadline passed                       */
+  SPARRING_CORRUPT = 8,          /* stored data fails its checksum            */
   SPARRING_INTERNAL = 9,         /* a bug in the backend                      */
-  SPARRING_DEVICE_FAILED = 10,   /* a GPU refused this call, and goes on      */
-  SPARRING_DEVICE_LOST = 11,     /* a GPU has failed: every later call, too   */
-  SPARRING_DEVICE_MEMORY = 12    /* a GPU has no more memory for this call    */
+  SPARRING_DEVICE_FAILED = 10,   /* only this call failed on the GPU          */
+  SPARRING_DEVICE_LOST = 11,     /* the GPU failed, as will all later calls   */
+  SPARRING_DEVICE_MEMORY = 12    /* not enough GPU memory for this call       */
 };
 
 typedef struct SparringError {
@@ -95,20 +98,20 @@ typedef struct SparringError {
   void* owner;                           /* for `release`                     */
 } SparringError;
 
-/* ---- what every call carries ------------------------------------------ */
+/* ---- arguments of every call ------------------------------------------- */
 
-/* Where the pointers of a call live. Codes are DLPack's: 1 = CPU, 2 = CUDA. */
+/* Device of the arrays of a call, with DLPack's codes: 1 = CPU, 2 = CUDA. */
 typedef struct SparringDevice {
   int32_t type;
   int32_t id;
 } SparringDevice;
 
 /*
- * The host lends its threads. `parallel_for` calls body(context, begin, end)
- * over disjoint ranges that cover [0, count), on up to `concurrency` threads,
- * the caller's among them, each range at least `grain` long but the last; it
- * returns when all are done. A backend needs no thread pool of its own.
- * `body` must not fail by exception.
+ * Threads of the caller, so that a backend needs no thread pool. `parallel_for`
+ * calls body(context, begin, end) for disjoint ranges that cover [0, count), on
+ * up to `concurrency` threads including the calling one. Each range except the
+ * last has at least `grain` elements. It returns when all calls have returned.
+ * `body` must not throw.
  */
 typedef struct SparringExecutor {
   uint64_t struct_bytes;
@@ -120,10 +123,10 @@ typedef struct SparringExecutor {
 } SparringExecutor;
 
 typedef struct SparringCall {
-  uint64_t struct_bytes;            /* of the argument struct this begins      */
-  SparringDevice device;            /* where keys, rows, scores, found live    */
+  uint64_t struct_bytes;            /* size of the whole argument struct       */
+  SparringDevice device;            /* of keys, rows, scores and found         */
   void* stream;                     /* cudaStream_t, or NULL on the CPU        */
-  const SparringExecutor* executor; /* NULL: run on the calling thread alone   */
+  const SparringExecutor* executor; /* NULL: run on the calling thread only    */
   SparringError error;              /* out                                     */
 } SparringCall;
 
@@ -133,9 +136,9 @@ typedef struct SparringColumns {
   uint64_t end;
 } SparringColumns;
 
-/* ---- arguments, one struct a callback --------------------------------- */
+/* ---- arguments, one struct per callback -------------------------------- */
 
-/* Reads rows without any side effect, scores included. */
+/* Reads rows without side effects; scores do not change. */
 typedef struct SparringFind {
   SparringCall call;
   int64_t count;           /* n                                               */
@@ -144,14 +147,14 @@ typedef struct SparringFind {
   void* rows;              /* out (n, row_stride) bytes; a missing key's row
                               is filled with zeros                            */
   uint64_t row_stride;     /* bytes from row to row, >= end - begin           */
-  uint8_t* found;          /* out (n): 1 where the key has a row, else 0      */
+  uint8_t* found;          /* out (n): 1 if the key has a row, else 0         */
 } SparringFind;
 
 /*
- * Receives rows that had to leave, as they leave: (n) keys, (n, row_bytes)
- * rows, (n) scores, valid during the call only. It may be called several
- * times. A nonzero return makes the upsert report SPARRING_INTERNAL, but the
- * eviction stands.
+ * Receives evicted rows when they are evicted: (n) keys, (n, row_bytes) rows and
+ * (n) scores, which are valid only during the call. It may be called several
+ * times. If it returns nonzero, the upsert returns SPARRING_INTERNAL, but the
+ * rows are evicted nevertheless.
  */
 typedef struct SparringEvictionSink {
   int32_t (*receive)(void* context, int64_t count, const int64_t* keys,
@@ -160,9 +163,9 @@ typedef struct SparringEvictionSink {
 } SparringEvictionSink;
 
 /*
- * Replaces or inserts whole rows. Applied whole or not at all, unless the
- * status is SPARRING_IO, SPARRING_DEADLINE or SPARRING_CORRUPT: then each key
- * has either its old or its new row.
+ * Replaces or inserts whole rows, all or none of them. With the status
+ * SPARRING_IO, SPARRING_DEADLINE or SPARRING_CORRUPT, each key has either its
+ * old or its new row.
  */
 typedef struct SparringUpsert {
   SparringCall call;
@@ -174,7 +177,7 @@ typedef struct SparringUpsert {
   SparringEvictionSink evicted;
 } SparringUpsert;
 
-/* Removes keys; unknown keys are no error. Nothing reaches a sink. */
+/* Removes keys, and ignores unknown keys. No sink receives the rows. */
 typedef struct SparringErase {
   SparringCall call;
   int64_t count;       /* n                     */
@@ -182,7 +185,7 @@ typedef struct SparringErase {
   int64_t erased;      /* out: how many existed */
 } SparringErase;
 
-/* Tells the policy that keys were read. Unknown keys are no error. */
+/* Notifies the policy that keys were read. Ignores unknown keys. */
 typedef struct SparringTouch {
   SparringCall call;
   int64_t count;           /* n                                               */
@@ -190,28 +193,28 @@ typedef struct SparringTouch {
   const uint64_t* scores;  /* (n), or NULL: the policy decides                */
 } SparringTouch;
 
-/* Makes room: removes up to `wanted` rows, the lowest scores first. */
+/* Evicts up to `wanted` rows, the lowest scores first. */
 typedef struct SparringEvict {
   SparringCall call;
   int64_t wanted;
-  int64_t evicted; /* out: how many left */
+  int64_t evicted; /* out: number of evicted rows */
   SparringEvictionSink sink;
 } SparringEvict;
 
 /*
- * One chunk of a scan. The caller starts with a zeroed cursor and passes the
- * struct back until `is_done`. Every key that is present from the first chunk
- * to the last is given at least once, and exactly once if nothing writes
- * meanwhile; nothing more is promised. A chunk may be short or empty. On a
- * backend that cannot resume, a cursor that it did not make is
- * SPARRING_INVALID_ARGUMENT.
+ * One chunk of a scan. The caller starts with a cursor of zeros and passes the
+ * struct again until `is_done` is set. Every key that exists during the whole
+ * scan is returned at least once, and exactly once if there are no concurrent
+ * writes. There are no further guarantees. A chunk may be short or empty. A
+ * backend that cannot resume a scan returns SPARRING_INVALID_ARGUMENT for a
+ * cursor that it did not create.
  */
 typedef struct SparringScan {
   SparringCall call;
-  uint64_t cursor[2];      /* in, out: the backend's own                      */
-  int64_t capacity;        /* room in rows, at least 1                        */
+  uint64_t cursor[2];      /* in, out: opaque, of the backend                 */
+  int64_t capacity;        /* rows that fit into the arrays, at least 1       */
   SparringColumns columns;
-  int64_t count;           /* out: rows given                                 */
+  int64_t count;           /* out: number of rows in the chunk                */
   int64_t* keys;           /* out (capacity) int64                            */
   void* rows;              /* out (capacity, end - begin) bytes, or NULL      */
   uint64_t* scores;        /* out (capacity), or NULL                         */
@@ -219,25 +222,26 @@ typedef struct SparringScan {
 } SparringScan;
 
 /*
- * Since 1.1. Shows rows where they lie, without any side effect: a caller that
- * sums rows need not have them copied first. Keys may repeat.
+ * Since 1.1. Passes pointers to rows in the storage, without copies and without
+ * side effects, for example to a caller that sums rows. Keys may repeat.
  *
- * `show(context, begin, count, rows)` is called on the calling thread, for
- * ranges that follow one another from 0 to n. rows[i] points at byte
- * `columns.begin` of the row of keys[begin + i], or is NULL where the key has
- * none; it is valid until `show` returns, and bytes up to `columns.end` may be
- * read. A backend does well to have these bytes on their way into the near
- * cache. `show` must not call the storage; a nonzero return ends the visit with
- * SPARRING_INTERNAL. `call.executor` is not used: the caller divides the work.
+ * `show(context, begin, count, rows)` is called on the calling thread for
+ * consecutive ranges that cover [0, n). rows[i] points to byte `columns.begin`
+ * of the row of keys[begin + i], or is NULL if the key has no row. It is valid
+ * until `show` returns, and bytes up to `columns.end` may be read. A backend
+ * should prefetch these bytes into the nearest CPU cache. `show` must not call
+ * the storage. If it returns nonzero, the visit ends with SPARRING_INTERNAL.
+ * `call.executor` is not used, because the caller distributes the work.
  *
- * Row handles, since 1.2, of storages that report SPARRING_ROW_HANDLES: with
- * `columns.begin` 0, rows[i] is the handle of the row, and may be kept. A later
- * visit or update that passes it back with its key, and the `generation` that this
- * visit set, need not look for the key again. The storage draws a new generation,
- * which no storage of the process has had, whenever a row leaves or moves; handles of
- * another generation are ignored, so passing old ones is slow and never wrong. A
- * handle may be dereferenced by the storage alone. Columns may be empty (begin ==
- * end) where handles are all that is wanted.
+ * Row handles, since 1.2, of storages that report SPARRING_ROW_HANDLES: if
+ * `columns.begin` is 0, rows[i] is the handle of the row, and the caller may
+ * keep it. A later visit or update that receives the handle with its key, and
+ * the `generation` that this visit set, need not search for the key again. When a
+ * row is removed or moved, the storage sets a new generation that no storage
+ * of the process has used. It ignores handles of another generation, so old
+ * handles are slow but never wrong. Only the storage may dereference a handle
+ * after `show` has returned. Columns may be empty (begin == end) if only handles
+ * are needed.
  */
 typedef struct SparringVisit {
   SparringCall call;
@@ -247,30 +251,31 @@ typedef struct SparringVisit {
   int32_t (*show)(void* context, int64_t begin, int64_t count, const void* const* rows);
   void* context;
   /* 1.2 */
-  const void* const* handles; /* (n) of the keys, or NULL: none are known. A NULL
-                                 among them: the key had no row                    */
-  uint64_t generation;        /* in: of `handles`; out: of the rows shown, if the
-                                 storage keeps handles                             */
+  const void* const* handles; /* (n) handles of the keys; NULL if none are known. A
+                                 NULL element: the key had no row                  */
+  uint64_t generation;        /* in: of `handles`; out: of the visited rows, if the
+                                 storage supports handles                          */
 } SparringVisit;
 
 /*
- * Since 1.1. Changes rows where they lie, inserting those that are missing: one
- * look at each key where find and upsert take two.
+ * Since 1.1. Changes rows in the storage, and inserts missing rows. It searches
+ * once for each key, whereas find and upsert search twice.
  *
  * 1. `admit(context, count, positions, is_admitted)` is called once with the
- *    positions, ascending, of the keys that have no row, if there are any, and
- *    answers for each whether it may have one. NULL admits all.
- * 2. `change(context, count, positions, rows, is_new)` is then called, from
- *    several threads at once, until it has had the position of every key that
- *    has or may have a row, each exactly once. rows[i] points at the whole row,
- *    which `change` may read and write until it returns; the bytes of a new row
+ *    ascending positions of the keys without a row, if there are any. It sets
+ *    for each key whether a row may be inserted. If `admit` is NULL, all keys
+ *    are admitted.
+ * 2. `change(context, count, positions, rows, is_new)` is then called,
+ *    concurrently on several threads, with the position of every key that has a
+ *    row or was admitted, each exactly once. rows[i] points to the whole row,
+ *    which `change` may read and write until it returns. The bytes of a new row
  *    (is_new[i] = 1) are undefined before, and `change` must write all of them.
- *    `change` must not fail, nor call the storage.
+ *    `change` must not fail, and must not call the storage.
  *
- * Applied whole or not at all, as upsert: whatever can fail (no room, no memory,
- * an `admit` that returns nonzero: SPARRING_INTERNAL) fails before the first
- * `change`. Scores are set as upsert sets them. Where the policy evicts, new
- * rows may leave at once.
+ * All rows are changed or none, as with upsert: everything that can fail
+ * (capacity, memory, an `admit` that returns nonzero, which becomes
+ * SPARRING_INTERNAL) fails before the first call of `change`. Scores are set as
+ * in upsert. If the policy evicts, new rows may be evicted immediately.
  */
 typedef struct SparringUpdate {
   SparringCall call;
@@ -282,10 +287,10 @@ typedef struct SparringUpdate {
                  const uint8_t* is_new);
   void* context;
   SparringEvictionSink evicted;
-  int64_t inserted; /* out: new rows, those that left at once included */
+  int64_t inserted; /* out: new rows, including immediately evicted ones */
   /* 1.2 */
-  const void* const* handles; /* (n) as of SparringVisit, or NULL. A NULL among them:
-                                 the key is looked for, as it may have a row by now */
+  const void* const* handles; /* (n) as in SparringVisit, or NULL. For a NULL element,
+                                 the key is searched, because it may have a row now */
   uint64_t generation;        /* of `handles`                                       */
 } SparringUpdate;
 
@@ -295,7 +300,7 @@ enum {
   SPARRING_PERSISTENT = 1u << 1,       /* rows outlive the process            */
   SPARRING_BOUNDED = 1u << 2,          /* `capacity` limits the rows          */
   SPARRING_EVICTS = 1u << 3,           /* a full storage evicts               */
-  SPARRING_SCORES_GIVEN = 1u << 4,     /* the caller's scores are honoured    */
+  SPARRING_SCORES_GIVEN = 1u << 4,     /* the caller's scores are used        */
   SPARRING_ROW_HANDLES = 1u << 5       /* since 1.2; see SparringVisit        */
 };
 
@@ -303,19 +308,20 @@ typedef struct SparringStat {
   SparringCall call;
   uint64_t capabilities;  /* out: bits above                                  */
   uint64_t row_bytes;     /* out                                              */
-  int64_t size;           /* out: rows now                                    */
-  int64_t capacity;       /* out: the most rows, or -1: no bound              */
-  uint64_t memory_bytes;  /* out: all memory held for this storage            */
+  int64_t size;           /* out: current number of rows                      */
+  int64_t capacity;       /* out: maximum number of rows; -1: no limit        */
+  uint64_t memory_bytes;  /* out: all memory allocated for this storage       */
 } SparringStat;
 
-/* Sets an option while open, as `epoch` of an epoch policy; text both. */
+/* Sets an option of an open storage, such as `epoch` of an epoch policy. Name
+ * and value are text. */
 typedef struct SparringSetOption {
   SparringCall call;
   const char* name;
   const char* value;
 } SparringSetOption;
 
-/* `flush` (returns when all is as durable as the backend makes it) and `clear`. */
+/* `flush` (makes all rows as durable as the backend supports) and `clear`. */
 typedef struct SparringPlain {
   SparringCall call;
 } SparringPlain;
@@ -328,14 +334,14 @@ typedef struct SparringVersion {
 } SparringVersion;
 
 typedef struct SparringStorage {
-  SparringVersion version;                   /* first, for ever               */
-  void (*release)(struct SparringStorage*);  /* second, for ever; closes and
+  SparringVersion version;                   /* always first                  */
+  void (*release)(struct SparringStorage*);  /* always second; closes and
                                                 frees; called exactly once,
-                                                with no other call under way  */
+                                                when no other call is running */
   /* 1.0 */
   uint64_t struct_bytes;
-  const char* distribution; /* who built it, as "sparring-hkv 0.1.0"; owned   */
-  void* self;               /* the backend's own                              */
+  const char* distribution; /* such as "sparring-hkv 0.1.0"; owned by the struct */
+  void* self;               /* opaque, of the backend                         */
   SparringStatus (*find)(void* self, SparringFind*);
   SparringStatus (*upsert)(void* self, SparringUpsert*);
   SparringStatus (*erase)(void* self, SparringErase*);
@@ -343,11 +349,11 @@ typedef struct SparringStorage {
   SparringStatus (*stat)(void* self, SparringStat*);
   SparringStatus (*flush)(void* self, SparringPlain*);
   SparringStatus (*clear)(void* self, SparringPlain*);
-  /* optional: NULL where the capability is absent */
+  /* optional: NULL if the backend does not support it */
   SparringStatus (*touch)(void* self, SparringTouch*);
   SparringStatus (*evict)(void* self, SparringEvict*);
   SparringStatus (*set_option)(void* self, SparringSetOption*);
-  /* 1.1, optional: the engine makes do with find and upsert where they are NULL */
+  /* 1.1, optional: the engine uses find and upsert if they are NULL */
   SparringStatus (*visit)(void* self, SparringVisit*);
   SparringStatus (*update)(void* self, SparringUpdate*);
 } SparringStorage;

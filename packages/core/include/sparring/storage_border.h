@@ -1,46 +1,47 @@
-// A C++ class as a SparringStorage: the part of storage_abi.h that every native
-// backend in C++ would otherwise write for itself.
+// Adapts a C++ class to a SparringStorage: the implementation of storage_abi.h that
+// every native backend in C++ needs.
 //
 // PURPOSE
-//   A backend writes a Table whose methods take the argument structs of the ABI
-//   and throw. `make_storage<Table>` fills in the struct of function pointers:
-//   each checks its arguments, calls the method, and turns what it throws into a
-//   status and a message. The header is compiled into the backend: nothing of
-//   core is linked, and the border between packages stays storage_abi.h, in C.
+//   A backend implements a Table whose methods receive the argument structs of the
+//   ABI and may throw. `make_storage<Table>` creates the struct of function pointers.
+//   Each function checks its arguments, calls the method, and converts exceptions to
+//   a status and a message. The header is compiled into the backend. The backend does
+//   not link to core, and the interface between packages is storage_abi.h, in C.
 //
 // THE TABLE
-//   must have        uint64_t row_bytes() const, and find, upsert, erase, scan,
+//   required         uint64_t row_bytes() const, and find, upsert, erase, scan,
 //                    stat (each with the struct of its name, by reference), clear()
-//   may have         visit, update, touch, evict (likewise),
+//   optional         visit, update, touch, evict (likewise),
 //                    set_option(const char* name, const char* value), flush()
-//                    What it has not is NULL in the struct, as an absent
-//                    capability is; `flush`, which may not be NULL, does nothing.
+//                    A missing method is NULL in the struct. `flush`, which must
+//                    not be NULL, does nothing if the method is missing.
 //   bool keeps_scores() const
-//                    asked once, when the storage is made: where it says false,
+//                    called once, when the storage is created. If it returns false,
 //                    `touch` and `evict` are NULL although the methods exist.
-//   auto use()       what it returns is kept for as long as a call lasts: a lock
-//                    that keeps `close` waiting. It throws SPARRING_CLOSED.
+//   auto use()       the returned object lives as long as a call, for example a lock
+//                    for which `close` waits. It throws SPARRING_CLOSED.
 //   void check_device(const SparringCall&) const
-//                    refuses the devices that the table does not serve. Without
-//                    it all but the CPU are refused.
+//                    throws for devices that the table does not support. Without
+//                    it only the CPU is supported.
 //   static constexpr bool kKeepsHandles = true
-//                    visits may have empty columns, for row handles; `stat` then
-//                    reports SPARRING_ROW_HANDLES.
+//                    visits may have empty columns, for row handles. `stat` must
+//                    then report SPARRING_ROW_HANDLES.
 //   static constexpr const char* kOutOfMemory
-//                    the message for a std::bad_alloc, if it can say more than
-//                    that there is no memory: whether the table was changed.
-//   Methods are called with arguments that have been checked: counts, columns,
-//   strides, pointers that must not be NULL. What only the table can know it
-//   checks itself: the cursor of a scan, scores, keys, the names of options.
+//                    message for a std::bad_alloc, for example whether the table was
+//                    changed.
+//   Counts, columns, strides and pointers that must not be NULL are checked before a
+//   method is called. The table checks everything else: the cursor of a scan, scores,
+//   keys, and names of options.
 //
 // THREADS
-//   As storage_abi.h has it; nothing is locked here. `use` and the methods may be
-//   called on several threads at once.
+//   As in storage_abi.h; this header does not lock. `use` and the methods may be called
+//   on several threads concurrently.
 //
 // ERRORS
-//   Throw StatusError for a status of your choice. std::bad_alloc becomes
-//   SPARRING_OUT_OF_MEMORY, any other exception SPARRING_INTERNAL. Nothing crosses.
-//   Messages say what was asked, what was found, and what to do.
+//   Methods throw StatusError for a specific status. std::bad_alloc becomes
+//   SPARRING_OUT_OF_MEMORY, any other exception SPARRING_INTERNAL. No exception leaves
+//   a callback. Messages contain the operation, the value found, the value expected and
+//   the fix.
 //
 // REQUIRES C++20.
 #ifndef SPARRING_STORAGE_BORDER_H_
@@ -63,7 +64,7 @@
 
 namespace sparring::border {
 
-// What a table throws, to be the status of the call and its message.
+// Exception of a table that becomes the status and the message of the call.
 class StatusError : public std::runtime_error {
  public:
   StatusError(SparringStatus status, const std::string& message)
@@ -75,8 +76,8 @@ class StatusError : public std::runtime_error {
   SparringStatus status_;
 };
 
-// What the message of SPARRING_DEVICE_MEMORY says in numbers. The message is all that crosses
-// the border, so it is written and read here.
+// The numbers in the message of SPARRING_DEVICE_MEMORY. The ABI transfers only the message, so
+// they are written to it and parsed from it.
 struct DeviceMemory {
   uint64_t asked_bytes;
   uint64_t free_bytes;
@@ -87,7 +88,7 @@ inline std::string device_memory_text(const DeviceMemory& memory) {
   return std::to_string(memory.asked_bytes) + kAskedText + std::to_string(memory.free_bytes) +
          kFreeText;
 }
-// Returns false where the message says no such thing.
+// Returns false if the message does not contain the numbers.
 inline bool read_device_memory(const std::string& message, DeviceMemory* memory) {
   const size_t asked_end = message.find(kAskedText);
   if (asked_end == std::string::npos || asked_end == 0) return false;
@@ -103,11 +104,10 @@ inline bool read_device_memory(const std::string& message, DeviceMemory* memory)
   return true;
 }
 
-// Calls body(begin, end) over disjoint ranges that cover [0, count), each at least
-// `grain` long but the last, on the threads that the caller of the storage lends.
-// On the calling thread alone where `executor` is NULL or has no second thread, or
-// `count` is no more than `grain`. The first exception of `body` is thrown again
-// here, once all ranges have ended.
+// Calls body(begin, end) for disjoint ranges that cover [0, count), on the threads of
+// `executor`. Each range except the last has at least `grain` elements. Runs only on the
+// calling thread if `executor` is NULL or has one thread, or if `count` is at most `grain`.
+// Rethrows the first exception of `body`, after all ranges have ended.
 template <class Body>
 void parallel_for(const SparringExecutor* executor, int64_t count, int64_t grain,
                   const Body& body) {
@@ -136,13 +136,13 @@ void parallel_for(const SparringExecutor* executor, int64_t count, int64_t grain
 }
 
 // ---- checks of arguments --------------------------------------------------
-// All throw StatusError(SPARRING_INVALID_ARGUMENT), naming what was found.
+// All throw StatusError(SPARRING_INVALID_ARGUMENT) with the value that was found.
 
 [[noreturn]] inline void refuse(const std::string& message) {
   throw StatusError(SPARRING_INVALID_ARGUMENT, message);
 }
 
-// `asked` is like "row_stride must be at least the bytes of a row".
+// `asked` describes the requirement, such as "row_stride must be at least the bytes of a row".
 template <std::integral Number>
 void check(bool is_right, const char* asked, Number found) {
   if (!is_right) refuse(std::string(asked) + "; found " + std::to_string(found));
@@ -152,19 +152,19 @@ inline void check_count(int64_t count, const char* name = "count") {
   if (count < 0) refuse(std::string(name) + " must not be negative; found " + std::to_string(count));
 }
 
-// An array with an element for each of `count` keys: NULL only where there are none.
+// An array with an element per key; it may be NULL only if `count` is 0.
 inline void check_array(const void* array, int64_t count, const char* name) {
   if (array == nullptr && count > 0) {
     refuse(std::string(name) + " must not be NULL for " + std::to_string(count) + " keys");
   }
 }
 
-// A callback, or a text.
+// A callback or a string.
 inline void check_given(bool is_given, const char* name) {
   if (!is_given) refuse(std::string(name) + " must not be NULL");
 }
 
-// `may_be_empty`: [0, 0) is allowed, too.
+// `may_be_empty`: [0, 0) is also valid.
 inline void check_columns(const SparringColumns& columns, uint64_t row_bytes,
                           bool may_be_empty = false) {
   if (may_be_empty && columns.begin == 0 && columns.end == 0) return;
@@ -175,7 +175,7 @@ inline void check_columns(const SparringColumns& columns, uint64_t row_bytes,
   }
 }
 
-// For tables that serve the CPU only. Throws StatusError(SPARRING_UNSUPPORTED).
+// For tables that support only the CPU. Throws StatusError(SPARRING_UNSUPPORTED).
 inline void check_is_cpu(const SparringDevice& device) {
   constexpr int32_t kCpu = 1;  // DLPack's code
   if (device.type == kCpu) return;
@@ -184,9 +184,9 @@ inline void check_is_cpu(const SparringDevice& device) {
                                               "; copy the arrays to the host");
 }
 
-// ---- the border -----------------------------------------------------------
+// ---- callbacks ------------------------------------------------------------
 
-// Hands the caller a copy of `message`, which error.release frees.
+// Sets call.error to a copy of `message`, which error.release frees.
 inline void set_error(SparringCall& call, const char* message) noexcept {
   char* copy = static_cast<char*>(std::malloc(std::strlen(message) + 1));
   if (copy == nullptr) {
@@ -202,7 +202,7 @@ inline void set_error(SparringCall& call, const char* message) noexcept {
                 copy};
 }
 
-// Runs `body`, and answers what it throws by a status and call.error.
+// Runs `body`, and converts an exception to a status and call.error.
 template <class Body>
 SparringStatus guard(SparringCall& call, const char* out_of_memory, const Body& body) noexcept {
   call.error = {};
@@ -224,7 +224,7 @@ SparringStatus guard(SparringCall& call, const char* out_of_memory, const Body& 
   }
 }
 
-// What make_storage asks of a Table at the least.
+// The methods that make_storage requires of a Table.
 template <class Table>
 concept IsTable =
     requires(Table& table, SparringFind& find, SparringUpsert& upsert, SparringErase& erase,
@@ -238,8 +238,8 @@ concept IsTable =
       table.clear();
     };
 
-// Bytes of the arguments in the first revision that had them: a caller that was built with an older
-// header passes fewer than sizeof.
+// Size of the arguments in their first revision. A caller that was built with an older header passes
+// fewer bytes than sizeof.
 template <class Arguments>
 inline constexpr size_t kFirstBytes = sizeof(Arguments);
 template <>
@@ -247,7 +247,7 @@ inline constexpr size_t kFirstBytes<SparringVisit> = offsetof(SparringVisit, han
 template <>
 inline constexpr size_t kFirstBytes<SparringUpdate> = offsetof(SparringUpdate, handles);
 
-// The function pointers: `self` is a Table.
+// The functions of the struct; `self` is a Table.
 template <IsTable Table>
 struct Callbacks {
   static SparringStatus find(void* self, SparringFind* arguments) noexcept {
@@ -356,7 +356,7 @@ struct Callbacks {
     }
   }
 
-  // Members that an older caller does not know are zero for the table, and stay out of its memory.
+  // Members that an older caller does not have are zero for the table, and are not written back.
   template <class Arguments, class Body>
   static SparringStatus run(void* self, Arguments& arguments, const Body& body) noexcept {
     const uint64_t bytes = arguments.call.struct_bytes;
@@ -401,8 +401,8 @@ struct Callbacks {
   }
 };
 
-// The struct is freed by its own `release`, which lets go of `table`; others may
-// hold it too, to close it. `distribution` is who offers it, as "sparring-hkv 0.1.0".
+// Creates the struct. Its `release` frees it and its reference to `table`; the backend may keep
+// another reference, to close the table. `distribution` is such as "sparring-hkv 0.1.0".
 // Throws std::bad_alloc.
 template <IsTable Table>
 SparringStorage* make_storage(std::shared_ptr<Table> table, std::string distribution) {

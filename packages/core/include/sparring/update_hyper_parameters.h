@@ -1,5 +1,5 @@
-// The names of update methods and of their hyper-parameters, and how a step's constants follow
-// from them: for code that runs the methods of update_methods.h.
+// The names of update methods and their hyper-parameters, and the constants of a step, for code
+// that runs the methods of update_methods.h.
 #ifndef SPARRING_UPDATE_HYPER_PARAMETERS_H_
 #define SPARRING_UPDATE_HYPER_PARAMETERS_H_
 
@@ -38,7 +38,7 @@ inline constexpr std::array<NamedMethod, 18> kUpdateMethods = {{
     {"sparse_adam", UpdateMethod::sparse_adam},
 }};
 
-// Returns false for a name that is none of these.
+// Returns false for an unknown name.
 inline bool update_method_named(std::string_view name, UpdateMethod* method) {
   for (const NamedMethod& each : kUpdateMethods) {
     if (each.name != name) continue;
@@ -48,7 +48,7 @@ inline bool update_method_named(std::string_view name, UpdateMethod* method) {
   return false;
 }
 
-// How many elements of state a method keeps for a row of `dim`.
+// Number of elements of optimizer state for a row of `dim`.
 constexpr int64_t state_width_of(UpdateMethod method, int64_t dim) {
   switch (method) {
     case UpdateMethod::sgd:
@@ -78,7 +78,7 @@ constexpr int64_t state_width_of(UpdateMethod method, int64_t dim) {
   return 0;
 }
 
-// The hyper-parameters of all methods; each reads its own. sparring/updates checks them.
+// The hyper-parameters of all methods; each method reads some of them. sparring/updates checks them.
 struct HyperParameters {
   double lr = 0;
   double weight_decay = 0;
@@ -88,16 +88,16 @@ struct HyperParameters {
   double beta1 = 0;
   double beta2 = 0;
   double eps = 0;
-  double alpha = 0;       // rmsprop: what the mean of squares keeps
+  double alpha = 0;       // rmsprop: decay rate of the mean of squares
   double beta = 0;        // ftrl: smoothing of the learning rate
   double l1 = 0;          // ftrl
   double l2 = 0;          // ftrl
   double l21 = 0;         // group_ftrl: the group lasso
-  double clip_value = 0;  // gradients are held within ±this; 0: not
-  double clip_norm = 0;   // a row's gradient is scaled to at most this norm; 0: not
+  double clip_value = 0;  // gradients are clipped to ±this; 0: no clipping
+  double clip_norm = 0;   // a row's gradient is scaled to at most this norm; 0: no scaling
 };
 
-// Returns false for a name that is no hyper-parameter. `nesterov`: 0 or 1.
+// Returns false for an unknown hyper-parameter. `nesterov`: 0 or 1.
 inline bool set_hyper_parameter(HyperParameters* hyper, std::string_view name, double value) {
   struct Field {
     std::string_view name;
@@ -131,7 +131,7 @@ inline bool set_hyper_parameter(HyperParameters* hyper, std::string_view name, d
   return false;
 }
 
-// What the loops of `method` are given in a step, from 1: worked out in double and rounded once.
+// The constants of `method` in a step, counted from 1; computed in double and rounded once.
 template <class T>
 UpdateConstants<T> constants_of(UpdateMethod method, const HyperParameters& hyper,
                                 int64_t num_steps) {
@@ -154,7 +154,7 @@ UpdateConstants<T> constants_of(UpdateMethod method, const HyperParameters& hype
       .beta2 = rounded(hyper.beta2),
       .one_minus_beta2 = rounded(1 - hyper.beta2),
       .correction1 = rounded(correction1),
-      // As Python's `** 0.5`, which torch takes: for some numbers not the nearest to the root.
+      // Like Python's `** 0.5`, which torch uses; for some numbers it is not the nearest to the root.
       .root_correction = rounded(std::pow(correction2, 0.5)),
       .step_size = rounded(lr / correction1),
       .eps = rounded(hyper.eps),

@@ -1,9 +1,10 @@
-// The update methods that kernels have, and the numbers that their loops are given: one list for
-// core's CPU kernels and for those of other packages. What each method computes, and after which
-// paper, is in sparring/updates.
+// The update methods of kernels, and the constants for their loops: one list for core's CPU
+// kernels and the kernels of other packages. sparring/updates documents the methods and their
+// papers.
 //
-// No header of the standard library with inline functions is included here: core compiles this
-// once for each SIMD level (native/kernels/level.h says why). update_hyper_parameters.h has the rest.
+// This header includes no standard header with inline functions, because core compiles it once
+// per SIMD level; native/kernels/level.h explains the reason. update_hyper_parameters.h contains
+// the rest.
 #ifndef SPARRING_UPDATE_METHODS_H_
 #define SPARRING_UPDATE_METHODS_H_
 
@@ -24,7 +25,7 @@ enum class UpdateMethod : int32_t {
   lion,
   ftrl,
   group_ftrl,
-  // Keras's optimizers of these names, to the bit; torch's are those above.
+  // Bit-identical to Keras's optimizers of these names; the methods above follow torch.
   keras_sgd,
   keras_momentum,
   keras_adagrad,
@@ -33,10 +34,10 @@ enum class UpdateMethod : int32_t {
   sparse_adam,
 };
 
-// The hyper-parameters of a step, in the form that the loops use.
+// The hyper-parameters of a step, converted for the loops.
 template <class T>
 struct UpdateConstants {
-  T lr;  // of this step, after any decay
+  T lr;  // of this step, including decay
   T weight_decay;
   T shrinking;  // 1 - lr * weight_decay
   T momentum;
