@@ -1,6 +1,6 @@
-// sparring._native.TableView, Collection and GradientSources: lookups of whole batches,
-// and the gradients of these. Long because collections, plans and sources are checked by the same
-// functions and made for both computing types.
+// sparring._native.TableView, Collection and GradientSources: lookups of whole batches and their
+// gradients. Long because the same functions check collections, plans and sources, and create them
+// for both computing types.
 #include "bindings/collection.h"
 
 #include <pybind11/stl.h>
@@ -48,14 +48,14 @@ double largest_of(const PyGradientSources::Part<T>& part) {
                           [&, from = values](int64_t begin, int64_t end) {
                             const double found = loops.largest_magnitude(from + begin, end - begin);
                             const std::lock_guard<std::mutex> lock(mutex);
-                            // NaN gets in and stays.
+                            // NaN replaces the maximum, and stays.
                             if (!(found <= largest) && largest == largest) largest = found;
                           });
   }
   return largest;
 }
 
-// One embedding for each bag of each feature, side by side. `known`: of each feature, or empty.
+// One embedding per bag and feature, concatenated. `known`: one per feature, or empty.
 template <class T>
 py::array pooled(const std::vector<FeatureIds<T>>& inputs, const std::vector<KnownRows>& known,
                  const std::vector<int64_t>& columns, int64_t num_bags, int64_t width) {
@@ -70,7 +70,7 @@ py::array pooled(const std::vector<FeatureIds<T>>& inputs, const std::vector<Kno
   return out;
 }
 
-// One embedding for each id of each feature. `known`: of each feature, or empty.
+// One embedding per id and feature. `known`: one per feature, or empty.
 template <class T>
 py::list gathered(const std::vector<FeatureIds<T>>& inputs, const std::vector<KnownRows>& known) {
   py::list outputs;
@@ -94,7 +94,7 @@ class PyBatchPlan {
   struct Table {
     SharedView view;
     std::vector<size_t> features;                    // that look up in it
-    std::shared_ptr<const collection::TablePlan<T>> plan;  // or NULL: its storage keeps no handles
+    std::shared_ptr<const collection::TablePlan<T>> plan;  // or NULL: its storage has no handles
   };
   template <class T>
   struct Part {
@@ -139,7 +139,7 @@ class PyBatchPlan {
                       part_);
   }
 
-  // Of what `pool` gave: one gradient; of what `gather` gave: one for each feature.
+  // One gradient for the result of `pool`; one per feature for the results of `gather`.
   PyGradientSources gradients(const std::vector<py::array>& given) const {
     return std::visit([&](const auto& part) { return sources_of(part, given); }, part_);
   }
@@ -204,7 +204,7 @@ class PyBatchPlan {
   py::object owners_;
 };
 
-// Features that look up in tables, side by side in one output.
+// Features that look up in tables, concatenated in one output.
 class PyCollection {
  public:
   // (table, pooling) of each feature, in the order of their columns.
@@ -362,7 +362,7 @@ class PyCollection {
   int64_t width_ = 0;
 };
 
-// A number by which native callers look up in a collection, for the life of this object.
+// A number by which native callers use a collection, valid for the lifetime of this object.
 class PyPublication {
  public:
   PyPublication() : number_(collection::new_number()) {}
@@ -376,7 +376,7 @@ class PyPublication {
 
   int64_t number() const { return number_; }
 
-  // Who looks up by the number looks up in `shown` from now on.
+  // From now on, lookups by the number use `shown`.
   void show(const PyCollection& shown) {
     auto published = shown.published();
     {
@@ -386,7 +386,7 @@ class PyPublication {
     tables_ = shown.tables();
   }
 
-  // Lookups by the number are refused with `reason`, until something is shown again.
+  // Lookups by the number fail with `reason`, until a collection is shown again.
   void refuse(std::string reason) {
     {
       const GilRelease release;

@@ -22,18 +22,18 @@ namespace sparring::bindings {
 // Raises InvalidArgumentError for an unknown dtype.
 kernels::RowType row_type_named(const std::string& dtype);
 
-// A table, and the storage that it has at the moment.
+// A table and its current storage.
 class PyTableView {
  public:
   PyTableView(const std::string& dtype, const kernels::InitializerSpec& initializer);
 
-  // Rows are as `state_width` says, and lie in the storage of `capsule` from now on.
+  // From now on, rows have `state_width` elements of state and are in the storage of `capsule`.
   void attach(pybind11::capsule capsule, int64_t state_width);
   void detach();
-  // As detach, for ever.
+  // Like detach, but permanent.
   void close();
 
-  // As those of published.h.
+  // See published.h.
   void begin_load();
   void end_load(bool is_whole);
   bool is_cut_short() const { return view_.rows == collection::Rows::cut_short; }
@@ -49,10 +49,10 @@ class PyTableView {
 
 using SharedView = std::shared_ptr<PyTableView>;
 
-// What left a table to make room: keys (n), rows (n, row_bytes) uint8, scores (n).
+// The rows that a table evicted: keys (n), rows (n, row_bytes) uint8, scores (n).
 pybind11::tuple evicted_arrays(const abi::EvictedRows& evicted, int64_t row_bytes);
 
-// Where the rows of a batch's keys are, for updates that take copies of them.
+// Handles of the rows of a batch's keys, for updates of copies of rows.
 class PyRowHandles {
  public:
   template <class T>
@@ -62,9 +62,9 @@ class PyRowHandles {
               plan->generation},
         owner_(std::move(plan)) {}
 
-  // Copies rows (u, row_bytes) out, zeros where a key has none; found (u).
+  // Copies rows (u, row_bytes) to the caller, zeros for keys without a row; found (u).
   void find(pybind11::array& rows, pybind11::array& found) const;
-  // Puts rows (u, row_bytes) back. Returns what left, as `evicted_arrays`.
+  // Writes rows (u, row_bytes) back. Returns the evicted rows, see `evicted_arrays`.
   pybind11::tuple upsert(const pybind11::array& rows) const;
 
  private:
@@ -75,7 +75,7 @@ class PyRowHandles {
   std::shared_ptr<const void> owner_;
 };
 
-// Gradients on their way to tables, and the arrays that they lie in.
+// Gradients for tables, and the arrays that contain them.
 class PyGradientSources {
  public:
   template <class T>
@@ -86,13 +86,13 @@ class PyGradientSources {
   template <class T>
   struct Plan {
     SharedView table;
-    std::shared_ptr<const collection::TablePlan<T>> plan;  // or NULL: none was made
+    std::shared_ptr<const collection::TablePlan<T>> plan;  // or NULL: there is no plan
   };
   template <class T>
   struct Part {
     std::vector<Feature<T>> features;
     std::vector<Plan<T>> plans;  // of the batch
-    // Contiguous memory in which all gradients lie: address and elements.
+    // Contiguous memory of all gradients: address and number of elements.
     std::vector<std::pair<const T*, int64_t>> spans;
   };
   using Parts = std::variant<Part<float>, Part<double>>;
@@ -103,13 +103,13 @@ class PyGradientSources {
   const Parts& parts() const { return parts_; }
   bool is_double() const { return parts_.index() == 1; }
 
-  // The largest |element|, NaN if any is NaN; found out once. Call without the GIL.
+  // The largest |element|, NaN if any is NaN; computed once. Call without the GIL.
   double largest_gradient() const;
 
   // keys (u) and the sums of their gradients (u, dim), of one table.
   pybind11::tuple summed(const SharedView& table) const;
 
-  // Of the keys of `summed`, in their order; NULL where the storage keeps no handles.
+  // Handles for the keys of `summed`, in their order; NULL if the storage has no handles.
   std::unique_ptr<PyRowHandles> row_handles(const SharedView& table) const;
 
  private:
@@ -118,7 +118,7 @@ class PyGradientSources {
   mutable std::optional<double> largest_;
 };
 
-// The gradients that some sources have for a table.
+// Appends the gradients in `sources` for a table.
 template <class T>
 void append_gradients(const PyGradientSources& sources, const PyTableView* table,
                       std::vector<collection::FeatureGradient<T>>& to) {
@@ -127,7 +127,7 @@ void append_gradients(const PyGradientSources& sources, const PyTableView* table
   }
 }
 
-// The plan of a batch for a table, or NULL.
+// Returns the plan of a batch for a table, or NULL.
 template <class T>
 std::shared_ptr<const collection::TablePlan<T>> plan_of(const PyGradientSources& sources,
                                                         const PyTableView* table) {

@@ -41,7 +41,7 @@ void send(const SparringEvictionSink& sink, const EvictedRows& evicted) {
   }
 }
 
-// Adds the time that it lives to `seconds`.
+// Adds its lifetime to `seconds`.
 class Stopwatch {
  public:
   explicit Stopwatch(double& seconds) : seconds_(seconds) {}

@@ -1,15 +1,16 @@
-// The first tier's own visit and update, with a stack of storages around them.
+// Visits and updates of the native first tier of a stack of storages.
 //
-// A storage that is written in Python, but whose first tier is native, need not have rows
-// copied where that tier has them. The stack's Python side is told before and after:
+// A stack is written in Python. If its first tier is native, rows in that tier are used without
+// copies. The stack's Python object is called before and after:
 //
-//   begin_visit()              readers' lock; end_visit(num_served, bytes, seconds) lets go
-//   begin_update(keys)         takes up what was staged, and the writer's lock
-//   bring_up(keys, missing)    only where the first tier lacks some: brings up those of them
-//                              that exist below; False where they do not fit: then copies are
-//                              changed
-//   end_update(keys, inserted, evicted, seconds)   hands down what left, and lets the lock
-//                              go; abort_update() where nothing has changed
+//   begin_visit()              acquires the lock for reading;
+//                              end_visit(num_served, bytes, seconds) releases it
+//   begin_update(keys)         promotes staged rows, and acquires the lock for writing
+//   bring_up(keys, missing)    only if keys are missing in the first tier: copies those that
+//                              exist in lower tiers into it. False if they do not fit; then
+//                              copies of rows are updated
+//   end_update(keys, inserted, evicted, seconds)   passes evicted rows to the next tier, and
+//                              releases the lock; abort_update() if nothing was changed
 #ifndef SPARRING_BINDINGS_FRONT_H_
 #define SPARRING_BINDINGS_FRONT_H_
 
@@ -22,14 +23,14 @@ namespace sparring::bindings {
 
 class Front {
  public:
-  // A capsule of storage_abi.h, which is kept.
+  // Keeps a reference to `first`, a capsule of storage_abi.h.
   explicit Front(pybind11::capsule first);
 
   bool offers_visit() const { return first_.offers_visit(); }
   bool offers_update() const { return first_.offers_update(); }
 
-  // As the callbacks of the ABI. `stack` is the struct around. Throws StorageError, and what
-  // Python raises. REQUIRES: the GIL.
+  // Like the callbacks of the ABI. `stack` is the struct of the stack. Throws StorageError and
+  // Python exceptions. REQUIRES: the GIL is held.
   void visit(pybind11::object& adapter, const SparringStorage& stack, SparringVisit* a) const;
   void update(pybind11::object& adapter, const SparringStorage& stack, SparringUpdate* a) const;
 

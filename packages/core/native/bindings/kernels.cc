@@ -1,6 +1,6 @@
-// The key operations, on NumPy arrays. Dtypes, shapes and layouts are checked here;
-// what inverse, segments and offsets hold is taken for granted: `sparring.kernels.functions`
-// checks it for those who cannot know.
+// The key operations, on NumPy arrays. This file checks dtypes, shapes and layouts. It does not
+// check the contents of inverse, segments and offsets; `sparring.kernels.functions` checks them
+// for callers with arrays from outside.
 #include <pybind11/stl.h>
 
 #include <algorithm>
@@ -232,7 +232,7 @@ kernels::InitializerSpec make_spec(std::string_view kind, std::pair<double, doub
   spec.first = parameters.first;
   spec.second = parameters.second;
   const double spread = spec.second - spec.first;
-  // Also refuses NaN, and bounds whose difference overflows.
+  // Also rejects NaN, and bounds whose difference overflows.
   if (!(std::abs(spec.first) <= std::numeric_limits<double>::max()) ||
       !(std::abs(spec.second) <= std::numeric_limits<double>::max()) ||
       !(std::abs(spread) <= std::numeric_limits<double>::max())) {
@@ -245,7 +245,7 @@ kernels::InitializerSpec make_spec(std::string_view kind, std::pair<double, doub
   return spec;
 }
 
-// Rows of `row_bytes`, all state behind the embedding.
+// Rows of `row_bytes`; everything after the embedding is state.
 kernels::RowLayout layout_of_rows(kernels::RowType type, int64_t dim, int64_t row_bytes) {
   const int64_t begin = kernels::make_row_layout(type, dim, 1).state_begin;
   const int64_t state_width = std::max<int64_t>(0, row_bytes - begin) / kernels::computing_bytes(type);
@@ -279,7 +279,7 @@ void initialize(py::array& rows, const py::array& keys, const py::array& found,
   kernels::initialize(process_executor(), spec, arguments);
 }
 
-// An array (n, at least dim) of a 16-bit type whose rows may lie apart.
+// An array (n, at least dim) of a 16-bit type whose rows need not be contiguous.
 kernels::HalfRows half_rows(const py::array& rows, int64_t dim, bool is_written) {
   const kernels::RowType type = row_type_of(rows, "rows");
   if (!kernels::is_half(type)) refuse_dtype(rows, "rows", "float16 or bfloat16");

@@ -42,7 +42,7 @@ SparringStorage* from_capsule(const py::capsule& capsule) {
   return capsule.get_pointer<SparringStorage>();
 }
 
-// Memory of a vector handed to NumPy without a copy.
+// Passes the memory of a vector to NumPy without a copy.
 template <typename T>
 py::array adopt(std::vector<T>&& values, std::vector<py::ssize_t> shape,
                 const char* dtype) {
@@ -85,8 +85,9 @@ class PyStorageHandle {
     handle_.find(arguments);
   }
 
-  // Finds in the first tier of a stack, and what it lacks in the one below. staged_rows: room for
-  // whole rows of as many keys, or None. Gives (keys found here, seconds, what `find_below` gives).
+  // Finds keys in the first tier of a stack, and missing ones in the tier below. staged_rows: array
+  // for whole rows of as many keys, or None. Returns (number of keys found here, seconds, result of
+  // `find_below`).
   py::tuple find_first(const Keys& keys, std::pair<uint64_t, uint64_t> columns, py::array& rows,
                        py::array_t<bool>& found, const PyStorageHandle& below,
                        const std::vector<const BlockedBloom*>& filters,
@@ -106,8 +107,8 @@ class PyStorageHandle {
                           room.met(through.below, through.num_missing));
   }
 
-  // Finds what no tier above has, the keys at `missing`; gives (keys found, (m) places of those
-  // still missing, in no order, how many the filters ruled out, seconds).
+  // Finds the keys at the positions `missing`, which no tier above has. Returns (keys found, (m)
+  // positions still missing in any order, number of keys that the filters excluded, seconds).
   py::tuple find_below(const std::vector<const BlockedBloom*>& filters, const Keys& keys,
                        const py::array& missing, std::pair<uint64_t, uint64_t> columns,
                        py::array& rows, py::array_t<bool>& found,
@@ -238,15 +239,15 @@ class PyStorageHandle {
   py::capsule capsule() const { return capsule_; }
 
  private:
-  // The stride of an axis of length 1 is whatever NumPy left there, even 0.
+  // NumPy sets the stride of an axis of length 1 to any value, even 0.
   static uint64_t stride_of(const py::array& rows) {
-    if (rows.ndim() != 2) return 0;  // which check_shapes refuses
+    if (rows.ndim() != 2) return 0;  // which check_shapes rejects
     const py::ssize_t stride =
         rows.shape(0) > 1 ? rows.strides(0) : rows.shape(1) * rows.itemsize();
     return stride < 0 ? 0 : static_cast<uint64_t>(stride);
   }
 
-  // Guards memory even where the engine skipped validation.
+  // Protects memory even if the engine skipped validation.
   static void check_shapes(py::ssize_t count, const py::array& rows, uint64_t bytes) {
     if (rows.ndim() != 2 || rows.shape(0) != count ||
         static_cast<uint64_t>(rows.shape(1) * rows.itemsize()) < bytes ||
@@ -270,7 +271,7 @@ class PyStorageHandle {
     if (filters.empty()) throw py::value_error("there is no filter to ask");
   }
 
-  // What a find leaves of a lower tier, for `count` keys at the most.
+  // The arrays for a find in a lower tier, for at most `count` keys.
   struct Room {
     Room(int64_t count, std::optional<py::array>& staged_rows, uint64_t row_bytes)
         : missing(std::make_unique_for_overwrite<int64_t[]>(static_cast<size_t>(count))),

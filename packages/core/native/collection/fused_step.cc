@@ -18,11 +18,11 @@ using execution::then;
 
 namespace {
 
-// What the gradients of a block may take of the near cache, and the stack.
+// Maximum size of the gradients of a block in the nearest cache and on the stack.
 constexpr int64_t kBlockBytes = 16 * 1024;
 constexpr int64_t kMostBlock = 32;
 
-// Keys that have no row, and whether they may have one.
+// Keys without a row, and whether they are admitted.
 struct Decision {
   std::vector<int64_t> keys;
   std::vector<uint8_t> is_admitted;
@@ -43,7 +43,7 @@ Decision decide(const FusedUpdate<T>& update, std::vector<int64_t> keys) {
   return decision;
 }
 
-// Changes the rows of one table; many threads use one at the same time.
+// Updates the rows of one table. Several threads use one object concurrently.
 template <class T>
 class Changer {
  public:
@@ -87,7 +87,7 @@ class Changer {
   Decision decision;
 
  private:
-  // For the few tables that have such rows; `change` must not fail, so no heap.
+  // On the stack, because `change` must not fail.
   [[gnu::noinline]] void change_wide(int64_t count, const int64_t* positions, void* const* rows,
                                      const uint8_t* is_new) const {
     constexpr int64_t kMostDim = 65'536;
@@ -110,7 +110,7 @@ class Changer {
     }
   }
 
-  // `made`: room for `count` embeddings, which are no larger than gradients.
+  // `made`: memory for `count` embeddings, which are not larger than gradients.
   void make_new(const int64_t* keys, void* const* rows, const uint8_t* is_new, int64_t count,
                 T* made) const {
     int64_t new_keys[kMostBlock];
@@ -132,7 +132,7 @@ class Changer {
       auto* row = static_cast<std::byte*>(rows[i]);
       std::memcpy(row, from, embedding_bytes);
       from += embedding_bytes;
-      // The gap is written too, so that equal rows have equal bytes.
+      // Padding is written too, so that equal rows have equal bytes.
       std::memset(row + embedding_bytes, 0,
                   static_cast<size_t>(layout.row_bytes) - embedding_bytes);
       if (update_.initial_state != nullptr) {
@@ -205,7 +205,7 @@ bool FusedStep<T>::is_certainly_finite(size_t table) const {
   const double bound = static_cast<double>(updates_[table].largest_gradient) *
                        static_cast<double>(plan.largest_scale) *
                        static_cast<double>(std::max<int64_t>(1, plan.most_sources));
-  // NaN is not below anything. Half of the range is far more than rounding can add.
+  // False for NaN. Half of the range is much more than rounding can add.
   return bound < static_cast<double>(std::numeric_limits<T>::max()) / 2;
 }
 
@@ -222,7 +222,7 @@ int64_t FusedStep<T>::count_new(size_t table) const {
     SparringVisit visit{};
     visit.count = count;
     visit.keys = keys;
-    // One element: some storages cut rows at whole elements only.
+    // One element, because some storages support only columns of whole elements.
     const kernels::RowType type = updates_[table].table->layout.type;
     visit.columns = {0, static_cast<uint64_t>(kernels::element_bytes(type))};
     visit.context = &missing;
@@ -242,7 +242,7 @@ int64_t FusedStep<T>::count_new(size_t table) const {
   };
   std::vector<int64_t> missing =
       missing_of(plan.keys.get(), plan.num_keys, plan.handles.get());
-  // Without a row when the plan was made; they may have one by now.
+  // These keys had no row when the plan was created, but may have one now.
   if (plan.handles) missing = missing_of(missing.data(), static_cast<int64_t>(missing.size()), nullptr);
   return decide(updates_[table], std::move(missing)).num_admitted();
 }

@@ -1,8 +1,8 @@
 // One step of the fused update methods over many tables.
 //
-// First everything that can be refused: gradients are laid out by key, as the plan of
-// their batch has them or a plan that is made now, and room is looked for. Then every table's rows change in place, each visited once: its
-// gradient is summed, it is made if it is new, and the method changes it.
+// First come all operations that can fail: gradients are grouped by key, with the plan of their
+// batch or a new plan, and capacity is checked. Then the rows of every table are updated in place,
+// each in one visit: its gradient is summed, a new row is initialized, and the method updates it.
 #ifndef SPARRING_COLLECTION_FUSED_STEP_H_
 #define SPARRING_COLLECTION_FUSED_STEP_H_
 
@@ -28,36 +28,36 @@ struct FusedUpdate {
   kernels::UpdateSpec spec;
   const T* initial_state;            // (state_width), or NULL: zeros
   kernels::AdmissionFilter* filter;  // or NULL: all are admitted
-  int64_t admission_step;            // what it is told of the step
+  int64_t admission_step;            // number of the step for the filter
 };
 
 struct TableOutcome {
   int64_t num_updated = 0;   // rows, new ones included
-  int64_t num_inserted = 0;  // of these, new
+  int64_t num_inserted = 0;  // new rows among them
   int64_t num_refused = 0;   // keys that were not admitted
   abi::EvictedRows evicted;
-  std::exception_ptr failure;  // or NULL; then each key has its old or its new row
+  std::exception_ptr failure;  // or NULL; after a failure each key has its old or its new row
 };
 
 template <class T>
 class FusedStep {
  public:
-  // Groups. Throws std::bad_alloc.
+  // Groups the gradients. Throws std::bad_alloc.
   FusedStep(const SparringExecutor* executor, std::vector<FusedUpdate<T>> updates);
 
   size_t num_tables() const { return updates_.size(); }
-  // Whether every sum of a table's gradients is certainly a finite number. It may be
-  // in doubt where an addition could overflow.
+  // Whether every sum of a table's gradients is certainly finite. It is not certain if an
+  // addition could overflow.
   bool is_certainly_finite(size_t table) const;
 
   // The keys that have a gradient, (u).
   const TablePlan<T>& plan(size_t table) const { return *grouped_[table].plan; }
 
-  // Keys without a row that will have one. Throws StorageError, std::bad_alloc.
+  // Keys without a row that will get one. Throws StorageError, std::bad_alloc.
   int64_t count_new(size_t table) const;
 
-  // Changes the rows, then has the filters of the tables that changed count. Where a table
-  // fails, by StorageError or std::bad_alloc, its outcome says so, and the others change.
+  // Updates the rows, then the filters of the updated tables. If a table fails with StorageError
+  // or std::bad_alloc, its outcome contains the failure, and the other tables are updated.
   std::vector<TableOutcome> apply();
 
  private:

@@ -27,9 +27,9 @@ struct Registry {
 
 Registry& registry();
 
-// Tables belong to the process that opened them, so a forked child begins without collections; its
-// own may be published. Threads of the parent seem to hold the mutex and to wait for changes for ever,
-// so all is constructed again in place.
+// Tables belong to the process that opened them, so a forked child starts without collections and may
+// publish its own. In the child, threads of the parent may appear to hold the mutex or to wait for
+// changes forever, so everything is constructed again in place.
 void after_fork_in_child() {
   Registry& known = registry();
   new (&known.mutex) std::shared_mutex;
@@ -38,7 +38,7 @@ void after_fork_in_child() {
   new (&known.refusals) std::map<int64_t, std::string>;
 }
 
-// Never destroyed: a thread of the framework may look up while the process ends.
+// Never destroyed, because a thread of the framework may look up while the process exits.
 Registry& registry() {
   static auto* const made = [] {
     pthread_atfork(nullptr, nullptr, after_fork_in_child);
@@ -69,7 +69,7 @@ void set_error(SparringError& error, const char* message) {
   error = {copy, &release_message, nullptr};
 }
 
-// No exception crosses the border.
+// No exception leaves this function.
 template <class Function>
 SparringStatus guarded(SparringError& error, Function&& function) {
   try {
@@ -111,7 +111,8 @@ const Published& find_usable(const Registry& known, int64_t number) {
   return found->second;
 }
 
-// Calls function(collection), which is not withdrawn meanwhile, once all its rows are there.
+// Waits until all rows of the collection are loaded, and calls function(collection). The collection
+// is not withdrawn during the call.
 template <class Function>
 void with_collection(int64_t number, Function&& function) {
   Registry& known = registry();

@@ -1,4 +1,4 @@
-// Collections that native callers look up in by number; see sparring/lookup_abi.h.
+// Collections that native callers use by number; see sparring/lookup_abi.h.
 #ifndef SPARRING_COLLECTION_PUBLISHED_H_
 #define SPARRING_COLLECTION_PUBLISHED_H_
 
@@ -22,28 +22,28 @@ struct Published {
   int64_t width;
 };
 
-// One that was never given before.
+// Returns a number that was never used before.
 int64_t new_number();
 
-// `number` finds `collection` from now on, until another takes its place or `withdraw`.
-// REQUIRES: its tables live until then. As `withdraw`, it waits for lookups.
+// Makes `number` refer to `collection`, until it is replaced or withdrawn.
+// REQUIRES: its tables live until then. Waits for lookups, like `withdraw`.
 void publish(int64_t number, Published collection);
 
-// Returns when no lookup uses the collection any more. A lookup in a storage that is
-// written in Python waits for the GIL: call it without.
+// Returns when no lookup uses the collection. Call it without the GIL, because a lookup in a
+// storage that is written in Python waits for the GIL.
 void withdraw(int64_t number);
 
-// Lookups by `number` are refused with `reason` until it is published again. Waits as `withdraw`.
+// Lookups by `number` fail with `reason` until it is published again. Waits like `withdraw`.
 void refuse_lookups(int64_t number, std::string reason);
 
-// A load replaces the rows of `table`: lookups by number in it wait from now on. Returns when none is
-// under way. Call it without the GIL, as `withdraw`.
+// Begins a load of `table`: lookups by number in it wait from now on. Returns when no lookup is in
+// progress. Call it without the GIL, like `withdraw`.
 void begin_load(TableView& table);
 
-// They go on; where the load did not end, they are refused.
+// Ends a load: waiting lookups continue; if the load was interrupted, they fail.
 void end_load(TableView& table, bool is_whole);
 
-// What callers are given; lives as long as the process.
+// The functions for native callers, which live as long as the process.
 const SparringLookups* lookups();
 
 }  // namespace sparring::collection

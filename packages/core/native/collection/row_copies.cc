@@ -15,12 +15,12 @@ using execution::sync_wait;
 
 namespace {
 
-// Copies rows out, to places in the order of the keys.
+// Copies rows to positions in the order of the keys.
 struct Copier {
   std::byte* rows;
   uint8_t* found;
   size_t row_bytes;
-  const int64_t* places = nullptr;  // of the keys visited, or NULL: as they are
+  const int64_t* places = nullptr;  // of the visited keys; NULL: their own positions
 
   static int32_t show(void* context, int64_t begin, int64_t count, const void* const* shown) {
     const auto& self = *static_cast<const Copier*>(context);
@@ -54,7 +54,7 @@ void copy_rows(const SparringExecutor* executor, const KeyRows& keys, std::byte*
     visit.handles = keys.handles + begin;
     visit.generation = keys.generation;
     keys.storage->visit(visit);
-    // Without a row when the plan was made; they may have one by now.
+    // These keys had no row when the plan was created, but may have one now.
     std::vector<int64_t> places;
     std::vector<int64_t> missing;
     for (int64_t i = 0; i < end - begin; ++i) {

@@ -1,5 +1,5 @@
-// Rows of a plan, copied out for an update of the caller's and put back, without a second look
-// at their keys.
+// Copies the rows of a plan for an update by the caller, and writes them back, without a second
+// search for their keys.
 #ifndef SPARRING_COLLECTION_ROW_COPIES_H_
 #define SPARRING_COLLECTION_ROW_COPIES_H_
 
@@ -11,7 +11,7 @@
 
 namespace sparring::collection {
 
-// The rows of some keys, as a plan knows them.
+// The rows of some keys, from a plan.
 struct KeyRows {
   const abi::StorageHandle* storage;
   int64_t count;               // u
@@ -20,12 +20,12 @@ struct KeyRows {
   uint64_t generation;
 };
 
-// rows (u, row_bytes): whole rows, zeros where a key has none; found (u).
+// rows (u, row_bytes): whole rows, zeros for keys without a row; found (u).
 // Throws StorageError, std::bad_alloc.
 void copy_rows(const SparringExecutor* executor, const KeyRows& keys, std::byte* rows,
                uint8_t* found);
 
-// Replaces or inserts rows (u, row_bytes), as an upsert does; returns what left to make room.
+// Replaces or inserts rows (u, row_bytes) like an upsert; returns the evicted rows.
 // Throws StorageError, std::bad_alloc.
 abi::EvictedRows put_rows(const KeyRows& keys, const std::byte* rows);
 

@@ -8,9 +8,9 @@
 #include <new>
 #include <optional>
 
-// libtbb is not built with ThreadSanitizer, which so cannot see that what happens
-// before `enqueue` happens before `on_worker`. These tell it; and it shall not report
-// what oneTBB does to its own objects, in its inline functions or by memmove and the like.
+// libtbb is not built with ThreadSanitizer, which therefore does not know that `enqueue`
+// happens before `on_worker`. These annotations declare it. They also suppress reports about
+// oneTBB's own objects, in its inline functions or through memmove and similar functions.
 #ifdef __SANITIZE_THREAD__
 extern "C" void __tsan_acquire(void*);
 extern "C" void __tsan_release(void*);
@@ -27,10 +27,10 @@ extern "C" __attribute__((visibility("default"))) const char* __tsan_default_sup
 namespace sparring::execution {
 namespace {
 
-// oneTBB counts the thread that calls it as one of the allowed ones, but a
-// thread that submits and then waits for the network does no work of the pool:
-// all `threads` must be workers. The limit belongs to the whole process, so it
-// is raised where it is too low and left alone otherwise.
+// oneTBB counts the calling thread as one of the allowed threads. But a thread that
+// submits work and then waits for the network does no work of the pool, so all `threads`
+// must be workers. The limit applies to the whole process, so it is only raised if it is
+// too low.
 std::optional<tbb::global_control> allow(int threads) {
   constexpr auto limit = tbb::global_control::max_allowed_parallelism;
   const auto wanted = static_cast<size_t>(threads) + 1;
@@ -53,9 +53,9 @@ struct Enqueued {
 struct Arena::Parts {
   explicit Parts(int threads)
       : limit(allow(threads)),
-        // No slot is reserved for callers: they take part from outside, see
-        // parallel_for.h. Workers that leave early free their core for the
-        // framework's own threads.
+        // No slot is reserved for callers, because they work outside of the arena; see
+        // parallel_for.h. Workers that leave early free their core for the threads of
+        // the framework.
         arena(threads, 0, tbb::task_arena::priority::normal,
               tbb::task_arena::leave_policy::fast) {}
 
@@ -75,8 +75,8 @@ void Arena::enqueue(PoolTask& task, void (*on_worker)(PoolTask&)) {
 }
 
 bool Arena::end_scheduler() {
-  // Attaching starts oneTBB where it is not running, and then ends just that: only
-  // so does one learn whether somebody else had it running.
+  // Attaching starts oneTBB if it is not running, and finalize then ends only that instance. This
+  // is the only way to detect whether other code is using oneTBB.
   tbb::task_scheduler_handle scheduler{tbb::attach{}};
   return tbb::finalize(scheduler, std::nothrow);
 }

@@ -1,13 +1,12 @@
-// The pool's threads: the only place that knows oneTBB.
+// The threads of the pool. Only this class uses oneTBB.
 #pragma once
 
 #include <memory>
 
 namespace sparring::execution {
 
-// One piece of work for the pool. It is stored in memory of the caller that enqueues it, so that
-// enqueueing a sender's operation allocates nothing of ours. It must live until `run` has
-// begun; `run` may end its life.
+// One piece of work for the pool. It is stored in the caller's memory, so that enqueueing a
+// sender's operation needs no allocation. It must live until `run` has begun; `run` may destroy it.
 class PoolTask {
  public:
   virtual void run() noexcept = 0;
@@ -16,22 +15,22 @@ class PoolTask {
   ~PoolTask() = default;
 };
 
-// Up to `threads` worker threads of oneTBB in a task_arena of their own. They
-// are started by work and sleep without it. Any thread may enqueue.
+// Up to `threads` worker threads of oneTBB in a separate task_arena. Work starts them, and they
+// sleep without work. Any thread may enqueue.
 class Arena {
  public:
   explicit Arena(int threads);
-  // REQUIRES: everything enqueued has run.
+  // REQUIRES: all enqueued tasks have run.
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  // Calls on_worker(task) once, soon, on a worker thread.
+  // Calls on_worker(task) once on a worker thread.
   void enqueue(PoolTask& task, void (*on_worker)(PoolTask&));
 
-  // Ends oneTBB and waits for its threads, so that a fork copies no scheduler that
-  // counts on threads which the child lacks. False if it cannot end, as another
-  // thread or library of the process uses it. REQUIRES: no Arena is open.
+  // Ends oneTBB and waits for its threads, so that a fork does not copy a scheduler whose
+  // threads do not exist in the child. Returns false if another thread or library of the
+  // process uses oneTBB, so that it cannot end. REQUIRES: no Arena is open.
   static bool end_scheduler();
 
  private:

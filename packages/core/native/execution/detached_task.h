@@ -1,7 +1,7 @@
 // Coroutines that await senders.
 //
-//   detached_task tell(stream_scheduler place, PythonCallback function) {
-//     co_await schedule(place);   // goes on where the sender completes; its error is thrown here
+//   detached_task notify(stream_scheduler place, PythonCallback function) {
+//     co_await schedule(place);   // resumes where the sender completes; rethrows its error
 //     function.call(…);
 //   }
 #pragma once
@@ -24,7 +24,7 @@ class sender_awaiter {
   bool await_ready() const noexcept { return false; }
   void await_suspend(std::coroutine_handle<> awaiting) noexcept {
     awaiting_ = awaiting;
-    operation_.start();  // this object may be gone when it returns
+    operation_.start();  // this object may be destroyed when it returns
   }
   void await_resume() const {
     if (error_) std::rethrow_exception(error_);
@@ -45,17 +45,16 @@ class sender_awaiter {
   decltype(execution::connect(std::declval<S>(), std::declval<receiver>())) operation_;
 };
 
-// Of senders without values. One that completes within start() resumes from in there: a long
-// loop over such senders would grow the stack.
+// For senders without values. A sender that completes within start() resumes the coroutine from
+// there, so a long loop over such senders would grow the stack.
 template <sender S>
   requires std::same_as<values_of<S>, std::tuple<>>
 sender_awaiter<std::remove_cvref_t<S>> operator co_await(S&& input) {
   return sender_awaiter<std::remove_cvref_t<S>>(std::forward<S>(input));
 }
 
-// A coroutine that begins when it is called and frees itself at its end: background work,
-// whose result goes where the coroutine itself brings it. An exception that it lets out ends
-// the process.
+// A coroutine that starts when it is called and frees itself at its end, for background work. It
+// passes on its result itself. An exception that it does not catch terminates the process.
 struct detached_task {
   struct promise_type {
     detached_task get_return_object() const noexcept { return {}; }

@@ -1,4 +1,4 @@
-// The functions of a SparringStreams with exceptions for statuses.
+// Calls the functions of a SparringStreams, and converts statuses to exceptions.
 #pragma once
 
 #include <chrono>
@@ -10,44 +10,44 @@
 
 namespace sparring::execution {
 
-// The device refuses a call, or has failed.
+// A call of the device failed, or the device has failed.
 class StreamError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// It has failed, and stays so in this process.
+// The device has failed permanently in this process.
 class StreamLostError : public StreamError {
  public:
   using StreamError::StreamError;
 };
 
-// A stream did not come where it was awaited in time. What is on it goes on.
+// A stream did not reach the awaited position before the deadline. Its work continues.
 class StreamDeadlineError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// Calls one function of the table. Throws StreamError or StreamLostError,
-// naming device and `doing`.
+// Calls one function of the table. Throws StreamError or StreamLostError with the device
+// and `doing`.
 void call_streams(const SparringStreams& streams, SparringStreamFunction function,
                   const char* doing, SparringStreamCall& arguments);
 
-// Throws std::invalid_argument, naming both versions, unless it can be used here.
+// Throws std::invalid_argument with both versions, unless the version is supported.
 void check_streams(const SparringStreams& streams);
 
-// An event, freed with this.
+// An event, which the destructor frees.
 class StreamEvent {
  public:
-  // Recorded: reached when all that is on the stream now is done.
+  // Records the event: it is reached when all work that is on the stream now has completed.
   StreamEvent(const SparringStreams& streams, void* stream);
   ~StreamEvent();
   StreamEvent(const StreamEvent&) = delete;
   StreamEvent& operator=(const StreamEvent&) = delete;
 
-  // Throws StreamError if what it waits for has failed.
+  // Throws StreamError if the work before the event has failed.
   bool is_reached() const;
-  // Later work on `stream` runs after it; the calling thread does not wait.
+  // Later work on `stream` runs after the event. The calling thread does not wait.
   void order_before(void* stream) const;
 
  private:

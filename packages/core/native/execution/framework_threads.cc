@@ -26,7 +26,7 @@ void borrow(const FrameworkThreads& threads) {
 void give_back() { of_thread = {}; }
 
 const FrameworkThreads* borrowed(int wanted) {
-  // A framework runs a loop inside its own loop on the caller alone.
+  // A framework runs a loop inside its own loop only on the caller.
   if (of_thread.parallel_for == nullptr || is_inside) return nullptr;
   uint32_t offered = 0;
   const bool is_known = of_thread.num_threads(&offered) == 0;

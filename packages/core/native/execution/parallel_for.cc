@@ -13,12 +13,12 @@
 namespace sparring::execution {
 namespace {
 
-// More ranges than threads, so that a thread which starts late or is taken away by
-// the system holds up the end by one short range only. With 4 of them lookups of 8,000 to
-// 65,536 ids took 3 to 8 % longer on two cores.
+// More ranges than threads, so that a thread that starts late or is preempted delays the
+// end by only one short range. With 4 per thread, lookups of 8,000 to 65,536 ids took 3 to
+// 8 % longer on two cores.
 constexpr int64_t ranges_per_thread = 8;
 
-// About 20 microseconds: the rest of a typical range. Sleeping and being woken costs more.
+// About 20 microseconds: the rest of a typical range. Sleeping and waking up takes longer.
 constexpr int spins_before_sleep = 512;
 
 void pause_briefly() {
@@ -29,8 +29,8 @@ void pause_briefly() {
 #endif
 }
 
-// State shared by the caller and its helpers; freed by the last of them, as a helper may
-// get its turn only after the loop has ended.
+// State shared by the caller and its helpers. The last of them frees it, because a helper may
+// start only after the loop has ended.
 class Loop {
  public:
   Loop(int64_t count, int64_t range_length, void (*body)(void*, int64_t, int64_t),
@@ -41,8 +41,8 @@ class Loop {
         body_(body),
         context_(context) {}
 
-  // Asks for up to `wanted` helpers. Where no more can be had, the loop goes on with
-  // fewer: they are a matter of speed only.
+  // Requests up to `wanted` helpers. If fewer are available, the loop continues with fewer,
+  // because they only affect speed.
   void call_helpers(Pool& pool, int wanted) {
     helpers_.reset(new (std::nothrow) Helper[static_cast<size_t>(wanted)]);
     for (int i = 0; helpers_ != nullptr && i < wanted; ++i) {
@@ -57,9 +57,9 @@ class Loop {
     }
   }
 
-  // Runs ranges on `wanted` threads of a framework, all of which have left when it returns. They
-  // take ranges from one counter, as helpers do: a thread that comes late, or not at all, leaves
-  // more to the others.
+  // Runs ranges on `wanted` threads of a framework, and returns when all of them have finished. They
+  // take ranges from one counter, like helpers, so that other threads execute the ranges of a thread
+  // that starts late or not at all.
   void run_on(const FrameworkThreads& threads, int wanted) {
     threads.parallel_for(
         0, wanted, 1,
@@ -88,7 +88,7 @@ class Loop {
  private:
   struct Helper final : PoolTask {
     void run() noexcept override {
-      // This thread is counted already, as the pool counts all that it runs.
+      // This thread is counted already, because the pool counts all threads that run its tasks.
       const std::atomic<int>& num_computing = Pool::process().num_computing();
       const int limit = Pool::process().num_threads();
       while (num_computing.load(std::memory_order_relaxed) <= limit && loop->run_one()) {
@@ -100,9 +100,9 @@ class Loop {
 
   bool is_done() const { return num_done_.load(std::memory_order_acquire) == num_ranges_; }
 
-  // False if all ranges have been taken.
+  // Returns false if no range is left.
   bool run_one() {
-    // Read first: late helpers must not count it up without end.
+    // Read first, so that late helpers do not increment it without limit.
     if (next_.load(std::memory_order_relaxed) >= num_ranges_) return false;
     const int64_t range = next_.fetch_add(1, std::memory_order_relaxed);
     if (range >= num_ranges_) return false;
@@ -142,14 +142,14 @@ void parallel_for(int64_t count, int64_t grain,
   if (num_helpers <= 0) return body(context, 0, count);
 
   const int64_t range_length = (count + num_ranges - 1) / num_ranges;
-  // A loop with fewer ranges than there are threads is over tables, each of which has loops of its
-  // own: these find a framework free.
+  // A loop with fewer ranges than threads is over tables. Their inner loops use the threads of the
+  // framework instead.
   const FrameworkThreads* const threads =
       num_ranges >= num_threads ? borrowed(num_helpers + 1) : nullptr;
   if (threads != nullptr) {
     Loop loop(count, range_length, body, context);
     loop.run_on(*threads, num_helpers + 1);
-    return loop.run_as_caller();  // all of it, where the framework failed
+    return loop.run_as_caller();  // runs everything if the framework failed
   }
 
   auto* loop = new (std::nothrow) Loop(count, range_length, body, context);

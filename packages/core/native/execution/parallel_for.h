@@ -1,4 +1,4 @@
-// A loop over the pool in which the caller takes part.
+// A parallel loop on the pool and the calling thread.
 #pragma once
 
 #include <cstdint>
@@ -7,19 +7,19 @@
 
 namespace sparring::execution {
 
-// Calls body(context, begin, end) over disjoint ranges that cover [0, count), each
-// at least `grain` long but the last, and returns when all have returned. `body`
-// must not throw.
+// Calls body(context, begin, end) for disjoint ranges that cover [0, count), and returns when all
+// calls have returned. Each range except the last has at least `grain` elements. `body` must not
+// throw.
 //
-// The caller works from the start and never waits for a worker to become free, so
-// the loop ends even if all workers are busy or blocked, may be nested, and may be
-// called on a pool thread. It waits only for ranges that others have begun, and
-// runs no other work meanwhile: locks may be held across it.
+// The caller executes ranges from the start and never waits for a free worker. Therefore the loop
+// ends even if all workers are busy or blocked, it may be nested, and it may be called on a pool
+// thread. The caller waits only for ranges that others have begun, and runs no other work during
+// the wait, so it may hold locks.
 //
-// At most N threads compute at once (see pool.h): helpers join only while fewer
-// than N do, and leave between two ranges when there are more. With count <= grain
-// or N = 1 it is one plain call of `body`. On a thread that has borrowed those of a framework
-// (framework_threads.h) they are the helpers, and all that began must leave before it returns.
+// At most N threads compute concurrently (see pool.h): helpers join only if fewer than N threads
+// compute, and leave between two ranges if more do. With count <= grain or N = 1 there is one plain
+// call of `body`. On a thread that has borrowed the threads of a framework (framework_threads.h),
+// these are the helpers, and the loop waits until all that began have finished.
 void parallel_for(int64_t count, int64_t grain,
                   void (*body)(void* context, int64_t begin, int64_t end), void* context);
 

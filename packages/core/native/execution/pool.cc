@@ -14,8 +14,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Work that has given its result may still be on its way out of the worker.
-// Helpers of a loop that has ended may get their turn late, where cores are contended.
+// Work that has returned its result may not have left the worker yet. If cores are
+// contended, helpers of a loop that has ended may start late.
 constexpr milliseconds configure_patience{2000};
 constexpr milliseconds fork_patience{50};
 
@@ -80,10 +80,10 @@ void Pool::run_on_worker(PoolTask& task) {
   is_at_work = true;
   {
     const ComputingScope computing(pool.num_computing_);
-    task.run();  // `task` may be gone after this
+    task.run();  // `task` may be destroyed after this
   }
   is_at_work = false;
-  // May run before `enqueue` has added its one: the count is signed.
+  // May run before `enqueue` has incremented the count, which is therefore signed.
   pool.num_outstanding_.fetch_sub(1, std::memory_order_release);
 }
 
@@ -110,7 +110,7 @@ void Pool::after_fork_in_parent() { mutex_.unlock(); }
 void Pool::after_fork_in_child() {
   forget_borrowed_after_fork();
   if (!is_fork_clean_) {
-    // Its threads are not in this process: even its destructor could wait for them.
+    // Its threads do not exist in this process, and even its destructor could wait for them.
     (void)arena_.release();
     is_orphan_ = true;
     executor_.concurrency = 1;

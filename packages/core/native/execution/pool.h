@@ -1,18 +1,18 @@
-// The execution pool: one for each process, shared by everything native.
+// The execution pool: one per process, shared by all native code.
 //
 // SIZE
-//   `num_threads` (N) is how many threads may compute at once for this library:
-//   the workers, and any thread of a framework that calls `parallel_for`, since
-//   that thread takes part itself. N is the number of usable cores unless
-//   `configure` says otherwise. Workers exist only once there is work, and sleep
-//   when there is none.
+//   `num_threads` (N) is the maximum number of threads that compute concurrently for
+//   this library: the workers, and each thread of a framework that calls
+//   `parallel_for`, because it executes ranges itself. N is the number of usable
+//   cores, unless `configure` sets it. Workers are started by the first work, and
+//   sleep without work.
 //
 // FORK
-//   A forked child has no worker threads. If the pool is idle when the process
-//   forks, it ends its workers first and both sides start new ones on demand. If
-//   it is busy, or another thread of the process keeps oneTBB alive, the child's
-//   copy of oneTBB is unusable: there `parallel_for` runs on the caller alone and
-//   each task gets a thread of its own. Nothing hangs either way.
+//   A forked child has no worker threads. If the pool is idle at the fork, it ends
+//   its workers first, and both processes start new ones on demand. If it is busy,
+//   or another thread of the process keeps oneTBB alive, the child cannot use its
+//   copy of oneTBB. Then `parallel_for` runs only on the caller, and each task
+//   gets a separate thread. The child never hangs.
 //
 // THREADS
 //   Every method may be called on any thread.
@@ -30,7 +30,7 @@
 
 namespace sparring::execution {
 
-// Counts the calling thread among those that compute, once however deep it nests.
+// Counts the calling thread as computing, once for any depth of nesting.
 class ComputingScope {
  public:
   explicit ComputingScope(std::atomic<int>& num_computing)
@@ -71,26 +71,26 @@ class Pool {
   // Never destroyed: workers may outlive the destructors of the process.
   static Pool& process();
 
-  // Is the calling thread at work for the pool?
+  // Whether the calling thread is working for the pool.
   static bool is_pool_thread();
 
-  // Sets N; 0 means the number of usable cores. Waits a moment for work that is
-  // just ending. Throws std::invalid_argument outside 0 ... max_threads, and
-  // PoolBusyError if there is work, both without changing anything.
+  // Sets N; 0 means the number of usable cores. Waits briefly for work that is about to
+  // end. Throws std::invalid_argument outside of 0 ... max_threads, and PoolBusyError if
+  // there is work, in both cases without changes.
   void configure(int threads);
 
-  // 1 in a forked child that lost its threads, whatever was configured.
+  // 1 in a forked child that lost its threads, independent of the configuration.
   int num_threads() const { return executor_.concurrency; }
 
-  // Runs `task` once on a worker thread. Throws std::bad_alloc or
-  // std::system_error if that cannot be arranged; then it will not run.
+  // Runs `task` once on a worker thread. If it throws std::bad_alloc or
+  // std::system_error, the task will not run.
   void enqueue(PoolTask& task);
 
-  // The lent threads in the form of storage_abi.h. The struct stays where it is
-  // for the life of the process.
+  // The threads of the pool as the struct of storage_abi.h, which exists as long as the
+  // process.
   const SparringExecutor* executor() const { return &executor_; }
 
-  // For parallel_for.cc: threads that compute now, at most N of them helpers.
+  // For parallel_for.cc: number of computing threads, at most N of them helpers.
   std::atomic<int>& num_computing() { return num_computing_; }
 
  private:
@@ -100,19 +100,19 @@ class Pool {
   void before_fork();
   void after_fork_in_parent();
   void after_fork_in_child();
-  // Polls until nothing is under way. REQUIRES: mutex_ is held; so nothing new
-  // begins meanwhile.
+  // Polls until no work is in progress. REQUIRES: mutex_ is held, so that no new work
+  // begins.
   bool becomes_idle(std::chrono::milliseconds patience) const;
 
   SparringExecutor executor_{};
   std::atomic<int> num_computing_{0};
-  // Tasks enqueued and not yet ended. Grows under mutex_ only.
+  // Number of tasks that are enqueued and have not ended. It grows only under mutex_.
   std::atomic<int64_t> num_outstanding_{0};
 
   std::mutex mutex_;
   std::unique_ptr<Arena> arena_;  // null until there is work
-  bool is_fork_clean_ = true;     // of the fork under way: the child can use oneTBB
-  bool is_orphan_ = false;        // a forked child that cannot
+  bool is_fork_clean_ = true;     // whether the child of the current fork can use oneTBB
+  bool is_orphan_ = false;        // whether this is a forked child that cannot
 };
 
 inline const SparringExecutor* process_executor() { return Pool::process().executor(); }

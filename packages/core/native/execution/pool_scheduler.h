@@ -6,8 +6,8 @@
 
 namespace sparring::execution {
 
-// Completes on a worker. Its error is what keeps the pool from having one, and comes within
-// start(): std::bad_alloc, std::system_error.
+// Completes on a worker. If the pool cannot start one, start() reports the error:
+// std::bad_alloc, std::system_error.
 class pool_scheduler {
  public:
   struct schedule_sender {

@@ -20,10 +20,10 @@ namespace sparring::execution {
 
 using std::chrono::steady_clock;
 
-// The waits under way, by number.
+// The waits in progress, by number.
 class StreamWaits {
  public:
-  // Never destroyed: host calls may come while the process ends.
+  // Never destroyed, because host calls may run while the process exits.
   static StreamWaits& process() {
     static StreamWaits* const waits = new StreamWaits;
     return *waits;
@@ -39,7 +39,7 @@ class StreamWaits {
     return number;
   }
 
-  // False if another thread has ended it. A caller that takes it must end it.
+  // Returns false if another thread has ended it. A caller that gets it must end it.
   bool take(uint64_t number) {
     const std::lock_guard lock(mutex_);
     const auto found = waits_.find(number);
@@ -68,13 +68,14 @@ class StreamWaits {
   static constexpr std::chrono::milliseconds retry_period{5};
 
   StreamWaits() {
-    // Before ours: its lock is taken under ours, and handlers before a fork run last first.
+    // Before our handlers, because its lock is acquired under ours, and handlers before a fork run
+    // in reverse order.
     Pool::process();
     pthread_atfork([] { process().before_fork(); }, [] { process().after_fork_in_parent(); },
                    [] { process().after_fork_in_child(); });
   }
 
-  // The timekeeper sends a wait to the pool, if it has not ended.
+  // The timekeeper passes a wait to the pool, if it has not ended.
   void end(uint64_t number, std::exception_ptr failure) noexcept {
     const std::lock_guard lock(mutex_);
     const auto found = waits_.find(number);
@@ -90,7 +91,7 @@ class StreamWaits {
       std::thread([this] { ask(); }).detach();
       is_asking_ = true;
     }
-    // Not while a fork is under way, which starts it again.
+    // Not during a fork, which starts it again afterwards.
     if (!timekeeper_.joinable() && num_forks_ == 0)
       timekeeper_ = std::thread([this, epoch = epoch_] { keep_time(epoch); });
   }
@@ -130,7 +131,7 @@ class StreamWaits {
     }
   }
 
-  // Asks events for errors, which host calls do not report.
+  // Queries events for errors, which host calls do not report.
   [[noreturn]] void ask() {
     for (;;) {
       std::vector<std::pair<uint64_t, std::shared_ptr<StreamEvent>>> asked;
@@ -145,11 +146,11 @@ class StreamWaits {
       for (const auto& [number, event] : asked) {
         std::exception_ptr error;
         try {
-          (void)event->is_reached();  // the host call says so itself, and sooner
+          (void)event->is_reached();  // the host call reports this itself, and earlier
         } catch (...) {
           error = std::current_exception();
         }
-        // Moved, not copied: the waiter reads the error while this thread goes on, and frees it.
+        // Moved, because the waiter reads and frees the error while this thread continues.
         if (error) end(number, std::move(error));
       }
     }
@@ -175,7 +176,7 @@ class StreamWaits {
   }
 
   void after_fork_in_child() {
-    // No device crosses a fork, nor do these threads.
+    // Neither devices nor these threads exist in a forked child.
     waits_.clear();
     is_asking_ = false;
     num_forks_ = 0;
@@ -187,14 +188,14 @@ class StreamWaits {
   std::condition_variable changed_;
   std::map<uint64_t, Entry> waits_;
   uint64_t next_number_ = 1;
-  bool is_asking_ = false;   // there is a thread that asks
+  bool is_asking_ = false;   // whether a thread queries events
   std::thread timekeeper_;   // none before the first wait, and during a fork
   uint64_t epoch_ = 0;       // of the timekeeper: another one ends it
-  int num_forks_ = 0;        // under way
+  int num_forks_ = 0;        // in progress
 };
 
 void StreamWait::begin() noexcept {
-  // Copies: once it is added, the deadline or an error may end it, and with it this object.
+  // Copies, because after it is added, the deadline or an error may end it and destroy this object.
   const SparringStreams& streams = streams_;
   SparringStreamCall call{};
   call.struct_bytes = sizeof call;
@@ -210,13 +211,13 @@ void StreamWait::begin() noexcept {
   } catch (...) {
     error = std::current_exception();
   }
-  // Once it was added, another thread may have ended it.
+  // After it was added, another thread may have ended it.
   if (number != 0 && !StreamWaits::process().take(number)) return;
   on_failed(std::move(error));
 }
 
 void StreamWait::run() noexcept {
-  // Freed last: that may take long where the device is lost.
+  // Freed last, because this may take long if the device is lost.
   const std::shared_ptr<StreamEvent> event = std::move(event_);
   if (is_late_) {
     const double seconds = std::chrono::duration<double>(deadline_).count();

@@ -1,16 +1,16 @@
 // Streams of a device as schedulers: co_await schedule(stream_scheduler(streams, stream, …)).
 //
-// A wait for the point where a stream is now ends on a thread of the pool:
+// A wait for the current position of a stream ends on a thread of the pool:
 //
-//     begin ──► event and host call on the stream ──► the host call comes ──► on_reached
+//     begin ──► event and host call on the stream ──► the host call runs ──► on_reached
 //                             │
-//                             ├── the event reports an error (asked every 20 ms) ──► on_failed
-//                             └── the deadline passes ──────────────────────────────► on_failed
+//                             ├── the event reports an error (queried every 20 ms) ──► on_failed
+//                             └── the deadline passes ───────────────────────────────► on_failed
 //
-// A device makes no host call once it has failed, and may hang when it is asked. So one
-// thread keeps deadlines, and another one asks. The first of them ends the wait; the
-// others find that it is gone: what the host call is given is a number, not an address,
-// so it may come as late as it likes. The thread that keeps deadlines enqueues all of them.
+// A failed device makes no host calls, and a query of its events may hang. Therefore one thread
+// watches deadlines, and another one queries events. The first of the three ends the wait, and the
+// others find no wait any more: a host call receives a number instead of an address, so it may run
+// at any later time. The thread that watches deadlines enqueues all ended waits.
 #pragma once
 
 #include <chrono>
@@ -31,15 +31,15 @@ class StreamWait : private PoolTask {
   StreamWait(const StreamWait&) = delete;
   StreamWait& operator=(const StreamWait&) = delete;
 
-  // Calls on_reached or on_failed once, on a thread of the pool; on_failed on this one,
-  // before it returns, where nothing could be put on the stream. Either may end the life
-  // of this object, which must live until then.
+  // Calls on_reached or on_failed once, on a thread of the pool. If nothing could be enqueued on
+  // the stream, calls on_failed on the calling thread before it returns. Either function may
+  // destroy this object, which must live until then.
   void begin() noexcept;
 
  protected:
   ~StreamWait() = default;
   virtual void on_reached() noexcept = 0;
-  // With a StreamError, a StreamDeadlineError, or what has kept it from waiting.
+  // With a StreamError, a StreamDeadlineError, or the exception that prevented the wait.
   virtual void on_failed(std::exception_ptr error) noexcept = 0;
 
  private:
@@ -50,21 +50,21 @@ class StreamWait : private PoolTask {
   void* const stream_;
   const std::chrono::nanoseconds deadline_;
   std::shared_ptr<StreamEvent> event_;
-  // How it ended, unless it was reached.
+  // The failure, unless the position was reached.
   std::exception_ptr failure_;
   bool is_late_ = false;
 };
 
-// The place "on the pool, once the stream has come here".
+// Schedules work on the pool for when the stream has reached its current position.
 class stream_scheduler {
  public:
-  // `streams` lives as long as the process; the stream until what is awaited has come.
+  // `streams` lives as long as the process, and the stream until the end of the wait.
   stream_scheduler(const SparringStreams& streams, void* stream,
                    std::chrono::nanoseconds deadline) noexcept
       : streams_(&streams), stream_(stream), deadline_(deadline) {}
 
-  // Completes on a thread of the pool, never on one of the device's, when all is done that
-  // was on the stream at start. Errors: StreamError, StreamDeadlineError.
+  // Completes on a thread of the pool, never on a thread of the driver, when all work that was on
+  // the stream at start() has completed. Errors: StreamError, StreamDeadlineError.
   struct schedule_sender {
     using values = std::tuple<>;
 
@@ -102,7 +102,7 @@ class stream_scheduler {
   std::chrono::nanoseconds deadline_;
 };
 
-// For tests: waits under way in this process.
+// For tests: number of waits in progress in this process.
 int64_t num_stream_waits();
 
 }  // namespace sparring::execution

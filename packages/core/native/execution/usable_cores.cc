@@ -23,7 +23,7 @@ std::optional<std::string> first_line(const fs::path& path) {
   return line;
 }
 
-// Whole cores of `quota` microseconds a `period`, or -1 where nothing limits.
+// Whole cores of `quota` microseconds per `period`, or -1 if there is no limit.
 int whole_cores(const std::string& quota, const std::string& period) {
   const double allowed = std::strtod(quota.c_str(), nullptr);
   const double of = std::strtod(period.c_str(), nullptr);
@@ -50,9 +50,9 @@ int smaller_limit(int a, int b) {
   return std::min(a, b);
 }
 
-// A group is bound by the limits of all groups above it. Inside a container the
-// path may name groups that are not mounted: those are skipped, the mount's own
-// root is always looked at.
+// The limits of all groups above a group apply to it. Inside a container, the path may
+// contain groups that are not mounted. They are skipped, but the root of the mount is
+// always read.
 template <typename QuotaOf>
 int quota_along(const fs::path& mount, const std::string& group, QuotaOf quota_of) {
   int cores = quota_of(mount);

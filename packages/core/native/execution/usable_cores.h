@@ -1,21 +1,21 @@
-// How many cores this process may really use: the automatic size of the pool.
+// The number of cores that this process may use, which is the automatic size of the pool.
 #pragma once
 
 #include <filesystem>
 
 namespace sparring::execution {
 
-// The smaller of the affinity mask and the CPU quota of the cgroups (v1 and v2)
-// that the process lives in, at least 1. A quota of 2.5 cores counts as 2: a
-// third thread would spend most of its time throttled.
+// The smaller of the affinity mask and the CPU quota of the process's cgroups (v1 and
+// v2), at least 1. A quota of 2.5 cores counts as 2, because a third thread would be
+// throttled most of the time.
 int usable_cores();
 
-// The automatic size of the pool: the usable cores, but no more than OMP_NUM_THREADS, if that is a
-// positive number (of a list as "4,2" the first counts).
+// The automatic size of the pool: the usable cores, but at most OMP_NUM_THREADS if that is a
+// positive number (for a list such as "4,2", its first number).
 int default_threads();
 
-// The quota alone, in whole cores, or -1 where there is none. Reads
-// `root`/proc/self/cgroup and `root`/sys/fs/cgroup; tests give another root.
+// The quota only, in whole cores, or -1 if there is none. Reads
+// `root`/proc/self/cgroup and `root`/sys/fs/cgroup; tests pass another root.
 int quota_cores(const std::filesystem::path& root);
 
 }  // namespace sparring::execution

@@ -1,4 +1,4 @@
-// Memory that grows in place where the system can, and can be handed to NumPy.
+// Memory that grows in place if the system supports it, and that can be passed to NumPy.
 #ifndef SPARRING_GRADIENTS_BUFFER_H_
 #define SPARRING_GRADIENTS_BUFFER_H_
 
@@ -10,8 +10,8 @@
 
 namespace sparring::gradients {
 
-// Elements are plain numbers, not initialised. `realloc` moves the pages of a large
-// block rather than its bytes, which a vector cannot ask for.
+// Elements are plain, uninitialized numbers. `realloc` remaps the pages of a large block
+// instead of copying its bytes, which a vector cannot do.
 template <class T>
 class Buffer {
  public:
@@ -20,11 +20,11 @@ class Buffer {
   int64_t capacity() const { return capacity_; }
   int64_t memory_bytes() const { return capacity_ * static_cast<int64_t>(sizeof(T)); }
 
-  // Makes room for `count` elements and keeps those that are there. Throws
-  // std::bad_alloc and then changes nothing.
+  // Grows to a capacity of `count` elements and keeps the existing ones. If it throws
+  // std::bad_alloc, nothing has changed.
   void reserve(int64_t count) {
     if (count <= capacity_) return;
-    // Exactly what is asked for at first, since many buffers are filled once.
+    // The first allocation has the exact size, because many buffers are filled only once.
     const int64_t wanted = capacity_ == 0 ? count : std::max(count, capacity_ + capacity_ / 2);
     void* moved = std::realloc(memory_.get(), static_cast<size_t>(wanted) * sizeof(T));
     if (moved == nullptr) throw std::bad_alloc();
@@ -33,7 +33,7 @@ class Buffer {
     capacity_ = wanted;
   }
 
-  // Hands the memory over, for std::free; the buffer is empty then.
+  // Transfers ownership of the memory, to be freed with std::free. The buffer is then empty.
   T* release() {
     capacity_ = 0;
     return memory_.release();

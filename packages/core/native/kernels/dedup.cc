@@ -10,11 +10,11 @@
 namespace sparring::kernels {
 namespace {
 
-// Ids ahead of the one at work whose slots are asked for.
+// Distance, in ids, of the prefetch of slots.
 constexpr int64_t kAhead = 12;
 
-// A split costs about two and a half times the work of the plain way. It pays with
-// enough threads to share that, or when one index for all would leave the caches.
+// A split takes about two and a half times the work of a single index. It is faster if
+// enough threads share the work, or if a single index would not fit into the caches.
 constexpr int64_t kLeastSplitIds = 524288;
 constexpr int64_t kLeastSplitIdsOfMany = 32768;
 constexpr int kManyThreads = 4;
@@ -24,11 +24,11 @@ int64_t least_split_ids(const SparringExecutor* executor) {
   return has_many ? kLeastSplitIdsOfMany : kLeastSplitIds;
 }
 
-// Ids in one part of a split: its index, 32 bytes an id, fits the L2 cache.
+// Ids per part of a split. The index of a part, 32 bytes per id, fits into the L2 cache.
 constexpr int64_t kPartIds = 8192;
 
-// Visits ids in order with the number that `index` has for each; a new one gets
-// what next(i) says.
+// Calls visit(i, number) for the ids in order, with the number of each id in `index`. A new
+// id gets the number next(i).
 template <class Next, class Visit>
 void number_ids(KeyIndex& index, const int64_t* ids, int64_t count, const Next& next,
                 const Visit& visit) {
@@ -50,18 +50,18 @@ int64_t dedup_whole(const int64_t* ids, int64_t count, int64_t* keys, int64_t* i
       *index, ids, count, [&](int64_t) { return num_keys; },
       [&](int64_t i, uint32_t number) {
         inverse[i] = number;
-        // Written whether new or not: a branch here would be foretold wrongly.
+        // Written for every id, because a branch would be mispredicted.
         keys[num_keys] = ids[i];
         num_keys += number == num_keys;
       });
   return num_keys;
 }
 
-// The arrays of a split, 16 bytes an id.
+// The arrays of a split, 16 bytes per id.
 struct Split {
   std::unique_ptr<int64_t[]> ids;       // (n) by part
-  std::unique_ptr<uint32_t[]> places;   // (n) where each of them stood in the batch
-  std::unique_ptr<uint32_t[]> firsts;   // (n) in the batch's order: where the id came first
+  std::unique_ptr<uint32_t[]> places;   // (n) positions of these ids in the batch
+  std::unique_ptr<uint32_t[]> firsts;   // (n) in batch order: first position of the id
   int64_t capacity = 0;
 
   void reserve(int64_t count) {
@@ -76,9 +76,9 @@ struct Split {
   int64_t memory_bytes() const { return 16 * capacity; }
 };
 
-// Equal ids have equal hashes, so each part of a split by hash is a problem of its
-// own. A part finds where each of its ids first occurred; counting first
-// occurrences over the batch then numbers the keys.
+// Equal ids have equal hashes, so the parts of a split by hash are independent. Each
+// part finds the first position of each of its ids. Counting the first positions over
+// the batch then numbers the keys.
 int64_t dedup_split(const SparringExecutor* executor, const int64_t* ids, int64_t count,
                        int64_t* keys, int64_t* inverse) {
   const KeyIndex hasher;

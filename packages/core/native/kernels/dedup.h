@@ -1,4 +1,4 @@
-// The distinct ids of a batch, and where each id went.
+// The distinct ids of a batch, and the position of each id among them.
 #ifndef SPARRING_KERNELS_DEDUP_H_
 #define SPARRING_KERNELS_DEDUP_H_
 
@@ -8,11 +8,11 @@
 
 namespace sparring::kernels {
 
-// The most ids in one call: places are kept in 32 bits.
+// Maximum number of ids in one call, because positions are stored in 32 bits.
 inline constexpr int64_t kMostIds = INT64_C(0x7fffffff);
 
 // Writes the distinct ids, in the order in which they first occur, and for each id
-// the place of its key, so that ids[i] == keys[inverse[i]]. The result is the same
+// the position of its key, so that ids[i] == keys[inverse[i]]. The result is the same
 // for any number of threads.
 //
 // REQUIRES: 0 <= count <= kMostIds.

@@ -36,7 +36,7 @@ constexpr int64_t kMostPatience = int64_t{1} << 60;
 
 constexpr int64_t kPlacesAhead = 16;
 
-// Puts row i of `from` at places[i].
+// Copies row i of `from` to places[i].
 using Place = void (*)(const char* from, uint64_t from_stride, const int64_t* places, int64_t count,
                        const Asked& asked);
 
@@ -56,7 +56,7 @@ void place(const char* from, uint64_t from_stride, const int64_t* places, int64_
   }
 }
 
-// Embeddings of 16 to 128 float32 are moved without a call for each.
+// Embeddings of 16 to 128 float32 are copied without a call per row.
 Place place_for(uint64_t bytes) {
   switch (bytes) {
     case 64:
