@@ -1,7 +1,7 @@
 // One step of the fused update methods over many tables.
 //
 // First come all operations that can fail: gradients are grouped by key, with the plan of their
-// batch or a new plan, and capacity is checked. Then the rows of every table are updated in place,
+// batch or a new plan, and memory is allocated. Then the rows of every table are updated in place,
 // each in one visit: its gradient is summed, a new row is initialized, and the method updates it.
 #ifndef SPARRING_COLLECTION_FUSED_STEP_H_
 #define SPARRING_COLLECTION_FUSED_STEP_H_

@@ -253,14 +253,14 @@ def test_a_snapshot_that_lacks_some_columns_is_damaged(tmp_path: Path) -> None:
         for file in manifest.files
     ]
     path.write_bytes(encode_text(manifest.model_copy(update={"files": wider})))
-    with pytest.raises(
-        SnapshotDamagedError, match=r"columns \(2, 5\), .* table 'user' with dim 4"
-    ):
+    with pytest.raises(SnapshotDamagedError, match=r"columns \(2, 5\), .* table 'user' with dim 4"):
         open_snapshot(str(tmp_path / "a"))
 
 
 def test_columns_that_a_table_does_not_have_are_refused(tmp_path: Path) -> None:
     saved("row_wise", 2, str(tmp_path / "a"))
     for columns in (ColumnBlock(0, 5), ColumnBlock(2, 2)):
-        with pytest.raises(InvalidArgumentError, match="columns of table 'user' must be within 0 to 3"):
+        with pytest.raises(
+            InvalidArgumentError, match="columns of table 'user' must be within 0 to 3"
+        ):
             scan_rows(open_snapshot(str(tmp_path / "a")), "user", columns=columns)

@@ -163,7 +163,9 @@ def test_a_newer_format_is_refused_with_the_release_that_reads_it(
     text = json.dumps(fields | ({"read_by": says} if says else {}), indent=1)[:-2]
     path.write_text(f'{text},\n "hash": "{text_hash((text + ",").encode())}"\n}}\n')
     release = "sparring>=0.7" if says else "a later release of sparring"
-    with pytest.raises(SnapshotError, match=rf"has format 2.* reads only format 1.*{release}") as caught:
+    with pytest.raises(
+        SnapshotError, match=rf"has format 2.* reads only format 1.*{release}"
+    ) as caught:
         open_snapshot(str(tmp_path / "full"))
     assert type(caught.value) is SnapshotError, "it is not damaged"
 

@@ -298,9 +298,7 @@ def test_state_comes_back_with_values_and_arrays(tmp_path: Path) -> None:
         assert (found == array).all()
     assert snapshot.state("nothing").values is None
     assert snapshot.state_names() == ["nothing", "optimizer"]
-    with pytest.raises(
-        SnapshotError, match="no state 'model' of rank 0; .*nothing, opt"
-    ):
+    with pytest.raises(SnapshotError, match=r"no state 'model' of rank 0; .*nothing, opt"):
         snapshot.state("model")
 
 
@@ -456,7 +454,7 @@ def test_there_is_no_snapshot_where_none_was_committed(tmp_path: Path) -> None:
     with pytest.raises(SnapshotError, match="there is no snapshot"):
         open_snapshot(tmp_path / "a")
     (tmp_path / "b").mkdir()
-    with pytest.raises(SnapshotError, match=r"not a committed snapshot, because it has no manifest\.json"):
+    with pytest.raises(SnapshotError, match=r"not a committed .* has no manifest\.json"):
         open_snapshot(tmp_path / "b")
     with pytest.raises(InvalidArgumentError, match="does not name a folder"):
         open_snapshot("/")

@@ -40,7 +40,7 @@ def test_what_only_looks_like_a_whole_number_is_refused(capacity: object) -> Non
 
 @pytest.mark.parametrize("backend", [None, 5, TABLE])
 def test_a_backend_that_is_no_name_is_refused(backend: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"backend must be a name.*found.*`sparring plugins` lists"):
+    with pytest.raises(InvalidArgumentError, match=r"must be a name.*found.*`sparring plugins`"):
         open_storage(backend, TABLE)
 
 

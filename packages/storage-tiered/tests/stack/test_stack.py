@@ -207,7 +207,9 @@ def test_full_holding_buffer_refuses_a_write_before_anything_changes() -> None:
     with pytest.raises(StorageIOError):
         stack.upsert(KEYS[20:30], ROWS[20:30])
     for _ in range(2):
-        with pytest.raises(CapacityError, match=r"10 rows .* are buffered.*changed nothing.*buffer_bytes"):
+        with pytest.raises(
+            CapacityError, match=r"10 rows .* buffered.*changed nothing.*buffer_bytes"
+        ):
             stack.upsert(KEYS[20:30], ROWS[20:30])
     assert stack.size == 20
     assert np.array_equal(stack.find(KEYS[:20]).rows, ROWS[:20])

@@ -29,7 +29,8 @@ _STALE_SECONDS = 86_400.0
 def list_snapshots(root_url: str | os.PathLike[str]) -> list[str]:
     """Returns the URLs of the committed snapshots in a folder, sorted by step and then by name.
 
-    Omits snapshots whose manifests cannot be read; `list_unreadable_snapshots` lists them with the reason.
+    Omits snapshots whose manifests cannot be read; `list_unreadable_snapshots` lists them with the
+    reason.
 
     Returns:
         The URLs. An empty list if the folder does not exist.
