@@ -419,7 +419,7 @@ def test_two_nodes_train_and_one_that_is_lost_goes_on_from_the_newest_snapshot(
     for pod in (again, first):
         assert pod.process.wait(200) == 0, pod.log
     # The pod of the other node was not made again: its ranks were.
-    assert "find out wh" in first.log
+    assert "find out why rank" in first.log
     assert "resumed from /data/runs/quickstart/step-" in first.log + again.log
 
     for pod in [start(index, "runs/whole") for index in (0, 1)]:

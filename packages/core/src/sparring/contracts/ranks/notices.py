@@ -170,7 +170,7 @@ class Inquiry:
                 culprit = silent[0] if silent else culprit
                 break
             culprit = self._answers[culprit]
-        found = f"nothing came within {self.deadline_seconds:g} s"
+        found = f"no message arrived within {self.deadline_seconds:g} s"
         if culprit != peer:
             found += f", because it waits in turn for rank {culprit}"
         elif self._answers and culprit not in self._answers:
