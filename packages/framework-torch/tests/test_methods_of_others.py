@@ -68,7 +68,7 @@ def test_a_method_writes_into_its_arrays_or_is_refused() -> None:
             optimizer.zero_grad()
             torch.testing.assert_close(made(ids), before - 0.5)
             continue
-        with pytest.raises(InvalidArgumentError, match=r"'sign' put another array in place of"):
+        with pytest.raises(InvalidArgumentError, match=r"'sign' replaced the array"):
             optimizer.step()
         assert made.num_rows() == {"t": 0}
         assert optimizer.state_dict()["state"] == {"t": {"step": 0}}

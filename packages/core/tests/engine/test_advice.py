@@ -191,7 +191,7 @@ def test_the_tables_of_a_snapshot_are_named_as_the_message_says(tmp_path: Path) 
         made.save(url)
     with container() as made:
         with pytest.raises(
-            SparringError, match=r"declare them, or name the tables to load: load\("
+            SparringError, match=r"declare them, or specify the tables to load: load\("
         ):
             made.load(url)
         made.load(url, tables=["item"])

@@ -135,7 +135,7 @@ class StepContainer:
         shards = rendezvous.shard_map()
         membership = find_membership(collective, rendezvous)
         if reduction is Reduction.MAX:
-            raise InvalidArgumentError("container: gradients combine by SUM or MEAN, found MAX")
+            raise InvalidArgumentError("container: reduction must be SUM or MEAN, found MAX")
         if memory_bytes is not None and memory_bytes < 1:
             raise InvalidArgumentError(
                 f"container: memory_bytes must be at least 1, or None for no limit, found "

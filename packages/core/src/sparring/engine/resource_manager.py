@@ -40,9 +40,9 @@ class BatchInput:
 
     table: str
     keys: Keys
-    """``(u,)``, the key of each row of the shadow."""
+    """``(u,)``: key of each row of the shadow."""
     inverse: npt.NDArray[np.int64]
-    """``(n,)``, the row of each id of the batch."""
+    """``(n,)``: row of each id of the batch."""
 
 
 @dataclass(frozen=True, slots=True)

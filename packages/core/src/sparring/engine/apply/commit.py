@@ -147,7 +147,7 @@ def partial_step_errors(state: EngineState) -> Iterator[None]:
 
 
 def check_method_capacities(state: EngineState, owned: Mapping[str, OwnedGradients]) -> None:
-    """`check_room` of every table that `KernelSet.update_storage` will change.
+    """Calls `check_capacity` for every table that `KernelSet.update_storage` will change.
 
     A single table on a single rank needs no check, because its update changes nothing if it raises.
     """

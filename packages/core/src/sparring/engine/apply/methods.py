@@ -200,7 +200,7 @@ def _make_fused_step(
 
 
 def _check_capacities(state: EngineState, waiting: Iterable[str], step: Any) -> None:
-    """`check_room` of every table that a fused step will change."""
+    """Calls `check_capacity` for every table that a fused step will change."""
     for position, name in enumerate(waiting):
         if state.tables.entries[name].may_refuse:
             check_capacity(state.tables.storage(name), step.count_new(position))

@@ -62,7 +62,7 @@ def _begin(state: EngineState, url: str, tables: Iterable[str] | None, is_base: 
     coordinator.all_equal(
         {"step": snapshot.step, "hash": snapshot.manifest_hash, "tables": names},
         "ranks load different snapshots",
-        "give all ranks the same URL and tables",
+        "pass the same URL and tables on all ranks",
     )
     state.resources.discard()
     state.saves.newest = None
@@ -268,7 +268,7 @@ def _chosen(
         if more:
             raise InvalidArgumentError(
                 f"snapshot {snapshot.url} has tables that are not declared: {', '.join(more)}; "
-                "declare them, or name the tables to load: load(url, tables=…)",
+                "declare them, or specify the tables to load: load(url, tables=…)",
                 tables=more,
             )
         if RESERVED_STATES[0] not in snapshot.state_names(0):
@@ -285,7 +285,7 @@ def _chosen(
         if name not in known:
             raise InvalidArgumentError(
                 f"snapshot {snapshot.url} has no table {name!r}; it has "
-                f"{', '.join(sorted(known)) or 'none'}. Name the tables to load: "
+                f"{', '.join(sorted(known)) or 'none'}. Specify the tables to load: "
                 "load(url, tables=…)",
                 table=name,
             )

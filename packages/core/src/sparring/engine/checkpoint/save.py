@@ -118,7 +118,7 @@ def _begin(
         except Exception as failure:
             error = failure
     coordinator.all_equal(
-        {"URL": url}, "ranks save to different places", "give all ranks the same URL"
+        {"URL": url}, "ranks save to different URLs", "pass the same URL on all ranks"
     )
     mine = [
         each

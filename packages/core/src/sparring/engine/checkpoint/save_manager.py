@@ -270,7 +270,7 @@ class SaveManager:
             running.throttle.unthrottle()
 
     def wait_for_capacity(self) -> None:
-        """Called before a step writes: returns when a running save has room for undo rows."""
+        """Called before a step writes: waits until a running save has space for undo rows."""
         running = self.running
         if running is None:
             return

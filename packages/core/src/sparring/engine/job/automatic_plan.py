@@ -201,7 +201,7 @@ def request_plan(request: PlanRequest, plugin_manager: PluginManager) -> PlanRes
         chosen = {each.table.name: each.kinds[0] for each in request.tables if each.kinds}
         return PlanResult(
             ShardingPlan(chosen),
-            assumptions=(f"tables whose kind is not given are row_wise, as {reason}",),
+            assumptions=(f"tables whose kind is not specified are row_wise, because {reason}",),
         )
     made = planner.factory(request)
     if not isinstance(made, PlanResult):

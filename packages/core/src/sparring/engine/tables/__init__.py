@@ -1,1 +1,1 @@
-"""The tables of a rank: declaration, storages, and what is recorded about writes."""
+"""The tables of a rank: declaration, storages, and observers of writes."""

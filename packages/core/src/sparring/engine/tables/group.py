@@ -88,7 +88,7 @@ def make_declaration(
     elif not isinstance(storage, StorageChoice):
         raise InvalidArgumentError(
             f"storage of table {table.name!r}: must be the name of a backend, a StorageChoice, a "
-            f"mapping or an open storage, found {type(storage).__name__}",
+            f"mapping or an open storage, found {type(storage).__name__}; pass one of these",
             table=table.name,
         )
     if capacity is None:
