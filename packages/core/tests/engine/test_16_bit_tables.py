@@ -1,4 +1,4 @@
-"""Tables of 16-bit rows: their layout, and their way through lookups and steps."""
+"""Tables of 16-bit rows: layout, lookups and steps."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_gradients_of_16_bit_tables_must_be_float32(wrong: Any) -> None:
 def update_both_ways(
     name: str, dtype: str, dim: int, levels: Sequence[str]
 ) -> list[tuple[bytes, bytes]]:
-    """Rows of 16 bits changed natively, and by hand in float32, at each SIMD level."""
+    """Native updates of 16-bit rows equal a float32 reference at each SIMD level."""
     method = resolve_method(name)
     hyper = parse_hyper(method, {"lr": 0.05, "clip_norm": 2.0})
     table = half_table(dtype, dim).with_state(method.state_width(dim))
@@ -236,7 +236,7 @@ def test_methods_change_16_bit_rows_as_float32_ones_and_round(
 
 
 class Halving(UpdateMethod):
-    """A method that does not run fused; a step with it goes by rows for all tables."""
+    """A method that does not run fused; a step with it uses arrays of rows for all tables."""
 
     name = "halving"
     hyperparameters = HyperParameters

@@ -1,4 +1,4 @@
-"""What steps do with ids that are not admitted: dropped, counted, and only if the step was applied."""
+"""Steps drop ids that are not admitted, and count them only if the step is applied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages that tell their reader what to do: who does it, goes on."""
+"""Following the fix of an error message solves the problem."""
 
 from __future__ import annotations
 

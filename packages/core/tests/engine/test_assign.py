@@ -1,4 +1,4 @@
-"""`StepContainer.assign` brings rows to the ranks that keep them, with the state of new rows."""
+"""`StepContainer.assign` sends rows to their owners, with the state of new rows."""
 
 from __future__ import annotations
 

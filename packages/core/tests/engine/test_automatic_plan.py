@@ -1,4 +1,4 @@
-"""``plan="auto"``: rank 0 asks the planner, and all ranks get its answer."""
+"""``plan="auto"``: rank 0 calls the planner, and all ranks receive its plan."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TABLES = (TableWorkload(TableConfig("user", 4)), TableWorkload(TableConfig("shop
 
 
 class Planner:
-    """Puts each table on the last rank, and keeps what it was asked."""
+    """Assigns each table to the last rank, and records its requests."""
 
     def __init__(self, answer: Any = None) -> None:
         self.asked: list[PlanRequest] = []
@@ -63,7 +63,7 @@ class Planner:
 def planned(
     world_size: int, manager: PluginManager, nodes: list[int] | None = None
 ) -> list[PlanResult]:
-    """The plan on each rank; nodes have so many ranks."""
+    """Returns the plan of each rank, for nodes with the given number of ranks."""
     sizes = [size for size in nodes or [1] * world_size for _ in range(size)]
     local = [rank for size in nodes or [1] * world_size for rank in range(size)]
 

@@ -1,4 +1,4 @@
-"""Batch plans: rows found in the forward pass are changed by the step, whatever happened between."""
+"""Batch plans: a step updates the rows that the forward pass found, even after changes in between."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def gradients_of(ids: Ids) -> npt.NDArray[np.float32]:
 
 
 class ByPlan:
-    """Looks up by plans, whose handles the update uses."""
+    """Looks up with plans, whose row handles the update uses."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.container = made(options)
@@ -76,7 +76,7 @@ class ByPlan:
 
 
 class ByShadow:
-    """The same through shadows: keys are looked for again in each step."""
+    """Trains with shadows: each step finds the keys again."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.container = made(options)
@@ -107,7 +107,7 @@ IDS = st.lists(st.integers(0, 40), min_size=1, max_size=60).map(
 
 
 class PipelinedSteps(RuleBasedStateMachine):
-    """Forward passes run ahead of steps, on a tiny table from which rows leave."""
+    """Forward passes run ahead of steps, on a small table that evicts rows."""
 
     options: ClassVar[dict[str, Any]]
 

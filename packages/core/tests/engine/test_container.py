@@ -1,4 +1,4 @@
-"""The hub: lookup, accumulation and apply, without any framework."""
+"""`StepContainer`: lookup, accumulate and apply without a framework."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MEMORY = StorageChoice("memory")
 
 
 def descend(rate: float = 0.1) -> Callable[[Sequence[TableUpdate]], None]:
-    """Plain gradient descent; state, if any, counts the updates of a row."""
+    """Gradient descent; the state, if there is one, counts the updates of a row."""
 
     def update(updates: Sequence[TableUpdate]) -> None:
         for one in updates:
@@ -419,7 +419,7 @@ def test_ranks_give_the_rows_of_one_process_on_the_joined_batch(
     draws = np.random.default_rng(3).integers(0, 40, (steps, world_size, per_rank))
 
     def gradient_of(found: Any) -> np.ndarray:
-        """Of sum(rows[inverse] ** 2) / 2 over the batch."""
+        """Returns the gradient of sum(rows[inverse] ** 2) / 2 over the batch."""
         counts = np.bincount(found.inverse, minlength=len(found.keys))[:, None]
         return np.ascontiguousarray(found.rows * counts)
 

@@ -1,4 +1,4 @@
-"""Rows that no step has visited for long are removed: everywhere at the same step, and from deltas."""
+"""Rows are removed after their TTL, at the same step on all ranks, and from deltas."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_days_are_those_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 def go_on(
     made: StepContainer, first: int, last: int, collective: Collective | None = None
 ) -> list[list[int]]:
-    """A key is trained in two steps that follow each other, once in 17."""
+    """Each key is trained in two consecutive steps of every 17."""
     rank, world_size = (0, 1) if collective is None else (collective.rank, collective.world_size)
     left = []
     for step in range(first, last):

@@ -1,4 +1,4 @@
-"""What one rank finds out alone it tells the others at once, so that none waits for its deadline."""
+"""A failure of one rank is reported to the others at once, so that none waits for its deadline."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def accumulate(made: StepContainer) -> None:
 
 
 def rows(made: StepContainer) -> float:
-    """Of this rank: all are alike."""
+    """Returns the ids of this rank, which are the same on all ranks."""
     mine = np.concatenate([chunk.rows for chunk in made.storage("films").scan()])
     assert len(np.unique(mine)) == 1
     return float(mine[0, 0])
 
 
 class Descent(UpdateMethod):
-    """Written in Python, so that rows come to it in arrays."""
+    """A method written in Python, which gets rows in arrays."""
 
     name = "descent"
     hyperparameters = HyperParameters

@@ -1,4 +1,4 @@
-"""Forked children: containers of the parent are refused, new ones work, and nothing hangs at the end."""
+"""Forked children: containers of the parent raise, new ones work, and no child hangs at its end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ IDS = np.arange(10)
 
 
 def status_of_child(work: Callable[[], object]) -> int:
-    """Runs it in a forked child, which must end soon; 0 where it raises nothing."""
+    """Runs a function in a forked child, which must end soon; returns 0 if the function does not
+    raise."""
     child = os.fork()
     if not child:
         signal.alarm(20)  # ends a child that hangs

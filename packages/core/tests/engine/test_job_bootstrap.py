@@ -1,4 +1,4 @@
-"""One configuration joins whatever launched the process."""
+"""The same configuration works with every launcher."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCHEDULER = {"RANK": "3"}  # somebody's own variable, of no launcher
 
 @dataclass(frozen=True)
 class Named:
-    """A backend as a configuration names it."""
+    """A backend as in a configuration."""
 
     backend: str = "auto"
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -1,7 +1,7 @@
-"""A training loop of real processes of which one is killed, stopped or cut off: all others name it in
-time, and their tables are those before or after a step.
+"""A training loop of processes, one of which is killed, stopped or disconnected: all others report it
+in time, and their tables are in the state before or after a step.
 
-``SPARRING_FAILURE_TRIALS`` sets how often a random rank is killed at a random moment: once, and 20
+``SPARRING_FAILURE_TRIALS`` sets how often a random rank is killed at a random time: once, and 20
 times under ``nox -s tests_long``.
 """
 
@@ -52,7 +52,7 @@ class Ranks:
     """The processes of one training.
 
     Args:
-        parent: where each training has a folder of its own.
+        parent: folder that contains one folder per training.
     """
 
     def __init__(self, parent: Path) -> None:
@@ -62,7 +62,7 @@ class Ranks:
     def start_gloo(
         self, deadline_seconds: float, placed: Placed | None = None, interface: str = "lo"
     ) -> None:
-        """Starts all ranks and waits until they train. Those of before are ended."""
+        """Ends earlier ranks, starts all ranks, and waits until they train."""
         self._begin_anew(deadline_seconds)
         options = json.dumps({"init_method": f"file://{self.folder}/meeting"})
         for rank in range(WORLD_SIZE):
@@ -77,7 +77,7 @@ class Ranks:
         self._wait_until_started()
 
     def start_mpi(self, deadline_seconds: float) -> subprocess.Popen[str]:
-        """Starts mpiexec and waits until its ranks train. Those of before are ended."""
+        """Ends earlier ranks, starts mpiexec, and waits until its ranks train."""
         self._begin_anew(deadline_seconds)
         command = [*MODULE, "mpi", "{}", str(deadline_seconds), str(self.folder)]
         environment = {**os.environ, **importing(__name__), DISABLE_VARIABLE: "torch"}
@@ -86,12 +86,12 @@ class Ranks:
         return self.processes[0]
 
     def send(self, rank: int, number: int) -> float:
-        """Sends a signal to a rank. Returns the time."""
+        """Sends a signal to a rank and returns the time."""
         os.kill(int((self.folder / f"{rank}.started").read_text()), number)
         return time.time()
 
     def failed(self, rank: int, seconds: float) -> dict[str, Any]:
-        """What a rank wrote of its failure."""
+        """Returns the failure report of a rank."""
         path = self.folder / f"{rank}.failed"
         self._wait_for(path, seconds)
         found: dict[str, Any] = json.loads(path.read_text())
@@ -148,7 +148,8 @@ def rng() -> random.Random:
 
 
 def check_survivors(ranks: Ranks, victim: int, since: float, seconds: float) -> None:
-    """All but `victim` have named it within `seconds`, and hold what so many steps leave."""
+    """Checks that all ranks but `victim` have reported it within `seconds`, and have the rows of the
+    given step."""
     survivors = [rank for rank in range(WORLD_SIZE) if rank != victim]
     failures = {rank: ranks.failed(rank, seconds + 20) for rank in survivors}
     for rank, failed in failures.items():

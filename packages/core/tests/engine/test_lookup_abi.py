@@ -1,4 +1,4 @@
-"""Lookups by number, as a native caller makes them."""
+"""Lookups by table number, as in a native caller."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Lookups(ctypes.Structure):
 
 
 def gathered(number: int, ids: Any, dim: int = 4) -> tuple[int, str, Any]:
-    """Status, message and embeddings."""
+    """Returns status, message and embeddings."""
     pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
     pointer_of.argtypes, pointer_of.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_void_p
     address = pointer_of(_native.lookups(), b"sparring.lookups")
@@ -189,7 +189,7 @@ def test_a_table_that_was_cleared_after_half_a_load_is_looked_up_in_again(ids: A
 
 
 def run_in_child(work: Callable[[], None]) -> None:
-    """Runs it in a forked child, which must end well, and soon."""
+    """Runs a function in a forked child, which must succeed soon."""
     child = os.fork()
     if not child:
         signal.alarm(10)  # ends a child that hangs

@@ -1,4 +1,4 @@
-"""Tables of one rank hold no more memory than they may."""
+"""Steps are rejected if the tables of a rank exceed their memory budget."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def declare(container: StepContainer) -> dict[str, MethodChoice]:
 
 
 def train(container: StepContainer, is_fused: bool) -> CapacityError:
-    """New keys with each step, until one is refused."""
+    """Trains new keys in each step until a step is rejected."""
     choices = declare(container)
     for step in range(100):
         keys = np.arange(300 * step, 300 * step + 300)

@@ -1,4 +1,4 @@
-"""A rank that cannot bring its own gradients into a step: no rank waits for them."""
+"""If a rank cannot contribute its gradients to a step, no rank waits for them."""
 
 from __future__ import annotations
 

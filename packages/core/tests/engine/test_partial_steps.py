@@ -1,4 +1,4 @@
-"""What a step over several tables leaves behind when a storage fails while it writes."""
+"""State of several tables after a storage fails while a step writes them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = ("first", "second", "third")
 
 
 class FailingStorage(MemoryStorage):
-    """Fails while it writes, where nothing could have been refused before."""
+    """A storage that fails while it writes, after all checks."""
 
     failure: BaseException | None = None
 
@@ -50,7 +50,7 @@ def by_rows(made: StepContainer) -> object:
 
 
 def container(failing: str, failure: BaseException | None, **options: Any) -> StepContainer:
-    """Three tables with a gradient each; one of them cannot be written."""
+    """Creates three tables with one gradient each; one of them cannot be written."""
     made = StepContainer()
     for name in NAMES:
         table = TableConfig(name, 2, initializer="zeros", **options)

@@ -1,4 +1,4 @@
-"""Lookups that began before a step end as if they had begun after it."""
+"""Prefetches that start before a step return the rows after it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def by_rows(updates: Any) -> None:
 
 
 def repeating_ids(step: int, rank: int) -> list[tuple[str, np.ndarray]]:
-    """Much of a batch comes again in the next one."""
+    """Returns batches that share many ids with the next one."""
     random = np.random.default_rng((step // 2, rank))
     some = random.integers(-25, 25, 0 if (step + rank) % 5 == 4 else 30)
     return [("user", some + step), ("item", some[::2].copy())]
@@ -133,7 +133,7 @@ def test_nothing_is_read_again_where_no_step_lies_between() -> None:
 
 
 def test_bytes_of_a_refresh_are_those_of_the_documents() -> None:
-    """Headers, and for each row that changed 8 bytes of place and the row: pad(n (w + 1))."""
+    """Returns the bytes of headers, and 8 bytes of position plus pad(n (w + 1)) for changed rows."""
 
     def body(made: StepContainer) -> tuple[int, int]:
         made.declare(TABLES[0], StorageChoice("hkv"))
@@ -162,7 +162,7 @@ def test_bytes_of_a_refresh_are_those_of_the_documents() -> None:
 
 
 class SlowStorage(MemoryStorage):
-    """Says which thread reads it; finds nothing before it may."""
+    """A storage that records the reading thread, and blocks finds until it is released."""
 
     readers: list[int]
     may_find: threading.Event

@@ -1,4 +1,4 @@
-"""The order in which an operation waits for background work, as the tables in `Purpose` say."""
+"""Operations wait for background work in the order of the tables in `Purpose`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ DOCUMENTED = {
 
 
 class Busy:
-    """A state in which all kinds of work run; notes what is joined or checked, and fails in one."""
+    """A state with all kinds of background work; records what is joined or checked, and fails in
+    one."""
 
     def __init__(self, failing: int | None = None) -> None:
         self.steps: list[int] = []

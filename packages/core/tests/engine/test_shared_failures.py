@@ -1,4 +1,4 @@
-"""What one rank finds wrong, all ranks raise: in its class, soon, and with the name of the rank."""
+"""An error of one rank is raised on all ranks soon, with its class and the number of the rank."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def make(collective: Collective, table: TableConfig = TABLE) -> StepContainer:
 
 
 def own_key(container: StepContainer) -> Any:
-    """``(1,)``: a key of the rank that asks."""
+    """Returns a key ``(1,)`` that the calling rank owns."""
     owners = container.rendezvous.shard_map().owners[partition(KEYS)]
     return KEYS[owners == container.collective.rank][:1]
 
 
 def saved(tmp_path: Path, num_tables: int = 1, value: float = 1.0) -> str:
-    """The URL of a snapshot whose tables have rows of all partitions."""
+    """Returns the URL of a snapshot whose tables have rows in all partitions."""
     url = str(tmp_path / "saved")
     with StepContainer() as container:
         for number in range(num_tables):

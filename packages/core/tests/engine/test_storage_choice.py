@@ -1,4 +1,4 @@
-"""One choice of storage gives each rank and each table a place of its own."""
+"""One choice of storage gives each rank and each table a separate location."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A place that outlives a run is rejected if its rows are those of other ranks."""
+"""A persistent storage is rejected if it contains rows of other ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEYS = np.arange(100)
 
 
 class Place(MemoryStorage):
-    """Rows on a disk, so to speak: `reopened` finds them after a run."""
+    """Simulates rows on a disk: `reopened` finds them after a run."""
 
     def __init__(self, table: TableConfig, keeps_notes: bool) -> None:
         super().__init__(table)
@@ -44,7 +44,7 @@ class Place(MemoryStorage):
 
 
 def run(places: list[Place], plan: str, *, load: str = "", save: str = "") -> list[str]:
-    """Each rank gets a place, and writes a row for each key that it owns; returns the errors."""
+    """Gives each rank a location, in which it writes a row per key that it owns; returns the errors."""
     world_size = len(places)
     group = LocalGroup(world_size, deadline_seconds=20)
 
@@ -85,7 +85,7 @@ def run(places: list[Place], plan: str, *, load: str = "", save: str = "") -> li
 def test_rows_of_other_ranks_are_rejected_until_a_snapshot_is_loaded(
     before: tuple[int, str], after: tuple[int, str], keeps_notes: bool, tmp_path: Path
 ) -> None:
-    """A backend without notes cannot tell one rank that other places have the other rows."""
+    """A backend without notes cannot detect on one rank that other locations have the other rows."""
     places = [Place(TABLE, keeps_notes) for _ in range(max(before[0], after[0]))]
     first = places[: before[0]]
     assert run(first, before[1], save=str(tmp_path / "saved")) == [""] * before[0]
@@ -103,7 +103,7 @@ def test_rows_of_other_ranks_are_rejected_until_a_snapshot_is_loaded(
 
 
 def test_a_copy_of_rows_keeps_what_is_known_about_them() -> None:
-    """`sparring convert` copies the rows of one rank, or of half a load."""
+    """`sparring convert` copies the rows of one rank, or of an interrupted load."""
     source, target = Place(TABLE, True), Place(TABLE, True)
     begin_load(source, "snapshots/7")
     copy_embeddings(source, target, np.empty(0, np.float32))

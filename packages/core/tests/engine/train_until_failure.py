@@ -1,4 +1,4 @@
-"""A rank that trains for ever, for tests that kill or stop one of them, or cut its link.
+"""A rank that trains without end, for tests that kill, stop or disconnect it.
 
     python -m …train_until_failure BACKEND OPTIONS DEADLINE FOLDER
 
@@ -89,7 +89,7 @@ def _descend(updates: Any) -> None:
 
 
 def rows_after(world_size: int, num_steps: set[int]) -> Mapping[int, list[Rows]]:
-    """What each rank of an undisturbed run holds after each of these numbers of steps."""
+    """Returns the rows of each rank after each of the given numbers of steps, without failures."""
     group = LocalGroup(world_size)
 
     def history(rank: int) -> Iterator[Rows]:
@@ -108,7 +108,7 @@ def rows_after(world_size: int, num_steps: set[int]) -> Mapping[int, list[Rows]]
 
 
 def train_until_failure(collective: Collective, rendezvous: Rendezvous, folder: Path) -> None:
-    """Makes steps until one raises."""
+    """Runs steps until one raises."""
     training = _Training(collective, rendezvous)
     number = 0
     try:
@@ -130,7 +130,7 @@ def train_until_failure(collective: Collective, rendezvous: Rendezvous, folder: 
 
 
 def _write(path: Path, text: str) -> None:
-    """So that a reader finds the whole text or no file."""
+    """Writes a file atomically, so that a reader finds the whole text or no file."""
     unfinished = path.with_suffix(".unfinished")
     unfinished.write_text(text)
     unfinished.rename(path)

@@ -1,4 +1,4 @@
-"""A training that W ranks and one process must do alike, for any collective and rendezvous.
+"""A training with the same result on W ranks and in one process, for any collective and rendezvous.
 
 Every rank runs `train`; the process that runs alone gives `Alone` its number of ranks, and then trains
 on the batches of all of them, joined.
@@ -37,7 +37,7 @@ _EDGES = np.array([-1, 0, np.iinfo(np.int64).min, np.iinfo(np.int64).max])
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is trained, and how.
+    """Method of a training.
 
     Args:
         method: sgd, adagrad or adam.
@@ -55,7 +55,7 @@ class Scenario:
     exchange: ExchangeOptions = field(default_factory=lambda: ExchangeOptions(chunk_rows=8))
 
     def ids(self, step: int, rank: int, table: str) -> np.ndarray:
-        """The ids of one rank's batch."""
+        """Returns the ids of one rank's batch."""
         random = np.random.default_rng((step, rank, len(table)))
         if table == "rare":
             # No ids at all in most steps; then on one rank only.
@@ -71,7 +71,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Shard:
-    """What one rank holds of a table."""
+    """The rows of a table on one rank."""
 
     keys: list[int]
     rows: dict[int, np.ndarray]
@@ -80,10 +80,10 @@ class Shard:
 def train(
     scenario: Scenario, collective: Collective | None, rendezvous: Rendezvous | None
 ) -> dict[str, Shard]:
-    """Trains as one rank, or, without a collective, as the process that does it all.
+    """Trains as one rank, or, without a collective, as one process with all batches.
 
     Returns:
-        What this rank holds at the end, by table.
+        The final rows of this rank, by table.
     """
     made = StepContainer(
         collective=collective,
@@ -137,7 +137,7 @@ def train(
 
 
 def check(shards: Sequence[Mapping[str, Shard]], alone: Mapping[str, Shard]) -> None:
-    """Raises unless all ranks together hold what the process that did it all holds."""
+    """Checks that all ranks together have the rows of the single process."""
     for table in TABLES:
         name = table.name
         keys = [key for shard in shards for key in shard[name].keys]
@@ -149,7 +149,7 @@ def check(shards: Sequence[Mapping[str, Shard]], alone: Mapping[str, Shard]) -> 
 
 
 class _Optimizer:
-    """Plain NumPy, a step count for each table, as optimizers of frameworks have."""
+    """A method in NumPy with a step count per table, like the optimizers of frameworks."""
 
     def __init__(self, method: str) -> None:
         self._update: Callable[..., None] = {

@@ -1,4 +1,4 @@
-"""Ranks as threads, over the least helpful transport that the contract allows.
+"""Ranks as threads, over the least cooperative transport that the contract allows.
 
 A message leaves its buffer only when the receiver has asked for it and looks, and the send is done only
 then: as large messages of MPI behave. Whoever overwrites a buffer too early, or waits for a send before
@@ -21,7 +21,7 @@ from sparring.errors import PeerFailure
 
 
 class LateGroup:
-    """What the ranks share.
+    """State that the ranks share.
 
     Args:
         seed: of how many looks messages take.

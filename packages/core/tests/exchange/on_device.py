@@ -1,4 +1,4 @@
-"""The ring over arrays of one device."""
+"""The ring exchange for arrays of one device."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ class OnDevice:
 def wanted(
     storage: Storage | None, table: TableConfig, keys: Any, num_columns: int | None = None
 ) -> PullRequest:
-    """The first columns of rows; None: their embeddings."""
+    """Returns the first columns of rows; None: their embeddings."""
     columns = Columns(0, table.dim if num_columns is None else num_columns)
     return PullRequest(storage, table, keys, columns)

@@ -1,4 +1,4 @@
-"""Questions and services keep the order of hops, whatever comes first."""
+"""Requests are processed and served in the order of hops, independent of the order of arrival."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Moving:
 
 
 class ScriptedLink:
-    """Messages come at the ticks that a test says; a poll without progress is a tick."""
+    """Messages arrive at the ticks that a test specifies; a poll without progress is a tick."""
 
     trace = None
 

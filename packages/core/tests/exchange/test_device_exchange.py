@@ -1,4 +1,4 @@
-"""The ring over arrays of a device gives what the ring over host arrays gives, bit for bit."""
+"""The ring exchange of device arrays has the same results as for host arrays, bit for bit."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ WAYS = pytest.mark.parametrize("way", [DIRECT, STAGED, NCCL])
 
 
 class DirectCollective(LocalCollective):
-    """Takes the emulator's memory, which is the host's."""
+    """A collective that supports the emulator's memory, which is host memory."""
 
     devices = ("cpu", "emulated")
 
 
 class _Slow(Work):
-    """A message that takes a while."""
+    """A message that takes some time."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -80,7 +80,7 @@ class SlowCollective(LocalCollective):
 
 
 class EmulatedNccl(NcclCollective):
-    """Streams of the emulator are no streams of the imitation."""
+    """Streams of the emulator are not streams of the simulated device."""
 
     devices = ("cpu", "emulated")
 
@@ -173,7 +173,8 @@ def shards(
 
 
 def keys_of(rank: int, world_size: int, place: int) -> Any:
-    """Overlapping and uneven; the last of several ranks wants nothing of the first table."""
+    """Returns overlapping, uneven keys; the last of several ranks requests no key of the first
+    table."""
     if world_size > 1 and rank == world_size - 1 and place == 0:
         return np.empty(0, np.int64)
     count = 150 + 100 * rank if place == 0 else 3 * rank

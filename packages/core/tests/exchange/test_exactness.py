@@ -1,4 +1,4 @@
-"""W ranks train as one process does on the joined batches."""
+"""W ranks train like one process on the joined batches."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def test_chunks_do_not_change_what_is_trained(chunk_rows: int | None) -> None:
 @pytest.mark.parametrize("world_size", [2, 4, 5])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_it_is_exact_over_the_least_helpful_transport(world_size: int, seed: int) -> None:
-    """With one chunk in flight and with many; buffers are overwritten as early as allowed."""
+    """Exchange options with one chunk in flight and with many; buffers are overwritten as early as
+    allowed."""
     exchange = ExchangeOptions(chunk_rows=2, chunks_in_flight=1 if seed == 1 else 6)
     scenario = Scenario(world_size, "adagrad", num_steps=8, exchange=exchange)
     group = LateGroup(world_size, seed, is_hasty=seed == 2)
@@ -99,7 +100,7 @@ def test_every_run_gives_the_same_bits() -> None:
 def test_ranks_with_tables_on_a_device_train_the_rows_of_ranks_on_cpus(
     world_size: int, is_fused: bool
 ) -> None:
-    """By way of host arrays, as containers go on several ranks."""
+    """Exchanges via host arrays, like containers on several ranks."""
     trained = []
     for device in ("cpu", "emulated"):
         options = {"device": device}

@@ -1,6 +1,6 @@
-"""Ranks of which one is set up differently, ends, refuses or fails.
+"""Exchanges in which one rank has other settings, ends, rejects a step or fails.
 
-Long because each failure is tried on the same ranks and tables, in every phase.
+The file is long because each failure is tested on the same ranks and tables, in every phase.
 """
 
 from __future__ import annotations
@@ -427,7 +427,7 @@ STEPS = 4
 
 
 def trained(made: StepContainer, rank: int) -> list[dict[int, bytes]]:
-    """What the shard held before and after each step."""
+    """Rows of the shard before and after each step."""
     history = [held(made)]
     for number in range(STEPS):
         step(made, np.random.default_rng((number, rank)).integers(0, 60, 25))
@@ -436,7 +436,7 @@ def trained(made: StepContainer, rank: int) -> list[dict[int, bytes]]:
 
 
 class _Killed(BaseException):
-    """What stands in for the end of a process."""
+    """Error that simulates the end of a process."""
 
 
 def test_a_rank_that_dies_anywhere_leaves_no_half_applied_step() -> None:
@@ -479,7 +479,7 @@ def _die_after(collective: Collective, num_messages: int) -> None:
 def _stop_after(
     collective: Collective, num_messages: int, before: Callable[[], None] = lambda: None
 ) -> None:
-    """Raises in place of sending one message; those after it are sent again."""
+    """Raises instead of sending one message; later messages are sent."""
     send_impl = collective._send_impl
     left = [num_messages]
 

@@ -1,4 +1,4 @@
-"""The ring over a device whose streams are late: what is not ordered by events reads garbage."""
+"""The ring exchange on a device with late streams: work that is not ordered by events reads garbage."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OPTIONS = ExchangeOptions(chunk_rows=64, chunks_in_flight=2)
 
 
 class DirectCollective(LocalCollective):
-    """Takes the device's memory, which is the host's."""
+    """A collective that supports the device's memory, which is host memory."""
 
     devices = ("cpu", "late")
 

@@ -1,4 +1,4 @@
-"""What the exchange sees to itself, whatever the transport does."""
+"""Deadlines and failure reports of the exchange, independent of the transport."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TABLE = TableConfig("item", 4)
 
 
 def test_a_rank_that_falls_silent_is_given_up_where_the_transport_would_ask_for_ever() -> None:
-    """The works of this transport have no deadline while they are only asked."""
+    """A transport whose works have no deadline while they are only polled."""
     group = LateGroup(2, deadline_seconds=2.0)
 
     def pull(collective: Collective) -> None:

@@ -1,7 +1,7 @@
-"""Ranks that are processes, over gloo and over MPI, train as one process does on the joined batches.
+"""Ranks as processes, with gloo and MPI, train like one process on the joined batches.
 
 ``SPARRING_LARGEST_WORLD=8`` adds worlds of 4 and of 8 processes, and functions over rows in all worlds;
-``nox -s tests_long`` sets it. That threads train so by every method: test_exactness.
+``nox -s tests_long`` sets it. test_exactness tests ranks as threads with every method.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CheckRanks = Callable[[Scenario], None]
 
 
 def train_as_rank(collective: Collective, scenario: Scenario) -> dict[str, Shard]:
-    """What each process runs."""
+    """Runs a scenario in each process."""
     return train(scenario, collective, ThreadRendezvous(scenario.world_size))
 
 
@@ -51,7 +51,7 @@ def alone(scenario: Scenario) -> dict[str, Shard]:
 
 @pytest.fixture(scope="module")
 def worlds() -> Iterator[dict[tuple[str, int], RankProcesses]]:
-    """The processes of each backend and world size; they start when they are first asked for."""
+    """Processes of each backend and world size, which are started at their first use."""
     started: dict[tuple[str, int], RankProcesses] = {}
     yield started
     for processes in started.values():
@@ -62,7 +62,7 @@ def worlds() -> Iterator[dict[tuple[str, int], RankProcesses]]:
 def check_ranks(
     request: pytest.FixtureRequest, worlds: dict[tuple[str, int], RankProcesses]
 ) -> CheckRanks:
-    """Trains a scenario by processes, and compares."""
+    """Trains a scenario in processes, and compares the rows."""
     backend: str = request.param
 
     def run(scenario: Scenario) -> None:
@@ -84,7 +84,7 @@ def check_ranks(
     [size if size == 3 else pytest.param(size, marks=pytest.mark.long) for size in WORLD_SIZES],
 )
 def test_processes_train_as_one_does(check_ranks: CheckRanks, world_size: int, method: str) -> None:
-    """Its batches hold ranks without samples, and steps where one rank has all ids."""
+    """Its batches include ranks without samples, and steps in which one rank has all ids."""
     check_ranks(Scenario(world_size, method))
 
 

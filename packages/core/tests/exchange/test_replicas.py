@@ -1,4 +1,4 @@
-"""Replicated tables: every rank keeps all rows, alike bit for bit."""
+"""Replicated tables: every rank stores all rows, with the same bits."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def digest(rows: dict[int, np.ndarray]) -> str:
 def train(
     made: StepContainer, ranks: range | list[int], method_name: str, world_size: int
 ) -> dict[str, dict[int, np.ndarray]]:
-    """Each gradient is the row itself and 1: of several ranks they are averaged."""
+    """Each gradient is the row plus 1; the gradients of several ranks are averaged."""
     method = resolve_method(method_name)
     hyper = parse_hyper(method, {"lr": 0.05})
     for table in TABLES:

@@ -1,4 +1,4 @@
-"""The ring exchange: what W ranks pull and push equals what one rank would."""
+"""The ring exchange: W ranks pull and push the same rows and gradients as one rank."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def rows_for(keys: np.ndarray) -> np.ndarray:
 
 
 def keys_of_rank(rank: int, world_size: int) -> np.ndarray:
-    """Overlapping keys; the last rank of several asks for nothing."""
+    """Returns overlapping keys; the last of several ranks requests none."""
     if world_size > 1 and rank == world_size - 1:
         return np.empty(0, np.int64)
     return np.random.default_rng(rank).permutation(np.arange(-50, 50))[: 60 + rank]
@@ -198,7 +198,7 @@ def test_a_collective_carries_one_exchange(is_closed: bool) -> None:
 
 @pytest.mark.parametrize("chunk_rows", [1, 1000])
 def test_gradients_are_added_up_in_the_order_of_hops(chunk_rows: int) -> None:
-    """A rank's own first, then those of the rank before it, then of the one before that."""
+    """The sum starts with a rank's own gradients, then adds those of the previous ranks, in order."""
     table = TableConfig("item", 1)
     keys = np.arange(60)
     owners = ShardMap.balanced(3).owners[kernels.partition(keys)]
@@ -221,7 +221,7 @@ def test_gradients_are_added_up_in_the_order_of_hops(chunk_rows: int) -> None:
 
 
 def test_no_more_chunks_are_under_way_than_may_be() -> None:
-    """So the memory of an exchange is bounded, whatever the batch."""
+    """Therefore the memory of an exchange is bounded for any batch."""
     keys = np.arange(900)
 
     def body(collective: Collective) -> dict[tuple[str, bool], int]:

@@ -1,4 +1,4 @@
-"""What travels between ranks: how exact it is, and how many bytes."""
+"""Messages between ranks: their rounding errors and their sizes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def travelled(rows: np.ndarray, wire_dtype: WireDtype) -> tuple[np.ndarray, Code
 
 
 def some_rows(dim: int = 33) -> np.ndarray:
-    """Rows of very different magnitudes, one of zeros."""
+    """Returns rows of very different magnitudes, one of them zeros."""
     scales = 10.0 ** RANDOM.uniform(-20, 20, (200, 1))
     rows = (RANDOM.normal(size=(200, dim)) * scales).astype(np.float32)
     rows[7] = 0
@@ -112,7 +112,7 @@ def test_an_int8_row_with_nan_or_infinity_arrives_as_nan_and_its_neighbors_do_no
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("wire_dtype", [each for each in WireDtype if each is not WireDtype.INT8])
 def test_a_16_bit_table_travels_bit_for_bit(dtype: str, wire_dtype: WireDtype) -> None:
-    """All 65,536 patterns, NaNs with payloads among them."""
+    """All 65,536 patterns, including NaNs with payloads."""
     numpy_dtype = TableConfig("half", 4, dtype).numpy_dtype
     rows = np.arange(65_536, dtype=np.uint16).view(numpy_dtype).reshape(-1, 4)
     arrived, codec = travelled(rows, wire_dtype)
@@ -257,7 +257,7 @@ def piece_bytes(count: int, each: int) -> int:
 
 
 def stream_bytes(counts: np.ndarray, each: list[int], chunk_rows: int) -> int:
-    """The formula of docs/explanation/ring-exchange.md: by counting rows one by one."""
+    """The formula of docs/explanation/ring-exchange.md, computed by counting single rows."""
     tables = np.repeat(np.arange(len(each)), counts)
     total = 0
     for begin in range(0, len(tables), chunk_rows):
@@ -286,7 +286,7 @@ def test_bytes_on_the_wire_are_those_of_the_formula(wire_dtype: str, world_size:
         return np.random.default_rng((rank, table)).permutation(100)[: 30 + rank * 11 + table]
 
     def counts_of(rank: int) -> np.ndarray:
-        """``(world_size, tables)`` keys of a rank by owner."""
+        """Returns the number ``(world_size, tables)`` of keys of a rank per owner."""
         return np.stack(
             [
                 np.bincount(

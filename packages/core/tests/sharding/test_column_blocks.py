@@ -1,4 +1,5 @@
-"""Tables whose columns are divided train the bits of one process, and refuse what they cannot divide."""
+"""Tables that are sharded by columns train the bits of one process, and reject what they do not
+support."""
 
 from __future__ import annotations
 

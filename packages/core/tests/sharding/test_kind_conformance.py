@@ -1,4 +1,4 @@
-"""Core's sharding kinds keep every promise of the kit."""
+"""The sharding kinds of core pass the conformance kit."""
 
 from __future__ import annotations
 

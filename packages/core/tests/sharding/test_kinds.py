@@ -1,4 +1,4 @@
-"""Sharding kinds give each partition an owner; plans that make no sense are refused."""
+"""Sharding kinds assign an owner to each partition; invalid plans are rejected."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_kind_without_ranks_chooses() -> None:
 
 
 def blocks(found: Layout) -> list[list[int]]:
-    """The ranks of each block of columns."""
+    """Returns the ranks of each block of columns."""
     return [np.unique(each).tolist() for each in found.owners]
 
 

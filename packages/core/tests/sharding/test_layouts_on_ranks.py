@@ -1,4 +1,5 @@
-"""Tables of every kind train on ranks as in one process, bit for bit, and load what any other saved."""
+"""Tables of every kind train on ranks like in one process, bit for bit, and load each other's
+snapshots."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ def opened(
 
 
 def batch(step: int, rank: int) -> tuple[Any, Any]:
-    """Ids of a rank, and gradients of which every sum is exact in any order."""
+    """Returns the ids of a rank, and gradients whose sums are exact in any order."""
     random = np.random.default_rng((step, rank))
     ids = random.integers(-20, 20, 0 if (step + rank) % 4 == 3 else 12 + rank)
     return ids, random.integers(-64, 65, (len(ids), 4)) / np.float32(64)

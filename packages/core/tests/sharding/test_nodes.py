@@ -1,5 +1,5 @@
-"""What a node is: ranks that follow each other, as many on each. Other nodes are refused where a kind
-needs them."""
+"""Nodes have the same number of consecutive ranks. Other nodes are rejected if a sharding kind needs
+nodes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def owners(member: Membership, sharding: TableSharding | str) -> set[int]:
 
 
 def torchrun(nodes: list[int]) -> list[Membership]:
-    """Places as torchrun's agents tell them: ranks of a node follow each other."""
+    """Memberships as torchrun's agents assign them: the ranks of a node are consecutive."""
     places = [(local, size) for size in nodes for local in range(size)]
     return [
         read_membership(
@@ -76,7 +76,8 @@ def test_uneven_nodes_are_refused_where_a_kind_needs_them(nodes: list[int]) -> N
             owners(place, "table_row_wise")
         assert error.value.details["table"] == "user"
         assert "TableSharding('table_row_wise', [0, 1])" in str(error.value)
-    # One is enough: the others learn that it is gone, and ranks that see other nodes make other layouts.
+    # One is enough: the others learn that it is gone, and ranks that see other nodes make other
+    # layouts.
     assert refused
 
 

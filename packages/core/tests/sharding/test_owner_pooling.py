@@ -1,6 +1,6 @@
-"""Tables whose owners pool train as those whose rows travel, and as one process does.
+"""Tables whose owners pool train like tables that transfer rows, and like one process.
 
-Long because both transfers are tried on the same ranks and bags, through steps, failures and refusals.
+The file is long because both transfers are tested on the same ranks and bags, with steps and failures.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def opened(
 
 
 def bags_of(step: int, rank: int, name: str) -> Batch:
-    """Ids and offsets of a rank, empty bags and empty batches among them; gradients whose sums are exact
-    in any order."""
+    """Returns ids and offsets of a rank, including empty bags and batches, and gradients whose sums are
+    exact in any order."""
     random = np.random.default_rng((step, rank, len(name)))
     lengths = random.integers(0, 5, 0 if (step + rank) % 4 == 3 else 6 + rank)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
@@ -107,7 +107,7 @@ def pooled_step(container: StepContainer, micro: list[Mapping[str, Batch]]) -> l
 def rows_step(
     container: StepContainer, micro: list[Mapping[str, Batch]], mode: str = "sum"
 ) -> list[Any]:
-    """The same where rows travel."""
+    """A step of several micro-batches that transfers rows."""
     pools = []
     for batches in micro:
         found = container.lookup_all([(name, ids) for name, (ids, _, _) in batches.items()])
@@ -139,7 +139,7 @@ def joined(held: list[dict[str, Rows]]) -> dict[str, Rows]:
 
 
 def work_of(step: int, ranks: list[int]) -> list[Mapping[str, Batch]]:
-    """Two micro-batches; those of several ranks joined."""
+    """Returns two micro-batches, with the batches of several ranks joined."""
     made = []
     for number in (2 * step, 2 * step + 1):
         batches = {}
@@ -282,7 +282,7 @@ def test_bytes_of_two_tables_on_three_ranks_are_those_of_the_formula(is_weighted
         return -(-count // 8) * 8
 
     def body(collective: Collective) -> tuple[list[Any], Any]:
-        """Ids and bags of each table at each owner, and the bytes that were counted."""
+        """Returns the ids and bags of each table per owner, and the counted bytes."""
         with opened(collective, 3) as container:
             counts: list[Any] = []
             wanted, gradients = [], []

@@ -1,4 +1,5 @@
-"""Tables whose columns are divided, and pooled by the owners of each block, train as in one process."""
+"""Tables that are sharded by columns and pooled by the owners of each block train like in one
+process."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def pooled(collective: Collective, kind: str, **more: Any) -> StepContainer:
 
 
 def bags(step: int, ranks: list[int]) -> tuple[Any, Any, Any]:
-    """Ids, offsets of bags of three ids, and gradients of pools, of some ranks together."""
+    """Returns ids, offsets of bags of three ids, and gradients of pools, of several ranks together."""
     parts = [make_batch(step, [rank]) for rank in ranks]
     lengths = [np.full(len(ids) // 3, 3) for ids, _ in parts]
     ids = [ids[: 3 * len(each)] for (ids, _), each in zip(parts, lengths, strict=True)]

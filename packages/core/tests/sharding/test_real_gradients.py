@@ -1,4 +1,5 @@
-"""Rows of all kinds and both transfers after many steps on gradients whose sums round."""
+"""Rows of all sharding kinds and both transfers after many steps with gradients whose sums are
+rounded."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ CASES = [
 
 
 def train(container: StepContainer, ranks: Sequence[int]) -> Any:
-    """Steps with the bags of some ranks; returns the rows of this rank."""
+    """Trains with the bags of several ranks, and returns the rows of this rank."""
     method = resolve_method("adagrad")
     offsets = np.arange(len(ranks) * BAGS + 1, dtype=np.int64) * PER_BAG
     for step in range(STEPS):
@@ -59,7 +60,7 @@ def train(container: StepContainer, ranks: Sequence[int]) -> Any:
 
 
 def arrays(held: Any) -> Any:
-    """Embeddings and state, ``(2, keys, dim)``."""
+    """Returns embeddings and state, ``(2, keys, dim)``."""
     rows = join_pieces(held)
     found = np.stack([np.frombuffer(rows[key][0], np.float32) for key in sorted(rows)])
     return np.stack([found[:, :DIM], found[:, DIM:]])

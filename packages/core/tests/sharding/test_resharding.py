@@ -1,4 +1,4 @@
-"""A snapshot of any kind of sharding loads under any other, and training goes on with the same bits."""
+"""A snapshot of any sharding kind loads under any other, and training continues with the same bits."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ NUM_STEPS = 3
 
 
 def scanned(url: str, columns: ColumnBlock | None = None) -> Rows:
-    """Rows and scores of a snapshot."""
+    """Returns the rows and scores of a snapshot."""
     return {
         int(key): (row.tobytes(), int(score))
         for chunk in scan_rows(open_snapshot(url), "user", columns=columns)
@@ -52,7 +52,7 @@ def scanned(url: str, columns: ColumnBlock | None = None) -> Rows:
 
 
 def saved(kind: str, world_size: int, url: str, base: str | None = None) -> None:
-    """Trains a kind, and saves; in two saves with a base."""
+    """Trains with a sharding kind and saves; with a base, in two saves."""
 
     def body(collective: Collective) -> None:
         with open_container(collective, kind, **MORE) as container:
@@ -142,7 +142,7 @@ def test_full_filters_of_all_blocks_forget_the_same_keys_also_after_a_load(
 
 @pytest.mark.parametrize("kind", ["row_wise", "column_wise", "grid"])
 def test_deltas_are_saved_by_blocks_over_any_base(kind: str, tmp_path: Path) -> None:
-    """S10b: a base of one kind, a delta over it of another, read whole and by columns."""
+    """S10b: a base of one sharding kind and a delta of another, read whole and by columns."""
     root = [str(tmp_path / name) for name in ("base", "delta", "last", "full")]
     saved(kind, 3, root[0])
     expected = alone(NUM_STEPS, 3)
