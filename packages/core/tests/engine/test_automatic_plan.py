@@ -111,7 +111,9 @@ def test_without_a_planner_tables_are_row_wise_and_a_sentence_says_so() -> None:
     made = planned(2, make_plugin_manager(entry_points=False))
     assert [each.sharding.tables for each in made] == [{}, {}]
     (sentence,) = made[1].assumptions
-    assert sentence.startswith("tables whose kind is not specified are row_wise, because planner 'auto' is")
+    assert sentence.startswith(
+        "tables whose kind is not specified are row_wise, because planner 'auto' is"
+    )
     assert 'pip install "sparring[plan]"' in sentence
 
 

@@ -37,7 +37,7 @@ def accumulate(made: StepContainer) -> None:
 
 
 def rows(made: StepContainer) -> float:
-    """Returns the ids of this rank, which are the same on all ranks."""
+    """Returns the value of this rank's rows, which are all equal."""
     mine = np.concatenate([chunk.rows for chunk in made.storage("films").scan()])
     assert len(np.unique(mine)) == 1
     return float(mine[0, 0])

@@ -133,7 +133,7 @@ def test_nothing_is_read_again_where_no_step_lies_between() -> None:
 
 
 def test_bytes_of_a_refresh_are_those_of_the_documents() -> None:
-    """Returns the bytes of headers, and 8 bytes of position plus pad(n (w + 1)) for changed rows."""
+    """Headers, plus 8 bytes of position per changed row, plus the changed rows: pad(n (w + 1))."""
 
     def body(made: StepContainer) -> tuple[int, int]:
         made.declare(TABLES[0], StorageChoice("hkv"))

@@ -61,8 +61,7 @@ def test_chunks_do_not_change_what_is_trained(chunk_rows: int | None) -> None:
 @pytest.mark.parametrize("world_size", [2, 4, 5])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_it_is_exact_over_the_least_helpful_transport(world_size: int, seed: int) -> None:
-    """Exchange options with one chunk in flight and with many; buffers are overwritten as early as
-    allowed."""
+    """With one chunk in flight and with many; buffers are overwritten as early as allowed."""
     exchange = ExchangeOptions(chunk_rows=2, chunks_in_flight=1 if seed == 1 else 6)
     scenario = Scenario(world_size, "adagrad", num_steps=8, exchange=exchange)
     group = LateGroup(world_size, seed, is_hasty=seed == 2)
