@@ -44,7 +44,7 @@ def test_a_state_that_is_none_is_refused(tmp_path: Path) -> None:
 def test_a_container_remembers_its_last_snapshots_but_not_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparring.engine.checkpoint.save_manager._LONGEST_HISTORY", 3)
+    monkeypatch.setattr("sparring.engine.checkpoint.save_manager._MAX_HISTORY", 3)
     with StepContainer() as container:
         saved = [container.save(str(tmp_path / f"at-{number}")).url for number in range(5)]
         container.load(saved[0])
