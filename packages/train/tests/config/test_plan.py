@@ -115,7 +115,9 @@ def test_auto_without_a_planner_is_row_wise_and_says_so(
     finally:
         runs.manager._registered["planners", "auto"] = made
     (message,) = first.messages
-    assert message.startswith("plan auto: tables whose kind is not specified are row_wise, because planner")
+    assert message.startswith(
+        "plan auto: tables whose kind is not specified are row_wise, because planner"
+    )
 
 
 def test_other_ranks_are_refused_before_a_row_moves(runs: Runs) -> None:
