@@ -1,5 +1,5 @@
-// visit and update for storages that offer neither: the same via find and
-// upsert, on copies of the rows.
+// Implements visit and update for storages that do not support them, with find and upsert on
+// copies of rows.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -12,7 +12,7 @@
 namespace sparring::abi {
 namespace {
 
-// Rows in one call of a visitor.
+// Rows per call of a visitor.
 constexpr int64_t kBlock = 256;
 
 [[noreturn]] void refuse_answer(const char* who, int32_t answer) {

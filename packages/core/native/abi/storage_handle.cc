@@ -22,7 +22,7 @@ struct SinkContext {
   uint64_t row_bytes;
 };
 
-// Runs inside a backend: nothing may be thrown through it.
+// Called by a backend, so it must not throw.
 int32_t receive(void* context, int64_t count, const int64_t* keys,
                 const void* rows, const uint64_t* scores) {
   auto* sink = static_cast<SinkContext*>(context);
@@ -54,8 +54,8 @@ StorageHandle::StorageHandle(SparringStorage* storage) : storage_(storage) {
     throw StorageError(SPARRING_INTERNAL, "the storage capsule is empty");
   }
   if (storage->version.major != SPARRING_STORAGE_ABI_MAJOR) {
-    // Beyond version and release nothing of this struct may be read: another
-    // major version may have moved all of it.
+    // Only version and release may be read, because another major version may have moved
+    // all other members.
     throw VersionError(version_text(storage->version));
   }
   constexpr uint64_t kRequired = offsetof(SparringStorage, touch);

@@ -1,5 +1,5 @@
-// What C++ callers use instead of the raw struct of storage_abi.h: sized
-// arguments filled in, the lent executor attached, errors as exceptions.
+// C++ wrapper of the struct of storage_abi.h: sets the sizes of arguments and the executor,
+// and converts errors to exceptions.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace sparring::abi {
 
-// A storage's error, or the reader's refusal of a struct.
+// An error of a storage, or of a reader that rejects a struct.
 class StorageError : public std::runtime_error {
  public:
   StorageError(SparringStatus status, const std::string& message)
@@ -19,25 +19,25 @@ class StorageError : public std::runtime_error {
   const SparringStatus status;
 };
 
-// The struct speaks another major version.
+// The struct has another major version.
 class VersionError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// Rows that an upsert or an eviction pushed out, packed.
+// Rows that an upsert or an eviction removed, packed.
 struct EvictedRows {
   std::vector<int64_t> keys;     // (n)
   std::vector<std::byte> rows;   // (n, row_bytes)
   std::vector<uint64_t> scores;  // (n)
 };
 
-// A view of a SparringStorage; the maker of the handle keeps the struct alive.
-// Thread rule: as in storage_abi.h.
+// A view of a SparringStorage. The creator of the handle keeps the struct alive.
+// Threads: as in storage_abi.h.
 class StorageHandle {
  public:
   // Throws VersionError for a struct of another major version, and
-  // StorageError(SPARRING_INTERNAL) for one that lacks a required callback.
+  // StorageError(SPARRING_INTERNAL) for a struct without a required callback.
   explicit StorageHandle(SparringStorage* storage);
 
   void find(SparringFind& arguments) const;
@@ -48,10 +48,10 @@ class StorageHandle {
   int64_t evict(int64_t wanted, EvictedRows* evicted) const;
   void scan(SparringScan& arguments) const;
 
-  // Of a storage that offers none, the rows are found first, and the visitor sees
-  // the copy. Keys may repeat.
+  // If the storage does not support visits, finds the rows, and the visitor receives the
+  // copies. Keys may repeat.
   void visit(SparringVisit& arguments) const;
-  // Of a storage that offers none: find, then changes to the copy, then upsert.
+  // If the storage does not support updates, finds rows, changes copies, and upserts them.
   // `evicted` NULL: evicted rows are dropped.
   void update(SparringUpdate& arguments, EvictedRows* evicted) const;
 
@@ -67,11 +67,11 @@ class StorageHandle {
   bool offers_visit() const;
   bool offers_update() const;
   uint64_t row_bytes() const { return row_bytes_; }
-  // Whether visits give row handles; see SparringVisit.
+  // Whether visits return row handles; see SparringVisit.
   bool keeps_handles() const { return keeps_handles_; }
 
  private:
-  // REQUIRES: `member` is within the bytes of the struct, or NULL is meant.
+  // Whether `member` is within the bytes of the struct; otherwise it is treated as NULL.
   template <typename Callback>
   Callback optional(Callback SparringStorage::*member) const;
   void check(SparringStatus status, SparringCall& call,

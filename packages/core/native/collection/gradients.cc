@@ -25,7 +25,7 @@ GroupedGradients<T> lay_out(const SparringExecutor* executor,
   std::vector<uint32_t> first_slots;
   int64_t num_slots = 0;
   for (const FeatureGradient<T>& each : gradients) {
-    // Of features without a bag, the one behind has the slots.
+    // A feature without bags has no slots; they belong to the next one.
     first_slots.push_back(static_cast<uint32_t>(num_slots));
     num_slots += each.input.count;
   }

@@ -1,11 +1,11 @@
-// Gradients of bags, by the keys they are for.
+// Gradients of bags, grouped by key.
 //
 //   plan     keys    7   3   9
 //            starts  0   1   3   4
 //   sources  b0  b0  b1  b1        pointers into the gradient
 //
-// Nothing is added up here: the visitor of a key sums its sources, in the order in
-// which the ids came, while its row is at hand.
+// The gradients are not summed here: the visitor of a key sums its sources in the order of
+// the batch, while its row is in the cache.
 #ifndef SPARRING_COLLECTION_GRADIENTS_H_
 #define SPARRING_COLLECTION_GRADIENTS_H_
 
@@ -17,7 +17,7 @@
 
 namespace sparring::collection {
 
-// A gradient for each bag of a feature, or for each id where offsets are NULL.
+// A gradient per bag of a feature, or per id if offsets are NULL.
 template <class T>
 struct FeatureGradient {
   FeatureIds<T> input;
@@ -31,13 +31,13 @@ struct GroupedGradients {
   std::unique_ptr<const T*[]> sources;  // (n) by key
 };
 
-// The sources of a plan. `gradients`: of its features, in their order. Throws std::bad_alloc.
+// The sources of a plan. `gradients`: of its features, in order. Throws std::bad_alloc.
 template <class T>
 GroupedGradients<T> lay_out(const SparringExecutor* executor,
                             std::shared_ptr<const TablePlan<T>> plan,
                             const std::vector<FeatureGradient<T>>& gradients);
 
-// The same where no plan was made before. All of `gradients` look up in one table. Throws
+// The same without an existing plan. All of `gradients` belong to one table. Throws
 // std::bad_alloc.
 template <class T>
 GroupedGradients<T> group(const SparringExecutor* executor,

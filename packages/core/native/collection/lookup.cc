@@ -19,10 +19,10 @@ using execution::sync_wait;
 
 namespace {
 
-// Ids in one piece of work: enough that starting a visit does not count, few enough
-// that pieces fall evenly to the threads.
+// Ids per piece of work: large enough that starting a visit is negligible, and small enough
+// that pieces are distributed evenly over the threads.
 constexpr int64_t kPieceIds = 4096;
-// Rows whose initial values are made at a time.
+// Number of initial values that are computed at a time.
 constexpr int64_t kMadeRows = 32;
 
 struct Piece {
@@ -48,7 +48,7 @@ void cut(const std::vector<FeatureLookup<T>>& features, std::vector<Piece>& piec
   }
 }
 
-// The loops over embeddings as they are stored.
+// The loops over stored embeddings.
 template <class T>
 struct ShownLoops {
   decltype(kernels::RowKernels<T>::pool_shown) pool_shown;
@@ -66,7 +66,7 @@ struct ShownLoops {
   }
 };
 
-// Takes what a storage shows of one piece.
+// Receives the rows of one piece from a storage.
 template <class T>
 class Reader {
  public:
@@ -115,7 +115,7 @@ class Reader {
                               first_id_ + begin, count, bag_, dim_, input.is_mean});
   }
 
-  // The same rows, with initial values in place of those that are missing.
+  // The same rows, with initial values for missing ones.
   const void* const* with_initial(int64_t begin, int64_t count, const void* const* rows) {
     const auto is_missing = [](const void* row) { return row == nullptr; };
     if (std::none_of(rows, rows + count, is_missing)) return rows;

@@ -1,12 +1,11 @@
-// Looks up all features of a batch in one call, straight from the tables.
+// Looks up all features of a batch in one call, directly in the tables.
 //
-//   ids of a feature ──visit──► rows where they lie ──sum, mean──► out[bag, column …]
+//   ids of a feature ──visit──► rows in the storage ──sum, mean──► out[bag, column …]
 //
-// No row is copied: a row that is met twice comes from the cache the second time. Ids are
-// looked for one by one, as evaluation does that looks at them once; in training, by the
-// handles of a plan. An id without a row reads as its initial value. All
-// features share the threads: the work is cut into pieces of some thousand ids,
-// whatever tables they are for.
+// Rows are not copied; a repeated row comes from the CPU cache the second time. Training uses the
+// row handles of a plan. Evaluation, which uses ids only once, searches for each id. An id without
+// a row reads as its initial value. All features share the threads: the work is split into pieces
+// of some thousand ids, independent of the tables.
 #ifndef SPARRING_COLLECTION_LOOKUP_H_
 #define SPARRING_COLLECTION_LOOKUP_H_
 
@@ -23,8 +22,8 @@ template <class T>
 struct FeatureIds {
   const TableView* table;
   const int64_t* ids;      // (n) int64, of the whole batch
-  const int64_t* offsets;  // (b + 1) into ids, never falling; NULL: one embedding an id
-  int64_t count;           // b bags; where offsets are NULL, ids from ids[0] on
+  const int64_t* offsets;  // (b + 1) into ids, nondecreasing; NULL: one embedding per id
+  int64_t count;           // b bags; number of ids from ids[0] if offsets are NULL
   const T* weights;        // (n), of the whole batch, or NULL
   bool is_mean;
 };
@@ -39,9 +38,9 @@ int64_t num_ids(const FeatureIds<T>& input) {
   return input.offsets != nullptr ? input.offsets[input.count] - input.offsets[0] : input.count;
 }
 
-// Where the rows of a feature's ids are; see plan.h.
+// Handles of the rows of a feature's ids; see plan.h.
 struct KnownRows {
-  const uint32_t* inverse;     // from the feature's first id on, or NULL: to be looked for
+  const uint32_t* inverse;     // from the feature's first id, or NULL: search for the keys
   const void* const* handles;  // by inverse
   uint64_t generation;
 };

@@ -29,13 +29,13 @@ bool has_scales(const FeatureIds<T>& input) {
   return input.weights != nullptr || (input.is_mean && input.offsets != nullptr);
 }
 
-// What a thread keeps between calls: some 30 bytes an id.
+// Memory that a thread keeps between calls: about 30 bytes per id.
 struct Work {
   std::vector<uint32_t> places;   // of the part's ids in the batch
   std::vector<uint32_t> numbers;  // of their keys
   // Open addressing, at most half full. A slot is 0, or 32 bits of the hash and the
   // number of the key plus one: 8 bytes, so that the slots of a large batch stay in
-  // the near caches. What the bits cannot tell apart, the keys themselves do.
+  // the nearest caches. If the bits are equal, the keys are compared.
   std::vector<uint64_t> slots;
 
   int64_t memory_bytes() const {
@@ -44,14 +44,14 @@ struct Work {
   }
 };
 
-// Room for n elements, whatever they are.
+// Uninitialized memory for n elements.
 template <class T>
 void make_room(std::vector<T>& memory, int64_t n) {
   if (memory.size() < static_cast<size_t>(n)) memory.resize(static_cast<size_t>(n));
 }
 
-// Ids from which on dividing the work pays, and the most parts: each thread looks
-// at all ids to find its own.
+// Number of ids from which splitting the work is faster, and maximum number of parts. Each
+// thread reads all ids to find its own ones.
 constexpr int64_t kLeastDividedIds = 16'384;
 constexpr int64_t kMostParts = 8;
 constexpr int64_t kAhead = 12;
@@ -61,7 +61,7 @@ int64_t num_parts_for(const SparringExecutor* executor, int64_t count) {
   return std::min<int64_t>(executor->concurrency, kMostParts);
 }
 
-// The ids of one part, and the keys that they come to.
+// The ids of one part, and their keys.
 template <class T>
 class Part {
  public:
@@ -71,7 +71,7 @@ class Part {
     make_room(work_->places, count);
     uint32_t* places = work_->places.data();
     __extension__ using Wide = unsigned __int128;
-    // Written whether chosen or not: a branch here would be foretold wrongly.
+    // Written for every id, because a branch would be mispredicted.
     for (int64_t i = 0; i < count; ++i) {
       places[count_] = static_cast<uint32_t>(i);
       const uint64_t hash = hasher_.hash(ids[i]);
@@ -80,7 +80,7 @@ class Part {
     }
   }
 
-  // Numbers the keys from 0 in the order in which they come, and counts the ids of each.
+  // Numbers the keys from 0 in the order of the batch, and counts the ids of each.
   void number(const int64_t* ids) {
     make_room(work_->numbers, count_);
     const uint64_t num_slots = std::bit_ceil(static_cast<uint64_t>(2 * count_) | 1);
@@ -119,8 +119,8 @@ class Part {
     num_keys_ = num_keys;
   }
 
-  // Deals the places of the ids out by key, from `first_place` of the whole on; the keys are
-  // numbered from `first_key` on. `inverse` may be NULL.
+  // Distributes the positions of the ids by key, from `first_place` of the plan; the keys are
+  // numbered from `first_key`. `inverse` may be NULL.
   void deal(const TablePlan<T>& plan, int64_t first_place, int64_t first_key, uint32_t* inverse) {
     uint32_t next = 0;
     for (int64_t key = 0; key < num_keys_; ++key) {
@@ -159,7 +159,7 @@ class Part {
                             : T{1};
         const T scale = input.weights != nullptr ? input.weights[id] * share : share;
         scales[place] = scale;
-        // A comparison with NaN is false, so NaN gets in and stays.
+        // A comparison with NaN is false, so NaN replaces the maximum and stays.
         if (!(std::abs(scale) <= largest_scale_) && largest_scale_ == largest_scale_) {
           largest_scale_ = std::abs(scale);
         }
@@ -186,7 +186,7 @@ class Part {
 };
 
 
-// They are numbered in 32 bits.
+// Numbers of keys have 32 bits.
 void check_numbered(const char* what, int64_t count) {
   if (count <= kernels::kMostIds) return;
   throw abi::StorageError(SPARRING_INVALID_ARGUMENT,
@@ -286,7 +286,7 @@ TablePlan<T> plan_distinct(const FeatureIds<T>& ids) {
 
 namespace {
 
-// Keys that are looked for in one visit.
+// Number of keys per visit.
 constexpr int64_t kVisitedKeys = 4096;
 
 }  // namespace
@@ -316,7 +316,7 @@ void find_handles(const SparringExecutor* executor, TablePlan<T>& plan) {
             bulk_chunked(num_visits, 1, [&](int64_t begin, int64_t end) {
               for (int64_t i = begin; i < end; ++i) look(i);
             }));
-  // Another thread wrote meanwhile, so that no generation is that of all handles.
+  // Another thread wrote at the same time, so the handles have different generations.
   const auto is_other = [&](uint64_t each) { return each != generations[0]; };
   if (std::any_of(generations.begin(), generations.end(), is_other)) return;
   plan.handles = std::move(handles);

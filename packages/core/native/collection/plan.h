@@ -1,4 +1,4 @@
-// The plan of a batch for one table: made once, and used by all that a step does with it.
+// The plan of a batch for one table, created once and used by all operations of a step.
 //
 //   ids     7 3 | 3 9 |      keys      7   3   9
 //   bags     b0 |  b1 |      inverse   0   1   1   2          key of each id
@@ -6,13 +6,13 @@
 //                            slots     b0  b0  b1  b1         bags of each key
 //                            handles   of the row of each key, or NULL: no row
 //
-// The forward pass reads rows by `inverse` and `handles`; the update sums the gradients of a
-// key by `starts` and `slots`, and changes its row by its handle. Only a key that had no row is looked for again.
+// The forward pass reads rows by `inverse` and `handles`. The update sums the gradients of a key
+// by `starts` and `slots`, and updates its row by its handle. Only keys without a row are searched
+// again.
 //
-// Threads share the work by the hashes of ids: each deals with the keys of its own
-// part, in the order in which they come in the batch, so that gradients are read
-// nearly in order; the parts are stored one after another. With one thread all keys are
-// in the order of the batch.
+// The work is distributed over threads by the hashes of ids. Each thread processes the keys of
+// one part in the order of the batch, so that gradients are read almost in order. The parts are
+// stored one after another. With one thread, all keys are in the order of the batch.
 #ifndef SPARRING_COLLECTION_PLAN_H_
 #define SPARRING_COLLECTION_PLAN_H_
 
@@ -26,18 +26,18 @@ namespace sparring::collection {
 
 template <class T>
 struct TablePlan {
-  std::vector<FeatureIds<T>> features;  // all of them look up in one table
+  std::vector<FeatureIds<T>> features;  // all of one table
   int64_t num_keys = 0;                 // u
   std::unique_ptr<int64_t[]> keys;      // (u)
   std::unique_ptr<int64_t[]> starts;    // (u + 1)
-  // (n) by key, in the order of the batch: the bag of each id, or the id itself where offsets
-  // are NULL, counted over all features.
+  // (n) by key, in the order of the batch: the bag of each id, or the id itself if offsets are
+  // NULL, counted over all features.
   std::unique_ptr<uint32_t[]> slots;
-  std::unique_ptr<T[]> scales;          // (n) by key, or NULL: all one
+  std::unique_ptr<T[]> scales;          // (n) by key, or NULL: all are 1
   T largest_scale = 1;                  // of |scales|
   int64_t most_sources = 0;             // of one key
   std::unique_ptr<uint32_t[]> inverse;  // (n) of the ids of all features, or NULL
-  // (u) of `generation`, or NULL where the storage keeps none; see SparringVisit.
+  // (u) of `generation`, or NULL if the storage has no handles; see SparringVisit.
   std::unique_ptr<const void*[]> handles;
   uint64_t generation = 0;
 };
@@ -47,12 +47,12 @@ template <class T>
 TablePlan<T> make_plan(const SparringExecutor* executor, std::vector<FeatureIds<T>> features,
                        bool is_looked_up);
 
-// The plan of one feature of single ids that are distinct: nothing is grouped. Throws
+// The plan of one feature with distinct ids and without bags, which needs no grouping. Throws
 // std::bad_alloc.
 template <class T>
 TablePlan<T> plan_distinct(const FeatureIds<T>& ids);
 
-// Looks for the rows of the keys, where the storage keeps handles. Throws StorageError,
+// Finds the rows of the keys, if the storage has handles. Throws StorageError,
 // std::bad_alloc.
 template <class T>
 void find_handles(const SparringExecutor* executor, TablePlan<T>& plan);

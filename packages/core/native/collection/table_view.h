@@ -1,4 +1,4 @@
-// One table as the calls of a collection see it.
+// A view of one table for the calls of a collection.
 #ifndef SPARRING_COLLECTION_TABLE_VIEW_H_
 #define SPARRING_COLLECTION_TABLE_VIEW_H_
 
@@ -8,19 +8,19 @@
 
 namespace sparring::collection {
 
-// Whether all rows of a table are there.
+// Whether all rows of a table are loaded.
 enum class Rows {
   whole,
-  coming,     // a load replaces them
-  cut_short,  // a load did not end: rows may be missing
+  coming,     // a load is replacing them
+  cut_short,  // a load was interrupted: rows may be missing
 };
 
 struct TableView {
   kernels::RowLayout layout;
   kernels::InitializerSpec initializer;
-  // NULL while the table has no storage: then no key has a row.
+  // NULL while the table has no storage, so that no key has a row.
   const abi::StorageHandle* storage = nullptr;
-  // The container was closed: nothing may be looked up by number any more.
+  // Whether the container was closed, so that lookups by number fail.
   bool is_closed = false;
   // Only for lookups by number; see published.h.
   Rows rows = Rows::whole;

@@ -1,4 +1,4 @@
-// Puts rows that came from their owners where the batch wants them.
+// Copies rows from their owners to their positions in the batch.
 #ifndef SPARRING_EXCHANGE_PLACE_H_
 #define SPARRING_EXCHANGE_PLACE_H_
 
@@ -8,8 +8,8 @@
 
 namespace sparring::exchange {
 
-// out[places[i]] = rows[i], byte for byte. REQUIRES: places are distinct, and rows of
-// `out`.
+// out[places[i]] = rows[i], byte for byte. REQUIRES: places are distinct positions of rows
+// in `out`.
 void place_rows(const SparringExecutor* executor,
                 const void* rows,       // (n, row_bytes) bytes
                 const int64_t* places,  // (n)

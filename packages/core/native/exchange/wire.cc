@@ -23,8 +23,8 @@ constexpr float kLargestFloat16 = 65504.0f;
 constexpr float kLargestToBfloat16 = 0x1.fep127f;
 constexpr float kSmallestMagnitude = 0x1p-119f;
 
-// Adding it rounds to a whole number, even where two are as near, and leaves that in
-// the low bits. For magnitudes below 2^22.
+// Adding it rounds to an integer, ties to even, in the low bits. For magnitudes below
+// 2^22.
 constexpr float kRounding = 0x1.8p23f;
 
 RowType row_type(WireType type) {
@@ -71,7 +71,7 @@ void encode(const SparringExecutor* executor, WireType type, const float* rows, 
             int64_t dim, void* wire) {
   if (type != WireType::int8) {
     parallel_for(executor, count, grain_for(6 * dim), [&](int64_t begin, int64_t end) {
-      // In blocks, so that what is held back from overflowing stays in the cache.
+      // In blocks, so that the clamped numbers stay in the cache.
       const int64_t block = std::max<int64_t>(1, 4096 / dim);
       for (int64_t at = begin; at < end; at += block) {
         encode_halves(type, rows + at * dim, std::min(block, end - at), dim,

@@ -1,17 +1,17 @@
-// Adds gradients up by key over the micro-batches of a step.
+// Sums gradients by key over the micro-batches of a step.
 //
-//   keys_       (size) int64, in the order in which they first came
-//   gradients_  (size, dim), the sum for each key
-//   index_      key → place in both; made when a second batch comes, because most
-//               steps have one batch only, and that is a plain copy
+//   keys_       (size) int64, in the order in which they were first added
+//   gradients_  (size, dim), the sum per key
+//   index_      key → position in both; created for the second batch, because most steps
+//               have only one batch, which is copied
 //
 // INVARIANTS
-//   1. keys_ holds no key twice.
-//   2. is_indexed_ implies that index_ holds every key of keys_.
-//   3. The additions for a key are taken in the order of the batches, so the sums do
-//      not depend on the number of threads.
+//   1. The keys in keys_ are distinct.
+//   2. If is_indexed_ is true, index_ contains every key of keys_.
+//   3. The gradients of a key are added in the order of the batches, so the sums do not
+//      depend on the number of threads.
 //
-// Not safe for use by two threads at once.
+// Not safe for concurrent use.
 #ifndef SPARRING_GRADIENTS_ACCUMULATOR_H_
 #define SPARRING_GRADIENTS_ACCUMULATOR_H_
 
@@ -38,21 +38,21 @@ class GradientAccumulator {
 
   int64_t dim() const { return dim_; }
   int64_t size() const { return size_; }
-  // (size) in the order in which they first came. Valid until the next call that adds or takes.
+  // (size) in the order in which they were first added. Valid until the next add or take.
   const int64_t* keys() const { return keys_.data(); }
   int64_t memory_bytes() const;
 
-  // Adds a batch. REQUIRES: no key twice in it; size() + count below 2^31.
-  // Throws std::bad_alloc, with nothing added.
+  // Adds a batch. REQUIRES: its keys are distinct; size() + count below 2^31.
+  // If it throws std::bad_alloc, nothing was added.
   void add(const SparringExecutor* executor,
            const int64_t* keys,  // (u) int64
            const T* gradients,   // (u, dim)
            int64_t count);       // u
 
-  // Hands over what has been added up, and resets the accumulator.
+  // Returns the sums, and resets the accumulator.
   Sums take();
 
-  // Drops what has been added up, and its memory.
+  // Drops the sums, and frees their memory.
   void clear();
 
  private:

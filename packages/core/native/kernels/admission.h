@@ -1,13 +1,13 @@
-// Admission filters: which unseen keys may have a row.
+// Admission filters: which new keys get a row.
 //
-// A step asks once for each key that it has a gradient for and that has no row.
-// So what is counted is steps in which a key was trained on, not occurrences:
-// that number is the same however a batch is cut into micro-batches or ranks.
+// A step calls the filter once for each key that has a gradient but no row. It therefore
+// counts the steps that trained a key, not its occurrences. This number does not depend
+// on how a batch is split into micro-batches or over ranks.
 //
-// Asking and counting are two calls, so that a step that fails in between has
-// counted nothing:
+// Deciding and counting are two calls, so that a step that fails in between counts
+// nothing:
 //
-//   decide(keys) ──► the step is applied to what was admitted ──► record(keys)
+//   decide(keys) ──► the step is applied to the admitted keys ──► record(keys)
 //
 // Safe for use by several threads at once.
 #ifndef SPARRING_KERNELS_ADMISSION_H_
@@ -24,39 +24,39 @@ class AdmissionFilter {
  public:
   virtual ~AdmissionFilter() = default;
 
-  // Answers for each key, and counts nothing. An answer does not depend on the
-  // other keys of the call, nor on their order.
+  // Decides for each key, without counting. A decision does not depend on the other
+  // keys of the call or on their order.
   void decide(const int64_t* keys,          // (n) int64, unique
               int64_t count,                // n
               int64_t step,                 // the number of this step
               uint8_t* is_admitted) const;  // out (n)
 
-  // Counts the keys of a step that was applied. Does not fail: a key for which
-  // there is no room is not counted, or forgotten, and is counted as such.
+  // Counts the keys of an applied step. It does not fail: if there is no capacity for a
+  // key, its counter is dropped or not created, and num_forgotten() increases.
   void record(const int64_t* keys,         // (n) int64, unique
-              const uint8_t* is_admitted,  // (n): what decide() answered
+              const uint8_t* is_admitted,  // (n): result of decide()
               int64_t count);              // n
 
-  // Both, with nothing in between.
+  // Calls decide() and record() atomically.
   void admit(const int64_t* keys, int64_t count, int64_t step, uint8_t* is_admitted);
 
   // Bytes of counters.
   int64_t memory_bytes() const;
-  // Keys whose counter was dropped, or never made, for want of room.
+  // Number of keys whose counter was dropped or not created because of the capacity.
   int64_t num_forgotten() const;
 
-  // All that was counted, and back: docs/format/admission.md. Throw std::bad_alloc.
+  // Save and load all counters; see docs/format/admission.md. Throw std::bad_alloc.
   std::string save() const;
-  // Throws std::invalid_argument for bytes that save() of an equal filter did not
-  // give; then the filter is as before.
+  // Throws std::invalid_argument, without changes, for bytes that save() of an equal
+  // filter did not return.
   void load(std::string_view saved);
-  // Adds what an equal filter of another rank has saved, so that every key was counted at
-  // least as often as there. Throws as load(), and where a filter cannot say so: frequency
-  // is joined key by key instead, by record().
+  // Merges the saved counters of an equal filter of another rank, so that every count is at least
+  // as high as there. Throws like load(), and if the filter does not support it: frequency filters
+  // are merged key by key with record() instead.
   void join(std::string_view saved);
 
  private:
-  // The methods above, called under the lock.
+  // Implementations of the methods above, called with the lock.
   virtual void decide_impl(const int64_t* keys, int64_t count, int64_t step,
                            uint8_t* is_admitted) const = 0;
   virtual void record_impl(const int64_t* keys, const uint8_t* is_admitted, int64_t count) = 0;

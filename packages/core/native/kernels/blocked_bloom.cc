@@ -23,7 +23,7 @@ constexpr uint64_t kMostSavedBlocks = uint64_t{1} << 44;
 double rate_of(double keys_per_block) {
   double chance = std::exp(-keys_per_block);
   double rest = 1;
-  double is_unset = 1;  // the chance that a given bit of a word is still 0
+  double is_unset = 1;  // probability that a given bit of a word is still 0
   double rate = 0;
   const int most = static_cast<int>(keys_per_block + 20 * std::sqrt(keys_per_block) + 40);
   for (int i = 0; i < most; ++i) {
@@ -35,10 +35,10 @@ double rate_of(double keys_per_block) {
   return rate + std::max(rest, 0.0);
 }
 
-// The most keys for each block that keep to the rate.
+// Maximum number of keys per block for the rate.
 double most_load(double rate) {
   double low = 0;
-  double high = 600;  // where the first term of Poisson is still a number, and the rate near 1
+  double high = 600;  // the first Poisson term is still representable, and the rate is near 1
   for (int i = 0; i < 60; ++i) {
     const double middle = (low + high) / 2;
     (rate_of(middle) <= rate ? low : high) = middle;
@@ -51,8 +51,8 @@ int64_t blocks_for(double rate, int64_t planned_keys) {
   return std::max<int64_t>(1, static_cast<int64_t>(blocks));
 }
 
-// Every question goes to another page, so a large filter does well to lie on huge ones: 18 MB
-// of small pages have more entries than the processor's second table of them.
+// Every lookup reads another page, so a large filter should be on huge pages: 18 MB of small pages
+// need more entries than the second-level TLB has.
 void* allocate(size_t bytes) {
   constexpr size_t kHugePage = size_t{2} << 20;
   const bool is_large = bytes >= 2 * kHugePage;
@@ -60,7 +60,7 @@ void* allocate(size_t bytes) {
   void* const memory = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
   if (memory == nullptr) throw std::bad_alloc();
 #ifdef MADV_HUGEPAGE
-  // Advice only, so a refusal is of no consequence.
+  // Only advice, so a failure has no effect.
   if (is_large) madvise(memory, bytes, MADV_HUGEPAGE);
 #endif
   return memory;

@@ -1,9 +1,9 @@
-// Which keys may be in a set: never no for one that is, seldom yes for one that is not.
+// A set of keys without false negatives, and with few false positives.
 //
 // A Bloom filter (Bloom, CACM 13(7), 1970), blocked (Putze, Sanders and Singler, ACM JEA
-// 14, 2009): all bits of a key lie in one cache line, so a question costs one miss of the
-// cache. A block has eight words, and a key has one bit in each, so that a block is looked
-// at as one vector.
+// 14, 2009): all bits of a key are in one cache line, so that a lookup costs one cache
+// miss. A block has eight words, and a key has one bit in each, so that a block is read as
+// one vector.
 //
 //   blocks_   num_blocks blocks, each at an address that 64 divides
 //             ┌────────┬────────┬── ─ ─ ──┬────────┐
@@ -14,18 +14,18 @@
 // Its bit of word j is bits 6 j to 6 j + 5 of mix64(first + 0x9e3779b97f4a7c15). This is
 // part of the format (docs/format/bloom.md).
 //
-// With n keys over b blocks, those of one block follow Poisson's distribution of mean n / b
-// (which bounds the binomial that is exact), and
+// With n keys over b blocks, the number of keys in a block has a Poisson distribution with mean
+// n / b (an upper bound for the exact binomial distribution), and
 //
 //   rate = sum over i of Poisson(i; n / b) * (1 - (63/64)^i)^8
 //
 // INVARIANTS
 //   1. A key that was added is contained, until clear.
-//   2. Bits are only ever set, but by clear and load.
-//   3. All levels of simd.h give the same bits and the same answers.
+//   2. Bits are only set, except in clear and load.
+//   3. All levels of simd.h compute the same bits and the same results.
 //
-// Thread rule: one writer (`add`, `clear`) at a time; `contains` may run concurrently with `add`,
-// and answers for keys whose `add` has returned.
+// Threads: one writer (`add`, `clear`) at a time. `contains` may run concurrently with `add`,
+// and returns true for keys whose `add` has returned.
 #ifndef SPARRING_KERNELS_BLOCKED_BLOOM_H_
 #define SPARRING_KERNELS_BLOCKED_BLOOM_H_
 
@@ -46,14 +46,14 @@ class BlockedBloom {
   static constexpr double kMostRate = 0.5;
   static constexpr int64_t kMostKeys = int64_t{1} << 40;
 
-  // The smallest that keeps to `rate` while `planned_keys` distinct keys are added.
+  // The smallest filter whose false positive rate is at most `rate` with `planned_keys` distinct keys.
   // REQUIRES: kLeastRate <= rate <= kMostRate, 1 <= planned_keys <= kMostKeys. Throws
   // std::bad_alloc.
   BlockedBloom(double rate, int64_t planned_keys, uint64_t seed);
 
-  // keys (n) int64, in any order, with repeats.
+  // keys (n) int64, in any order; they may repeat.
   void add(const int64_t* keys, int64_t count);
-  // found (n): 1 where the key may be in the set.
+  // found (n): 1 if the key may be in the set.
   void contains(const SparringExecutor* executor, const int64_t* keys, int64_t count,
                 uint8_t* found) const;
   void clear();
@@ -62,10 +62,10 @@ class BlockedBloom {
   int64_t planned_keys() const { return planned_keys_; }
   int64_t num_blocks() const { return num_blocks_; }
   int64_t memory_bytes() const { return num_blocks_ * kBlockBytes; }
-  // How many keys `add` was given, repeats included.
+  // Number of keys passed to `add`, including repeats.
   int64_t num_added() const { return num_added_.load(std::memory_order_relaxed); }
 
-  // docs/format/bloom.md. `load` throws std::invalid_argument for anything else.
+  // See docs/format/bloom.md. `load` throws std::invalid_argument for any other bytes.
   std::string save() const;
   static std::unique_ptr<BlockedBloom> load(std::string_view saved);
 

@@ -12,7 +12,7 @@
 namespace sparring::kernels {
 namespace {
 
-constexpr int64_t kAhead = 16;  // keys whose blocks are on their way into the cache
+constexpr int64_t kAhead = 16;  // distance, in keys, of the prefetch of blocks
 constexpr int64_t kLine = 64;
 constexpr uint64_t kStream = 0x9e3779b97f4a7c15u;
 
@@ -81,7 +81,7 @@ BloomFilter::BloomFilter(int64_t k, const BloomShape& shape, uint64_t seed)
       seed_(mix64(seed)),
       num_bytes_(k == 1 ? 0 : shape.num_blocks * block_bytes(k)) {
   if (num_bytes_ == 0) return;
-  // calloc: large blocks come zeroed from the system at no cost, page by page.
+  // calloc, because the system provides zeroed pages for large blocks without cost.
   memory_.reset(static_cast<uint8_t*>(std::calloc(static_cast<size_t>(num_bytes_ + kLine), 1)));
   if (!memory_) throw std::bad_alloc();
   void* aligned = memory_.get();
@@ -151,7 +151,7 @@ void BloomFilter::load_impl(std::string_view saved) {
   if (num_bytes_ > 0) std::memcpy(counters_, bytes.data(), bytes.size());
 }
 
-// Invariant 1 holds for the keys of both, and the others of a filter only grow.
+// Invariant 1 is then valid for the keys of both filters, because counters only grow.
 void BloomFilter::join_impl(std::string_view saved) {
   const std::vector<uint8_t> bytes = read(saved);
   const bool is_wide = k_ > 16;

@@ -1,11 +1,11 @@
-// Admits a key in the k-th step that trained on it, or earlier by mistake, counting
-// in little memory.
+// Admits a key in the k-th step that trained on it, or erroneously earlier, with small
+// counters.
 //
 // A counting Bloom filter (Fan et al., "Summary cache", IEEE/ACM Transactions on
 // Networking 8(3), 2000), blocked (Putze, Sanders and Singler, ACM JEA 14, 2009): all
-// counters of a key lie in one or two cache lines. Only the lowest counters of a key
-// are raised (minimal increase: Cohen and Matias, "Spectral Bloom filters", SIGMOD
-// 2003), and the lowest says how often the key came, at the least too high.
+// counters of a key are in one or two cache lines. Only the lowest counters of a key
+// are incremented (minimal increase: Cohen and Matias, "Spectral Bloom filters", SIGMOD
+// 2003). The lowest counter is an upper bound of the number of steps with the key.
 //
 //   counters_   num_blocks blocks, each at an address that 64 divides
 //               k <= 16   ┌─────────────────────────────┐
@@ -15,17 +15,17 @@
 //                         └─────────────────────────────┘
 //
 // A key's block is the upper 64 bits of first * num_blocks, first = mix64(key ^ seed).
-// Its counters are 7 bits each: 9 of mix64(first + c), from the lowest on, then those
-// of mix64(first + 2c), with c = 0x9e3779b97f4a7c15. This is part of the format.
+// The index of each of its counters has 7 bits: 9 indices from mix64(first + c), lowest bits
+// first, then from mix64(first + 2c), with c = 0x9e3779b97f4a7c15. This is part of the format.
 //
 // INVARIANTS
-//   1. The lowest counter of a key is at least the number of steps recorded for it,
-//      held at k - 1; so a key is never admitted later than in its k-th step.
-//   2. A counter that one key owns alone is at most the number of steps recorded for
-//      it; so a key can only be admitted too early if others own each of its counters,
-//      whose chance bloom_shape.h works out.
-//   3. No counter is above k - 1: that is all there is to know, and it has room.
-//   4. Nothing is ever lowered: beyond the expected number of keys the rate grows.
+//   1. The lowest counter of a key is at least the number of steps recorded for it, limited
+//      to k - 1. Therefore a key is never admitted later than in its k-th step.
+//   2. A counter that only one key uses is at most the number of steps recorded for it.
+//      Therefore a key can only be admitted too early if other keys use each of its
+//      counters; bloom_shape.h computes the probability.
+//   3. No counter exceeds k - 1, which is sufficient, and which fits into its bits.
+//   4. Counters are never decremented. Beyond the expected number of keys, the rate grows.
 //   5. k = 1 has no counters.
 #ifndef SPARRING_KERNELS_BLOOM_FILTER_H_
 #define SPARRING_KERNELS_BLOOM_FILTER_H_
@@ -49,7 +49,7 @@ class BloomFilter final : public AdmissionFilter {
   int64_t expected_keys() const { return shape_.expected_keys; }
 
  private:
-  class Counters;  // those of one key
+  class Counters;  // of one key
 
   struct Free {
     void operator()(uint8_t* memory) const;
@@ -62,7 +62,7 @@ class BloomFilter final : public AdmissionFilter {
   std::string save_impl() const override;
   void load_impl(std::string_view saved) override;
   void join_impl(std::string_view saved) override;
-  // The counters, which are those of an equal filter.
+  // Reads the counters of an equal filter.
   std::vector<uint8_t> read(std::string_view saved) const;
 
   const int64_t k_;

@@ -8,14 +8,14 @@ namespace sparring::kernels {
 namespace {
 
 constexpr int64_t kCounters = BloomShape::kBlockCounters;
-// More keys than that in one block, and it is as good as full.
+// A block with more keys than this is practically full.
 constexpr int64_t kMostKeys = 256;
 
-// inner(i) for i in [0, kMostKeys), of every number of hashes from 1.
+// inner(i) for i in [0, kMostKeys), for every number of hashes from 1.
 std::vector<std::vector<double>> inner_rates() {
   std::vector<std::vector<double>> rates(BloomShape::kMostHashes + 1,
                                          std::vector<double>(kMostKeys, 1.0));
-  std::vector<double> is_hit(kCounters + 1, 0.0);  // the chance that X is 0, 1, …
+  std::vector<double> is_hit(kCounters + 1, 0.0);  // probability that X is 0, 1, …
   is_hit[0] = 1;
   for (int64_t draws = 0; draws < BloomShape::kMostHashes * kMostKeys; ++draws) {
     for (int64_t hashes = 1; hashes <= BloomShape::kMostHashes; ++hashes) {
@@ -51,7 +51,7 @@ struct Load {
   int64_t num_hashes = 1;
 };
 
-// The most keys for each block that keep to the rate.
+// Maximum number of keys per block for the rate.
 Load most_load(double rate) {
   static const std::vector<std::vector<double>> inner = inner_rates();
   Load best;

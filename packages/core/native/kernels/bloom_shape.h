@@ -1,15 +1,15 @@
-// How large a blocked counting Bloom filter must be.
+// The required size of a blocked counting Bloom filter.
 //
-// A key owns `num_hashes` counters of one block of B = 128, drawn with replacement.
-// It can only be counted too high if other keys own every one of its counters as
-// well: that is, if a plain Bloom filter of the same shape would take it for a
-// member. With n other keys over `num_blocks` blocks, the number of those in its
-// block is binomial, which Poisson's distribution of mean n / num_blocks bounds, so
+// A key uses `num_hashes` counters of one block of B = 128, drawn with replacement.
+// Its count can only be too high if other keys use every one of its counters too, that
+// is, if a plain Bloom filter of the same shape would report it as a member. With n
+// other keys over `num_blocks` blocks, the number of keys in its block is binomial. The
+// Poisson distribution with mean n / num_blocks is an upper bound, so
 //
 //   rate = sum over i of Poisson(i; n / num_blocks) * inner(i)
 //
 // (Putze, Sanders and Singler, "Cache-, hash- and space-efficient Bloom filters",
-// ACM JEA 14, 2009, formula 3). The chance inside a block is exact here, not the usual
+// ACM JEA 14, 2009, formula 3). The probability inside a block is exact here, not the usual
 // (1 - e^(-hi/B))^h, which is too low for so few counters (Bose et al., "On the
 // false-positive rate of Bloom filters", IPL 108(4), 2008):
 //
@@ -28,12 +28,12 @@ struct BloomShape {
 
   int64_t num_blocks;
   int64_t num_hashes;
-  int64_t expected_keys;  // that keep to the rate
+  int64_t expected_keys;  // maximum for the rate
 
-  // The smallest for a rate. REQUIRES: kLeastRate <= rate < 1, expected_keys >= 1.
+  // The smallest shape for a rate. REQUIRES: kLeastRate <= rate < 1, expected_keys >= 1.
   static BloomShape for_keys(double rate, int64_t expected_keys);
 
-  // The one for most keys, of some blocks. REQUIRES: kLeastRate <= rate < 1, num_blocks >= 1.
+  // The shape with most keys for a number of blocks. REQUIRES: kLeastRate <= rate < 1, num_blocks >= 1.
   static BloomShape for_blocks(double rate, int64_t num_blocks);
 };
 

@@ -11,7 +11,7 @@ template <class T>
 bool is_finite(const SparringExecutor* executor, const T* values, int64_t count) {
   const RowKernels<T>& kernels = row_kernels<T>();
   std::atomic<bool> is_good{true};
-  // Reading alone is fast, so pieces are larger than elsewhere.
+  // Pieces are larger than in other kernels, because reading without writing is fast.
   const int64_t grain = 4 * grain_for(static_cast<int64_t>(sizeof(T)));
   parallel_for(executor, count, grain, [&](int64_t begin, int64_t end) {
     if (!is_good.load(std::memory_order_relaxed)) return;

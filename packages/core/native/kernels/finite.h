@@ -8,13 +8,13 @@
 
 namespace sparring::kernels {
 
-// `values` may begin wherever a T may: vectors need no alignment of their own.
+// `values` needs only the alignment of T.
 template <class T>
 bool is_finite(const SparringExecutor* executor,
                const T* values,  // (count)
                int64_t count);
 
-// finite[i] = 1 where all of row i is finite, else 0.
+// finite[i] = 1 if all of row i is finite, else 0.
 template <class T>
 void finite_rows(const SparringExecutor* executor,
                  const T* values,  // (u, dim)

@@ -12,11 +12,11 @@
 namespace sparring::kernels {
 namespace {
 
-constexpr int64_t kAhead = 16;  // keys whose slots are on their way into the cache
+constexpr int64_t kAhead = 16;  // distance, in keys, of the prefetch of slots
 
 }  // namespace
 
-// calloc: large blocks come zeroed from the system at no cost.
+// calloc, because the system provides zeroed pages for large blocks without cost.
 FrequencyFilter::Slots::Slots(int64_t capacity) : capacity_(capacity) {
   const auto size = static_cast<size_t>(capacity);
   keys_.reset(static_cast<int64_t*>(std::calloc(size, sizeof(int64_t))));
@@ -66,13 +66,13 @@ void FrequencyFilter::Slots::free(int64_t slot) {
 
 void FrequencyFilter::Slots::halve() {
   if (size_ == 0) return;
-  // Behind an empty slot, no key can move past the end of the walk: what moves up
-  // comes from slots that are still ahead.
+  // The walk starts after an empty slot, so no key can move past its end: keys that move
+  // up come from slots that are still ahead.
   int64_t start = 0;
   while (count(start) != 0) ++start;
   for (int64_t at = next(start); at != start;) {
     if (count(at) == 1) {
-      free(at);  // and look at what has moved here
+      free(at);  // and continue with the key that moved here
       continue;
     }
     count(at) /= 2;
@@ -130,7 +130,7 @@ bool FrequencyFilter::make_room() {
   try {
     slots_ = resized(slots_, std::clamp(2 * slots_.capacity(), kLeastSlots, most_slots_));
   } catch (const std::bad_alloc&) {
-    return false;  // as if the budget ended here
+    return false;  // as if the budget were exhausted
   }
   return slots_.size() < slots_.limit();
 }

@@ -1,28 +1,28 @@
 // Admits a key in the k-th step that trained on it, counting exactly.
 //
-//   keys_     capacity x int64   ┐ one slot: the key, and the steps that it came in
-//   counts_   capacity x uint32  ┘ so far; linear probing from the key's home
+//   keys_     capacity x int64   ┐ one slot: the key, and the number of steps that trained
+//   counts_   capacity x uint32  ┘ it so far; linear probing from the key's home
 //
 //   home     h           h        h
-//   key    │ 7 │   │ -1 │ 42 │ 3 │ 9 │   │      3 is one behind its home, as 42 has it
+//   key    │ 7 │   │ -1 │ 42 │ 3 │ 9 │   │      3 is one after its home, which 42 occupies
 //   count  │ 1 │ 0 │  2 │  1 │ 1 │ 4 │ 0 │
 //
 // INVARIANTS
 //   1. A slot is empty exactly if its count is 0, so no key is reserved.
-//   2. A count is below k: the step that would make it k admits the key, and its slot
-//      is freed, as no one asks about a key that has a row.
+//   2. A count is below k: the step that would make it k admits the key and frees its slot,
+//      because a key with a row is not counted.
 //   3. Between a key's home and its slot there is no empty slot.
 //   4. At most three quarters of the slots are occupied.
-//   5. The slots take at most the byte budget. They begin with none and double as keys
-//      come; while they do, the old ones exist too.
-//   6. The slot of a key follows from a secret of the process (key_index.h), and nothing
-//      that can be seen from outside does.
+//   5. The slots use at most the byte budget. There are none at first, and they double as
+//      keys are added; while they double, the old slots exist too.
+//   6. The slot of a key depends on a secret of the process (key_index.h). No externally
+//      visible result depends on it.
 //
-// When no slot is left for a key, all counts are halved and those that become 0 go:
-// keys that come again and again stay, keys that came once make room. That is done at
-// most once for each call of record(), as it must not be that one batch of strangers
-// empties the table; keys that find no room after it are not counted. A key may
-// therefore be admitted later than in its k-th step, never earlier.
+// If no slot is left for a key, all counts are halved, and slots whose count becomes 0
+// are freed: frequent keys stay, and keys that occurred once are removed. This happens at
+// most once per call of record(), so that one batch of new keys cannot empty the table.
+// Keys without a slot after it are not counted. Therefore a key may be admitted later
+// than in its k-th step, but never earlier.
 #ifndef SPARRING_KERNELS_FREQUENCY_FILTER_H_
 #define SPARRING_KERNELS_FREQUENCY_FILTER_H_
 
@@ -42,7 +42,7 @@ class FrequencyFilter final : public AdmissionFilter {
   FrequencyFilter(int64_t k, int64_t memory_bytes);
 
  private:
-  // The slots, of a capacity that does not change.
+  // The slots, with a fixed capacity.
   class Slots {
    public:
     Slots() = default;
@@ -61,7 +61,7 @@ class FrequencyFilter final : public AdmissionFilter {
     int64_t slot_of(int64_t key) const;
     // REQUIRES: `slot` is slot_of(key), and size() < limit().
     void fill(int64_t slot, int64_t key, uint32_t count);
-    // Keeps invariant 3: moves keys up that the gap would cut off from their homes.
+    // Keeps invariant 3: moves up the keys that the gap would separate from their homes.
     void free(int64_t slot);
     // Halves all counts, and frees those that become 0.
     void halve();
@@ -89,7 +89,7 @@ class FrequencyFilter final : public AdmissionFilter {
   std::string save_impl() const override;
   void load_impl(std::string_view saved) override;
 
-  // Whether there is room for one more key, without forgetting any.
+  // Whether one more key can be added without removing another.
   bool make_room();
   static Slots resized(const Slots& slots, int64_t capacity);
 

@@ -1,4 +1,4 @@
-// One row for each id, from one row for each key.
+// Copies one row per id from one row per key.
 #ifndef SPARRING_KERNELS_GATHER_H_
 #define SPARRING_KERNELS_GATHER_H_
 
@@ -7,7 +7,7 @@
 
 namespace sparring::kernels {
 
-// out[i] = rows[inverse[i]]; shapes in level.h.
+// out[i] = rows[inverse[i]]; see level.h for shapes.
 // REQUIRES: every inverse[i] in [0, u); out does not overlap the inputs.
 template <class T>
 void gather(const SparringExecutor* executor, const GatherArguments<T>& arguments);

@@ -1,10 +1,10 @@
 // Rows of 16-bit types: float16 (IEEE binary16) and bfloat16 (the upper half of a
-// float32). Whatever is computed with them is computed in float32.
+// float32). All computations with them use float32.
 //
-// To float32: exact. A NaN stays one, with its payload.
+// To float32: exact. A NaN stays a NaN, with its payload.
 //
-// From float32, to nearest: even where two are; beyond the largest finite number,
-// infinity. A NaN becomes a quiet one.
+// From float32, to nearest: ties to even; beyond the largest finite number, infinity. A
+// NaN becomes a quiet NaN.
 //
 // From float32, stochastically: up or down at random, so that the expected value is
 // the number itself. THE BITS ARE PART OF THE FORMAT, so that a run can be repeated
@@ -16,16 +16,16 @@
 //      key (low half of rounding_seed, high half of rounding_seed).
 //      rounding_seed = mix64(philox_key ^ 0x726f756e64696e67), philox_key as in
 //      sparring/initial_value.h.
-//   2. The magnitude, in units of 2^-16 of the last place that the result keeps, is
-//      cut to a whole number, r is added, and the sum is cut to whole last places.
-//      (float16 from 2^-14 on keeps 10 bits of a float32's 23, so that the upper 13
-//      bits of r do it.)
-//   3. A finite number beyond the largest finite one becomes that, not infinity: a
-//      row must not be lost to a step that was a little too long.
-//   4. Infinity stays; a NaN becomes a quiet one.
+//   2. The magnitude, in units of 2^-16 of the last place of the result, is truncated to
+//      an integer, r is added, and the sum is truncated to whole last places. (float16
+//      from 2^-14 keeps 10 bits of a float32's 23, so the upper 13 bits of r determine
+//      the result.)
+//   3. A finite number beyond the largest finite number becomes that number, not infinity,
+//      so that a slightly too large step does not destroy a row.
+//   4. Infinity stays infinity; a NaN becomes a quiet NaN.
 //
-// So the expected value is exact for bfloat16 and for float16 from 2^-14 on; below, it
-// is short of it by less than 2^-40. What 16 bits can hold is never changed.
+// Therefore the expected value is exact for bfloat16, and for float16 from 2^-14; below, it
+// is too small by less than 2^-40. Numbers that 16 bits can represent never change.
 #ifndef SPARRING_KERNELS_HALVES_H_
 #define SPARRING_KERNELS_HALVES_H_
 
@@ -46,7 +46,7 @@ const HalfKernels& half_kernels(RowType type);
 
 uint64_t rounding_seed_for(uint64_t philox_key);
 
-// Embeddings in an array, possibly each at the beginning of a wider row.
+// Embeddings in an array, each optionally at the beginning of a wider row.
 struct HalfRows {
   RowType type;    // a 16-bit one
   void* first;     // the first embedding (dim)

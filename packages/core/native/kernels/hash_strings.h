@@ -12,7 +12,7 @@ namespace sparring::kernels {
 template <class Offset>
 void hash_strings(const SparringExecutor* executor,
                   const char* bytes,      // (offsets[count])
-                  const Offset* offsets,  // (count + 1), never falling
+                  const Offset* offsets,  // (count + 1), nondecreasing
                   int64_t count,
                   int64_t* ids);          // (count), out
 

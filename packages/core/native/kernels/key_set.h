@@ -1,19 +1,19 @@
-// A growing set of keys, which remembers the keys that a step has touched.
+// A growing set of keys, for the keys that steps have changed.
 //
 //   slots_   capacity x int64, linear probing from the key's home, at most three
-//            quarters full; kEmpty stands in those that hold none
+//            quarters full; empty slots contain kEmpty
 //
 //   home      h        h        h
 //   slot    │ 7 │ ∅ │ 42 │ 3 │ 9 │ ∅ │      3 is one behind its home, as 42 has it
 //
 // INVARIANTS
-//   1. kEmpty is a key like any other: whether it is in the set, `has_empty_` says.
-//   2. capacity is a power of two, or 0 where nothing was added yet.
+//   1. kEmpty is also a valid key; `has_empty_` is true if it is in the set.
+//   2. capacity is a power of two, or 0 before the first key.
 //   3. Between a key's home and its slot there is no empty slot; nothing is removed.
-//   4. The slot of a key follows from a secret of the process (key_index.h), so that
-//      no one can send keys that collide.
+//   4. The slot of a key depends on a secret of the process (key_index.h), so that
+//      clients cannot choose keys that collide.
 //
-// Not safe for use by two threads at once.
+// Not safe for concurrent use.
 #ifndef SPARRING_KERNELS_KEY_SET_H_
 #define SPARRING_KERNELS_KEY_SET_H_
 
@@ -29,12 +29,12 @@ class KeySet {
  public:
   KeySet() : secret_(hash_secret()) {}
 
-  // Adds keys (n), which may repeat. is_new (n): 1 where the key was not in the set.
-  // Throws std::bad_alloc; then some of the keys were added.
+  // Adds keys (n), which may repeat. is_new (n): 1 if the key was not in the set.
+  // If it throws std::bad_alloc, some of the keys were added.
   void add(const int64_t* keys, int64_t count, uint8_t* is_new);
-  // is_in (n): 1 where the key is in the set.
+  // is_in (n): 1 if the key is in the set.
   void contains(const int64_t* keys, int64_t count, uint8_t* is_in) const;
-  // All keys (size()), in no order.
+  // All keys (size()), in any order.
   void copy_to(int64_t* keys) const;
 
   int64_t size() const { return size_ + (has_empty_ ? 1 : 0); }

@@ -1,4 +1,4 @@
-// Runs a loop on the threads that the host lends, or on the caller's alone.
+// Runs a loop on the threads of an executor, or only on the calling thread.
 #ifndef SPARRING_KERNELS_PARALLEL_H_
 #define SPARRING_KERNELS_PARALLEL_H_
 
@@ -10,9 +10,9 @@
 
 namespace sparring::kernels {
 
-// Bytes that one piece of a parallel loop should move, at the least. Waking a
-// thread costs microseconds, so a call that moves less than two pieces stays on
-// the calling thread.
+// Minimum number of bytes that one piece of a parallel loop should move. Waking a thread
+// takes microseconds, so a call that moves less than two pieces runs on the calling
+// thread.
 inline constexpr int64_t kPieceBytes = 128 * 1024;
 
 inline bool is_serial(const SparringExecutor* executor) {
@@ -24,22 +24,22 @@ constexpr int64_t grain_for(int64_t item_bytes) {
   return std::max<int64_t>(1, kPieceBytes / std::max<int64_t>(1, item_bytes));
 }
 
-// Ids of a batch, and bytes of its embeddings, below which loops over its tables stay on the calling
-// thread. They take about 50 microseconds there; on a busy machine a thread that was called for help
-// may come milliseconds later.
+// Ids of a batch, and bytes of its embeddings, below which loops over its tables run on the calling
+// thread. They take about 50 microseconds there; on a busy machine a helper thread may start
+// milliseconds later.
 inline constexpr int64_t kSmallBatchIds = 2048;
 inline constexpr int64_t kSmallBatchBytes = 2 * kPieceBytes;
 
-// Returns the executor for a loop over the tables of a batch: NULL, so that the caller works alone, if
+// Returns the executor for a loop over the tables of a batch; NULL, for the calling thread only, if
 // the batch is small.
 inline const SparringExecutor* executor_for_batch(const SparringExecutor* executor,
                                                   int64_t num_ids, int64_t num_bytes) {
   return num_ids < kSmallBatchIds && num_bytes < kSmallBatchBytes ? nullptr : executor;
 }
 
-// Calls body(begin, end) over disjoint ranges that cover [0, count). Serial when
-// `executor` is NULL or there is not enough for two ranges of `grain`. An
-// exception of `body` is thrown again here, once all ranges have ended.
+// Calls body(begin, end) for disjoint ranges that cover [0, count). Serial if `executor` is
+// NULL or `count` is too small for two ranges of `grain`. Rethrows an exception of `body`
+// after all ranges have ended.
 template <class Body>
 void parallel_for(const SparringExecutor* executor, int64_t count, int64_t grain,
                   const Body& body) {

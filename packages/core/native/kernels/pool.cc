@@ -6,7 +6,7 @@
 namespace sparring::kernels {
 namespace {
 
-// Bags per piece: what a bag moves is the rows of its ids, on average, and its own.
+// Bags per piece: a bag moves, on average, the rows of its ids and its result.
 int64_t grain_of_bags(int64_t count, int64_t num_bags, int64_t row_bytes) {
   return grain_for((count / std::max<int64_t>(1, num_bags) + 1) * row_bytes);
 }

@@ -1,9 +1,9 @@
-// Admits a key in each step with probability p, whatever came before. The answer is
-// a function of (seed, step, key), so nothing is remembered:
+// Admits a key in each step with probability p, independently of earlier steps. The decision
+// is a function of (seed, step, key), so the filter has no state:
 //
 //   words 0 and 1 of Philox4x32-10 for the counter (low half of key, high half of
-//   key, low half of step, high half of step) make 64 bits; the key is admitted if
-//   their upper 53, over 2^53, are below p.
+//   key, low half of step, high half of step) form 64 bits. The key is admitted if
+//   their upper 53 bits, divided by 2^53, are below p.
 #ifndef SPARRING_KERNELS_PROBABILITY_FILTER_H_
 #define SPARRING_KERNELS_PROBABILITY_FILTER_H_
 

@@ -1,11 +1,11 @@
-// Splits a batch into parts that one thread each can work on, in the batch's order.
+// Splits a batch into parts for separate threads, in the order of the batch.
 //
-//   chunks   the batch in equal pieces, counted and then placed by one thread each
-//   parts    where items go; within a part they keep the order of the batch,
-//            whatever the number of chunks
+//   chunks   equal pieces of the batch; one thread counts and then copies each chunk
+//   parts    targets of the items; within a part the items keep the order of the batch,
+//            for any number of chunks
 //
-//   counts   (num_parts, num_chunks): first how many items of a chunk belong to a
-//            part, then, summed up part by part, where the first of them goes
+//   counts   (num_parts, num_chunks): first the number of items of a chunk in a part,
+//            then, as prefix sums over the parts, the position of the first of them
 #ifndef SPARRING_KERNELS_RADIX_H_
 #define SPARRING_KERNELS_RADIX_H_
 
@@ -23,7 +23,7 @@ struct Chunks {
   int64_t count;
   int64_t num_chunks;
 
-  // A few for each thread, but none so small that counting it costs more than it.
+  // A few per thread, but large enough that the counts are cheap.
   static Chunks of(const SparringExecutor* executor, int64_t count) {
     const int64_t wanted = is_serial(executor) ? 1 : int64_t{4} * executor->concurrency;
     return {count, std::clamp<int64_t>(count / 4096, 1, wanted)};
@@ -32,17 +32,17 @@ struct Chunks {
   int64_t end(int64_t chunk) const { return begin(chunk + 1); }
 };
 
-// Parts for `count` items so that each holds about `wanted`: a power of two, and
-// not more than the write buffers of a core can serve.
+// Number of parts for `count` items with about `wanted` items each: a power of two, and at
+// most what the write buffers of a core support.
 inline int64_t num_parts_for(int64_t count, int64_t wanted) {
   return static_cast<int64_t>(
       std::bit_ceil(static_cast<uint64_t>(std::clamp<int64_t>(count / wanted, 1, 256))));
 }
 
-// Calls place(begin, end, next) for every chunk, in which next (num_parts)
-// says where the chunk's next item of each part goes; `place` moves it on by one
-// for each item. count(begin, end, counts) adds up the chunk's items of each part.
-// Returns where each part begins: (num_parts + 1), from 0 to the number of items.
+// Calls count(begin, end, counts) for every chunk to count its items per part, and then
+// place(begin, end, next). next (num_parts) contains the position of the chunk's next item
+// in each part; `place` increments it for each item.
+// Returns the beginning of each part: (num_parts + 1), from 0 to the number of items.
 template <class Count, class Place>
 std::vector<int64_t> radix_split(const SparringExecutor* executor, const Chunks& chunks,
                                  int64_t num_parts, const Count& count, const Place& place) {

@@ -1,13 +1,13 @@
-// The frame of saved counters and filters, as docs/format/admission.md and
-// docs/format/bloom.md have it; the latter begins with "SPRBLOOM":
+// The frame of saved counters and filters; docs/format/admission.md and
+// docs/format/bloom.md describe it. The latter begins with "SPRBLOOM":
 //
 //   ┌────────────┬─────────┬──────┬───────────────────────────┬──────────┐
 //   │ "SPRADMIT" │ version │ kind │ payload, filled up to 8 k │ checksum │
 //   │    8 bytes │     u32 │  u32 │                           │      u64 │
 //   └────────────┴─────────┴──────┴───────────────────────────┴──────────┘
 //
-// All numbers are little-endian. The checksum takes in all bytes before it: each
-// word is joined to it and mixed, so no change of a single word goes unseen.
+// All numbers are little-endian. The checksum covers all bytes before it: each word is
+// combined with it and mixed, so it detects any change of a single word.
 #ifndef SPARRING_KERNELS_SAVED_BYTES_H_
 #define SPARRING_KERNELS_SAVED_BYTES_H_
 
@@ -28,7 +28,7 @@ enum class SavedKind : uint32_t { frequency = 1, probability = 2, bloom = 3, key
 
 class SavedWriter {
  public:
-  // Throws std::bad_alloc, as all of these. `bytes`: how many will come, at a guess.
+  // Throws std::bad_alloc, like all methods. `bytes`: estimated number of bytes.
   explicit SavedWriter(SavedKind kind, size_t bytes = 0);
 
   template <class T>
@@ -45,15 +45,15 @@ class SavedWriter {
   std::string bytes_;
 };
 
-// Takes numbers off the front of a payload whose frame is right. Whatever is wrong
-// throws std::invalid_argument.
+// Reads numbers from the beginning of a payload with a valid frame. Throws
+// std::invalid_argument for any error.
 class SavedReader {
  public:
   SavedReader(std::string_view saved, SavedKind kind);
 
   uint64_t take() { return take_many<uint64_t>(1)[0]; }
 
-  // `count` may come from the bytes: nothing is allocated for more than there is.
+  // `count` may come from the bytes, so at most the existing bytes are allocated.
   template <class T>
   std::vector<T> take_many(uint64_t count) {
     static_assert(std::is_arithmetic_v<T>);
@@ -63,9 +63,9 @@ class SavedReader {
     return values;
   }
 
-  // Takes a number that must be `wanted`; `what` names it.
+  // Reads a number that must be `wanted`; `what` is its name for the error.
   void expect(uint64_t wanted, const char* what);
-  // All was taken, but for what fills the payload up.
+  // Checks that only padding is left.
   void expect_end() const;
 
  private:

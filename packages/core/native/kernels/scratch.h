@@ -1,8 +1,8 @@
-// Memory that a thread keeps from one call to the next.
+// Memory that a thread keeps between calls.
 //
-// A call checks the thread's object out and returns it at the end. A thread that
-// waits inside a parallel loop may be given another call's work meanwhile; that
-// call finds nothing to check out and makes an object of its own.
+// A call takes the thread's object and returns it at the end. A thread that waits inside
+// a parallel loop may execute another call in the meantime, which finds no object and
+// creates a new one.
 #ifndef SPARRING_KERNELS_SCRATCH_H_
 #define SPARRING_KERNELS_SCRATCH_H_
 
@@ -12,7 +12,7 @@
 
 namespace sparring::kernels {
 
-// What a thread keeps, at the most; anything larger is freed after the call.
+// Maximum size that a thread keeps; anything larger is freed after the call.
 inline constexpr int64_t kMostScratchBytes = 16 << 20;
 
 // REQUIRES: T() and T::memory_bytes().

@@ -13,8 +13,8 @@ UpdateConstants<T> constants_of(const UpdateSpec& spec) {
   return updates::constants_of<T>(spec.method, spec.hyper, spec.step);
 }
 
-// Decodes embeddings, `block` of them at a time, lets the method change them, and rounds
-// them back. own (block, dim).
+// Decodes embeddings, `block` of them at a time, applies the method, and rounds them back.
+// own (block, dim).
 void update_decoded(const PreparedUpdate& update, const UpdateRows& rows, float* own,
                     int64_t block) {
   const UpdateSpec& spec = update.spec;
@@ -31,7 +31,7 @@ void update_decoded(const PreparedUpdate& update, const UpdateRows& rows, float*
   }
 }
 
-// On the stack, because rows change where nothing may fail.
+// On the stack, because updates of rows must not fail.
 constexpr int64_t kMostNear = 4096;
 constexpr int64_t kMostDim = 65'536;
 

@@ -1,14 +1,12 @@
-// Update methods: gradients into rows, embedding and state in one visit.
+// Update methods: apply gradients to the embedding and the state of rows in one visit.
 //
-// A method works row by row: what it does to a row depends on that row, its
-// gradient, the hyper-parameters and the number of the step, and on nothing else.
-// So rows may come in any order and on any number of threads, and give the same
-// bits; the SIMD level does not matter either.
+// A method updates each row separately: the result depends only on the row, its gradient,
+// the hyper-parameters and the number of the step. Therefore the bits do not depend on
+// the order of rows, the number of threads or the SIMD level.
 //
-// Everything is computed in the computing type of the rows (row_layout.h). An
-// embedding of 16-bit type is rounded stochastically: up or down at random, so
-// that the expected value is exact, with the randomness a function of (seed,
-// step, key, column); see halves.h.
+// All computations use the computing type of the rows (row_layout.h). An embedding of a
+// 16-bit type is rounded stochastically, up or down at random, so that the expected value
+// is exact. The randomness is a function of (seed, step, key, column); see halves.h.
 #ifndef SPARRING_KERNELS_UPDATE_H_
 #define SPARRING_KERNELS_UPDATE_H_
 
@@ -30,7 +28,7 @@ struct UpdateSpec {
   uint64_t rounding_seed;  // of 16-bit rows; see halves.h
 };
 
-// A spec with its constants worked out, for many calls.
+// A spec with its computed constants, for many calls.
 struct PreparedUpdate {
   explicit PreparedUpdate(const UpdateSpec& spec);
 
