@@ -14,23 +14,24 @@ from sparring_testing.devices import get_test_device, list_test_devices, why_una
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the tables of a test lie, and its tensors."""
+    """Device of the tables of a test, and of its tensors."""
 
     name: str
 
     @property
     def table(self) -> dict[str, Any]:
-        """What modules are given."""
+        """Options of modules."""
         return {"storage": "memory"} if self.name == "cpu" else {"device": self.name}
 
     @property
     def device(self) -> torch.device:
-        """Of tensors; those of the CPU stand for an emulated GPU's."""
+        """Device of tensors; CPU tensors represent tensors of an emulated GPU."""
         return torch.device("cpu" if self.name == "emulated" else self.name)
 
     def agree(self, ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-        """Whether this place gives what the CPU gives: its bits on the emulator. The sine of a test's
-        loss, and optimizers of torch, round otherwise on a GPU."""
+        """Returns whether results equal the CPU's: bit by bit on the emulator. On a GPU, the sine
+        in a test's loss and optimizers of torch round differently.
+        """
         if self.name in ("cpu", "emulated"):
             return torch.equal(ours, theirs)
         tolerance = 1e-4 if ours.element_size() > 2 else 3e-2
@@ -39,7 +40,7 @@ class Place:
 
 @pytest.fixture
 def place(table_device: str) -> Iterator[Place]:
-    """Each of the devices that tables can lie on here; torch makes tensors there meanwhile."""
+    """Each device that tables support in this environment; torch creates tensors there in the test."""
     where = Place(table_device)
     if where.device.type == "cpu":
         yield where
@@ -50,8 +51,9 @@ def place(table_device: str) -> Iterator[Place]:
 
 @pytest.fixture(params=[each for each in list_test_devices() if each != "cpu"])
 def device_place(request: pytest.FixtureRequest) -> Place:
-    """The emulator, and the GPU that the environment names. Tests make their tensors in
-    ``with device_place.device:``, and those of the CPU that they compare with in ``with CPU:``."""
+    """The emulator, and the GPU that the environment names. Tests create tensors on the device in
+    ``with device_place.device:``, and CPU tensors to compare with in ``with CPU:``.
+    """
     reason = why_unavailable(request.param)
     if reason is not None:
         pytest.skip(reason)
@@ -72,7 +74,7 @@ def gpu() -> torch.device:
 
 @pytest.fixture(autouse=True)
 def one_torch_thread() -> Iterator[None]:
-    """Tests are small: threads would only wait for each other."""
+    """Limits tests to one thread, because they are too small for several."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

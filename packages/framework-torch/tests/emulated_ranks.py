@@ -1,4 +1,4 @@
-"""Ranks as threads of one process whose tables lie on the emulator, by several transports."""
+"""Ranks as threads of one process with tables on the emulator, with several transports."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ fake_nccl = pytest.importorskip("sparring_nccl.testing", reason="sparring-nccl i
 
 
 class DirectCollective(LocalCollective):
-    """Takes the emulator's memory, which is the host's."""
+    """Treats the emulator's memory as host memory, which it is."""
 
     devices = ("cpu", "emulated")
 
 
 class EmulatedNccl(fake_nccl.NcclCollective):  # type: ignore[misc, name-defined]
-    """Takes the emulator's memory for that of the imitation's GPUs, whose streams are others."""
+    """Treats the emulator's memory as the imitation's GPU memory, which has other streams."""
 
     devices = ("cpu", "emulated")
 
@@ -40,7 +40,7 @@ class EmulatedNccl(fake_nccl.NcclCollective):  # type: ignore[misc, name-defined
 
 
 def _on_gpu(buffer: Any, stream: int | None) -> Any:
-    """What is sent on a stream lies on a device."""
+    """Treats tensors with a stream as tensors on a device."""
     return buffer if stream is None else np.from_dlpack(buffer).view(fake_nccl.GpuArray)
 
 
@@ -50,11 +50,11 @@ def run_ranks(
     body: Callable[[Collective], Any],
     deadline_seconds: float = 20.0,
 ) -> list[Any]:
-    """What each rank returns.
+    """Returns the result of each rank.
 
     Args:
-        way: ``direct``: messages are the device's arrays; ``staged``, ``host``: host memory;
-            ``nccl``: by the imitation of NCCL.
+        way: ``direct``: messages are arrays of the device; ``staged``, ``host``: host memory;
+            ``nccl``: the imitation of NCCL.
     """
     group = LocalGroup(world_size, deadline_seconds=deadline_seconds)
     fake = fake_nccl.open_fake_nccl() if way == "nccl" else None
@@ -71,7 +71,7 @@ def run_ranks(
     with ThreadPoolExecutor(world_size) as threads:
         futures = [threads.submit(run, rank) for rank in range(world_size)]
     errors = [each.exception() for each in futures]
-    # What only follows from another rank's error says less than that one.
+    # An error that another rank's error caused is less informative.
     for error in sorted(filter(None, errors), key=lambda each: isinstance(each, PeerFailure)):
         raise error
     return [each.result() for each in futures]

@@ -1,4 +1,4 @@
-"""What the checks of `foreign_parameters` are made of."""
+"""Building blocks of the checks in `foreign_parameters`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ META, CPU = torch.device("meta"), torch.device("cpu")
 
 
 def shown(value: Any) -> Any:
-    """What can be compared."""
+    """Converts a result to a comparable form."""
     if isinstance(value, Tensor):
         return (
             str(value.device),
@@ -37,7 +37,7 @@ def shown(value: Any) -> Any:
 
 
 def differs(call: Callable[[Any], Any], *values: Any) -> Check:
-    """The results of all values differ."""
+    """All values give different results."""
 
     def check() -> None:
         found: list[Any] = []
@@ -62,7 +62,7 @@ def rejects(call: Callable[[Any], Any], value: Any, *, default: Any = None) -> C
 
 
 def same(call: Callable[[Any], Any], *values: Any, reason: str) -> Check:
-    """All values have the same result, for the given reason."""
+    """All values give the same result, for the given reason."""
 
     def check() -> None:
         assert reason
@@ -104,7 +104,7 @@ def where(module: Any) -> str:
 
 
 def declared(value: Any, name: str, kind: Any = tr.EmbeddingBagConfig) -> Any:
-    """Output of a module whose configuration has the value, or how its table is declared."""
+    """Returns the output of a module whose configuration has the value, or the table's declaration."""
     made = config(kind, **{name: value})
     module = bags(made) if kind is tr.EmbeddingBagConfig else sequence(made)
     table = module.agent.declarations[0]
@@ -175,7 +175,7 @@ def fused(model: Any) -> Any:
 
 
 def asked(model: nn.Module | None = None, **settings: Any) -> Any:
-    """Text of the request that the planner receives."""
+    """Returns the request that the planner receives, as text."""
     requests: list[Any] = []
 
     def made(request: Any, _: Any) -> Any:
@@ -215,7 +215,7 @@ def logged(debug: bool) -> int:
 
 
 def sent_to(pg: Any) -> Any:
-    """The group over which a plan is sent."""
+    """Returns the group over which a plan is sent."""
     groups: list[Any] = []
     dist: Any = mock.Mock()
     dist.is_initialized.return_value, dist.get_rank.return_value = True, 0
@@ -240,7 +240,7 @@ def random_batch(**settings: Any) -> Any:
 
 
 def moved(tensor: Any, **settings: Any) -> list[Any]:
-    """What `Tensor.to` is called with."""
+    """Returns the arguments with which `Tensor.to` is called."""
     calls: list[Any] = []
     with mock.patch.object(Tensor, "to", lambda self, *_, **named: calls.append(named) or self):
         tensor.to(CPU, **settings)
@@ -263,7 +263,7 @@ def dense_optimizer(kind: str) -> tuple[Any, nn.Parameter]:
 
 
 def closed(kind: str) -> Check:
-    """`step` calls the closure, and returns its loss."""
+    """`step` calls the closure and returns its loss."""
 
     def call(closure: Any) -> Any:
         if kind == "rows":

@@ -1,4 +1,4 @@
-"""A model with three modules over two tables, for tests of what is saved and copied."""
+"""A model with three modules over two tables, for tests of saving and copying."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NATIVES: Natives = {
 
 
 class Model(nn.Module):
-    """Three modules, two of which share a table once an optimizer has brought them together."""
+    """Three modules, two of which share a table after an optimizer has joined them."""
 
     def __init__(self, container: StepContainer | None = None, **options: Any) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, begin: int, end: i
 
 
 def rows_of(model: Model) -> dict[str, dict[int, bytes]]:
-    """All rows with their state."""
+    """Returns all rows with their state."""
     found = {}
     for name, module in (("users", model.users), ("items", model.items)):
         container = module.agent.container

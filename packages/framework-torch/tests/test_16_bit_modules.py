@@ -1,4 +1,4 @@
-"""Tables of 16-bit rows under torch: float32 outputs, gradients and state."""
+"""Tables with 16-bit rows: outputs, gradients and state are float32."""
 
 from __future__ import annotations
 
@@ -112,14 +112,14 @@ def test_16_bit_rows_follow_float32_ones_without_bias_and_their_state_is_the_sam
         each: Embedding(DIM, name="t", dtype=each, storage=storage)
         for each in (dtype, torch.float32)
     }
-    # Both start from numbers that 16 bits can hold.
+    # Both start with numbers that 16 bits can represent.
     start = modules[dtype](IDS).detach().clone()
     optimizers = {each: Optimizer(module, native, **hyper) for each, module in modules.items()}
     opened = optimizers[torch.float32].container.storage("t")
     state = np.zeros((NUM_IDS, state_width), np.float32)
     opened.upsert(IDS.numpy(), np.concatenate([start.numpy(), state], axis=1))
     for _ in range(num_steps):
-        # Gradients that do not depend on embeddings are the same for both.
+        # Gradients that do not depend on embeddings are equal for both.
         factor = torch.randn(NUM_IDS, DIM, generator=factors) + 0.2
         for each, module in modules.items():
             (module(IDS) * factor).sum().backward()
@@ -136,7 +136,7 @@ def test_16_bit_rows_follow_float32_ones_without_bias_and_their_state_is_the_sam
     assert len(rows[dtype][1]) == NUM_IDS * state_width * 4
     assert rows[dtype][1] == rows[torch.float32][1]
     errors = rows[dtype][0].astype(np.float64) - rows[torch.float32][0]
-    # Embeddings stay below 1/8: a place is at most this, and a step's error below one.
+    # Embeddings stay below 1/8: the spacing of values is at most this, and a step's error is less.
     place = 2.0**-4 * 2.0 ** -(10 if dtype is torch.float16 else 7)
     assert np.abs(rows[torch.float32][0]).max() < 0.125
     deviation = place / 2 * np.sqrt(num_steps)

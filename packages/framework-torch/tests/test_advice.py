@@ -1,4 +1,4 @@
-"""Messages that tell their reader what to do: who does it, goes on."""
+"""Following the advice in a message fixes the problem."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_run_with_gradients_that_are_not_finite_skips_them_as_the_message_says
     assert main(run) != 0
     told = " ".join(capsys.readouterr().err.split())
     (advice,) = re.findall(r"training\.non_finite_gradients=\w+", told)
-    # It ends; what such a rate has made of the model is another matter.
+    # It ends; whether the model is good with such a rate does not matter here.
     main([*run, advice])
     told = capsys.readouterr().err
     assert "NaN or infinity" not in told

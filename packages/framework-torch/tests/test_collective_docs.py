@@ -1,4 +1,4 @@
-"""The page about collectives has the options of this package's."""
+"""The page on collectives lists the options of this package's collective."""
 
 from __future__ import annotations
 

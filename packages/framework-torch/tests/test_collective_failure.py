@@ -1,4 +1,4 @@
-"""A process that is killed or stopped is named by all others, in time."""
+"""All other ranks report a killed or stopped process before the deadline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sparring_testing.processes.deadlines import check_with_deadlines
 pytestmark = pytest.mark.alone
 
 WORLD_SIZE = 3
-# The interpreter takes two seconds of processor time to end with torch, and others may use it too.
+# An interpreter with torch takes two seconds of processor time to end, and the processor may be busy.
 END_SECONDS = 60
 
 Start = Callable[[float, Path], "list[subprocess.Popen[bytes]]"]

@@ -1,4 +1,4 @@
-"""The torch collective meets the contract, with processes that meet over gloo."""
+"""The torch collective fulfills the contract, with processes that meet over gloo."""
 
 from __future__ import annotations
 

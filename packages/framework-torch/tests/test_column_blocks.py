@@ -1,4 +1,4 @@
-"""Modules whose tables are divided by columns train the bits of one process, or are refused by name."""
+"""Modules with column-wise sharded tables train bit-identically to one process, or raise an error."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def one_id_bags(ids: Any) -> KeyedJaggedTensor:
 
 
 def made(name: str, container: StepContainer) -> Any:
-    """A module, and a function from ids to embeddings ``(n, 4)``."""
+    """A module, and a function that returns embeddings ``(n, 4)`` of ids."""
     if name == "EmbeddingBagCollection":
         bag = EmbeddingBagConfig(name="user", embedding_dim=4, feature_names=["a"])
         bags = EmbeddingBagCollection(tables=[bag], container=container)
@@ -64,7 +64,7 @@ def made(name: str, container: StepContainer) -> Any:
 def train(
     module: str, native: Any, options: dict[str, Any], ranks: Any, held: StepContainer
 ) -> Any:
-    """Three steps with gradients that sums of floats do not round; returns rows, and what was read."""
+    """Runs three steps with gradients whose float sums are exact; returns rows and outputs."""
     part, embed = made(module, held)
     optimizer = Optimizer(part, native, lr=0.125, **options)
     seen = []
@@ -112,7 +112,7 @@ def test_modules_and_optimizers_give_the_bits_of_one_process(
 
 
 def test_bags_are_pooled_by_the_owners_of_blocks() -> None:
-    """Gradients are exact, and so rows are the same bits; pools of one id each are too."""
+    """Gradients are exact, so rows are bit-identical; so are pools of one id each."""
 
     def body(collective: Collective, transfer: str) -> Any:
         with container_of(collective, transfer=transfer) as held:
@@ -158,7 +158,7 @@ def test_the_norm_of_gradients_is_that_of_whole_rows() -> None:
 
 
 class _ByNorm(torch.optim.Optimizer):
-    """Steps each row by its gradient over the norm of that."""
+    """An optimizer that divides the gradient of a row by its norm."""
 
     def __init__(self, params: Any, lr: float) -> None:
         super().__init__(params, {"lr": lr})

@@ -1,4 +1,4 @@
-"""`CombinedOptimizer`: one optimizer for loops that know one."""
+"""`CombinedOptimizer` supports code that handles only one optimizer."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_steps_and_schedules_as_the_parts_would() -> None:
     assert [group["lr"] for group in combined.param_groups] == [0.1 / 8, 0.01 / 8]
     assert torch.equal(rows(apart), rows(together))
     assert torch.equal(apart.top.weight, together.top.weight)
-    # The closure kept no step from the update method.
+    # The closure did not prevent the update method.
     assert combined.optimizers[0][1].routes == {"items": "adagrad"}  # type: ignore[attr-defined]
 
 
@@ -82,7 +82,7 @@ def test_clipping_and_gradient_scalers_see_rows_and_parameters() -> None:
         combined.zero_grad()
         scaler.scale(scaled(IDS)).backward()
         scaler.unscale_(combined)
-        # As Lightning clips.
+        # Clips as Lightning does.
         nn.utils.clip_grad_norm_([p for g in combined.param_groups for p in g["params"]], 0.01)
         scaler.step(combined)
         scaler.update()
@@ -112,7 +112,7 @@ def test_state_dict_goes_to_the_parts() -> None:
     combined.load_state_dict(saved)
     assert sparse.state_dict()["state"]["items"]["step"] == 1
     assert {float(each["step"]) for each in dense.state.values()} == {1.0}
-    # The groups are those that the parts have now.
+    # The groups are the current ones of the parts.
     combined.param_groups[1]["lr"] = 0.5
     assert dense.param_groups[0]["lr"] == 0.5
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""`torch.compile` of a model with tables: the same losses, and nothing on stderr."""
+"""`torch.compile` of a model with tables gives the same losses and writes nothing to stderr."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forked workers of torch's `DataLoader`: they inherit a container, and cannot use it."""
+"""Forked workers of torch's `DataLoader` inherit a container, but cannot use it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TABLE = TableConfig("films", 4)
 
 
 class Batches(Dataset[torch.Tensor]):
-    """Features of ids; a batch that is looked up where `container` is given."""
+    """Sparse features; `container` looks them up if given."""
 
     def __init__(self, container: StepContainer | None = None) -> None:
         self.container = container

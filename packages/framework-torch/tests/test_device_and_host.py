@@ -1,5 +1,4 @@
-"""Steps over tables on a device, over the emulator, and tables on the CPU: each goes its own way, and all
-of them take the step or none."""
+"""Steps over tables on the emulator and tables on the CPU: all of them take a step, or none."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ def bags(step: int) -> tuple[Tensor, Tensor]:
 
 
 def read(module: EmbeddingBag) -> Tensor:
-    """What ids read as now, each alone."""
+    """Returns the current embedding of each id."""
     with torch.no_grad():
         return module.eval()(torch.arange(-60, 300)[:, None])
 
@@ -53,7 +52,7 @@ def test_a_step_takes_tables_on_a_device_there_and_the_others_on_the_host(
         for step in (1, 2, 3):
             ids, offsets = bags(step)
             out = module(ids, offsets)
-            # Also steps of one table alone.
+            # Also steps with gradients for only one table.
             (out if step == 2 else out * other(ids + 7, offsets)).sum().backward()
             chosen.step()
             chosen.zero_grad()
@@ -67,7 +66,7 @@ def test_a_step_takes_tables_on_a_device_there_and_the_others_on_the_host(
 @pytest.mark.parametrize("optimizer", ["adagrad", torch.optim.Adam], ids=["fused", "native"])
 @pytest.mark.parametrize("refusing", ["items", "others"])
 def test_what_a_table_here_refuses_no_table_there_takes(refusing: str, optimizer: Any) -> None:
-    """And the other way round."""
+    """Also with the tables exchanged."""
     modules = {
         name: EmbeddingBag(
             4,
@@ -93,7 +92,7 @@ def test_what_a_table_here_refuses_no_table_there_takes(refusing: str, optimizer
 
 
 class FailingStorage(MemoryStorage):
-    """Fails while it writes, where nothing could have been refused before."""
+    """Fails while it writes, when nothing can be rejected any more."""
 
     fails = False
 
@@ -142,7 +141,7 @@ def test_a_step_that_fails_between_there_and_here_says_how_far_it_came(
 
 
 class Descent(UpdateMethod):
-    """Written in Python: where one table has it, those on the CPU go by rows."""
+    """A Python update method: tables on the CPU pass their rows to it."""
 
     name = "descent"
     hyperparameters = HyperParameters

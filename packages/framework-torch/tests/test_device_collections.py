@@ -1,4 +1,4 @@
-"""All tables of a collection on a device go through one set of launches: as each alone, bit for bit."""
+"""All tables of a collection on a device share one set of launches, with bit-identical results."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ MIXED = [
 
 
 def _batch(features: list[str], num_ids: int, step: int) -> KeyedJaggedTensor:
-    """`num_ids` for each feature in bags of four; "none" has none. One id is half of all."""
+    """Features with `num_ids` in bags of four, or none for "none"; half of the ids are equal."""
     generator = torch.Generator().manual_seed(step)
     lengths, ids = [], []
     for name in features:
@@ -71,7 +71,7 @@ def _loss(values: Tensor) -> Tensor:
 
 
 def _alone(patch: pytest.MonkeyPatch) -> None:
-    """Kernels go table by table from now on."""
+    """Makes kernels process tables one by one."""
     kernels = type(get_kernel_set("emulated"))
     for name in ("_pool_tables_impl", "sum_tables", "_update_tables_impl"):
         patch.setattr(kernels, name, getattr(KernelSet, name))
@@ -115,7 +115,7 @@ def _work_of_a_step(num_tables: int) -> dict[str, int]:
     optimizer = Optimizer(module, "rowwise_adagrad", lr=0.1)
     batch = _batch(_features(tables), 200, 1)
     handle: Any = open_device("emulated").handle
-    for _ in range(3):  # keys are known, and so is the state of new ones
+    for _ in range(3):  # keys and the state of new rows are known
         gc.collect()
         before = handle.work
         _loss(module(batch).values()).backward()

@@ -1,4 +1,4 @@
-"""Tensors on GPUs between ranks, over the imitation of NCCL and the driver of sparring-nccl."""
+"""Tensors on GPUs between ranks, with the imitations of NCCL and of the driver from sparring-nccl."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ fake_nccl = pytest.importorskip("sparring_nccl.testing", reason="sparring-nccl i
 
 
 class GpuTensor(torch.Tensor):
-    """A tensor of the CPU that says it is on a GPU."""
+    """A CPU tensor that claims to be on a GPU."""
 
     @property
     def is_cuda(self) -> bool:  # type: ignore[override]
@@ -55,7 +55,7 @@ def gpus() -> Any:
 
 @pytest.fixture
 def streams(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
-    """Torch's current stream, the same for both ranks."""
+    """torch's current stream, the same for both ranks."""
     made: dict[int, int] = {}
     with gpus.cuda.in_context(5):
         made[0] = gpus.cuda.make_stream()
@@ -142,7 +142,7 @@ def test_host_tensors_go_the_host_collectives_way(gpus: Any, streams: dict[int, 
 
 
 class Manager:
-    """A plugin manager with one collective, or with the reason why there is none."""
+    """Returns a plugin manager with one collective, or with the reason why there is none."""
 
     def __init__(self, found: CollectiveDescriptor | str) -> None:
         self._found = found
@@ -163,7 +163,7 @@ def choose(monkeypatch: pytest.MonkeyPatch) -> Callable[[CollectiveDescriptor | 
 
 
 def nccl(reason: str | None = None, error: Exception | None = None) -> CollectiveDescriptor:
-    """A collective for GPU memory that cannot be used for a reason, or fails to open."""
+    """A collective for GPU memory that is unavailable for a reason, or fails to open."""
 
     def extend(host: Collective, membership: Membership, view: Any) -> Collective:
         assert view is view_on_gpu
@@ -182,7 +182,7 @@ def nccl(reason: str | None = None, error: Exception | None = None) -> Collectiv
 
 @pytest.fixture
 def group_with_nccl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """A default group that has NCCL, as far as its configuration says."""
+    """A default group whose configuration contains NCCL."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
     monkeypatch.setattr(dist, "get_backend_config", lambda: "cpu:gloo,cuda:nccl")
     yield

@@ -1,4 +1,4 @@
-"""torch's memory and that of tables are one GPU's: who has none says so, who keeps some gives it."""
+"""torch and tables share the memory of a GPU: an error reports missing memory, and unused is released."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MESSAGE = "CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total cap
 
 
 class Failing:
-    """Lets the n-th tensor that is made from now on, and all after it, find no memory."""
+    """Makes the n-th allocation from now on, and all after it, fail."""
 
     def __init__(self, patches: pytest.MonkeyPatch) -> None:
         self.left = -1
@@ -88,7 +88,7 @@ def test_a_lookup_that_torch_has_no_memory_for_says_so(failing: Failing) -> None
     failing.left = 0
     with pytest.raises(DeviceMemoryError) as caught:
         module(ids)
-    # The first that a lookup makes is not one of ours, and only torch's message says how long it is.
+    # The first allocation of a lookup is torch's own, and only torch's message has its size.
     assert caught.value.asked_bytes == 3 << 29
     failing.left = -1
     assert torch.equal(module(ids), before)
@@ -170,16 +170,16 @@ def test_a_table_takes_what_torch_keeps_on_cuda(gpu: torch.device) -> None:
     torch.cuda.synchronize(gpu)
     torch.cuda.empty_cache()
     free_bytes = torch.cuda.mem_get_info(gpu)[0]
-    # The batch below is made from a piece of its own: torch gives back no piece partly in use.
+    # The batch below uses a separate segment, because torch releases no segment that is partly used.
     small = torch.empty(1 << 30, dtype=torch.uint8, device=gpu)
     held = torch.empty(free_bytes - (1 << 30) - (64 << 20), dtype=torch.uint8, device=gpu)
-    del small, held  # torch keeps them
+    del small, held  # torch caches them
     assert torch.cuda.memory_reserved(gpu) > free_bytes // 2
     handle = open_device("cuda", gpu.index or 0).handle
     before = handle.memory_use["lasting_bytes"]
     with torch.no_grad():
         assert module.num_rows() == {"items": 2**20}
-    # New rows need chunks of the table's own, more than torch has left to the device.
+    # New rows need memory of the table, more than torch has left on the device.
     module(ids + 2**20).sum().backward()
     optimizer.step()
     optimizer.zero_grad()

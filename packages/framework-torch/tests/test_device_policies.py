@@ -1,4 +1,4 @@
-"""Admission, bad gradients and eviction of tables on a device: as on the CPU, or by way of it."""
+"""Admission, bad gradients and eviction work for tables on a device as on the CPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 def _places(place: Any, **given: Any) -> list[tuple[EmbeddingBag, torch.device]]:
-    """The same module with its table on a device and on the CPU, and where its tensors lie."""
+    """The same module with its table on a device and on the CPU, and the device of its tensors."""
     return [
         (EmbeddingBag(16, name="items", mode="sum", device=place.name, **given), place.device),
         (EmbeddingBag(16, name="items", mode="sum", **given), CPU),
@@ -33,7 +33,7 @@ def _bags(step: int, where: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def _rows(module: EmbeddingBag, where: torch.device) -> Tensor:
-    """What ids read as now, each alone."""
+    """Returns the current embedding of each id."""
     with torch.no_grad():
         return module.eval()(torch.arange(-60, 300, device=where)[:, None])
 

@@ -1,5 +1,6 @@
-"""Tables on devices of several ranks, over the emulator: the rows of ranks on CPUs, bit for bit, and
-no id, row or gradient visits the host."""
+"""Tables on devices of several ranks, on the emulator: rows are bit-identical to ranks with CPUs, and
+ids, rows and gradients never visit the host.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ SEQUENCES = [
 
 
 def ids_of(step: int, rank: int, world_size: int) -> Tensor:
-    """Uneven from rank to rank, overlapping, and in some steps none: of one rank, and of all."""
+    """Batches of different sizes per rank, with overlaps; in some steps empty on one rank or all."""
     generator = torch.Generator().manual_seed(100 * step + rank)
     count = 0 if step % world_size == rank or step == 3 else 7 + 13 * rank
     ids = torch.randint(-40, 40 + 20 * step, (count,), generator=generator)
@@ -132,7 +133,7 @@ MODULES: dict[str, tuple[Make, dict[str, Any]]] = {
 
 
 def held(container: StepContainer) -> Rows:
-    """This rank's rows, with their optimizer state."""
+    """Returns this rank's rows, with their optimizer state."""
     return {
         name: {
             int(key): row.tobytes()
@@ -161,7 +162,7 @@ def train(
     for step in range(num_steps):
         for part in range(micro_batches):
             output = module(step + 10 * part, rank, world_size)
-            # A rank may have nothing to learn of a batch.
+            # A rank may have no gradient from a batch.
             if output.numel() and (step, rank) != (1, 0):
                 backward(output)
             outputs.append(output.detach())
@@ -176,10 +177,10 @@ def train(
 def trained(
     way: str, world_size: int, make: Make, optimizer: Any, **options: Any
 ) -> list[tuple[list[Tensor], Rows, Any]]:
-    """Outputs of each rank, its rows, and what it counted.
+    """Returns outputs, rows and counts of each rank.
 
     Args:
-        way: how devices' messages travel; ``host``: the tables lie on the CPU.
+        way: transport of messages of devices; ``host``: tables are on the CPU.
     """
     exchange = options.pop("exchange", ExchangeOptions(chunk_rows=16, chunks_in_flight=2))
     micro_batches = options.pop("micro_batches", 1)
@@ -209,8 +210,9 @@ def check_same(found: list[Any], expected: list[Any]) -> None:
 
 @pytest.fixture
 def _nothing_visits_the_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No host arrays travel, storages are given none, and what comes to the host is a few numbers:
-    how many keys each rank owns, and one byte for each row, whether it was found."""
+    """Checks that only small arrays visit the host: the number of keys per rank, and one byte per row
+    that shows whether it was found.
+    """
     kernels = get_kernel_set("emulated")
     arrays = kernels.arrays
 
@@ -292,7 +294,7 @@ def stack(capacity: int) -> dict[str, Any]:
 def test_stacks_whose_first_tier_lies_on_a_device_give_the_bits_of_one_table(
     capacity: int, optimizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows of the first tier do not come to the host."""
+    """Rows of the first tier do not visit the host."""
     warm: set[int] = set()
 
     def body(collective: Collective, storage: Any) -> Any:
@@ -327,7 +329,7 @@ def test_stacks_whose_first_tier_lies_on_a_device_give_the_bits_of_one_table(
 
 
 def test_a_pipeline_leaves_batches_on_the_device() -> None:
-    """As the plain loop; and nothing is prefetched via the host."""
+    """Results equal the plain loop's, and nothing is prefetched via the host."""
 
     class Loss(torch.nn.Module):
         def __init__(self, bags: EmbeddingBag) -> None:
@@ -357,7 +359,7 @@ def test_a_pipeline_leaves_batches_on_the_device() -> None:
 def test_tables_on_a_device_and_on_the_cpu_take_a_step_each_its_own_way(
     shared: bool, optimizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where another module looks the table on the device up together with one on the CPU."""
+    """Also if another module looks up the table on the device together with one on the CPU."""
     pushed: set[tuple[str, ...]] = set()
     push_all = RingExchange.push_all
 
@@ -416,6 +418,6 @@ def test_numbers_that_are_narrowed_to_travel_go_by_way_of_the_host(
 
 @pytest.mark.parametrize("optimizer", ["adagrad", torch.optim.Adam], ids=["fused", "native"])
 def test_replicated_tables_are_read_on_the_device(optimizer: Any) -> None:
-    """Their gradients go to all ranks by way of the host."""
+    """Their gradients are sent to all ranks via the host."""
     expected = trained("host", 2, Bags, optimizer, placement="replicated")
     check_same(trained("direct", 2, Bags, optimizer, placement="replicated"), expected)

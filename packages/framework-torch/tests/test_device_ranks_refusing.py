@@ -1,4 +1,4 @@
-"""What one rank with tables on a device refuses, all ranks refuse: none hangs, and no row changes."""
+"""If one rank with tables on a device rejects a step, all ranks do: none hangs, and no row changes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Rank:
         self.optimizer.zero_grad()
 
     def rows(self) -> dict[str, dict[int, bytes]]:
-        """Those of this rank."""
+        """Rows of this rank."""
         return {
             name: {
                 int(key): row.tobytes()
@@ -144,7 +144,7 @@ def test_a_full_table_on_the_device_of_one_rank_stops_the_step_on_all(optimizer:
 
 
 def test_a_full_table_alone_is_asked_before_other_ranks_write() -> None:
-    """On one rank the update itself refuses, and nothing has changed."""
+    """On one rank the update itself is rejected, and nothing has changed."""
 
     def body(collective: Collective) -> None:
         container = StepContainer(collective=collective, rendezvous=ThreadRendezvous(2))
@@ -194,7 +194,7 @@ def test_ranks_whose_messages_travel_otherwise_are_refused_at_start() -> None:
 
 @dataclass(slots=True)
 class Breaking:
-    """Fails one rank's n-th use of the device."""
+    """Makes one rank's n-th use of the device fail."""
 
     thread: int
     left: int
@@ -241,7 +241,7 @@ def test_a_rank_whose_device_fails_anywhere_before_rows_are_written_stops_all(
     num_failed, places = 0, set()
     for number in range(100):
         held: list[Breaking] = []
-        # The end of the failing rank would tell the other too, so it waits for that one's error.
+        # The end of the failing rank would also notify the other, so it waits for the other's error.
         raised = threading.Barrier(2)
 
         def body(
@@ -295,7 +295,7 @@ def test_a_rank_that_cannot_add_gradients_up_stops_the_step_on_all(
 
     def segment_sum(*given: Any, **named: Any) -> Any:
         if threading.current_thread().name.startswith("sparring-device") and failures:
-            with suppress(IndexError):  # where the other rank was first
+            with suppress(IndexError):  # where the other rank was before
                 error = failures.pop()
                 time.sleep(0.05 if slow else 0)
                 raise error
@@ -390,7 +390,7 @@ def test_an_optimizer_of_torch_that_finds_no_memory_after_the_vote_says_that_oth
         before = rank.rows()
         failing.add(threading.get_ident())
         error = refused(lambda: rank.step(ids))
-        ended.wait(10)  # it is told, not found out by the end of this rank
+        ended.wait(10)  # by a message, not because this rank ends
         assert rank.rows() == before
         return error
 
@@ -422,7 +422,7 @@ def test_ids_that_one_rank_refuses_are_looked_up_by_none_and_all_may_go_on(
         elif rank.rank == 1:
             weights = torch.ones((5, 4), device="meta")
         error = refused(lambda: rank.items(given, per_sample_weights=weights))
-        raised.wait(10)  # the end of this rank would tell the other too
+        raised.wait(10)  # because the end of this rank would also notify the other
         rank.items(ids)
         assert isinstance(error, InvalidArgumentError)
         return error

@@ -1,5 +1,6 @@
-"""Stacks whose first tier lies on a device: training gives the bits of a plain
-table on the CPU, and rows of the first tier do not come to the host for it."""
+"""Stacks whose first tier is on a device train bit-identically to a plain table on the CPU, and rows of
+the first tier do not visit the host.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ NUM_STEPS = 6
 
 
 def stacked(place: Any, capacity: int = 128, **options: Any) -> dict[str, Any]:
-    """A stack whose first tier holds a part of the rows, on the device."""
+    """A stack whose first tier stores part of the rows, on the device."""
     hot = {"device": place.name, "capacity": capacity, "policy": "lru"}
     tiers = [{"backend": "hkv", "options": hot}, {"backend": "hkv"}]
     return {"backend": "tiered", "tiers": tiers, **options}
@@ -44,7 +45,7 @@ def trained(
     dtype: torch.dtype = torch.float32,
     admission: Any = None,
 ) -> tuple[list[Tensor], Tensor, int, EmbeddingBag]:
-    """Outputs of all steps, what all ids read as afterwards, and how many rows there are."""
+    """Returns outputs of all steps, all embeddings afterwards, and the number of rows."""
     module = EmbeddingBag(
         8, name="items", mode="sum", storage=storage, dtype=dtype, admission=admission
     )

@@ -1,5 +1,6 @@
 """Two ranks whose tables share one device: messages are staged in host memory, and outputs and rows
-are those of two ranks on the CPU."""
+equal the results of two ranks on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ WORLD_SIZE = 2
 
 
 def trained(table: dict[str, Any], where: torch.device, optimizer: Any) -> list[Any]:
-    """Outputs of all steps, on the host, and the number of rows, of each rank."""
+    """Returns outputs of all steps, on the host, and the number of rows of each rank."""
 
     def body(collective: Collective) -> Any:
         rendezvous = ThreadRendezvous(WORLD_SIZE)
@@ -31,7 +32,7 @@ def trained(table: dict[str, Any], where: torch.device, optimizer: Any) -> list[
             outputs = []
             for step in range(1, 5):
                 generator = torch.Generator().manual_seed(10 * step + collective.rank)
-                # Of one rank more than of the other; some ids of both.
+                # One rank has more than the other, and both share some ids.
                 ids = torch.randint(
                     0, 40 * step, (20 + 9 * collective.rank, 3), generator=generator
                 )
@@ -50,7 +51,7 @@ def trained(table: dict[str, Any], where: torch.device, optimizer: Any) -> list[
 )
 def test_two_ranks_on_one_device_train_as_on_the_cpu(optimizer: Any, device_place: Any) -> None:
     name = device_place.name
-    # Plain cuda is a GPU for each rank, where there are two.
+    # Plain cuda is one GPU per rank if there are two.
     name = "cuda:0" if name == "cuda" else name
     where = torch.device("cpu" if name == "emulated" else name)
     expected = trained({}, CPU, optimizer)

@@ -1,6 +1,6 @@
-"""`EmbeddingBag(device=…)`: tables on a device, over the emulator, train as those on the CPU do.
+"""`EmbeddingBag(device=…)`: tables on the emulator train like tables on the CPU.
 
-Tensors of the CPU stand for a GPU's: the emulator's kernels run over them where they lie.
+The emulator uses host memory, so tensors are CPU tensors.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def _ids(step: int) -> tuple[Tensor, Tensor]:
 
 
 def _num_waits() -> int:
-    """How often anybody has waited for the emulator. Tables of other tests wait as they are freed."""
+    """Returns how often the host waited for the emulator; freed tables of other tests wait, too."""
     gc.collect()
     waits: int = _emulated.num_waits()
     return waits
 
 
 def _rows(module: EmbeddingBag) -> Tensor:
-    """What ids read as now, each alone."""
+    """Returns the current embedding of each id."""
     with torch.no_grad():
         return module.eval()(torch.arange(-60, 300)[:, None])
 
@@ -122,8 +122,8 @@ def test_a_native_optimizer_steps_where_the_rows_lie() -> None:
     before = _num_waits()
     optimizer.step()
     optimizer.zero_grad()
-    # How many keys there are, whether gradients are finite, what the table has to grow by: rows, and
-    # buckets that overflow.
+    # The number of keys, whether gradients are finite, and by how much the table has to grow: rows,
+    # and buckets that overflow.
     assert _emulated.num_waits() <= before + 4
 
 
@@ -178,7 +178,7 @@ def test_a_forward_pass_waits_for_nothing_and_a_step_twice() -> None:
     assert _emulated.num_waits() == before
     optimizer.step()
     optimizer.zero_grad()
-    # How many keys there are; whether gradients are finite, and what the table has to grow by.
+    # The number of keys, whether gradients are finite, and by how much the table has to grow.
     assert _emulated.num_waits() == before + 2
 
 
@@ -359,7 +359,7 @@ def test_ids_that_the_filter_refuses_take_no_room(optimizer: Any) -> None:
         ]
         trained = Optimizer(modules, optimizer, lr=0.1)
         is_refused = []
-        # Steps of which none is admitted, ten are, five more are, and one too many would be.
+        # Steps that admit none, ten and five ids, and one that would admit one too many.
         for ids in (range(100), range(10), range(100, 190), range(5, 15), range(90, 190)):
             given = torch.tensor([list(ids)])
             sum(module(given) for module in modules).sum().backward()

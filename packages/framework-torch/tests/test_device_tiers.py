@@ -1,4 +1,4 @@
-"""Tables in tiers whose first lies on a device: rows that are there stay there."""
+"""Tables in tiers, of which the first is on a device: rows on the device stay there."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_tier_below_that_fails_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, device_place: Any
 ) -> None:
     where = device_place.device
-    # Below is a storage that is asked in Python, where a test can make it fail.
+    # The next tier is a Python storage, which a test can make fail.
     stacked = _stack(device_place, 60, "memory")
     module = EmbeddingBag(8, name="items", mode="sum", storage=stacked)
     before = _train(module, "adagrad", where)

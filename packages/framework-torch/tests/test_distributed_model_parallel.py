@@ -1,4 +1,4 @@
-"""A script for one process trains on ranks by one more line."""
+"""One more line makes a script for one process train on several ranks."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ container.close()
 def results(command: list[str], folder: Path, num_ranks: int) -> list[dict[str, Any]]:
     done = subprocess.run(
         [*command, "script.py", *(["--ranks"] if num_ranks > 1 else [])],
-        check=False,  # the assertion below shows what it wrote
+        check=False,  # the assertion below shows its output
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -133,7 +133,7 @@ def results(command: list[str], folder: Path, num_ranks: int) -> list[dict[str, 
     return [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(num_ranks)]
 
 
-# The agent takes a free port by itself, and keeps it.
+# The agent selects a free port, and keeps it.
 TORCHRUN = [str(PYTHON), "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
 needs_mpi = pytest.mark.skipif(
     importlib.util.find_spec("sparring_mpi") is None or not MPIEXEC,
@@ -143,7 +143,7 @@ needs_mpi = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What one process gives, without the line."""
+    """Returns the results of one process without the line."""
     folder = tmp_path_factory.mktemp("alone")
     (folder / "script.py").write_text(SCRIPT)
     return results([str(PYTHON)], folder, 1)[0]

@@ -1,4 +1,4 @@
-"""A job of torchrun that loses a node goes on with the others, from its last snapshot."""
+"""A torchrun job that loses a node resumes with the others from its last snapshot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEPS = 40
 
 
 def starts_of(folder: Path) -> list[list[int]]:
-    """Of each start of the program the number of ranks, and the steps that it found."""
+    """Returns the number of ranks and the loaded step of each start of the program."""
     path = folder / "starts"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -47,7 +47,7 @@ def is_listening(port: int) -> bool:
 
 
 def stop(agent: subprocess.Popen[bytes]) -> None:
-    """Ends an agent and its rank at once, as a machine does that loses its power."""
+    """Ends an agent and its rank at once, like a machine that loses power."""
     if agent.poll() is None:
         for line in subprocess.run(
             ["ps", "-o", "pid=", "--ppid", str(agent.pid)],
@@ -68,7 +68,7 @@ def test_a_job_that_loses_a_node_goes_on_from_its_last_snapshot(tmp_path: Path) 
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     host = started(folder, port, STEPS, tmp_path / "host.log", "1:2")
-    while not is_listening(port):  # the first agent has the store that both meet in
+    while not is_listening(port):  # the first agent serves the store of both
         assert host.poll() is None, (tmp_path / "host.log").read_text()[-3000:]
         time.sleep(0.1)
     other = started(folder, port, STEPS, tmp_path / "other.log", "1:2")

@@ -65,7 +65,7 @@ def test_features_that_share_a_table_share_its_rows(place: Any) -> None:
     optimizer.step()
     optimizer.zero_grad()
     after = ebc(batch())
-    # Item 7 was one of two in its bag, so it moved by a half, wherever it is read.
+    # Item 7 was one of two in its bag, so it changed by a half, in all features.
     torch.testing.assert_close(after["bought"][1], before["bought"][1] - 0.5)
     assert ebc.num_rows()["items"] == 3
 
@@ -118,7 +118,7 @@ def test_a_batch_without_examples_or_ids(place: Any) -> None:
 
 def test_whole_floats_are_ids_and_others_are_refused_by_feature(place: Any) -> None:
     ebc = EmbeddingBagCollection(tables=[USERS], **place.table)
-    # torch.Tensor is the CPU's, whatever torch's default device is.
+    # torch.Tensor creates CPU tensors, even if torch has another default device.
     out = ebc(KeyedJaggedTensor(["user"], torch.Tensor([5]).to(place.device), lengths=[1]))
     torch.testing.assert_close(out["user"], initial("users", 2, [5]))
     optimizer = Optimizer(ebc, torch.optim.SGD, lr=1.0)

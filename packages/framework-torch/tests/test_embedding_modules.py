@@ -1,4 +1,4 @@
-"""`EmbeddingCollection`, and the drop-ins for `torch.nn.Embedding` and `torch.nn.EmbeddingBag`."""
+"""`EmbeddingCollection`, and the replacements of `torch.nn.Embedding` and `torch.nn.EmbeddingBag`."""
 
 from __future__ import annotations
 

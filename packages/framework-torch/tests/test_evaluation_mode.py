@@ -1,4 +1,4 @@
-"""`eval()` of every module: rows train as in torch, and validation changes and keeps nothing."""
+"""`eval()` of every module: rows still train, as in torch, and validation changes and stores nothing."""
 
 from __future__ import annotations
 

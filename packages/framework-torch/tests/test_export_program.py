@@ -1,4 +1,4 @@
-"""Exported programs: what they answer, what they are bound to, and a run from C++ without Python."""
+"""Exported programs: their results, their binding to tables, and a run from C++ without Python."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ FEATURES = ["user", "unused", "seen", "bought"]  # no table looks up the second
 
 
 class Model(nn.Module):
-    """Every kind of lookup, and a layer over them."""
+    """A model with every kind of lookup, and a layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Model(nn.Module):
 
 
 class Words(nn.Module):
-    """Sequences alone: their rows, one after another."""
+    """A model with only sequences, whose rows are concatenated."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ def batch_of(size: int, seed: int) -> tuple[Tensor, ...]:
 
 @dataclass
 class Exported:
-    """A model that is trained on, its serving snapshots, and a program of it for each way to bind."""
+    """A model with further training, its serving snapshots, and a program per kind of binding."""
 
     model: Model
     optimizer: Optimizer
@@ -154,7 +154,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exported]:
     torch.manual_seed(0)
     model = Model()
     made = Exported(model, optimizer_of(model), tmp_path_factory.mktemp("program"))
-    # Rows of words are made by another lookup: a table that no one trained is published, too.
+    # Another lookup creates the rows of words: a table that was never trained is published, too.
     made.train_and_publish()
     sizes = tuple({0: torch.export.Dim.AUTO} for _ in range(5))
     export_program(
@@ -187,7 +187,7 @@ def test_a_program_answers_as_the_model_and_takes_newer_rows(exported: Exported)
         assert program.refresh()
         assert not program.refresh()
         assert program.version != first
-        # The layer over the embeddings was trained by no one, so only rows are newer.
+        # The layer was not trained, so only rows are newer.
         for found, expected in zip(program(*inputs), exported.answers(inputs), strict=True):
             assert torch.equal(found, expected)
     with pytest.raises(RuntimeError, match="call sparring_program_bind"):
@@ -225,7 +225,7 @@ def test_damaged_and_foreign_bundles_are_refused(exported: Exported, tmp_path: P
 
 
 def test_no_damaged_file_of_a_bundle_is_bound(exported: Exported, tmp_path: Path) -> None:
-    """By Python, which has to check before it loads a library, and by the C function."""
+    """Checked by Python, which must do so before it loads a library, and by the C function."""
     library = load_library().functions
     copied = tmp_path / exported.bundle.name
     shutil.copytree(exported.bundle, copied)

@@ -1,4 +1,4 @@
-"""The first programs that a user writes, word for word."""
+"""The first programs that a user writes, exactly as documented."""
 
 from __future__ import annotations
 

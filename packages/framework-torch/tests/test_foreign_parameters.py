@@ -1,6 +1,6 @@
-"""Every parameter with a name of TorchRec or torch has an effect, or raises if it is not its default.
+"""Every parameter with a name of TorchRec or torch has an effect, or raises if it is not the default.
 
-The parameters are found in the signatures of the public callables. A new parameter needs a check in
+The parameters are found in the signatures of public callables. A new parameter needs a check in
 `foreign_parameters`, or an entry in `OUR_PARAMETERS`.
 """
 
@@ -81,7 +81,7 @@ def public_callables() -> Iterator[tuple[str, Any]]:
             is_ours = str(getattr(found, "__module__", "")).startswith("sparring")
             is_enum = inspect.isclass(found) and issubclass(found, enum.Enum)
             if callable(found) and is_ours and not is_enum and name not in OUR_CALLABLES:
-                # Some have a second name, such as collections and renamed functions.
+                # Some have a second name, for example collections and renamed functions.
                 yield getattr(found, "__name__", name), found
 
 
@@ -99,7 +99,7 @@ def found_parameters() -> set[str]:
             if not each.__module__.startswith("sparring_torch"):
                 continue
             for method in vars(each):
-                # What torch's modules have, and every model's, is passed on as it is.
+                # Methods of torch's modules are passed on unchanged.
                 is_module = issubclass(called, nn.Module) and method != "forward"
                 is_torchs = is_module and hasattr(nn.Module, method)
                 bound = getattr(called, method)

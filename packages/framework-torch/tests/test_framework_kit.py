@@ -1,4 +1,4 @@
-"""The promises that all adapters make, kept by this one."""
+"""This adapter keeps the promises of all adapters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Storages that are given open: whose state their rows have, and what they are refused for."""
+"""Storages that users open: which optimizer's state their rows have, and when they are rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables on a GPU and streams: what only a GPU can show; and who waits for whom, without one."""
+"""Tables on a GPU and streams: tests that need a GPU, and tests of waits that do not."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_step_on_another_stream_waits_for_the_gradients(monkeypatch: pytest.Mo
     produced.take()
     (event,) = other.waited_for
     assert event.recorded_on == [made_on]
-    # Its memory is not handed out again before that stream has passed.
+    # Its memory is not reused before that stream is done.
     assert tensor.used_on == [other]
 
 
@@ -76,7 +76,7 @@ def _trained(device: Any, backward_stream: Any = None) -> torch.Tensor:
             backward_stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(backward_stream):
                 module(ids).sin().sum().backward()
-            # On the stream of the caller, and without waiting here.
+            # On the caller's stream, and without waiting here.
         optimizer.step()
         optimizer.zero_grad()
     with torch.no_grad():
@@ -98,7 +98,7 @@ def test_a_forward_pass_never_waits_for_cuda(gpu: torch.device) -> None:
     optimizer.step()
     optimizer.zero_grad()
     torch.cuda.synchronize(gpu)
-    # torch knows of its own waits only, so the stream is held up: the host comes through all the same.
+    # torch only knows its own waits, so the stream is blocked, and the host must not wait.
     stream, passed = torch.cuda.current_stream(gpu), torch.cuda.Event()
     torch.cuda._sleep(2_000_000_000)
     passed.record(stream)

@@ -1,4 +1,4 @@
-"""Conclusions of the threads of a rank from the notices of others."""
+"""What a rank concludes from notices of the others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparring_torch.distributed.group_watch import GroupWatch
 
 
 class _Said:
-    """A notice that has come from a peer, or, without one, a wait that ends with the connection."""
+    """A notice from a peer or, without one, a wait that ends with the connection."""
 
     def __init__(
         self, message: torch.Tensor, notice: Notice | None, is_over: threading.Event
@@ -33,7 +33,7 @@ class _Said:
 
 @pytest.fixture
 def watch() -> Iterator[GroupWatch]:
-    """Of rank 2 of 4: rank 1 has left, and rank 0, which missed it, has given up."""
+    """On rank 2 of 4: rank 1 has left, and rank 0, which did not notice, has given up."""
     said = {0: Failure.left(1).notice(), 1: Notice(NoticeKind.LEFT)}
     is_over = threading.Event()
 
@@ -52,7 +52,7 @@ def test_ranks_that_miss_one_that_left_disturb_none_that_go_on(watch: GroupWatch
     while not {0, 1} <= watch._gone.keys():
         assert time.monotonic() < limit
         time.sleep(0.01)
-    time.sleep(0.2)  # what they sent before may still come until then
+    time.sleep(0.2)  # earlier messages may still arrive until then
     assert watch.poll_failure(3, limit) is None
     failure = watch.poll_failure(0, limit)
     assert failure == Failure(1, "rank 0 reports that rank 1 left the group", has_left=True)

@@ -1,4 +1,4 @@
-"""Inference reads tables where they lie: no row is copied out, and nothing is registered."""
+"""Inference reads tables in place: no row is copied, and nothing is registered."""
 
 from __future__ import annotations
 

@@ -32,12 +32,12 @@ if not sparring_packed.library_path().exists():
 
 IDS = torch.randint(0, 60, (600,), generator=torch.Generator().manual_seed(0))
 BATCH = KeyedJaggedTensor(["user", "item"], IDS, lengths=torch.full((200,), 3))
-# The largest that rounding may change in a sum of 6 dequantized elements, of rows within 1.
+# Maximum rounding error of a sum of 6 dequantized elements, for rows within 1.
 MOST = {"fp32": 0.0, "fp16": 0.006, "bf16": 0.05, "int8": 0.05, "int4": 0.8}
 
 
 class Model(nn.Module):
-    """Bags, sequences and a single table, and a layer over them."""
+    """Bags, sequences, a single table, and a layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ def test_outputs_are_those_of_the_model_to_rounding(model: Model, dtype: str) ->
         (ours - theirs).abs().max() <= MOST[dtype]
         for ours, theirs in zip(given, expected, strict=True)
     )
-    # Layers are the same; so are the ids that have rows, and what those without read as.
+    # Layers are equal, and so are the ids with rows, and the initial values of others.
     assert type(quantized.bags) is EmbeddingBagCollection
     assert quantized.bags.num_rows() == model.bags.num_rows()
     unseen = KeyedJaggedTensor(["user", "item"], IDS + 100, lengths=torch.full((200,), 3))
@@ -109,7 +109,7 @@ def test_the_model_itself_trains_on_and_the_other_stays(model: Model) -> None:
 def test_it_changes_no_row_and_cannot_be_trained(model: Model) -> None:
     quantized = quantize_embeddings(model, torch.qint8).train()
     before = outputs(quantized)
-    for _ in range(2):  # of training, where nothing takes gradients of rows
+    for _ in range(2):  # in training mode, if nothing applies gradients of rows
         quantized(BATCH)[0].sum().backward()
     assert all(map(torch.equal, outputs(quantized), before))
     with pytest.raises(InvalidArgumentError, match="rows with 0 elements of state"):
@@ -152,7 +152,7 @@ def test_it_reads_serving_snapshots(model: Model, tmp_path: Path) -> None:
     sparring_packed.write(tmp_path / "run", tmp_path / "served/step-1")
     storage = {"backend": "packed", "path": str(tmp_path / "served")}
     served = inference_module(model, storage)
-    # Stored as they were trained, embeddings are the same bits.
+    # Embeddings in the dtype of training are bit-identical.
     assert all(map(torch.equal, outputs(served), outputs(model)))
     compiled = torch.compile(served, fullgraph=True, backend="eager")
     assert all(map(torch.equal, outputs(compiled), outputs(served)))

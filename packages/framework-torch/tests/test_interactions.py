@@ -27,7 +27,7 @@ WIDTH, LAYERS, RANK = 6, 3, 2
 
 
 def filled(module: nn.Module) -> nn.Module:
-    """The module with other biases than zeros."""
+    """Returns the module with nonzero biases."""
     torch.manual_seed(0)
     with torch.no_grad():
         for each in module.parameters():
@@ -147,7 +147,7 @@ def test_cross_networks_give_torchrecs_results(kind: str) -> None:
         else:
             kernel = layer.linear.weight if kind == "CrossNet" else layer.weight.T
             peer.kernels[number].data.copy_(kernel)
-    if kind == "mixture":  # whose gates are the same in all layers
+    if kind == "mixture":  # its gates are shared by all layers
         for gate, own in zip(peer.gates, mine.layers[0].gates, strict=True):
             gate.weight.data.copy_(own.weight)
         for layer in mine.layers[1:]:

@@ -1,4 +1,4 @@
-"""Loops of tables on torch's intra-op threads: the same results, and threads that are there already."""
+"""Loops of tables on torch's intra-op threads: equal results, and no additional threads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def settings() -> Iterator[None]:
 
 
 def trained(threads: int, is_borrowing: bool) -> tuple[list[bytes], list[np.ndarray]]:
-    """Outputs of some steps, and the rows after them."""
+    """Returns outputs of some steps, and the rows afterwards."""
     sparring.adapter.configure_pool(threads)
     torch.set_num_threads(threads)
     features = [f"f{i}" for i in range(NUM_TABLES)]
@@ -76,7 +76,7 @@ def test_results_are_the_same_on_both_kinds_of_threads(threads: int) -> None:
 
 
 def num_threads_after(script: str) -> list[int]:
-    """Threads of a fresh process where ``count()`` was called."""
+    """Returns the number of threads in a new process after ``count()``."""
     source = """
         import os, signal, torch, sparring.adapter
         torch.set_num_threads(2)
@@ -145,7 +145,7 @@ def test_a_forked_child_computes() -> None:
 
 
 def test_a_fork_after_steps_over_two_tables_keeps_its_pool() -> None:
-    # Fewer tables than threads: the loops of each table are inside a loop over tables.
+    # Fewer tables than threads: the loops of each table run inside a loop over tables.
     before, after = num_threads_after(
         """
         import sparring.adapter
@@ -195,7 +195,7 @@ def test_steps_of_small_batches_call_no_other_thread(
     )  # of torch_parallel_for
     def parallel_for(_begin: int, end: int, *_: Any) -> int:
         asked.append(end)
-        return 1  # the caller does all of it
+        return 1  # the caller runs all of it
 
     @ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(ctypes.c_uint32))
     def get_num_threads(found: Any) -> int:

@@ -1,4 +1,4 @@
-"""Ids as nested tensors, lists and arrays; examples with bags of ids to batches."""
+"""Ids as nested tensors, lists and arrays; and examples with bags of ids, collated to batches."""
 
 from __future__ import annotations
 

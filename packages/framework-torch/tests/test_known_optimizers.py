@@ -1,6 +1,6 @@
-"""Optimizers of torch that run as update methods give the rows that their own code gives.
+"""Optimizers of torch that run as update methods give the same rows as their own code.
 
-Long because every optimizer is tried in each of these ways.
+Long because every optimizer is tested in each of these ways.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def rows_of(optimizer: Optimizer) -> npt.NDArray[Any]:
 
 
 def backward(embedding: Embedding, step: int, num_ids: int = NUM_IDS) -> None:
-    """Gradients of many sizes; step 0 has one for all rows."""
+    """Returns gradients of different magnitudes; step 0 has one for all rows."""
     random = np.random.default_rng(step)
     chosen = random.permutation(NUM_IDS)[: NUM_IDS if step == 0 else num_ids].copy()
     scale = random.standard_normal((len(chosen), 1)) * 10.0 ** random.uniform(-3, 1)
@@ -101,7 +101,7 @@ def backward(embedding: Embedding, step: int, num_ids: int = NUM_IDS) -> None:
 def test_a_step_from_equal_rows_differs_by_rounding_at_most(
     native: Native, hyper: dict[str, Any], method: str, dim: int, dtype: torch.dtype
 ) -> None:
-    """Under a schedule that changes the learning rate in each step."""
+    """Tests a schedule that changes the learning rate in each step."""
     pairs = [made(native, hyper, dim, dtype, update=route) for route in ("auto", "shadow")]
     (_, ours), (_, theirs) = pairs
     schedules = [torch.optim.lr_scheduler.ExponentialLR(each, 0.9) for _, each in pairs]
@@ -116,15 +116,15 @@ def test_a_step_from_equal_rows_differs_by_rounding_at_most(
         assert ours.routes == {"table": method}
         assert theirs.routes["table"].startswith("shadow")
         found, expected = rows_of(ours), rows_of(theirs)
-        # The state, and what needs no root: to the bit.
+        # The state, and results without roots, are bit-identical.
         state = slice(0 if native is SGD else dim, None)
         assert np.array_equal(found[:, state], expected[:, state])
         if before is not None:
             difference = np.abs(found - expected)
             own = np.spacing(np.maximum(np.abs(before), np.abs(expected)))
             moved = np.abs(expected - before)
-            # A unit in the last place, but for elements that the step changes by about as much as
-            # they are: roots of torch's library are off by one themselves.
+            # One unit in the last place, except for elements that the step changes by about their
+            # own size: roots of torch's library are off by one.
             assert (difference <= own)[moved < 0.2 * np.abs(expected)].all()
             assert (difference <= own + 4 * np.spacing(moved)).all()
             assert (difference > own).mean() < 0.03
@@ -209,7 +209,7 @@ def test_the_shadow_may_be_asked_for(caplog: pytest.LogCaptureFixture) -> None:
 def test_unknown_hyperparameters_of_a_class_take_the_shadow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As those of a later release of torch."""
+    """Simulates hyper-parameters of a later release of torch."""
     original = Adam.__init__
 
     def extended(self: Any, params: Any, *, cautious: bool = False, **hyper: Any) -> None:
@@ -282,7 +282,7 @@ def test_a_group_that_changes_takes_the_route_of_its_values() -> None:
 
 
 def test_a_momentum_that_vanishes_takes_the_shadow() -> None:
-    """Rows keep the state for which they were made."""
+    """Rows keep the state with which they were created."""
     found = []
     for route in ("auto", "shadow"):
         embedding, optimizer = made(SGD, {"lr": 0.1, "momentum": 0.9}, update=route)
@@ -300,7 +300,7 @@ def test_a_momentum_that_vanishes_takes_the_shadow() -> None:
 
 @pytest.mark.parametrize("native", [SGD, Adagrad, Adam, AdamW, type("MyAdam", (Adam,), {})])
 def test_fused_kernels_of_torch_stay_off(native: Native) -> None:
-    """They expect rows without gaps: rows of tables would become NaN."""
+    """They require rows without gaps; rows of tables would become NaN."""
 
     def trained(ask: Callable[[Optimizer], object]) -> npt.NDArray[Any]:
         embedding, optimizer = made(native, {"lr": 0.01})
@@ -502,7 +502,7 @@ def on_ranks(world_size: int, body: Callable[[Collective], Any]) -> list[Any]:
 def test_ranks_give_the_rows_of_the_shadow_whichever_route_each_takes(
     routes: Iterable[str],
 ) -> None:
-    """Which is decided by each rank: hooks, as of a profiler, may be on one of them only."""
+    """Each rank decides this: hooks, for example of a profiler, may exist on only one of them."""
 
     def trained(chosen: tuple[str, ...]) -> dict[int, npt.NDArray[Any]]:
         def body(collective: Collective) -> dict[int, npt.NDArray[Any]]:

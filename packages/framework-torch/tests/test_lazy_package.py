@@ -1,4 +1,4 @@
-"""The package is there at once; torch comes when something of it is used."""
+"""Importing the package does not import torch; using one of its names does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lightning trains with one combined optimizer, and its checkpoints keep rows."""
+"""Lightning trains with one combined optimizer, and its checkpoints contain rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled and exported models look up, and train, as the models themselves do."""
+"""Compiled and exported models look up and train like the original models."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def fresh_compiler() -> Iterator[None]:
 
 
 class Model(nn.Module):
-    """Looks the same ids up twice in each table."""
+    """Looks up the same ids twice in each table."""
 
     def __init__(self, *, is_checkpointed: bool = False, device: str | None = None) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Model(nn.Module):
 
 
 def trained(model: nn.Module, backend: str | None, batches: list[Tensor]) -> list[Tensor]:
-    """Losses of some steps, dense weights, and rows."""
+    """Returns losses of some steps, dense weights, and rows."""
     optimizers = [
         Optimizer(model, torch.optim.Adagrad, lr=0.1),
         torch.optim.SGD(model.parameters(), lr=0.1),
@@ -268,7 +268,7 @@ def test_exported_programs_look_up_in_the_tables_of_the_process(is_strict: bool)
 
 
 class Sequences(nn.Module):
-    """Two features in one table, and one of them in a table of another dim too."""
+    """Two features in one table, one of which is also in a table of another dim."""
 
     def __init__(self, device: str | None = None, dtype: str = "float32") -> None:
         super().__init__()
@@ -288,7 +288,7 @@ class Sequences(nn.Module):
 
 
 def trained_sequences(model: Sequences, call: Any) -> list[Tensor]:
-    """Losses of some steps, and of an evaluation."""
+    """Returns losses of some steps, and of an evaluation."""
     optimizer = Optimizer(model, torch.optim.Adagrad, lr=0.1)
     found = []
     for size in (3, 5, 4):

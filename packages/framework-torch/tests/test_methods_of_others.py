@@ -1,4 +1,4 @@
-"""Update methods that are not core's own: given as objects, and named in configurations."""
+"""Custom update methods: passed as objects, and named in configurations."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_methods_in_numpy_get_clipped_gradients(clip: dict[str, float]) -> None:
     optimizer = Optimizer(made, InPlace(), lr=1.0, **clip)
     ids = torch.tensor([[1], [1]])
     before = made(ids).detach().clone()
-    (made(ids) * 3.0).sum().backward()  # summed over the bags first: 6
+    (made(ids) * 3.0).sum().backward()  # summed over the bags before: 6
     optimizer.step()
     optimizer.zero_grad()
     move = 0.5 if "clip_value" in clip else DIM**-0.5

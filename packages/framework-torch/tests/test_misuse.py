@@ -1,4 +1,4 @@
-"""What would lose rows, or bake them in, without a word is refused, with the line to write."""
+"""Uses that would silently lose or freeze rows raise an error with the fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The models: shapes, losses, and TorchRec's results where TorchRec is installed."""
+"""Models: shapes, losses, and TorchRec's results if TorchRec is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Optimizer` behaves as optimizers of torch do: schedulers, closures, hooks, state_dict."""
+"""`Optimizer` behaves like optimizers of torch: schedulers, closures, hooks, state_dict."""
 
 from __future__ import annotations
 

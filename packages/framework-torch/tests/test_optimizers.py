@@ -1,4 +1,4 @@
-"""Native optimizers update rows as they would update each row as a parameter of its own."""
+"""Native optimizers update each row as if it were a parameter."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DIM = 3
 
 
 class SignMomentum(torch.optim.Optimizer):
-    """A third party's optimizer, after Lion (Chen et al., arXiv 2302.06675), replacing state."""
+    """A third-party optimizer like Lion (Chen et al., arXiv 2302.06675), which replaces its state."""
 
     def __init__(self, params: Iterable[Tensor], lr: float = 0.01, beta: float = 0.9) -> None:
         super().__init__(params, {"lr": lr, "beta": beta})
@@ -41,11 +41,11 @@ class SignMomentum(torch.optim.Optimizer):
 
 
 class OtherSparseAdam(torch.optim.SparseAdam):
-    """A subclass may compute otherwise."""
+    """A subclass may compute something else."""
 
 
 class Normalised(torch.optim.Optimizer):
-    """Divides by the norm of the whole parameter, as LAMB does: rows influence each other."""
+    """Divides by the norm of the complete parameter, like LAMB, so that rows depend on each other."""
 
     def __init__(self, params: Iterable[Tensor], lr: float = 0.01) -> None:
         super().__init__(params, {"lr": lr})
@@ -88,7 +88,7 @@ def test_rows_move_as_one_parameter_does(
     block_bytes: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All keys in every step: then a table is a dense parameter, state and scalars included."""
+    """Every step has all keys, so that a table equals a dense parameter, including state and scalars."""
     assert probe(native, hyperparameters, torch.float64).takes_blocks
     monkeypatch.setattr(native_updater, "BLOCK_BYTES", block_bytes)
     ids = torch.tensor([5, -7, 11, 2**40])
@@ -108,7 +108,7 @@ def test_rows_move_as_one_parameter_does(
 
 
 class CountsByItself(torch.optim.Optimizer):
-    """Keeps its step number where nobody can put it back."""
+    """Stores its step number outside of its state."""
 
     def __init__(self, params: Iterable[Tensor], lr: float = 0.01) -> None:
         super().__init__(params, {"lr": lr})
@@ -124,7 +124,7 @@ class CountsByItself(torch.optim.Optimizer):
 
 
 class CountsInItsGroup(torch.optim.Optimizer):
-    """Keeps its step number beside its hyper-parameters."""
+    """Stores its step number in its hyper-parameters."""
 
     def __init__(self, params: Iterable[Tensor], lr: float = 0.01) -> None:
         super().__init__(params, {"lr": lr, "num_steps": 0})
@@ -167,7 +167,7 @@ def test_optimizer_that_counts_steps_counts_each_once(
 def test_each_row_keeps_its_state_while_others_move(
     place: Any, native: type[torch.optim.Optimizer], hyperparameters: dict[str, Any]
 ) -> None:
-    """Two halves in turn, against two parameters whose optimizers share the scalars."""
+    """Alternates between two halves, compared to two parameters whose optimizers share the scalars."""
     halves = [torch.tensor([1, 2]), torch.tensor([3, 4])]
     ours = Embedding(DIM, name="table", dtype=torch.float64, **place.table)
     theirs = [torch.nn.Parameter(ours(half).detach().clone()) for half in halves]

@@ -1,4 +1,4 @@
-"""Modules whose tables' owners pool train as those whose rows travel."""
+"""Modules whose tables' owners pool train like modules whose rows are sent."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def collection(**more: Any) -> EmbeddingBagCollection:
 
 
 def batch(step: int, rank: int, *, weights: bool = False) -> KeyedJaggedTensor:
-    """Some features are missing on some ranks, and some batches are empty."""
+    """Some ranks lack features, and some batches are empty."""
     random = np.random.default_rng((step, rank))
     lengths = random.integers(0, 5, (3, BATCH))
     if (step + rank) % 3 == 0:
@@ -88,7 +88,7 @@ class Model(nn.Module):
 def trained(
     collective: Collective, transfer: str, work: Callable[[Any], None], **more: Any
 ) -> dict[str, Any]:
-    """Rows of this rank's tables after some work on a model; of a divided table, those of each block."""
+    """Returns this rank's rows after working on a model; with column sharding, the rows of each block."""
     with opened(collective, transfer, **more) as container:
         model = DistributedModelParallel(Model(collection()), container=container)
         work(model)
@@ -139,7 +139,7 @@ def test_collections_train_as_by_rows(
             for micro in range(2):
                 model(batch(2 * step + micro, rank))[0].backward()
             if step % 5 == 4:
-                updates.zero_grad()  # this step never was
+                updates.zero_grad()  # this step does not happen
             updates.step()
             updates.zero_grad()
             dense.step()
@@ -274,7 +274,7 @@ def test_sequences_of_a_pooled_table_go_by_rows_and_say_so(caplog: Any) -> None:
             updates.step()
             updates.zero_grad()
             after = bags.read_embeddings(ids, "first")
-            # Id 5: a row of a sequence, a bag of `a`, a bag of `b`; id 6: a bag of `b`. All ranks alike.
+            # Id 5: a row of a sequence, a bag of `a`, a bag of `b`; id 6: a bag of `b`.
             times = torch.tensor([3.0, 3.0, 1.0])[:, None]
             torch.testing.assert_close(before - after, times.expand(3, 4), rtol=0, atol=1e-5)
 

@@ -1,7 +1,7 @@
-"""Rows move exactly as those of a dense `torch.nn.EmbeddingBag` do.
+"""Rows change exactly like the rows of a dense `torch.nn.EmbeddingBag`.
 
 200 random steps of one to three micro-batches, with repeated ids, empty bags and ids at both ends
-of int64; sum, mean and per-sample weights. On the emulator, which is slow, 20.
+of int64; sum, mean and per-sample weights. The emulator, which is slow, runs 20.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STEPS = {"cpu": 200, "emulated": 20}
 KEYS = np.array([0, -1, -2, -3, 2**63 - 1, -(2**63), 193_609, *range(10**12, 10**12 + 23)])
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
 ADAM_EPS = 1e-30
-"""SparseAdam adds eps before the bias correction, Adam after it: only eps tells them apart."""
+"""SparseAdam adds eps before the bias correction, Adam after it: only eps distinguishes them."""
 
 NATIVE: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any], bool]] = {
     "sgd": (torch.optim.SGD, {"lr": 0.1}, False),
@@ -39,12 +39,12 @@ NATIVE: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any], bool]] = {
 
 
 def here(array: Any) -> Tensor:
-    """A tensor where torch makes them now."""
+    """Returns a tensor on torch's current default device."""
     return torch.from_numpy(array).to(torch.get_default_device())
 
 
 def random_bags(generator: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Places in KEYS, offsets and weights of 8 bags, some of them empty."""
+    """Returns positions in KEYS, offsets and weights of 8 bags, some of them empty."""
     lengths = generator.integers(0, 5, 8) * (generator.random(8) < 0.7)
     lengths[0] += 1
     count = int(lengths.sum())
@@ -83,7 +83,7 @@ def check_parity(
     num_steps: int,
     **table_place: Any,
 ) -> None:
-    """Raises unless all rows end where torch's do."""
+    """Asserts that all rows equal torch's."""
     native, hyperparameters, is_sparse = NATIVE[name]
     how: dict[str, Any] = {"mode": "sum" if mode == "weighted" else mode}
     ours = EmbeddingBag(DIM, name="table", dtype=dtype, **table_place, **how)

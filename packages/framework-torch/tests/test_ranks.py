@@ -1,4 +1,4 @@
-"""Modules on several ranks train as one process does on the joined batch."""
+"""Modules on several ranks train like one process on the joined batch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run_ranks(world_size: int, body: Callable[[Collective], Any]) -> list[Any]:
 
 
 def lengths_and_ids(step: int, rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """``(features, batch)`` lengths and the ids; some features are missing on some ranks."""
+    """Returns ``(features, batch)`` lengths and ids; some ranks have no ids of some features."""
     random = np.random.default_rng((step, rank))
     lengths = random.integers(0, 4, (3, BATCH))
     if (step + rank) % 3 == 0:
@@ -41,7 +41,7 @@ def lengths_and_ids(step: int, rank: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def batch(step: int, ranks: range | list[int]) -> KeyedJaggedTensor:
-    """The batches of some ranks, joined."""
+    """Joins the batches of some ranks."""
     lengths, ids = zip(*(lengths_and_ids(step, rank) for rank in ranks), strict=True)
     parts = []
     for feature in range(3):
@@ -66,7 +66,7 @@ def train(
     bags = EmbeddingBagCollection(tables=tables, container=container)
     native, options = optimizer
     updates = Optimizer(bags, native, lr=0.05, **options)
-    # Of each rank the mean over its batch; ranks are averaged.
+    # The mean over the batch of each rank, averaged over ranks.
     num_samples = BATCH * len(ranks)
     target = torch.linspace(-1, 1, 11)
     for step in range(NUM_STEPS):

@@ -1,4 +1,4 @@
-"""What a module refuses on one rank before its lookup all ranks refuse at once, and may go on."""
+"""If a module rejects a batch on one rank before its lookup, all ranks raise and can continue."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sparring_torch.optim.optimizer import Optimizer
 from sparring_torch.pipeline.train_pipeline import TrainPipeline
 
 SOON, LONG = 20.0, 60.0
-"""Seconds: how soon ranks must be told, and what they would wait if nobody did."""
+"""Seconds: maximum time until ranks raise, and the time that they would wait without a report."""
 
 IDS = torch.arange(20).reshape(5, 4)
 NARROWED = ExchangeOptions(row_wire_dtype="float16")
@@ -109,7 +109,7 @@ def test_a_batch_that_one_rank_refuses_all_refuse_and_may_go_on(
         with pytest.raises(InvalidArgumentError) as caught:
             module(bad if rank == 1 else good)
         assert time.monotonic() - begin < SOON
-        raised.wait(LONG)  # the end of this rank would tell the other too
+        raised.wait(LONG)  # because the end of this rank would also notify the other
         module(good)
         raised.wait(LONG)
         return caught.value
@@ -158,7 +158,7 @@ def test_a_prefetched_batch_that_one_rank_refuses_all_refuse_and_may_go_on() -> 
         given = iter([IDS, IDS, bad, IDS, IDS])
         pipeline.progress(given)
         begin, errors = time.monotonic(), []
-        for _ in range(2):  # the step that waits for the batch, and the batch's own turn
+        for _ in range(2):  # the step that waits for the batch, and the next step
             with pytest.raises(InvalidArgumentError) as caught:
                 pipeline.progress(given)
             errors.append(str(caught.value))

@@ -1,4 +1,4 @@
-"""torchrun's variables and its store."""
+"""Rendezvous with torchrun's variables and its store."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ with open(f"{sys.argv[1]}/{mine.rank}.json", "w") as file:
 """
 
 
-# Below the ports that the system hands out by itself (ip_local_port_range), which would go to
-# somebody else between here and their use. Other processes of these tests begin elsewhere.
+# Below the ports that the system assigns (ip_local_port_range), which other processes could get
+# between here and their use. Other processes of these tests start elsewhere.
 _PORTS = iter(range(20_000 + os.getpid() % 100 * 100, 32_000))
 
 
 def free_port() -> int:
-    """Another one each time."""
+    """Returns a different one each time."""
     for port in _PORTS:
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
@@ -59,7 +59,7 @@ def free_port() -> int:
     raise AssertionError("no port is free")
 
 
-# One node has a run of torchrun in test_distributed_model_parallel.py.
+# A run of torchrun on one node is in test_distributed_model_parallel.py.
 @pytest.mark.parametrize("num_nodes", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_ranks_of_torchrun_meet_through_its_store(tmp_path: Path, num_nodes: int) -> None:
     script = tmp_path / "rank.py"

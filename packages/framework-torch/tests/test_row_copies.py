@@ -1,4 +1,4 @@
-"""copy.deepcopy, pickle and torch.save copy rows as they copy weights; `shared_rows` shares them."""
+"""copy.deepcopy, pickle and torch.save copy rows like weights; `shared_rows` shares them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_copy_has_the_rows_and_trains_apart(copied: Callable[[Model], Model]) 
     assert rows_of(other) == before
     assert other.items.agent.container is other.seen.agent.container is other.users.agent.container
     assert other.items.agent.container is not model.items.agent.container
-    # The copy trains as the original would, with a copy of its optimizer's state.
+    # The copy trains like the original, with a copy of its optimizer's state.
     resumed = optimizer_of(other)
     resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     assert train(other, resumed, 4, 7) == train(reference, expected, 4, 7)
@@ -96,7 +96,7 @@ def shared(model: nn.Module) -> Any:
 
 def test_a_copy_that_shares_reads_live_rows_and_refuses_training() -> None:
     model = Model()
-    early = shared(model)  # made before there is a container
+    early = shared(model)  # created before there is a container
     optimizer = optimizer_of(model)
     copied = shared(model)
     ids = torch.arange(4) * 3
@@ -117,7 +117,7 @@ def test_a_copy_that_shares_reads_live_rows_and_refuses_training() -> None:
         copied(ids)
     with pytest.raises(UnsupportedError, match="give the Optimizer the modules that are trained"):
         Optimizer(copied, "sgd", lr=0.1)
-    # A copy of it has rows of its own again.
+    # A copy of it has separate rows again.
     own = copy.deepcopy(copied)
     assert rows_of(own) == rows_of(model)
     train(own, optimizer_of(own), 0, 1)
@@ -156,7 +156,7 @@ def test_averaged_models_average_the_dense_part() -> None:
     ids = torch.arange(5)
     assert torch.equal(averaged.module.users(ids), model.users(ids))
 
-    # Both resume, and a served model takes the state of the average.
+    # Both resume, and a served model loads the state of the average.
     states = copy.deepcopy((model.state_dict(), averaged.state_dict()))
     served = Model()
     served.load_state_dict(averaged.module.state_dict())

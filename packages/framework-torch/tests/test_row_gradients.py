@@ -1,4 +1,4 @@
-"""Clipping, gradient scalers and freezing reach the rows of tables as they reach parameters."""
+"""Clipping, gradient scalers and freezing affect the rows of tables like parameters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ IDS = torch.arange(8)
 
 
 class Model(nn.Module):
-    """Two tables and a dense layer, of torch alone or with ours."""
+    """Two tables and a dense layer, of torch or of sparring."""
 
     def __init__(self, users: nn.Module, items: nn.Module) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def ours(place: dict[str, Any] | None = None, **settings: Any) -> Model:
 
 
 def of_torch(model: Model) -> Model:
-    """The same model with tables of torch, which have gradients of their own."""
+    """The same model with torch's tables, which have separate gradients."""
     users, items = nn.Embedding(8, 4), nn.EmbeddingBag(8, 4, mode="sum")
     users.weight.data, items.weight.data = rows_of(model)
     return Model(users, items)

@@ -1,4 +1,4 @@
-"""`from_pretrained` and `read_embeddings`: rows come in, and are read."""
+"""`from_pretrained` writes initial rows, and `read_embeddings` reads rows."""
 
 from __future__ import annotations
 

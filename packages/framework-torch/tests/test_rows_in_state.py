@@ -1,4 +1,4 @@
-"""`state_dict` keeps the rows: torch.save, safetensors, torch.distributed.checkpoint."""
+"""`state_dict` contains the rows: torch.save, safetensors, torch.distributed.checkpoint."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_rows_replace_those_that_were_there() -> None:
     train(other, two, 20, 24)
     saved = model.state_dict()
     two.zero_grad()
-    other(torch.arange(3)).backward()  # dropped, as its rows are gone
+    other(torch.arange(3)).backward()  # dropped, because its rows are gone
     other.load_state_dict(saved)
     two.step()
     two.zero_grad()
@@ -88,7 +88,7 @@ def test_rows_replace_those_that_were_there() -> None:
     train(model, one, 2, 3)
     other.load_state_dict(copy.deepcopy(saved))
     assert rows_of(other) != rows_of(model)
-    # And an empty one empties.
+    # An empty state removes all rows.
     fresh = Model()
     optimizer_of(fresh)
     other.load_state_dict(fresh.state_dict())
@@ -122,7 +122,7 @@ def test_a_shared_table_travels_once() -> None:
     assert len(wrapped["one.users._extra_state"]) > 1000 > len(wrapped["two.users._extra_state"])
     nn.ModuleDict({"one": (other := Model()), "two": other}).load_state_dict(wrapped)
     assert rows_of(other) == rows_of(model)
-    # By itself it is whole.
+    # It is complete without the other module.
     alone = EmbeddingBag(3, name="items", mode="sum", storage="memory")
     alone.load_state_dict(model.seen.state_dict())
     assert torch.equal(alone(torch.tensor([[3]])), model.seen(torch.tensor([[3]])))
@@ -131,7 +131,7 @@ def test_a_shared_table_travels_once() -> None:
         InvalidArgumentError, match=r"in the entry of a previous module.*whole model"
     ):
         EmbeddingBag(3, name="items", storage="memory").load_state_dict(parts)
-    # Modules that had been looked up in apart stay apart.
+    # Modules with separate containers stay separate.
     apart = Model()
     for each in (apart.users, apart.items):
         each(torch.tensor([1]))
@@ -196,7 +196,7 @@ def test_distributed_checkpoints_keep_rows(tmp_path: Path) -> None:
     dcp.load(state, checkpoint_id=tmp_path / "first", no_dist=True)
     other.load_state_dict(state["model"])
     assert rows_of(other) == rows_of(model)
-    # As an object with a state of its own, into a model that has rows.
+    # As an object with a state, into a model that has rows.
     train(model, optimizer, 3, 5)
     train(other, resumed, 7, 8)
     dcp.save({"model": model}, checkpoint_id=tmp_path / "second", no_dist=True)
@@ -296,7 +296,7 @@ def test_many_rows_name_a_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         resumed = optimizer_of(other)
         if not is_loaded_first:
             other.load_state_dict(saved["model"])
-        resumed.load_state_dict(copy.deepcopy(saved["optimizer"]))  # torch keeps what it is given
+        resumed.load_state_dict(copy.deepcopy(saved["optimizer"]))  # torch keeps the given object
         assert rows_of(other) == rows
         assert torch.equal(
             other.state_dict()["users._extra_state"], saved["model"]["users._extra_state"]
@@ -318,7 +318,7 @@ def test_ranks_name_a_snapshot(tmp_path: Path) -> None:
         container = StepContainer(collective=collective, rendezvous=ThreadRendezvous(2))
         model = Model(container)
         optimizer = optimizer_of(model)
-        # To load into it; it says that it has no rows.
+        # A new model gives it for loading, and it reports that it has no rows.
         before = model.state_dict()
         with pytest.raises(UnsupportedError, match=r"by 2 ranks before their first step"):
             model.load_state_dict(before)
@@ -344,7 +344,7 @@ def test_ranks_name_a_snapshot(tmp_path: Path) -> None:
     for name, value in saved["model"].items():
         if name.endswith("_extra_state"):
             assert torch.equal(value, second["model"][name])
-    # One process takes over the rows of both.
+    # One process loads the rows of both.
     other = Model()
     other.load_state_dict(saved["model"])
     resumed = optimizer_of(other)

@@ -1,4 +1,4 @@
-"""A model that was distributed is saved as a whole, and loaded."""
+"""A distributed model is saved completely, and loaded."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_distributed_model_is_saved_whole(copied: Callable[[nn.Module], Any]) 
         other.words(torch.tensor([10]))
     assert other.words is other.shared
 
-    # It trains as the original does, with the state of its rows.
+    # It trains like the original, with the state of its rows.
     resumed = CombinedOptimizer(
         [
             Optimizer(other, torch.optim.Adagrad, lr=0.1),

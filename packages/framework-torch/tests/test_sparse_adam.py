@@ -1,4 +1,4 @@
-"""`torch.optim.SparseAdam` over rows gives the embeddings of `torch.optim.SparseAdam`."""
+"""`torch.optim.SparseAdam` for rows gives the same embeddings as for sparse parameters."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_rows_end_where_those_of_torch_do(way: str, scale: float) -> None:
     train(theirs, torch.tensor([0, 0, 1, 2]), own, scale)
     found = ours.read_embeddings([3, 7, 2**40])
     torch.testing.assert_close(found, theirs.weight.detach(), rtol=1e-5, atol=1e-6)
-    assert (found - before).abs().max() > 0.1  # Adam would be 4e-2 away where gradients are small
+    assert (found - before).abs().max() > 0.1  # Adam would differ by 4e-2 if gradients are small
 
 
 def test_the_class_takes_the_fused_route_and_keeps_its_names() -> None:
@@ -97,7 +97,7 @@ def test_ranks_give_the_rows_of_the_joined_batch(update: str) -> None:
 
 
 class _Mean(nn.Module):
-    """Embeddings of the ids of all ranks, averaged as their gradients are."""
+    """Embeddings of the ids of all ranks, averaged like their gradients."""
 
     def __init__(self, embedding: nn.Embedding) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The reference page of the PyTorch adapter has each public name, and each argument of it."""
+"""The reference page of the PyTorch adapter lists each public name and its arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sparring_torch.torchrec`: names of TorchRec that work as there, or say what to write."""
+"""`sparring_torch.torchrec`: names of TorchRec work as in TorchRec, or raise with the alternative."""
 
 from __future__ import annotations
 
@@ -134,8 +134,9 @@ def test_a_compiled_model_is_trained_in_backward() -> None:
 
 
 def test_ranks_may_share_different_numbers_of_bags() -> None:
-    """Bags that examples share, on two ranks that differ in their number of them, train as bags that
-    each example has of its own."""
+    """On two ranks with different numbers of bags, bags that examples share train like separate bags per
+    example.
+    """
 
     def body(collective: Collective, *, is_shared: bool) -> list[Tensor]:
         users = torch.arange(collective.rank + 1) + 7

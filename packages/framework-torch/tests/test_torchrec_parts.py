@@ -1,4 +1,4 @@
-"""Counterparts of parts of TorchRec: optimizers, sharders, wire, plans."""
+"""Counterparts of parts of TorchRec: optimizers, sharders, precision of messages, plans."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_what_gradients_of_rows_lack_is_not_clipped() -> None:
         wrap(rows, torchrec.GradientClipping.NORM, 0)
 
 
-# -- sharders, the wire and plans
+# -- sharders, precision of messages, and plans
 
 
 @pytest.mark.parametrize("name", ["SGD", "ADAM", "EXACT_ADAGRAD", "EXACT_ROWWISE_ADAGRAD"])

@@ -1,4 +1,4 @@
-"""TorchRec's flow: make a planner, plan, distribute. And what of its arguments means nothing here."""
+"""TorchRec's planning: create a planner, plan, distribute; unsupported arguments raise."""
 
 from __future__ import annotations
 
@@ -287,7 +287,7 @@ def test_ranks_of_torchrun_get_the_plan_of_the_first(tmp_path: Path) -> None:
     def run(*options: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*command, *options],
-            check=False,  # the assertions below show what it wrote
+            check=False,  # the assertions below show its output
             cwd=tmp_path,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             capture_output=True,

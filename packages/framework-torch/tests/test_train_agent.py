@@ -1,4 +1,4 @@
-"""What joins autograd to the step: what is registered, accumulated, dropped and applied."""
+"""Autograd and the step: what is registered, accumulated, dropped and applied."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_step_without_zero_grad_after_the_last_is_rejected(update: str) -> Non
         embedding(IDS[:2]).sum().backward()
         optimizer.step()
     torch.testing.assert_close(embedding.read_embeddings(IDS[:2]), before - 6)
-    # Waiting gradients are dropped by their own optimizer or the model.
+    # The optimizer of pending gradients, or the model, drops them.
     optimizer.zero_grad()
     embedding(IDS[:2]).sum().backward()
     dense.zero_grad()

@@ -1,4 +1,4 @@
-"""`TrainPipeline` gives bit for bit what the plain loop gives."""
+"""`TrainPipeline` is bit-identical to the plain loop."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Batch:
 
 
 def batches(rank: int, **fails: int) -> Iterator[Batch]:
-    """Batches of few ids, so that successive ones have most of them alike."""
+    """Returns batches of few ids, so that successive ones share most of them."""
     for step in range(NUM_BATCHES):
         random = np.random.default_rng((step, rank))
         lengths = random.integers(0, 4, (3, BATCH))
@@ -64,7 +64,7 @@ def batches(rank: int, **fails: int) -> Iterator[Batch]:
 
 
 class Model(nn.Module):
-    """All kinds of lookups; one of them with ids that it computes itself."""
+    """A model with all kinds of lookups; one uses ids that it computes."""
 
     def __init__(self, container: StepContainer | None) -> None:
         super().__init__()
@@ -277,7 +277,7 @@ def test_the_next_batch_is_looked_up_while_this_one_is_computed() -> None:
     model, pipeline = small()
     given = iter([torch.arange(3), torch.arange(2, 5)])
     pipeline.progress(given)
-    # One step later, only the key that both have is read again.
+    # One step later, only the key that both share is read again.
     second = pipeline.progress(given)
     counters = model.table.agent.container.prefetches.counters
     assert (counters.lookups, counters.rows, counters.rows_refreshed) == (1, 3, 1)
@@ -359,7 +359,7 @@ def test_a_lost_rank_is_named_with_the_step_by_progress() -> None:
 
 
 class WaitingStorage(MemoryStorage):
-    """Finds rows for the third batch only once the model computes the second."""
+    """Finds rows for the third batch only after the model starts to compute the second."""
 
     def __init__(self, table: TableConfig) -> None:
         super().__init__(table)

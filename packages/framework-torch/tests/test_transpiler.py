@@ -1,4 +1,4 @@
-"""`distribute`: what is replaced, kept and refused; and the way back."""
+"""`distribute`: which modules are replaced, kept and rejected; and `restore`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Small(nn.Module):
 
 
 class Tied(Small):
-    """The output layer's weight is the embedding's."""
+    """The output layer shares its weight with the embedding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Functional(Small):
 
 
 class InList(Small):
-    """A list that is no `ModuleList`."""
+    """A list that is not a `ModuleList`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class InList(Small):
 
 
 class Local(Small):
-    """The weight is read through a local name."""
+    """A local variable references the weight."""
 
     def forward(self, ids: Tensor) -> Tensor:
         words = self.words
@@ -81,7 +81,7 @@ class Chosen(Small):
 
 
 class WeightInList(Small):
-    """A list has the weight."""
+    """A list contains the weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -286,7 +286,7 @@ class Helped(Small):
 
 
 class Output(nn.Module):
-    """Is given an embedding."""
+    """Receives an embedding."""
 
     def forward(self, hidden: Tensor, words: nn.Module) -> Tensor:
         return functional.linear(hidden, words.weight)
@@ -304,7 +304,7 @@ class Passed(Small):
 
 
 class InLambda(Small):
-    """A function that is made beforehand uses the weight."""
+    """A function from before uses the weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -315,7 +315,7 @@ class InLambda(Small):
 
 
 class HoldsModule(Small):
-    """A function has the module, and not the model."""
+    """A function references the module, but not the model."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""`distribute(…, dense="fsdp2")`: ordinary parameters cut over ranks by FSDP2 of torch."""
+"""`distribute(…, dense="fsdp2")`: ordinary parameters are sharded over ranks by torch's FSDP2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs of one machine give what they gave, after `distribute`."""
+"""Programs for one machine give the same results after `distribute`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _one_thread() -> object:
 
 
 def check_same(found: nn.Module, expected: nn.Module, program: str = "") -> None:
-    """Raises unless all weights are equal to 1e-6 of the largest of each."""
+    """Asserts that all weights are equal to 1e-6 of the largest of each."""
     theirs = dict(expected.named_parameters())
     ours = dict(found.named_parameters())
     assert ours.keys() == theirs.keys()
@@ -40,13 +40,13 @@ def check_same(found: nn.Module, expected: nn.Module, program: str = "") -> None
 def trained_on_two_ranks(
     folder: Path, script: str, names: Sequence[str]
 ) -> list[dict[str, dict[str, torch.Tensor]]]:
-    """Runs a script with `torchrun`; by rank, what it saved as ``trained-RANK.pt``."""
+    """Runs a script with `torchrun`; returns the file that each rank saved as ``trained-RANK.pt``."""
     (folder / "script.py").write_text(script)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     torchrun += ["--local-addr", "127.0.0.1", "--nproc-per-node", "2", "script.py"]
     done = subprocess.run(
         [*torchrun, str(Path(__file__).parent), *names],
-        check=False,  # the assertion below shows what it wrote
+        check=False,  # the assertion below shows its output
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Programs of one machine over a service that learns: lookups pull, and steps push."""
+"""Programs for one machine with a service that trains: lookups pull, and steps push."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ NAMES = [
 
 
 class Service:
-    """A service of one shard for the tables of a model, and its file."""
+    """A service with one shard for the tables of a model, and its configuration file."""
 
     def __init__(self, folder: Path, tables: dict[str, Any]) -> None:
         parameters = {"tables": tables, "folders": [str(folder / "saved")], "start": None}
@@ -69,7 +69,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def service_for(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Service:
-    """A service whose tables are those that the report names."""
+    """A service with the tables that the report names."""
     names = {"lr", "lr_decay", "initial_accumulator_value"}
     groups = {id(each): group for group in optimizer.param_groups for each in group["params"]}
     tables = {}
@@ -126,7 +126,7 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 
 class Halves(nn.Module):
-    """Two embeddings of 16 bits under a layer of 32, or of 16 too."""
+    """Two 16-bit embeddings and a 32-bit or 16-bit layer."""
 
     def __init__(self, dtype: torch.dtype, *, is_whole: bool = False) -> None:
         super().__init__()

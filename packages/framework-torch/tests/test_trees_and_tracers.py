@@ -1,4 +1,4 @@
-"""What torch does with whole batches: pytrees, export, the device ``meta``, torch.fx and TorchScript."""
+"""Functions of torch for complete batches: pytrees, export, device ``meta``, torch.fx, TorchScript."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Update methods by name: against torch's own optimizers, and as a part of the step."""
+"""Update methods by name: compared to torch's optimizers, and as a part of the step."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_rows_that_are_all_touched_move_as_under_torch(
     compare_over_steps(embedding, ours, dense, native(list(dense.parameters())), touches_all=True)
 
 
-# -- a whole collection -----------------------------------------------------------
+# -- collections ------------------------------------------------------------------
 
 
 def collection(storage: str, **options: Any) -> EmbeddingBagCollection:
@@ -148,7 +148,7 @@ def collection(storage: str, **options: Any) -> EmbeddingBagCollection:
 def batch(random: np.random.Generator, size: int = 50) -> KeyedJaggedTensor:
     lengths = torch.from_numpy(random.integers(0, 4, 3 * size))
     ids = torch.from_numpy(random.integers(-40, 40, int(lengths.sum())))
-    # The batch has the features in another order than the tables.
+    # The batch and the tables have different orders of features.
     return KeyedJaggedTensor(keys=["bought", "u", "seen"], values=ids, lengths=lengths)
 
 
@@ -326,7 +326,7 @@ def test_rows_with_non_finite_gradients_are_skipped_where_asked() -> None:
 def test_sums_that_overflow_are_found_although_each_gradient_is_finite() -> None:
     made = EmbeddingBag(4, mode="sum", name="t")
     optimizer = Optimizer(made, "sgd", lr=1.0)
-    # Of the last key there is one gradient; of the fourth of 5 the sum is infinite.
+    # The last key has one gradient; the fourth of 5 has an infinite sum.
     (made(torch.tensor([[5], [5], [5], [5], [6]])) * 1e38).sum().backward()
     with pytest.raises(NonFiniteGradientError, match="example key 5"):
         optimizer.step()
@@ -375,7 +375,7 @@ def test_a_full_storage_refuses_the_step_of_all_tables() -> None:
     assert full.num_rows() == {"full": 0}
 
 
-# -- what is refused, and what is not admitted ------------------------------------
+# -- rejections and admission -----------------------------------------------------
 
 
 def test_what_is_no_method_or_no_table_is_named() -> None:
@@ -398,11 +398,11 @@ def test_ids_that_are_not_admitted_read_their_initial_value(
     before = made(ids).detach().clone()
     counters = optimizer.container.counters
     for step in range(1, 5):
-        if step == 2:  # a step that raises counts nothing
+        if step == 2:  # a step that raises is not counted
             (made(ids) * float("nan")).sum().backward()
             with pytest.raises(NonFiniteGradientError):
                 optimizer.step()
-        # The second id comes from step 2 on only.
+        # The second id occurs from step 2 on only.
         made(ids if step > 1 else ids[:1]).sum().backward()
         optimizer.step()
         optimizer.zero_grad()

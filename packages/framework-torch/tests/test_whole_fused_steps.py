@@ -1,8 +1,8 @@
-"""Whole fused steps, from ids to rows, against the papers' formulas on gradients summed by hand.
+"""Complete fused steps, from ids to rows, compared to the papers' formulas for hand-summed gradients.
 
-A batch has bags without ids, ids that repeat within and across bags, weights, a table with two features
-and one without any gradient in some steps; a step has up to three micro-batches. Tables differ in
-their hyper-parameters, and a scheduler changes their rates. Gradients are clipped after they are summed.
+A batch has empty bags, ids that repeat within and across bags, weights, a table with two features and
+one without a gradient in some steps; a step has up to three micro-batches. Tables differ in
+hyper-parameters, and a scheduler changes their rates. Gradients are clipped after they are summed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ HYPER: dict[str, dict[str, Any]] = {
     "ftrl": {"lr": 0.1, "l1": 0.1, "l2": 0.1},
     "group_ftrl": {"lr": 0.1, "l1": 0.05, "l21": 0.1},
 }
-# User rows are clipped in both ways; item rows are not, and move at another rate.
+# User rows are clipped in both ways; item rows are not, and have another rate.
 USER = {"clip_value": 1.2, "clip_norm": 1.7}
 
 
@@ -66,7 +66,7 @@ def collection(storage: str = "hkv") -> EmbeddingBagCollection:
 def batch(
     random: np.random.Generator, num_bags: int, most: int, *, has_users: bool = True
 ) -> KeyedJaggedTensor:
-    """Features in another order than tables; a bag has up to `most` ids, or none."""
+    """Features in another order than tables; a bag has at most `most` ids, and may be empty."""
     lengths = random.integers(0, most + 1, 3 * num_bags)
     if not has_users:
         lengths[num_bags : 2 * num_bags] = 0
@@ -80,7 +80,7 @@ def batch(
 
 
 def add_gradients(sums: dict[str, dict[int, Array]], kjt: KeyedJaggedTensor, factor: Array) -> None:
-    """Adds, for each table and id, what the batch gives it: its weight, over its bag's ids if mean."""
+    """Adds the gradients of a batch by table and id: the weight, divided by the bag's size for mean."""
     for name, (table, begin, end) in FEATURES.items():
         feature = kjt[name]
         ids, weights = feature.values().tolist(), feature.weights().tolist()
@@ -95,7 +95,7 @@ def add_gradients(sums: dict[str, dict[int, Array]], kjt: KeyedJaggedTensor, fac
 
 
 def rows_of(made: EmbeddingBagCollection) -> dict[str, Array]:
-    """What all ids read as, by table."""
+    """Returns the current embeddings of all ids, by table."""
     count = len(IDS)
     ids = torch.from_numpy(np.tile(IDS, 2))
     kjt = KeyedJaggedTensor(

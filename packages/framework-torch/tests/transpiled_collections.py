@@ -1,4 +1,4 @@
-"""A model with collections of TorchRec itself."""
+"""A model with TorchRec's collections."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Collections(nn.Module):
 
 
 def batch(generator: Generator) -> tuple[KeyedJaggedTensor, Tensor]:
-    """Features of 6 examples, some of them empty, and what the model is to say."""
+    """Returns features of 6 examples, some of them empty, and targets."""
     lengths = torch.randint(0, 4, (12,), generator=generator, dtype=torch.int32)
     values = torch.randint(0, ROWS, (int(lengths.sum()),), generator=generator)
     features = KeyedJaggedTensor(keys=["a", "b"], values=values, lengths=lengths)

@@ -1,4 +1,4 @@
-"""Small programs of the kinds that people write, for one machine and without sparring."""
+"""Small typical programs for one machine, without sparring."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ ROWS, DIM = 40, 8
 
 @dataclass(frozen=True)
 class Program:
-    """A model, its optimizer, its batches, and the loop around them.
+    """A model, its optimizer, its batches, and the training loop.
 
     Args:
-        model: makes the model.
-        optimizer: makes the optimizer, or several, of the model.
-        batch: arguments of the model, for 8 examples.
-        loop: takes model, optimizers, batches.
+        model: creates the model.
+        optimizer: creates the optimizer, or several, of the model.
+        batch: arguments of the model for 8 examples.
+        loop: receives model, optimizers, batches.
     """
 
     model: Callable[[], nn.Module]
@@ -62,14 +62,14 @@ class Pooled(nn.Module):
 
 
 class Scaled(nn.Embedding):
-    """A class of the user's own that begins with small rows."""
+    """A custom class that starts with small rows."""
 
     def reset_parameters(self) -> None:
         self.weight.data.normal_(0, 0.1)
 
 
 class Factorization(nn.Module):
-    """Users and items, with a bias of dim 1 each."""
+    """Users and items, with biases of dim 1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Factorization(nn.Module):
 
 
 class Bags(nn.Module):
-    """One bag for each example."""
+    """One bag per example."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Bags(nn.Module):
 
 
 class WeightedBags(nn.Module):
-    """Weights of ids are trained too."""
+    """Weights of ids are trained, too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class WeightedBags(nn.Module):
 
 
 class Towers(nn.Module):
-    """Two towers; what they share, if `is_shared`, is one module under two names."""
+    """Two towers; if `is_shared`, their common part is one module with two names."""
 
     def __init__(self, is_shared: bool = False) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class Clicks(nn.Module):
 
 
 class Sequences(nn.Module):
-    """An LSTM over embeddings, with padding."""
+    """An LSTM with embeddings and padding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class Sequences(nn.Module):
 
 
 class Attention(nn.Module):
-    """Words and positions through a transformer's layer; all classes of an output layer."""
+    """Words and positions in a transformer layer; an output layer over all classes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ class SkipGrams(nn.Module):
 
 
 class Machine(nn.Module):
-    """A factorization machine over features in a dict."""
+    """A factorization machine with features in a dict."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ class Pretrained(nn.Module):
 
 
 class Nested(nn.Module):
-    """An embedding deep in modules that torch made."""
+    """An embedding inside of torch's modules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -246,7 +246,7 @@ def plain(model: nn.Module, optimizers: list[Any], batches: Iterator[Any]) -> No
 
 
 def by_model(model: nn.Module, optimizers: list[Any], batches: Iterator[Any]) -> None:
-    """Gradients are dropped by the model, and some steps only evaluate."""
+    """The model drops gradients, and some steps only evaluate."""
     for number, (given, wanted) in enumerate(batches):
         if number % 4 == 3:
             model.eval()
@@ -322,7 +322,7 @@ def loss_scaled(model: nn.Module, optimizers: list[Any], batches: Iterator[Any])
 def train(
     program: Program, model: nn.Module, optimizers: list[Any], part: slice = slice(None)
 ) -> None:
-    """Trains on the program's batches, or on a part of the examples of each."""
+    """Trains on the program's batches, or on some examples of each."""
     generator = Generator().manual_seed(7)
 
     def batches() -> Iterator[Any]:
@@ -368,7 +368,7 @@ def grouped(model: Any) -> Any:
 
 
 def rates(model: Any) -> Any:
-    """Each embedding has a learning rate of its own, and one shares its group with layers."""
+    """Each embedding has a separate learning rate, and one shares its group with layers."""
     groups = [
         {"params": [*model.item.parameters(), *model.left.parameters()], "lr": 0.02},
         {"params": model.right.parameters()},

@@ -1,6 +1,7 @@
-"""A program that torchrun starts again when a node leaves: it goes on from its last snapshot.
+"""A program that torchrun restarts when a node leaves; it resumes from its last snapshot.
 
-Arguments: a folder, and the number of steps. Each start notes its ranks; after each step all save.
+Arguments: a folder, and the number of steps. Each start records its ranks; all ranks save after each
+step.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ KEYS = np.arange(-30, 30)
 
 @dataclass(frozen=True)
 class Choice:
-    """What sparring chooses by itself."""
+    """The defaults of sparring."""
 
     backend: str = AUTO
     options: dict[str, Any] = field(default_factory=dict)
@@ -58,7 +59,7 @@ def main(folder: Path, num_steps: int) -> None:
         for step in range(first, num_steps):
             random = np.random.default_rng(step)
             ids = random.integers(-30, 30, 24)
-            # Sums of these are exact in any order, so that any ranks give the same bits.
+            # Sums of these are exact in any order, so the number of ranks does not matter.
             numbers = random.integers(-64, 65, (24, 4)) / np.float32(64)
             mine = slice(rank, None, size)
             found = container.lookup("user", ids[mine])
@@ -69,7 +70,7 @@ def main(folder: Path, num_steps: int) -> None:
             container.apply_methods({"user": choice})
             container.save(str(folder / f"step-{step + 1}"))
             if size > 1:
-                # Time to be stopped in.
+                # Leaves time to stop the process.
                 time.sleep(0.3)
         read = container.lookup("user", KEYS, is_registered=False)
         if rank == 0:

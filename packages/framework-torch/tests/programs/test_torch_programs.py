@@ -1,7 +1,7 @@
-"""Programs with the calls of PyTorch's tutorials, and only the changes that the page names.
+"""Programs with the calls of PyTorch's tutorials and only the changes that the page describes.
 
-docs/how-to/come-from-torch.md is that page. The programs are our own; see the address of each
-for the one that it follows.
+The page is docs/how-to/come-from-torch.md. The programs are our own; each test names the address of the
+one that it follows.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ hen and the hen ran to the barn"""
 
 
 def test_words_in_the_context_of_words() -> None:
-    """https://docs.pytorch.org/tutorials/beginner/nlp/word_embeddings_tutorial.html: a model of
-    the word that follows two others. The optimizer of the rows is one line more."""
+    """https://docs.pytorch.org/tutorials/beginner/nlp/word_embeddings_tutorial.html: a model that
+    predicts a word from the two previous ones. The optimizer of rows is one additional line.
+    """
     torch.manual_seed(1)
     text = TEXT.split()
     number = {word: place for place, word in enumerate(dict.fromkeys(text))}
@@ -53,14 +54,15 @@ def test_words_in_the_context_of_words() -> None:
             total += loss.item()
         losses.append(total)
     assert losses[-1] < 0.5 * losses[0]
-    # The last word is the context of none.
+    # No context precedes the last word.
     assert sum(model.embeddings.num_rows().values()) == len(number) - 1
 
 
 def test_bags_of_words_are_classified() -> None:
     """https://docs.pytorch.org/tutorials/beginner/text_sentiment_ngrams_tutorial.html: an
-    EmbeddingBag over offsets, clipped gradients and a learning rate that falls. Words are hashed to
-    64 bits, so there is no vocabulary."""
+    EmbeddingBag with offsets, clipped gradients and a decreasing learning rate. Words are hashed to
+    64 bits, so there is no vocabulary.
+    """
     torch.manual_seed(0)
 
     class Classifier(nn.Module):
@@ -103,8 +105,9 @@ def test_bags_of_words_are_classified() -> None:
 
 
 def test_words_are_tagged_by_an_lstm() -> None:
-    """https://docs.pytorch.org/tutorials/beginner/nlp/sequence_models_tutorial.html: embeddings
-    into an LSTM, here in padded batches, of which id 0 is the padding."""
+    """https://docs.pytorch.org/tutorials/beginner/nlp/sequence_models_tutorial.html: embeddings as
+    input of an LSTM, here in padded batches, with padding id 0.
+    """
     torch.manual_seed(1)
 
     class Tagger(nn.Module):

@@ -1,4 +1,4 @@
-"""The translation of docs/how-to/come-from-torchrec.md, on a program with TorchRec's imports."""
+"""A program with TorchRec's imports, translated as docs/how-to/come-from-torchrec.md describes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Programs with the calls of TorchRec's public examples, and only the changes that the page names.
+"""Programs with the calls of TorchRec's examples and only the changes that the page describes.
 
-docs/how-to/come-from-torchrec.md is that page. The programs are our own; see the address of each
-for the one that it follows. The golden training is packages/framework-torch/examples/train_dlrm.py.
+The page is docs/how-to/come-from-torchrec.md. The programs are our own; each test names the address of
+the one that it follows. The golden training is packages/framework-torch/examples/train_dlrm.py.
 """
 
 from __future__ import annotations
@@ -65,14 +65,15 @@ def test_jagged_tensors_and_pooled_embeddings() -> None:
     assert pooled.values().shape == (2, 6)
     (both,) = KeyedTensor.regroup([pooled], [["item", "user"]])
     assert torch.equal(both, torch.cat([pooled["item"], pooled["user"]], dim=1))
-    # The second user's bag holds one id twice, and the sum is over the bag.
+    # The second user's bag contains one id twice, and the bag is summed.
     twice = KeyedJaggedTensor(["user", "item"], torch.tensor([4, 7]), lengths=torch.tensor([1, 1]))
     assert torch.allclose(pooled["user"][1], 2 * bags(twice)["user"][0])
 
 
 def test_a_distributed_model_with_an_optimizer_in_backward() -> None:
-    """https://docs.pytorch.org/tutorials/intermediate/torchrec_intro_tutorial.html: from a
-    collection on the meta device to a loop with one combined optimizer."""
+    """https://docs.pytorch.org/tutorials/intermediate/torchrec_intro_tutorial.html: a collection
+    on the meta device, and a loop with one combined optimizer.
+    """
     torch.manual_seed(0)
     bags = EmbeddingBagCollection(
         device=torch.device("meta"),
@@ -124,8 +125,9 @@ def test_a_distributed_model_with_an_optimizer_in_backward() -> None:
 
 
 def test_two_towers_trained_for_retrieval() -> None:
-    """https://github.com/pytorch/torchrec/blob/main/examples/retrieval/two_tower_train.py: train
-    on pairs, then rank all candidates for a query. Users like movies of their own parity."""
+    """https://github.com/pytorch/torchrec/blob/main/examples/retrieval/two_tower_train.py: training
+    on pairs, then ranking of all candidates for a query. Users like movies with their parity.
+    """
     torch.manual_seed(0)
     columns = ["userId", "movieId"]
     bags = EmbeddingBagCollection(
@@ -172,7 +174,8 @@ def test_two_towers_trained_for_retrieval() -> None:
 
 def test_sequences_and_weights_of_places() -> None:
     """https://github.com/pytorch/torchrec/blob/main/torchrec/modules/embedding_modules.py and
-    feature_processor_.py: embeddings of a history one by one, and pooled with learnt weights."""
+    feature_processor_.py: embeddings of a history, unpooled and pooled with learned weights.
+    """
     history = KeyedJaggedTensor(
         ["watched"], torch.tensor([5, 6, 7, 5]), lengths=torch.tensor([3, 1])
     )

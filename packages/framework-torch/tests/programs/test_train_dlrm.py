@@ -1,4 +1,4 @@
-"""The DLRM that came from TorchRec has one result on one rank and on two."""
+"""The DLRM example for TorchRec's users has the same result on one rank and on two."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ PROGRAM = Path(__file__).parents[2] / "examples/train_dlrm.py"
 
 
 def on_ranks(count: int) -> float:
-    """The log loss that the program prints."""
+    """Returns the log loss that the program prints."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
-    # The program takes a GPU where there is one, and ranks would share it.
+    # The program uses a GPU if there is one, and the ranks would share it.
     limits = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     started = [
         subprocess.Popen(

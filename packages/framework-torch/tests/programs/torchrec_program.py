@@ -143,7 +143,7 @@ def dlrm(interaction: str, names: list[str]) -> nn.Module:
 
 
 def multi_hot(batch: Batch) -> Batch:
-    """Each id, and the one after it."""
+    """Returns each id with its successor."""
     ids = batch.sparse_features._values
     offsets = torch.arange(len(ids) + 1, dtype=torch.int32) * 2
     features = KeyedJaggedTensor.from_offsets_sync(

@@ -18,7 +18,9 @@ PLAN = (
     "DistributedModelParallel(plan='auto'), or a plan such as {'user': 'table_wise'} or from "
     "`sparring plan`"
 )
-SHARDERS = "leave sharders out, or use get_default_sharders(); tables in your own modules cannot be sharded"
+SHARDERS = (
+    "leave sharders out, or use get_default_sharders(); tables in other modules are not supported"
+)
 _DATA = (
     "use any iterator of Batch(dense_features, sparse_features, labels); `sparring train` also reads "
     "logs in Criteo format and MovieLens ratings"
