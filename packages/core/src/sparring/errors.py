@@ -64,7 +64,7 @@ class UnknownTableError(InvalidArgumentError):
 
 
 class UnsupportedError(SparringError):
-    """The backend does not declare this capability: choose another backend."""
+    """The backend does not support this feature: choose another backend."""
 
 
 class ClosedError(SparringError):
@@ -137,7 +137,7 @@ class DataError(SparringError, ValueError):
 
 
 class PluginError(SparringError):
-    """A plugin is missing, broken or not compatible: install or remove it."""
+    """A plugin is missing, broken or incompatible: install, upgrade or remove it."""
 
 
 class VersionError(PluginError):
@@ -157,4 +157,4 @@ class PeerFailure(SparringError):  # noqa: N818 - a peer failed, not this rank
 
 
 class InternalError(SparringError):
-    """A bug, in sparring or in a backend: report it."""
+    """A bug in sparring or in a backend: report it."""

@@ -78,7 +78,7 @@ class EventLoop(Closable):
         self._loop_thread = Threads("sparring-events-loop")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._when_awaited: list[Callable[[], None]] = []
-        self._changed = threading.Condition()  # guards all that follows
+        self._changed = threading.Condition()  # guards all fields below
         self._is_closed = False
         self._outstanding: dict[Task[Any], tuple[float, Future[Any] | None]] = {}
         self.first_failed: Task[Any] | None = None

@@ -204,7 +204,7 @@ class PoolTask(Task[T]):
     def __init__(self, call: Callable[[], T], name: str) -> None:
         super().__init__(name)
         self._call: Callable[[], T] | None = call
-        self._is_taken = threading.Lock()  # locked, and kept so, by the thread that runs the call
+        self._is_taken = threading.Lock()  # locked for good by the thread that runs the call
 
     def result(self, timeout: float | None = None) -> T:
         if _native.is_pool_thread():

@@ -11,7 +11,7 @@ _MAX_SHOWN = 20
 
 
 def find_closest_name(name: str, known: Iterable[str]) -> str | None:
-    """The one of `known` that `name` was probably meant to be, if any is close enough."""
+    """Returns the name in `known` that is most similar to `name`, or None if none is close."""
     by_lower_case = {candidate.lower(): candidate for candidate in known}
     # Bounded, because the time grows with the square of the length and names come from users.
     matches = difflib.get_close_matches(name.lower()[:200], by_lower_case, n=1, cutoff=0.6)

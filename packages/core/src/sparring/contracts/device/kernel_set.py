@@ -384,18 +384,18 @@ class DeviceFirstTierAccess(Protocol):
     """Operations of `KernelSet` on a stack of storages whose first tier is on a device."""
 
     def find(self, kernels: StorageKernels, keys: DeviceArray, num_columns: int) -> StoredRows:
-        """`KernelSet.find_storage`."""
+        """Implements `KernelSet.find_storage`."""
 
     def pool(self, kernels: StorageKernels, lookup: StorageLookup) -> DeviceArray:
-        """`KernelSet.pool_storage`."""
+        """Implements `KernelSet.pool_storage`."""
 
     def update(self, kernels: StorageKernels, update: StorageUpdate) -> StorageChange:
-        """`KernelSet.update_storage`."""
+        """Implements `KernelSet.update_storage`."""
 
     def upsert(
         self, kernels: StorageKernels, keys: DeviceArray, rows: DeviceArray
     ) -> EvictionResult:
-        """`KernelSet.upsert_storage`."""
+        """Implements `KernelSet.upsert_storage`."""
 
 
 def _is_of_stack(each: StorageLookup | StorageUpdate) -> bool:

@@ -175,21 +175,24 @@ class ArrayKernels(ABC):
 
     @abstractmethod
     def dedup(self, ids: DeviceArray) -> Dedup:
-        """`sparring.kernels.functions.dedup`. Waits for the device to read the number of keys."""
+        """Implements `sparring.kernels.functions.dedup`.
+
+        Waits for the device to read the number of keys.
+        """
 
     @abstractmethod
     def partition(self, keys: DeviceArray) -> DeviceArray:
-        """`sparring.kernels.functions.partition`."""
+        """Implements `sparring.kernels.functions.partition`."""
 
     @abstractmethod
     def route(self, keys: DeviceArray, owners: DeviceArray, world_size: int) -> Route:
-        """`sparring.kernels.functions.route`; `owners` is ``(4096,)`` int32 on the device."""
+        """Implements `sparring.kernels.functions.route`; `owners` is ``(4096,)`` int32 on the device."""
 
     @abstractmethod
     def gather(
         self, rows: DeviceArray, inverse: DeviceArray, out: DeviceArray | None = None
     ) -> DeviceArray:
-        """`sparring.kernels.functions.gather`, for rows of any table dtype."""
+        """Implements `sparring.kernels.functions.gather`, for rows of any table dtype."""
 
     @abstractmethod
     def pool(
@@ -201,7 +204,7 @@ class ArrayKernels(ABC):
         mode: Pooling = "sum",
         weights: DeviceArray | None = None,
     ) -> DeviceArray:
-        """`sparring.kernels.functions.pool`."""
+        """Implements `sparring.kernels.functions.pool`."""
 
     @abstractmethod
     def pool_backward(
@@ -214,7 +217,7 @@ class ArrayKernels(ABC):
         mode: Pooling = "sum",
         weights: DeviceArray | None = None,
     ) -> DeviceArray:
-        """`sparring.kernels.functions.pool_backward`."""
+        """Implements `sparring.kernels.functions.pool_backward`."""
 
     @abstractmethod
     def pool_weight_gradient(
@@ -226,13 +229,13 @@ class ArrayKernels(ABC):
         *,
         mode: Pooling = "sum",
     ) -> DeviceArray:
-        """`sparring.kernels.functions.pool_weight_gradient`."""
+        """Implements `sparring.kernels.functions.pool_weight_gradient`."""
 
     @abstractmethod
     def segment_sum(
         self, values: DeviceArray, segments: DeviceArray, num_segments: int
     ) -> DeviceArray:
-        """`sparring.kernels.functions.segment_sum`."""
+        """Implements `sparring.kernels.functions.segment_sum`."""
 
     @abstractmethod
     def initialize(
@@ -243,25 +246,25 @@ class ArrayKernels(ABC):
         table: TableConfig,
         state: DeviceArray | None = None,
     ) -> None:
-        """`sparring.kernels.functions.initialize`, for the table's initializer."""
+        """Implements `sparring.kernels.functions.initialize`, for the table's initializer."""
 
     @abstractmethod
     def decode(self, rows: DeviceArray) -> DeviceArray:
-        """`sparring.kernels.functions.decode`."""
+        """Implements `sparring.kernels.functions.decode`."""
 
     @abstractmethod
     def encode(
         self, values: DeviceArray, out: DeviceArray, rounding: Rounding | None = None
     ) -> None:
-        """`sparring.kernels.functions.encode`."""
+        """Implements `sparring.kernels.functions.encode`."""
 
     @abstractmethod
     def is_finite(self, values: DeviceArray) -> bool:
-        """`sparring.kernels.functions.is_finite`. Waits for the device."""
+        """Implements `sparring.kernels.functions.is_finite`. Waits for the device."""
 
     @abstractmethod
     def finite_rows(self, values: DeviceArray) -> DeviceArray:
-        """`sparring.kernels.functions.finite_rows`."""
+        """Implements `sparring.kernels.functions.finite_rows`."""
 
     @abstractmethod
     def update(

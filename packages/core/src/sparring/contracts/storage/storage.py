@@ -415,7 +415,7 @@ def interrupted_load(storage: Storage) -> str | None:
     state = storage._state
     if state.closed:
         raise closed_error(storage.table.name)
-    if LOAD_NOTE in state.notes:  # as in every step but the first
+    if LOAD_NOTE in state.notes:  # true in all steps except the first
         return state.notes[LOAD_NOTE]
     return read_note(storage, LOAD_NOTE)
 
