@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +28,22 @@ BLOCK = re.compile(
 NEEDS = re.compile(r"<!-- needs: (\w+) -->")
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 
+# Documents run in processes that start with the imports of most of them, which take longer than the documents.
+FORKSERVER = multiprocessing.get_context("forkserver")
+FORKSERVER.set_forkserver_preload(
+    ["torch._dynamo", "torch.utils.data", "sparring_torch.modules", "sparring_train", "sparring_hkv"]
+)
+RUN = """
+import os, runpy, sys
+os.chdir(folder)
+output = os.open("output.txt", os.O_WRONLY | os.O_CREAT)
+os.dup2(output, 1)
+os.dup2(output, 2)
+sys.argv = [script]
+sys.path.insert(0, folder)
+runpy.run_path(script, run_name="__main__")
+"""
+
 
 def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
@@ -50,15 +65,13 @@ def test_the_python_blocks_of_a_document_run_in_order(path: Path, tmp_path: Path
         return
     script = tmp_path / "blocks.py"
     script.write_text(code)
-    ran = subprocess.run(
-        [sys.executable, script],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert ran.returncode == 0, f"{name_of(path)}:\n{ran.stderr}"
+    names = {"folder": str(tmp_path), "script": str(script)}
+    process = FORKSERVER.Process(target=exec, args=(RUN, names))
+    process.start()
+    process.join(300)
+    process.kill()
+    process.join()
+    assert process.exitcode == 0, f"{name_of(path)}:\n{(tmp_path / 'output.txt').read_text()}"
 
 
 def test_commands_in_shell_blocks_have_the_options_that_they_are_given() -> None:
