@@ -1,5 +1,5 @@
-// The border that native backends share: what it refuses, what exceptions become,
-// and what a table without optional methods offers.
+// Tests of storage_border.h: checks of arguments, conversion of exceptions, and tables
+// without optional methods.
 #include "sparring/storage_border.h"
 
 #include <array>
@@ -21,7 +21,7 @@ namespace {
 
 constexpr uint64_t kRowBytes = 8;
 
-// What a table must have. Each call does what `act` says.
+// The required methods of a table. Each call executes `act`.
 struct Least {
   void (*act)() = [] {};
   int num_calls = 0;
@@ -40,7 +40,7 @@ struct Least {
   }
 };
 
-// What a table may have besides.
+// The optional methods of a table.
 struct Most : Least {
   static constexpr const char* kOutOfMemory = "no memory; nothing was changed";
   bool has_scores = true;
@@ -195,8 +195,8 @@ void devices_are_refused_unless_the_table_takes_them() {
         SPARRING_UNSUPPORTED);
 }
 
-// Changes one thing in valid arguments: the call is refused by that name, and does not
-// reach the table.
+// Changes one of the valid arguments: the call fails with the name of the argument, and
+// does not reach the table.
 template <class Table, class Arguments, class Change>
 bool refuses(Made<Table>& made, SparringStatus (*callback)(void*, Arguments*),
              const Arguments& valid, const Change& change, const char* named) {
@@ -333,7 +333,7 @@ void an_older_caller_is_served_and_its_memory_left_alone() {
   auto visit = arguments_on<SparringVisit>(1);
   visit.show = [](void*, int64_t, int64_t, const void* const*) { return int32_t{0}; };
   const void* const none = nullptr;
-  // What follows the older struct, in the memory of its caller.
+  // The caller's memory after the older struct.
   visit.handles = &none;
   visit.generation = 3;
   visit.call.struct_bytes = offsetof(SparringVisit, handles);

@@ -71,7 +71,7 @@ class StorageHandle {
   bool keeps_handles() const { return keeps_handles_; }
 
  private:
-  // Whether `member` is within the bytes of the struct; otherwise it is treated as NULL.
+  // Returns the callback `member`, or NULL if it is beyond the bytes of the struct.
   template <typename Callback>
   Callback optional(Callback SparringStorage::*member) const;
   void check(SparringStatus status, SparringCall& call,

@@ -48,7 +48,7 @@ Filter make_probability(double p, int64_t seed, const std::string& table) {
   return std::make_shared<ProbabilityFilter>(p, seed_of(seed, table));
 }
 
-// Sized by `expected_keys`, or by `memory_bytes` where that is 0.
+// The size is determined by `expected_keys`, or by `memory_bytes` if that is 0.
 Filter make_bloom(int64_t k, double rate, int64_t expected_keys, int64_t memory_bytes,
                   int64_t seed, const std::string& table) {
   if (k < 1 || k > BloomFilter::kMostK) {

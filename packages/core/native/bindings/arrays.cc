@@ -5,7 +5,7 @@ namespace py = pybind11;
 namespace sparring::bindings {
 namespace {
 
-// NPY_ARRAY_ALIGNED of NumPy's C interface, which pybind11 does not name.
+// NPY_ARRAY_ALIGNED of NumPy's C interface, which pybind11 does not define.
 constexpr int kAligned = 0x0100;
 
 std::string shape_text(const py::array& array) {
@@ -68,7 +68,7 @@ kernels::RowType row_type_of(const py::array& array, const char* name) {
     if (has_dtype<double>(array)) return kernels::RowType::float64;
     if (dtype.itemsize() == 2) {
       if (dtype.kind() == 'f') return kernels::RowType::float16;
-      // A dtype of the package ml_dtypes, which is known by its name only.
+      // A dtype of the package ml_dtypes, which is identified only by its name.
       if (dtype.attr("name").cast<std::string>() == "bfloat16") return kernels::RowType::bfloat16;
     }
   }

@@ -1,5 +1,5 @@
-// Checks of NumPy arrays whose cost does not grow with the array: dtype, shape,
-// layout. What an array holds is checked in Python, once, where a user may call.
+// Checks of NumPy arrays in constant time: dtype, shape, layout. Python code checks the
+// contents of arrays once, in functions that users call.
 #ifndef SPARRING_BINDINGS_ARRAYS_H_
 #define SPARRING_BINDINGS_ARRAYS_H_
 
@@ -24,8 +24,8 @@ void set_refusal(const char* message);
 // Raises it.
 [[noreturn]] void refuse(const std::string& message);
 
-// Raises InvalidArgumentError unless `array` is C-contiguous and its elements lie where
-// elements of their type may.
+// Raises InvalidArgumentError unless `array` is C-contiguous and its elements are aligned
+// for their type.
 void check_contiguous(const pybind11::array& array, const char* name);
 
 // Raises InvalidArgumentError unless `array` is C-contiguous, aligned, of the shape,
@@ -101,7 +101,7 @@ T* output(pybind11::array& array, const char* name,
   return static_cast<T*>(array.mutable_data());
 }
 
-// `out` where it is given, which must fit, or else a new array.
+// Returns `out` if it is given, which must fit, or else a new array.
 template <class T>
 pybind11::array given_or_new(const pybind11::object& out, pybind11::ssize_t rows,
                              pybind11::ssize_t columns) {

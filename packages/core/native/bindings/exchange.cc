@@ -1,5 +1,5 @@
-// sparring._native's part of the exchange: see sparring/exchange/messages.py. Indices are
-// taken for granted, as those of the key operations are.
+// sparring._native's part of the exchange; see sparring/exchange/messages.py. Indices are not
+// checked, like those of the key operations.
 #include <pybind11/pybind11.h>
 
 #include <string_view>

@@ -30,14 +30,14 @@ detached_task call_on_worker(PythonCallback function) {
   try {
     co_await schedule(pool_scheduler());
   } catch (const std::exception&) {
-    // Neither memory nor a thread for a worker: this thread is one that can do the work.
+    // If there is no memory or thread for a worker, this thread does the work.
   }
   function.call(nullptr);
 }
 
 void submit(const py::function& function) {
   PythonCallback callback(function.ptr());
-  // A `configure` under way holds the pool while it waits for calls to end.
+  // A `configure` in progress locks the pool while it waits for calls to end.
   const GilRelease release;
   call_on_worker(std::move(callback));
 }

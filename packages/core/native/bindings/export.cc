@@ -15,9 +15,9 @@ namespace py = pybind11;
 namespace sparring::bindings {
 namespace {
 
-// Everything behind one exported struct. Freed under the GIL.
+// The owner of one exported struct. Freed with the GIL.
 struct Exported {
-  SparringStorage storage;  // first, so that release can find the rest
+  SparringStorage storage;  // first, so that release can find the owner
   py::object adapter;
   std::string distribution;
   std::unique_ptr<Front> front;  // or NULL
@@ -34,8 +34,8 @@ void set_error(SparringCall* call, const std::string& message) {
   call->error.owner = nullptr;
 }
 
-// Runs `body` under the GIL; a Python exception becomes a status and a message.
-// The adapter says which status: it knows the classes of sparring.errors.
+// Runs `body` with the GIL, and converts a Python exception to a status and a message.
+// The adapter determines the status from the classes of sparring.errors.
 template <typename Body>
 SparringStatus guarded(void* self, SparringCall* call, Body body) {
   py::gil_scoped_acquire gil;
@@ -52,7 +52,7 @@ SparringStatus guarded(void* self, SparringCall* call, Body body) {
       status = described.first;
       message = described.second;
     } catch (const std::exception&) {
-      // Describing it failed: the plain text and SPARRING_INTERNAL stand.
+      // Describing the exception failed, so the plain text and SPARRING_INTERNAL are returned.
       status = SPARRING_INTERNAL;
     }
     set_error(call, message);
@@ -66,7 +66,7 @@ SparringStatus guarded(void* self, SparringCall* call, Body body) {
   }
 }
 
-// Arrays over the caller's memory: valid during the call only.
+// Arrays over the caller's memory, which are valid only during the call.
 template <typename T>
 py::array view(const T* data, std::vector<py::ssize_t> shape,
                std::vector<py::ssize_t> strides, bool writable) {

@@ -1,4 +1,4 @@
-// The other direction: a storage written in Python as a struct of storage_abi.h.
+// Exports a storage that is written in Python as a struct of storage_abi.h.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -14,10 +14,11 @@ namespace sparring::bindings {
 pybind11::capsule export_storage(pybind11::object adapter,
                                  const std::string& distribution);
 
-// Whether the struct is one that export_storage made: its callbacks call Python.
+// Whether export_storage created the struct, so that its callbacks call Python.
 bool is_exported(const SparringStorage& storage);
 
-// Passes on the adapter's (keys, rows as bytes, scores), or nothing for None. REQUIRES: the GIL.
+// Passes the adapter's (keys, rows as bytes, scores) to the sink; nothing for None. REQUIRES: the
+// GIL is held.
 void send_evicted(const SparringEvictionSink& sink, const pybind11::object& evicted);
 
 }  // namespace sparring::bindings

@@ -55,7 +55,7 @@ class Stopwatch {
   const Clock::time_point start_ = Clock::now();
 };
 
-// Passes on what the first tier shows, until a row is missing there.
+// Passes on the rows of the first tier, until a row is missing there.
 struct Watch {
   const SparringVisit* asked;
   int64_t num_served = 0;
@@ -74,8 +74,8 @@ struct Watch {
   }
 };
 
-// Refuses an update in which the first tier lacks a row, before anything changes, and
-// notes which keys these are.
+// Rejects an update for which rows are missing in the first tier, before any change, and
+// records their keys.
 struct Missing {
   const SparringUpdate* asked = nullptr;
   std::vector<int64_t> keys{};

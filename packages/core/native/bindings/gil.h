@@ -1,11 +1,11 @@
 // The GIL, for threads that may outlive the interpreter.
 //
-// When the interpreter has ended, CPython before 3.14 ends any other thread that wants
-// the GIL by unwinding its stack, which C++ sees as an exception of type
-// abi::__forced_unwind. It aborts the process where it meets a noexcept frame, as a
-// destructor is (pybind11::gil_scoped_release), or a handler that swallows it, as
-// oneTBB's. So threads that are late stay where they are until the process is gone,
-// which is what CPython itself does from 3.14 on.
+// After the interpreter has ended, CPython before 3.14 terminates any other thread that
+// requests the GIL by unwinding its stack. C++ sees this as an exception of type
+// abi::__forced_unwind. The process aborts if it reaches a noexcept frame, such as a
+// destructor (pybind11::gil_scoped_release), or a handler that swallows it, such as
+// oneTBB's. Late threads therefore block until the process ends, like in CPython itself
+// from 3.14.
 #pragma once
 
 #include <Python.h>
@@ -16,7 +16,7 @@
 
 namespace sparring::bindings {
 
-// Whether the interpreter is ending: other threads get the GIL no more.
+// Whether the interpreter is ending, so that other threads can no longer acquire the GIL.
 inline bool is_finalizing() {
 #if PY_VERSION_HEX >= 0x030D0000
   return Py_IsFinalizing() != 0;
@@ -25,7 +25,7 @@ inline bool is_finalizing() {
 #endif
 }
 
-// Calls function(); if the interpreter ends this thread meanwhile, never returns.
+// Calls function(). Never returns if the interpreter terminates this thread during the call.
 template <typename Function>
 void call_or_park(Function&& function) noexcept {
   try {
@@ -35,7 +35,7 @@ void call_or_park(Function&& function) noexcept {
   }
 }
 
-// Gives the GIL up for the life of this object.
+// Releases the GIL for the lifetime of this object.
 class GilRelease {
  public:
   GilRelease() : thread_(PyEval_SaveThread()) {}
@@ -49,10 +49,10 @@ class GilRelease {
   PyThreadState* const thread_;
 };
 
-// A Python function that a native thread calls once, at some time.
+// A Python function that a native thread calls once, later.
 class PythonCallback {
  public:
-  // REQUIRES: the GIL.
+  // REQUIRES: the GIL is held.
   explicit PythonCallback(PyObject* function) : function_(Py_NewRef(function)) {}
   PythonCallback(PythonCallback&& other) noexcept
       : function_(std::exchange(other.function_, nullptr)) {}
@@ -61,8 +61,8 @@ class PythonCallback {
     if (function_ != nullptr) with_gil([] {});
   }
 
-  // Calls it with arguments as of Py_BuildValue (NULL: none) and frees it. What it raises is
-  // reported as unraisable. Where the interpreter is ending, it is not called.
+  // Calls it with arguments in the format of Py_BuildValue (NULL: none), and frees it. Exceptions
+  // are reported as unraisable. It is not called if the interpreter is ending.
   template <typename... Arguments>
   void call(const char* format, Arguments... arguments) noexcept {
     with_gil([&] {

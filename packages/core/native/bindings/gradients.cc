@@ -22,7 +22,7 @@ using sparring::gradients::GradientAccumulator;
 
 namespace {
 
-// Memory of a buffer handed to NumPy without a copy.
+// Passes the memory of a buffer to NumPy without a copy.
 template <class T>
 py::array adopt(Buffer<T>&& buffer, std::initializer_list<py::ssize_t> shape) {
   if (buffer.data() == nullptr) return py::array_t<T>(shape);
@@ -30,13 +30,13 @@ py::array adopt(Buffer<T>&& buffer, std::initializer_list<py::ssize_t> shape) {
   return py::array_t<T>(shape, buffer.release(), owner);
 }
 
-// Safe for use by several threads, unlike what it wraps: Python has no other way to
-// know that a call on another thread has let go of the GIL.
+// Safe for concurrent use, unlike the wrapped class, because Python cannot detect that a
+// call on another thread has released the GIL.
 class PyGradientAccumulator {
   using Sums = std::variant<GradientAccumulator<float>, GradientAccumulator<double>>;
 
-  // The GIL goes first: a thread that waits for it while it holds the lock would wait
-  // for a thread that waits for the lock.
+  // The GIL is released first. Otherwise a thread with the lock that waits for the GIL, and a
+  // thread with the GIL that waits for the lock, would deadlock.
   template <class Call>
   auto locked(const Call& call) {
     sparring::bindings::GilRelease release;

@@ -1,4 +1,4 @@
-// sparring._native.KeySet: which keys were touched.
+// sparring._native.KeySet: the keys that were changed.
 #include "kernels/key_set.h"
 
 #include <pybind11/numpy.h>
@@ -38,7 +38,7 @@ class PyKeySet {
     return is_in;
   }
 
-  // All of it under the lock, which `add` takes too: no key is added meanwhile.
+  // Everything under the lock, which `add` acquires too, so that no key is added in between.
   py::array_t<int64_t> keys() const {
     const std::lock_guard<std::mutex> lock(mutex_);
     py::array_t<int64_t> all(keys_.size());

@@ -1,4 +1,4 @@
-// The Python module sparring._native: one function for each C++ one, no logic of its own.
+// The Python module sparring._native: one function per C++ function, without additional logic.
 #include <pybind11/pybind11.h>
 
 void bind_storage(pybind11::module_& module);

@@ -22,8 +22,8 @@ namespace {
 
 void* handle_of(uint64_t stream) { return reinterpret_cast<void*>(stream); }
 
-// Calls function(None, None) on the pool once the stream has come here, or else with the name of
-// a class of sparring.errors and a message.
+// Calls function(None, None) on the pool after the stream has reached its current position. On
+// failure, the arguments are the name of a class in sparring.errors and a message.
 detached_task tell_when_reached(stream_scheduler place, PythonCallback function) {
   const char* kind = nullptr;
   std::string message;
@@ -72,7 +72,7 @@ class Streams {
   }
 
   void begin_wait(uint64_t stream, double deadline_seconds, const py::function& function) const {
-    // Beyond this no clock of nanoseconds counts; a century is as good.
+    // The limit of a clock in nanoseconds; a century is long enough.
     const double seconds = std::fmin(std::fmax(deadline_seconds, 0.0), 3e9);
     const auto deadline = std::chrono::duration_cast<std::chrono::nanoseconds>(
         std::chrono::duration<double>(seconds));

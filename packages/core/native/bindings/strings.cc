@@ -1,4 +1,4 @@
-// Ids of strings: of Python's own, and of Arrow arrays via Arrow's C data interface, without a copy
+// Ids of strings: Python strings, and Arrow arrays via Arrow's C data interface, without a copy
 // (https://arrow.apache.org/docs/format/CDataInterface.html).
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -16,7 +16,7 @@ namespace py = pybind11;
 namespace sparring::bindings {
 namespace {
 
-// The two structs of the interface, as far as they are read here.
+// The two structs of the interface, with the members that this file reads.
 struct ArrowSchema {
   const char* format;
   const char* name;
@@ -55,7 +55,7 @@ void hash_array(const ArrowArray& array, int64_t* ids) {
                         ids);
 }
 
-// Ids, and the place of the first null or -1. A null has the id of whatever bytes its slot has.
+// The ids, and the position of the first null or -1. A null has the id of the bytes in its slot.
 py::tuple hash_arrow(const py::capsule& schema_capsule, const py::capsule& array_capsule) {
   const auto& schema = *schema_capsule.get_pointer<ArrowSchema>();
   const auto& array = *array_capsule.get_pointer<ArrowArray>();

@@ -37,7 +37,7 @@ kernels::HyperParameters hyper_from(const py::dict& given) {
   return hyper;
 }
 
-// Changes rows (n, row_bytes) in place.
+// Updates rows (n, row_bytes) in place.
 template <class T>
 void update_rows_as(const UpdateSpec& spec, const py::array& keys, py::array& rows,
                     const py::array& gradients) {
@@ -76,7 +76,7 @@ void update_rows(const UpdateSpec& spec, const py::array& keys, py::array& rows,
   }
 }
 
-// One table's part of a step, as Python gives it.
+// One table's part of a step, from Python.
 struct TablePart {
   SharedView table;
   UpdateSpec spec;
@@ -115,7 +115,7 @@ class PyFusedStep {
     prepare(float64_);
   }
 
-  // Places of tables whose sums are not certainly finite.
+  // Positions of tables whose sums are not certainly finite.
   std::vector<size_t> may_be_nonfinite() const {
     std::vector<size_t> found;
     each_table([&](const auto& group, size_t table, size_t place) {
@@ -145,8 +145,8 @@ class PyFusedStep {
     return py::array_t<int64_t>(static_cast<py::ssize_t>(count), from);
   }
 
-  // What `outcomes` gives. Raises the first failure; the tables that did not fail have
-  // changed then.
+  // Returns the result of `outcomes`. Raises the first failure, after the tables that did not
+  // fail were updated.
   py::list apply() {
     outcomes_.resize(parts_.size());
     {
@@ -160,7 +160,7 @@ class PyFusedStep {
     return outcomes();
   }
 
-  // What left the table at `place` to make room: keys (n), rows (n, row_bytes) uint8, scores (n).
+  // The rows that the table at `place` evicted: keys (n), rows (n, row_bytes) uint8, scores (n).
   // REQUIRES: apply() was called.
   py::tuple evicted(size_t place) const {
     if (place >= outcomes_.size()) refuse("no step was applied to a table at this place");

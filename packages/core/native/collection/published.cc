@@ -19,9 +19,9 @@ namespace {
 
 struct Registry {
   std::shared_mutex mutex;
-  std::condition_variable_any changed;  // what follows, or which rows are coming
+  std::condition_variable_any changed;  // the members below, or the rows of a table
   std::map<int64_t, Published> collections;
-  std::map<int64_t, std::string> refusals;  // of numbers that are in no collection
+  std::map<int64_t, std::string> refusals;  // reasons, for numbers without a collection
   int64_t next = 1;
 };
 
@@ -162,7 +162,7 @@ SparringStatus gather(int64_t number, SparringGather* asked) {
   });
 }
 
-// Where bags begin and end in the ids: (num_features * num_bags + 1).
+// The offsets of bags in the ids: (num_features * num_bags + 1).
 std::vector<int64_t> offsets_of(const SparringPool& asked) {
   const int64_t num_bags = asked.num_features * asked.num_bags;
   std::vector<int64_t> offsets(static_cast<size_t>(num_bags + 1));

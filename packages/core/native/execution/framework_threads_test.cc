@@ -1,4 +1,4 @@
-// Loops on the threads of a framework, which here are made for each loop.
+// Loops on the threads of a framework, which this test creates for each loop.
 #include "execution/framework_threads.h"
 
 #include <atomic>
@@ -29,7 +29,7 @@ int32_t loop_on_new_threads(int64_t begin, int64_t end, int64_t grain,
                             void (*body)(int64_t, int64_t, void*), void* context) {
   CHECK(begin == 0 && grain == 1 && end <= num_offered);
   ++num_loops;
-  // As torch does inside a loop of its own.
+  // Like torch inside one of its own loops.
   if (is_inside_region) {
     body(begin, end, context);
     return 0;
@@ -64,7 +64,7 @@ int32_t offer(uint32_t* num_threads) {
   return 0;
 }
 
-// The pool has `threads`, and the framework as many.
+// The pool and the framework have `threads` threads each.
 struct Borrowed {
   explicit Borrowed(int threads, decltype(FrameworkThreads::parallel_for) loop = loop_on_new_threads) {
     Pool::process().configure(threads);
@@ -134,7 +134,7 @@ void loops_nest() {
       }
     });
     CHECK(sum == 64 * num_outer);
-    // Fewer outer ranges than threads leave some to the inner loops.
+    // With fewer outer ranges than threads, some threads remain for the inner loops.
     if (num_outer < 4) CHECK(threads.size() > static_cast<size_t>(num_outer));
     // Outer ranges ran on the pool, whose threads leave a moment after the last range has ended.
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);

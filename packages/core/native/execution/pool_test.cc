@@ -1,4 +1,4 @@
-// The pool: its size, its loops, its tasks.
+// The size, loops and tasks of the pool.
 #include "execution/pool.h"
 
 #include <atomic>
@@ -74,7 +74,7 @@ void no_more_threads_compute_than_configured() {
     std::this_thread::sleep_for(200us);
     --now;
   };
-  // Two threads of a framework, which nest.
+  // Two threads of a framework with nested loops.
   const auto framework = [&] {
     for (int i = 0; i < 20; ++i) {
       parallel_for(6, 1, [&](int64_t, int64_t) { parallel_for(4, 1, body); });
@@ -83,7 +83,7 @@ void no_more_threads_compute_than_configured() {
   std::thread other(framework);
   framework();
   other.join();
-  // A helper that joined just before the second caller came ends its range first.
+  // A helper that joined just before the second caller started ends its range first.
   CHECK(most >= 2);
   CHECK(most <= 4);
 }
@@ -103,7 +103,7 @@ void a_loop_ends_while_all_workers_are_blocked() {
   for (CallTask& task : blockers) task.ended.acquire();
 }
 
-// Returns once two tasks have run side by side, on pool threads.
+// Returns after two tasks have run concurrently on pool threads.
 void meet_on_two_workers() {
   static std::atomic<int> num_met{0};
   num_met = 0;

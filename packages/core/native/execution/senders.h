@@ -1,24 +1,24 @@
-// The vocabulary of std::execution (P2300), as far as code that ships uses it.
+// The subset of std::execution (P2300) that this library uses.
 //
-//   sync_wait(schedule(executor_scheduler(executor))      the caller and the threads lent to it
+//   sync_wait(schedule(executor_scheduler(executor))      the caller and the executor's threads
 //             | bulk(num_tables, f) | then(g))
 //   co_await schedule(pool_scheduler())                   a worker of the pool
-//   co_await schedule(stream_scheduler(streams, stream))  a worker, once the stream has come here
+//   co_await schedule(stream_scheduler(streams, stream))  a worker, after the stream's current work
 //
-// A sender describes work. connect(sender, receiver) gives an operation state; its start()
-// runs it; it then completes the receiver exactly once, by set_value or set_error. Nothing
-// runs before start, and an operation state stays where it is and alive until it has
-// completed.
+// A sender describes work. connect(sender, receiver) returns an operation state, and its start()
+// runs the work. The operation then completes the receiver exactly once, with set_value or
+// set_error. Nothing runs before start(), and an operation state must not move or be destroyed
+// before it has completed.
 //
-// What is smaller here than in P2300:
+// Differences from P2300:
 // - A sender completes with one set of values, always of the same types:
 //   `sender::values`, a std::tuple of decayed types (std::tuple<> for none).
-// - Every error is a std::exception_ptr, and nothing is stopped.
-// - There are no environments. What a sender of an executor has instead is
-//   completion_scheduler(), which `then` and `bulk` pass on.
-// - sync_wait takes senders of an executor only, which need no thread but the caller's, so
-//   that it may be called anywhere, on a worker too. Others are awaited: detached_task.h.
-// - A connected sender is used up.
+// - Every error is a std::exception_ptr, and there is no cancellation.
+// - There are no environments. Instead, a sender of an executor has completion_scheduler(),
+//   which `then` and `bulk` pass on.
+// - sync_wait accepts only senders of an executor, which need no thread except the caller's, so
+//   it may be called anywhere, even on a worker. Coroutines await others: see detached_task.h.
+// - A sender can be connected only once.
 #pragma once
 
 #include <concepts>
@@ -43,7 +43,7 @@ inline constexpr bool takes_values<R, std::tuple<Ts...>> = requires(R& receiver,
   { receiver.set_value(std::forward<Ts>(values)...) } noexcept;
 };
 
-// A receiver that takes the values of the tuple type `Values`, one argument each.
+// A receiver that accepts the values of the tuple type `Values`, one argument each.
 template <typename R, typename Values>
 concept receiver_of = std::move_constructible<R> && takes_values<R, Values> &&
                       requires(R& receiver, std::exception_ptr error) {
@@ -72,8 +72,8 @@ operation_state auto connect(S&& sender, R receiver) {
   return std::remove_cvref_t<S>(std::forward<S>(sender)).connect(std::move(receiver));
 }
 
-// A cheap handle of a place where work can run. Its schedule() is a sender of no values
-// that completes there.
+// A cheap handle of an execution resource. Its schedule() returns a sender without values that
+// completes there.
 template <typename S>
 concept scheduler = std::copyable<std::remove_cvref_t<S>> && requires(S&& place) {
   { place.schedule() } -> sender;
@@ -99,8 +99,8 @@ sender auto operator|(S&& sender, sender_closure<F> closure) {
 
 // ---- the threads of an executor ----------------------------------------------
 
-// The calling thread, and those that `executor` lends it for loops (NULL: none). What is
-// scheduled here runs where it is started, within start(); `bulk` spreads it.
+// The calling thread, and the threads of `executor` for loops (NULL: none). Scheduled work runs
+// on the thread that calls start(), within start(); `bulk` distributes it.
 class executor_scheduler {
  public:
   explicit executor_scheduler(const SparringExecutor* executor) noexcept : executor_(executor) {}
@@ -139,7 +139,7 @@ concept executor_sender = sender<S> && requires(const std::remove_cvref_t<S>& in
 
 // ---- then ---------------------------------------------------------------------
 
-// The values of what a call of `F` with the values of `Values` returns: none for void.
+// The values that a call of `F` with `Values` returns; none for void.
 template <typename F, typename Values>
 struct values_of_call;
 template <typename F, typename... Ts>
@@ -172,7 +172,7 @@ class then_sender {
       } catch (...) {
         error = std::current_exception();
       }
-      // Out of the handler, which else would hold the error until all that follows has run.
+      // Outside of the handler, which would keep the error alive until all later work has run.
       next.set_error(std::move(error));
     }
     void set_error(std::exception_ptr error) noexcept { next.set_error(std::move(error)); }
@@ -197,8 +197,8 @@ class then_sender {
   F function_;
 };
 
-// Completes with what f returns for the values. `function` runs where `input` completes; if
-// it throws, that is the error.
+// Completes with the result of function(values...). `function` runs where `input` completes. If
+// it throws, the exception is the error.
 template <sender S, typename F>
 auto then(S&& input, F&& function) {
   return then_sender<std::decay_t<S>, std::decay_t<F>>(std::forward<S>(input),
@@ -262,9 +262,9 @@ class bulk_sender {
   F function_;
 };
 
-// Calls function(begin, end, values&...) over disjoint ranges that cover [0, count), each at
-// least `grain` long but the last, on the threads of the sender's executor; then completes
-// with the values. The first exception is the error, once all ranges have ended.
+// Calls function(begin, end, values&...) for disjoint ranges that cover [0, count), on the threads
+// of the sender's executor, and completes with the values. Each range except the last has at least
+// `grain` elements. The first exception is the error, after all ranges have ended.
 template <typename F>
 auto bulk_chunked(int64_t count, int64_t grain, F&& function) {
   return sender_closure{
@@ -274,8 +274,8 @@ auto bulk_chunked(int64_t count, int64_t grain, F&& function) {
       }};
 }
 
-// The same for function(i, values&...) and one i of [0, count) after another. Where it throws,
-// the rest of its range is left out.
+// The same for function(i, values&...) and each i in [0, count). If it throws, the rest of its
+// range is skipped.
 template <typename F>
 auto bulk(int64_t count, F&& function) {
   return bulk_chunked(count, 1,
@@ -306,8 +306,8 @@ struct sync_wait_result {
   std::exception_ptr error;
 };
 
-// Runs it on the calling thread, and the threads of its executor. Returns the values; throws
-// the error. It is optional as in P2300, but never empty.
+// Runs the sender on the calling thread and the threads of its executor. Returns the values, or
+// throws the error. The result is optional as in P2300, but never empty.
 template <executor_sender S>
 std::optional<values_of<S>> sync_wait(S&& input) {
   using result = sync_wait_result<values_of<S>>;

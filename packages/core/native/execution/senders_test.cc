@@ -1,4 +1,4 @@
-// The sender algebra: values, errors, loops, and where things run.
+// The sender algebra: values, errors, loops, and the threads that run them.
 #include "execution/senders.h"
 
 #include <atomic>
@@ -26,7 +26,7 @@ const executor_scheduler threads(process_executor());
 const executor_scheduler alone(nullptr);
 const pool_scheduler pool;
 
-// sync_wait is for senders that need no thread but the caller's: those of an executor.
+// sync_wait accepts only senders of an executor, which need no thread except the caller's.
 template <typename S>
 concept can_be_waited_for = requires(S input) { sync_wait(std::move(input)); };
 static_assert(can_be_waited_for<decltype(schedule(threads) | bulk(1, [](int64_t) {}))>);
@@ -107,7 +107,7 @@ void bulk_chunked_keeps_to_its_grain() {
             }));
   CHECK(num_seen == 1'000);
   CHECK(num_short == 0);
-  // Too little for two ranges stays with the caller, in one.
+  // Too few elements for two ranges run as one range on the caller.
   std::vector<std::thread::id> seen;
   sync_wait(schedule(threads) |
             bulk_chunked(127, 64, [&](int64_t, int64_t) { seen.push_back(get_id()); }));

@@ -1,4 +1,4 @@
-// Streams of a device and the pool.
+// Waits for streams of a device on the pool.
 #include "execution/stream_scheduler.h"
 
 #include <sys/wait.h>
@@ -104,7 +104,7 @@ void several_streams_are_awaited_at_once() {
   FakeStream first;
   FakeStream second;
   std::atomic<int> sum{0};
-  // Each waits for the other to have begun: one after the other, they would never end.
+  // Each waits until the other has begun, so they would never end one after the other.
   std::atomic<int> begun{0};
   for (FakeStream* each : {&first, &second}) {
     each->put([&] {
@@ -122,10 +122,10 @@ void several_streams_are_awaited_at_once() {
 void a_lost_device_is_an_error_not_a_hang() {
   FakeDevice& device = make_device();
   FakeStream stream;
-  // Lost before: nothing can be put on the stream.
+  // Lost before: nothing can be enqueued on the stream.
   device.is_lost = true;
   CHECK_THROWS(wait_for(on_stream(device, stream)), StreamLostError);
-  // Lost meanwhile: no host call comes, and only polling the event finds out.
+  // Lost during the wait: no host call runs, and only polling the event detects it.
   device.is_lost = false;
   device.swallows_host_calls = true;
   std::thread loses([&] {
@@ -149,7 +149,7 @@ void errors_are_thrown_into_coroutines() {
   FakeDevice& device = make_device();
   FakeStream stream;
   device.is_lost = true;
-  // Where nothing could be put on the stream, on the caller, before the call returns.
+  // If nothing could be enqueued on the stream: on the caller, before the call returns.
   std::string caught;
   [](FakeDevice& lost, FakeStream& on, std::string& text) -> detached_task {
     try {
@@ -174,7 +174,7 @@ void the_deadline_holds_even_where_the_device_hangs_when_asked() {
                StreamDeadlineError);
   const auto waited = steady_clock::now() - begin;
   CHECK(waited >= milliseconds(80) && waited < std::chrono::seconds(5));
-  // The host call comes late, finds no wait, and does no harm.
+  // The host call runs late, finds no wait, and has no effect.
   device.hangs_when_asked = false;
   may_end = true;
   wait_for(on_stream(device, stream));
@@ -187,7 +187,7 @@ void a_wait_may_end_before_its_host_call_is_on_the_stream() {
     try {
       wait_for(on_stream(device, stream, std::chrono::nanoseconds(1)));
     } catch (const StreamDeadlineError&) {
-      continue;  // mostly so
+      continue;  // the usual case
     }
   }
   CHECK(num_stream_waits() == 0);
@@ -216,7 +216,7 @@ void many_waits_run_concurrently() {
   CHECK(num_stream_waits() == 0);
 }
 
-// The thread of host calls lives on, as a driver's does.
+// The thread of host calls continues to run, like a driver's thread.
 void a_forked_child_after_a_wait_has_all_threads() {
   FakeDevice& device = make_device();
   FakeStream stream;

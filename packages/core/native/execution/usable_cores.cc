@@ -27,7 +27,7 @@ std::optional<std::string> first_line(const fs::path& path) {
 int whole_cores(const std::string& quota, const std::string& period) {
   const double allowed = std::strtod(quota.c_str(), nullptr);
   const double of = std::strtod(period.c_str(), nullptr);
-  // v2 says "max" and v1 says -1 for no limit; both fail the first comparison.
+  // No limit is "max" in v2 and -1 in v1; both fail the first comparison.
   if (!(allowed > 0) || !(of > 0)) return -1;
   return std::max(1, static_cast<int>(allowed / of));
 }

@@ -1,4 +1,4 @@
-// The automatic size of the pool, on pretended systems.
+// The automatic size of the pool, on simulated systems.
 #include "execution/usable_cores.h"
 
 #include <unistd.h>

@@ -1,5 +1,5 @@
-// Admission filters against plain containers, and on several threads at once. What
-// they decide for a table is tested through Python, in tests/kernels/test_admission_filters.py.
+// Compares admission filters with plain containers, and uses them on several threads. Python
+// tests check decisions for tables, in tests/kernels/test_admission_filters.py.
 #include <atomic>
 #include <limits>
 #include <map>
@@ -65,7 +65,7 @@ void frequency_counts_as_a_map_does() {
   }
 }
 
-// A full filter of 75 keys, to which strangers come: everything is halved once.
+// New keys for a full filter of 75 keys: all counts are halved once.
 void frequency_ages_as_a_map_does() {
   for (uint32_t seed = 0; seed < 50; ++seed) {
     std::mt19937_64 random(seed);

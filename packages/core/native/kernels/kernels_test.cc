@@ -1,5 +1,5 @@
-// The kernels on the pool's threads: several callers at once, and what is said at
-// compile time. All else is tested through Python, in tests/kernels.
+// The kernels on the pool's threads with several callers, and compile-time checks. Python
+// tests check everything else, in tests/kernels.
 #include <algorithm>
 #include <atomic>
 #include <limits>
@@ -24,7 +24,7 @@ static_assert(mix64(0) == 0);
 static_assert(partition_of(-1) == 1611 && partition_of(INT64_MAX) == 2747);
 static_assert(fnv1a(std::string_view("a")) == 0xaf63dc4c8601ec8cu);
 
-// The reference implementation's answers, of its file of known answers.
+// Known results of the reference implementation.
 constexpr bool is_philox(PhiloxBlock counter, uint64_t key, PhiloxBlock expected) {
   philox4x32_10<Scalar>(counter.words, key);
   return std::equal(counter.words, counter.words + 4, expected.words);
@@ -122,7 +122,7 @@ void a_nested_call_has_scratch_of_its_own() {
   CHECK(fresh->bytes == 0);
 }
 
-// UndefinedBehaviorSanitizer looks on: vectors may begin wherever an element may.
+// For UndefinedBehaviorSanitizer: vectors need only the alignment of an element.
 template <class T>
 void values_need_the_alignment_of_one_element() {
   std::vector<T> values(3'000, T{1});

@@ -6,14 +6,14 @@
 //            └──────────────┴───────────┴───────────┘
 //
 // INVARIANTS
-//   1. A slot is occupied exactly if its epoch is `epoch_`; so a new epoch empties
-//      the index without touching it, and no key is reserved.
+//   1. A slot is occupied exactly if its epoch is `epoch_`. A new epoch therefore empties
+//      the index without writes, and no key is reserved.
 //   2. `mask_ + 1`, the part of `slots_` in use, is a power of two and at least
 //      twice the number of keys.
-//   3. The hash is secret to the process, so that no one can send ids that collide.
-//      No result may depend on it.
+//   3. The hash depends on a secret of the process, so that clients cannot choose ids that
+//      collide. No result may depend on it.
 //
-// Not safe for use by two threads at once.
+// Not safe for concurrent use.
 #ifndef SPARRING_KERNELS_KEY_INDEX_H_
 #define SPARRING_KERNELS_KEY_INDEX_H_
 
@@ -26,7 +26,7 @@
 
 namespace sparring::kernels {
 
-// Two secrets of the process, drawn once.
+// Two secrets of the process, generated once.
 struct HashSecret {
   uint64_t addend;
   uint64_t multiplier;  // odd
@@ -37,11 +37,11 @@ class KeyIndex {
  public:
   KeyIndex() : secret_(hash_secret()) {}
 
-  // Empties the index and makes room for `count` keys. Throws std::bad_alloc.
+  // Empties the index and reserves capacity for `count` keys. Throws std::bad_alloc.
   void reset(int64_t count) {
     const uint64_t wanted = capacity_for(count);
     if (wanted > capacity_) {
-      // calloc: large blocks come zeroed from the system at no cost.
+      // calloc, because the system provides zeroed pages for large blocks without cost.
       slots_.reset();
       capacity_ = 0;
       slots_.reset(static_cast<Slot*>(std::calloc(wanted, sizeof(Slot))));
@@ -57,7 +57,7 @@ class KeyIndex {
     size_ = 0;
   }
 
-  // Makes room for `count` keys and keeps those that are there.
+  // Reserves capacity for `count` keys and keeps the existing keys.
   void reserve(int64_t count) {
     if (capacity_for(count) <= mask_ + 1) return;
     KeyIndex larger;
@@ -76,14 +76,14 @@ class KeyIndex {
     return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
   }
 
-  // Inlined always: GCC takes a function that does nothing but prefetch for one without
-  // effect, and deletes the calls to it that it did not inline.
+  // Always inlined, because GCC considers a function that only prefetches to have no effect,
+  // and deletes calls that it did not inline.
   [[gnu::always_inline]] void prefetch(uint64_t hash) const {
     __builtin_prefetch(slots_.get() + (hash & mask_), 1, 3);
   }
 
-  // The number of the key: what was inserted before, or else `next`, which is
-  // inserted. REQUIRES: room for one more key; hash == hash(key).
+  // Returns the number of the key; inserts it with the number `next` if it is new.
+  // REQUIRES: capacity for one more key; hash == hash(key).
   uint32_t find_or_insert(uint64_t hash, int64_t key, uint32_t next) {
     for (uint64_t at = hash & mask_;; at = (at + 1) & mask_) {
       Slot& slot = slots_.get()[at];

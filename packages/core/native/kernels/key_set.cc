@@ -21,7 +21,7 @@ void KeySet::add(const int64_t* keys, int64_t count, uint8_t* is_new) {
   uint64_t homes[kBlock];
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     const int64_t size = std::min(kBlock, count - begin);
-    // By blocks, so that keys that are in the set already ask for no room.
+    // In blocks, so that keys that are already in the set reserve no capacity.
     make_room(kBlock);
     for (int64_t i = 0; i < size; ++i) {
       homes[i] = home(keys[begin + i]);

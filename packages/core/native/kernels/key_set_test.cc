@@ -11,7 +11,7 @@
 namespace sparring::kernels {
 namespace {
 
-// Compared with std::set over many batches, extremes and repeats included.
+// Comparison with std::set over many batches, with extreme and repeated keys.
 void answers_as_a_set_does() {
   std::mt19937_64 random(7);
   KeySet keys;

@@ -1,17 +1,17 @@
-// The loops that are compiled once for each SIMD level, and their arguments.
+// The loops that are compiled once per SIMD level, and their arguments.
 //
-// `level_portable.cc`, `level_avx2.cc` and `level_avx512.cc` each compile the
-// same text (`level_*.inc`) with other compiler flags and other vector lengths.
-// Which one runs is decided when it runs (`simd.h`).
+// `level_portable.cc`, `level_avx2.cc` and `level_avx512.cc` compile the same source
+// (`level_*.inc`) with different compiler flags and vector lengths. `simd.h` selects one
+// at run time.
 //
 // INVARIANTS
-//   1. All levels give the same bits. Every sum is taken in a fixed order that
-//      does not depend on the vector length, and multiplications are fused with
-//      additions only by `multiply_add`, never by the compiler (-ffp-contract=off).
+//   1. All levels compute the same bits. Every sum has a fixed order that does not
+//      depend on the vector length. Only `multiply_add` fuses multiplications and
+//      additions, never the compiler (-ffp-contract=off).
 //   2. These files include no header with inline functions of the standard
 //      library: the linker keeps one copy of such a function, and it could keep
 //      the one that was compiled for a newer CPU.
-//   3. Indices are not checked here. The caller has checked them.
+//   3. The caller checks indices; the loops do not.
 //
 // In all shapes: n ids or occurrences, u keys, b bags. All arrays are in host
 // memory, C-contiguous.
@@ -58,7 +58,7 @@ struct WeightGradientArguments {
   bool is_mean;
 };
 
-// Adds row `b` of `source`, times its weight, to row targets[i] of `out`, for
+// Adds row `b` of `source`, multiplied by its weight, to row targets[i] of `out`, for
 // every occurrence i of every bag b.
 template <class T>
 struct ScatterArguments {
@@ -83,7 +83,7 @@ struct ScatterEntry {
 template <class T>
 struct AccumulateArguments {
   const T* gradients;    // (n, dim)
-  const int64_t* slots;  // (n): the row to add to, or ~row where the row is new
+  const int64_t* slots;  // (n): the row to add to, or ~row if the row is new
   T* rows;               // (size, dim)
   int64_t dim;
 };
@@ -95,12 +95,12 @@ struct InitializeArguments {
   const void* state;     // (row_bytes - state_begin) bytes, or NULL: zeros
   void* rows;            // (n, row_bytes) bytes
   int64_t dim;
-  int64_t state_begin;   // bytes; those before it and behind the embedding are zeroed
+  int64_t state_begin;   // bytes; the bytes between embedding and state are zeroed
   int64_t row_bytes;
 };
 
-// Pools rows that a storage shows: those of ids [begin, begin + count), which lie
-// anywhere. A bag may be shown in several calls, one after the other.
+// Pools rows in a storage, for ids [begin, begin + count), at arbitrary addresses. The rows
+// of a bag may arrive in several consecutive calls.
 template <class T>
 struct ShownPoolArguments {
   const void* const* rows;  // (count) embeddings (dim) of the rows' type, none NULL
@@ -135,7 +135,7 @@ using updates::UpdateMethod;
 template <class T>
 struct UpdateArguments {
   void* const* rows;    // (count)
-  T* embeddings;        // (count, dim), or NULL: they begin the rows
+  T* embeddings;        // (count, dim), or NULL: at the beginning of the rows
   T* gradients;         // (count, dim), overwritten
   int64_t count;
   int64_t dim;
@@ -143,8 +143,8 @@ struct UpdateArguments {
   UpdateConstants<T> constants;
 };
 
-// float32 embeddings to 16 bits. Without keys they are rounded to nearest, even; with
-// keys stochastically, as halves.h defines it.
+// float32 embeddings to 16 bits. Without keys they are rounded to nearest, ties to even; with
+// keys stochastically, see halves.h.
 struct EncodeArguments {
   const float* embeddings;  // (count, dim)
   void* const* rows;        // (count): each gets (dim) elements
@@ -155,8 +155,8 @@ struct EncodeArguments {
   int64_t dim;
 };
 
-// The loops of one level for one dtype. Ranges are half-open, over n unless
-// something else is said.
+// The loops of one level for one dtype. Ranges are half-open, and over n unless specified
+// otherwise.
 template <class T>
 struct RowKernels {
   void (*gather)(const GatherArguments<T>&, int64_t begin, int64_t end);
@@ -181,7 +181,7 @@ struct RowKernels {
   void (*update)(UpdateMethod method, const UpdateArguments<T>&);
 };
 
-// The loops of one level for rows of a 16-bit type; they are computed with in float32.
+// The loops of one level for rows of a 16-bit type; computations use float32.
 struct HalfKernels {
   void (*initialize)(const InitializeArguments&, int64_t begin, int64_t end);
   int64_t (*pool_shown)(const ShownPoolArguments<float>&);
@@ -197,7 +197,7 @@ struct BloomArguments {
   void* blocks;         // (num_blocks, 64) bytes, each at an address that 64 divides
   int64_t num_blocks;
   uint64_t seed;
-  uint8_t* found;       // (count), or NULL where nothing is asked
+  uint8_t* found;       // (count), or NULL for add
 };
 
 struct LevelKernels {

@@ -1,7 +1,7 @@
 // Splits a batch into parts for separate threads, in the order of the batch.
 //
 //   chunks   equal pieces of the batch; one thread counts and then copies each chunk
-//   parts    targets of the items; within a part the items keep the order of the batch,
+//   parts    destinations of the items; within a part they keep the order of the batch,
 //            for any number of chunks
 //
 //   counts   (num_parts, num_chunks): first the number of items of a chunk in a part,

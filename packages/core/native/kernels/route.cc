@@ -9,7 +9,7 @@
 namespace sparring::kernels {
 namespace {
 
-// Keys that one piece of a parallel loop should hash, at the least.
+// Minimum number of keys that one piece of a parallel loop should hash.
 constexpr int64_t kGrainKeys = 32768;
 
 }  // namespace

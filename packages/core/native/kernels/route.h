@@ -1,4 +1,4 @@
-// Which partition a key belongs to, and which keys go to which rank.
+// The partitions of keys, and the distribution of keys over ranks.
 #ifndef SPARRING_KERNELS_ROUTE_H_
 #define SPARRING_KERNELS_ROUTE_H_
 
@@ -23,9 +23,9 @@ struct RouteArguments {
   int64_t* offsets;       // out (world_size + 1) int64, from 0 to u
 };
 
-// Groups keys by owner: those of rank r are keys[order[i]] for i from offsets[r] to
-// offsets[r + 1], in the order in which they came. The result is the same for any
-// number of threads.
+// Groups keys by owner: the keys of rank r are keys[order[i]] for i from offsets[r] to
+// offsets[r + 1], in their original order. The result is the same for any number of
+// threads.
 //
 // REQUIRES: 0 <= owners[p] < world_size for every p.
 // Throws std::bad_alloc.

@@ -1,14 +1,14 @@
-// What the bytes of a row mean.
+// The layout of the bytes of a row.
 //
 //   byte  0                                  state_begin             row_bytes
 //         ┌─────────────────────┬ ─ ─ ─ ─ ─ ─┬───────────────────────┐
 //         │ embedding (dim)     │ 0-3 bytes  │ state (state_width)   │
 //         └─────────────────────┴ ─ ─ ─ ─ ─ ─┴───────────────────────┘
 //
-// The embedding has the row's type. State, gradients and whatever is computed
-// with are float64 for float64 rows and float32 for all others; the gap puts
-// state on a multiple of its size within the row. Where a row begins in memory
-// is up to the storage: no pointer into it need be aligned.
+// The embedding has the row's type. State, gradients and computations use float64 for
+// float64 rows, and float32 for all others. Padding aligns the state to a multiple of its
+// element size within the row. The storage determines where a row begins in memory, so
+// pointers into it may be unaligned.
 #ifndef SPARRING_KERNELS_ROW_LAYOUT_H_
 #define SPARRING_KERNELS_ROW_LAYOUT_H_
 
@@ -22,7 +22,7 @@ struct RowLayout {
   RowType type;
   int64_t dim;          // elements of the embedding, at least 1
   int64_t state_width;  // elements of state, of the computing type
-  int64_t state_begin;  // bytes; row_bytes where there is no state
+  int64_t state_begin;  // bytes; row_bytes if there is no state
   int64_t row_bytes;
 };
 

@@ -9,7 +9,7 @@
 namespace sparring::kernels {
 namespace {
 
-// With two threads, what both read and the shared cache eat up the gain.
+// With two threads, reading all targets twice and sharing the cache cancel the gain.
 constexpr int kLeastThreads = 3;
 
 // Occurrences that are collected before they are added.
@@ -18,9 +18,9 @@ constexpr int64_t kCollected = 1024;
 // Every part reads all targets, so more parts than this would mostly read.
 constexpr int64_t kMostParts = 16;
 
-// Which part a row of `out` belongs to. Rows go to parts in blocks: neighboring rows
-// share cache lines, but in a batch the frequent keys are the first ones, and these
-// should not all fall to one thread.
+// The part of a row of `out`. Blocks of rows are distributed over parts, because neighboring
+// rows share cache lines. Parts are not contiguous, because the first keys of a batch are
+// the frequent ones, and one thread should not get all of them.
 class Parts {
  public:
   Parts(int64_t num_parts, int64_t row_bytes)
@@ -28,7 +28,7 @@ class Parts {
         block_bits_(row_bytes >= 1024 ? 0 : row_bytes >= 128 ? 3 : 8) {}
 
   int64_t of(int64_t target) const {
-    // The block, spread over 32 bits, tells the part without a division.
+    // The block, scaled to 32 bits, gives the part without a division.
     const auto spread = static_cast<uint32_t>((target >> block_bits_) * 0x9E3779B1);
     return static_cast<int64_t>((spread * num_parts_) >> 32);
   }
@@ -38,8 +38,8 @@ class Parts {
   int block_bits_;
 };
 
-// Adds up the rows of `out` that belong to one part. Each row has one part, whose
-// thread meets the row's occurrences in their order.
+// Sums the rows of `out` in one part. Each row is in one part, whose thread processes the
+// occurrences of the row in order.
 template <class T>
 void scatter_part(const ScatterArguments<T>& arguments, const Parts& parts, int64_t part) {
   const RowKernels<T>& kernels = row_kernels<T>();
@@ -58,8 +58,8 @@ void scatter_part(const ScatterArguments<T>& arguments, const Parts& parts, int6
     const T share = arguments.is_mean ? T{1} / static_cast<T>(last - first) : T{1};
     for (int64_t i = first; i < last; ++i) {
       const int64_t target = arguments.targets[i];
-      // Written in any case and kept if it belongs here: a branch would be foretold
-      // wrongly.
+      // Written for every occurrence and kept if it is in this part, because a branch would
+      // be mispredicted.
       entries[num_entries] = {static_cast<uint32_t>(target), static_cast<uint32_t>(bag)};
       if (is_scaled) {
         scales[num_entries] =

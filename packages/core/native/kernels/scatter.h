@@ -1,4 +1,4 @@
-// Adds rows up by target: `segment_sum`, and the gradient of `pool`.
+// Sums rows by target: `segment_sum`, and the gradient of `pool`.
 #ifndef SPARRING_KERNELS_SCATTER_H_
 #define SPARRING_KERNELS_SCATTER_H_
 
@@ -12,7 +12,7 @@ namespace sparring::kernels {
 // in the order of i, from zero. The bits do not depend on the number of threads or
 // the SIMD level. Rows of `out` without an occurrence are zeros. Shapes in level.h.
 //
-// REQUIRES: every targets[i] in [0, num_rows); offsets never fall, from 0 to n; n, b
+// REQUIRES: every targets[i] in [0, num_rows); offsets are nondecreasing from 0 to n; n, b
 // and num_rows below 2^31; out does not overlap the inputs.
 template <class T>
 void scatter(const SparringExecutor* executor, const ScatterArguments<T>& arguments);

@@ -54,7 +54,7 @@ const Level& current_level() {
       if (candidate.is_available) level = &candidate;
     }
   }
-  // Another thread may have chosen meanwhile; its choice stands.
+  // Another thread may have set the level at the same time; its choice is kept.
   const Level* none = nullptr;
   current.compare_exchange_strong(none, level);
   return none != nullptr ? *none : *level;

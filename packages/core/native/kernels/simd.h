@@ -1,4 +1,4 @@
-// Which SIMD level runs. All levels give the same bits; they differ in speed.
+// The SIMD level in use. All levels compute the same bits; they differ only in speed.
 #ifndef SPARRING_KERNELS_SIMD_H_
 #define SPARRING_KERNELS_SIMD_H_
 
@@ -12,26 +12,26 @@
 
 namespace sparring::kernels {
 
-// The requested level is unknown, or this CPU lacks it.
+// The requested level is unknown, or this CPU does not support it.
 class SimdLevelError : public std::invalid_argument {
  public:
   using std::invalid_argument::invalid_argument;
 };
 
-// The names of the levels that this CPU has, slowest first: "portable", then
+// The names of the levels that this CPU supports, slowest first: "portable", then
 // "avx2" and "avx512" on x86.
 std::vector<std::string> available_simd_levels();
 
-// The level in use. At first use it is what the environment variable
-// SPARRING_SIMD names, or else the fastest that this CPU has.
-// Throws SimdLevelError where the variable names a level that is not to be had.
+// The level in use. The first use sets it to the level in the environment variable
+// SPARRING_SIMD, or else to the fastest level that this CPU supports.
+// Throws SimdLevelError if the level in the variable is not available.
 std::string simd_level();
 
-// Chooses the level for calls from now on, on all threads. Throws SimdLevelError,
-// and changes nothing, for a level that is not to be had.
+// Sets the level for all later calls, on all threads. Throws SimdLevelError, without
+// changes, if the level is not available.
 void set_simd_level(std::string_view name);
 
-// The loops of the level in use. Throws as simd_level() does.
+// The loops of the level in use. Throws like simd_level().
 const LevelKernels& active_kernels();
 
 template <class T>

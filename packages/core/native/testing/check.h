@@ -1,5 +1,5 @@
-// The whole test framework of the native tests: a test is an executable whose
-// main() returns sparring::testing::run({...}), and fails by CHECK.
+// The test framework of the native tests: a test is an executable whose main() returns
+// sparring::testing::run({...}), and whose tests use CHECK.
 #pragma once
 
 #include <cstdio>
@@ -19,7 +19,7 @@ struct Test {
   throw std::runtime_error(std::string(file) + ":" + std::to_string(line) + ": " + what);
 }
 
-// Runs all tests, names those that fail, and returns main's exit status.
+// Runs all tests, prints the names of failed ones, and returns the exit status of main.
 inline int run(std::initializer_list<Test> tests) {
   int num_failed = 0;
   for (const Test& test : tests) {
@@ -41,7 +41,7 @@ inline int run(std::initializer_list<Test> tests) {
 
 }  // namespace sparring::testing
 
-// May only be used on the thread that runs the test, as it throws.
+// May only be used on the thread that runs the test, because it throws.
 #define CHECK(condition)                                                       \
   do {                                                                         \
     if (!(condition)) sparring::testing::fail(__FILE__, __LINE__, #condition); \

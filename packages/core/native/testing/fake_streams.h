@@ -1,4 +1,4 @@
-// Streams whose work is done by a thread each, later than it is put there, as a GPU's is.
+// Streams with one thread each, which executes work asynchronously, like a GPU.
 #pragma once
 
 #include <atomic>
@@ -19,7 +19,7 @@ namespace sparring::testing {
 class FakeStream {
  public:
   FakeStream() : thread_([this] { work(); }) {}
-  // Does what is there, then ends.
+  // Executes the enqueued work, then ends.
   ~FakeStream() {
     put({});
     thread_.join();
@@ -126,7 +126,7 @@ class FakeDevice {
     return *static_cast<FakeStream*>(call.stream);
   }
 
-  // A function that a lost device refuses. `body` captures nothing, so that this is one.
+  // A function that fails on a lost device. `body` has no captures, so it converts to a pointer.
   template <typename Body>
   static SparringStreamFunction with(Body) {
     return [](void* self, SparringStreamCall* call) -> SparringStatus {

@@ -1,5 +1,5 @@
-// An executor as a host would lend it, of plain threads: each parallel_for
-// starts its own, which is slow and obviously correct.
+// An executor of plain threads: each parallel_for starts new threads, which is slow and
+// obviously correct.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Blocks a test until a sender that completes on another thread has completed.
+// Blocks a test until a sender has completed on another thread.
 #pragma once
 
 #include <condition_variable>
@@ -13,7 +13,7 @@ namespace sparring::testing {
 class Completion {
  public:
   void end(std::exception_ptr error) {
-    // Notified under the lock, as the waiter ends this object once it sees the flag.
+    // Notified under the lock, because the waiter destroys this object when it sees the flag.
     const std::lock_guard lock(mutex_);
     error_ = std::move(error);
     has_ended_ = true;
@@ -35,7 +35,7 @@ class Completion {
 
 template <execution::sender S>
 execution::detached_task tell(S input, Completion& completion) {
-  // Moved out, as the waiter reads the error while this thread goes on, and frees it.
+  // Moved, because the waiter reads and frees the error while this thread continues.
   std::exception_ptr error;
   try {
     co_await std::move(input);

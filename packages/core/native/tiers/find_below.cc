@@ -21,14 +21,14 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Below this a key costs less than waking a thread.
+// Fewer keys than this take less time than waking a thread.
 constexpr int64_t kGrain = 1024;
-// Keys that go through the steps together: enough that starting a find does not count, and few
-// enough that their rows stay in the second cache.
+// Number of keys per chunk: large enough that starting a find is negligible, and small enough that
+// their rows stay in the L2 cache.
 constexpr int64_t kMostKeys = 2048;
 constexpr int64_t kLeastKeys = 32;
 constexpr int64_t kChunkBytes = 256 * 1024;
-// Of so many keys, and more, a sample may be asked for at the filters: one key of kSampled. See
+// For at least this many keys, a sample of one key in kSampled may be looked up in the filters; see
 // PieceFinder::trusts.
 constexpr int64_t kManyKeys = 512;
 constexpr int64_t kSampled = 64;
@@ -72,14 +72,14 @@ Place place_for(uint64_t bytes) {
   }
 }
 
-// What one piece of the loop left at the beginning of its part of the shared arrays.
+// The result of one piece of the loop, at the beginning of its part of the shared arrays.
 struct Piece {
   int64_t begin;
   int64_t num_missing;
   int64_t num_found;
 };
 
-// The steps for one piece. What it needs for a chunk is made once.
+// Executes the steps for one piece, with buffers for one chunk.
 class PieceFinder {
  public:
   PieceFinder(const LowerTier& tier, const Asked& asked, int64_t* missing, const Staged& staged)
@@ -96,7 +96,7 @@ class PieceFinder {
                                kMostKeys)) {}
 
   void run(int64_t count) {
-    // As many in each: a short rest would be too few for a sample.
+    // Chunks of equal size, because a short rest would be too small for a sample.
     const int64_t num_chunks = (count + chunk_keys_ - 1) / chunk_keys_;
     const int64_t size = num_chunks == 0 ? 0 : (count + num_chunks - 1) / num_chunks;
     for (int64_t at = 0; at < count; at += size) {
@@ -122,7 +122,7 @@ class PieceFinder {
   Clock::duration other_time{};
 
  private:
-  // Leaves the keys that the tier is to be asked for in keys_, and their places; returns how many.
+  // Stores the keys to find in the tier in keys_, and their positions; returns their number.
   int64_t choose(int64_t at, int64_t count) {
     for (int64_t i = 0; i < count; ++i) {
       places_[i] = missing_[at + i];
@@ -133,7 +133,7 @@ class PieceFinder {
     ask_filters(keys_, count);
     int64_t num_asked = 0;
     for (int64_t i = 0; i < count; ++i) {
-      // Places that are written here have been read: there are never more of them.
+      // The overwritten positions have been read already, because there are never more of them.
       missing_[num_missing] = places_[i];
       num_missing += flags_[i] == 0;
       keys_[num_asked] = keys_[i];
@@ -144,14 +144,15 @@ class PieceFinder {
     return num_asked;
   }
 
-  // Whether the tier is asked for all keys_, without the filters.
+  // Whether to find all keys_ in the tier, without the filters.
   //
-  // Here asking the filters costs as much as asking the tier, and where all keys are there it is
-  // spent for nothing. So after many keys that all were there a sample of the next is asked for at
-  // the filters, and the others only where these rule out one of it: of n keys, u of which are not
-  // there, the tier is asked for all with a chance of (1 - u / n)^(n / 64) or less, so in the mean
-  // for at most 64 / e = 24 in vain. Each such time doubles the keys in a row that the next takes:
-  // unseen keys that go on coming, however rare, soon cost no trip.
+  // For tiers in memory, a lookup in the filters takes as long as a find in the tier, and is useless
+  // if the tier has all keys. Therefore, after many consecutive found keys, only a sample of the next
+  // keys is looked up in the filters, and the other keys only if the filters exclude a key of the
+  // sample. Of n keys, u of which are missing, the tier is then searched for all with a probability of
+  // at most (1 - u / n)^(n / 64), so on average for at most 64 / e = 24 missing keys. Each such case
+  // doubles the number of found keys that the next one requires, so that even rare missing keys soon
+  // cause no more useless finds.
   bool trusts(int64_t count) {
     if (count < kManyKeys || history_.num_there.load(std::memory_order_relaxed) <
                                  history_.patience.load(std::memory_order_relaxed)) {
@@ -164,8 +165,8 @@ class PieceFinder {
     return std::find(flags_, flags_ + num_sampled, 0) == flags_ + num_sampled;
   }
 
-  // Threads that note concurrently may lose an update: then the next keys are trusted too early or
-  // too late, once.
+  // Concurrent threads may lose an update. Then the next keys are trusted once too early or too
+  // late.
   void note(int64_t count, bool is_whole) {
     const int64_t patience = history_.patience.load(std::memory_order_relaxed);
     if (!is_whole && is_trusting_) {
@@ -176,7 +177,7 @@ class PieceFinder {
     if (after != before) history_.num_there.store(after, std::memory_order_relaxed);
   }
 
-  // flags_: 1 where one of the filters may contain the key.
+  // flags_: 1 if one of the filters may contain the key.
   void ask_filters(const int64_t* keys, int64_t count) {
     filters_.front()->contains(nullptr, keys, count, flags_);
     for (size_t part = 1; part < filters_.size(); ++part) {
@@ -216,7 +217,7 @@ class PieceFinder {
     num_found += num_taken;
   }
 
-  // Keys that the tier has come first, with their rows and places; returns how many.
+  // Moves the keys that the tier has, their rows and positions to the front; returns their number.
   int64_t close_ranks(char* rows, int64_t num_asked) {
     int64_t num_taken = 0;
     for (int64_t i = 0; i < num_asked; ++i) {
@@ -245,7 +246,7 @@ class PieceFinder {
   const uint64_t row_bytes_;       // of these
   const Place place_;
   const int64_t chunk_keys_;
-  bool is_trusting_ = false;  // the tier is asked for all keys of the chunk, without the filters
+  bool is_trusting_ = false;  // whether all keys of the chunk are found without the filters
   std::unique_ptr<char[]> scratch_;
   int64_t keys_[kMostKeys];
   int64_t places_[kMostKeys];
@@ -253,11 +254,11 @@ class PieceFinder {
   uint8_t other_flags_[kMostKeys];
 };
 
-// What the pieces of a loop leave in arrays that they share: each takes a part of its own from
-// them, and in the end what they left moves together.
+// The results of the pieces of a loop in shared arrays. Each piece reserves a part of the arrays,
+// and at the end the results are compacted.
 class Results {
  public:
-  // Room for so many in the shared arrays; returns where it begins.
+  // Reserves a part of the shared arrays; returns where it begins.
   int64_t take(int64_t count) { return num_taken_.fetch_add(count, std::memory_order_relaxed); }
 
   void add(int64_t begin, const PieceFinder& finder, Clock::duration first_time) {
@@ -271,7 +272,7 @@ class Results {
 
   int64_t num_taken() const { return num_taken_.load(std::memory_order_relaxed); }
 
-  // Threads run concurrently: a tier's part of their time is its part of the call's.
+  // Threads run concurrently, so the tier's share of their time is its share of the call's time.
   double seconds_of(Clock::duration time, Clock::duration call) const {
     if (all_time_.count() == 0) return 0;
     return std::chrono::duration<double>(call).count() * static_cast<double>(time.count()) /
@@ -317,7 +318,7 @@ Staged part_of(const Staged& staged, int64_t begin, int64_t row_bytes) {
           staged.rows != nullptr ? staged.rows + begin * row_bytes : nullptr};
 }
 
-// Asks the first tier for a range of keys; returns how many it lacks.
+// Finds a range of keys in the first tier; returns the number of missing keys.
 int64_t ask_first(const abi::StorageHandle& first, const Asked& asked, int64_t begin, int64_t end,
                   int64_t* missing) {
   int64_t num_missing = 0;

@@ -1,5 +1,5 @@
-// What a find gets from a tier below the first: the rows of all that is there, whatever the
-// filters let pass, and where the others are.
+// Finds in a tier below the first return the rows of all its keys, for any false positives of the
+// filters, and the positions of the missing keys.
 #include "tiers/find_below.h"
 
 #include <algorithm>
@@ -18,13 +18,13 @@ namespace {
 
 constexpr uint64_t kRowBytes = 24;
 
-// Row of a key: the key, thrice.
+// Row of a key: the key, three times.
 int64_t element(int64_t key, int64_t place) { return key * 10 + place; }
 
 // No table has these.
 constexpr int64_t kUnseen = 10'000'000;
 
-// Has the keys below that `every` divides.
+// A tier with the keys that `every` divides.
 struct Table {
   int64_t every = 1;
   int64_t failing_key = -1;
@@ -52,7 +52,7 @@ struct Table {
   void clear() {}
 };
 
-// A stack's find over a tier with the keys that `every` divides, whose filters know those that
+// A stack's find in a tier with the keys that `every` divides, whose filters contain the keys that
 // `filtered` divides.
 struct Case {
   Case(int64_t count, int64_t every, int64_t filtered, SparringColumns asked_columns)
@@ -67,7 +67,7 @@ struct Case {
         staged_rows(static_cast<size_t>(count) * 3) {
     std::iota(keys.begin(), keys.end(), 0);
     for (int64_t key = 0; key < count; ++key) {
-      // Of every third key a tier above had the row.
+      // A tier above had the row of every third key.
       if (key % 3 != 0) missing.push_back(key);
       if (key % filtered == 0) filters[static_cast<size_t>(key % 2)].add(&key, 1);
     }
@@ -109,7 +109,7 @@ struct Case {
                        is_staged ? reinterpret_cast<char*>(staged_rows.data()) : nullptr});
   }
 
-  // Whether rows and places are those of a tier with the keys that `every` divides.
+  // Checks rows and positions for a tier with the keys that `every` divides.
   void check(const Below& below, int64_t every, bool is_staged) {
     const auto begin = static_cast<int64_t>(columns.begin / 8);
     std::vector<int64_t> wanted;
@@ -154,7 +154,7 @@ struct Case {
 };
 
 constexpr int64_t kMany = 20'011;
-// One key of a case of so many, and it is one that the first tier lacks.
+// The only missing key of the first tier among `count` keys.
 constexpr int64_t kOnce = 20'000;
 constexpr SparringColumns kWhole{0, kRowBytes};
 constexpr SparringColumns kSome{8, 16};
@@ -190,12 +190,12 @@ void keys_that_the_filters_rule_out_cost_no_trip() {
   CHECK(asked.table->num_asked == asked.num_missing - below.num_skipped);
 }
 
-// Some of the keys are moved to where the tier has none, others in each round; returns of how many it
-// lacks the row.
+// Replaces some keys, different ones in each round, by keys that the tier does not have; returns their
+// number.
 int64_t make_unseen(Case& asked, int64_t one_of, int64_t round = 0) {
   int64_t num_unseen = 0;
   for (int64_t& key : asked.keys) {
-    // Not where samples begin.
+    // Not at the positions of samples.
     if (key % one_of != one_of / 2) continue;
     num_unseen += key % 3 != 0;
     key += kUnseen * (round + 1);
@@ -203,7 +203,7 @@ int64_t make_unseen(Case& asked, int64_t one_of, int64_t round = 0) {
   return num_unseen;
 }
 
-// Finds all there is, so often that the tier is trusted to have what it is asked for next.
+// Finds existing keys until the tier is trusted to have the next keys.
 void come_to_trust(Case& asked) {
   while (asked.history.num_there < asked.history.patience) {
     asked.restart();
@@ -211,7 +211,7 @@ void come_to_trust(Case& asked) {
   }
 }
 
-// Of a batch of which some keys are unseen; returns how many the tier is asked for in vain.
+// Finds a batch with some missing keys; returns the number of useless finds in the tier.
 int64_t num_in_vain(Case& asked, int64_t one_of, int64_t round = 0) {
   asked.restart();
   const int64_t num_unseen = make_unseen(asked, one_of, round);
@@ -223,7 +223,7 @@ int64_t num_in_vain(Case& asked, int64_t one_of, int64_t round = 0) {
   return num_unseen - below.num_skipped;
 }
 
-// Whatever their share: a sample may miss them where they are few.
+// For any share of missing keys; a sample may contain none of them if they are rare.
 void few_keys_are_asked_for_in_vain() {
   for (const int64_t one_of : {2, 8, 31, 100, 500, 2'999}) {
     Case asked(kMany, 1, 1, kWhole);
@@ -232,7 +232,7 @@ void few_keys_are_asked_for_in_vain() {
   }
 }
 
-// Else all would be asked about at the filters, for nothing.
+// Otherwise all keys would be looked up in the filters without benefit.
 void trust_takes_many_keys_that_all_were_there() {
   Case asked(kMany, 1, 1, kWhole);
   CHECK(num_in_vain(asked, 2'999) == 0);
@@ -250,7 +250,7 @@ void trust_that_was_wrong_takes_twice_as_many_keys() {
     CHECK(asked.history.patience == 2 * patience);
     patience *= 2;
   }
-  // What the filters rule out says nothing against trust.
+  // Keys that the filters exclude do not reduce trust.
   CHECK(num_in_vain(asked, kOnce, 5) == 0);
   CHECK(asked.history.patience == patience);
 }
@@ -259,7 +259,7 @@ void the_filters_are_asked_for_few_keys() {
   Case few(700, 1, 1, kWhole);
   come_to_trust(few);
   CHECK(few.num_missing < 512);
-  // One key, which a sample would miss.
+  // One key, which is not in a sample.
   CHECK(num_in_vain(few, 700) == 0);
 }
 
@@ -271,7 +271,7 @@ void unseen_keys_that_go_on_coming_cost_no_trip() {
     int64_t late = 0;
     constexpr int64_t kRounds = 40;
     for (int64_t round = 0; round < kRounds; ++round) {
-      // Keys in between that are all there, enough for the first trust.
+      // Existing keys in between, enough for the first trust.
       for (int run = 0; run < 3; ++run) {
         asked.restart();
         asked.run(nullptr, true);
@@ -283,7 +283,7 @@ void unseen_keys_that_go_on_coming_cost_no_trip() {
   }
 }
 
-// Threads may trust at the same moment, and lose what another noted; but not again and again.
+// Threads may trust at the same time and lose another thread's update, but not repeatedly.
 void threads_beside_each_other_soon_cost_no_trip() {
   const testing::ThreadExecutor threads(4);
   Case asked(kMany, 1, 1, kWhole);
@@ -301,7 +301,7 @@ void threads_beside_each_other_soon_cost_no_trip() {
     std::iota(asked.keys.begin(), asked.keys.end(), 0);
   }
   CHECK(asked.history.patience > int64_t{1} << 15);
-  CHECK(late <= 20);  // as many as one lost note costs; there would be hundreds
+  CHECK(late <= 20);  // the cost of one lost update; otherwise hundreds
 }
 
 void two_tiers_are_asked_in_one_call() {
@@ -310,7 +310,7 @@ void two_tiers_are_asked_in_one_call() {
     for (const bool is_staged : {true, false}) {
       for (const SparringColumns columns : {kWhole, kSome}) {
         for (const int64_t count : {int64_t{1}, int64_t{1'500}, kMany}) {
-          // The first tier has every third key, as those that a case never asks below for.
+          // The first tier has every third key, which the case does not search below.
           const auto table = std::make_shared<Table>(3);
           SparringStorage* const storage = border::make_storage(table, "test 1.0");
           const abi::StorageHandle first(storage);
@@ -321,7 +321,7 @@ void two_tiers_are_asked_in_one_call() {
           CHECK(through.num_missing == asked.num_missing);
           CHECK(through.seconds >= 0);
           for (int64_t key = 0; key < count; ++key) {
-            // What the first tier had is left out of the check, and so are zeros for misses.
+            // Excludes the rows of the first tier, and zeros of missing keys, from the check.
             uint8_t& is_found = asked.found[static_cast<size_t>(key)];
             const bool is_first = key % 3 == 0;
             for (size_t j = 0; j < asked.width(); ++j) {
