@@ -60,7 +60,7 @@ def test_ratings_are_learnt_as_with_a_table_in_memory(
 
 NOTES = {
     "a load that was cut short": ("load", "elsewhere", "a load of elsewhere was cut short"),
-    "rows of another part": ("part", "rank 0 of 9", "rows of table 'user' already"),
+    "rows of another part": ("part", "rank 0 of 9", "rows of table 'user'"),
 }
 
 
