@@ -1,10 +1,10 @@
-"""What all tests of this checkout share."""
+"""Settings for all tests of this checkout."""
 
 from __future__ import annotations
 
 import hypothesis
 
-# A machine with other work halts for longer than hypothesis allows an example by default.
+# On a busy machine an example takes longer than hypothesis allows by default.
 hypothesis.settings.register_profile(
     "busy",
     parent=hypothesis.settings.default,

@@ -1,6 +1,6 @@
-"""Every task a person needs. `nox --list` shows them; each installs what it needs by itself.
+"""The development tasks. `nox --list` shows them; each installs its requirements.
 
-Those of every day are here, the others in ``sessions/``.
+Frequent tasks are defined here, the others in ``sessions/``.
 """
 
 from __future__ import annotations
@@ -42,27 +42,28 @@ from sessions.environments import (
 nox.needs_version = ">=2024.4.15"
 nox.options.sessions = ["tests", "lint", "types"]
 nox.options.default_venv_backend = "virtualenv"
-# Environments are kept between runs; packages are rebuilt, incrementally, in each.
+# Environments are kept between runs; packages are rebuilt incrementally in each.
 nox.options.reuse_existing_virtualenvs = True
 
-# Python compiles a module when it is first imported, and most of what is installed never is.
+# Python compiles a module at its first import, and most installed modules are never imported.
 os.environ.setdefault("PIP_NO_COMPILE", "1")
 
-# Lightning, for tests of the PyTorch adapter: 8 MB, without the HTTP client that it asks for.
+# Lightning, for tests of the PyTorch adapter: 8 MB, without the HTTP client that it requires.
 LIGHTNING = ("lightning==2.6.6", "lightning-utilities", "torchmetrics", "pyyaml", "tqdm")
 
-# Where the drivers of a GPU put their devices: Linux, and Linux under Windows.
+# Device files of GPU drivers: Linux, and Linux under Windows.
 GPU_DEVICES = (Path("/dev/nvidia0"), Path("/dev/dxg"))
 
-# Asks `quickstart` for GPU code on a machine without a GPU.
+# Makes `quickstart` compile GPU code on a machine without a GPU.
 WITH_GPU = "--gpu"
 
 
 @nox.session
 def quickstart(session: nox.Session) -> None:
-    """Trains a DLRM on a synthetic click log and writes an HTML report; about a minute after set-up.
+    """Trains a DLRM on a synthetic click log and writes an HTML report; about a minute after installing.
 
-    GPU code is compiled where there is a GPU, or after ``-- --gpu``. Other words go to `sparring train`.
+    GPU code is compiled if there is a GPU, or with ``-- --gpu``. Other arguments are passed to `sparring
+    train`.
     """
     overrides = [each for each in session.posargs if each != WITH_GPU]
     compiles_gpu_code = WITH_GPU in session.posargs or any(each.exists() for each in GPU_DEVICES)
@@ -85,7 +86,7 @@ def quickstart(session: nox.Session) -> None:
 
 @nox.session
 def serving_demo(session: nox.Session) -> None:
-    """Serves tables while they are trained, and prints which versions a client receives."""
+    """Serves tables while they are trained, and prints the versions that a client receives."""
     session.install(TORCH, silent=True)
     made = ("cli", "storage-tiered", "backend-hkv", "packed", "serve", "framework-torch", "train")
     install_family(session, *made)
@@ -95,14 +96,14 @@ def serving_demo(session: nox.Session) -> None:
 
 @nox.session
 def service_demo(session: nox.Session) -> None:
-    """Trains through a service, kills a shard, and compares its rows with those before."""
+    """Trains through a service, kills a shard, and compares its rows before and after."""
     session.install(TORCH, silent=True)
     install_family(session, "cli", "storage-tiered", "packed", "serve", "framework-torch")
     session.run("python", str(PACKAGES / "serve/examples/service_demo.py"))
 
 
-# What `tests` tries at the size that is enough to prove it, `tests_long` tries at these. A value of the
-# caller's own goes first.
+# `tests` uses sizes that suffice to detect errors; `tests_long` uses these larger ones, unless the caller
+# has set a variable.
 AT_LENGTH = {
     "SPARRING_LARGEST_WORLD": "8",
     "SPARRING_FAILURE_TRIALS": "20",
@@ -112,7 +113,7 @@ AT_LENGTH = {
     "SPARRING_OPERATIONS": "1000",
 }
 
-# Those of `tests`, where a plain pytest tries more.
+# Sizes of `tests` that are smaller than those of a plain pytest run.
 IN_SHORT = {
     "SPARRING_KIT_EXAMPLES": "10",
     "SPARRING_KIT_ROWS": "200000",
@@ -122,7 +123,7 @@ IN_SHORT = {
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Runs all tests: Python, and C++ under the sanitizers. Needs g++ and system packages.
+    """Runs all tests: Python, and C++ under the sanitizers. Requires g++ and system packages.
 
     The tests of TensorFlow follow in a separate environment: `tests_tensorflow`.
     """
@@ -133,9 +134,9 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def tests_long(session: nox.Session) -> None:
-    """Runs all tests at length: worlds of 8, messages of 1 GiB, 20 kills, long sequences; some hours.
+    """Runs all tests with large sizes: 8 ranks, messages of 1 GiB, 20 kills, long sequences; takes hours.
 
-    Among them are those marked `long`. TensorFlow's and `tensorflow_releases` follow.
+    Includes the tests marked `long`. TensorFlow's and `tensorflow_releases` follow.
     """
     wheels = run_tests(session, at_length=True)
     if not session.posargs:
@@ -144,7 +145,7 @@ def tests_long(session: nox.Session) -> None:
 
 
 def run_tests(session: nox.Session, *, at_length: bool = False) -> Path:
-    """Runs all tests but TensorFlow's, or those chosen after ``--``. Returns the folder of the wheels."""
+    """Runs all tests except TensorFlow's, or those after ``--``. Returns the folder of the wheels."""
     session.install(
         TORCH, "pytest-xdist", "kubernetes-validate", "moto[server]", "s3fs", silent=True
     )
@@ -173,7 +174,7 @@ def run_tests(session: nox.Session, *, at_length: bool = False) -> Path:
         for sanitizer in ("thread", "address,undefined"):
             sanitized_tests(session, package, sanitizer, at_length=at_length)
     left_out = [f"--ignore={PACKAGES / each}" for each in FAMILY if each not in family]
-    # JAX has processes of its own, without what hundreds of other tests have loaded.
+    # JAX runs in separate processes, without the modules that other tests have loaded.
     of_jax = PACKAGES / "framework-jax"
     run_pytest(session, *left_out, f"--ignore={of_jax}", "packages", "tests", at_length=at_length)
     if of_jax.name in family:
@@ -181,17 +182,17 @@ def run_tests(session: nox.Session, *, at_length: bool = False) -> Path:
     return wheels
 
 
-# With what `tests_tensorflow` is told to try as much as `tests_long`.
+# Option that makes `tests_tensorflow` use the sizes of `tests_long`.
 IS_AT_LENGTH = "--at-length"
 
-# Tests that need TensorFlow; those of the second line, torch too.
+# Tests that require TensorFlow; those in the second line also require torch.
 OF_TENSORFLOW = ("packages/framework-tf", "packages/train/tests/keras")
 OF_BOTH = ("packages/framework-jax", "packages/serve/tests/parameters/test_frameworks.py")
 
 
 @nox.session
 def tests_tensorflow(session: nox.Session) -> None:
-    """Runs tests that need TensorFlow, without torch, then those that need both. Needs g++."""
+    """Runs tests that require TensorFlow, without torch, then those that require both. Needs g++."""
     given = next((each for each in session.posargs if each.startswith(GIVEN_WHEELS)), None)
     at_length = IS_AT_LENGTH in session.posargs
     chosen = [each for each in session.posargs if each not in (given, IS_AT_LENGTH)]
@@ -203,11 +204,11 @@ def tests_tensorflow(session: nox.Session) -> None:
             wheels = Path(given.removeprefix(GIVEN_WHEELS))
             install_made(session, wheels, "core", *packages, extras=TEST_EXTRAS)
 
-    # An environment that is kept has them from the last run.
+    # A kept environment contains them from the last run.
     torch = ("torch", "sparring-torch")
     session.run("pip", "uninstall", "--yes", "--quiet", *torch, silent=True, success_codes=[0, 1])
     session.install(TENSORFLOW, "pytest-xdist", silent=True)
-    # Its layers are compared with ours; what it needs is there.
+    # Its layers are compared with ours; its requirements are already installed.
     session.install("--no-deps", "keras-rs==0.4.0", silent=True)
     install(
         "cli",
@@ -238,17 +239,17 @@ def tests_tensorflow(session: nox.Session) -> None:
 
 
 def sizes(at_length: bool) -> dict[str, str]:
-    """The environment of tests: how much they try."""
+    """Returns the environment variables of tests, which set the sizes."""
     chosen = AT_LENGTH if at_length else IN_SHORT
     return {name: os.environ.get(name, value) for name, value in chosen.items()}
 
 
 def run_pytest(session: nox.Session, *arguments: str, at_length: bool = False) -> None:
-    """Runs tests in parallel; then, one at a time, those that measure time or fill the machine."""
-    # One more than there are processors, as tests wait for others: servers, ranks, deadlines.
+    """Runs tests in parallel, then those that measure time or use the whole machine, one at a time."""
+    # One more than the number of processors, because tests wait for servers, ranks and deadlines.
     parallel = ("-n", str(min(8, len(os.sched_getaffinity(0)) + 1)), "--dist", "worksteal")
     kept = "" if at_length else " and not long"
-    # Code 5: there are none, of those that run alone.
+    # Exit code 5 means that there are no tests, which is allowed in the second pass.
     passes = {(*parallel, "-m", f"not alone{kept}"): [0], ("-m", f"alone{kept}"): [0, 5]}
     failed = []
     for options, success_codes in passes.items():
@@ -257,23 +258,23 @@ def run_pytest(session: nox.Session, *arguments: str, at_length: bool = False) -
                 "pytest", *options, *arguments, env=sizes(at_length), success_codes=success_codes
             )
         except nox.command.CommandFailed:
-            # What the other pass finds is worth knowing, too.
+            # Continues, because the results of the other pass are useful too.
             failed.append(" ".join(options))
     if failed:
         session.error(f"tests failed in: pytest {'; pytest '.join(failed)}")
 
 
 # A test that hangs fails. The longest takes a minute under a sanitizer, and several times as long on a
-# machine with other work; at length, ten times that.
+# busy machine; with large sizes, ten times that.
 CTEST_OPTIONS = ("--output-on-failure", "--no-tests=error", "--timeout", "900")
 
-# Under ThreadSanitizer, kernels over the emulator take minutes to compile and to run: `tests_long` does.
-# In `tests` they run without, and under the two others.
+# Under ThreadSanitizer, kernels on the emulator take minutes to compile and to run, so only `tests_long`
+# does that. `tests` runs them without it, and under the two other sanitizers.
 THREADS_OF_KERNELS = "SPARRING_HKV_KERNEL_TESTS"
 
 
 def run_cxx_tests(session: nox.Session, package: str, folder: Path, at_length: bool) -> None:
-    """Runs what was built there, with ctest: those of core one at a time, as they count on threads."""
+    """Runs the C++ tests in a folder with ctest. Those of core run serially, because they use threads."""
     parallel = () if package == "core" else ("--parallel", "2")
     ctest = ("ctest", "--test-dir", str(folder), *CTEST_OPTIONS, *parallel)
     session.run(*ctest, env=sizes(at_length))
@@ -297,7 +298,7 @@ def sanitized_tests(session: nox.Session, package: str, sanitizer: str, *, at_le
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Checks style and format of Python, the floors of the house, and plain words."""
+    """Checks the style and format of Python, the layers, house rules, and the English."""
     session.install("ruff==0.17.5", "import-linter==2.16", silent=True)
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
@@ -306,7 +307,7 @@ def lint(session: nox.Session) -> None:
     session.run("python", "tools/check_house.py")
 
 
-# With what `types` is told whose environment has all that packages need, so that none is made for it.
+# Option that gives `types` an environment with all requirements of the packages.
 GIVEN_PYTHON = "--python="
 
 
@@ -320,17 +321,17 @@ def types(session: nox.Session) -> None:
         needed = sorted({each for package in packages for each in requirements(package)})
         session.install(TORCH, "pytest", "hypothesis", *needed, silent=True)
     options = [f"--python-executable={each.removeprefix(GIVEN_PYTHON)}" for each in given]
-    # From their sources: stubs stand for what is native, so nothing need be compiled.
+    # From the sources: native modules have stubs, so nothing needs to be compiled.
     sources = sorted(str(each) for each in PACKAGES.glob("*/src"))
     session.run("mypy", *options, *sources, env={"MYPYPATH": os.pathsep.join(sources)})
 
 
-# Extras that only a GPU uses.
+# Extras that only GPUs need.
 GPU_EXTRAS = ("cuda12", "cuda13")
 
 
 def requirements(package: str) -> list[str]:
-    """What a package needs that is not ours, with all of its own extras but what only a GPU uses."""
+    """Returns the third-party requirements of a package with all extras except those for GPUs."""
     project = nox.project.load_toml(PACKAGES / package / "pyproject.toml")["project"]
     extras = project.get("optional-dependencies", {})
     listed = [
@@ -343,20 +344,20 @@ def requirements(package: str) -> list[str]:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Builds the site of the documentation into reports/site; compiles nothing. A warning is an error."""
+    """Builds the documentation site into reports/site without compiling. A warning is an error."""
     session.install("mkdocs-material==9.8.1", "mkdocstrings-python==2.0.11", silent=True)
-    # What would announce the successor of MkDocs on every run.
+    # Disables an announcement of MkDocs' successor in every run.
     env = {"NO_MKDOCS_2_WARNING": "1"}
     session.run("mkdocs", "build", "--strict", *session.posargs, env=env)
 
 
-# Packages that the templates are proven with. Kinds of data and of models are proven by training.
+# Packages with which the templates are tested. Kinds of data and of models are tested by training.
 PROVEN_WITH = ("core", "cli", "testing", "storage-tiered", "framework-torch", "train")
 
 
 @nox.session
 def conformance(session: nox.Session) -> None:
-    """Builds the templates' wheels, installs them in a clean environment, proves them with the kits."""
+    """Builds the templates' wheels, installs them in a clean environment, and runs the kits."""
     wheels = Path(session.create_tmp()).resolve() / "wheels"
     shutil.rmtree(wheels, ignore_errors=True)
     session.install(TORCH, silent=True)

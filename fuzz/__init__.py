@@ -1,12 +1,12 @@
-"""Fuzzing: bytes that no one would send in good faith, steered by which code they reach.
+"""Fuzzing: invalid and hostile input, guided by code coverage.
 
-`python -m fuzz [MINUTES] [NAME …]` feeds three targets, each for so many minutes of processor time, and
-prints how much of the code was reached; `nox -s fuzz -- MINUTES` does it in an environment of its own.
+`python -m fuzz [MINUTES] [NAME …]` runs three targets for the given minutes of processor time each, and
+prints the code coverage; `nox -s fuzz -- MINUTES` does it in a separate environment.
 
     packed     packages/packed/native/fuzz/reader_fuzz.cc, libFuzzer: manifests and mapped files
-    requests   fuzz/requests.py, atheris: messages of gRPC, up to the answers of the service
-    calls      fuzz/calls.py, atheris: silent, half-sent and slow calls, up to the threads of a server
+    requests   fuzz/requests.py, atheris: gRPC messages, up to the replies of the service
+    calls      fuzz/calls.py, atheris: silent, incomplete and slow calls, up to the threads of a server
 
-Bytes that reached new code are kept in `build/fuzz`, where the next run begins. A crash, a hang or an
-error that is no refusal ends the run with 1; the bytes are then in the file that the fuzzer names.
+Inputs that reached new code are stored in `build/fuzz`, where the next run starts. A crash, a hang or an
+unexpected error ends the run with 1; the input is then in the file that the fuzzer prints.
 """

@@ -28,10 +28,10 @@ _DTYPES = ("fp32", "fp16", "bf16", "int8", "int4")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns 1 where a target failed."""
+    """Returns 1 if a target failed."""
     parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__)
     parser.add_argument(
-        "minutes", nargs="?", type=float, default=10.0, help="of processor time, each"
+        "minutes", nargs="?", type=float, default=10.0, help="processor time of each target"
     )
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help="packed, requests, calls; all by default"
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     targets = {"packed": _fuzz_packed, "requests": _fuzz_requests, "calls": _fuzz_calls}
     unknown = sorted(set(given.names) - set(targets))
     if unknown:
-        parser.error(f"there is no target {unknown[0]!r}; there are {', '.join(targets)}")
+        parser.error(f"unknown target {unknown[0]!r}; choose from {', '.join(targets)}")
     results = {name: targets[name](given.minutes) for name in given.names or targets}
     for name, is_sound in results.items():
         print(f"{name}: {'nothing was found' if is_sound else 'FAILED'}")
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
 def _fuzz_packed(minutes: float) -> bool:
     compiler = shutil.which("clang++")
     if compiler is None:
-        print("packed: clang++ is missing; to install it on Debian: sudo apt install clang llvm")
+        print("packed: clang++ was not found; on Debian run: sudo apt install clang llvm")
         return False
     build, corpus = _FOLDER / "build", _FOLDER / "packed"
     settings = ("-DSPARRING_PACKED_FUZZ=ON", f"-DCMAKE_CXX_COMPILER={compiler}")
@@ -76,7 +76,7 @@ def _fuzz_packed(minutes: float) -> bool:
 
 
 def _tool(name: str) -> str:
-    """The one of the installed clang, which may not be on the PATH."""
+    """Returns a tool of the installed clang, which may not be in PATH."""
     asked = subprocess.run(
         ["clang++", f"--print-prog-name={name}"], check=True, capture_output=True, text=True
     )
@@ -84,7 +84,7 @@ def _tool(name: str) -> str:
 
 
 def _seed_packed(corpus: Path) -> None:
-    """Manifests and files of small serving snapshots, one with a delta, of each dtype."""
+    """Creates manifests and files of small serving snapshots, one with a delta, of each dtype."""
     keys = np.arange(-20, 40, dtype=np.int64)
     with tempfile.TemporaryDirectory() as folder:
         for dtype in _DTYPES:
@@ -109,7 +109,7 @@ def _seed_packed(corpus: Path) -> None:
                     kinds = {"manifest": (0,), "erased": (2, 18), "rows": (1, 3, 19)}
                     name = path.name.partition(".")[0]
                     for kind in kinds.get(name, ()):
-                        # The fuzzer puts the hash of a manifest behind it.
+                        # The fuzzer appends the hash of a manifest.
                         content = path.read_bytes()
                         if name == "manifest":
                             content = content[: content.rindex(b'\n "hash": "')]
@@ -133,7 +133,7 @@ def _fuzz_requests(minutes: float) -> bool:
         ),
     ]
     for number, message in enumerate(whole):
-        # As each of the messages that the first byte may choose.
+        # As each of the messages that the first byte can select.
         for kind in range(64):
             (corpus / f"seed-{number}-{kind}").write_bytes(bytes([kind]) + encode(message))
     sources = "sparring_serve.wire,sparring_serve.inference,sparring_serve.recommendation"
@@ -145,7 +145,7 @@ def _fuzz_calls(minutes: float) -> bool:
     corpus.mkdir(parents=True, exist_ok=True)
     for path in range(10):
         for timeout in range(6):
-            # Headers alone, with a whole message, with a part of one, and cancelled.
+            # Only headers, a whole message, a partial message, and a cancelled call.
             begin = bytes([0, path, timeout, path % 4, 1])
             for kind, rest in enumerate((b"", b"\1\0", b"\2\0\0\5\1", b"\3\0")):
                 (corpus / f"seed-{path}-{timeout}-{kind}").write_bytes(begin + rest)
@@ -153,7 +153,7 @@ def _fuzz_calls(minutes: float) -> bool:
 
 
 def _fuzz_python(name: str, minutes: float, sources: str) -> bool:
-    """Runs the target `fuzz.NAME` over its corpus, and prints which part of the sources it reached."""
+    """Runs the target `fuzz.NAME` over its corpus, and prints the coverage of the sources."""
     corpus = _FOLDER / name
     target = [sys.executable, "-m", f"fuzz.{name}"]
     environment = {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
@@ -172,7 +172,7 @@ def _fuzz_python(name: str, minutes: float, sources: str) -> bool:
 def _run(
     command: Sequence[str], corpus: Path, minutes: float, environment: Mapping[str, str]
 ) -> bool:
-    """Runs a fuzzer until it has had its minutes of processor time; returns whether it found nothing."""
+    """Runs a fuzzer for its minutes of processor time; returns whether it found no error."""
     begin = _processor_seconds()
     while (left := 60 * minutes - (_processor_seconds() - begin)) > 0:
         ran = subprocess.run(

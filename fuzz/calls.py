@@ -1,10 +1,10 @@
-"""Calls that stop halfway: silent, half-sent, slow and cancelled ones, and frames that no client sends.
+"""Fuzzes incomplete calls: silent, half-sent, slow and cancelled ones, and invalid frames.
 
     python -m fuzz.calls CORPUS [-max_total_time=N]     atheris: libFuzzer over Python
-    python -m fuzz.calls --replay CORPUS                once each, so that coverage can be measured
+    python -m fuzz.calls --replay CORPUS                each input once, to measure coverage
 
-The bytes are a program of steps on connections to a server over loopback. After each program the server
-must answer a health probe, and when the longest deadline has passed, no call may occupy a thread.
+An input is a program of steps on connections to a server over loopback. After each program the server
+must reply to a health probe, and after the longest deadline no call may occupy a thread.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MAX_STEPS = 64
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Fuzzes until the time is over, or replays."""
+    """Fuzzes until the time is over, or replays the corpus."""
     if arguments[:1] == ["--replay"]:
         with make_target() as target:
             for path in sorted(Path(arguments[1]).iterdir()):
@@ -75,7 +75,7 @@ def make_target() -> CallsTarget:
 
 
 class CallsTarget:
-    """Takes programs of steps on connections to a server; closes it in the end."""
+    """Runs programs of steps on connections to a server; closes the server at the end."""
 
     def __init__(self, server: Any) -> None:
         import grpc
@@ -102,11 +102,11 @@ class CallsTarget:
         program = iter(data)
         with RawConnection(self._server.address) as connection:
             streams: list[int] = []
-            # The program may end, and the server may close the connection.
+            # The program may end early, and the server may close the connection.
             with suppress(ConnectionError, StopIteration):
                 for _ in range(_MAX_STEPS):
                     self._step(connection, streams, program)
-            if len(data) % 4 == 0:  # calls end by themselves
+            if len(data) % 4 == 0:  # lets calls end by themselves
                 self._look()
         self._look()
 
@@ -116,7 +116,7 @@ class CallsTarget:
         end = time.monotonic() + 10
         while self._is_busy():
             if time.monotonic() > end:
-                raise AssertionError("a call holds a thread long after the longest deadline")
+                raise AssertionError("a call occupies a thread long after the longest deadline")
             time.sleep(0.001)
         self._failures.check()
 

@@ -1,11 +1,11 @@
-"""Messages of the lookup service as no client writes them: each is answered or refused.
+"""Fuzzes messages of the lookup service: each must be handled or rejected.
 
     python -m fuzz.requests CORPUS [-max_total_time=N]     atheris: libFuzzer over Python
-    python -m fuzz.requests --replay CORPUS                once each, so that coverage can be measured
+    python -m fuzz.requests --replay CORPUS                each input once, to measure coverage
 
-The first byte chooses the message that the others should be. What can be read must be written and read
-again as the same; pulls, calls for recommendations and inference requests go on to a service, which may
-raise nothing but a `Refusal`; rows and found bits are read as a client reads those of an answer.
+The first byte selects the type of the message in the remaining bytes. A message that can be decoded must
+be equal after encoding and decoding it again. Pulls, recommendation calls and inference requests are
+passed to a service, which may raise only `Refusal`. Rows and found bits are decoded as in a client.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _INSTRUMENTED = [
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Fuzzes until the time is over, or replays."""
+    """Fuzzes until the time is over, or replays the corpus."""
     if arguments[:1] == ["--replay"]:
         feed = make_target()
         for path in sorted(Path(arguments[1]).iterdir()):
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def make_target() -> Callable[[bytes], None]:
-    """Imports what is fuzzed, and returns what takes the bytes."""
+    """Imports the code to fuzz, and returns the function that runs one input."""
     import numpy as np
 
     from sparring.contracts import TableConfig
@@ -55,7 +55,7 @@ def make_target() -> Callable[[bytes], None]:
     from sparring_serve.wire.fields import MessageError, decode, encode
 
     tables = MemoryTables([TableConfig("item", 4)], {"item": {7: [1, 2, 3, 4]}})
-    # Of both shards, so that one refuses keys that are of the other.
+    # Two shards, so that one rejects keys of the other.
     shards = ShardReplicas((("a:1",), ("b:1",)))
     services = [
         LookupService(
@@ -104,9 +104,9 @@ def make_target() -> Callable[[bytes], None]:
         except MessageError:
             return
         again = encode(read)
-        # Not compared as objects: NaN is unlike itself.
+        # The bytes are compared, because NaN is not equal to itself.
         if encode(decode(kinds[choice], again)) != again:
-            raise AssertionError(f"{kinds[choice].__name__} is not read as it was written")
+            raise AssertionError(f"{kinds[choice].__name__}: decoding differs after encoding")
 
     return feed
 

@@ -1,4 +1,4 @@
-"""What sessions install, and how packages of this checkout are built."""
+"""Installs the requirements of sessions, and builds packages of this checkout."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ import nox
 ROOT = Path(__file__).parents[1]
 PACKAGES = ROOT / "packages"
 
-# What builds the native packages. Build isolation is off because a backend is built against the core
-# that is being developed, not against one from an index.
+# Build requirements of the native packages. Build isolation is off because a backend is built with the
+# core of this checkout, not one from an index.
 BUILD_TOOLS = ("scikit-build-core>=0.10", "pybind11>=2.13", "hatchling", "cmake", "ninja")
 
-# One torch for all development sessions, so that a red test means our change. The packages
-# themselves declare a range.
+# One version of torch for all development sessions, so that a failed test is caused by our changes. The
+# packages themselves declare a range.
 TORCH = "torch==2.13.0"
 
-# What the TensorFlow adapter is tested with, next to torch; and all releases that one wheel is proven on.
+# Versions with which the TensorFlow adapter is tested: with torch, and all releases that one wheel
+# supports.
 TENSORFLOW = "tensorflow-cpu==2.21.0"
 TENSORFLOW_RELEASES = ("2.16.2", "2.18.1", "2.20.0", "2.21.0")
 
-# The siblings of core that are released with it, in the order in which they are built.
+# The packages that are released together with core, in the order in which they are built.
 FAMILY = (
     "cli",
     "testing",
@@ -44,10 +45,10 @@ FAMILY = (
     "train",
 )
 
-# Complete plugins of a third party, to start from.
+# Complete third-party plugins to start from.
 TEMPLATES = ("_template", "_template_collective", "_template_kinds")
 
-# What tests need of other distributions, by package. Those of ours are installed from this checkout.
+# Requirements of tests, by package. Our own distributions are installed from this checkout.
 TEST_EXTRAS = {
     "collective-mpi": "[mpich]",
     "cli": "[metrics,parquet]",
@@ -56,14 +57,14 @@ TEST_EXTRAS = {
     "train": "[report,metrics]",
 }
 
-# With what `tests` says where its wheels are, so that nothing is compiled twice.
+# Option with which `tests` passes the location of its wheels, so that nothing is compiled twice.
 GIVEN_WHEELS = "--wheels="
 
-# What the machine must have before a package can be built or tested: a file that tells whether it is
-# there, and the package of Debian and Ubuntu that brings it.
+# System requirements for building or testing a package: a file that shows whether the requirement is
+# met, and the package of Debian and Ubuntu that contains it.
 SYSTEM_PACKAGES = {"backend-rocksdb": {"/usr/include/rocksdb/db.h": "librocksdb-dev"}}
 
-# What the packages with C++ tests call the option that builds them.
+# CMake options that build the C++ tests of packages.
 CXX_TESTS = {
     "core": "SPARRING_TESTS",
     "backend-hkv": "SPARRING_HKV_TESTS",
@@ -71,20 +72,20 @@ CXX_TESTS = {
     "packed": "SPARRING_PACKED_TESTS",
 }
 
-# Options for modules that only tests need: a GPU's kernels, run on the host.
+# CMake options for modules that only tests need: GPU kernels on the host.
 TEST_MODULES = {"backend-hkv": ("SPARRING_HKV_EMULATED",)}
 
-# What finds the compiler of GPU code, or brings it from PyPI; and the releases that it can bring.
+# The program that finds nvcc or installs it from PyPI, and the releases that it can install.
 FIND_NVCC = PACKAGES / "backend-hkv/find_nvcc.py"
 GPU_OPTION = "SPARRING_HKV_CUDA"
 
-# Tests compile GPU code for one architecture, a third less work; `build` and `cuda_releases` do for all.
+# Tests compile GPU code for one architecture, a third less work; `build` and `cuda_releases` for all.
 TEST_ARCHITECTURE = "90"
 
-# Set to anything, tests do without it.
+# If this variable is set, tests run without nvcc.
 WITHOUT_NVCC = "SPARRING_WITHOUT_NVCC"
 
-# Programs that tests start, and the package of Debian and Ubuntu that brings each.
+# Programs that tests start, and the package of Debian and Ubuntu that contains each.
 TEST_PROGRAMS = {
     "openssl": "openssl",
     "redis-server": "redis-server",
@@ -95,10 +96,10 @@ TEST_PROGRAMS = {
 
 
 def apt_install(session: nox.Session, names: Iterable[str]) -> bool:
-    """Installs system packages, where root may; returns whether it did."""
+    """Installs system packages if the user is root; returns whether it did."""
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         return False
-    # Debian would also start servers of its own, which no one asked for.
+    # Debian would also start servers.
     env = {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
     for command in (["update", "--quiet"], ["install", "--quiet", "--yes", *names]):
         session.run("apt-get", *command, external=True, silent=True, env=env)
@@ -106,9 +107,9 @@ def apt_install(session: nox.Session, names: Iterable[str]) -> bool:
 
 
 def system_packages(session: nox.Session, *packages: str) -> list[str]:
-    """Those of our `packages` whose system packages are there; root gets what is missing installed.
+    """Returns those of our `packages` whose system packages exist. As root, installs missing ones.
 
-    Other users are told which command to run, and what needs the packages is left out.
+    Other users get a message with the command to run, and the affected packages are skipped.
     """
     missing = {
         package: [
@@ -128,9 +129,9 @@ def system_packages(session: nox.Session, *packages: str) -> list[str]:
 
 
 def install_programs(session: nox.Session) -> None:
-    """Sees to the programs that tests start. Root gets them installed, others are told how.
+    """Installs the programs that tests start if the user is root; otherwise logs how to install them.
 
-    Where one is missing all the same, the tests that need it skip and say so.
+    If a program is missing, the tests that need it are skipped with a message.
     """
     missing = [name for program, name in TEST_PROGRAMS.items() if shutil.which(program) is None]
     if missing and not apt_install(session, missing):
@@ -141,33 +142,33 @@ def install_programs(session: nox.Session) -> None:
 def install_family(
     session: nox.Session, *packages: str, extras: Mapping[str, str] = MappingProxyType({})
 ) -> None:
-    """Installs core, then the packages named, from this checkout. Order matters: core comes first."""
+    """Installs core, then the given packages, from this checkout. Core must be first."""
     install_build_tools(session)
     for package in ("core", *packages):
         install_local(session, package, extras.get(package, ""))
 
 
 def install_build_tools(session: nox.Session) -> None:
-    """Installs what compiles the native packages, but for the compiler."""
+    """Installs the build requirements of the native packages, except the compiler."""
     session.install(*BUILD_TOOLS, "tbb-devel>=2022.1", silent=True)
 
 
 def gpu_setting(nvcc: str | None) -> str:
-    """The setting of a build of backend-hkv: with GPU code where there is an nvcc, else without."""
+    """Returns the build setting of backend-hkv: with GPU code if there is an nvcc, else without."""
     return f"--config-settings=cmake.define.{GPU_OPTION}={'OFF' if nvcc is None else 'REQUIRED'}"
 
 
 def install_local(
     session: nox.Session, package: str, extras: str = "", *settings: str, nvcc: str | None = None
 ) -> None:
-    """Builds one package of this checkout and installs it in place of what is installed."""
+    """Builds one package of this checkout and replaces the installed one."""
     chosen = (*build_settings(session, package), *settings)
     source = f"{PACKAGES / package}{extras}"
     session.install("--no-build-isolation", *chosen, source, silent=True, env=compilers(nvcc))
 
 
 def build_settings(session: nox.Session, package: str) -> list[str]:
-    """Where a native package is built: kept, so that only what changed is compiled again."""
+    """Returns the build folder of a native package, which is kept for incremental builds."""
     if not (PACKAGES / package / "CMakeLists.txt").exists():
         return []
     build_folder = Path(session.virtualenv.location) / "build" / package
@@ -175,7 +176,7 @@ def build_settings(session: nox.Session, package: str) -> list[str]:
 
 
 def environment(session: nox.Session, folder: Path, *needed: str) -> str:
-    """Makes an environment next to the session's, installs what is needed, and returns its Python."""
+    """Creates an environment next to the session's, installs packages, and returns its Python."""
     python = str(folder / "bin/python")
     session.run("python", "-m", "venv", "--clear", str(folder), silent=True)
     session.run(python, "-m", "pip", "install", "--quiet", *needed, external=True, silent=True)
@@ -191,10 +192,11 @@ def build_wheels(
     nvcc: str | None = None,
     architecture: str | None = None,
 ) -> None:
-    """Builds wheels of core and the packages named. Installs core's, for the others need its header.
+    """Builds wheels of core and the given packages. Installs core's, because the others need its header.
 
-    C++ tests and modules for tests, if `options` ask for them, are built with what the wheels hold,
-    so that nothing is compiled twice. GPU code is for all architectures unless one is named.
+    C++ tests and test modules in `options` are built together with the wheels, so that nothing is
+    compiled
+    twice. GPU code is compiled for all architectures unless one is given.
     """
     settings = {
         package: [
@@ -227,7 +229,7 @@ def make_wheel(
 
 
 def find_nvcc(session: nox.Session) -> str | None:
-    """The compiler of GPU code: the machine's own, or PyPI's. None where there may be none."""
+    """Returns the compiler of GPU code: of the machine, or of PyPI; None if GPU code is not needed."""
     if os.environ.get(WITHOUT_NVCC):
         session.warn(f"{WITHOUT_NVCC} is set: no GPU code is compiled")
         return None
@@ -248,39 +250,39 @@ def install_made(
     *packages: str,
     extras: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Installs wheels of `packages` from a folder, and what they and these extras of them need."""
+    """Installs wheels of `packages` from a folder, with the requirements of them and of these extras."""
     wheels = [str(wheel_of(package, folder)) for package in packages]
     wanted = [
         f"{wheel}{extras.get(package, '')}" for package, wheel in zip(packages, wheels, strict=True)
     ]
     session.install(*wanted, silent=True)
-    # The version stays the same while the checkout changes.
+    # Forced, because the version stays the same while the checkout changes.
     session.install("--force-reinstall", "--no-deps", *wheels, silent=True)
 
 
 def wheel_of(package: str, folder: Path) -> Path:
-    """The wheel of a package in a folder."""
+    """Returns the wheel of a package in a folder."""
     name = nox.project.load_toml(PACKAGES / package / "pyproject.toml")["project"]["name"]
     (wheel,) = folder.glob(f"{name.replace('-', '_')}-*.whl")
     return wheel
 
 
 def compilers(nvcc: str | None) -> dict[str, str]:
-    """The environment of a build, for GPUs too where there is an nvcc."""
+    """Returns the environment variables of a build, with GPU code if there is an nvcc."""
     return cached() if nvcc is None else {**cached(), "CUDACXX": nvcc}
 
 
 def cached() -> dict[str, str]:
-    """The environment of compilers: with ccache, where it is installed.
+    """Returns the environment variables of compilers, with ccache if it is installed.
 
-    What it keeps serves every environment and every checkout, for it names files from this one's root.
+    The cache is shared by all environments and checkouts, because file names are relative to the root.
     """
     if shutil.which("ccache") is None:
         return {}
     return {
         "CMAKE_CXX_COMPILER_LAUNCHER": "ccache",
         "CMAKE_CUDA_COMPILER_LAUNCHER": "ccache",
-        # The same name everywhere, for one compiler under two names is two to ccache.
+        # The same name everywhere, because ccache treats two names as two compilers.
         "CXX": os.environ.get("CXX", "g++"),
         "CCACHE_BASEDIR": str(ROOT),
         "CCACHE_NOHASHDIR": "1",

@@ -1,4 +1,4 @@
-"""Sessions that measure: benchmarks, reliability, fuzzing, and all that needs a GPU."""
+"""Sessions that measure: benchmarks, reliability, fuzzing, and everything that needs a GPU."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from sessions.environments import (
     system_packages,
 )
 
-# The peers that benchmarks compare with, in the only versions that go with this torch.
+# The peers of the benchmarks, in the only versions that are compatible with this torch.
 TORCH_PEERS = ("fbgemm-gpu-cpu==1.8.0", "torchrec==1.8.0")
 
-# The solver, of another make than ours, that confirms a bound of the planner.
+# An independent solver that verifies a bound of the planner.
 PULP = "pulp==3.3.2"
 
-# Without what torchrec asks for itself: fbgemm-gpu, which would lie over fbgemm-gpu-cpu.
+# Requirements of torchrec, except fbgemm-gpu, which would overwrite fbgemm-gpu-cpu.
 TORCH_PEERS_NEED = ("iopath", "pyre-extensions", "tensordict", "torchmetrics", "tqdm")
 
-# The peer of models that rank, without what it asks for itself: old releases of colorama and colorlog,
-# and ray and plotly, which its training does not import.
+# The peer of ranking models, without some of its requirements: old releases of colorama and colorlog, and
+# ray and plotly, which its training does not import.
 RECBOLE = "recbole==1.2.1"
 RECBOLE_NEEDS = (
     "colorama", "colorlog", "pandas", "psutil", "pyyaml", "scikit-learn", "scipy", "tabulate",
     "tensorboard", "texttable", "thop", "tqdm",
 )  # fmt: skip
 
-# ALS, the peer of two towers.
+# ALS, the peer of two-tower models.
 IMPLICIT = "implicit==0.7.3"
 
 TFRA = ("tensorflow-cpu==2.16.2", "tf_keras==2.16.0", "tensorflow-recommenders-addons==0.8.1")
@@ -48,9 +48,9 @@ TFRA = ("tensorflow-cpu==2.16.2", "tf_keras==2.16.0", "tensorflow-recommenders-a
 
 @nox.session
 def benchmarks(session: nox.Session) -> None:
-    """Prints the figures of the documentation, ours and the peers' side by side in one run.
+    """Prints the figures of the documentation, ours and those of the peers in one run.
 
-    Installs the peers; TFRA gets an environment of its own. Names after ``--`` choose benchmarks.
+    Installs the peers; TFRA is installed in a separate environment. Names after ``--`` choose benchmarks.
     """
     session.install(TORCH, *TORCH_PEERS_NEED, silent=True)
     session.install("--no-deps", *TORCH_PEERS, silent=True)
@@ -65,9 +65,9 @@ def benchmarks(session: nox.Session) -> None:
 
 @nox.session
 def benchmarks_planning(session: nox.Session) -> None:
-    """Prints plans with TorchRec's, by its costs, and lets another solver confirm a bound; minutes.
+    """Prints our plans and TorchRec's with TorchRec's costs, and verifies a bound; takes minutes.
 
-    Names after ``--`` choose cases, ``--large`` those of many minutes.
+    Names after ``--`` choose cases; ``--large`` runs those that take many minutes.
     """
     session.install(TORCH, *TORCH_PEERS_NEED, PULP, "hypothesis", "pytest", silent=True)
     session.install("--no-deps", *TORCH_PEERS, silent=True)
@@ -90,7 +90,7 @@ def benchmarks_tensorflow(session: nox.Session) -> None:
 
 
 def tfra_python(session: nox.Session) -> str:
-    """The Python of an environment with TFRA, whose TensorFlow goes with nothing else here."""
+    """Returns the Python of an environment with TFRA, whose TensorFlow conflicts with the others."""
     folder = Path(session.virtualenv.location) / "tfra"
     python = folder / "bin/python"
     return str(python) if python.exists() else environment(session, folder, *TFRA)
@@ -98,10 +98,10 @@ def tfra_python(session: nox.Session) -> str:
 
 @nox.session
 def recbole(session: nox.Session) -> None:
-    """Prints the quality of models that rank, ours and those of peers, of one split; ``-- RATINGS.CSV``.
+    """Prints metrics of ranking models, ours and those of peers, on one split; ``-- RATINGS.CSV``.
 
-    Further words go to `benchmarks.recbole`: ``--seeds 1`` is shorter. Without a file it takes that of
-    ml-latest-small in the folder SPARRING_TEST_DATA; nothing is fetched.
+    Further arguments are passed to `benchmarks.recbole`: ``--seeds 1`` is shorter. Without a file it uses
+    ml-latest-small in the folder SPARRING_TEST_DATA; nothing is downloaded.
     """
     words = list(session.posargs)
     data = Path(os.environ.get("SPARRING_TEST_DATA", ROOT.parent / "shared/data"))
@@ -109,8 +109,8 @@ def recbole(session: nox.Session) -> None:
     ratings = Path(words.pop(0)) if has_file else data / "ml-latest-small/ratings.csv"
     if not ratings.exists():
         session.error(
-            f"{ratings} is not there: download ml-latest-small, 1 MB, at "
-            "https://grouplens.org/datasets/movielens/latest/, unpack it, and say "
+            f"{ratings} does not exist: download ml-latest-small, 1 MB, from "
+            "https://grouplens.org/datasets/movielens/latest/, unpack it, and run "
             "nox -s recbole -- ml-latest-small/ratings.csv"
         )
     session.install(TORCH, IMPLICIT, *RECBOLE_NEEDS, silent=True)
@@ -123,10 +123,10 @@ def recbole(session: nox.Session) -> None:
 
 @nox.session
 def reliability(session: nox.Session) -> None:
-    """Breaks things for real, thousands of times, and prints counts; some minutes.
+    """Injects thousands of real faults, and prints counts; takes some minutes.
 
-    Kills processes, damages files, fills a disk (mounting needs root), fails calls of the C library,
-    breaks Redis and servers. Names after ``--`` choose trials, ``--trials N`` how many of each.
+    Kills processes, damages files, fills a disk (mounting requires root), makes calls of the C library
+    fail, and stops Redis and servers. Names after ``--`` choose trials, ``--trials N`` their number.
     """
     without = ("plan", "framework-torch", "framework-tf", "framework-jax", "train")
     needed = system_packages(session, *(each for each in FAMILY if each not in without))
@@ -146,10 +146,10 @@ def fuzz(session: nox.Session) -> None:
 
 @nox.session
 def gpu(session: nox.Session) -> None:
-    """Runs the tests, checks and benchmarks that need a GPU; elsewhere says what it did not run.
+    """Runs the tests, checks and benchmarks that need a GPU; without one, reports what it skipped.
 
-    Needs a GPU with its driver, g++, and compute-sanitizer of NVIDIA's toolkit; nvcc comes from PyPI
-    where there is none. Where there is a GPU, it fails if any of that could not run.
+    Requires a GPU with its driver, g++, and compute-sanitizer of NVIDIA's toolkit; nvcc is installed from
+    PyPI if necessary. If there is a GPU, it fails if any stage could not run.
     """
     install_family(session, "cli", "testing")
     program = "from sparring_cli import inspect_gpus; print(len(inspect_gpus().devices))"
@@ -162,7 +162,7 @@ def gpu(session: nox.Session) -> None:
         ]
         install_local(session, "backend-hkv", "", gpu_setting(nvcc), *emulated, nvcc=nvcc)
         install_local(session, "framework-torch")
-    # A driver's files without a GPU that can be used are a failure.
+        # Driver files without a usable GPU are a failure.
     has_none = num_gpus == 0 and not any(
         map(os.path.exists, ("/dev/nvidia0", "/proc/driver/nvidia"))
     )

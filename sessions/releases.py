@@ -1,4 +1,4 @@
-"""Sessions for releases: wheels, images, and proofs over versions of others."""
+"""Sessions for releases: wheels, images, and tests with several versions of other packages."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from sessions.environments import (
 
 CUDA_RELEASES = ("13.0", "13.5")
 
-# Clients of the lookup service by other makers, in whatever versions are the newest.
+# Third-party clients of the lookup service, in their newest versions.
 SERVING_PEERS = ("grpcio-tools", "grpcio-health-checking", "tritonclient[grpc]", "numpy")
 
-# What `install` takes by these names of extras, and the packages that each brings.
+# Names that `install` accepts, and the packages that each installs.
 EXTRAS = {
     "torch": ("cli", "framework-torch", "storage-tiered", "train"),
     "tensorflow": ("cli", "framework-tf", "storage-tiered", "train"),
@@ -47,7 +47,7 @@ EXTRAS = {
 
 @nox.session
 def serving_peers(session: nox.Session) -> None:
-    """Proves the service with generated protobuf code, tritonclient and TensorFlow 2.16; some 500 MB."""
+    """Tests the service with generated protobuf code, tritonclient and TensorFlow 2.16; some 500 MB."""
     wheels, env = Path(session.create_tmp()).resolve() / "wheels", {}
     build_wheels(session, wheels, "cli", "storage-tiered", "packed", "serve")
     install_made(session, wheels, "cli", "storage-tiered", "packed", "serve")
@@ -62,9 +62,9 @@ def serving_peers(session: nox.Session) -> None:
 
 @nox.session
 def tensorflow_releases(session: nox.Session) -> None:
-    """Proves one wheel of the TensorFlow adapter on each release in turn; downloads about 1 GB."""
+    """Tests one wheel of the TensorFlow adapter with each release in turn; downloads about 1 GB."""
     wheels = Path(session.create_tmp()).resolve() / "wheels"
-    # Without PyTorch, which would bring gigabytes for each; see `tests_tensorflow`.
+    # Without PyTorch, which takes gigabytes in each environment; see `tests_tensorflow`.
     made = ("cli", "testing", "storage-tiered", "backend-hkv", "packed", "framework-tf", "train")
     build_wheels(session, wheels, *made)
     chosen = [
@@ -82,7 +82,7 @@ def tensorflow_releases(session: nox.Session) -> None:
 
 @nox.session
 def cuda_releases(session: nox.Session) -> None:
-    """Compiles GPU code with nvcc of several releases, from PyPI; minutes. Names after ``--`` choose."""
+    """Compiles GPU code with nvcc of several releases from PyPI. Names after ``--`` choose releases."""
     session.install(*BUILD_TOOLS)
     here = Path(session.virtualenv.location)
     for release in session.posargs or CUDA_RELEASES:
@@ -94,14 +94,14 @@ def cuda_releases(session: nox.Session) -> None:
             f"-D{GPU_OPTION}=REQUIRED", silent=True, env=env,
         )  # fmt: skip
         session.run("cmake", "--build", folder, silent=True, env=env)
-        session.log(f"CUDA {release}: all of it compiles")
+        session.log(f"CUDA {release}: compiled completely")
 
 
 @nox.session(venv_backend="none")
 def container(session: nox.Session) -> None:
-    """Runs the steps of the Containerfile without an engine; needs root, debootstrap and 4 GB.
+    """Runs the steps of the Containerfile without an engine; requires root, debootstrap and 4 GB.
 
-    Words after ``--`` are of tools/run_containerfile.py: mirrors, arguments of the build.
+    Arguments after ``--`` are passed to tools/run_containerfile.py: mirrors, build arguments.
     """
     folder = ROOT / ".nox/container"
     session.run("python3", "tools/run_containerfile.py", str(folder), *session.posargs)
@@ -109,7 +109,7 @@ def container(session: nox.Session) -> None:
 
 @nox.session
 def build(session: nox.Session) -> None:
-    """Builds wheels of all packages into dist/, with the libraries in them that a system may lack."""
+    """Builds wheels of all packages into dist/, including libraries that a system may not have."""
     output = ROOT / "dist"
     output.mkdir(exist_ok=True)
     made = Path(session.create_tmp()).resolve() / "wheels"
@@ -121,8 +121,8 @@ def build(session: nox.Session) -> None:
         make_wheel(session, package, made)
         (wheel,) = made.glob("*.whl")
         if "linux_" in wheel.name:
-            # Says which systems it runs on, in a tag that package indexes take, and takes in the
-            # libraries of system packages, under names of its own. oneTBB is a package they need.
+            # Adds a platform tag that package indexes accept, and bundles libraries of system packages
+            # under unique names. oneTBB is a requirement instead.
             session.run(
                 "auditwheel", "repair", "--exclude", "libtbb.so.12", "--wheel-dir", str(output),
                 str(wheel), silent=True,
@@ -136,7 +136,7 @@ def build(session: nox.Session) -> None:
 
 
 def check_bundled(session: nox.Session, wheels: Path) -> None:
-    """Installs RocksDB's wheel as a user would, and sees that it runs on the library that it brought."""
+    """Installs RocksDB's wheel as a user would, and checks that it uses its bundled library."""
     folder = Path(session.create_tmp()).resolve() / "installed"
     packages = [str(wheel_of(package, wheels)) for package in ("core", "backend-rocksdb")]
     python = environment(session, folder, *packages)
@@ -145,7 +145,7 @@ def check_bundled(session: nox.Session, wheels: Path) -> None:
 
 @nox.session
 def install(session: nox.Session) -> None:
-    """Installs this checkout into an environment of yours: `nox -s install -- VENV torch hkv`."""
+    """Installs this checkout into an existing environment: `nox -s install -- VENV torch hkv`."""
     if not session.posargs or set(session.posargs[1:]) - set(EXTRAS):
         session.error(f"nox -s install -- VENV [{'] ['.join(EXTRAS)}]; without names: torch hkv")
     folder, *extras = session.posargs

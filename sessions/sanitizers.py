@@ -16,7 +16,7 @@ from sessions.environments import (
 
 SANITIZERS = "address,undefined"
 
-# The parts of core whose tests run native code, and the packages whose tests need no framework.
+# The parts of core whose tests run native code, and the packages whose tests require no framework.
 SANITIZED_TESTS = (
     *(
         str(PACKAGES / "core/tests" / each)
@@ -35,10 +35,10 @@ SANITIZED_TESTS = (
 
 @nox.session
 def native_sanitized(session: nox.Session) -> None:
-    """Runs Python tests of packages with native code under AddressSanitizer and UBSan. Needs g++.
+    """Runs Python tests of packages with native code under AddressSanitizer and UBSan. Requires g++.
 
-    Those chosen after ``--``, or all of these packages; without torch and TensorFlow, which are not built
-    for sanitizers. A finding ends the process with a report.
+    Runs the tests given after ``--``, or all of these packages; without torch and TensorFlow, which are
+    not built for sanitizers. An error ends the process with a report.
     """
     session.install("pytest", "hypothesis", "pytest-xdist", silent=True)
     install_build_tools(session)
@@ -55,10 +55,10 @@ def native_sanitized(session: nox.Session) -> None:
 
 
 def sanitized_environment() -> dict[str, str]:
-    """The environment of a Python that loads native modules which were built with sanitizers."""
+    """Returns the environment variables of a Python that loads sanitized native modules."""
     compiler = cached().get("CXX", os.environ.get("CXX", "g++"))
-    # Python itself is built without them, so their runtimes have to come first. libstdc++ follows, so
-    # that AddressSanitizer finds the function that throws exceptions.
+    # Python itself is not sanitized, so the sanitizer runtimes must be loaded first. libstdc++ follows,
+    # so that AddressSanitizer finds the function that throws exceptions.
     preloaded = [
         subprocess.run(
             [compiler, f"-print-file-name={library}"], capture_output=True, text=True, check=True
@@ -67,10 +67,10 @@ def sanitized_environment() -> dict[str, str]:
     ]
     return {
         "LD_PRELOAD": " ".join(preloaded),
-        # Python keeps memory until it ends. A huge request has to fail as it does without sanitizers.
+        # Python keeps memory until it ends. A huge allocation must fail as without sanitizers.
         "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1:allocator_may_return_null=1"
         ":detect_stack_use_after_return=1",
-        # Python's own allocator would hide the use of an object that is freed.
+        # Python's own allocator would hide the use of freed objects.
         "PYTHONMALLOC": "malloc",
         "UBSAN_OPTIONS": "print_stacktrace=1",
         # Sanitized code takes several times as long.

@@ -1,4 +1,4 @@
-"""The manifests of ``configs/kubernetes``, parsed."""
+"""Parses the manifests in ``configs/kubernetes``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "configs/kubernetes"
 
 @dataclass(frozen=True)
 class Manifest:
-    """One resource."""
+    """One resource of a manifest."""
 
     path: Path
     body: dict[str, Any]
@@ -49,7 +49,7 @@ class Manifest:
 
 @cache
 def manifests() -> tuple[Manifest, ...]:
-    """All of them, in the order of files and in them."""
+    """Returns all resources, in the order of files and within files."""
     return tuple(
         Manifest(path, body)
         for path in sorted(FOLDER.glob("*.yaml"))
@@ -58,7 +58,7 @@ def manifests() -> tuple[Manifest, ...]:
 
 
 def pod_of(body: dict[str, Any]) -> dict[str, Any] | None:
-    """The template of the pods that a resource makes; None: it makes none."""
+    """Returns the template of the pods that a resource creates, or None if it creates none."""
     template = body.get("spec", {}).get("template")
     if template is None or "replicatedJobs" not in template.get("spec", {}):
         return template  # type: ignore[no-any-return]
@@ -67,7 +67,7 @@ def pod_of(body: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def containers_of(body: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Name and body of each container that has a command."""
+    """Returns the name and body of each container that has a command."""
     template = pod_of(body)
     given = (
         []
@@ -80,7 +80,7 @@ def containers_of(body: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def secrets_and_keys() -> dict[str, set[str]]:
-    """Secrets that manifests or cert-manager make, by name, and the keys of each."""
+    """Returns the Secrets that manifests or cert-manager create, and their keys."""
     found = {
         each.body["spec"]["secretName"]: {"tls.crt", "tls.key", "ca.crt"}
         for each in manifests()
@@ -92,7 +92,7 @@ def secrets_and_keys() -> dict[str, set[str]]:
 
 
 def filled_secrets() -> dict[str, dict[str, str]]:
-    """The Secrets of ``secrets.yaml``, filled by the command in its head."""
+    """Returns the Secrets of ``secrets.yaml``, filled by the command at its top."""
     text = (FOLDER / "secrets.yaml").read_text()
     (line,) = re.findall(r"^#   (python3 .*) < secrets\.yaml \| kubectl create -f -$", text, re.M)
     _, *arguments = shlex.split(line)

@@ -1,9 +1,8 @@
-"""Pods of the manifests as processes: no cluster, but its names, mounts, users and probes.
+"""Runs pods of the manifests as processes, with the names, mounts, users and probes of a cluster.
 
-A pod has a network namespace with an address, a name that other pods resolve, and the root file system
-of this machine, read-only, with the volumes of its manifest mounted where it says. A hub namespace
-connects them, and stands for the node from which the kubelet probes. The machine's own network stays as
-it is.
+A pod has a network namespace with an address, a name that other pods can resolve, and a read-only root
+file system of this machine with the volumes of its manifest. A hub namespace connects the pods and
+represents the node from which the kubelet probes. The network of this machine is not changed.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ __all__ = ["Cluster", "Pod", "why_no_pods"]
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# In the pod's mount namespace: an overlay of this machine's root, which can have any mount point, then
-# read-only. Arguments: its folder, its name, its directory, its user; `mounts` is a script of its own.
+# Runs in the pod's mount namespace: an overlay of this machine's root, in which any mount point can be
+# created, made read-only. Arguments: folder, name, directory, user; `mounts` is a separate script.
 _ENTER = """
 set -e
 folder=$1; name=$2; directory=$3; user=$4; shift 4
@@ -69,7 +68,7 @@ while True:
 
 @cache
 def why_no_pods() -> str | None:
-    """The reason why this machine cannot have pods; None: it can."""
+    """Returns why this machine cannot run pods, or None if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     missing = [
@@ -108,7 +107,7 @@ def _run(*command: str) -> str:
 
 @dataclass
 class Pod:
-    """A pod that was started."""
+    """A running pod."""
 
     name: str
     address: str
@@ -125,14 +124,14 @@ class Pod:
         return [int(each) for each in _run("ip", "netns", "pids", self.namespace).split()]
 
     def kill(self) -> None:
-        """Ends all of its processes, as a node that fails does."""
+        """Kills all its processes, like a failing node."""
         for each in self.processes():
             with suppress(ProcessLookupError):
                 os.kill(each, signal.SIGKILL)
         self.process.wait()
 
     def terminate(self, seconds: float) -> int:
-        """SIGTERM, as the kubelet sends it; the exit code. SIGKILL follows after `seconds`: -9."""
+        """Sends SIGTERM, like the kubelet; returns the exit code. After `seconds` sends SIGKILL: -9."""
         self.process.terminate()
         try:
             return self.process.wait(seconds)
@@ -142,12 +141,12 @@ class Pod:
 
 
 class Cluster:
-    """Pods and what they share. Use it in a ``with`` block: all of it goes at the end.
+    """Pods and shared resources. Use it in a ``with`` block, which removes everything at the end.
 
     Args:
-        folder: of volumes and logs.
+        folder: folder for volumes and logs.
         config_maps: name → file → text.
-        secrets: the same.
+        secrets: name → file → text.
     """
 
     def __init__(
@@ -187,7 +186,7 @@ class Cluster:
         return namespace
 
     def apply(self, config_map: str, name: str, text: str) -> None:
-        """Gives pods that are started from now on another file of a ConfigMap."""
+        """Replaces a file of a ConfigMap for pods that are started later."""
         maps = self._maps["configMap"]
         self._maps["configMap"] = {**maps, config_map: {**maps[config_map], name: text}}
 
@@ -201,14 +200,14 @@ class Cluster:
         more: Sequence[str] = (),
         env: Mapping[str, str] = {},
     ) -> Pod:
-        """Starts a pod, with an address of its own.
+        """Starts a pod with a separate address.
 
         Args:
-            template: of the pod, as in its manifest.
-            name: of the pod.
-            service: the headless service that names it.
-            labels: that a controller adds.
-            more: arguments behind those of the manifest.
+            template: template of the pod, as in its manifest.
+            name: name of the pod.
+            service: the headless service that resolves the name.
+            labels: labels that a controller adds.
+            more: arguments after those of the manifest.
             env: variables that a controller adds.
         """
         number = next(self._addresses)
@@ -264,14 +263,14 @@ class Cluster:
         return pod
 
     def remove(self, pod: Pod) -> None:
-        """Kills a pod; its name leads nowhere from then on."""
+        """Kills a pod and removes its name."""
         pod.kill()
         if self._pods.get(pod.name) is pod:
             del self._pods[pod.name]
         self._write_hosts()
 
     def probe(self, pod: Pod, probe: Mapping[str, Any], seconds: float) -> bool:
-        """Whether a probe of its manifest succeeds within a time."""
+        """Returns whether a probe of the manifest succeeds within the given time."""
         if "grpc" in probe:
             program = [
                 sys.executable,
@@ -289,7 +288,7 @@ class Cluster:
         return ["nsenter", "--target", str(pod.process.pid), "--mount", "--net", "--root", *command]
 
     def run_in(self, pod: Pod, *command: str) -> str:
-        """What a program prints that runs in a pod, with its environment."""
+        """Returns the output of a program that runs in a pod, with its environment."""
         done = subprocess.run(
             self._enter(pod, *command), capture_output=True, text=True, env=pod.env, check=True
         )
@@ -309,7 +308,7 @@ class Cluster:
         return True
 
     def _write_hosts(self) -> None:
-        """Names as the kubelet and the name server give them: its bare name only a pod itself knows."""
+        """Writes names like the kubelet and the name server: only a pod itself knows its bare name."""
         lines = ["127.0.0.1 localhost"]
         for name, each in self._pods.items():
             short = f"{name}.{self._services[name]}"
@@ -318,7 +317,7 @@ class Cluster:
             own = [
                 f"{line} {name}" if line.startswith(f"{each.address} ") else line for line in lines
             ]
-            # In place: what is mounted is this file.
+            # Overwritten in place, because this file is mounted.
             (each.folder / "hosts").write_text("\n".join([*own, ""]))
 
     def _mounts(
@@ -326,7 +325,7 @@ class Cluster:
     ) -> str:
         lines = []
         volumes = {each["name"]: each for each in spec.get("volumes", ())}
-        # Outer folders first: a volume at /tmp would hide what is below it.
+        # Outer folders first: a volume at /tmp would hide mounts below it.
         for mount in sorted(container["volumeMounts"], key=lambda each: str(each["mountPath"])):
             source = self._volume(pod, volumes.get(mount["name"], {"name": mount["name"]}), user)
             path = mount["mountPath"]
@@ -360,7 +359,7 @@ class Cluster:
             if kind in volume:
                 folder.mkdir(parents=True)
                 texts = self._maps[kind][volume[kind][key]]
-                # Without items a volume has all keys.
+                # Without items, a volume contains all keys.
                 listed = volume[kind].get("items") or [
                     {"key": each, "path": each} for each in texts
                 ]
@@ -368,7 +367,7 @@ class Cluster:
                     (folder / each["path"]).write_text(texts[each["key"]])
                 return folder
         if "emptyDir" not in volume:
-            # A claim of a StatefulSet: the next pod of this name gets it again.
+            # A claim of a StatefulSet: the next pod of this name gets it too.
             folder = self.folder / "claims" / f"{volume['name']}-{pod.name}"
         folder.mkdir(parents=True, exist_ok=True)
         os.chown(folder, user, user)
@@ -377,7 +376,7 @@ class Cluster:
 
 _numbers = itertools.count()
 
-# What an image would bring: our programs and modules, where they are here.
+# Contents of the image: our programs and modules, where they are on this machine.
 _IMAGE = {
     "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
     "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
@@ -394,10 +393,10 @@ _IMAGE_FOLDERS = sorted(
 
 @cache
 def _may_run(user: int) -> bool:
-    """Whether a user, without root's rights, may read what this Python needs."""
+    """Returns whether a user without root's capabilities can read what this Python needs."""
     become = ["setpriv", "--reuid", str(user), "--regid", str(user), "--clear-groups"]
     become += ["--inh-caps=-all", "--bounding-set=-all"]
-    # A shell between them, because what setpriv executes itself is found with root's rights.
+    # With a shell in between, because setpriv looks up its program with root's capabilities.
     program = [*become, "sh", "-c", 'exec "$0" -c "import sparring"', sys.executable]
     return subprocess.run(program, capture_output=True, check=False).returncode == 0
 

@@ -1,4 +1,4 @@
-"""The PrometheusRule of the manifests has the alarms of the runbook, on metrics that servers export."""
+"""Tests that the PrometheusRule has the alarms of the runbook, on metrics that servers export."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_metrics_of_alarms_are_exported() -> None:
 def test_jobs_of_pod_monitors_have_the_name_that_the_first_alarm_selects() -> None:
     (pattern,) = re.findall(r'job=~"([^"]+)"', RULES[0]["expr"])
     monitors = [each for each in manifests() if each.kind == "PodMonitor"]
-    # Each pod with metrics is of one, so that an alarm by job compares servers of one service.
+    # Each pod with metrics belongs to one service, so that an alarm per job compares its servers.
     scraped = [
         (each.name, template["metadata"]["labels"]["app"])
         for manifest in manifests()
@@ -65,14 +65,16 @@ def test_jobs_of_pod_monitors_have_the_name_that_the_first_alarm_selects() -> No
     ]
     assert set(scraped) == {("sparring-serve", "serve"), ("sparring-parameters", "parameters")}
     for each in monitors:
-        # The operator names a job by namespace and monitor.
+        # The operator builds the name of a job from namespace and monitor.
         assert re.fullmatch(pattern, f"default/{each.name}")
 
 
 def test_prometheus_accepts_the_rule(tmp_path: Path) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
-        pytest.skip("no promtool here; Debian and Ubuntu: apt-get install prometheus")
+        pytest.skip(
+            "promtool is not installed; on Debian and Ubuntu run: apt-get install prometheus"
+        )
     file = tmp_path / "rules.yaml"
     with file.open("w") as stream:
         YAML(typ="safe", pure=True).dump(RULE.body["spec"], stream)

@@ -1,4 +1,4 @@
-"""The page on architecture names files that exist, and all that a step, a save and a load run through."""
+"""Tests that the page on architecture lists existing files, and all of a step, a save and a load."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/explanation/architecture.md").read_text()
 CORE = "core/src/sparring/"
 MAX_FILES = {"save": 19, "load": 19}
-"""Files of the path of a walk, as the page says what that is. To follow one should stay possible."""
+"""Maximum number of files in a walk, so that it stays possible to follow one."""
 
 
 def test_each_file_named_on_the_page_exists() -> None:
@@ -38,7 +38,7 @@ def test_a_walk_runs_through_no_file_of_core_that_is_not_listed(walk: str) -> No
     for needed in ("torch", "sparring_hkv", "sparring_torch"):
         if importlib.util.find_spec(needed) is None:
             pytest.skip(f"one training step needs {needed}, which is not installed here")
-    # A process of its own: the recorder must see each thread from its start.
+    # A separate process, because the recorder must observe each thread from its start.
     command = [sys.executable, ROOT / "docs/site/walks.py", walk]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert ran.returncode == 0, ran.stderr

@@ -1,4 +1,4 @@
-"""The benchmarks run, and check that contenders agree; their figures mean nothing at this size."""
+"""Tests that the benchmarks run and that contenders agree. The figures are meaningless at this size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every file in ``configs/`` trains as it stands, with a little data where it looks for them."""
+"""Tests that every file in ``configs/`` trains unchanged, with small data where it expects them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def train(
     services: ExitStack,
     capsys: pytest.CaptureFixture[str],
 ) -> Train:
-    """Runs ``sparring train`` on a copy in a folder of its own; what it says at its end."""
+    """Runs ``sparring train`` on a copy in a separate folder; returns its last line of output."""
 
     def run(path: Path) -> dict[str, Any]:
         folder = tmp_path / path.stem
@@ -67,14 +67,14 @@ def train(
 
 
 def copy_of(path: Path, folder: Path) -> Path:
-    """A copy of a config in ``configs`` below a folder, so that its relative paths stay there."""
+    """Copies a config to ``configs`` in a folder, so that its relative paths stay in there."""
     copied = folder / "configs" / path.name
     copied.parent.mkdir(parents=True, exist_ok=True)
     return Path(shutil.copy(path, copied))
 
 
 def adapted(path: Path, services: ExitStack) -> list[str]:
-    """Writes the data that a config looks for; what else of it must be another here."""
+    """Writes the data that a config reads; returns the necessary overrides."""
     config = load_config(path)
     need(config.framework)
     if config.framework == "tensorflow":
@@ -105,7 +105,7 @@ def adapted(path: Path, services: ExitStack) -> list[str]:
             if reason := why_unavailable(device):
                 pytest.skip(f"needs a GPU, or its emulator: {reason}")
             overrides += [f"{where}.options.device={device}", f"{where}.options.capacity=2000"]
-            # Less than 2,000 rows and their index take, so that some lie in pinned memory here, too.
+            # Less than the memory of 2,000 rows and their index, so that some are in pinned memory.
             overrides.append(f"{where}.options.device_memory_bytes=300000")
     return overrides
 
@@ -116,7 +116,7 @@ def need(part: str) -> None:
 
 
 def write_ratings(path: Path) -> None:
-    """6,000 ratings of 60 users and nearly as many items: more than the first tiers have room for."""
+    """Returns 6,000 ratings of 60 users and almost as many items: more than the first tiers can store."""
     random = np.random.default_rng(5)
     users, items = random.integers(0, 60, 6_000), random.integers(0, 10**9, 6_000)
     lines = [
@@ -127,7 +127,7 @@ def write_ratings(path: Path) -> None:
 
 
 def write_clicks(path: Path) -> None:
-    """400 rows of a label, 13 integers and 26 hexadecimal ids, some of them missing."""
+    """Returns 400 rows with a label, 13 integers and 26 hexadecimal ids, some of them missing."""
     random = np.random.default_rng(6)
     lines = []
     for label in random.integers(0, 2, 400).tolist():
@@ -224,15 +224,15 @@ def test_tables_of_the_gpu_example_fit_one_gpu_and_spill() -> None:
     options = config.storage.options["tiers"][0]["options"]
     budget, pinned = options["device_memory_bytes"], 0
     for table in tables:
-        # A small one says how many bytes a row takes with its part of the index: both are taken whole.
+        # A small table shows the bytes per row, including the index; both are allocated in full.
         with HkvStorage(
             table, HkvOptions(device="emulated", capacity=1 << 14, policy="lru")
         ) as small:
             needed = small.memory_bytes / (1 << 14) * options["capacity"]
-        assert needed > budget, "nothing ever lies in pinned memory"
+        assert needed > budget, "no row would be in pinned memory"
         pinned += needed - budget
     assert len(tables) == 26
-    # A quarter of the GPU is left to the model, to batches and to the framework.
+    # A quarter of the GPU is left for the model, batches and the framework.
     assert len(tables) * budget < 0.75 * GPU_BYTES
     assert pinned < GPU_BYTES / 4
 

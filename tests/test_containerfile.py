@@ -1,4 +1,4 @@
-"""The Containerfile builds what manifests run; `nox -s container` runs its steps."""
+"""Tests that the Containerfile builds what manifests run; `nox -s container` runs its steps."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ SESSIONS = (ROOT / "sessions/environments.py").read_text()
 def test_packages_of_the_image_are_those_of_this_checkout() -> None:
     (named,) = re.findall(r"for each in (.*?);", TEXT)
     packages = {path.parent.name for path in ROOT.glob("packages/*/pyproject.toml")}
-    # TensorFlow and JAX have images of their own; the kits and the templates are for developers.
-    # The image has no mpiexec: pods start their ranks with torchrun.
+    # TensorFlow and JAX have separate images; the kits and templates are for developers.
+    # The image has no mpiexec, because pods start their ranks with torchrun.
     templates = {"_template", "_template_collective", "_template_kinds"}
     without = {"framework-tf", "framework-jax", "collective-mpi", "testing", *templates}
     assert {"core", *named.split()} == packages - without
@@ -45,7 +45,7 @@ def test_the_user_and_the_folder_are_those_of_the_pods() -> None:
             continue
         context = pod["spec"]["securityContext"]
         assert f"{context['runAsUser']}:{context['runAsGroup']}" == user
-        # A pod that names none starts in the folder of the image.
+        # Without a working directory, a pod starts in the folder of the image.
         assert pod["spec"]["containers"][0].get("workingDir", folder) == folder
         checked += 1
     assert checked >= 5

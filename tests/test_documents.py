@@ -1,4 +1,4 @@
-"""Every Python block of the documentation runs, or says why not; every relative link leads somewhere."""
+"""Tests that every Python block of the documentation runs or gives a reason, and that links are valid."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DOCUMENTS = sorted(
 BLOCK = re.compile(
     r"(?:<!-- not run: (?P<reason>[^>]*?) -->\n)?^```python\n(?P<code>.*?)^```", re.M | re.S
 )
-# A document whose blocks need a package that an environment may lack says: <!-- needs: tensorflow -->
+# A document whose blocks require an optional package contains: <!-- needs: tensorflow -->
 NEEDS = re.compile(r"<!-- needs: (\w+) -->")
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 

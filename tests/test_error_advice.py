@@ -1,9 +1,9 @@
-"""Whatever a message tells its reader to pass, set, call, run or install does exist.
+"""Tests that everything exists that messages tell their reader to pass, set, call, run or install.
 
-The messages are the texts in the sources of all packages that hold a verb of advice. The sources are
-parsed, not imported: no framework is needed. That an advice helps is for the tests of its package.
+The messages are the texts in the sources of all packages that contain a verb of advice. The sources are
+parsed, not imported, so no framework is needed. The tests of each package check that the advice helps.
 
-Long because every argument that a message names has its owners in one table here.
+The file is long because one table lists the owners of every argument that a message contains.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ VERB = re.compile(
     re.I,
 )
 
-# `name=…` in a message → all that must take an argument, or have a field, of that name.
+# `name=…` in a message → everything that must accept an argument, or have a field, of that name.
 OWNERS = {
     "accept_loss": ["ParameterClient.save"],
     "admission": ["sparring_torch.EmbeddingBagConfig"],
@@ -120,7 +120,7 @@ OWNERS = {
     "update": ["sparring_tf.Optimizer"],
     "weights": ["JaggedTensor", "KeyedJaggedTensor"],
 }
-# Arguments and options of others.
+# Arguments and options of other libraries.
 FOREIGN_ARGUMENTS = {
     "activity_regularizer": "keras.layers.Layer",
     "ckpt_path": "lightning.Trainer.fit",
@@ -153,9 +153,9 @@ FOREIGN_METHODS = {
 KEYS_OF_TEMPLATES = {"data.test_fraction"}
 """Keys of kinds that are not installed here."""
 FOREIGN_CALLS = {"ModelCheckpoint", "build", "eval", "no_grad", "sigmoid", "stream", "with_values"}
-# Identifiers with a `_` that no Python source of ours defines.
+# Identifiers with a `_` that are not defined in our Python sources.
 FACES = {"adapter", "contracts", "torchrec"}
-"""Packages within packages that messages may name."""
+"""Packages within packages that messages may contain."""
 
 FOREIGN_WORDS = {
     "apply_every",  # optax
@@ -184,7 +184,7 @@ class Message(NamedTuple):
 class Function(NamedTuple):
     parameters: frozenset[str]
     takes_any: bool
-    """It has ``**named``."""
+    """Whether it has ``**named``."""
 
 
 class Class(NamedTuple):
@@ -200,7 +200,7 @@ def trees() -> dict[Path, ast.Module]:
 
 
 def text_of(node: ast.AST) -> str:
-    """A literal as its reader sees it, with {} for what is filled in."""
+    """Returns a literal as its reader sees it, with {} for inserted values."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
@@ -211,7 +211,7 @@ def text_of(node: ast.AST) -> str:
 
 
 def literals(node: ast.AST) -> Iterator[ast.AST]:
-    """The outermost literals below a node, without docstrings."""
+    """Returns the outermost literals below a node, without docstrings."""
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
         return
     if text_of(node):
@@ -227,7 +227,7 @@ def messages() -> list[Message]:
     for path, tree in trees().items():
         for node in literals(tree):
             text = text_of(node)
-            # One word is a name; markup is no message, and neither is a program.
+            # A single word is a name; markup and programs are not messages.
             if "@hookimpl" in text:
                 continue
             if " " in text and VERB.search(text) and "<" not in text.replace("<= ", ""):
@@ -250,7 +250,7 @@ def native_messages() -> list[Message]:
     return found
 
 
-# -- what there is --------------------------------------------------------------------
+# -- definitions ----------------------------------------------------------------------
 
 
 def function_of(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Function:
@@ -279,7 +279,7 @@ def classes() -> dict[str, list[Class]]:
                     fields |= {name.id for name in each.targets if isinstance(name, ast.Name)}
                 elif isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)):
                     methods[each.name] = function_of(each)
-            for each in ast.walk(node):  # what methods set
+            for each in ast.walk(node):  # attributes that methods set
                 if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store):
                     fields.add(each.attr)
             bases = tuple(map(last_name, node.bases))
@@ -299,7 +299,7 @@ def functions() -> dict[str, list[Function]]:
 
 
 def lineage(made: Class) -> list[Class]:
-    """A class and its bases, as far as they are ours; a base of its own package comes first."""
+    """Returns a class and its bases in this repository; a base of its own package comes first."""
     found, waiting = [made], list(made.bases)
     while waiting:
         known = [each for each in classes().get(waiting.pop(0), []) if each not in found]
@@ -324,7 +324,7 @@ def has_member(name: str, member: str) -> bool:
 
 
 def takes(owner: str, argument: str) -> bool:
-    """Whether a class, method or function takes an argument, wherever the name stands for one."""
+    """Returns whether all classes, methods and functions of a name accept an argument."""
     if made := classes_named(owner):
         return all(_makes_with(each, argument) for each in made)
     name, _, method = owner.rpartition(".")
@@ -352,7 +352,7 @@ def _makes_with(made: Class, argument: str) -> bool:
 
 @cache
 def words() -> set[str]:
-    """Every name that a source or a C header defines, or that stands in a source as a whole literal."""
+    """Returns every name that a source or a C header defines, or contains as a whole literal."""
     found: set[str] = set(functions())
     for made in (each for several in classes().values() for each in several):
         found |= made.fields
@@ -379,7 +379,7 @@ def packages() -> set[str]:
 
 @cache
 def commands() -> dict[str, set[str]]:
-    """Command → its options."""
+    """Returns the options of each command."""
     application: Any = typer.main.get_command(make_application(make_plugin_manager()))
     found = {}
     for name, command in application.commands.items():
@@ -396,14 +396,14 @@ def commands() -> dict[str, set[str]]:
 class Project(NamedTuple):
     folder: Path
     extras: dict[str, str]
-    """Extra → what it needs first."""
+    """Extra → packages that must be installed first."""
     plugins: dict[str, str]
     """Plugin → its module."""
 
 
 @cache
 def projects() -> dict[str, Project]:
-    """Distribution → its `pyproject.toml`, as far as it is asked about here."""
+    """Returns the relevant parts of the `pyproject.toml` of each distribution."""
     found = {}
     for path in ROOT.glob("packages/*/pyproject.toml"):
         sections = dict(
@@ -421,7 +421,7 @@ def projects() -> dict[str, Project]:
 
 
 def has_key(dotted: str) -> bool:
-    """Whether a configuration has a key; what an open section holds is not looked at."""
+    """Returns whether a configuration has a key; the contents of open sections are not checked."""
     sections: list[type[Any]] = [run_type()]
     for name in dotted.split("."):
         found = [get_fields(each)[name] for each in sections if name in get_fields(each)]
@@ -439,11 +439,11 @@ def sections_in(annotation: Any) -> list[type[Any]]:
     return [found for each in typing.get_args(annotation) for found in sections_in(each)]
 
 
-# -- what is advised ------------------------------------------------------------------
+# -- advice ---------------------------------------------------------------------------
 
 
 def advised(pattern: str) -> list[tuple[str, Message]]:
-    """All that a pattern finds in the messages, with the message."""
+    """Returns all matches of a pattern in the messages, with the message."""
     compiled = re.compile(pattern)
     return [(found, each) for each in messages() for found in compiled.findall(each.text)]
 
@@ -495,7 +495,7 @@ def test_every_extra_that_a_message_names_can_be_installed() -> None:
 
 
 def test_the_extra_that_is_to_bring_a_part_brings_it() -> None:
-    """`plugins.EXTRAS` is filled into ``pip install "sparring[…]"``."""
+    """`plugins.EXTRAS` is inserted into ``pip install "sparring[…]"``."""
     for names in EXTRAS.values():
         for name, extra in names.items():
             brought = projects()[projects()["sparring"].extras[extra]]

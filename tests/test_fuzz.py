@@ -1,4 +1,4 @@
-"""The targets of `python -m fuzz` take any bytes, and notice what must not happen."""
+"""Tests that the targets of `python -m fuzz` accept any bytes, and detect errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Manifests of ``configs/kubernetes`` are valid, and what they name exists."""
+"""Tests that the manifests in ``configs/kubernetes`` are valid and refer to existing things."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SCHEMAS = {
     "cert-manager.io/v1": "cert-manager-v1.yaml",
     "monitoring.coreos.com/v1": "monitoring-v1.yaml",
 }
-"""Of APIs that Kubernetes itself does not have."""
+"""Schemas of APIs that are not part of Kubernetes."""
 NATIVE = [each for each in manifests() if each.api not in SCHEMAS]
 WITH_PODS = [each for each in manifests() if pod_of(each.body) is not None]
 
@@ -211,7 +211,7 @@ def command_lines() -> Iterator[tuple[str, list[str]]]:
 
 
 def check_our_command(words: list[str]) -> None:
-    """Parses a command line as the program would, and runs nothing."""
+    """Parses a command line as the program would, without running it."""
     command: Any = typer.main.get_command(make_application(make_plugin_manager()))
     context = None
     while hasattr(command, "commands"):
@@ -242,7 +242,7 @@ def test_an_option_that_does_not_exist_would_be_seen() -> None:
 
 
 def stateful_sets(file: str) -> list[Manifest]:
-    """Those of a lookup service: one for each replica, with a pod for each shard."""
+    """Returns the StatefulSets of a lookup service: one per replica, with a pod per shard."""
     found = [each for each in manifests() if each.path.name == file and each.kind == "StatefulSet"]
     assert found
     return found
@@ -377,7 +377,7 @@ def test_pods_of_a_service_are_spread_over_zones_and_nodes(manifest: Manifest) -
     )
     for each in constraints:
         assert each["labelSelector"]["matchLabels"].items() <= labels.items()
-        # A cluster of one zone, or with a node less than replicas, has the pods all the same.
+        # A cluster with one zone, or with fewer nodes than replicas, must run the pods too.
         assert each["whenUnsatisfiable"] == "ScheduleAnyway"
 
 
@@ -406,6 +406,6 @@ def test_tokens_are_accepted_once_they_are_filled_in_and_rejected_before(tmp_pat
     assert redis["redis.conf"] == f"requirepass {redis['password']}\n"
     # Redis rejects a directive with two values.
     assert len(raw["redis-password"]["redis.conf"].split()) == 3
-    # Every text is another one.
+    # All texts are different.
     texts = {text for each in made.values() for text in each.values()}
     assert len(texts) == sum(map(len, made.values()))

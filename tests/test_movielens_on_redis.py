@@ -1,4 +1,4 @@
-"""Training reaches the same figures wherever rows lie."""
+"""Tests that training gives the same results with every storage."""
 
 from __future__ import annotations
 

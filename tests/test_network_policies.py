@@ -1,4 +1,4 @@
-"""``network-policy.yaml``: which pod may call which, and on which port, as a network plugin reads it."""
+"""Tests which pods may call which on which port, as network plugins read ``network-policy.yaml``."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def fits(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
 
 
 def is_peer(peer: Mapping[str, Any], pod: Pod) -> bool:
-    """Whether a peer of a rule means a pod, for policies in the namespace `HERE`."""
+    """Returns whether a peer of a rule selects a pod, for policies in the namespace `HERE`."""
     if "ipBlock" in peer:
         block = ipaddress.ip_network(peer["ipBlock"]["cidr"])
         assert peer["ipBlock"].keys() == {"cidr"}
@@ -88,7 +88,7 @@ def is_peer(peer: Mapping[str, Any], pod: Pod) -> bool:
 
 
 def allows(direction: str, pod: Pod, other: Pod, port: int, protocol: str) -> bool:
-    """Whether the policies of a pod let calls through, in one direction."""
+    """Returns whether the policies of a pod allow calls in one direction."""
     if pod.namespace != HERE:
         return True
     policies = [
@@ -146,7 +146,7 @@ def test_pods_may_call_whom_they_need_and_nobody_else() -> None:
         ("prometheus", "serve", METRICS),
         ("prometheus", "parameters", METRICS),
     }
-    # Calls of your own pods to others are not ours to limit.
+    # Calls of the user's pods to others are not limited.
     expected |= {
         (name, target, port)
         for name in ("own-client", "own-trainer")
@@ -177,7 +177,7 @@ def test_pods_with_the_label_reach_object_stores(capsys: pytest.CaptureFixture[s
     labelled = Pod("labelled", {**publisher.labels, "sparring-object-store": "true"})
     assert may_call(labelled, OBJECT_STORE, 443)
     assert not may_call(labelled, OBJECT_STORE, 9000)
-    # A service that reads from a bucket has it.
+    # A service that reads from a bucket needs it.
     command = ["plan", "kubernetes", "s3://films/served", "--bytes", "1GiB", "--image", "x"]
     assert main(command) == 0
     assert 'sparring-object-store: "true"' in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Manifests of ``configs/kubernetes`` played by processes in network namespaces; see `pods`."""
+"""Runs the manifests in ``configs/kubernetes`` as processes in network namespaces; see `pods`."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ ADDED_HOSTS = {
     "serve": ["serve-c-1.serve", "serve-c-2.serve"],
     "parameters": ["parameters-3.parameters"],
 }
-"""Of replicas and shards that tests add, as one would add them to the Certificate before."""
+"""Names of replicas and shards that tests add, which a user would add to the Certificate first."""
 _KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1")
 
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
-    """The Secrets that cert-manager would make of the Certificates of the manifests."""
+    """Creates the Secrets that cert-manager would create from the Certificates of the manifests."""
     if shutil.which("openssl") is None:
         pytest.skip("needs the openssl command")
     folder = tmp_path_factory.mktemp("certificates")
@@ -101,7 +101,7 @@ def cluster(tmp_path: Path, certificates: dict[str, dict[str, str]]) -> Iterator
 
 def start_server(cluster: Cluster, replica: str, shard: int) -> Pod:
     labels = {"apps.kubernetes.io/pod-index": str(shard)}
-    # A third replica is a copy of the second, with another number.
+    # A third replica is a copy of the second with a different number.
     template = template_of("StatefulSet", f"serve-{min(replica, 'b')}")
     number = "abc".index(replica) + 1
     template = with_arguments(
@@ -111,7 +111,7 @@ def start_server(cluster: Cluster, replica: str, shard: int) -> Pod:
 
 
 def with_arguments(template: dict[str, Any], other: dict[str, str]) -> dict[str, Any]:
-    """A template some of whose arguments are others."""
+    """Returns a template with some arguments replaced."""
     (container,) = template["spec"]["containers"]
     args = [other.get(each, each) for each in container["args"]]
     return {**template, "spec": {**template["spec"], "containers": [{**container, "args": args}]}}
@@ -144,7 +144,7 @@ with LookupClient.from_config("/etc/sparring/config/serving.yaml") as client:
 
 
 def start_client(cluster: Cluster, table: str, ids: list[int], pulls: int) -> Pod:
-    """The pod of client.yaml with a program of its own."""
+    """Starts the pod of client.yaml with a different program."""
     template = template_of("Job", "client")
     (container,) = template["spec"]["containers"]
     command = ["python3", "-c", CLIENT, table, json.dumps(ids), str(pulls)]
@@ -191,14 +191,14 @@ def test_a_service_is_published_probed_asked_and_outlives_its_pods(
     for pod in pods.values():
         assert cluster.probe(pod, probe_of("serve-a", "readinessProbe"), 60), pod.log
 
-    # The Job of client.yaml itself.
+    # The unchanged Job of client.yaml.
     asking = with_arguments(template_of("Job", "client"), {"7": str(keys[0])})
     asked = cluster.start(asking, "client", "none")
     assert asked.process.wait(60) == 0, asked.log
 
     client = start_client(cluster, "cat_3", keys, 200)
     wait_until(lambda: len(rows_told(client)) > 5, 60, lambda: client.log)
-    # A replica of each shard goes, one by one; what took its place has another address.
+    # A replica of each shard is removed, one by one; its replacement has a different address.
     cluster.remove(pods["a", 1])
     again = start_server(cluster, "a", 1)
     assert again.address != pods["a", 1].address
@@ -210,7 +210,7 @@ def test_a_service_is_published_probed_asked_and_outlives_its_pods(
     assert len(told) == 200
     assert all(np.array_equal(each, rows) for each in told)
 
-    # Of shard 1 only the pod that was started again is left.
+    # Only the restarted pod of shard 1 is left.
     cluster.remove(pods["b", 1])
     last = start_client(cluster, "cat_3", keys, 3)
     assert last.process.wait(60) == 0, last.log
@@ -241,7 +241,7 @@ def test_a_replica_is_added_and_servers_are_replaced_while_all_answers_are_right
         text = text.replace(last, f'{last}, "serve-c-{shard}.serve:7433"')
     cluster.apply("serve", "serving.yaml", text)
     pods |= {("c", shard): start_ready("c", shard) for shard in (1, 2)}
-    # As a StatefulSet does: the last pod first, each when the one before is ready.
+    # Like a StatefulSet: the last pod first, each when the previous one is ready.
     for replica in "ab":
         for shard in (2, 1):
             assert pods[replica, shard].terminate(30) == 0, pods[replica, shard].log
@@ -265,12 +265,12 @@ def test_a_replica_is_added_and_servers_are_replaced_while_all_answers_are_right
 def test_a_probe_fails_where_no_server_is(cluster: Cluster) -> None:
     server = start_server(cluster, "a", 1)
     assert not cluster.probe(server, probe_of("serve-a", "readinessProbe"), 0)
-    # Nothing is published yet: it ends, and Kubernetes starts it again.
+    # Nothing is published yet: it ends, and Kubernetes restarts it.
     assert server.process.wait(60) != 0
     assert "sparring publish" in server.log
 
 
-# -- a service that learns ------------------------------------------------------------
+# -- the parameter service ------------------------------------------------------------
 
 TRAINER = """
 import json, sys
@@ -288,7 +288,7 @@ with ParameterClient.from_config("/etc/sparring/config/parameters.yaml") as clie
 
 
 def start_trainer(cluster: Cluster, does: str) -> Pod:
-    """The pod of trainer.yaml with a program of its own; one that saves has a token of an admin."""
+    """Starts the pod of trainer.yaml with a different program; if it saves, with an admin's token."""
     template = template_of("Job", "trainer")
     if does == "push":
         admin = {"secretName": "parameters-tokens", "items": [{"key": "token", "path": "token"}]}
@@ -335,7 +335,7 @@ def test_a_shard_that_learns_begins_again_with_the_newest_snapshot_and_so_do_mor
     assert "began with" in again.log
     assert answer_to("pull") == (found, pushed)
 
-    # More shards: all pods end, and those of the new number begin with the snapshot.
+    # More shards: all pods end, and the new ones start from the snapshot.
     for pod in (shards[0], again):
         assert pod.terminate(90) == 0, pod.log
         cluster.remove(pod)
@@ -385,7 +385,7 @@ STEPS = 40
 
 
 def rows_of(folder: Path) -> dict[int, np.ndarray]:
-    """Key → row of the table cat_3 in the newest snapshot of a run, which must be the last."""
+    """Returns the rows of the table cat_3 in the newest snapshot of a run, which must be the last."""
     snapshot = latest_snapshot(str(folder))
     assert snapshot is not None
     assert snapshot.step == STEPS
@@ -407,7 +407,7 @@ def test_two_nodes_train_and_one_that_is_lost_goes_on_from_the_newest_snapshot(
         more = [*TRAINING, f"snapshots.url={url}"]
         return cluster.start(template_of("Job", "train"), f"train-{index}", "train", more=more)
 
-    # The second first: it waits for the name of the other.
+    # The second pod first: it waits for the name of the other.
     second = start(1)
     time.sleep(2)
     first = start(0)
@@ -418,7 +418,7 @@ def test_two_nodes_train_and_one_that_is_lost_goes_on_from_the_newest_snapshot(
     assert again.address != second.address
     for pod in (again, first):
         assert pod.process.wait(200) == 0, pod.log
-    # The pod of the other node was not made again: its ranks were.
+    # The pod of the other node was not restarted, but its ranks were.
     assert "find out why rank" in first.log
     assert "resumed from /data/runs/quickstart/step-" in first.log + again.log
 
@@ -444,7 +444,7 @@ def test_the_job_ends_well_where_the_node_of_the_rendezvous_is_lost(cluster: Clu
     ended = [pods[0]]
     pods[0] = start(0)
     end = time.monotonic() + 400
-    # As the Job's controller: a pod that fails is made again.
+    # Like the Job's controller: a failed pod is replaced.
     while any(pod.process.poll() != 0 for pod in pods):
         assert time.monotonic() < end, "".join(pod.log for pod in (*ended, *pods))
         for index, pod in enumerate(pods):
@@ -452,7 +452,7 @@ def test_the_job_ends_well_where_the_node_of_the_rendezvous_is_lost(cluster: Clu
                 ended.append(pod)
                 pods[index] = start(index)
         time.sleep(0.2)
-    # With its rendezvous the other pod ends, too; more than that would be a circle.
+    # Without its rendezvous the other pod ends too; more restarts would be an endless loop.
     assert len(ended) <= 4
     assert rows_of(run)
 
@@ -505,7 +505,7 @@ def test_redis_finds_its_rows_again(cluster: Cluster) -> None:
         found = cluster.run_in(pod, *command, "--no-raw", "get", "row")
         assert found.strip('"\n') == expected
         assert cluster.run_in(pod, *command, "set", "row", "kept") == "OK\n"
-        # Without the password, and in plain text, nothing is answered.
+        # Without the password, or in plain text, there is no reply.
         bare = "REDISCLI_AUTH= redis-cli --tls --cacert /etc/sparring/tls/ca.crt get row"
         assert "NOAUTH" in cluster.run_in(pod, "sh", "-c", bare)
         assert cluster.run_in(pod, "sh", "-c", "timeout 5 redis-cli ping 2>&1 || true") != "PONG\n"

@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes a server of tables and a training run."""
+"""Tests that a real Prometheus scrapes a server of tables and a training run."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def free_port() -> int:
 
 @pytest.fixture
 def scrape(tmp_path: Path) -> Iterator[Scrape]:
-    """Starts a Prometheus that scrapes ports; gives a function that answers its queries."""
+    """Starts a Prometheus that scrapes ports; returns a function that runs queries."""
     started: list[subprocess.Popen[bytes]] = []
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -59,7 +59,7 @@ def scrape(tmp_path: Path) -> Iterator[Scrape]:
             for name, port in ports.items()
         ]
         config = tmp_path / "prometheus.yml"
-        # JSON is YAML.
+        # JSON is valid YAML.
         settings = {"global": {"scrape_interval": "200ms"}, "scrape_configs": jobs}
         config.write_text(json.dumps(settings))
         own = free_port()

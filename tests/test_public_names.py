@@ -1,4 +1,4 @@
-"""The public names of core: few, explained, and used by the packages that they are for."""
+"""Tests that the public names of core are few, documented, and used by the intended packages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ UNUSED_CONTRACTS = {
     "UpdateMethodDescriptor UpdateRows": "no package but core has update methods",
     "Indices": "the type of arguments of kernels",
 }
-"""Names of `sparring.contracts` that no plugin of this repository imports: why they are there."""
+"""Names of `sparring.contracts` that no plugin of this repository imports, and why they exist."""
 
 
 def users() -> dict[tuple[str, str], set[str]]:

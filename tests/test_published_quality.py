@@ -1,4 +1,4 @@
-"""`sparring publish --evaluate`: what quantization costs a model is measured before it is published."""
+"""Tests of `sparring publish --evaluate`, which measures the cost of quantization before publishing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ threads: 1
 data: {kind: synthetic_criteo, samples: 40000, test_samples: 10000, batch_size: 1024, max_ids: 2000}
 model: {kind: dlrm, embedding_dim: 64, bottom_mlp: [32], top_mlp: [32]}
 """
-# Of a metric, and of the bytes of a row of 64 float32 elements.
+# Maximum loss of a metric, and maximum fraction of the bytes of a row of 64 float32 elements.
 MAX_LOSS = {"fp16": 0.0001, "int8": 0.0005, "int4": 0.002}
 MAX_BYTES = {"fp16": 0.51, "int8": 0.27, "int4": 0.15}
 
@@ -42,7 +42,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def trained(run: Path, tmp_path: Path) -> dict[str, str]:
-    """The configuration, the snapshots, and where to publish."""
+    """Returns the configuration, the snapshots, and the target of publishing."""
     config = str(run / "run.yaml")
     return {"config": config, "run": str(run / "run"), "out": str(tmp_path / "served")}
 
@@ -63,7 +63,7 @@ def test_auc_and_bytes_of_clicks(trained: dict[str, str], capsys: Printed) -> No
         )  # fmt: skip
         quality = told["quality"]
         assert quality["metric"] == "auc"
-        assert quality["before"] > 0.7  # of the model that was trained, not of a new one
+        assert quality["before"] > 0.7  # of the trained model, not of a new one
         assert quality["loss"] == quality["before"] - quality["after"] <= most
         assert quality["after"] != quality["before"]
         assert quality["bytes_after"] < quality["bytes_before"]
@@ -74,13 +74,13 @@ def test_auc_and_bytes_of_clicks(trained: dict[str, str], capsys: Printed) -> No
 def test_a_loss_above_the_largest_is_refused(trained: dict[str, str], capsys: Printed) -> None:
     out = Path(trained["out"])
     arguments = ["publish", trained["run"], str(out), "--evaluate", trained["config"]]
-    # Less than none: only rows that improve the model would do.
+    # A negative loss: only rows that improve the model would pass.
     assert main([*arguments, "--quantize", "int4", "--max-metric-loss", "-0.5"]) == 1
     refused = capsys.readouterr().err
     assert "is not published" in refused
     assert "cat_1=int4" in refused
     assert not out.exists()
-    # Where nothing is quantized nothing is lost.
+    # Without quantization there is no loss.
     assert main([*arguments, "--max-metric-loss", "0"]) == 0
     assert "a loss of 0.000000; 1.00 of the bytes" in capsys.readouterr().out
     assert len(list(out.iterdir())) == 1

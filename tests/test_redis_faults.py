@@ -1,4 +1,4 @@
-"""One trial of each kind of `reliability.redis_faults`; the whole number has a command of its own."""
+"""Runs one trial of each kind of `reliability.redis_faults`; a separate command runs all of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sparring_testing.processes.deadlines import check_with_deadlines
 
 pytestmark = pytest.mark.alone
 
-# A call in a trial's own looks at what is there, after the fault, had no time.
+# A check after the fault ran out of time.
 _ENDED_HALFWAY = re.compile(r"untyped: .*, afterwards: (DeadlineError|StorageIOError)\(")
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,12 +31,12 @@ def test_redis_breaks_in_every_way_and_no_promise_is_broken(
 
     def check(deadline: float) -> None:
         counts = faults.run_trials(len(faults.KINDS), deadline_seconds=deadline, seed=7)
-        # What follows a trial that ended halfway is told by what that one left.
+        # After a trial that ended halfway, the following ones are affected by its leftovers.
         trusted = takewhile(lambda line: not _ENDED_HALFWAY.match(line), counts.broken)
         wrong.extend(line for line in trusted if not line.startswith("late: "))
         assert not counts.broken, "\n".join(counts.broken)
         assert set(counts.num_trials) == set(faults.KINDS)
 
     check_with_deadlines(check, (0.5, 2.0))
-    # No machine is so slow that a wrong row or another error is its doing.
+    # A slow machine cannot cause a wrong row or a different error.
     assert not wrong, "\n".join(wrong)

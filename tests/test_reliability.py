@@ -1,4 +1,4 @@
-"""A few reliability trials of each kind run and find nothing; a found failure fails the run."""
+"""Tests that a few reliability trials of each kind find no failure, and that a failure fails the run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Any:
         ("serving_filters", 30_000),
         ("parameter_faults", 200),
         ("parameter_kills", 3),
-        # It measures how late answers come.
+        # It measures the latency of replies.
         pytest.param("serving_faults", 6, marks=pytest.mark.alone),
     ],
 )

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.fixture
 def program(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """It, with two stages: one that runs anywhere, and one whose program is missing."""
+    """The program, with two stages: one that always runs, and one whose program is missing."""
     monkeypatch.syspath_prepend(str(ROOT))
     found: Any = importlib.import_module("benchmarks.gpu.run_everything")
     chosen = [

@@ -1,4 +1,4 @@
-"""The demo of a service that learns runs real processes, and kills a shard of them."""
+"""Runs the demo of the parameter service with real processes, and kills a shard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo of serving runs real processes on a short training."""
+"""Runs the serving demo with real processes on a short training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ for _name in ("sparring_serve", "sparring_packed.library", "sparring_train", "to
     pytest.importorskip(_name)
 
 ROOT = Path(__file__).resolve().parents[1]
-# A few seconds of training, on one thread, in the storage that is always there.
+# A few seconds of training on one thread, in the built-in storage.
 SHORT = (
     "data.samples=12000", "data.test_samples=500", "data.batch_size=200", "training.epochs=1",
     "snapshots.every_steps=10", "snapshots.full_every=3", "storage.backend=memory",

@@ -1,4 +1,4 @@
-"""Simulated steps take as long as those of ranks whose links and storages have known speeds."""
+"""Tests that simulated steps take as long as real ones with links and storages of known speeds."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ ROOT = Path(__file__).resolve().parents[1]
 NUM_KEYS, DIM, CHUNK_ROWS = 12_000, 64, 1024
 BYTES_PER_SECOND, LATENCY, FIND = 40e6, 1e-3, 10e-6
 LEAST, MOST = 0.92, 1.35
-"""Measured over predicted: waiting may end late, and computing of this machine comes on top."""
+"""Limits of measured over predicted time: waits may end late, and computation is added."""
 SLOWER = (1, 1, 4, 16, 64)
-"""Where a run took too long, the next one has links and storages that are so much slower: what a machine
-that is busy with other things adds is then so much smaller a share."""
+"""If a run took too long, the next one uses links and storages that are slower by this factor, so that
+the time that a busy machine adds becomes a smaller fraction."""
 
 
 def even_keys(world_size: int) -> Any:
-    """As many keys of each owner."""
+    """Returns keys, equally many of each owner."""
     keys = np.arange(3 * NUM_KEYS, dtype=np.int64)
     owners = ShardMap.balanced(world_size).owners
     order, offsets = _native.route(keys, owners, world_size)

@@ -1,4 +1,4 @@
-"""Training over a stack of storages gives the bits that it gives over one table."""
+"""Tests that training with a stack of storages gives the same bits as with one table."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SMALLER = {"backend": "hkv", "options": {"capacity": 300}}
 
 @cache
 def trained(tiers: str = "", method: str = "adagrad", **settings: Any) -> dict[str, Any]:
-    """What some steps over the real ratings comes to."""
+    """Trains some steps on the real ratings; returns the result."""
     overrides = [f"data.path={RATINGS}", "training.steps=60", f"optimizer.sparse.name={method}"]
     if tiers:
         options = {"tiers": json.loads(tiers), **settings}
@@ -64,7 +64,7 @@ def test_ratings_over_hkv_and_sqlite_give_the_bits_of_the_plain_table(
 
 
 @needs_ratings
-@pytest.mark.long  # of short runs, three tiers end in RocksDB
+@pytest.mark.long  # three tiers that end in RocksDB; the others are short
 def test_ratings_over_three_tiers_give_the_bits_of_the_plain_table() -> None:
     stacked = trained(json.dumps([SMALLER, SMALL, "memory"]))
     plain = trained()
@@ -88,7 +88,7 @@ def test_ratings_over_hkv_and_rocksdb_give_the_bits_of_the_plain_table(
     stacked = trained(json.dumps([*above, rocksdb]))
     assert stacked["metrics"] == trained()["metrics"]
     assert stacked["rows"] == trained()["rows"]
-    # In the tier, or on their way there: they go down beside the steps.
+    # In the tier, or on their way to it: rows are written in the background.
     assert stacked["tiers"]["item"][-1]["hits"] > 0
 
 
@@ -104,7 +104,7 @@ def test_ratings_over_hkv_and_redis_give_the_bits_of_the_plain_table() -> None:
         stacked = trained(json.dumps([SMALL, redis]))
     assert stacked["metrics"] == trained()["metrics"]
     assert stacked["rows"] == trained()["rows"]
-    # In the tier, or on their way there: they go down beside the steps.
+    # In the tier, or on their way to it: rows are written in the background.
     assert stacked["tiers"]["item"][-1]["hits"] > 0
 
 

@@ -1,8 +1,8 @@
-"""Opens a table on flash, and names each librocksdb that the process then has.
+"""Opens a table in RocksDB, and prints each librocksdb that the process then has loaded.
 
     python tools/bundled_rocksdb.py ENVIRONMENT
 
-Fails if one is from outside the environment, whose Python runs it.
+Fails if one of them is outside the environment whose Python runs it.
 """
 
 import sys
@@ -22,5 +22,5 @@ with tempfile.TemporaryDirectory() as path:
 loaded = {line.split(maxsplit=5)[5] for line in lines if "librocksdb" in line}
 foreign = {each for each in loaded if not each.startswith(sys.argv[1])}
 if foreign or not loaded:
-    sys.exit(f"the wheel should bring librocksdb; loaded were {loaded or 'none'}")
-print("librocksdb comes with the wheel:", *loaded)
+    sys.exit(f"the wheel must contain librocksdb; loaded: {loaded or 'none'}")
+print("librocksdb is part of the wheel:", *loaded)

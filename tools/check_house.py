@@ -19,7 +19,7 @@ from core_rule import misplaced
 
 ROOT = Path(__file__).parents[1]
 
-# Words of a dialect: each has a plain one, which a reader whose English is a second language knows.
+# Unusual words, and ordinary ones that every reader knows.
 WORDS = {
     "beside": "with, next to, concurrently",
     "nobody": "no one",
@@ -49,18 +49,18 @@ def main() -> int:
 
 
 def circles() -> Iterator[str]:
-    """Circles among the modules of each package."""
+    """Yields import cycles among the modules of each package."""
     for source in sorted(ROOT.glob("packages/*/src/*/")):
         modules = _modules(source)
         graph = {name: _imports(name, path, modules) for name, path in modules.items()}
         try:
             TopologicalSorter(graph).prepare()
         except CycleError as error:
-            yield f"{source.relative_to(ROOT)}: circle of imports: {' -> '.join(error.args[1])}"
+            yield f"{source.relative_to(ROOT)}: import cycle: {' -> '.join(error.args[1])}"
 
 
 def crowded_directories() -> Iterator[str]:
-    """Directories of source with more than `MAX_MODULES` modules."""
+    """Yields directories of source with more than `MAX_MODULES` modules."""
     for source in sorted(ROOT.glob("packages/*/src")):
         for directory in sorted({path.parent for path in source.rglob("*.py")}):
             number = len(list(directory.glob("*.py")))
@@ -72,18 +72,19 @@ def crowded_directories() -> Iterator[str]:
 
 
 def face_in_core() -> Iterator[str]:
-    """Modules of core that import from the face of core, which knows all of them."""
+    """Yields modules of core that import from the public module of core, which imports all of them."""
     source = ROOT / "packages/core/src/sparring"
     for path in sorted(source.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module == "sparring" and not node.level:
                 for name in sorted({alias.name for alias in node.names} - {"_native"}):
                     if not (source / name).is_dir() and not (source / f"{name}.py").exists():
-                        yield f"{path.relative_to(ROOT)}:{node.lineno}: import {name} from its home"
+                        where = f"{path.relative_to(ROOT)}:{node.lineno}"
+                        yield f"{where}: import {name} from the module that defines it"
 
 
 def private_modules() -> Iterator[str]:
-    """Imports of modules of a sibling, or of names that its face does not list."""
+    """Yields imports of private modules of other packages, or of names that are not public."""
     sources = {path.name: path for path in ROOT.glob("packages/*/src/sparring_*/")}
     faces = {name: _listed(source / "__init__.py") for name, source in sources.items()}
     for own, source in sorted(sources.items()):
@@ -100,11 +101,11 @@ def private_modules() -> Iterator[str]:
                 for name in names:
                     if (sibling := name.partition(".")[0]) in faces and sibling != own:
                         where = f"{path.relative_to(ROOT)}:{node.lineno}"
-                        yield f"{where}: {name} is private to {sibling}; import from its face"
+                        yield f"{where}: {name} is private to {sibling}; import from its public modules"
 
 
 def _listed(face: Path) -> set[str]:
-    """Names in ``__all__`` of a package."""
+    """Returns the names in ``__all__`` of a package."""
     for node in ast.parse(face.read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return set(ast.literal_eval(node.value))
@@ -112,7 +113,7 @@ def _listed(face: Path) -> set[str]:
 
 
 def words() -> Iterator[str]:
-    """Words of the dialect in sources and documents, and docstrings that begin as riddles."""
+    """Yields unusual words in sources and documents, and unclear starts of docstrings."""
     for path in _prose():
         for number, line in enumerate(path.read_text().splitlines(), 1):
             where = f"{path.relative_to(ROOT)}:{number}"
@@ -155,7 +156,7 @@ def _imports(name: str, path: Path, modules: Mapping[str, Path]) -> set[str]:
             target = each
             while target and target not in modules:
                 target = target.rpartition(".")[0]
-            # Native libraries are no modules of Python: what is left is their package.
+            # Native libraries are not Python modules, so the name is that of their package.
             if target and target != name and "._native" not in each and "._emulated" not in each:
                 found.add(target)
     return found

@@ -1,8 +1,9 @@
 """The rule that decides which modules belong to core.
 
 A module of core is needed by `StepContainer`, by two framework adapters, or is a default that core
-registers. Everything else belongs to a package of its own. A module is needed if an import chain leads to
-it: imports inside functions count, those of faces are followed to the module that defines the name.
+registers. Everything else belongs to a separate package. A module is needed if an import chain leads to
+it: imports inside functions count, and those of public modules are followed to the module that defines
+the name.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ DEFAULTS = (
     "sparring.storage.memory",
     "sparring.updates.builtin",
 )
-"""What core registers by itself: the memory storage, the local collective, the CPU kernels, the single
+"""Modules that core registers: the memory storage, the local collective, the CPU kernels, the single
 and the environment rendezvous, the built-in update methods, initializers and sharding kinds. The Bloom
 filter is a CPU kernel of the native library, which storage-tiered and packed share. The modules
 that register them, `plugin.py`, belong to core; what else they import does not belong to it by that."""
@@ -38,13 +39,14 @@ FOUNDATIONS = (
     "sparring._version",
     "sparring.kernels.strings",
 )
-"""What makes the faces and loads the native library; the hash of strings, which all packages use; and the
-module that ``python -m sparring`` and ``torchrun -m sparring`` run, which starts the command of
+"""Modules that create the public modules and load the native library; the hash of strings, which all
+packages use; and the module that ``python -m sparring`` and ``torchrun -m sparring`` run, which starts
+the command of
 sparring-cli."""
 
 
 def misplaced() -> Iterator[str]:
-    """Modules of core that violate the rule."""
+    """Yields modules of core that violate the rule."""
     modules = _modules()
     homes = {face: _homes(modules[face]) for face in FACES}
     needed = _reached(
@@ -84,7 +86,7 @@ def _reached(
 def _imported(
     path: Path, modules: dict[str, Path], homes: dict[str, dict[str, str]]
 ) -> Iterator[str]:
-    """Modules of core that a file imports from."""
+    """Yields modules of core that a file imports from."""
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.ImportFrom) or node.level or node.module is None:
             continue
@@ -96,7 +98,7 @@ def _imported(
 
 
 def _homes(face: Path) -> dict[str, str]:
-    """The module that defines each name of a face."""
+    """Returns the module that defines each name of a public module."""
     return {
         alias.name: node.module
         for node in ast.walk(ast.parse(face.with_suffix(".pyi").read_text()))

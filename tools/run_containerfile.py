@@ -1,11 +1,11 @@
-"""Runs the steps of the Containerfile in root file systems of its own, where no container engine is.
+"""Runs the steps of the Containerfile in separate root file systems, if there is no container engine.
 
     python tools/run_containerfile.py FOLDER [--build-arg NAME=VALUE]... [--mount PATH]...
 
-Needs root and debootstrap, the network, and some 4 GB in FOLDER. Each stage begins with a copy of
-Debian's smallest system, as the base image has it. COPY takes the tracked files of this checkout.
-Variables PIP_… are passed on, and each --mount is there in the roots too: for mirrors of packages. At the
-end the image's user trains some steps on two ranks. Instructions that it does not know are refused.
+Requires root and debootstrap, the network, and some 4 GB in FOLDER. Each stage starts with a copy of
+Debian's smallest system, like the base image. COPY copies the tracked files of this checkout. Variables
+PIP_… are passed on, and each --mount is mounted in the roots too, for package mirrors. At the end the
+user of the image trains some steps on two ranks. Unknown instructions raise an error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 IMAGE = re.compile(r"(?:docker\.io/library/)?debian:(\w+)-slim")
 
-# Arguments: root, user, working directory, command. A process of its own for /proc.
+# Arguments: root, user, working directory, command. Runs as a separate process because of /proc.
 ENTER = """
 set -e
 root=$1; user=$2; directory=$3; command=$4; shift 4
@@ -39,7 +39,7 @@ exec chroot --userspec="$user" "$root" sh -c 'cd "$1" && exec sh -c "$2"' sh "$d
 
 @dataclass
 class Stage:
-    """A root file system, and what the next instruction of its stage runs with."""
+    """A root file system, and the settings for the next instruction of its stage."""
 
     root: Path
     arguments: dict[str, str]
@@ -92,7 +92,7 @@ def main() -> int:
         elif name == "ENTRYPOINT":
             stage.entry = [word.strip(' "') for word in text.strip("[]").split(",")]
         else:
-            raise SystemExit(f"{name}: this program does not know it; add it here")
+            raise SystemExit(f"{name}: this program does not support it; add it here")
     image = stages["image"]
     check(image)
     return 0
@@ -114,7 +114,7 @@ def check(image: Stage) -> None:
 
 
 def instructions(text: str) -> list[tuple[str, str]]:
-    """Name and text of each."""
+    """Yields the name and the text of each instruction."""
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     found = [line.partition(" ") for line in lines]
     return [(name, rest.strip()) for name, _, rest in found]
@@ -125,10 +125,10 @@ def substituted(text: str, values: dict[str, str]) -> str:
 
 
 def copy_base(folder: Path, image: str, root: Path) -> None:
-    """Makes the root of a stage; the base is kept, because it costs minutes."""
+    """Creates the root of a stage; the base is cached, because it takes minutes."""
     match = IMAGE.fullmatch(image)
     if match is None:
-        raise SystemExit(f"FROM {image}: only Debian's slim images can be made here")
+        raise SystemExit(f"FROM {image}: only Debian's slim images are supported")
     base = folder / f"base-{match[1]}"
     if not (base / "made").exists():
         shutil.rmtree(base, ignore_errors=True)
