@@ -108,7 +108,7 @@ def test_a_redis_that_lost_its_memory_and_came_back(
         assert (reader.find(cached).rows == 1).all()
         with pytest.raises((DeadlineError, StorageIOError)):
             reader.find(KEYS)
-        wait_for(lambda: reader.counters().failed_looks > 0)
+        wait_for(lambda: reader.counters().failed_polls > 0)
         trainer.close()
         own_server.start()
         again = Trainer(options)

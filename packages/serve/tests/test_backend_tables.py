@@ -133,7 +133,7 @@ def test_cached_rows_are_answered_while_redis_is_away(redis: RedisServer) -> Non
         gauges = server.service.tables.gauges
         assert gauges()["cache_hits"] >= 150
         assert gauges()["cache_rows"] == 50
-        wait_for(lambda: gauges()["cache_failed_looks"] > 0)
+        wait_for(lambda: gauges()["cache_failed_polls"] > 0)
         assert gauges()["cache_behind_seconds"] > 0.05
 
 
@@ -200,7 +200,7 @@ def test_a_table_that_was_not_trained_is_refused(redis: RedisServer) -> None:
         ("tables.item.storage.backend=redis", "must have the backend tiered"),
         ("tables.item.storage.options.refresh.poll_second=1", "poll_second"),
         ("tables.item.storage.options.refresh.poll_seconds=0", "poll_seconds"),
-        ("tables.item.storage.options.write=back", "write is of stacks that are written to"),
+        ("tables.item.storage.options.write=back", "write is an option for stacks"),
         ("tables.item.storage.option={}", "option"),
     ],
 )

@@ -187,7 +187,7 @@ class BackendTables:
             "cache_notes": total("notes"),
             "cache_missed_notes": total("missed_notes"),
             "cache_reread_rows": total("reread_rows"),
-            "cache_failed_looks": total("failed_looks"),
+            "cache_failed_polls": total("failed_polls"),
             "cache_refresh_seconds": max(each.refresh_seconds for each in counters),
             "cache_behind_seconds": max(each.behind_seconds for each in counters),
         }

@@ -46,7 +46,7 @@ HELP = {
     "cache_notes": "Change notes that were processed",
     "cache_missed_notes": "Number of times that notes were missed or any row may have changed",
     "cache_reread_rows": "Cached rows that were read again because of notes",
-    "cache_failed_looks": "Checks for notes that failed",
+    "cache_failed_polls": "Checks for notes that failed",
     "cache_refresh_seconds": "Time to process the last note",
     "cache_behind_seconds": "Time since all cached rows were as recent as the newest note",
     "failovers_total": "Calls of a client that were sent to another replica",

@@ -262,7 +262,7 @@ def test_a_cache_whose_emptying_fails_is_emptied_later(
     if begins == "restarted":
         trainer.publish()
     with open_reader(backend, tmp_path, poll_seconds=0.01, drop_seconds=drop_seconds) as reader:
-        looks = reader.counters().failed_looks
+        polls = reader.counters().failed_polls
         reader.find(KEYS)
         method = "list_cached" if fails == "listing the cached keys" else "erase"
         with monkeypatch.context() as broken:
@@ -275,7 +275,7 @@ def test_a_cache_whose_emptying_fails_is_emptied_later(
             backend.upsert(KEYS[:30], rows_of(KEYS[:30], 2))  # no note contains these keys
             again.write(KEYS[30:40], 2)
             again.publish()
-            wait_until(lambda: reader.counters().failed_looks > looks)
+            wait_until(lambda: reader.counters().failed_polls > polls)
         wait_until(lambda: reader.counters().missed_notes and not reader.counters().rows_to_drop)
         assert (reader.find(KEYS).rows == backend.find(KEYS).rows).all()
 

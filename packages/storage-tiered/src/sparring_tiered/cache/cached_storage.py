@@ -79,7 +79,7 @@ class CacheCounters:
     """Number of the newest applied note."""
     step: int
     """Training step of that note."""
-    failed_looks: int
+    failed_polls: int
     """Polls for notes that failed."""
 
     def as_dict(self) -> dict[str, float]:
@@ -296,7 +296,7 @@ class CachedStorage(Storage):
             behind_seconds=follower.behind_seconds,
             sequence=follower.sequence,
             step=follower.step,
-            failed_looks=follower.num_failed,
+            failed_polls=follower.num_failed,
         )
 
     # -- writing ----------------------------------------------------------------
