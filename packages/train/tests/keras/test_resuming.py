@@ -135,7 +135,7 @@ def test_learning_rates_are_those_of_the_configuration(
     progress = Interrupting(-1)
     train(tmp_path, optimizer, progress, resume=True)
     assert seen == [0.5, 0.25]
-    assert len([each for each in progress.messages if "from now on" in each]) == 2
+    assert len([each for each in progress.messages if " is now " in each]) == 2
 
 
 def test_a_run_of_another_framework_goes_on_with_its_rows(tmp_path: Path) -> None:
