@@ -28,7 +28,8 @@ BLOCK = re.compile(
 NEEDS = re.compile(r"<!-- needs: (\w+) -->")
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 
-# Documents run in processes that start with the imports of most of them, which take longer than the documents.
+# Documents run in processes that start with the imports of most of them, because these take longer than
+# the documents.
 FORKSERVER = multiprocessing.get_context("forkserver")
 FORKSERVER.set_forkserver_preload(
     ["torch._dynamo", "torch.utils.data", "sparring_torch.modules", "sparring_train", "sparring_hkv"]

@@ -107,9 +107,9 @@ import sparring
 
 
 def open_stack(table: TableConfig) -> object:
-    from sparring import TieredStorage, Codec
+    from sparring import TieredStorage, Codec, merged_chunks
 
-    return sparring.get_capsule(TieredStorage(table))
+    return sparring.capsule_of(TieredStorage(table))
 """
 NEW_PLUGIN = """\
 from sparring.contracts import NativeStorage, partition as split
@@ -119,9 +119,9 @@ import sparring
 
 def open_stack(table: TableConfig) -> object:
     from sparring_tiered import TieredStorage
-    from sparring import Codec
+    from sparring import Codec, scan_rows as merged_chunks
 
-    return sparring.get_capsule(TieredStorage(table))
+    return sparring.capsule_of(TieredStorage(table))
 """
 
 
@@ -137,7 +137,7 @@ def test_imports_of_an_old_plugin_are_rewritten(
         f"{path}: rewritten",
         f"{path}:8: sparring.Codec was removed: `sparring.adapter.MessageSizes` computes the sizes "
         "of messages",
-        f"{path}:10: sparring.get_capsule is now sparring.contracts.get_capsule",
+        f"{path}:10: sparring.capsule_of is now sparring.contracts.get_capsule",
     ]
     path.write_text("from sparring import TableConfig\n")
     assert moved_names.main([str(tmp_path)]) == 0
@@ -148,5 +148,6 @@ def test_the_page_lists_the_moved_names_and_they_are_there() -> None:
     assert moved_names.PAGE.read_text() == moved_names.page()
     for (old, new), names in moved_names.MOVES.items():
         for name in names.split():
-            assert hasattr(import_module(new), name), f"{old}.{name} is not in {new}"
+            now = moved_names.new_name(new, name)
+            assert hasattr(import_module(new), now), f"{old}.{name} is not in {new}"
             assert name not in import_module(old).__all__

@@ -1,9 +1,10 @@
-"""Public names that moved between packages: the table on the page of versions, and a rewriter.
+"""Public names that moved or were renamed: the tables on the page of versions, and a rewriter.
 
     python tools/moved_names.py               # writes the table in docs/reference/versions.md
     python tools/moved_names.py SOURCE ...    # rewrites the imports in the Python files of a plugin
 
-The rewriter changes ``from sparring import ...`` and the like. It prints what it cannot change: removed
+The rewriter changes ``from sparring import ...`` and the like; renamed names are imported under their old
+names. It prints what it cannot change: removed
 names, and names that are read as attributes of a module. Format the files afterwards.
 """
 
@@ -81,8 +82,62 @@ REMOVED = {
 }
 """Old module and names that have no successor of the same name: what to do instead."""
 
+RENAMED = {
+    "sparring": (
+        "Saved:SaveResult Loaded:LoadResult merged_chunks:scan_rows "
+        "unreadable_snapshots:list_unreadable_snapshots"
+    ),
+    "sparring.adapter": (
+        "hyper_from:parse_hyper expiry_from:parse_expiry choice_of:choice_type "
+        "ApartRendezvous:IndependentRendezvous secrets_in:find_secrets "
+        "SecretFound:FoundSecret closest_name:find_closest_name suggestion:format_suggestion "
+        "set_rate:set_learning_rate workload_of:describe_workload plan_of_job:resolve_plan "
+        "made_plan:request_plan resolved_backends:resolve_backends reporting:failure_reports "
+        "given_storages:collect_open_storages joined_container:join_container "
+        "storage_device:find_storage_device own_methods:describe_added_methods "
+        "why_no_weight:explain_missing_weight service_storage:choose_service_storage "
+        "rounds_alike:is_equal_up_to_rounding give_states:set_states "
+        "give_method_states:set_method_states declared:make_declaration "
+        "own_chunks:scan_own_rows open_place:open_root"
+    ),
+    "sparring.contracts": (
+        "admission_from:parse_admission initializer_from:parse_initializer "
+        "fields_of:get_fields checked_options:validate_options "
+        "membership_from:read_membership MadePlan:PlanResult Evicted:EvictedRows "
+        "NumEvicted:EvictionResult passwords_in:find_passwords SECRET_GIVEN:SECRET_IN_CONFIG "
+        "capsule_of:get_capsule conversion_command:format_conversion_command"
+    ),
+    "sparring_cli": (
+        "place_in:make_locator context_of:get_command_context explain:explain_error "
+        "shape_of:find_shape path_of:find_path embedding_parts:read_embedding_parts "
+        "installed_versions:list_installed_versions Place:Location Places:Locations "
+        "dotted:format_path"
+    ),
+    "sparring_packed": ("Pulled:PullResult Written:WriteResult WarmedUp:WarmUpResult"),
+    "sparring_serve": (
+        "AnsweredVersion:ReplyVersion Answer:LookupReply Pushed:PushResult "
+        "Place:ShardPosition Quality:MetricValue"
+    ),
+    "sparring_train": (
+        "trainer_of:find_trainer evaluated:evaluate_model strings_of:find_strings "
+        "opened_run:open_run"
+    ),
+    "sparring_jax": ("Places:Positions pooled:pool"),
+}
+"""The present module of names that were renamed: the old and the new name of each."""
+
+_RENAMED = {
+    (module, old): new
+    for module, pairs in RENAMED.items()
+    for old, new in (pair.split(":") for pair in pairs.split())
+}
 _NEW = {(old, name): new for (old, new), names in MOVES.items() for name in names.split()}
 _GONE = {(old, name): advice for (old, names), advice in REMOVED.items() for name in names.split()}
+
+
+def new_name(module: str, name: str) -> str:
+    """Returns the name that something has in its present module."""
+    return _RENAMED.get((module, name), name)
 
 
 def table() -> str:
@@ -90,6 +145,8 @@ def table() -> str:
     lines = ["| old module | new module | names |", "|---|---|---|"]
     for (old, new), names in MOVES.items():
         lines.append(f"| `{old}` | `{new}` | {_listed(names)} |")
+    lines += ["", "| module | old name | new name |", "|---|---|---|"]
+    lines += [f"| `{module}` | `{old}` | `{new}` |" for (module, old), new in _RENAMED.items()]
     lines += ["", "| old module | removed names | instead |", "|---|---|---|"]
     for (old, names), advice in REMOVED.items():
         lines.append(f"| `{old}` | {_listed(names)} | {advice} |")
@@ -111,9 +168,12 @@ def rewrite(source: str) -> str:
         by_module: dict[str, list[str]] = {}
         for alias in node.names:
             new = _NEW.get((old, alias.name), old)
-            written = f"{alias.name} as {alias.asname}" if alias.asname else alias.name
+            name = new_name(new, alias.name)
+            used = alias.asname or alias.name
+            written = name if used == name else f"{name} as {used}"
             by_module.setdefault(new, []).append(written)
-        if set(by_module) != {old} and not node.level:
+        is_renamed = any((old, alias.name) in _RENAMED for alias in node.names)
+        if (is_renamed or set(by_module) != {old}) and not node.level:
             assert node.end_lineno is not None
             indent = " " * node.col_offset
             lines[node.lineno - 1 : node.end_lineno] = [
@@ -134,8 +194,10 @@ def problems(source: str) -> Iterator[tuple[int, str]]:
         for old, name in uses:
             if (old, name) in _GONE:
                 yield node.lineno, f"{old}.{name} was removed: {_GONE[old, name]}"
-            elif (old, name) in _NEW and isinstance(node, ast.Attribute):
-                yield node.lineno, f"{old}.{name} is now {_NEW[old, name]}.{name}"
+            elif isinstance(node, ast.Attribute):
+                new = _NEW.get((old, name), old)
+                if (new, new_name(new, name)) != (old, name):
+                    yield node.lineno, f"{old}.{name} is now {new}.{new_name(new, name)}"
 
 
 def main(arguments: list[str]) -> int:
