@@ -253,7 +253,7 @@ def test_a_client_of_an_older_shard_map_takes_the_newer_one() -> None:
         ({"user": [1], "tag": [1]}, {}, InvalidArgumentError, "one table, found 2 tables"),
         (QUERIES[:, :3], {}, InvalidArgumentError, "3 elements, but rows of table 'item' have 4"),
         ([1, 2, 3, 4], {}, InvalidArgumentError, r"of shape \(q, 4\)"),
-        ([[np.nan] * 4], {}, InvalidArgumentError, "queries: found NaN or infinity"),
+        ([[np.nan] * 4], {}, InvalidArgumentError, "finite in float32, found NaN or infinity"),
         (QUERIES, {"k": 0}, InvalidArgumentError, "k must be .*at least 1, found 0"),
         (
             QUERIES,
@@ -303,10 +303,10 @@ def test_a_server_refuses_what_no_client_sends() -> None:
     )
     refused(service, "8 bytes per id", num_excluded=b"123")
     counts = as_bytes(np.array([5, -5], np.int64))
-    refused(service, "exclude: must be", num_excluded=counts)
+    refused(service, "exclude must be", num_excluded=counts)
     huge = as_bytes(np.array([2**62, 2**62], np.int64))
-    refused(service, "exclude: must be", num_excluded=huge, excluded=bytes(16))
-    refused(service, "k must be at least 1, found -1", k=-1)
+    refused(service, "exclude must be", num_excluded=huge, excluded=bytes(16))
+    refused(service, "k must be an integer of at least 1, found -1", k=-1)
     refused(service, "the request has", queries=bytes(4096))
     refused(service, "must have a deadline", seconds=np.inf)
     refused(service, "the deadline passed", seconds=0.0)

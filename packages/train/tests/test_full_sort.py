@@ -83,9 +83,9 @@ def test_seen_items_take_no_place() -> None:
     ("given", "message"),
     [
         ({"user_vectors": [1.0]}, r"user_vectors: found \(1,\), expected \(users, dim\)"),
-        ({"user_vectors": [[np.nan]]}, "queries: found NaN or infinity"),
+        ({"user_vectors": [[np.nan]]}, "found NaN or infinity"),
         ({"item_keys": [1, 1]}, "item_keys: found a key twice"),
-        ({"item_vectors": [[1.0]]}, "keys and rows: must be"),
+        ({"item_vectors": [[1.0]]}, "keys and rows must be"),
         ({"relevant": ([1], [0, 1, 1])}, "relevant: expected"),
         ({"seen": ([1], [0, 2])}, "seen: expected"),
         ({"cutoffs": ()}, "cutoffs: found"),

@@ -132,7 +132,7 @@ def test_a_method_without_a_rate_has_its_own() -> None:
 
 def test_numbers_of_single_tables_are_refused_with_an_optimizer_of_keras() -> None:
     own = {"tables": {"cat_1": {"lr": 0.2}}}
-    with pytest.raises(InvalidArgumentError, match="tables comes with update methods"):
+    with pytest.raises(InvalidArgumentError, match="tables is only supported for update methods"):
         trained(config(optimizer={"sparse": {"name": "keras.optimizers:Adagrad", "lr": 0.1} | own}))
 
 
