@@ -46,13 +46,13 @@ def test_an_inexact_index_finds_most_rows() -> None:
 def test_invalid_arguments_are_rejected() -> None:
     pytest.importorskip("faiss", reason="faiss-cpu is not installed")
     chunks = [(np.arange(3), np.ones((3, 2)))]
-    with pytest.raises(InvalidArgumentError, match="needs rows, found none"):
+    with pytest.raises(InvalidArgumentError, match="at least one row, found none"):
         FaissIndex([])
-    with pytest.raises(InvalidArgumentError, match="'Flatt': Faiss makes no such index"):
+    with pytest.raises(InvalidArgumentError, match="cannot create an index for factory 'Flatt'"):
         FaissIndex(chunks, factory="Flatt")
-    with pytest.raises(InvalidArgumentError, match="rows have 2 elements, queries 3"):
+    with pytest.raises(InvalidArgumentError, match="queries have 3 elements, expected 2"):
         FaissIndex(chunks).top_k(np.ones((1, 3)), 1)
-    with pytest.raises(InvalidArgumentError, match="k must be at least 1"):
+    with pytest.raises(InvalidArgumentError, match="k must be an integer of at least 1"):
         FaissIndex(chunks).top_k(np.ones((1, 2)), 0)
 
 
