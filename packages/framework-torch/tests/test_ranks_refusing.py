@@ -135,7 +135,7 @@ def test_ids_on_another_device_than_rows_that_come_by_the_host_are_refused_by_al
 
     told, refused = on_ranks(body, NARROWED)
     assert told.details["rank"] == 1
-    assert "the ids on meta" in str(refused)
+    assert "the ids are on meta" in str(refused)
 
 
 class Model(nn.Module):
@@ -175,5 +175,5 @@ def test_a_prefetched_batch_that_one_rank_refuses_all_refuse_and_may_go_on() -> 
     told, refused = on_ranks(body, None)
     assert refused[0] == refused[1]
     for each in told:
-        assert "rank 1 cannot look its rows up" in each
+        assert "rank 1 cannot look up its rows" in each
         assert each.endswith(refused[0])

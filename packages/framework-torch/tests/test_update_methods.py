@@ -249,7 +249,9 @@ def test_groups_of_parameters_cannot_be_added() -> None:
     made = bag()
     for native in ("sgd", torch.optim.SGD):
         optimizer = Optimizer(made, native, lr=1.0)
-        with pytest.raises(UnsupportedError, match="updates the tables of its modules, t, and no"):
+        with pytest.raises(
+            UnsupportedError, match="updates the tables of its modules, t; give ordinary"
+        ):
             optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
         made(torch.tensor([[1]])).sum().backward()
         optimizer.step()
