@@ -117,9 +117,7 @@ def test_a_folder_that_has_a_run_is_gone_on_with_or_left_as_the_message_says(
     capsys.readouterr()
     assert main(run) != 0
     told = " ".join(capsys.readouterr().err.split())
-    assert (
-        "go on with that run (--resume), save this one in another folder (snapshots.url=…)" in told
-    )
+    assert "resume that run (--resume), use another folder (snapshots.url=…)" in told
     assert "or remove them first" in told
     if remedy == "resume":
         run.append("--resume")
