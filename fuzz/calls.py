@@ -61,7 +61,7 @@ def make_target() -> CallsTarget:
         options = ServerConfig(
             poll_seconds=3600,
             threads=2,
-            most_deadline_seconds=_DEADLINE_SECONDS,
+            max_deadline_seconds=_DEADLINE_SECONDS,
             token_file=tokens,
             drain_seconds=0,
         )

@@ -5,7 +5,7 @@
 
 The first byte selects the type of the message in the remaining bytes. A message that can be decoded must
 be equal after encoding and decoding it again. Pulls, recommendation calls and inference requests are
-passed to a service, which may raise only `Refusal`. Rows and found bits are decoded as in a client.
+passed to a service, which may raise only `StatusError`. Rows and found bits are decoded as in a client.
 """
 
 from __future__ import annotations
@@ -58,9 +58,7 @@ def make_target() -> Callable[[bytes], None]:
     # Two shards, so that one rejects keys of the other.
     shards = ShardReplicas((("a:1",), ("b:1",)))
     services = [
-        LookupService(
-            tables, ShardPosition(shards, shard), Limits(most_ids=4096, most_bytes=1 << 20)
-        )
+        LookupService(tables, ShardPosition(shards, shard), Limits(max_ids=4096, max_bytes=1 << 20))
         for shard in (0, 1)
     ]
     kinds = [

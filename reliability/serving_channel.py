@@ -80,7 +80,7 @@ def _trial(
         deadline_seconds=draw.choice([0.05, 0.2, 1.0]),
         on_failure=draw.choice(["raise", "flag", "stale", "initial", "stale_or_initial"]),
         consistency=draw.choice(["newest", "one_version"]),
-        most_call_bytes=draw.choice([4096, 1 << 20]),
+        max_call_bytes=draw.choice([4096, 1 << 20]),
     )
     keys = np.array(draw.sample(range(NUM_KEYS), draw.randint(20, NUM_KEYS)), np.int64)
     with LookupClient(_SHARDS, config, transport=transport, clock=clock) as client:

@@ -98,7 +98,7 @@ def _published(folder: Path, seed: int) -> list[_Version]:
             container.save(
                 f"{folder}/run/step-{step}", base=base, options=SaveOptions(is_base=True)
             )
-            options = PublisherOptions({}, full_every=32, keep=99, most_delta_share=9.0)
+            options = PublisherOptions({}, full_every=32, keep=99, max_delta_share=9.0)
             publish_newest(f"{folder}/run/step-{step}", f"{folder}/served", options)
             path = folder / f"served/step-{step}"
             manifest = sparring_packed.read_manifest(path)

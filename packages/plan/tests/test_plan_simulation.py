@@ -185,7 +185,7 @@ def test_overlap_and_imbalance_show_in_a_replayed_step(
 def test_a_step_of_too_many_messages_is_added_up(place: Place, calibration: Calibration) -> None:
     inputs = inputs_of()
     placement = place(inputs)
-    step = simulate_plan(placement, inputs, calibration, most_messages=10)
+    step = simulate_plan(placement, inputs, calibration, max_messages=10)
     assert (step.method, step.idle_share) == ("linear", None)
     assert step.seconds == placement.seconds
     assert step.sent_bytes == compute_traffic(placement, inputs, calibration).sent.total.max()

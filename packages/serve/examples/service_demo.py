@@ -40,7 +40,7 @@ def kill_a_shard(folder: Path, seconds: float) -> tuple[np.ndarray, np.ndarray]:
     service = {
         "shards": [[f"127.0.0.1:{port}"] for port in free_ports(2)],
         "parameters": {"tables": {TABLE: table}, "folders": [str(folder / "saved")]},
-        "server": {"most_deadline_seconds": 120.0},
+        "server": {"max_deadline_seconds": 120.0},
         # Calls wait this long for a shard that is down.
         "client": {"deadline_seconds": 60.0, "push_deadline_seconds": 60.0},
     }

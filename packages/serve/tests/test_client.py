@@ -92,7 +92,7 @@ def check(rows: np.ndarray, found: np.ndarray, ids: np.ndarray, step: int = 1) -
 def test_a_pull_has_the_rows_of_all_shards_in_the_order_of_ids(
     num_shards: int, call_bytes: int
 ) -> None:
-    cluster = Cluster(num_shards, most_call_bytes=call_bytes)
+    cluster = Cluster(num_shards, max_call_bytes=call_bytes)
     ids = np.random.default_rng(1).integers(-50, 2000, 3000)
     answer = cluster.client.pull({"item": ids, "user": ids[:10]})
     check(answer.rows["item"], answer.found["item"], ids)
@@ -392,7 +392,7 @@ def test_what_every_replica_would_refuse_is_not_asked_twice(status: str, error: 
 
 
 def test_calls_are_of_the_most_ids_that_servers_take() -> None:
-    cluster = Cluster(1, limits=Limits(most_ids=7))
+    cluster = Cluster(1, limits=Limits(max_ids=7))
     ids = np.arange(100)
     answer = cluster.client.pull({"item": ids})
     check(answer.rows["item"], answer.found["item"], ids)

@@ -9,7 +9,7 @@ import pytest
 from sparring import Expiry, Frequency, Normal, Uniform
 from sparring.errors import ConfigError
 from sparring_cli import read_document
-from sparring_serve.config import ServingConfig
+from sparring_serve.config import RENAMED_KEYS, ServingConfig, read_serving_config
 
 
 def read(folder: Path, settings: str) -> ServingConfig:
@@ -49,3 +49,45 @@ def test_a_wrong_setting_is_named_with_its_line(
 ) -> None:
     with pytest.raises(ConfigError, match=rf"s\.yaml:5:\d+: parameters\.tables\.user\.{message}"):
         read(tmp_path, settings)
+
+
+_FORMER = """
+server: {most_ids: 9, most_bytes: 70000, most_bytes_in_flight: 80000,
+         most_deadline_seconds: 3, most_queries: 7, most_k: 5}
+client: {most_call_bytes: 5000}
+parameters: {tables: {user: {dim: 4}}, most_clients: 6}
+"""
+
+
+def test_files_with_former_keys_load(tmp_path: Path) -> None:
+    former, current = tmp_path / "former.yaml", tmp_path / "current.yaml"
+    former.write_text(_FORMER)
+    text = _FORMER
+    for old, new in RENAMED_KEYS.items():
+        text = text.replace(f"{old.partition('.')[2]}:", f"{new.partition('.')[2]}:")
+    assert "most" not in text
+    current.write_text(text)
+    assert read_serving_config(former) == read_serving_config(current)
+    assert read_serving_config(former).server.max_bytes_in_flight == 80_000
+
+
+def test_overrides_with_former_keys_change_the_current_key(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    for key in ("most_ids", "max_ids"):
+        path.write_text(f"server: {{{key}: 9}}")
+        for override in ("server.most_ids=5", "server.max_ids=5"):
+            assert read_serving_config(path, [override]).server.max_ids == 5
+
+
+def test_a_wrong_value_of_a_former_key_is_reported_at_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text("client: {}\nserver:\n  most_ids: 0\n")
+    with pytest.raises(ConfigError, match=r"s\.yaml:3:\d+: server\.max_ids"):
+        read_serving_config(path)
+
+
+def test_a_former_key_beside_its_current_key_is_rejected(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text("server: {most_ids: 9, max_ids: 8}")
+    with pytest.raises(ConfigError, match=r"s\.yaml:1:10: unknown key 'most_ids' in server"):
+        read_serving_config(path)

@@ -8,7 +8,7 @@ import typer
 
 from sparring import hash_strings
 from sparring.errors import InvalidArgumentError
-from sparring_serve.cli.pull import _id_of
+from sparring_serve.cli.lookup import _id_of
 from sparring_serve.client.session import _distinct
 
 SKUS = ["SKU_1", "SKU_2", "SKU_1"]

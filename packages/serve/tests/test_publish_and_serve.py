@@ -341,7 +341,7 @@ def test_published_snapshots_go_when_newer_ones_came(run: Run) -> None:
 
 
 def test_a_full_one_is_due_when_deltas_have_grown(run: Run) -> None:
-    options = PublisherOptions({}, full_every=9, most_delta_share=0.25)
+    options = PublisherOptions({}, full_every=9, max_delta_share=0.25)
     run.save()
     publish_newest(run.url, run.out, options)
     kinds = []
@@ -370,8 +370,8 @@ def test_wrong_requests_to_publish_are_refused(run: Run) -> None:
         with pytest.raises(InvalidArgumentError, match="must be"):
             run.publish(**wrong)  # type: ignore[arg-type]
     for share in (-0.1, float("nan")):
-        with pytest.raises(InvalidArgumentError, match="most_delta_share must be a number"):
-            PublisherOptions({}, most_delta_share=share)
+        with pytest.raises(InvalidArgumentError, match="max_delta_share must be a number"):
+            PublisherOptions({}, max_delta_share=share)
 
 
 def test_a_damaged_snapshot_is_not_published(run: Run) -> None:
@@ -403,14 +403,14 @@ def test_the_commands_say_what_they_did(run: Run, capsys: pytest.CaptureFixture[
     assert main(["publish", run.url, run.out, "--quantize", "item="]) == 2
     assert "must be TABLE=DTYPE" in capsys.readouterr().err
     with serve(run) as server:
-        assert main(["pull", server.address, "item", "7", "-1", "--json"]) == 0
+        assert main(["lookup", server.address, "item", "7", "-1", "--json"]) == 0
         line = json.loads(capsys.readouterr().out)
         assert line["found"] == [True, False]
         assert line["version"] == server.service.tables.versions()[0].hash
         assert np.allclose(line["rows"][0], [1, 7, 1, 1], atol=0.05)
-        assert main(["pull", server.address, "item", "-1"]) == 1
+        assert main(["lookup", server.address, "item", "-1"]) == 1
         assert "-1 (no row): " in capsys.readouterr().out
-        assert main(["pull", server.address, "itm", "1"]) == 2
+        assert main(["lookup", server.address, "itm", "1"]) == 2
         assert "did you mean 'item'" in capsys.readouterr().err
 
 

@@ -259,7 +259,7 @@ def test_a_client_of_an_older_shard_map_takes_the_newer_one() -> None:
             QUERIES,
             {"k": 31},
             InvalidArgumentError,
-            r"k: found 31 .* maximum is 30; .*server\.most_k",
+            r"k: found 31 .* maximum is 30; .*server\.max_k",
         ),
         (QUERIES, {"exclude": [[1]]}, InvalidArgumentError, "for each of 7 queries, found 1"),
         (
@@ -272,14 +272,14 @@ def test_a_client_of_an_older_shard_map_takes_the_newer_one() -> None:
             np.ones((9, 4)),
             {},
             InvalidArgumentError,
-            r"queries: found 9 .* maximum is 8; .*most_queries",
+            r"queries: found 9 .* maximum is 8; .*max_queries",
         ),
     ],
 )
 def test_wrong_calls_are_refused_with_what_to_do(
     queries: Any, options: dict[str, Any], error: Any, message: str
 ) -> None:
-    cluster = Cluster(2, limits=Limits(most_queries=8, most_k=30))
+    cluster = Cluster(2, limits=Limits(max_queries=8, max_k=30))
     asked = {"table": "item", "k": 10, **options}
     with pytest.raises(error, match=message):
         cluster.client.recommend(asked.pop("table"), queries, asked.pop("k"), **asked)
@@ -295,7 +295,7 @@ def refused(service: LookupService, message: str, **fields: Any) -> StatusError:
 
 
 def test_a_server_refuses_what_no_client_sends() -> None:
-    service = Cluster(2, limits=Limits(most_bytes=4096)).services["s0r0:1"]
+    service = Cluster(2, limits=Limits(max_bytes=4096)).services["s0r0:1"]
     refused(
         service,
         "7 bytes are not a multiple of a vector of table 'item'; send 16 bytes",
@@ -340,7 +340,7 @@ def test_a_caller_that_has_one_server_need_not_name_a_shard() -> None:
 def test_both_clients_ask_over_grpc() -> None:
     cluster = Cluster(1)
     position = ShardPosition(ShardReplicas((("127.0.0.1:1",),)))
-    config = ServingConfig(server=ServerConfig(poll_seconds=3600, most_k=20))
+    config = ServingConfig(server=ServerConfig(poll_seconds=3600, max_k=20))
     with LookupServer(cluster.tables["s0r0:1"], config, position, "127.0.0.1:0") as server:
         with LookupClient(server.address) as client:
             check(client.recommend("item", QUERIES, 20), 1, QUERIES, 20)

@@ -151,7 +151,7 @@ def test_a_newer_client_and_an_older_server_are_both_named(serve: Serve, older: 
 
 
 def test_a_deadline_that_is_missing_or_too_long_is_told_with_the_longest(serve: Serve) -> None:
-    server = serve(most_deadline_seconds=5.0)
+    server = serve(max_deadline_seconds=5.0)
     for timeout, found in ((None, "none"), (60, "6")):
         code, said = refused(server, of(1), timeout=timeout)
         assert code == "INVALID_ARGUMENT"
@@ -192,7 +192,7 @@ def test_plain_text_may_be_allowed(serve: Serve) -> None:
 def test_too_much_is_told_with_the_most(
     serve: Serve, request_of: Callable[[], PullRequest], said: str
 ) -> None:
-    server = serve(most_ids=100, most_bytes=1 << 16)
+    server = serve(max_ids=100, max_bytes=1 << 16)
     code, found = refused(server, request_of())
     assert code == "INVALID_ARGUMENT"
     assert re.search(said, found)
@@ -200,7 +200,7 @@ def test_too_much_is_told_with_the_most(
 
 
 def test_an_answer_that_is_too_long_is_refused_before_the_lookup(serve: Serve) -> None:
-    code, said = refused(serve(dim=1000, most_bytes=1 << 16), of(17))
+    code, said = refused(serve(dim=1000, max_bytes=1 << 16), of(17))
     assert (code, said[:70]) == (
         "INVALID_ARGUMENT",
         "the reply would have 68,017 bytes, and the maximum is 65,536; send few",

@@ -143,7 +143,7 @@ def test_servers_with_too_many_calls_are_not_said_to_have_wrong_addresses(serve:
             leave.wait()
             return super().lookup(*args)
 
-    server = serve(StuckTables([ITEM], ROWS), threads=1, most_bytes_in_flight=1 << 16)
+    server = serve(StuckTables([ITEM], ROWS), threads=1, max_bytes_in_flight=1 << 16)
     large = np.arange(4000)
     holders = []
     with LookupClient(server.address, ClientConfig(deadline_seconds=10)) as client:

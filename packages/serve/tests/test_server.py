@@ -98,7 +98,7 @@ def code_of(server: LookupServer, method: str, request: Any = b"", **options: An
 def test_clients_of_both_kinds_get_the_rows(serve: Serve) -> None:
     server = serve()
     # More than one answer, and more than one call.
-    config = ClientConfig(deadline_seconds=20, most_call_bytes=4096)
+    config = ClientConfig(deadline_seconds=20, max_call_bytes=4096)
     ids = np.arange(-500, 500)
     with LookupClient(server.address, config) as client:
         answer = client.pull({"item": ids})
@@ -117,7 +117,7 @@ def test_clients_of_both_kinds_get_the_rows(serve: Serve) -> None:
 
 def test_a_message_of_many_megabytes_goes_both_ways(serve: Serve) -> None:
     tables = MemoryTables([TableConfig("wide", 16)], {})
-    config = ClientConfig(deadline_seconds=60, most_call_bytes=32 << 20)
+    config = ClientConfig(deadline_seconds=60, max_call_bytes=32 << 20)
     with LookupClient(serve(tables).address, config) as client:
         answer = client.pull({"wide": np.arange(400_000)}, missing="zero")
     assert answer.rows["wide"].nbytes == 400_000 * 64

@@ -42,7 +42,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
             monkeypatch.setattr(f"sparring_serve.transport_options.{name}", value)
         config = ServingConfig(
             server=ServerConfig(
-                poll_seconds=3600, most_deadline_seconds=1, drain_seconds=0, health_port=0
+                poll_seconds=3600, max_deadline_seconds=1, drain_seconds=0, health_port=0
             )
         )
         tables = MemoryTables([TableConfig("item", 4)], {"item": {0: [1, 2, 3, 4]}})
@@ -87,7 +87,7 @@ def test_an_old_connection_is_ended_after_its_calls(serve: Serve) -> None:
 def test_calls_of_an_old_connection_have_the_grace_of_the_longest_deadline(serve: Serve) -> None:
     server = serve(_AGE_SECONDS=0.3, _MIN_GRACE_SECONDS=0.1)
     # A method that waits for its message longer than any deadline is cut off.
-    server.service.limits = replace(server.service.limits, most_deadline_seconds=30)
+    server.service.limits = replace(server.service.limits, max_deadline_seconds=30)
     with RawConnection(server.address) as connection:
         begin = time.monotonic()
         connection.begin(f"/{SERVICE}/Describe")

@@ -135,7 +135,7 @@ def test_wrong_calls_are_refused_with_what_to_do(service: LookupService) -> None
 
 def test_caps_are_on_ids_tables_and_bytes(tables: MemoryTables) -> None:
     position = ShardPosition(ShardReplicas((("a:1",),)))
-    service = LookupService(tables, position, Limits(most_ids=5, most_tables=2, most_bytes=80))
+    service = LookupService(tables, position, Limits(max_ids=5, max_tables=2, max_bytes=80))
     pull(service, {"item": [1, 2, 3], "user": [1, 2]})
     refused(service, Status.INVALID_ARGUMENT, "6 ids, and the maximum is 5", [1] * 6)
     refused(service, Status.INVALID_ARGUMENT, "the reply would have 85 bytes", [1] * 5)

@@ -139,7 +139,7 @@ def test_a_silent_call_holds_a_thread_until_its_deadline_and_no_health_probe(
 def test_a_silent_call_of_a_method_that_needs_no_deadline_is_ended(
     serve: Serve, connect: Any, path: str, seconds: float
 ) -> None:
-    server = serve(threads=1, most_deadline_seconds=0.4)
+    server = serve(threads=1, max_deadline_seconds=0.4)
     connection = connect(server)
     begin = time.monotonic()
     stream = connection.begin(path)

@@ -163,7 +163,7 @@ class BackendTables:
                 failures.append(read.failure)
         return LookupResult(self.versions()[0], tables, "; ".join(failures))
 
-    def scan(self, table: str, cursor: bytes, most_rows: int, version: str) -> ScanResult:
+    def scan(self, table: str, cursor: bytes, max_rows: int, version: str) -> ScanResult:
         raise UnsupportedError(
             "the service does not scan tables that are read from the backend of the training; scan "
             "the backend, or serve snapshots"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,6 +17,7 @@ from sparring_serve.declaration import ParametersConfig
 from sparring_serve.tables.shard_ranges import ShardReplicas
 
 __all__ = [
+    "RENAMED_KEYS",
     "ClientConfig",
     "ServerConfig",
     "ServingConfig",
@@ -25,6 +26,18 @@ __all__ = [
     "read_serving_config",
     "split_address",
 ]
+
+RENAMED_KEYS: Mapping[str, str] = {
+    "server.most_ids": "server.max_ids",
+    "server.most_bytes": "server.max_bytes",
+    "server.most_bytes_in_flight": "server.max_bytes_in_flight",
+    "server.most_deadline_seconds": "server.max_deadline_seconds",
+    "server.most_queries": "server.max_queries",
+    "server.most_k": "server.max_k",
+    "client.most_call_bytes": "client.max_call_bytes",
+    "parameters.most_clients": "parameters.max_clients",
+}
+"""Former name of a key → its name. Files and overrides with former names still load."""
 
 
 def split_address(text: str) -> tuple[str, int]:
@@ -105,22 +118,22 @@ class ServerConfig(DocumentModel):
     pin: str | None = Field(
         None, description="Serve the version in this folder of `snapshots`, and no newer one."
     )
-    most_ids: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
+    max_ids: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
         1_000_000, description="Maximum number of ids in a call."
     )
-    most_bytes: Annotated[ByteCount, Field(ge=1 << 16, le=64 << 20)] = Field(
+    max_bytes: Annotated[ByteCount, Field(ge=1 << 16, le=64 << 20)] = Field(
         64 << 20, description="Maximum size of a request, and of a reply."
     )
-    most_bytes_in_flight: Annotated[ByteCount, Field(ge=1 << 16)] = Field(
+    max_bytes_in_flight: Annotated[ByteCount, Field(ge=1 << 16)] = Field(
         256 << 20, description="Maximum size of all calls in progress; further calls are rejected."
     )
-    most_deadline_seconds: Annotated[float, Field(gt=0, le=600)] = Field(
+    max_deadline_seconds: Annotated[float, Field(gt=0, le=600)] = Field(
         10.0, description="Calls with a longer deadline or without a deadline are rejected."
     )
-    most_queries: Annotated[int, Field(ge=1, le=1 << 20)] = Field(
+    max_queries: Annotated[int, Field(ge=1, le=1 << 20)] = Field(
         1_024, description="Maximum number of queries in a call for recommendations."
     )
-    most_k: Annotated[int, Field(ge=1, le=1 << 20)] = Field(
+    max_k: Annotated[int, Field(ge=1, le=1 << 20)] = Field(
         1_000, description="Maximum number of rows per query in a call for recommendations."
     )
     drain_seconds: Annotated[float, Field(ge=0, le=600)] = Field(
@@ -169,7 +182,7 @@ class ClientConfig(DocumentModel):
         10.0,
         description="Deadline of a push, including retries after lost replies and full queues.",
     )
-    most_call_bytes: Annotated[ByteCount, Field(ge=1 << 12, le=32 << 20)] = Field(
+    max_call_bytes: Annotated[ByteCount, Field(ge=1 << 12, le=32 << 20)] = Field(
         8 << 20,
         description="Maximum size of the rows in a reply; larger pulls are divided into several "
         "calls.",
@@ -276,8 +289,11 @@ def read_serving_config(path: str | Path, overrides: Sequence[str] = ()) -> Serv
             its location.
     """
     document = read_document(path)
+    document.rename_keys(RENAMED_KEYS)
     for each in overrides:
-        document.override(each)
+        key, equals, text = each.partition("=")
+        document.override(f"{RENAMED_KEYS.get(key.strip(), key)}{equals}{text}")
+    document.rename_keys(RENAMED_KEYS)
     return document.as_model(ServingConfig)
 
 

@@ -144,7 +144,7 @@ class ParametersConfig(DocumentModel):
         256 << 20,
         description="Maximum size of the pushes that wait; a single push is always accepted.",
     )
-    most_clients: Annotated[int, Field(ge=1, le=1 << 20)] = Field(
+    max_clients: Annotated[int, Field(ge=1, le=1 << 20)] = Field(
         1024,
         description="Maximum number of clients whose push tokens are kept; above it, the client that "
         "was idle longest is forgotten.",

@@ -61,12 +61,12 @@ def infer(
         [described] = service.check_tables([(request.model_name, ids)])
         table, num_ids = described.name, len(ids)
         num_bytes = len(content) + len(ids) * (4 * described.dim + 1)
-        if num_bytes > service.limits.most_bytes:
+        if num_bytes > service.limits.max_bytes:
             raise StatusError(
                 Status.INVALID_ARGUMENT,
                 f"the reply would have {num_bytes:,} bytes, and the maximum is "
-                f"{service.limits.most_bytes:,}; send fewer ids per call",
-                reason="most_bytes",
+                f"{service.limits.max_bytes:,}; send fewer ids per call",
+                reason="max_bytes",
             )
         with service.admission.of(num_bytes):
             looked = service.lookup(

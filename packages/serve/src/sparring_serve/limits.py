@@ -17,31 +17,31 @@ class Limits:
     """Limits of a request.
 
     Args:
-        most_ids: Maximum number of ids per call, over all tables.
-        most_tables: Maximum number of tables per call.
-        most_bytes: Maximum size of a request, and of a reply.
-        most_deadline_seconds: Maximum deadline; calls with longer deadlines are rejected.
-        most_queries: Maximum number of queries per call for recommendations.
-        most_k: Maximum number of rows per query.
+        max_ids: Maximum number of ids per call, over all tables.
+        max_tables: Maximum number of tables per call.
+        max_bytes: Maximum size of a request, and of a reply.
+        max_deadline_seconds: Maximum deadline; calls with longer deadlines are rejected.
+        max_queries: Maximum number of queries per call for recommendations.
+        max_k: Maximum number of rows per query.
     """
 
-    most_ids: int = 1_000_000
-    most_tables: int = 1_024
-    most_bytes: int = 64 << 20
-    most_deadline_seconds: float = 10.0
-    most_queries: int = 1_024
-    most_k: int = 1_000
+    max_ids: int = 1_000_000
+    max_tables: int = 1_024
+    max_bytes: int = 64 << 20
+    max_deadline_seconds: float = 10.0
+    max_queries: int = 1_024
+    max_k: int = 1_000
 
 
 class Admission:
     """Admits calls as long as their total size is within a limit.
 
     Args:
-        most_bytes: Maximum size of the requests and replies of all concurrent calls.
+        max_bytes: Maximum size of the requests and replies of all concurrent calls.
     """
 
-    def __init__(self, most_bytes: int) -> None:
-        self.most_bytes = most_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
         self.bytes_in_flight = 0
         self._lock = threading.Lock()
 
@@ -54,10 +54,10 @@ class Admission:
         """
         with self._lock:
             before = self.bytes_in_flight
-            if before and before + num_bytes > self.most_bytes:
+            if before and before + num_bytes > self.max_bytes:
                 raise StatusError(
                     Status.RESOURCE_EXHAUSTED,
-                    f"a call of {num_bytes:,} bytes was rejected: {before:,} of {self.most_bytes:,} "
+                    f"a call of {num_bytes:,} bytes was rejected: {before:,} of {self.max_bytes:,} "
                     "bytes are in flight; use another replica, or retry later",
                     reason="bytes_in_flight",
                 )

@@ -30,10 +30,10 @@ def sparring_register_commands() -> Sequence[CommandDescriptor]:
             register=_add_serve,
         ),
         CommandDescriptor(
-            name="pull",
+            name="lookup",
             api_version=API_VERSION,
             summary="Look up rows in a running lookup service.",
-            register=_add_pull,
+            register=_add_lookup,
         ),
     ]
 
@@ -66,10 +66,10 @@ def _add_serve(app: typer.Typer) -> None:
     add_serve(app)
 
 
-def _add_pull(app: typer.Typer) -> None:
-    from sparring_serve.cli.pull import add_pull
+def _add_lookup(app: typer.Typer) -> None:
+    from sparring_serve.cli.lookup import add_lookup
 
-    add_pull(app)
+    add_lookup(app)
 
 
 def _open_remote(table: TableConfig, options: RemoteOptions) -> Storage:

@@ -112,15 +112,15 @@ def _queries(
         )
     queries = np.frombuffer(request.queries, np.float32).reshape(-1, dim)
     for found, most, what in (
-        (len(queries), limits.most_queries, "queries"),
-        (request.k, limits.most_k, "k"),
+        (len(queries), limits.max_queries, "queries"),
+        (request.k, limits.max_k, "k"),
     ):
         if found > most:
             raise StatusError(
                 Status.INVALID_ARGUMENT,
                 f"{what}: found {found:,} in one call, and the maximum is {most:,}; send fewer, or "
-                f"increase server.most_{what}",
-                reason=f"most_{what}",
+                f"increase server.max_{what}",
+                reason=f"max_{what}",
             )
     return queries
 

@@ -136,12 +136,12 @@ class LookupService:
             len(ids) * (row_bytes(shape.dim, dtype) + 1)
             for shape, (_, ids) in zip(shapes, asked, strict=True)
         )
-        if answer_bytes > self.limits.most_bytes:
+        if answer_bytes > self.limits.max_bytes:
             raise StatusError(
                 Status.INVALID_ARGUMENT,
                 f"the reply would have {answer_bytes:,} bytes, and the maximum is "
-                f"{self.limits.most_bytes:,}; send fewer ids per call",
-                reason="most_bytes",
+                f"{self.limits.max_bytes:,}; send fewer ids per call",
+                reason="max_bytes",
             )
         with self.admission.of(request_bytes + answer_bytes):
             looked = self.lookup(
@@ -227,16 +227,16 @@ class LookupService:
         request: ScanRequest = decode_request(ScanRequest, content)
         (shape,) = self.check_tables([(request.table, _NO_IDS)])
         bytes_of_row = 8 + row_bytes(shape.dim, RowDtype.FLOAT32)
-        most_rows = min(request.most_rows, self.limits.most_bytes // bytes_of_row)
-        if most_rows < 1:
+        max_rows = min(request.max_rows, self.limits.max_bytes // bytes_of_row)
+        if max_rows < 1:
             raise StatusError(
                 Status.INVALID_ARGUMENT,
-                f"most_rows must be at least 1, found {request.most_rows}; a row has {bytes_of_row:,} "
-                f"bytes, and a reply has at most {self.limits.most_bytes:,}",
+                f"max_rows must be at least 1, found {request.max_rows}; a row has {bytes_of_row:,} "
+                f"bytes, and a reply has at most {self.limits.max_bytes:,}",
                 reason="message",
             )
-        with self.admission.of(most_rows * bytes_of_row):
-            found = self.scan_rows(request.table, bytes(request.cursor), most_rows, request.version)
+        with self.admission.of(max_rows * bytes_of_row):
+            found = self.scan_rows(request.table, bytes(request.cursor), max_rows, request.version)
             return encode(
                 ScanReply(
                     as_bytes(found.ids),
@@ -246,10 +246,10 @@ class LookupService:
                 )
             )
 
-    def scan_rows(self, table: str, cursor: bytes, most_rows: int, version: str) -> ScanResult:
+    def scan_rows(self, table: str, cursor: bytes, max_rows: int, version: str) -> ScanResult:
         """Returns a chunk of rows like `ServingTables.scan`, but raises `StatusError`."""
         try:
-            return self.tables.scan(table, cursor, most_rows, version)
+            return self.tables.scan(table, cursor, max_rows, version)
         except VersionGoneError as error:
             raise StatusError(Status.NOT_FOUND, str(error), reason="version_gone") from None
         except InvalidArgumentError as error:
@@ -271,9 +271,9 @@ class LookupService:
                 self.position.shards.number, tuple(map(Replicas, self.position.shards.shards))
             ),
             self.position.shard,
-            self.limits.most_ids,
-            self.limits.most_bytes,
-            self.limits.most_deadline_seconds,
+            self.limits.max_ids,
+            self.limits.max_bytes,
+            self.limits.max_deadline_seconds,
             self.is_ready,
             self.parameters,
             self.tables.not_fresh,
@@ -285,7 +285,7 @@ class LookupService:
 
     def check_deadline(self, remaining_seconds: float) -> None:
         """Raises `StatusError` if the deadline is missing, too long or has passed."""
-        most = self.limits.most_deadline_seconds
+        most = self.limits.max_deadline_seconds
         # gRPC rounds deadlines up by a few percent.
         if not remaining_seconds <= 1.05 * most:
             given = "none" if not math.isfinite(remaining_seconds) or remaining_seconds > 1e6 else (
@@ -303,12 +303,12 @@ class LookupService:
 
     def check_request_bytes(self, content: Buffer) -> None:
         """Raises `StatusError` if the request exceeds the maximum size."""
-        if len(content) > self.limits.most_bytes:
+        if len(content) > self.limits.max_bytes:
             raise StatusError(
                 Status.INVALID_ARGUMENT,
                 f"the request has {len(content):,} bytes, and the maximum is "
-                f"{self.limits.most_bytes:,}; send fewer ids per call",
-                reason="most_bytes",
+                f"{self.limits.max_bytes:,}; send fewer ids per call",
+                reason="max_bytes",
             )
 
     def check_tables(self, asked: list[tuple[str, Ids]]) -> list[TableShape]:
@@ -323,14 +323,14 @@ class LookupService:
         limits, known = self.limits, self.tables.shapes()
         num_ids = sum(len(ids) for _, ids in asked)
         for found, most, what in (
-            (len(asked), limits.most_tables, "tables"),
-            (num_ids, limits.most_ids, "ids"),
+            (len(asked), limits.max_tables, "tables"),
+            (num_ids, limits.max_ids, "ids"),
         ):
             if found > most:
                 raise StatusError(
                     Status.INVALID_ARGUMENT,
                     f"the call has {found:,} {what}, and the maximum is {most:,}; split it",
-                    reason=f"most_{what}",
+                    reason=f"max_{what}",
                 )
         if len({table for table, _ in asked}) < len(asked):
             raise StatusError(

@@ -65,9 +65,9 @@ def main() -> None:
         ]
         found["shards"] = [list(each.addresses) for each in described.shard_map.shards]
         found["limits"] = [
-            described.most_ids,
-            described.most_bytes,
-            described.most_deadline_seconds,
+            described.max_ids,
+            described.max_bytes,
+            described.max_deadline_seconds,
         ]
         found["is_ready"] = described.is_ready
         refreshed = service.Refresh(messages.RefreshRequest(), timeout=5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -53,6 +54,18 @@ class Document:
 
     def raise_problem(self, path: ConfigPath, message: str) -> NoReturn:
         raise_problems([Problem(self._parsed.locations.of_key(path), message, path)])
+
+    def rename_keys(self, names: Mapping[str, str]) -> None:
+        """Renames keys, given as ``section.key``, unless the section also has the new key."""
+        for old, new in names.items():
+            (section, old_key), new_key = old.split("."), new.rpartition(".")[2]
+            content = self._value.get(section)
+            if isinstance(content, dict) and old_key in content and new_key not in content:
+                content[new_key] = content.pop(old_key)
+                locations, path = self._parsed.locations, (section, old_key)
+                locations.add(
+                    (section, new_key), key=locations.of_key(path), value=locations.of_value(path)
+                )
 
     def override(self, text: str) -> None:
         """Sets one value: ``dotted.key=value``, with the value in YAML. Missing sections are created."""

@@ -60,7 +60,7 @@ def simulate_plan(
     calibration: Calibration,
     *,
     has_one_core: bool = False,
-    most_messages: int = _MAX_MESSAGES,
+    max_messages: int = _MAX_MESSAGES,
 ) -> PlanStep:
     """Simulates a step: headers, pull, pooling, headers, push, headers, update.
 
@@ -69,7 +69,7 @@ def simulate_plan(
 
     Args:
         has_one_core: Whether a rank computes and transfers its messages on one core, without overlap.
-        most_messages: Maximum number of messages to replay.
+        max_messages: Maximum number of messages to replay.
     """
     traffic = compute_traffic(placement, inputs, calibration)
     sent = traffic.sent
@@ -83,24 +83,24 @@ def simulate_plan(
         int(sent.far.max(initial=0)),
         int(sent.messages.max(initial=0)),
     )
-    if not _is_affordable(traffic, most_messages):
+    if not _is_affordable(traffic, max_messages):
         return step
     return _replay(step, traffic, inputs.topology, has_one_core=has_one_core)
 
 
-def is_replayed(placement: Placement, most_messages: int) -> bool:
+def is_replayed(placement: Placement, max_messages: int) -> bool:
     """Returns False if the headers, keys, rows and gradients already exceed the limit; a quick
     estimate."""
     options = placement.options
     ranks = options.num_ranks if placement.owns.any() else options.ranks_per_node
-    return ranks * (options.num_ranks - 1) * _MIN_MESSAGES <= most_messages
+    return ranks * (options.num_ranks - 1) * _MIN_MESSAGES <= max_messages
 
 
-def _is_affordable(traffic: PlanTraffic, most_messages: int) -> bool:
+def _is_affordable(traffic: PlanTraffic, max_messages: int) -> bool:
     messages = traffic.num_messages
     if traffic.is_alike:
         messages = messages // traffic.num_ranks * traffic.ranks_per_node
-    return messages * (1 + traffic.num_tables / _TABLES_OF_A_MESSAGE) <= most_messages
+    return messages * (1 + traffic.num_tables / _TABLES_OF_A_MESSAGE) <= max_messages
 
 
 def _replay(

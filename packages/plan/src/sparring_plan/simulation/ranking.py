@@ -53,7 +53,7 @@ def replay_step(
     """Returns the simulated step of a plan; None if it has too many messages for a quick replay."""
     if not is_replayed(placement, _MAX_MESSAGES):
         return None
-    step = simulate_plan(placement, inputs, calibration, most_messages=_MAX_MESSAGES)
+    step = simulate_plan(placement, inputs, calibration, max_messages=_MAX_MESSAGES)
     return step if step.method == "replay" else None
 
 

@@ -96,13 +96,13 @@ def publish(  # noqa: PLR0913, PLR0917 - one for each option
 
 
 def _quality(
-    context: typer.Context, config: str | None, most_loss: float | None
+    context: typer.Context, config: str | None, max_loss: float | None
 ) -> EvaluationCheck | None:
     if config is not None:
-        return EvaluationCheck(config, most_loss, get_command_context(context).plugin_manager)
-    if most_loss is not None:
+        return EvaluationCheck(config, max_loss, get_command_context(context).plugin_manager)
+    if max_loss is not None:
         raise InvalidArgumentError(
-            f"--max-metric-loss {most_loss} requires --evaluate CONFIG, the configuration of the run; "
+            f"--max-metric-loss {max_loss} requires --evaluate CONFIG, the configuration of the run; "
             "add it"
         )
     return None

@@ -40,7 +40,7 @@ class Fallback:
         self._gives_initial = config.on_failure in ("initial", "stale_or_initial")
         gives_stale = config.on_failure in ("stale", "stale_or_initial")
         self._cache = RowCache(config.stale_rows) if gives_stale else None
-        self._most_seconds = config.max_staleness_seconds or np.inf
+        self._max_seconds = config.max_staleness_seconds or np.inf
         self._on_failure = config.on_failure
         self._clock = clock
         self._tables: dict[str, TableConfig] = {}
@@ -106,7 +106,7 @@ class Fallback:
         status = np.full(len(part.keys), RowStatus.FAILED, np.uint8)
         if self._cache is not None and of_newest:
             ages = self._clock() - self._cache.read(table.name, part.keys, rows)
-            is_stale = ages <= self._most_seconds
+            is_stale = ages <= self._max_seconds
             rows[~is_stale] = np.nan
             status[is_stale] = RowStatus.STALE
             if is_stale.any():

@@ -80,14 +80,14 @@ class Description:
         return {each.name: each.dtype for each in next(iter(self.shards.values())).tables}
 
     @property
-    def most_ids(self) -> int:
+    def max_ids(self) -> int:
         """Maximum number of ids per call that all servers accept."""
-        return min(each.most_ids for each in self.shards.values())
+        return min(each.max_ids for each in self.shards.values())
 
     @property
-    def most_deadline_seconds(self) -> float:
+    def max_deadline_seconds(self) -> float:
         """Maximum deadline that all servers accept."""
-        return min(each.most_deadline_seconds for each in self.shards.values())
+        return min(each.max_deadline_seconds for each in self.shards.values())
 
     def common_version(self) -> str:
         """Returns the newest version that all shards have; empty if there is none."""
@@ -188,7 +188,7 @@ class Session:
         self,
         table: str,
         shard: int,
-        most_rows: int,
+        max_rows: int,
         position: tuple[str, bytes],
         deadline: float | None,
     ) -> Steps[ScannedPart]:
@@ -197,13 +197,13 @@ class Session:
         Args:
             table: Name of the table.
             shard: Number of the shard, from 0.
-            most_rows: Maximum number of rows in the chunk.
+            max_rows: Maximum number of rows in the chunk.
             place: The version, empty for the newest that all shards have, and the cursor of the
                 previous chunk, or empty.
             deadline: Deadline in seconds; None uses the deadline of the client.
         """
         check_text("table", table)
-        check_whole_number("chunk_rows", most_rows)
+        check_whole_number("chunk_rows", max_rows)
         end = self.deadline(deadline)
         description = yield from self.description_steps(end)
         dims, (version, cursor) = description.dims, position
@@ -214,7 +214,7 @@ class Session:
             )
         if not version and self.shards.num_shards > 1:
             version = self.common_version(description)
-        request = encode(ScanRequest(table, version, most_rows, cursor))
+        request = encode(ScanRequest(table, version, max_rows, cursor))
         parts: list[ScannedPart] = []
 
         def accept(_: int, content: bytes) -> None:
@@ -246,7 +246,7 @@ class Session:
         yield from self._run(rounds, description, deadline)
 
     def _run(self, rounds: Rounds, description: Description, deadline: float) -> Steps[None]:
-        longest = description.most_deadline_seconds
+        longest = description.max_deadline_seconds
         try:
             yield from rounds.run(self.shards.shards, self._order, self.clock, deadline, longest)
         finally:
@@ -269,7 +269,7 @@ class Session:
 
         def accept(number: int, content: bytes) -> None:
             answer: DescribeReply = decode(DescribeReply, content)
-            if not answer.versions or answer.most_ids < 1 or not answer.most_deadline_seconds > 0:
+            if not answer.versions or answer.max_ids < 1 or not answer.max_deadline_seconds > 0:
                 raise MessageError("a description without a version, or without limits")
             answers[number] = answer
 
@@ -317,7 +317,7 @@ class Session:
                 for each in wanted
             ],
             self.shards,
-            CallLimits(config.most_call_bytes, description.most_ids),
+            CallLimits(config.max_call_bytes, description.max_ids),
         )
         if not version and config.consistency == "one_version" and len(calls) > 1:
             version = self._pin or description.common_version()

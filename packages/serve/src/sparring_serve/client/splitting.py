@@ -28,8 +28,8 @@ class TableKeys:
 class CallLimits:
     """Limits of one call."""
 
-    most_bytes: int
-    most_ids: int
+    max_bytes: int
+    max_ids: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def _packed(
 ) -> Iterator[tuple[Part, ...]]:
     """Groups keys into calls within the limits."""
     parts: list[Part] = []
-    bytes_left, ids_left = limits.most_bytes, limits.most_ids
+    bytes_left, ids_left = limits.max_bytes, limits.max_ids
     for number, keys, positions in wanted:
         row_bytes = tables[number].row_bytes
         at = 0
@@ -92,7 +92,7 @@ def _packed(
                     count = 1  # a row beyond the limit is sent in a separate call
                 else:
                     yield tuple(parts)
-                    parts, bytes_left, ids_left = [], limits.most_bytes, limits.most_ids
+                    parts, bytes_left, ids_left = [], limits.max_bytes, limits.max_ids
                     continue
             where = slice(at, at + count)
             parts.append(

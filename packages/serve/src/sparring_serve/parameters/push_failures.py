@@ -38,12 +38,12 @@ class PushFailures:
     """Failures of all clients of a server. All methods are thread-safe.
 
     Args:
-        most_clients: Maximum number of clients; above it, the client whose pushes failed first is
+        max_clients: Maximum number of clients; above it, the client whose pushes failed first is
             forgotten.
     """
 
-    def __init__(self, most_clients: int) -> None:
-        self._most_clients = most_clients
+    def __init__(self, max_clients: int) -> None:
+        self._max_clients = max_clients
         self._lock = threading.Lock()
         self._new: OrderedDict[str, Failure] = OrderedDict()
         self._told: OrderedDict[str, Failure] = OrderedDict()
@@ -83,5 +83,5 @@ class PushFailures:
 
     def _keep(self, where: OrderedDict[str, Failure], client: str, failure: Failure) -> None:
         where[client] = failure
-        while len(where) > self._most_clients:
+        while len(where) > self._max_clients:
             where.popitem(last=False)

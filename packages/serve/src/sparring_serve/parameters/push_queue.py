@@ -29,12 +29,12 @@ class PushQueue:
     """Executes work in the order of arrival on a separate thread.
 
     Args:
-        most_pushes: Maximum number of waiting pushes.
-        most_bytes: Maximum size of the waiting pushes.
+        max_pushes: Maximum number of waiting pushes.
+        max_bytes: Maximum size of the waiting pushes.
     """
 
-    def __init__(self, most_pushes: int, most_bytes: int) -> None:
-        self._most_pushes, self._most_bytes = most_pushes, most_bytes
+    def __init__(self, max_pushes: int, max_bytes: int) -> None:
+        self._max_pushes, self._max_bytes = max_pushes, max_bytes
         self._changed = threading.Condition()
         self._waiting: deque[_Work] = deque()
         self.num_pushes = 0
@@ -60,12 +60,12 @@ class PushQueue:
         with self._changed:
             self._check_open()
             waiting, held = self.num_pushes, self.num_bytes
-            if waiting and (waiting >= self._most_pushes or held + num_bytes > self._most_bytes):
+            if waiting and (waiting >= self._max_pushes or held + num_bytes > self._max_bytes):
                 raise StatusError(
                     Status.RESOURCE_EXHAUSTED,
                     f"a push of {num_bytes:,} bytes was rejected: {waiting:,} pushes of {held:,} "
-                    f"bytes are waiting, and the maximum is {self._most_pushes:,} and "
-                    f"{self._most_bytes:,}. Push again later with the same token",
+                    f"bytes are waiting, and the maximum is {self._max_pushes:,} and "
+                    f"{self._max_bytes:,}. Push again later with the same token",
                     reason="push_queue",
                 )
             before()

@@ -144,7 +144,7 @@ def push_steps(
         push = PushRequest(client=token.client, sequence=token.number, wait=wait)
         pushes = [replace(push, incarnation=incarnations.last(each)) for each in addresses]
         calls = [ShardCall(each) for each in _requests(parts, shards, pushes, description)]
-        longest = description.most_deadline_seconds
+        longest = description.max_deadline_seconds
         try:
             yield from attempt_calls(session, "Push", calls, PushReply, deadline, longest)
         except ShardMapMovedError as moved:
@@ -237,8 +237,8 @@ def snapshot_steps(
         )
     given = None if deadline_seconds is None else check_seconds(deadline_seconds, math.inf)
     description = yield from session.description_steps(session.deadline(None))
-    most_seconds = save_seconds(description)
-    seconds = most_seconds if given is None else min(given, most_seconds)
+    max_seconds = save_seconds(description)
+    seconds = max_seconds if given is None else min(given, max_seconds)
     first = session.shards.shards[0][0]
     what = f"{method.lower()} of {url or 'all tables'}"
     end = session.clock() + seconds
@@ -473,11 +473,11 @@ def _requests(
         )
         num_ids = sum(len(each.ids) // 8 for each in tables)
         request = encode(replace(pushes[shard], tables=tables))
-        most_bytes = min(each.most_bytes for each in description.shards.values())
-        if num_ids > description.most_ids or len(request) > most_bytes:
+        max_bytes = min(each.max_bytes for each in description.shards.values())
+        if num_ids > description.max_ids or len(request) > max_bytes:
             raise InvalidArgumentError(
                 f"push: found {num_ids:,} ids and {len(request):,} bytes for shard {shard + 1}, and the "
-                f"maximum is {description.most_ids:,} ids and {most_bytes:,} bytes; split the push, or "
+                f"maximum is {description.max_ids:,} ids and {max_bytes:,} bytes; split the push, or "
                 "add shards"
             )
         requests.append(request)

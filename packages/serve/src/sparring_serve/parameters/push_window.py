@@ -69,12 +69,12 @@ class PushWindows:
     """Applied pushes of the clients of one shard. Not thread-safe.
 
     Args:
-        most_clients: Maximum number of clients; above it, the client that pushed least recently is
+        max_clients: Maximum number of clients; above it, the client that pushed least recently is
             forgotten.
     """
 
-    def __init__(self, most_clients: int) -> None:
-        self._most_clients = most_clients
+    def __init__(self, max_clients: int) -> None:
+        self._max_clients = max_clients
         self._windows: OrderedDict[str, _Window] = OrderedDict()
 
     def verdict(self, token: Token) -> str:
@@ -88,7 +88,7 @@ class PushWindows:
         if window is None:
             # Lower numbers than the first were not applied here, because clients start at 1.
             window = self._windows[token.client] = _Window()
-            while len(self._windows) > self._most_clients:
+            while len(self._windows) > self._max_clients:
                 self._windows.popitem(last=False)
         self._windows.move_to_end(token.client)
         window.add(token.number)

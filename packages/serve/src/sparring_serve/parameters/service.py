@@ -70,7 +70,7 @@ class ParameterService:
         self._snapshots = ShardSnapshots(shard, self.queue, transport, self._in_order)
         self._pending: dict[Token, Future[Any]] = {}
         lookups.metrics.add_gauges(self._gauges)
-        self._failures = PushFailures(config.most_clients)
+        self._failures = PushFailures(config.max_clients)
 
     def resume(self) -> None:
         """Opens the push log and replays the pushes since the snapshot that the shard started with.

@@ -91,7 +91,7 @@ class ParameterShard:
         self._steps_before = 0
         """Number of pushes that the engine does not count, because only some tables of a snapshot
         were loaded."""
-        self.windows = PushWindows(config.most_clients)
+        self.windows = PushWindows(config.max_clients)
         self.incarnation = new_incarnation()
         self.began_with = ""
         """URL of the snapshot that the server started with; empty: no rows."""
@@ -255,7 +255,7 @@ class ParameterShard:
                 ) from error
             return LookupResult(self.versions()[0], found)
 
-    def scan(self, table: str, cursor: bytes, most_rows: int, version: str) -> ScanResult:
+    def scan(self, table: str, cursor: bytes, max_rows: int, version: str) -> ScanResult:
         raise UnsupportedError(
             "the service does not scan trainable tables; save (ParameterClient.save) and read the "
             "snapshot, or publish and serve it"

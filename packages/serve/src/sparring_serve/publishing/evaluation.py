@@ -52,22 +52,22 @@ class EvaluationCheck:
 
     Args:
         config: Configuration of the run, with the model and the test samples.
-        most_loss: Maximum loss of the metric; None: any.
+        max_loss: Maximum loss of the metric; None: any.
         plugin_manager: Plugin manager that finds the evaluator.
 
     Raises:
-        InvalidArgumentError: `most_loss` is not finite.
+        InvalidArgumentError: `max_loss` is not finite.
         PluginError: There is no evaluator, because sparring-train is not installed.
     """
 
-    def __init__(self, config: str, most_loss: float | None, plugin_manager: PluginManager) -> None:
-        if most_loss is not None and not math.isfinite(most_loss):
+    def __init__(self, config: str, max_loss: float | None, plugin_manager: PluginManager) -> None:
+        if max_loss is not None and not math.isfinite(max_loss):
             raise InvalidArgumentError(
-                f"publish: --max-metric-loss must be a finite number, found {most_loss}"
+                f"publish: --max-metric-loss must be a finite number, found {max_loss}"
             )
         plugin_manager.extend(hookspecs, {"evaluators": EvaluatorDescriptor})
         self._evaluator = plugin_manager.find("evaluators", "train", EvaluatorDescriptor)
-        self._config, self._most_loss, self._manager = config, most_loss, plugin_manager
+        self._config, self._max_loss, self._manager = config, max_loss, plugin_manager
         self._measured: tuple[str, EvaluationReport] | None = None
 
     def check(self, snapshot: Snapshot, quantize: Mapping[str, str]) -> EvaluationReport:
@@ -82,12 +82,12 @@ class EvaluationCheck:
         if self._measured is None or self._measured[0] != snapshot.manifest_hash:
             self._measured = snapshot.manifest_hash, self._measure(snapshot, quantize)
         report = self._measured[1]
-        if self._most_loss is not None and not report.loss <= self._most_loss:
+        if self._max_loss is not None and not report.loss <= self._max_loss:
             chosen = ", ".join(f"{table}={dtype}" for table, dtype in quantize.items())
             raise MetricLossError(
                 f"snapshot {snapshot.url} is not published: with {chosen}, {report.metric} changes from "
                 f"{report.before:.6f} to {report.after:.6f}, a loss of {report.loss:.6f}, above "
-                f"--max-metric-loss {self._most_loss}; use more bits, or increase --max-metric-loss",
+                f"--max-metric-loss {self._max_loss}; use more bits, or increase --max-metric-loss",
                 url=snapshot.url,
             )
         return report

@@ -28,7 +28,7 @@ class PublisherOptions:
         full_every: At least one of this many serving snapshots is full; the others are deltas. A
             lookup reads all layers of a chain: 4 layers take 1.5 times as long as one, 16 take three
             times.
-        most_delta_share: A full one is written if the deltas of a chain have more than this share of
+        max_delta_share: A full one is written if the deltas of a chain have more than this share of
             the rows of their full one, because servers keep both in memory.
         keep: Number of newest serving snapshots to keep, with all their bases.
     """
@@ -36,7 +36,7 @@ class PublisherOptions:
     quantize: Mapping[str, str]
     full_every: int = 4
     keep: int = 3
-    most_delta_share: float = 0.25
+    max_delta_share: float = 0.25
 
     def __post_init__(self) -> None:
         for name, value, most in (("full_every", self.full_every, 32), ("keep", self.keep, 10**6)):
@@ -45,10 +45,10 @@ class PublisherOptions:
                 raise InvalidArgumentError(
                     f"publish: {name} must be {least} to {most:,}, found {value}"
                 )
-        if not self.most_delta_share >= 0:
+        if not self.max_delta_share >= 0:
             raise InvalidArgumentError(
-                "publish: most_delta_share must be a number of at least 0, found "
-                f"{self.most_delta_share}"
+                "publish: max_delta_share must be a number of at least 0, found "
+                f"{self.max_delta_share}"
             )
 
 
@@ -215,7 +215,7 @@ def _base(
     if len(deltas) + 1 >= options.full_every:
         return None
     num_changed = sum(_num_keys(existing[each]) for each in deltas)
-    return name if num_changed <= options.most_delta_share * _num_keys(existing[full]) else None
+    return name if num_changed <= options.max_delta_share * _num_keys(existing[full]) else None
 
 
 def _num_keys(manifest: sparring_packed.ServingManifest) -> int:

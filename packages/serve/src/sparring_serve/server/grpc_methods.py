@@ -362,7 +362,7 @@ class _Call:
         timer = None
         if self.method.check_deadline is None:  # it may have no deadline
             limits = self.methods.service.limits
-            seconds = limits.most_deadline_seconds if self.method.role else _PROBE_MESSAGE_SECONDS
+            seconds = limits.max_deadline_seconds if self.method.role else _PROBE_MESSAGE_SECONDS
             timer = threading.Timer(seconds, context.cancel)
             timer.daemon = True
             timer.start()

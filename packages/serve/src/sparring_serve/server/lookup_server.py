@@ -80,13 +80,13 @@ class LookupServer:
             tables,
             position,
             Limits(
-                most_ids=server.most_ids,
-                most_bytes=server.most_bytes,
-                most_deadline_seconds=server.most_deadline_seconds,
-                most_queries=server.most_queries,
-                most_k=server.most_k,
+                max_ids=server.max_ids,
+                max_bytes=server.max_bytes,
+                max_deadline_seconds=server.max_deadline_seconds,
+                max_queries=server.max_queries,
+                max_k=server.max_k,
             ),
-            Admission(server.most_bytes_in_flight),
+            Admission(server.max_bytes_in_flight),
             self.metrics,
         )
         self.metrics.add_gauges(self._gauges)
@@ -100,7 +100,7 @@ class LookupServer:
         self.on_stuck: Callable[[], None] = _do_nothing
         """Called once if calls occupy all threads long after their deadlines."""
         self.watch = CallWatch()
-        longest_seconds = server.most_deadline_seconds
+        longest_seconds = server.max_deadline_seconds
         if changes is not None and config.parameters is not None:
             longest_seconds = max(longest_seconds, config.parameters.save_seconds)
             if tokens is None and not is_loopback(host):

@@ -144,13 +144,13 @@ class ServingTables(Protocol):
             VersionGoneError: The version is not kept.
         """
 
-    def scan(self, table: str, cursor: bytes, most_rows: int, version: str) -> ScanResult:
+    def scan(self, table: str, cursor: bytes, max_rows: int, version: str) -> ScanResult:
         """Returns a chunk of rows of a table in one version, starting at a cursor.
 
         Args:
             table: Name of the table.
             cursor: Cursor returned by the previous call; empty for the first chunk.
-            most_rows: Maximum number of rows in the chunk.
+            max_rows: Maximum number of rows in the chunk.
             version: Hash of a kept version; empty means the newest.
 
         Raises:

@@ -251,7 +251,7 @@ class PackedServingTables:
             [FoundRows(pulled.rows[name], pulled.found[name]) for name, _ in asked],
         )
 
-    def scan(self, table: str, cursor: bytes, most_rows: int, version: str) -> ScanResult:
+    def scan(self, table: str, cursor: bytes, max_rows: int, version: str) -> ScanResult:
         if len(cursor) not in (0, _CURSOR.size):
             raise InvalidArgumentError(
                 f"cursor: found {len(cursor)} bytes, expected the cursor of the previous reply, or an "
@@ -261,7 +261,7 @@ class PackedServingTables:
         versions = {each.hash: each for each in self._versions}
         wanted = version or self._versions[0].hash
         try:
-            chunk = self._packed.scan_chunk(table, begin, most_rows, version=wanted)
+            chunk = self._packed.scan_chunk(table, begin, max_rows, version=wanted)
         except InvalidArgumentError as error:
             if wanted not in [each.hash for each in self._packed.versions]:
                 raise VersionGoneError(f"version {wanted}: {error}") from None

@@ -112,14 +112,14 @@ class MemoryTables:
             out[position] = rows[int(ids[position])]
         return FoundRows(out, found)
 
-    def scan(self, table: str, cursor: bytes, most_rows: int, version: str) -> ScanResult:
+    def scan(self, table: str, cursor: bytes, max_rows: int, version: str) -> ScanResult:
         chosen = [each for each in self._kept if not version or each[0].hash == version]
         if not chosen:
             raise VersionGoneError(f"version {version} is not kept")
         found_version, rows = chosen[0]
         keys = sorted(rows.get(table, {}))
         begin = int(cursor or b"0")
-        end = min(begin + most_rows, len(keys))
+        end = min(begin + max_rows, len(keys))
         ids = np.array(keys[begin:end], np.int64)
         found = self._found(table, ids, rows.get(table, {}), Missing.ZERO).rows
         following = str(end).encode() if end < len(keys) else b""

@@ -117,7 +117,7 @@ class PullReply:
 class ScanRequest:
     table: str = text(1)
     version: str = text(2)
-    most_rows: int = number(3)
+    max_rows: int = number(3)
     cursor: Buffer = data(4)
 
 
@@ -206,9 +206,9 @@ class DescribeReply:
     age_seconds: float = real(3)
     shard_map: ShardMapMessage = one(4, ShardMapMessage)
     shard: int = number(5)
-    most_ids: int = number(6)
-    most_bytes: int = number(7)
-    most_deadline_seconds: float = real(8)
+    max_ids: int = number(6)
+    max_bytes: int = number(7)
+    max_deadline_seconds: float = real(8)
     is_ready: bool = flag(9)
     parameters: ParametersMessage = one(10, ParametersMessage)
     not_fresh: str = text(11)

@@ -15,17 +15,17 @@ _MAX_NODES = 300
 
 
 def prove(
-    options: Options, before: Placement, alive: Ints, most_columns: int
+    options: Options, before: Placement, alive: Ints, max_columns: int
 ) -> tuple[Placement, float] | None:
     """Searches for a better plan than `before` among the options `alive`, and bounds these plans.
 
     Limited by nodes of the search tree, with one thread and a fixed seed, so the result is
-    deterministic. Returns None if highspy is not installed, the program has more than `most_columns`
+    deterministic. Returns None if highspy is not installed, the program has more than `max_columns`
     columns, or the search finds nothing.
     """
     module = highs()
     program = IntegerProgram(Placement(options), alive, np.arange(options.num_ranks))
-    if module is None or program.num_columns > most_columns:
+    if module is None or program.num_columns > max_columns:
         return None
     scale = before.seconds
     start = program.values_of(before, scale)

@@ -96,12 +96,12 @@ def search(options: Options, pins: Placement | None = None) -> SearchResult | No
 
 
 def _prove_optimum(
-    options: Options, best: Placement, bound: Bound, most_columns: int
+    options: Options, best: Placement, bound: Bound, max_columns: int
 ) -> tuple[Placement, Bound]:
-    """Improves both with the integer program, if it has at most `most_columns` columns."""
+    """Improves both with the integer program, if it has at most `max_columns` columns."""
     proof = None
     if _gap(best, bound) > _target(options):
-        proof = prove(options, best, _worth_trying(options, bound, best), most_columns)
+        proof = prove(options, best, _worth_trying(options, bound, best), max_columns)
     if proof is None:
         return best, bound
     return proof[0], replace(bound, seconds=max(bound.seconds, proof[1]))

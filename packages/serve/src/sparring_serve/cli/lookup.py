@@ -13,15 +13,15 @@ from sparring_cli import print_json
 from sparring_serve.client.lookup_client import LookupClient
 from sparring_serve.config import ClientConfig, TlsFiles, read_serving_config
 
-__all__ = ["add_pull"]
+__all__ = ["add_lookup"]
 
 
-def add_pull(application: typer.Typer) -> None:
+def add_lookup(application: typer.Typer) -> None:
     # Negative ids must not be parsed as options.
-    application.command("pull", context_settings={"ignore_unknown_options": True})(pull)
+    application.command("lookup", context_settings={"ignore_unknown_options": True})(lookup)
 
 
-def pull(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
+def lookup(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
     target: Annotated[
         str,
         typer.Argument(metavar="TARGET", help="host:port, or the YAML file of the service."),
