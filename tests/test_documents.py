@@ -32,7 +32,13 @@ LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 # the documents.
 FORKSERVER = multiprocessing.get_context("forkserver")
 FORKSERVER.set_forkserver_preload(
-    ["torch._dynamo", "torch.utils.data", "sparring_torch.modules", "sparring_train", "sparring_hkv"]
+    [
+        "torch._dynamo",
+        "torch.utils.data",
+        "sparring_torch.modules",
+        "sparring_train",
+        "sparring_hkv",
+    ]
 )
 RUN = """
 import os, runpy, sys

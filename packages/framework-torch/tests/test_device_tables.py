@@ -308,11 +308,13 @@ def test_a_collection_reads_without_waiting() -> None:
 
 def test_ids_elsewhere_are_refused_naming_both_devices() -> None:
     module, _ = _modules()
-    with pytest.raises(InvalidArgumentError, match="'items' is on emulated, and the ids on meta"):
+    with pytest.raises(
+        InvalidArgumentError, match="'items' is on emulated, but the ids are on meta"
+    ):
         module(torch.empty(2, 2, dtype=torch.int64, device="meta"))
     sums, _ = _modules(mode="sum")
     weights = torch.empty(2, 2, device="meta")
-    with pytest.raises(InvalidArgumentError, match="is on emulated, and the weights on meta"):
+    with pytest.raises(InvalidArgumentError, match="is on emulated, but the weights are on meta"):
         sums(torch.ones(2, 2, dtype=torch.int64), per_sample_weights=weights)
 
 
