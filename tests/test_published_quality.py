@@ -89,7 +89,7 @@ def test_a_loss_above_the_largest_is_refused(trained: dict[str, str], capsys: Pr
 def test_what_cannot_be_measured_is_refused(trained: dict[str, str], capsys: Printed) -> None:
     run, out = trained["run"], trained["out"]
     assert main(["publish", run, out, "--max-metric-loss", "0.1"]) == 2
-    assert "needs --evaluate CONFIG" in capsys.readouterr().err
+    assert "requires --evaluate CONFIG" in capsys.readouterr().err
     assert main(["publish", run, out, "--evaluate", f"{out}/none.yaml"]) == 2
     assert "none.yaml" in capsys.readouterr().err
     other = Path(trained["config"]).with_name("other.yaml")

@@ -61,5 +61,5 @@ def test_a_version_that_lacks_rows_ends_the_demo(demo: Any, tmp_path: Path) -> N
             )
 
     training = SimpleNamespace(has_ended=lambda: False)
-    with pytest.raises(RuntimeError, match="step 20 lacks rows"):
+    with pytest.raises(RuntimeError, match="step 20 does not have all rows"):
         demo.pull_versions(Client(), {"item": np.arange(9)}, training, tmp_path)

@@ -120,7 +120,7 @@ def test_a_full_table_refuses_and_stays_as_it_was(device: KernelSet, table_place
 
 def test_a_table_elsewhere_is_refused(device: KernelSet, table_place: str) -> None:
     _, on_cpu = _opened(table_place)
-    with pytest.raises(UnsupportedError, match="'t' is on cpu, these kernels work on "):
+    with pytest.raises(UnsupportedError, match="'t' is on cpu, but these kernels run on "):
         device.pool_storage(on_cpu, on_cpu.table, np.arange(3), np.arange(4))
 
 
@@ -128,7 +128,7 @@ def test_options_name_a_device() -> None:
     assert HkvOptions(device="cuda:1").device == "cuda:1"
     with pytest.raises(ValueError, match="device"):
         HkvOptions(device="gpu")
-    with pytest.raises(ValueError, match="device_memory_bytes bounds the memory of a GPU"):
+    with pytest.raises(ValueError, match="device_memory_bytes limits the memory of a GPU"):
         HkvOptions(device_memory_bytes=1000)
 
 

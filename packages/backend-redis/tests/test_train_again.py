@@ -60,7 +60,9 @@ def test_a_run_that_begins_again_is_refused_where_rows_are(
 
     code, _, said = train(kept)
     assert code == 2
-    assert f"redis (url {server.url}, prefix {prefix}) has 5 rows of table 'user' already" in said
+    assert (
+        f"redis (url {server.url}, prefix {prefix}) already contains 5 rows of table 'user'" in said
+    )
     assert "resume the earlier run (--resume), use another path or prefix" in said
     assert "step 1" not in said
     # Another prefix holds no rows, and the refused run changed none.

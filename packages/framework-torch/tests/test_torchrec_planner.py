@@ -88,7 +88,7 @@ def test_a_plan_has_each_module_and_each_table(caplog: pytest.LogCaptureFixture)
         ["one", "user", "data_parallel"],
     ]
     said = "\n".join(each.getMessage() for each in caplog.records)
-    assert "tables item, user: no size is given" in said
+    assert "tables item, user: the size is unknown" in said
     assert "plan auto: 3 tables on 2 ranks" in said
     caplog.clear()
     torchrec.EmbeddingShardingPlanner(TWO, debug=False).plan(Model())
@@ -171,7 +171,7 @@ def test_a_table_of_two_modules_has_one_sharding() -> None:
         ({"item": torchrec.ParameterConstraints(num_poolings=[1, 2, 3])}, "num_poolings"),
         (
             {"item": torchrec.ParameterConstraints(sharding_types=["no_such_kind"])},
-            "may be no_such_kind",
+            "restricted to no_such_kind",
         ),
     ],
 )

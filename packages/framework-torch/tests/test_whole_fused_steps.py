@@ -143,7 +143,7 @@ def test_whole_steps_of_a_method_leave_the_rows_of_its_paper(name: str, storage:
             given = {**hyper[table], "lr": by_table[table]["lr"] * 0.9 ** (step // 20)}
             for key, gradient in gradients.items():
                 place = key - int(IDS[0])
-                clipped = references.clipped(gradient, given)
+                clipped = references.clip_gradient(gradient, given)
                 num_clipped += bool((clipped != gradient).any())
                 state = states[table].setdefault(key, {})
                 expected[table][place] = references.REFERENCES[name](

@@ -61,7 +61,7 @@ def test_what_is_measured_is_written_and_what_is_not_is_said(
 ) -> None:
     found = calibrated(tmp_path)
     told = capsys.readouterr().out
-    assert "rocksdb: not measured; give its disk by --path" in told
+    assert "rocksdb: not measured; specify its disk with --path" in told
     assert "redis: not measured; give its server by --url" in told
     assert "the dense model: not measured" in told
     assert "over loopback" in told
@@ -102,7 +102,7 @@ def test_a_folder_that_is_not_there_is_refused_and_the_file_stays(
     output.write_text("mine")
     arguments = ["plan", "calibrate", "--output", str(output), "--path", str(tmp_path / "none")]
     assert main(arguments) != 0
-    assert "is no folder; name one on the disk" in capsys.readouterr().err
+    assert "is not a folder; use a folder on the disk" in capsys.readouterr().err
     assert output.read_text() == "mine"
 
 
@@ -153,7 +153,7 @@ def test_the_dense_model_is_measured_and_added_to_the_step(
 
 @pytest.mark.parametrize(
     ("model", "told"),
-    [("no_such_module:f", "No module named"), ("os:no_such", "no_such"), ("os", "give package.module"),
+    [("no_such_module:f", "No module named"), ("os:no_such", "no_such"), ("os", "use package.module"),
      ("os:getpid", "returned int; return a callable")],
 )  # fmt: skip
 def test_a_model_that_cannot_be_called_is_refused(

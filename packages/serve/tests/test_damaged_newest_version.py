@@ -198,7 +198,7 @@ def test_a_folder_that_disappears_while_a_server_starts_is_named(
         return packed
 
     monkeypatch.setattr(packed_tables_module.sparring_packed, "open", open_and_remove)
-    with pytest.raises(SnapshotError, match=r"step-1 was opened in .* not there any more"):
+    with pytest.raises(SnapshotError, match=r"step-1 was opened in .* no longer exists"):
         served.serve()
 
 

@@ -239,7 +239,9 @@ def test_a_storage_of_one_method_rejects_the_update_of_another_with_its_width() 
     for name in ("lamb", "sgd"):
         method = resolve_method(name)
         choice = MethodChoice(method, parse_hyper(method, {}), 1)
-        with pytest.raises(InvalidArgumentError, match=rf"'{name}' keeps .*has 4 of adam; open it"):
+        with pytest.raises(
+            InvalidArgumentError, match=rf"'{name}' requires .*has 4 of adam; open it"
+        ):
             update_rows(storage, [1], gradients, choice)
     assert (storage.find([1]).rows == 1).all()
     method = resolve_method("adam")
