@@ -62,7 +62,7 @@ def test_what_is_measured_is_written_and_what_is_not_is_said(
     found = calibrated(tmp_path)
     told = capsys.readouterr().out
     assert "rocksdb: not measured; specify its disk with --path" in told
-    assert "redis: not measured; give its server by --url" in told
+    assert "redis: not measured; specify its server with --url" in told
     assert "the dense model: not measured" in told
     assert "over loopback" in told
     assert found.storages.keys() == {"hkv"}
