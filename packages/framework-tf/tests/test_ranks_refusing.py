@@ -64,7 +64,7 @@ GOOD = {"film": IDS, "actor": IDS}
             collection,
             GOOD,
             {"film": IDS},
-            "needs feature 'actor'",
+            "requires feature 'actor'",
             id="collection without a feature",
         ),
         pytest.param(
@@ -105,7 +105,7 @@ def test_a_batch_that_one_rank_rejects_raises_on_all_and_training_continues(
     with ThreadPoolExecutor(2) as threads:
         told, refused = [each.result() for each in [threads.submit(body, rank) for rank in (0, 1)]]
     # Keras raises errors of a layer again, with their class and additional text.
-    assert "rank 1 cannot look its rows up, so no rank does" in str(told)
+    assert "rank 1 cannot look up its rows, so no rank does" in str(told)
     assert message in str(told)
     assert message in str(refused)
     assert "no rank does" not in str(refused)
