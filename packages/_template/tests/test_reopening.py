@@ -107,6 +107,6 @@ def test_convert_keeps_embeddings_and_starts_state_anew(
     np.testing.assert_array_equal(found[:, :4], rows[:, :4])
     np.testing.assert_array_equal(found[:, 4], 0.5)
     assert main([*command, "--into", f"folder={tmp_path / 'new'}"]) == 2
-    assert "holds 3 rows already" in capsys.readouterr().err
+    assert "contains 3 rows" in capsys.readouterr().err
     assert main([*command, "--into", f"folder={tmp_path / 'old'}"]) == 2
     assert "name one storage" in capsys.readouterr().err
