@@ -109,4 +109,4 @@ def test_convert_keeps_embeddings_and_starts_state_anew(
     assert main([*command, "--into", f"folder={tmp_path / 'new'}"]) == 2
     assert "contains 3 rows" in capsys.readouterr().err
     assert main([*command, "--into", f"folder={tmp_path / 'old'}"]) == 2
-    assert "name one storage" in capsys.readouterr().err
+    assert "specify the same storage" in capsys.readouterr().err
