@@ -305,6 +305,7 @@ def lint(session: nox.Session) -> None:
     sources = os.pathsep.join(str(each) for each in sorted(PACKAGES.glob("*/src")))
     session.run("lint-imports", "--config", "importlinter.ini", env={"PYTHONPATH": sources})
     session.run("python", "tools/check_house.py")
+    session.run("python", "tools/check_prose.py")
 
 
 # Option that gives `types` an environment with all requirements of the packages.

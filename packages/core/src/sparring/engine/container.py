@@ -1,15 +1,13 @@
 """`StepContainer`, the public interface of the engine.
 
-In a training loop, a framework adapter drives it: the forward pass calls `lookup`, the backward pass
-passes gradients to `resources.accumulate`, and the optimizer calls `apply`. The container does not
-depend on any framework.
+A framework adapter drives it: the forward pass calls `lookup`, the backward pass passes gradients to
+`resources.accumulate`, and the optimizer calls `apply`.
 
     ids → lookup: dedup, exchange, initialize → rows of a shadow
     gradient of the shadow → resources.accumulate
     apply: exchange, check, find, update in place, upsert
 
-The forward pass only reads; only `apply` writes. It computes the new rows of all tables before it
-writes the first one.
+Only `apply` writes. It computes the new rows of all tables before it writes the first one.
 
 The class creates the `EngineState` and its parts and delegates to them. The file is long because two
 thirds of it are documentation and overloads.
@@ -405,9 +403,8 @@ class StepContainer:
 
         `finish` returns the rows that `lookup_all` would return at that time: rows that steps changed
         in the meantime are read again. On several ranks, steps and other lookups wait until the
-        prefetch has pulled its rows.
-
-        Writes to a storage that are not steps of this container are not detected.
+        prefetch has pulled its rows. Writes to a storage that are not steps of this container are not
+        detected.
 
         Args:
             requests: as for `lookup_all`. The ids must not change until `finish` returns.
@@ -421,8 +418,8 @@ class StepContainer:
         return Prefetch(self.state, requests, own_error)
 
     def quiesce(self) -> None:
-        """Waits for prefetches and loads in the background, so that the exchange and the collective are
-        free. The next lookup or step reports the failure of a load.
+        """Waits until no prefetch or load uses the exchange and the collective. The next lookup or step
+        reports the failure of a load.
 
         Raises:
             SparringError: a prefetch failed, and there are several ranks.
@@ -582,26 +579,11 @@ class StepContainer:
 
     @contextmanager
     def step(self, update: Update) -> Iterator[Step]:
-        """Runs one step without a framework adapter. The step is applied at the end of the block, or
-        dropped if the block raises.
+        """Runs one step without a framework adapter, as in the example of the class. The step is applied
+        at the end of the block, or dropped if the block raises.
 
         Args:
             update: as for `apply`.
-
-        Example:
-            >>> import numpy as np
-            >>> from sparring import StepContainer, TableConfig
-            >>> def sgd(updates):
-            ...     for each in updates:
-            ...         each.rows[:, : each.table.dim] -= 0.1 * each.gradients
-            >>> container = StepContainer()
-            >>> container.declare(TableConfig("user", dim=4))
-            >>> with container.step(sgd) as step:
-            ...     found = step.lookup("user", np.array([7, 7, -1]))
-            ...     step.accumulate(found, np.ones_like(found.rows))
-            >>> container.counters.steps
-            1
-            >>> container.close()
         """
         self.check_open()
         try:
@@ -657,9 +639,9 @@ class StepContainer:
     ) -> SaveResult | Task[SaveResult]:
         """Saves a snapshot of all tables after the last step, with the given states.
 
-        All ranks must call it after the same step with the same `url`, which all of them must be able
-        to access. Each rank writes its own rows, and rank 0 commits. While a save runs, writes to a
-        storage that are neither steps nor calls of `Storage` methods are not detected.
+        All ranks must call it after the same step with the same `url`, which all of them can access.
+        Each rank writes its rows, and rank 0 commits. Writes to a storage during a save that are
+        neither steps nor calls of `Storage` methods are not detected.
 
         Args:
             url: URL of the snapshot, for example ``runs/a/step-000000123``: a path or any fsspec URL.
@@ -727,10 +709,9 @@ class StepContainer:
             url: URL of the snapshot.
             blocking: whether to return only after all rows were loaded. If False, the arguments are
                 checked and rows are loaded on the event loop, while the caller builds models and opens
-                data. Operations that read, change or count rows or use the collective wait for the
-                load; Ctrl-C during such a wait stops the load. A failure raises `BackgroundError` or
-                `PeerFailure` at the next lookup, step, save, load or `close`, unless the task's
-                `result` has raised it.
+                data. Operations on rows or with the collective wait for the load; Ctrl-C stops it. A
+                failure raises `BackgroundError` or `PeerFailure` at the next lookup, step, save, load
+                or `close`, unless the task's `result` has raised it.
             tables: tables whose rows are loaded, without counters. None: everything.
             is_base: whether to track changed keys from now on, for a delta over this snapshot.
 
@@ -754,8 +735,7 @@ class StepContainer:
     def flush(self, *, blocking: Literal[False]) -> Task[None]: ...
 
     def flush(self, *, blocking: bool = True) -> Task[None] | None:
-        """Makes the rows that steps have written durable, as far as the storages of the tables support
-        it.
+        """Makes the rows that steps have written durable, if the storages of the tables support it.
 
         The flush runs on the event loop. All ranks must call it.
 
