@@ -227,6 +227,28 @@ def test_pushes_go_on_while_a_save_runs_and_are_not_in_it(
         assert np.array_equal(found[name][own], rows[own])
 
 
+def test_a_shard_counts_its_pushes_exactly_if_some_arrive_while_the_save_begins(
+    make_shards: MakeShards, tmp_path: Path
+) -> None:
+    shards = make_shards(2, folders=[str(tmp_path)])
+    train(shards, 0, 2)
+    calls = []
+
+    def push_before_the_second_call(send: Send) -> str:
+        """The first call asks for the number of pushes, the second one saves."""
+        if send.method == "SavePart":
+            calls.append(send.address)
+            if len(calls) == 2:
+                train(shards, 2, 5)
+        return ""
+
+    shards.fault = push_before_the_second_call
+    with shards.client() as client:
+        assert client.save("a").step == 2
+        client.load("a")
+    assert [each.shard.steps for each in shards.services.values()] == [2, 5]
+
+
 @pytest.mark.parametrize("method", ["save", "load"])
 def test_a_shard_that_no_one_listens_for_is_named_with_its_connection(
     tmp_path: Path, method: str

@@ -81,7 +81,7 @@ class ParameterShard:
 
     Args:
         config: Declarations of the tables.
-        place: Shard of this server.
+        position: Shard of this server.
     """
 
     def __init__(self, config: ParametersConfig, position: ShardPosition) -> None:
@@ -326,7 +326,12 @@ class ParameterShard:
             options = SaveOptions(
                 deadline_seconds=seconds, token=token, step=step, report_failure=False
             )
-            values = {"steps": dict(self._steps), "clients": self.windows.saved()}
+            # Pushes may have been applied after the first shard had determined the step.
+            values = {
+                "pushes": self.steps,
+                "steps": dict(self._steps),
+                "clients": self.windows.saved(),
+            }
             states = {_STATE: State(values, is_of_rank=True)}
             return self._container.save(url, blocking=False, states=states, options=options)
 
@@ -367,7 +372,9 @@ class ParameterShard:
                 found = [each[name] for each in steps if name in each]
                 self._steps[name] = max(found, default=snapshot.step)
             if not tables or set(tables) == set(self._steps):
-                self._steps_before = snapshot.step - self._container.counters.steps
+                # Snapshots of ranks, and those of older releases, contain no number of pushes.
+                pushes = max((each.get("pushes", 0) for each in saved), default=0) or snapshot.step
+                self._steps_before = pushes - self._container.counters.steps
                 self.windows.load([each["clients"] for each in saved])
             return loaded
 
