@@ -63,21 +63,21 @@ REMOVED = {
     ("sparring", "Codec KEY_BYTES chunks_of gradient_bytes header_bytes reply_bytes"): (
         "`sparring.adapter.MessageSizes` computes the sizes of messages"
     ),
-    ("sparring", "ExchangeCounters Link MessageKind MOST_FINDS"): "internal names of the exchange",
+    ("sparring", "ExchangeCounters Link MessageKind MOST_FINDS"): "internal names without a replacement",
     ("sparring", "MOST_BYTES bytes_from_text"): "`ByteCount` of `sparring.contracts` reads sizes",
     ("sparring", "MOST_CHUNKS_IN_FLIGHT MOST_CHUNK_ROWS WireDtype"): (
         "`sparring.ExchangeOptions` checks the values and accepts the names of dtypes"
     ),
-    ("sparring", "Step"): "`StepContainer` creates it",
-    ("sparring", "estimate_bytes"): "call `estimate_bytes` of the descriptor",
+    ("sparring", "Step"): "`StepContainer` creates steps",
+    ("sparring", "estimate_bytes"): "the method `estimate_bytes` of the storage's descriptor",
     ("sparring.adapter", "ProgramBinding"): "`sparring_packed.program_binding` returns it",
-    ("sparring.adapter", "give_back_threads"): "an internal name",
+    ("sparring.adapter", "give_back_threads"): "an internal name without a replacement",
     ("sparring.adapter", "c_reader"): "`sparring_packed.library_path` and `include_path`",
     ("sparring.adapter", "NcclCollective open_cuda open_nccl why_nccl_is_unavailable"): (
         "sparring-nccl registers the collective `nccl`"
     ),
     ("sparring.contracts", "CReader"): "`sparring_packed.library_path` and `include_path`",
-    ("sparring.contracts", "NoOptions"): "the default of `Descriptor.options`",
+    ("sparring.contracts", "NoOptions"): "omit `options` of the descriptor: this is its default",
     ("sparring.contracts", "new_header"): "`Collective.all_to_all` sends headers",
 }
 """Old module and names that have no successor of the same name: what to do instead."""
@@ -147,7 +147,7 @@ def table() -> str:
         lines.append(f"| `{old}` | `{new}` | {_listed(names)} |")
     lines += ["", "| module | old name | new name |", "|---|---|---|"]
     lines += [f"| `{module}` | `{old}` | `{new}` |" for (module, old), new in _RENAMED.items()]
-    lines += ["", "| old module | removed names | instead |", "|---|---|---|"]
+    lines += ["", "| old module | removed names | replacement |", "|---|---|---|"]
     for (old, names), advice in REMOVED.items():
         lines.append(f"| `{old}` | {_listed(names)} | {advice} |")
     return "\n".join(lines) + "\n"
