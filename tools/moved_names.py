@@ -63,7 +63,10 @@ REMOVED = {
     ("sparring", "Codec KEY_BYTES chunks_of gradient_bytes header_bytes reply_bytes"): (
         "`sparring.adapter.MessageSizes` computes the sizes of messages"
     ),
-    ("sparring", "ExchangeCounters Link MessageKind MOST_FINDS"): "internal names without a replacement",
+    (
+        "sparring",
+        "ExchangeCounters Link MessageKind MOST_FINDS",
+    ): "internal names without a replacement",
     ("sparring", "MOST_BYTES bytes_from_text"): "`ByteCount` of `sparring.contracts` reads sizes",
     ("sparring", "MOST_CHUNKS_IN_FLIGHT MOST_CHUNK_ROWS WireDtype"): (
         "`sparring.ExchangeOptions` checks the values and accepts the names of dtypes"
