@@ -23,9 +23,8 @@ inline constexpr uint64_t kMostKeptShare = 50;  // a fiftieth
 
 // Memory comes from two separate pools (cudaMallocAsync): one for tables, which keeps no freed
 // memory, and one for calls, which keeps at least `kept_bytes`. Arrays of the framework come from
-// its
-// own allocator. Throws DeviceError if the GPU does not exist, and OutOfDeviceMemory if it has no
-// memory for the kernels.
+// its own allocator. Throws DeviceError if the GPU does not exist, and OutOfDeviceMemory if it has
+// no memory for the kernels.
 std::unique_ptr<Device> make_cuda_device(int index, uint64_t kept_bytes = kKeptBytes);
 
 }  // namespace sparring::device

@@ -1,6 +1,5 @@
 // Converts status codes of the CUDA runtime to exceptions: errors of one call, after which the
-// device
-// is usable, and errors that persist until the process ends.
+// device is usable, and errors that persist until the process ends.
 #ifndef SPARRING_HKV_DEVICE_CUDA_STATUS_H_
 #define SPARRING_HKV_DEVICE_CUDA_STATUS_H_
 

@@ -1,15 +1,13 @@
 // Sets the calling thread's current GPU and its capture mode, and restores them.
 //
-// The capture mode is relaxed. Otherwise, calls of CUDA that wait, query an event or allocate pinned
-// memory would fail while any thread captures a graph (torch does), and invalidate that capture.
-// Work
-// of this package is never part of a capture, because streams that are being captured are rejected.
+// The capture mode is relaxed. Otherwise, calls of CUDA that wait, query an event or allocate
+// pinned memory would fail while any thread captures a graph (torch does), and invalidate that
+// capture. Work of this package is never part of a capture, because streams that are being captured
+// are rejected.
 //
 // Restoring must have no side effects. Selecting a GPU without a context in this process creates
-// one:
-// hundreds of megabytes and, with many ranks, all of them on GPU 0, because that is the current GPU
-// of
-// a thread that has selected none. Therefore
+// one: hundreds of megabytes and, with many ranks, all of them on GPU 0, because that is the
+// current GPU of a thread that has selected none. Therefore
 //   1. a GPU is restored only if it already has a context;
 //   2. otherwise the thread keeps the new GPU, because it has used no other one before.
 #ifndef SPARRING_HKV_DEVICE_DEVICE_SCOPE_H_

@@ -4,8 +4,7 @@
 //   host ──memcpy──► buffer ──stream──► device
 //
 // On most machines a direct copy from pageable memory also reads it before returning, but NVIDIA
-// does
-// not guarantee it, and a GPU that can read host memory itself (GH200) may read it later.
+// does not guarantee it, and a GPU that can read host memory itself (GH200) may read it later.
 #ifndef SPARRING_HKV_DEVICE_HOST_WRITES_H_
 #define SPARRING_HKV_DEVICE_HOST_WRITES_H_
 

@@ -1,8 +1,6 @@
 // The names and addresses of the kernels of this module, so that a device loads all of them when it
-// is
-// opened. Otherwise the driver would load each at its first launch, which needs memory and could
-// fail
-// in the middle of an update.
+// is opened. Otherwise the driver would load each at its first launch, which needs memory and could
+// fail in the middle of an update.
 #ifndef SPARRING_HKV_DEVICE_KERNEL_LIST_H_
 #define SPARRING_HKV_DEVICE_KERNEL_LIST_H_
 

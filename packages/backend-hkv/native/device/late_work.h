@@ -1,6 +1,5 @@
 // Work of emulated streams that is deferred, for tests: nothing is done until somebody waits, and
-// then
-// a seed determines the order, as far as streams and events permit.
+// then a seed determines the order, as far as streams and events permit.
 //
 //   stream a   kernel │ record e │ copy            enqueue: append to the queue
 //   stream b   kernel │ after e  │ kernel          wait: run the first work of random streams until

@@ -6,9 +6,8 @@
 //   line 2   Locate │ Sort ⇒ flush …             same kernel, they become one, with a range of blocks each.
 //
 // While a batch exists, launches of its thread on its device and stream are added to it if the
-// kernel
-// has `is_batched`. Any other work on the stream flushes the batch first. Memory that is freed
-// meanwhile is freed after the flush, too.
+// kernel has `is_batched`. Any other work on the stream flushes the batch first. Memory that is
+// freed meanwhile is freed after the flush, too.
 //
 #ifndef SPARRING_HKV_DEVICE_LAUNCH_BATCH_H_
 #define SPARRING_HKV_DEVICE_LAUNCH_BATCH_H_

@@ -111,8 +111,7 @@ class Device {
   virtual void free_pinned(void* memory, size_t num_bytes) noexcept = 0;
 
   // Copies between any two of device, pinned and pageable host memory, which must stay valid until
-  // the
-  // stream has executed the copy. Data copied to pageable memory are available after wait().
+  // the stream has executed the copy. Data copied to pageable memory are available after wait().
   virtual void copy(void* to, const void* from, size_t num_bytes, Stream stream) = 0;
   // Copies from host memory, which is read before the call returns.
   void write(void* to, const void* from, size_t num_bytes, Stream stream);

@@ -4,8 +4,7 @@
 //   lanes      0 ........ 15 | 16 ........ 31  rows of 256 bytes: 16 lanes per row, 2 rows at once
 //
 // Rows are scattered in memory, so each load has the full memory latency. Therefore each lane has
-// four
-// loads in flight before it stores the first.
+// four loads in flight before it stores the first.
 #ifndef SPARRING_HKV_DEVICE_MOVE_ROWS_H_
 #define SPARRING_HKV_DEVICE_MOVE_ROWS_H_
 
@@ -74,8 +73,7 @@ SPARRING_DEVICE void store_word(char* to, const Word& word) {
 }
 
 // Each lane passes the source of its row (NULL: zeros) and its destination (NULL: none). Rows of
-// lanes
-// from `num_rows` on are skipped. All lanes of the warp must call this together.
+// lanes from `num_rows` on are skipped. All lanes of the warp must call this together.
 template <class Word, Reading kReading>
 SPARRING_DEVICE void move_rows(const Warp& warp, const RowShape& shape, unsigned num_rows,
                                const char* from, char* to) {

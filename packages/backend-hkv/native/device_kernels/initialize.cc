@@ -9,8 +9,7 @@ namespace sparring::device_kernels {
 namespace {
 
 // A warp checks 32 rows and is done if none of them is new, which is the usual case. The pieces of
-// new
-// rows, four columns or 16 bytes of state each, are distributed to its lanes.
+// new rows, four columns or 16 bytes of state each, are distributed to its lanes.
 template <class T>
 struct Initializes {
   static constexpr unsigned block_threads = kBlockThreads;

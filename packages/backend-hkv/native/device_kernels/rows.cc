@@ -71,8 +71,7 @@ struct ShownRows {
     const auto* from = static_cast<const Stored_*>(rows[i]) + column;
     Elements<Stored_, kCount> read;
     // A storage guarantees only that rows are aligned to their elements. All rows of a storage have
-    // the
-    // same alignment, so lanes do not diverge.
+    // the same alignment, so lanes do not diverge.
     if (reinterpret_cast<uintptr_t>(from) % sizeof(read) == 0) {
       read = Elements<Stored_, kCount>::load(from);
     } else {

@@ -1,6 +1,5 @@
 // The positions of selected flags, in order. Like select_flagged of algorithms.h, but with memory
-// that
-// was allocated before, because here nothing may fail.
+// that was allocated before, because here nothing may fail.
 #ifndef SPARRING_HKV_DEVICE_TABLE_DEVICE_COMPACT_H_
 #define SPARRING_HKV_DEVICE_TABLE_DEVICE_COMPACT_H_
 

@@ -101,8 +101,7 @@ struct SettleCounters {
     now.num_free_rows -= from_list;
     now.next_row += now.num_missing - from_list;
     // If the list has no capacity for them, they are lost until the table is cleared. This happens
-    // only
-    // if the caller repeats a key within a call.
+    // only if the caller repeats a key within a call.
     const uint64_t room =
         free.rows_capacity < now.num_free_rows ? 0 : free.rows_capacity - now.num_free_rows;
     const uint32_t kept =

@@ -1,8 +1,6 @@
 // Calls of a table from several streams, on a device whose streams are late: no work is done when a
-// call
-// returns, and a seed determines the order that events leave open. Callers free their arrays at
-// once, as
-// frameworks do. SPARRING_OPERATIONS sets the length of a sequence.
+// call returns, and a seed determines the order that events leave open. Callers free their arrays
+// at once, as frameworks do. SPARRING_OPERATIONS sets the length of a sequence.
 #include <algorithm>
 #include <cstdlib>
 #include <deque>

@@ -50,8 +50,7 @@ SPARRING_DEVICE void for_each_segment(const device::Block& block, const SortedKe
 }
 
 // The keys at sorted positions that a warp requests in ascending order. 32 are loaded at a time,
-// one per
-// lane, because single loads of a position and then its key would be sequential.
+// one per lane, because single loads of a position and then its key would be sequential.
 class KeyWindow {
  public:
   struct Key {

@@ -28,8 +28,7 @@ struct TableUpdate {
 // stream reaches it, it changes nothing and returns false; NULL: not checked.
 //
 // Tables are changed one after another. If a call throws, the tables before it are changed, and it
-// and
-// those after it are not: `num_done` is the number of changed tables.
+// and those after it are not: `num_done` is the number of changed tables.
 bool update_all(device::ReadBack& read_back, const std::vector<TableUpdate>& updates,
                 const uint64_t* num_refused, size_t* num_done);
 

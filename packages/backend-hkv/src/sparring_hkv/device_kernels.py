@@ -101,7 +101,8 @@ class DeviceKernels(KernelSet):
     def route(self, keys: DeviceArray, owners: DeviceArray, world_size: int) -> Route:
         if not 1 <= world_size <= NUM_PARTITIONS:
             raise InvalidArgumentError(
-                f"world_size must be from 1 to {NUM_PARTITIONS}, found {world_size}"
+                f"route: world_size must be from 1 to {NUM_PARTITIONS}, found {world_size}; pass the "
+                "world size of the job"
             )
         order = self.arrays.empty((_length(keys, "keys"),), "int64")
         offsets = self.arrays.empty((world_size + 1,), "int64")
@@ -380,7 +381,8 @@ class DeviceKernels(KernelSet):
 
         if not isinstance(choice.method, NativeMethod):
             raise UnsupportedError(
-                f"update method {choice.method.name!r} is not supported on devices; use one of core's"
+                f"update method {choice.method.name!r} is not supported on devices; use a method of "
+                "sparring.updates, or keep the table on the CPU"
             )
         return self._native.UpdateStep(
             choice.method.name,
@@ -443,7 +445,8 @@ def _length(array: DeviceArray, name: str) -> int:
     shape = getattr(array, "shape", ())
     if not shape:
         raise InvalidArgumentError(
-            f"{name} must be an array with a shape, found {type(array).__name__}"
+            f"{name} must be an array with a shape, found {type(array).__name__}; pass an array on "
+            "the device"
         )
     return int(shape[0])
 
@@ -464,5 +467,5 @@ def _dtype(array: DeviceArray) -> str:
 
 def _is_mean(mode: Pooling) -> bool:
     if mode not in ("sum", "mean"):
-        raise InvalidArgumentError(f"mode must be 'sum' or 'mean', found {mode!r}")
+        raise InvalidArgumentError(f"pool: mode must be 'sum' or 'mean', found {mode!r}")
     return mode == "mean"

@@ -48,7 +48,10 @@ def open_device(kind: str, index: int = 0) -> OpenDevice:
             native = _module(kind)
             reason = native.unavailable()
             if reason is not None:
-                raise DeviceError(f"device {kind}:{index} cannot be used: {reason}")
+                raise DeviceError(
+                    f"device {kind}:{index} cannot be used: {reason}; `sparring doctor` shows the GPUs "
+                    "and the driver"
+                )
             handle = native.Device(index)
             found = _opened[kind, index] = OpenDevice(handle.name, native, handle)
         return found

@@ -121,7 +121,7 @@ class Layout:
         Args:
             keys: ``(n,)``.
             rows: ``(n, width)``, C-contiguous.
-            deal: the keys grouped by bucket.
+            groups: the keys grouped by bucket.
         """
         pairs = np.empty(len(keys), self._pair)
         pairs["field"] = _fields(keys[groups.order])
@@ -173,7 +173,7 @@ class Layout:
 
         Args:
             replies: per bucket, a list with a row or None for each key.
-            deal: the keys grouped by bucket.
+            groups: the keys grouped by bucket.
             columns: columns of the rows to read.
             rows: ``(n, width of columns)`` output.
             found: ``(n,)`` output.

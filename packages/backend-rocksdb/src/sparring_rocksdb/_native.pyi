@@ -2,23 +2,24 @@ __version__: str
 rocksdb_version: str
 
 class Table:
-    """One table of a database, open."""
+    """One open table of a database."""
 
     @property
     def capsule(self) -> object:
         """The table as a capsule of ``storage_abi.h``."""
 
     def close(self) -> None:
-        """Waits for the calls under way; later ones find the table closed."""
+        """Waits for calls in progress. Later calls raise `ClosedError`."""
 
 class Database:
-    """One RocksDB database, shared by all who have its folder open in this process.
+    """One RocksDB database. All openings of its folder in this process share it.
 
     Raises:
-        sparring.errors.InvalidArgumentError: the folder is open with other options, or holds
-            something else.
-        sparring.errors.StorageIOError: another process has it open, it cannot be made, …
-        sparring.errors.CorruptDataError: its files fail their own checks.
+        sparring.errors.InvalidArgumentError: the folder is open with other options, or contains
+            other files.
+        sparring.errors.StorageIOError: another process has opened the folder, or it cannot be
+            created.
+        sparring.errors.CorruptDataError: the checksums of its files do not match.
     """
 
     def __init__(
@@ -38,31 +39,32 @@ class Database:
         secondary: bool = False,
     ) -> None: ...
     def label(self, table: str) -> str | None:
-        """What the rows of a table are; None where there is no such table."""
+        """Returns the label of a table's rows; None if the table does not exist."""
 
     def read_note(self, table: str, name: str) -> str | None:
-        """A text that was kept with a table; None: there is none."""
+        """Returns a text that is stored with a table, or None."""
 
     def write_note(self, table: str, name: str, text: str | None) -> None:
-        """Keeps a text with a table, durably; None: forgets it."""
+        """Stores a text with a table durably; None removes it."""
 
     def tables(self) -> list[str]:
-        """The names of all tables in the folder."""
+        """Returns the names of all tables in the folder."""
 
     def open_table(
         self, name: str, *, label: str, row_bytes: int, sync_writes: bool, known_keys_bytes: int
     ) -> Table:
-        """Opens a table, or makes it.
+        """Opens a table, and creates it if it does not exist.
 
         Raises:
-            sparring.errors.InvalidArgumentError: it is open in this process already.
+            sparring.errors.InvalidArgumentError: the table is already open in this process, or
+                its rows have another label.
         """
 
     def checkpoint(self, folder: str) -> None:
-        """Copies all tables as they are now into a new folder, by hard links."""
+        """Copies all tables in their present state to a new folder, by hard links."""
 
     def purge(self, table: str) -> None:
         """Rewrites the files of a table without the bytes of erased rows."""
 
     def close(self) -> None:
-        """Lets go of it; the last one to do so closes the database."""
+        """Closes this object. The database is closed with the last object that uses it."""

@@ -43,7 +43,7 @@ WRONG: dict[str, tuple[Any, str]] = {
         lambda: ExchangeOptions(chunks_in_flight=65),
         "exchange: chunks_in_flight must be a whole number from 1 to 64, found 65",
     ),
-    "no limit": (Expiry, "expire: give after_steps or after_days, or both"),
+    "no limit": (Expiry, "expire: found neither limit; give after_steps or after_days, or both"),
     "no mapping": (lambda: parse_expiry(3), "must be an Expiry or a mapping .* found 3"),  # type: ignore[arg-type]
     "key of a mapping": (lambda: parse_expiry({3: 1}), "expire: unknown parameter '3'"),  # type: ignore[dict-item]
 }

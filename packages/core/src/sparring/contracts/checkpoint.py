@@ -158,4 +158,5 @@ class LoadResult:
     rows: Mapping[str, int]
     """Table → number of rows that this rank loaded."""
     states: Mapping[str, State]
-    """The states that were passed to `save`, by name; if each rank saved its own, this rank's."""
+    """The states that were passed to `save`, by name; if each rank saved a separate state, this is
+    the state of this rank."""

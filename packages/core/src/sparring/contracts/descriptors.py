@@ -101,9 +101,10 @@ class StorageDescriptor(Descriptor):
             label with `TableConfig.labelled`, or None if there are no rows. It creates nothing. It
             allows reading rows before an optimizer is known, for example in an evaluation; without it,
             rows are read from the first step on.
-        inner: ``inner(options)``, for storages that consist of others: returns these. `factory` is then
-            called as ``factory(table, options, plugin_manager, shard)``; the shard is None if there is
-            one rank. Core also checks the backends and options of the inner storages.
+        inner: ``inner(options)``, for storages that consist of other storages: returns the inner
+            storages. `factory` is then called as ``factory(table, options, plugin_manager,
+            shard)``; the shard is None if there is one rank. Core also checks the backends and
+            options of the inner storages.
         check: ``check(options, plugin_manager)``, for storages with `inner`: returns the problems that
             the options model does not detect.
         estimate_bytes: ``estimate_bytes(table, options, rows)`` returns the memory of a storage with

@@ -174,7 +174,7 @@ class ResourceManager:
         if gradient.shape != expected or gradient.dtype != dtype:
             raise InvalidArgumentError(
                 f"gradient of shadow {shadow_id} of table {batch_input.table!r}: must be {expected} "
-                f"{dtype}, found {gradient.shape} {gradient.dtype}",
+                f"{dtype}, found {gradient.shape} {gradient.dtype}; pass one row per row of the lookup",
                 table=batch_input.table,
                 shadow_id=shadow_id,
             )
@@ -230,7 +230,7 @@ class ResourceManager:
         if gradient.shape != expected or gradient.dtype != dtype:
             raise InvalidArgumentError(
                 f"gradient of pools {shadow_id} of table {bags.table!r}: must be {expected} {dtype}, "
-                f"found {gradient.shape} {gradient.dtype}",
+                f"found {gradient.shape} {gradient.dtype}; pass one row per bag",
                 table=bags.table,
                 shadow_id=shadow_id,
             )

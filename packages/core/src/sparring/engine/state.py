@@ -4,8 +4,8 @@
 
     container                                              public interface for users and adapters
     apply · lookup, prefetch · checkpoint/{save, load}     functions and classes that take the state
-    state                                                  the state, and the waits before each
-    operation prefetch_thread · checkpoint/{save_manager, load_manager, flush}
+    state                                                  the state, and the waits of each operation
+    prefetch_thread · checkpoint/{save_manager, load_manager, flush}
     tables · resource_manager · storage_choice · checkpoint/copy_on_write
 """
 

@@ -2,8 +2,7 @@
 
 At hop h, rank r sends requests to rank r+h and serves rank r-h: every hop is a permutation of the
 ranks, so no two ranks send to the same one. Hop 0 is a rank's own shard and needs no messages; with one
-rank, it is the
-only hop. Hops may be empty: a rank without keys for a table still takes part in each hop.
+rank, it is the only hop. Hops may be empty: a rank without keys for a table still takes part in each hop.
 
 Arrays belong to the kernels of a call: NumPy arrays, or arrays that stay on a device. Routing,
 agreement and failures are the same for both. Rows are found and gradients summed by `RingPull` and

@@ -218,9 +218,9 @@ def hop_transfers(
 ) -> list[HopTransfers]:
     """Returns all transfers in order, hop after hop. The side with more chunks determines their number.
 
-    Both ends of a message have the same hop and number for it, and all ranks process transfers in the
-    same
-    order. Therefore there is no deadlock: both ends of the first incomplete transfer are processing it.
+    Both ends of a message have the same hop and number for it, and all ranks process transfers in
+    the same order. Therefore there is no deadlock: both ends of the first incomplete transfer are
+    processing it.
 
     Args:
         outgoing: for hop 1, 2, …: the number of outgoing rows ``(tables,)``.

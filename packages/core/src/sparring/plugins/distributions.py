@@ -81,7 +81,9 @@ def _plugins_of(name: str, distribution: metadata.Distribution) -> Iterator[Plug
         damage = error
 
         def report_damage() -> object:
-            raise ImportError(f"its entry_points.txt cannot be read: {damage}")
+            raise ImportError(
+                f"its entry_points.txt cannot be read: {damage}; install {name} again"
+            )
 
         yield PluginSource(name, name, version, report_damage)
         return

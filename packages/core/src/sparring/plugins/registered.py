@@ -111,20 +111,21 @@ def check_descriptors(
     hook = f"sparring_register_{kind}"
     if not isinstance(returned, (list, tuple)):
         raise PluginError(
-            f"{hook} must return a list of {wanted.__name__}, found {_type_name(returned)}"
+            f"{hook} must return a list of {wanted.__name__}, found {_type_name(returned)}; put the "
+            "descriptors into a list"
         )
     for descriptor in returned:
         if not isinstance(descriptor, Descriptor):
             raise PluginError(
                 f"{hook} must return a list of {wanted.__name__}, found an item of type "
-                f"{_type_name(descriptor)}"
+                f"{_type_name(descriptor)}; return other descriptors from their own hooks"
             )
         # Checked first, because other versions may have other fields.
         _check_version(kind, descriptor, distribution, version)
         if not isinstance(descriptor, wanted):
             raise PluginError(
                 f"{hook} must return a list of {wanted.__name__}, found an item of type "
-                f"{_type_name(descriptor)}"
+                f"{_type_name(descriptor)}; return other descriptors from their own hooks"
             )
         _check_fields(kind, descriptor)
     return list(returned)
@@ -154,7 +155,7 @@ def _check_version(kind: str, descriptor: Descriptor, distribution: str, version
     if not is_pair:
         raise PluginError(
             f"{kind} {descriptor.name!r}: api_version must be a pair of whole numbers such as "
-            f"{API_VERSION}, found {wanted!r}"
+            f"{API_VERSION}, found {wanted!r}; set the version that the plugin was written for"
         )
     major, minor = descriptor.api_version
     if major == API_VERSION[0] and minor <= API_VERSION[1]:
@@ -184,18 +185,18 @@ def _check_fields(kind: str, descriptor: Descriptor) -> None:
     if not (isinstance(options, type) and issubclass(options, BaseModel)):
         raise PluginError(
             f"{kind} {name!r}: options must be a class derived from sparring.contracts.Options, "
-            f"found {options!r}"
+            f"found {options!r}; pass NoOptions if there are none"
         )
     for field in ("factory", "train", "register"):
         if hasattr(descriptor, field) and not callable(getattr(descriptor, field)):
             raise PluginError(
                 f"{kind} {name!r}: {field} must be callable, found "
-                f"{_type_name(getattr(descriptor, field))}"
+                f"{_type_name(getattr(descriptor, field))}; pass a function"
             )
     if descriptor.unavailable is not None and not callable(descriptor.unavailable):
         raise PluginError(
             f"{kind} {name!r}: unavailable must be callable or None, found "
-            f"{_type_name(descriptor.unavailable)}"
+            f"{_type_name(descriptor.unavailable)}; pass a function, or omit it"
         )
 
 

@@ -123,7 +123,8 @@ class EventLoop(Closable):
             work = work()
         if not inspect.iscoroutine(work) and not callable(work):
             raise InvalidArgumentError(
-                f"background work must be a coroutine or a callable, found {type(work).__name__}"
+                f"background work must be a coroutine or a callable, found {type(work).__name__}; pass a "
+                "function without arguments"
             )
         task = Task[Any](name or getattr(work, "__qualname__", None) or repr(work))
         try:

@@ -118,7 +118,7 @@ def call_each(calls: Iterable[Callable[[], object]]) -> None:
     for other in raised:
         if other is not first:
             _log.error(
-                "failed at the end, as well as %s: %s: %s",
+                "closing failed in another part too, as well as %s: %s: %s",
                 type(first).__name__,
                 type(other).__name__,
                 other,

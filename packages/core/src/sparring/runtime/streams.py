@@ -120,7 +120,7 @@ class Stream(Closable):
         """
         if not deadline_seconds > 0:
             raise InvalidArgumentError(
-                f"a stream's deadline_seconds must be positive, found {deadline_seconds}"
+                f"a stream's deadline_seconds must be positive, found {deadline_seconds}; pass seconds"
             )
         task = StreamTask(f"a stream of {self._native.device}")
         self._native.begin_wait(self.handle, deadline_seconds, task.end)

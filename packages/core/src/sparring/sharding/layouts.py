@@ -73,13 +73,14 @@ class Layouts:
         if not isinstance(layout, Layout) or layout.world_size != shards.world_size:
             raise InvalidArgumentError(
                 f"sharding kind {kind!r} must return a Layout of {shards.world_size} ranks "
-                f"for table {table.name!r}, found {layout!r}",
+                f"for table {table.name!r}, found {layout!r}; report this to the authors of the plugin",
                 table=table.name,
             )
         if layout.columns and layout.columns[-1] != table.dim:
             raise InvalidArgumentError(
                 f"sharding kind {kind!r} must split all {table.dim} columns of table {table.name!r}, "
-                f"found blocks that end at {layout.columns[-1]}",
+                f"found blocks that end at {layout.columns[-1]}; report this to the authors of "
+                "the plugin",
                 table=table.name,
             )
         if table.is_replicated and not layout.is_replicated:
@@ -121,7 +122,6 @@ class Layouts:
             raise InvalidArgumentError(
                 f"sharding plan: it contains table {unknown[0]!r}, which was not declared: "
                 f"{format_suggestion(unknown[0], declared)}. Declare all tables of the plan before "
-                f"the first "
-                "row is written, or correct the plan",
+                "the first row is written, or correct the plan",
                 table=unknown[0],
             )

@@ -72,12 +72,14 @@ def scan_rows(
     snapshot.check_table(table)
     wanted = _partition_mask(partitions)
     if chunk_rows < 1:
-        raise InvalidArgumentError(f"chunk_rows must be at least 1, found {chunk_rows}")
+        raise InvalidArgumentError(
+            f"scan of {snapshot.url}: chunk_rows must be at least 1, found {chunk_rows}; omit it"
+        )
     asked = columns or ColumnBlock(0, snapshot.tables[table].dim)
     if not 0 <= asked.begin < asked.end <= snapshot.tables[table].dim:
         raise InvalidArgumentError(
             f"columns of table {table!r} must be within 0 to {snapshot.tables[table].dim - 1}, "
-            f"found {asked}",
+            f"found {asked}; pass None to read all of them",
             table=table,
         )
     return _split_chunks(_scan_columns(snapshot.chain, table, wanted, asked), chunk_rows)
@@ -194,7 +196,7 @@ def _num_keys(chain: Sequence[Snapshot], table: str, wanted: Partitions, block: 
 
 
 def _split_partitions(wanted: Partitions, num_keys: int, max_keys: int) -> Iterator[Partitions]:
-    """Splits the requested partitions into parts with at most about `most_keys` keys."""
+    """Splits the requested partitions into parts with at most about `max_keys` keys."""
     num_windows = 1
     while num_keys > num_windows * max_keys and num_windows < NUM_PARTITIONS:
         num_windows *= 2
@@ -317,7 +319,8 @@ def _partition_mask(partitions: Iterable[int] | None) -> Partitions:
         given.dtype.kind not in "iu" or given.min() < 0 or given.max() >= NUM_PARTITIONS
     ):
         raise InvalidArgumentError(
-            f"partitions must be integers from 0 to {NUM_PARTITIONS - 1}, found {given}"
+            f"partitions must be integers from 0 to {NUM_PARTITIONS - 1}, found {given}; pass None to "
+            "read all of them"
         )
     wanted = np.zeros(NUM_PARTITIONS, np.bool_)
     wanted[given.astype(np.int64)] = True

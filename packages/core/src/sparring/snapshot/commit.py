@@ -156,7 +156,7 @@ class Attempt:
                 if not self.rank:
                     self._await_marks()
         except SnapshotIOError as error:
-            _log.warning("%s; other ranks may not report the cause of the failure", error)
+            _log.warning("%s; therefore other ranks may not report the cause of the failure", error)
             return False
         return True
 
@@ -352,13 +352,19 @@ def check_step_and_rank(step: int, rank: int, world_size: int) -> None:
         InvalidArgumentError: One of them is not an integer or is out of range.
     """
     if not is_whole(step) or not 0 <= step < 2**62:
-        raise InvalidArgumentError(f"step must be an integer of at least 0, found {step!r}")
+        raise InvalidArgumentError(
+            f"snapshot: step must be an integer of at least 0, found {step!r}; pass the number of "
+            "applied steps"
+        )
     if not is_whole(world_size) or world_size < 1:
         raise InvalidArgumentError(
-            f"world_size must be an integer of at least 1, found {world_size!r}"
+            f"snapshot: world_size must be an integer of at least 1, found {world_size!r}; pass the "
+            "number of ranks that write parts"
         )
     if not is_whole(rank) or not 0 <= rank < world_size:
-        raise InvalidArgumentError(f"rank must be from 0 to {world_size - 1}, found {rank!r}")
+        raise InvalidArgumentError(
+            f"snapshot: rank must be from 0 to {world_size - 1}, found {rank!r}; pass a rank of this job"
+        )
 
 
 def resolve_token(token: str | None, world_size: int) -> str:

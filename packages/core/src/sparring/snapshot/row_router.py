@@ -61,12 +61,14 @@ class SnapshotOptions:
         ranges = self.num_ranges
         if not 1 <= ranges <= NUM_PARTITIONS or ranges & (ranges - 1):
             raise InvalidArgumentError(
-                f"num_ranges must be a power of two from 1 to {NUM_PARTITIONS}, found {ranges}"
+                f"snapshot options: num_ranges must be a power of two from 1 to {NUM_PARTITIONS}, found "
+                f"{ranges}; choose for example 16"
             )
         for name in ("file_bytes", "buffer_bytes", "small_bytes"):
             if getattr(self, name) < 1:
                 raise InvalidArgumentError(
-                    f"{name} must be at least 1, found {getattr(self, name)}"
+                    f"snapshot options: {name} must be at least 1, found {getattr(self, name)}; omit it "
+                    "for the default"
                 )
 
 

@@ -61,7 +61,8 @@ def _update(
     if values.shape != (len(keys), table.dim) or values.dtype != table.computing_dtype:
         raise InvalidArgumentError(
             f"gradients for table {table.name!r}: must be {(len(keys), table.dim)} "
-            f"{table.computing_dtype}, found {values.shape} {values.dtype}",
+            f"{table.computing_dtype}, found {values.shape} {values.dtype}; pass one gradient per key, "
+            f"converted with gradients.astype({str(table.computing_dtype)!r})",
             table=table.name,
         )
     if not isinstance(method, NativeMethod):

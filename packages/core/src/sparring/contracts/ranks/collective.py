@@ -212,11 +212,11 @@ class Collective(Closable):
         if not 0 <= rank < world_size:
             raise InvalidArgumentError(
                 f"collective: rank must be at least 0 and below world_size, found rank {rank} of "
-                f"{world_size}"
+                f"{world_size}; pass both from one rendezvous"
             )
         if not deadline_seconds > 0:
             raise InvalidArgumentError(
-                f"collective: deadline_seconds must be positive, found {deadline_seconds}"
+                f"collective: deadline_seconds must be positive, found {deadline_seconds}; pass seconds"
             )
         self.rank = rank
         self.world_size = world_size
@@ -389,7 +389,8 @@ class Collective(Closable):
         self._check_open()
         if not 0 <= peer < self.world_size:
             raise InvalidArgumentError(
-                f"{what} rank {peer}: the group has the ranks 0 to {self.world_size - 1}"
+                f"{what} rank {peer}: the group has the ranks 0 to {self.world_size - 1}; "
+                "pass one of them"
             )
         if not 0 <= tag < NUM_TAGS:
             raise InvalidArgumentError(

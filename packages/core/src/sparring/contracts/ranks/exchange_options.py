@@ -69,6 +69,7 @@ class ExchangeOptions:
             "per row.",
         ),
     ] = WireDtype.EXACT
-    gradient_wire_dtype: Annotated[_GivenDtype, Field(description="The same for gradients.")] = (
-        WireDtype.EXACT
-    )
+    gradient_wire_dtype: Annotated[
+        _GivenDtype,
+        Field(description="Dtype of gradients in messages; see `row_wire_dtype`."),
+    ] = WireDtype.EXACT

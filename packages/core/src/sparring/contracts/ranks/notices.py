@@ -10,8 +10,8 @@ errors name the rank that failed first.
     kind       rank                                   round                       has_left
     LEFT       -                                      -                           -
     FAILED     rank whose failure the sender found    -                           whether that rank left
-    QUESTION   -                                      of the sender's questions   -
-    ANSWER     rank that is waited for, -1 for none   of the question             -
+    QUESTION   -                                      number of the question      -
+    ANSWER     rank that is waited for, -1 for none   number of the question      -
 """
 
 from __future__ import annotations

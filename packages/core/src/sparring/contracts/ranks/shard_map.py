@@ -123,8 +123,8 @@ class KeyOwners:
         """Checks that this rank owns all keys of a write, before any row changes.
 
         Raises:
-            InvalidArgumentError: it does not; the attributes `key` and `owner` are the first such key
-                and its rank.
+            InvalidArgumentError: another rank owns a key. The attributes `key` and `owner` are the first
+                such key and its rank.
         """
         self._check(
             keys,

@@ -15,7 +15,7 @@ class Capabilities:
     """
 
     persistent: bool = False
-    """Rows outlive the process: they are there again after close and open."""
+    """Rows outlive the process: they can be read again after close and open."""
     shared: bool = False
     """All ranks of a job, and other processes, access the same rows."""
     native: bool = False
@@ -34,8 +34,10 @@ class Capabilities:
     """`Storage.touch` is supported."""
     scores: str = "none"
     """Origin of scores. `none`: scores are not stored and read as 0. `policy`: the storage sets them.
-    `given`: the caller does."""
+    `given`: the caller
+    sets them."""
     notes: bool = False
     """Short texts that the engine stores with the rows (`SupportsNotes`) outlive the process."""
     eviction_scope: str = "table"
-    """`table`: the lowest score of the whole table is evicted. `bucket`: the lowest of a bucket."""
+    """`table`: the lowest score of the whole table is evicted. `bucket`: the lowest score of
+    a bucket is evicted."""

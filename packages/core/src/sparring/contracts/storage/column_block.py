@@ -1,7 +1,7 @@
 """A block of a table's columns, which is stored as a narrower table.
 
     row of the table    embedding 0 … dim      state 0: dim columns   state 1: dim columns
-    row of the block    columns begin … end    the same of state 0    the same of state 1
+    row of the block    columns begin … end    the same columns       the same columns
 
 The state can be split if it consists of arrays of `dim` elements, one after the other.
 """

@@ -288,7 +288,7 @@ def check_count(what: str, count: int, least: int, table: str) -> int:
         table: name of the table.
 
     Raises:
-        InvalidArgumentError: it is not a whole number from `least` to 2**63-1.
+        InvalidArgumentError: `count` is not a whole number from `least` to 2**63-1.
     """
     if not is_whole(count) or not least <= count <= _INT64_MAX:
         raise InvalidArgumentError(
@@ -304,7 +304,7 @@ def check_out(out: npt.NDArray[Any], shape: tuple[int, int], table: TableConfig)
     """Checks that an ``_impl`` method can fill an output array in place.
 
     Raises:
-        InvalidArgumentError: it cannot.
+        InvalidArgumentError: `out` has another shape, dtype or layout, or is read-only.
     """
     if not isinstance(out, np.ndarray):
         found = type(out).__name__

@@ -147,7 +147,8 @@ def parse_admission(value: AdmissionLike) -> Admission | None:
         return value
     if not isinstance(value, (str, Mapping)):
         raise InvalidArgumentError(
-            f"admission: must be an Admission, a mapping with 'kind', or None, found {value!r}"
+            f"admission: must be an Admission, a mapping with 'kind', or None, found {value!r}; pass for "
+            "example {'kind': 'frequency', 'k': 3}"
         )
     made: Admission = parse_setting("admission", ADMISSIONS, value)
     return made

@@ -44,7 +44,9 @@ class Expiry:
 
     def __post_init__(self) -> None:
         if self.after_steps is None and self.after_days is None:
-            raise InvalidArgumentError("expire: give after_steps or after_days, or both")
+            raise InvalidArgumentError(
+                "expire: found neither limit; give after_steps or after_days, or both"
+            )
 
     def as_dict(self) -> dict[str, Any]:
         """Returns ``{"after_steps": …, "after_days": …}``, for configurations."""

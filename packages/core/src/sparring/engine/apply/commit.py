@@ -113,8 +113,8 @@ def _size(entry: TableEntry) -> int:
 
 
 def _digest(commit: Commit, entry: TableEntry) -> int:
-    """Returns a 20-bit digest that replicas of a table compare: of the numbers of stored, changed and
-    admitted rows. Evicted or rejected rows make these numbers differ."""
+    """Returns a 20-bit digest of the numbers of stored, changed and admitted rows. Replicas of a table
+    compare it; it differs if they have evicted or rejected different rows."""
     name = entry.config.name
     counts = (_size(entry), commit.num_rows.get(name, 0), commit.num_kept.get(name, 0))
     # 20 bits, so that the sum of squares over all ranks fits into 64 bits.

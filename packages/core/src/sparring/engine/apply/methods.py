@@ -152,7 +152,8 @@ def _apply_owned(
 
 
 def _may_defer_finite_check(state: EngineState, kernels: Mapping[str, KernelSet]) -> bool:
-    """Whether no step before the write depends on the check, and no table is written before it."""
+    """Whether the update itself may check that gradients are finite: no earlier work depends on the
+    result, and one call updates all tables."""
     return (
         state.collective.world_size == 1
         and state.memory_bytes is None

@@ -6,9 +6,8 @@ filter loads its own counters. Otherwise:
 
     frequency     every rank loads the counts of its keys from all filters: exact
     probability   has no state
-    bloom         the maximum of each counter over all filters: no key is admitted later than without
-    the
-                  load, and some may be admitted earlier, because ranks share the counters
+    bloom         the maximum of each counter over all filters: no key is admitted later than
+                  without the load, and some may be admitted earlier, because ranks share the counters
 """
 
 from __future__ import annotations

@@ -131,7 +131,8 @@ Groups = npt.NDArray[np.uint16]
 Positions = npt.NDArray[np.int64]
 
 _PIECE_KEYS = 1024
-"""Few enough that a storage does not use several threads for the call, which the steps need."""
+"""Number of keys per read of a save: so few that a storage reads them on one thread, and the other
+threads stay free for steps."""
 
 
 class CopyOnWriteView:

@@ -3,9 +3,9 @@ time.
 
 If steps keep all cores busy, each second of a save's computation delays some thread of a step, and
 because the threads of a step wait for each other, it delays the whole step. Therefore the processor
-time of all threads of a save together is limited to a share (`Throttle`). A lower thread priority does
-not
-help: a thread that owns the interpreter lock but gets no core blocks the step completely. A step takes
+time of all threads of a save together is limited to a share (`Throttle`). A lower thread priority
+does not help: a thread that owns the interpreter lock but gets no core blocks the step completely. A
+step takes
 7.6 ms without a save, 38.2 ms with an unthrottled save, and 9.1 ms with a share of 0.15
 (docs/explanation/performance.md).
 """
@@ -225,7 +225,12 @@ class SnapshotJob:
             self.history.clear()
             self.history.extend(left)
         except Exception as error:
-            _log.warning("snapshots older than %s could not be removed: %s", self.url, error)
+            _log.warning(
+                "snapshots older than %s could not be removed: %s; the next save tries again, or remove "
+                "them yourself",
+                self.url,
+                error,
+            )
 
 
 def give_up(writer: SnapshotWriter, cause: BaseException | None = None) -> None:
@@ -240,7 +245,11 @@ def give_up(writer: SnapshotWriter, cause: BaseException | None = None) -> None:
         writer.abandon(cause)
     except SnapshotError as error:
         # Other ranks may still be writing into the folder. `retain` removes the remaining files.
-        _log.warning("the staged files of %s were not removed: %s", writer.url, error)
+        _log.warning(
+            "the staged files of %s were not removed: %s; a later save with retention removes them",
+            writer.url,
+            error,
+        )
 
 
 def _urgency(table: TableJob) -> tuple[int, int]:

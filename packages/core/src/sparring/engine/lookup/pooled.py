@@ -261,6 +261,6 @@ def _check(state: EngineState, entry: TableEntry, given: BagLookup) -> None:
     if weights is not None and (weights.shape != given.ids.shape or weights.dtype != dtype):
         raise InvalidArgumentError(
             f"lookup: weights for table {table.name!r} must have shape {given.ids.shape} and dtype "
-            f"{dtype}, found {weights.shape} {weights.dtype}",
+            f"{dtype}, found {weights.shape} {weights.dtype}; pass one weight per id",
             table=table.name,
         )

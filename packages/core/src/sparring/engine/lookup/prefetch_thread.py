@@ -21,9 +21,9 @@ class PrefetchCounters:
     lookups: int = 0
     """Number of finished prefetches."""
     rows: int = 0
-    """Rows that they returned."""
+    """Number of rows that finished prefetches returned."""
     rows_refreshed: int = 0
-    """Returned rows that were read again because a step had changed them."""
+    """Number of these rows that were read again because a step had changed them."""
     wait_seconds: float = 0.0
     """Time that the driving thread waited for prefetches."""
 

@@ -4,10 +4,9 @@
     step        gradients by key (u, dim) ──► their columns to the owners of each block
                 rows of this rank's blocks, concatenated ──► one update of the table
 
-Exchanges, storages, saves and votes treat blocks like tables. Initial values and rounding are functions
-of the key, the column and the table. Therefore they are computed for all columns of a row and then cut.
-An
-update method must support separate updates of columns: `check_method`.
+Exchanges, storages, saves and votes treat blocks like tables. Initial values and rounding are
+functions of the key, the column and the table. Therefore they are computed for all columns of a row
+and then cut. An update method must support separate updates of columns: `check_method`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Last access of each key of one table on this rank, from which expired rows follow.
+"""Last access of each key of one table on this rank, which determines the rows that expire.
 
     pending    keys of the current step
     recent     keys and steps of writes since the last merge
     keys       unique and ascending; `steps` contains the last access of each
 
 Only the step is stored per key, 16 bytes per key. `times` contains pairs of a step and the time at
-which rank 0 had applied it, for a TTL in days. An access counts at the first of these times that is not
-before it, so no row expires early.
+which rank 0 had applied it, for a TTL in days. The time of an access is the first of these
+times that is not before it, so no row expires early.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class LastAccesses:
         self._num_recent = 0
 
     def before_write(self, keys: Keys) -> None:
-        """Does nothing; a write is an access only after it."""
+        """Does nothing, because `after_write` records the access."""
 
     def after_write(self, keys: Keys, evicted: EvictedRows | None, *, is_erased: bool) -> None:
         """Records the keys of a write. The caller may reuse the arrays."""
@@ -138,7 +138,7 @@ class LastAccesses:
         self.is_complete = False
 
     def replace(self, keys: Keys, steps: Steps, times: Iterable[tuple[int, float]]) -> None:
-        """Replaces all known accesses by those of all rows. Keys may repeat."""
+        """Replaces all known accesses with the given ones, of all rows. Keys may repeat."""
         self.forget()
         self._recent = [(keys, steps)]
         self.times = list(times)

@@ -28,8 +28,7 @@ class StorageChoice:
     """Backend that stores a table's rows, and its options.
 
     In string options, ``{rank}``, ``{world_size}`` and ``{table}`` are replaced by their values, so
-    that
-    each rank gets a separate location: ``path: rows/{rank}-of-{world_size}``.
+    that each rank gets a separate location: ``path: rows/{rank}-of-{world_size}``.
 
     Args:
         backend: name of the backend.
