@@ -153,7 +153,8 @@ WRONG: dict[str, tuple[str, list[str]]] = {
     "no limit of expiry": (
         RATINGS + "tables:\n  expire: {after_days: null}\n",
         [
-            "run.yaml:10:11: tables.expire: expire: found neither limit; give after_steps or after_days, or both"
+            "run.yaml:10:11: tables.expire: expire: found neither limit; "
+            "give after_steps or after_days, or both"
         ],
     ),
     "time that no clock can wait": (
