@@ -108,11 +108,11 @@ def _beside_fbgemm(
         is_reached = None if bar is None or skew == "zipf" else share <= bar
         figures.append(
             Figure(
-                what=f"  {what}, beside the memory",
+                what=f"  {what}, compared with the memory limit",
                 value=f"{share:.2f} x the limit",
                 bar=None if bar is None or skew == "zipf" else f"<= {bar} x",
                 is_reached=is_reached,
-                detail=f"{num_bytes / 1e6:.0f} MB must move: {limit * 1e3:.1f} ms"
+                detail=f"{num_bytes / 1e6:.0f} MB must be moved: {limit * 1e3:.1f} ms"
                 + _most(timings, limit),
             )
         )

@@ -124,13 +124,13 @@ def _dlrm(scale: Scale) -> list[Figure]:
                 is_reached=median(found) >= DLRM_BAR,
                 detail=f"{samples / median(seconds['ours']):,.0f} against "
                 f"{samples / median(seconds['theirs']):,.0f} samples/s; rounds {min(found):.2f}-"
-                f"{max(found):.2f}; losses alike",
+                f"{max(found):.2f}; equal losses",
                 ratio=median(found),
             ),
             Figure(
-                what="  the most that embeddings without any cost would reach",
+                what="  upper limit, with embeddings that take no time",
                 value=f"{median(most):.2f} x",
-                detail=f"the dense layers alone, DDP among them, take "
+                detail=f"the dense layers alone, including DDP, take "
                 f"{median(seconds['dense']) * 1e3:.1f} ms of our "
                 f"{median(seconds['ours']) * 1e3:.1f} ms",
             ),

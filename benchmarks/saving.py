@@ -158,15 +158,15 @@ def _figures(
     counters = container.saves.counters
     figures += [
         Figure(
-            "memory above the tables",
+            "memory in addition to the tables",
             f"{memory.max_bytes / 2**20:.0f} MiB",
             f"<= {MOST_BYTES >> 20} MiB",
             memory.max_bytes <= MOST_BYTES,
-            f"old rows at most {counters.most_undo_bytes / 2**20:.0f} MiB, of "
-            f"{counters.undo_rows:,} rows kept",
+            f"at most {counters.most_undo_bytes / 2**20:.0f} MiB of old rows; "
+            f"{counters.undo_rows:,} rows were kept in total",
         ),
         Figure(
-            "of all saves: frozen, waiting for room",
+            "all saves together: tables frozen, steps waiting for memory",
             f"{counters.freeze_seconds * 1e3:.0f} ms, {counters.wait_seconds * 1e3:.0f} ms",
         ),
     ]
@@ -176,7 +176,7 @@ def _figures(
         _write_once(step, folder / "plain", num_bytes, over, plain)
         figures.append(
             Figure(
-                f"beside a thread that writes {gigabytes:.2f} GB over {over:.0f} s and syncs, "
+                f"steps while a thread writes {gigabytes:.2f} GB in {over:.0f} s and syncs, "
                 "slower by",
                 f"{plain.slower:.0%}",
                 detail=plain.means,
@@ -190,25 +190,25 @@ def _share_figures(beside: _Beside, share: float | None, gigabytes: float) -> li
     is_default = share is None
     return [
         Figure(
-            f"steps beside saves of {gigabytes:.2f} GB, {name}, slower by",
+            f"steps during saves of {gigabytes:.2f} GB, {name}, slower by",
             f"{beside.slower:.0%}",
             f"<= {MOST_SLOWER:.0%}" if is_default else None,
             beside.slower <= MOST_SLOWER if is_default else None,
             beside.means,
         ),
         Figure(
-            f"{name}: median step alone, beside",
+            f"{name}: median step without and during a save",
             _pair(median(beside.plain), median(beside.steps)),
         ),
         Figure(
-            f"{name}: 99th of 100 steps alone, beside",
+            f"{name}: 99th of 100 steps without and during a save",
             _pair(_late(beside.plain), _late(beside.steps)),
         ),
         Figure(
-            f"{name}: a save",
+            f"{name}: duration of a save",
             f"{median(beside.seconds):.1f} s, {gigabytes / median(beside.seconds):.2f} GB/s",
-            detail=f"{len(beside.steps) // len(beside.seconds)} steps beside each, "
-            f"{beside.work_seconds / len(beside.seconds):.1f} s of a processor",
+            detail=f"{len(beside.steps) // len(beside.seconds)} steps during each, "
+            f"{beside.work_seconds / len(beside.seconds):.1f} s of processor time",
         ),
     ]
 
@@ -229,7 +229,8 @@ class _Beside:
     @property
     def means(self) -> str:
         return (
-            f"{fmean(self.plain) * 1e3:.1f} ms alone, {fmean(self.steps) * 1e3:.1f} ms beside, mean"
+            f"{fmean(self.plain) * 1e3:.1f} ms without, {fmean(self.steps) * 1e3:.1f} ms with the other "
+            "work, mean"
         )
 
 

@@ -197,7 +197,7 @@ def _through_c(folder: Path, scale: Scale) -> Iterator[Figure]:
     with run_program(program, scale.rows(NUM_ROWS), DIM, scale.rows(NUM_IDS)) as run:
         dense, hashed = run("")
     yield Figure(
-        what="the limit of fp32: reads alone of dense rows, against a directory and records",
+        what="limit for fp32: only reads of dense rows, compared with a directory and records",
         value=f"{dense / hashed:.2f} x ({scale.rows(NUM_IDS) / hashed:.1f} M ids/s)",
         detail=f"{dense:.0f} µs, {hashed:.0f} µs; one word of each cache line, no sums",
         ratio=dense / hashed,

@@ -85,7 +85,7 @@ def measure(scale: Scale) -> list[Figure]:
             seen = [each.due + each.seconds for each in pulls if each.step >= step]
             visible.append(min(seen, default=float("inf")) - committed)
             grown.append((peak[0] - before) / sizes[step])
-    load = f"{half:,.0f} calls a second, half of the most; other work took {max(others):.2f} cores"
+    load = f"{half:,.0f} calls per second, half of the maximum; other work used {max(others):.2f} cores"
     return _figures(_Pulls(quiet, narrow, busy), visible, grown, load)
 
 
@@ -116,17 +116,17 @@ def _figures(
 
     quiet, busy = made.quiet, made.busy
     pulls = (*quiet, *made.narrow, *busy)
-    calls = f"{len(quiet):,} quiet calls of {BATCH:,} ids, {len(busy):,} from commits on"
+    calls = f"{len(quiet):,} quiet calls of {BATCH:,} ids, {len(busy):,} calls after commits"
     detail = f"{load}; {calls}; {os.cpu_count()} cores"
     figures = []
     for what in ("error", "torn row", "mixed version"):
         count = sum(each.failure.startswith(what) for each in pulls)
-        figures.append(Figure(f"answers with: {what}", f"{count}", "0", count == 0, detail))
+        figures.append(Figure(f"replies with: {what}", f"{count}", "0", count == 0, detail))
     for share, bar in ((50, None), (99, LATENCY_BAR)):
         before, during = percentile(quiet, share), percentile(busy, share)
         figures.append(
             Figure(
-                f"latency of {share} %, in the {SECONDS:g} s after a commit against quiet ones",
+                f"latency of {share} %, in the {SECONDS:g} s after a commit, compared with quiet seconds",
                 f"{during / before:.2f} x", None if bar is None else f"<= {bar:g}",
                 None if bar is None else during <= bar * before,
                 f"{before:.1f} ms quiet, {during:.1f} ms after commits",
@@ -135,21 +135,21 @@ def _figures(
     narrow = percentile(made.narrow, 99)
     figures.append(
         Figure(
-            "latency of 99 %, while another process takes one core, against quiet calls",
+            "latency of 99 %, while another process uses one core, compared with quiet calls",
             f"{narrow / percentile(quiet, 99):.2f} x", detail=f"{narrow:.1f} ms",
         )
     )  # fmt: skip
     shown = ", ".join(f"{each:.2f} s" for each in visible)
     figures.append(
         Figure(
-            "from the commit to the first answer", f"{max(visible):.2f} s", f"<= {VISIBLE_BAR:g}",
-            max(visible) <= VISIBLE_BAR, f"{shown}; the folder is searched each {POLL_SECONDS:g} s",
+            "from the commit to the first reply", f"{max(visible):.2f} s", f"<= {VISIBLE_BAR:g}",
+            max(visible) <= VISIBLE_BAR, f"{shown}; the folder is searched every {POLL_SECONDS:g} s",
         )
     )  # fmt: skip
     shown = ", ".join(f"{each:.2f}" for each in grown)
     figures.append(
         Figure(
-            "memory at its peak, over that before, in deltas", f"{max(grown):.2f} x",
+            "peak of the additional memory, in sizes of a delta", f"{max(grown):.2f} x",
             f"<= {MEMORY_BAR:g}", max(grown) <= MEMORY_BAR, shown,
         )
     )  # fmt: skip

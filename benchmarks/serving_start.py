@@ -50,11 +50,11 @@ def measure(scale: Scale) -> list[Figure]:
             ratio = found["large"] / found[str(FILES)]
             figures.append(
                 Figure(
-                    what=f"start to the first answer, {count * _ROW_BYTES / 1e9:.1f} GB, {where}",
+                    what=f"start to the first reply, {count * _ROW_BYTES / 1e9:.1f} GB, {where}",
                     value=f"{ratio:.2f} x ({found['large'] * 1e3:.2f} ms)",
                     bar=f"{BAR} x",
                     is_reached=ratio <= BAR,
-                    detail=f"{small} in as many files, {FILES}",
+                    detail=f"compared with {small} in the same number of files, {FILES}",
                     ratio=ratio,
                 )
             )
@@ -63,7 +63,7 @@ def measure(scale: Scale) -> list[Figure]:
                 Figure(
                     what=f"the same of {small} in {DEFAULT_FILES} files, {where}",
                     value=f"{ratio:.2f} x ({found[str(DEFAULT_FILES)] * 1e3:.2f} ms)",
-                    detail="in one file; 10 GB are so many files by default",
+                    detail="compared with one file; by default, 10 GB are divided into this many files",
                 )
             )
     return figures

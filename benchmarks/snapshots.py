@@ -144,12 +144,12 @@ def _measure(table: _Table, contender: _Contender, folder: Path, rounds: int) ->
         loaded = max(contender.loaded_bytes, default=0) if ours == "load" else 0
         figures.append(
             Figure(
-                what=f"memory that {contender.name}{ours} takes above the table",
+                what=f"memory that {contender.name}{ours} needs in addition to the table",
                 value=f"{(memory[ours] - loaded) / 1e6:.0f} MB",
                 bar=f"<= {MEMORY_BAR_BYTES / 1e6:.0f} MB",
                 is_reached=memory[ours] - loaded <= MEMORY_BAR_BYTES,
-                detail="the rise of the resident set"
-                + (", less the table loaded" if loaded else ""),
+                detail="increase of the resident set"
+                + (", minus the loaded table" if loaded else ""),
             )
         )
     return figures
@@ -166,7 +166,7 @@ def _speed(
     giga = table.size_bytes / 1e9
     ratio = median(their / our for their, our in zip(theirs, ours, strict=True))
     return Figure(
-        what=f"{contender.name}{name} {giga:.1f} GB, as fast as plain bytes are {what}",
+        what=f"{contender.name}{name} {giga:.1f} GB, speed relative to plain bytes that are {what}",
         value=f"{ratio:.2f}",
         bar=f">= {BAR}",
         is_reached=ratio >= BAR,

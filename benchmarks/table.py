@@ -226,11 +226,11 @@ def _growth() -> list[Figure]:
             f"{GROWN_ROWS / sum(seconds) / 1e6:.1f} M rows/s",
         ),
         Figure(
-            what="memory resident at the end, beside keys + rows",
+            what="resident memory at the end, compared with keys + rows",
             value=f"{grown / payload:.3f} x",
             bar=f"<= {BAR_MEMORY} x",
             is_reached=grown <= BAR_MEMORY * payload,
-            detail=f"{grown / 1e6:,.0f} MB; the table itself says {reported / 1e6:,.0f} MB",
+            detail=f"{grown / 1e6:,.0f} MB; the table reports {reported / 1e6:,.0f} MB",
         ),
     ]
 
@@ -244,7 +244,7 @@ def _check_holds(
     places = np.arange(0, len(keys), 997)
     found = storage.find(keys[places])
     if not (found.found.all() and np.array_equal(found.rows, rows[places % UPSERT_KEYS])):
-        raise AssertionError("the grown table does not hold what was written")
+        raise AssertionError("the grown table does not contain the written rows")
 
 
 def _speed(seconds: list[float]) -> str:

@@ -215,7 +215,7 @@ def _builds(scale: Scale) -> list[Figure]:
         Figure(
             what="state behind the embedding, uniform, one thread",
             value=f"{apart:.2f} x",
-            detail=f"4 bytes of state in a table of their own: "
+            detail=f"4 bytes of state in a separate table: "
             f"{medians[best, 'update_apart']:.0f} ns a key, behind the embedding "
             f"{medians[best, 'update']:.0f}",
             ratio=apart,

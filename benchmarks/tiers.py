@@ -129,7 +129,7 @@ def _falling_through(
         None if num_unseen else f"<= {BAR_COST} x",
         None if num_unseen else ratio <= BAR_COST,
         f"{median(seconds['stack']) * 1e3:.2f} ms against {median(seconds['predicted']) * 1e3:.2f} "
-        f"ms: hits and misses, each asked of their own tier; {share:.0%} of "
+        f"ms: hits and misses, each found in its tier directly; {share:.0%} of "
         f"{len(batches[0]):,} keys hit",
     )
 
@@ -141,11 +141,11 @@ def _unseen(stack: TieredStorage, num_keys: int, scale: Scale, backend: str) -> 
     count, trips = _trips(stack, batches, num_keys)
     filter_bytes = stack._stack.last.keys_filter.memory_bytes  # type: ignore[union-attr]
     return Figure(
-        f"unseen keys that {backend} was asked for",
+        f"unseen keys for which {backend} was queried",
         f"{trips / count:.3%}",
         f"<= {RATE:.0%}",
         trips / count <= RATE,
-        f"{count:,} keys; the filter takes {8 * filter_bytes / stack.size:.1f} bits a row",
+        f"{count:,} keys; the filter takes {8 * filter_bytes / stack.size:.1f} bits per row",
     )
 
 
@@ -166,11 +166,11 @@ def _rarely_unseen(
 
     count, trips = _trips(stack, draw_all(), num_keys)
     return Figure(
-        f"the same, of one unseen key in every {RARE_BATCHES} batches of Zipf {EXPONENT}",
+        f"the same, with one unseen key in every {RARE_BATCHES} batches of Zipf {EXPONENT}",
         f"{trips / count:.3%}",
         f"<= {RATE:.0%}",
         trips / count <= RATE,
-        f"{trips} of {count:,} keys; of each batch some {len(draw(generator)):,} are there",
+        f"{trips} of {count:,} keys; about {len(draw(generator)):,} keys of each batch exist",
     )
 
 
@@ -323,9 +323,10 @@ def _gain(
         f"{ratio:.2f} x the speed",
         None,
         None,
-        f"{milliseconds[0]:.1f} ms against {milliseconds[1]:.1f} ms a step where rows go down within "
-        f"it, {median(own['background']):.1f} against {median(own['inline']):.1f} ms of processor time "
-        f"of the steps' own thread; {STEP_KEYS:,} keys; {waited[1] - waited[0]:.2f} s waited for room",
+        f"{milliseconds[0]:.1f} ms against {milliseconds[1]:.1f} ms per step if evicted rows are "
+        f"written within it, {median(own['background']):.1f} against {median(own['inline']):.1f} ms of "
+        f"processor time of the thread that steps; {STEP_KEYS:,} keys; waited "
+        f"{waited[1] - waited[0]:.2f} s for free memory",
         ratio,
     )
 

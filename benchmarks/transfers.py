@@ -24,7 +24,7 @@ __all__ = ["measure"]
 
 DIM, NUM_BAGS, IDS_A_BAG, ROUNDS = 64, 2_048, 20, 5
 NUM_STEPS = 4
-LINKS = {"1 Gbit/s": 125e6, "links that cost next to nothing": 20e9}
+LINKS = {"1 Gbit/s": 125e6, "links of negligible cost": 20e9}
 KINDS = {"table_wise": (1,), "row_wise": ()}
 BYTES_BAR = 2.0
 

@@ -195,8 +195,7 @@ def build_wheels(
     """Builds wheels of core and the given packages. Installs core's, because the others need its header.
 
     C++ tests and test modules in `options` are built together with the wheels, so that nothing is
-    compiled
-    twice. GPU code is compiled for all architectures unless one is given.
+    compiled twice. GPU code is compiled for all architectures unless one is given.
     """
     settings = {
         package: [
@@ -231,7 +230,7 @@ def make_wheel(
 def find_nvcc(session: nox.Session) -> str | None:
     """Returns the compiler of GPU code: of the machine, or of PyPI; None if GPU code is not needed."""
     if os.environ.get(WITHOUT_NVCC):
-        session.warn(f"{WITHOUT_NVCC} is set: no GPU code is compiled")
+        session.warn(f"{WITHOUT_NVCC} is set, so no GPU code is compiled")
         return None
     folder = Path(session.virtualenv.location) / "nvcc"
     try:

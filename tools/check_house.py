@@ -3,7 +3,7 @@
     python tools/check_house.py
 
 Prints each finding as ``file:line: …`` and exits with 1 if there is one. Imports inside functions and
-under TYPE_CHECKING count. Floors are in ``importlinter.ini``.
+under TYPE_CHECKING count. The layers are in ``importlinter.ini``.
 """
 
 from __future__ import annotations

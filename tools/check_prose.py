@@ -3,10 +3,10 @@
     python tools/check_prose.py             # the rate of each habit, and whether it is within its budget
     python tools/check_prose.py what        # the lines of the habits whose names contain the word
 
-Three kinds of prose are measured on their own: Markdown pages, docstrings and comments, and string
-literals of
-at least four words (errors, log messages, help texts). A budget is a rate per 100,000 words, at which
-well-edited projects of the field use the same words. Budgets may only decrease.
+Three kinds of prose are measured separately: Markdown pages; docstrings and comments; and string
+literals of at least four words (errors, log messages, help texts). A budget is the maximum number of
+occurrences per 100,000 words. It is the rate at which well-edited projects of the field use the same
+words. Budgets may only decrease.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ DEFAULTS = (
 """Modules that core registers: the memory storage, the local collective, the CPU kernels, the single
 and the environment rendezvous, the built-in update methods, initializers and sharding kinds. The Bloom
 filter is a CPU kernel of the native library, which storage-tiered and packed share. The modules
-that register them, `plugin.py`, belong to core; what else they import does not belong to it by that."""
+that register them, `plugin.py`, belong to core; being imported by them is not sufficient for others."""
 
 FOUNDATIONS = (
     "sparring.__main__",
@@ -41,8 +41,7 @@ FOUNDATIONS = (
 )
 """Modules that create the public modules and load the native library; the hash of strings, which all
 packages use; and the module that ``python -m sparring`` and ``torchrun -m sparring`` run, which starts
-the command of
-sparring-cli."""
+the command of sparring-cli."""
 
 
 def misplaced() -> Iterator[str]:

@@ -3,9 +3,9 @@
     python tools/moved_names.py               # writes the table in docs/reference/versions.md
     python tools/moved_names.py SOURCE ...    # rewrites the imports in the Python files of a plugin
 
-The rewriter changes ``from sparring import ...`` and the like; renamed names are imported under their old
-names. It prints what it cannot change: removed
-names, and names that are read as attributes of a module. Format the files afterwards.
+The rewriter changes statements such as ``from sparring import ...``, and imports renamed names under
+their old names. It prints the names that it cannot change: removed names, and names that are read as
+attributes of a module. Format the files afterwards.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ REMOVED = {
     ("sparring.contracts", "NoOptions"): "omit `options` of the descriptor: this is its default",
     ("sparring.contracts", "new_header"): "`Collective.all_to_all` sends headers",
 }
-"""Old module and names that have no successor of the same name: what to do instead."""
+"""Old module and names that have no successor of the same name → what to use instead."""
 
 RENAMED = {
     "sparring": (
@@ -144,7 +144,7 @@ def new_name(module: str, name: str) -> str:
 
 
 def table() -> str:
-    """Returns the section of the page: which names moved where, and what replaces the removed ones."""
+    """Returns the section of the page: new modules of moved names, and replacements of removed ones."""
     lines = ["| old module | new module | names |", "|---|---|---|"]
     for (old, new), names in MOVES.items():
         lines.append(f"| `{old}` | `{new}` | {_listed(names)} |")

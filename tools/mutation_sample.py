@@ -25,7 +25,7 @@ from pathlib import Path
 
 RECORD = Path(".coverage.mutations")
 MAX_TESTS = 60
-"""Tests that run for one mutation; the quickest to start are those of few files."""
+"""Maximum number of tests that run for one mutation; tests that need few files are preferred."""
 TIME_LIMIT_SECONDS = 600
 
 COMPARISONS = {
@@ -60,7 +60,7 @@ class Mutation:
 
 
 def mutations_of(path: Path) -> Iterator[Mutation]:
-    """Mutations of operators, constants and conditions that occupy one line, outside of annotations."""
+    """Yields mutations of operators, constants and conditions on one line, except in annotations."""
     tree = ast.parse(path.read_text())
     excluded = {id(each) for node in ast.walk(tree) for each in _annotations(node)}
     for node in ast.walk(tree):

@@ -166,7 +166,7 @@ def check_table(root: Path, renames: list[Rename]) -> list[str]:
         if each.mode == "module":
             continue
         if not each.new.isidentifier():
-            problems.append(f"{each.old}: {each.new} is no identifier")
+            problems.append(f"{each.old}: {each.new} is not an identifier")
         if not total[each.old]:
             problems.append(f"{each.old}: does not occur")
         suited = [name for name in words if each.applies_to(name) and words[name][each.old]]

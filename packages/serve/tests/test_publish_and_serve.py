@@ -624,7 +624,7 @@ def test_another_dtype_publishes_the_newest_snapshot_again(
         (["--replica", "2"], "shard 1 has 1 replicas under `shards`; add its address there"),
         (["server.adress=a:1"], "did you mean address"),
         (["server.address=a"], "must be host:port"),
-        (["shards=[[]]"], "needs the address of at least one replica"),
+        (["shards=[[]]"], "the address of at least one replica per shard"),
         (["--role", "reader"], "must be inference or parameters, found 'reader'"),
         (
             ["parameters={tables: {item: {dim: 4}}}"],

@@ -58,7 +58,8 @@ def validate_lengths(given: Any, num_ids: int, what: str) -> npt.NDArray[np.int3
     if lengths.ndim != 1 or (lengths < 0).any():
         found = f"shape {lengths.shape}" if lengths.ndim != 1 else f"{lengths.min()}"
         raise InvalidArgumentError(
-            f"lengths of {what} must be one non-negative integer per bag, found {found}"
+            f"lengths of {what} must be one non-negative integer per bag, found {found}; give 0 for an "
+            "empty bag"
         )
     if lengths.sum() != num_ids:
         raise InvalidArgumentError(

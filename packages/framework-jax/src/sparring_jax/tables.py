@@ -60,7 +60,8 @@ class Tables(TableGroup):
         names = [each.name for each in given]
         if not names or len(set(names)) < len(names):
             raise InvalidArgumentError(
-                f"Tables: expected one or more tables with different names, found {names}"
+                f"Tables: expected one or more tables with different names, found {names}; rename or add "
+                "tables"
             )
         self.features = dict(zip(names, names, strict=True)) if features is None else dict(features)
         for feature, table in self.features.items():
@@ -258,12 +259,14 @@ class Tables(TableGroup):
             return validate_ids(given, what), None
         if len(given) != 2:
             raise InvalidArgumentError(
-                f"lookup: {what} must be ids or (ids, lengths), found a tuple of {len(given)} elements"
+                f"lookup: {what} must be ids or (ids, lengths), found a tuple of {len(given)} elements; "
+                "give ids as an array"
             )
         ids = validate_ids(given[0], what)
         if ids.ndim != 1:
             raise InvalidArgumentError(
-                f"lookup: ids of {what} in bags must be one-dimensional, found shape {ids.shape}"
+                f"lookup: ids of {what} in bags must be one-dimensional, found shape {ids.shape}; "
+                "concatenate the bags"
             )
         return ids, validate_lengths(given[1], ids.size, what)
 

@@ -55,7 +55,9 @@ class FaissIndex:
         self.metric = validate_metric(metric)
         pairs = [validate_keys(keys, rows) for keys, rows in chunks]
         if not sum(len(keys) for keys, _ in pairs):
-            raise InvalidArgumentError("FaissIndex requires at least one row, found none")
+            raise InvalidArgumentError(
+                "FaissIndex requires at least one row, found none; pass the chunks of a table with rows"
+            )
         # The index contains positions, because Faiss marks missing results by -1, which is a valid key.
         self._keys = np.concatenate([keys for keys, _ in pairs])
         rows = np.concatenate([rows for _, rows in pairs])
@@ -81,7 +83,8 @@ class FaissIndex:
         vectors = validate_queries(queries, k)
         if vectors.shape[1] != self.index.d:
             raise InvalidArgumentError(
-                f"top_k: queries have {vectors.shape[1]} elements, expected {self.index.d} as in the rows"
+                f"top_k: queries have {vectors.shape[1]} elements, but rows have {self.index.d}; pass "
+                "queries of the same dim"
             )
         excluded, offsets = validate_exclusion(exclude, len(vectors))
         # Requests additional rows, so that k remain after the excluded ones are removed.

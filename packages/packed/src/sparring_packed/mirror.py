@@ -80,7 +80,9 @@ class Mirror:
         except SnapshotIOError as error:
             if not any(self._folder.glob("*/manifest.json")):
                 raise
-            _log.warning("serving snapshots cannot be copied, using earlier copies: %s", error)
+            _log.warning(
+                "newer serving snapshots cannot be copied, earlier copies are used: %s", error
+            )
 
     @property
     def path(self) -> str:

@@ -88,7 +88,9 @@ def kubernetes(  # noqa: PLR0913, PLR0917 (each is an option of the command line
         chosen += [("shards", str(shards), "1"), ("replicas", str(replicas), "2")]
         chosen += [("bytes", bytes_ or "", "")]
     elif bytes_ is not None:
-        raise InvalidArgumentError("--bytes is for serving; remove it with PLAN INPUTS RUN")
+        raise InvalidArgumentError(
+            "--bytes is only supported for serving, found PLAN INPUTS RUN; remove --bytes"
+        )
     for option, value, default in chosen:
         if value != default:
             command += [f"--{option}", value]

@@ -58,7 +58,7 @@ class BackendTableDeclaration(DocumentModel):
             for tier in checked.tiers:
                 validate_options("storage", manager.storage(tier.backend), tier.options)
         except SparringError as error:
-            raise ValueError(f"options: {error}") from None
+            raise ValueError(f"has invalid options: {error}") from None
         return storage
 
 
@@ -71,7 +71,7 @@ def open_backend_tables(
         declared: Tables by name; the change notes contain their declarations.
 
     Raises:
-        ConfigError: The options of a table lead to no rows or no change notes.
+        ConfigError: There are no rows or no change notes at the location that the options specify.
         SparringError: A backend cannot be reached.
     """
     manager = make_plugin_manager()

@@ -49,7 +49,7 @@ def split_address(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     host = host.strip("[]")
     if not colon or not host or not port.isdecimal() or not 0 <= int(port) < 1 << 16:
-        raise ValueError(f"must be host:port, as localhost:7433, found {text!r}")
+        raise ValueError(f"must be host:port, such as localhost:7433, found {text!r}")
     return host, int(port)
 
 
@@ -77,7 +77,9 @@ class TlsFiles(DocumentModel):
     @model_validator(mode="after")
     def _has_both(self) -> TlsFiles:
         if (self.certificate_file is None) != (self.key_file is None):
-            raise ValueError("certificate_file and key_file belong together; name both")
+            raise ValueError(
+                "found only one of certificate_file and key_file; set both, or remove both"
+            )
         return self
 
 
@@ -254,7 +256,9 @@ class ServingConfig(DocumentModel):
         if self.server.address is not None:
             split_address(self.server.address)
         if not all(self.shards):
-            raise ValueError("each shard needs the address of at least one replica")
+            raise ValueError(
+                "found a shard without replicas; list the address of at least one replica per shard"
+            )
         if self.tables and "snapshots" in self.model_fields_set:
             raise ValueError(
                 "tables and snapshots are alternative sources of rows; a server uses only one of "

@@ -66,7 +66,7 @@ class LookupService:
 
     Args:
         tables: Tables to serve.
-        place: Shard of this server; it rejects keys of other shards' partitions.
+        position: Shard of this server; it rejects keys of other shards' partitions.
         limits: Limits of a single call.
         admission: Limit of all concurrent calls.
         metrics: Receives the counters.

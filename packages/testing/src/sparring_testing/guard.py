@@ -26,8 +26,8 @@ def overrides_kit(*, reason: str) -> Callable[[_Test], _Test]:
     """
     if not reason.strip():
         raise ValueError(
-            f"overrides_kit: reason must not be empty, found {reason!r}; say why the standard test "
-            "does not apply"
+            f"overrides_kit: reason must not be empty, found {reason!r}; explain why the standard "
+            "test does not apply"
         )
 
     def mark(test: _Test) -> _Test:

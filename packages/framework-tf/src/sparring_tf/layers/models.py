@@ -323,7 +323,8 @@ class TwoTower(_CollectionModel):
         configs = embedding_collection.feature_configs
         if len(configs) != 2:
             raise InvalidArgumentError(
-                f"TwoTower requires two features, queries and candidates, found {list(configs)}"
+                f"TwoTower requires two features, queries and candidates, found {list(configs)}; pass a "
+                "collection with these two"
             )
         self._settings = {"layer_sizes": tuple(layer_sizes), "seed": seed}
         query, candidate = ((each.table.embedding_dim, *layer_sizes) for each in configs.values())

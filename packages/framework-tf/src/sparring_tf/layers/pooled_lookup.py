@@ -71,7 +71,7 @@ def _summed(
     scales: Sequence[Any],
     training: bool | None,
 ) -> list[Any]:
-    """Implements `pooled` with one embedding per id."""
+    """Implements `pool_features` by looking up one embedding per id, and adding them per bag."""
     requests = [(feature.table, feature.bags.ids) for feature in features]
     result = []
     for feature, scale, rows in zip(

@@ -155,7 +155,7 @@ class FeatureConfig:
         if shape is not None and shape[-1] != getattr(table, "embedding_dim", shape[-1]):
             raise InvalidArgumentError(
                 f"feature {self.name!r}: output_shape {shape} does not end in "
-                f"embedding_dim {table.embedding_dim} of table {table.name!r}",
+                f"embedding_dim {table.embedding_dim} of table {table.name!r}; correct one of them",
                 feature=self.name,
             )
 

@@ -113,11 +113,12 @@ def _check_weights(ids: Any, weights: Any, what: str) -> None:
     if kind in kinds and not ids.values.shape.is_compatible_with(weights.values.shape):
         raise InvalidArgumentError(
             f"weights of {what} must be one per id, found {weights.values.shape[0]} weights "
-            f"for {ids.values.shape[0]} ids"
+            f"for {ids.values.shape[0]} ids; create them with ids.with_values(…)"
         )
     if not weights.dtype.is_floating:
         raise InvalidArgumentError(
-            f"weights of {what} must be floating-point numbers, found dtype {weights.dtype.name}"
+            f"weights of {what} must be floating-point numbers, found dtype {weights.dtype.name}; cast "
+            "them to float32"
         )
 
 

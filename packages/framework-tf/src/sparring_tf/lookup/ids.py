@@ -63,7 +63,7 @@ def validate_ids(values: Any, what: str, *, is_sparse_ok: bool = True) -> Any:
         except (TypeError, ValueError) as error:
             raise InvalidArgumentError(
                 f"ids of {what} must be an int64 tensor, found {type(values).__name__}, which TensorFlow "
-                f"cannot convert: {error}"
+                f"cannot convert: {error}; pass integers"
             ) from error
     dtype = values.dtype
     if dtype == tf.int64:

@@ -464,7 +464,8 @@ def _agents_of(layers: Any) -> list[TableAgent]:
     for root in roots:
         if not isinstance(root, keras.layers.Layer):
             raise InvalidArgumentError(
-                f"Optimizer takes models and layers with tables, found {type(root).__name__}"
+                f"Optimizer takes models and layers with tables, found {type(root).__name__}; pass the "
+                "model"
             )
         for weight in root.weights:
             trained = trained_table(weight)

@@ -48,7 +48,10 @@ def _loaded() -> tuple[Any, Path]:
     read_by.argtypes, read_by.restype = [ctypes.c_char_p], ctypes.c_char_p
     fault = read_by(os.fsencode(import_packed().library_path()))
     if fault is not None:
-        raise PluginError(f"sparring-packed: {fault.decode(errors='replace')}")
+        raise PluginError(
+            f"the library of sparring-packed cannot be loaded: {fault.decode(errors='replace')}; install "
+            "it again: pip install --force-reinstall sparring-packed"
+        )
     # The program must load the library by the same name as TensorFlow.
     return functions, Path(library._name)
 

@@ -134,7 +134,10 @@ def restore(model: Any) -> Any:
         InvalidArgumentError: the model has no layers that `distribute` created.
     """
     if not isinstance(model, keras.Model):
-        raise InvalidArgumentError(f"restore takes a model of Keras, found {type(model).__name__}")
+        raise InvalidArgumentError(
+            f"restore takes a model of Keras, found {type(model).__name__}; pass the model that "
+            "distribute returned"
+        )
     replaced = [each for each in model._flatten_layers() if isinstance(each, ReplacedEmbedding)]
     if not replaced:
         raise InvalidArgumentError(
@@ -232,11 +235,13 @@ def _scan(
 ) -> Scan:
     if not isinstance(model, keras.Model):
         raise InvalidArgumentError(
-            f"distribute takes a model of Keras, found {type(model).__name__}"
+            f"distribute takes a model of Keras, found {type(model).__name__}; pass the model first, "
+            "then the optimizer"
         )
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise InvalidArgumentError(
-            f"distribute takes an optimizer of Keras, found {type(optimizer).__name__}"
+            f"distribute takes an optimizer of Keras, found {type(optimizer).__name__}; pass for example "
+            "keras.optimizers.Adagrad(0.05)"
         )
     check_choices(semantics, keep)
     return scan(model, optimizer, is_lazy=semantics == "lazy", is_served=is_served, keep=keep)

@@ -34,7 +34,7 @@ def create_service_optimizer(model: Any, optimizer: Any, steps: int | None) -> O
 
     Args:
         model: the model with the tables.
-        optimizer: a Keras optimizer for which `served_refusal` is empty.
+        optimizer: a Keras optimizer for which `find_service_obstacle` returns an empty text.
         steps: number of calls that make one step; None for one.
     """
     is_plain = type(optimizer) is keras.optimizers.SGD and not optimizer.momentum

@@ -1,9 +1,9 @@
 """Handles the case that torch's allocator and tables run out of the GPU memory that they share.
 
-    torch finds none    torch.OutOfMemoryError ──► DeviceMemoryError with requested and free bytes
-    a table finds none  torch releases its unused memory, and the table tries again
+    torch runs out      torch.OutOfMemoryError ──► DeviceMemoryError with requested and free bytes
+    a table runs out    torch releases its unused memory, and the table tries again
 
-torch releases its own unused memory before it raises.
+torch releases its unused memory before it raises.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def release_unused_memory(device: torch.device) -> bool:
     """Returns torch's unused memory on `device` to the device.
 
     Returns:
-        Whether there was any.
+        Whether torch had unused memory.
     """
     if _count_reserved_bytes(device) <= 0:
         return False

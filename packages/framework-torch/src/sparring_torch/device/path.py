@@ -59,7 +59,7 @@ class DevicePath:
         """Checks that a tensor is on the device of the tables.
 
         Raises:
-            InvalidArgumentError: it is on another device; the message names both.
+            InvalidArgumentError: the tensor is on another device; the message names both devices.
         """
         if given.device == self.device:
             return

@@ -167,6 +167,6 @@ class TorchCollective(Collective):
     def _post(self, is_sending: bool, tensor: torch.Tensor, peer: int, tag: int) -> Any:
         group = self._group
         if group is None:
-            raise RuntimeError("the group is closed")
+            raise RuntimeError("collective 'torch': the group is closed, so no message can be sent")
         start = group.send if is_sending else group.recv
         return start([tensor], peer, tag << _SIZE_BITS | tensor.nbytes % _SIZE_MODULUS)

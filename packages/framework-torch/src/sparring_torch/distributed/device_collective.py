@@ -35,7 +35,7 @@ def with_devices(host: Collective, membership: Membership, process_group: str) -
     Args:
         host: the collective for host memory.
         membership: the membership of this rank, whose local rank is the number of its GPU.
-        process_group: the option of that name.
+        process_group: the option `process_group` of the collective.
 
     Raises:
         PluginError, DeviceError: `process_group` contains NCCL, but it cannot be used here.

@@ -212,7 +212,7 @@ class DistributedModelParallel(nn.Module):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Loads into the module, on all ranks the same; FSDP2 shards full parameters."""
+        """Loads the same state on all ranks; with FSDP2, each rank keeps its shard of it."""
         self._release()
         if self.sharded is not None:
             own = dict(self.module.named_parameters(remove_duplicate=False))

@@ -128,7 +128,7 @@ def register_tree(
         kind: the class.
         leaves: returns the tensors of an object, and plain lists with the rest.
         from_leaves: the inverse; it may be called with other leaves than tensors.
-        names: of the leaves, in order; an object may have fewer.
+        names: names of the leaves, in order; an object may have fewer leaves.
     """
 
     def named_leaves(tree: Any) -> tuple[list[tuple[Any, Any]], list[Any]]:

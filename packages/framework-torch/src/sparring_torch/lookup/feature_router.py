@@ -28,7 +28,7 @@ class FeatureRouter:
         unknown: ``ignore`` or ``reject`` features of a batch that belong to no table.
 
     Raises:
-        InvalidArgumentError: if `unknown` has another value.
+        InvalidArgumentError: `unknown` has another value.
     """
 
     def __init__(

@@ -78,7 +78,7 @@ class TrainAgent(CopiedTables):
         for device in {each.device for each in declarations} - {"cpu"}:
             # Let the module's constructor raise if there is no such device.
             get_kernel_set(device)
-        borrow_intra_op_threads()  # the thread that makes a model also trains it
+        borrow_intra_op_threads()  # the thread that creates a model also trains it
         super().__init__(declarations, container)
 
     def _own_device(self, container: StepContainer) -> str | None:
@@ -173,7 +173,7 @@ class TrainAgent(CopiedTables):
     def host(self) -> HostPath:
         """The path of lookups for which `path_for` returns None."""
         if self._host is None:
-            _ = self.container  # joins one
+            _ = self.container  # joins a container, which sets the path
             assert self._host is not None
         return self._host
 

@@ -296,7 +296,9 @@ def restore_table(container: StepContainer, table: str, saved: PackedTable) -> N
         )
     set_state(container, table, saved)
     entry = container.entry(table)
-    storage = container.state.tables.open(entry)  # a load repairs one with a part of its rows
+    storage = container.state.tables.open(
+        entry
+    )  # also after an interrupted load, which this repairs
     if not storage.capabilities.evicts and len(keys) > (storage.capacity or len(keys)):
         raise CapacityError(
             f"table {table!r}: found {len(keys):,} saved rows, but its storage has capacity for "

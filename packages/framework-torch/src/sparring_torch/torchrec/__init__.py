@@ -180,7 +180,7 @@ __all__ = [
 ShardedEmbeddingBagCollection = EmbeddingBagCollection
 """The same class: `DistributedModelParallel` shards the tables of a collection and keeps the module."""
 ShardedEmbeddingCollection = EmbeddingCollection
-"""As `ShardedEmbeddingBagCollection`."""
+"""The same class, for the same reason as `ShardedEmbeddingBagCollection`."""
 SGD = _torch.optim.SGD
 Adagrad = _torch.optim.Adagrad
 Adam = _torch.optim.Adam

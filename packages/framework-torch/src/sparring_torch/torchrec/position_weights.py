@@ -39,7 +39,7 @@ class PositionWeightedModule(nn.Module):
 class PositionWeightedModuleCollection(nn.Module):
     """Adds weights to the ids of several features, according to their positions; all others get 1.
 
-    For an `EmbeddingBagCollection` with ``is_weighted=True``.
+    Pass the result to an `EmbeddingBagCollection` with ``is_weighted=True``.
 
     Args:
         max_feature_lengths: feature → maximum number of ids in a bag.

@@ -107,7 +107,7 @@ class ParameterSharding:
             )
 
     def sharding(self) -> TableSharding:
-        """Converts it to the engine's type."""
+        """Returns the sharding as the engine's type."""
         return TableSharding(
             find_sharding_kind(self.sharding_type),
             tuple(self.ranks or ()),
@@ -117,7 +117,7 @@ class ParameterSharding:
 
     @staticmethod
     def of(sharding: TableSharding, world_size: int) -> ParameterSharding:
-        """Converts it from the engine's type."""
+        """Converts a sharding of the engine's type."""
         kernel = "dense" if sharding.kind == "data_parallel" else "fused"
         is_everywhere = sharding.kind in ("row_wise", "data_parallel")
         ranks = list(range(world_size)) if is_everywhere else list(sharding.ranks) or None

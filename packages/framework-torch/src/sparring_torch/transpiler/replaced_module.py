@@ -18,7 +18,11 @@ __all__ = ["ReplacedModule", "replace_module"]
 
 @dataclass(frozen=True, slots=True)
 class ReplacedTable:
-    """A weight that is now in a table; `row` is the one that is not, `empty` an empty weight."""
+    """A weight that is now in a table.
+
+    `skipped` is the number of the row that is not in the table, and `row` its values; None if all rows
+    are. `empty` replaces the data of the weight.
+    """
 
     name: str
     num_rows: int
@@ -95,7 +99,7 @@ def _take(weight: nn.Parameter, why: str) -> None:
 
 
 def _taken(data: Tensor, requires_grad: bool, why: str) -> nn.Parameter:
-    """Creates such a parameter in a copy or a pickle."""
+    """Creates a `_TakenWeight` when one is copied or unpickled."""
     weight = nn.Parameter(data, requires_grad)
     _take(weight, why)
     return weight

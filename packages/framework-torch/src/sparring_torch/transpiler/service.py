@@ -32,7 +32,10 @@ def find_form(known: KnownOptimizer, group: Mapping[str, Any]) -> FusedForm:
     """
     form = known.find_form(group)
     if isinstance(form, str):
-        raise UnsupportedError(f"no update method of a service is equivalent to this step: {form}")
+        raise UnsupportedError(
+            f"step: no update method of the service is equivalent, because {form}; restore the "
+            "hyper-parameters with which the program was distributed"
+        )
     return form
 
 

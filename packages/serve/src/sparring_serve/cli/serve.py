@@ -154,9 +154,9 @@ def _run(
     # Wait in intervals, because a signal that is delivered to another thread does not wake this one.
     while not stop.wait(0.5):
         continue
-    _log.info("draining")
+    _log.info("draining: new calls are rejected, calls in progress are completed")
     server.close()
-    _log.info("ended")
+    _log.info("all calls were completed, the server has ended")
 
 
 def _end_at_once() -> None:
@@ -200,6 +200,9 @@ def _run_workers(
         # A process that was still starting is ended by the signal.
         codes = {each.wait() for each in started} - {-signal.SIGTERM}
     if failed and not ended.is_set():
-        _log.error("a worker ended with %d; all were stopped", failed[0].returncode)
+        _log.error(
+            "a worker ended with exit code %d, so all were stopped; its messages are above",
+            failed[0].returncode,
+        )
         return 1
     return max(map(abs, codes), default=0)

@@ -17,7 +17,7 @@ __all__ = ["check_table_mapping", "check_seconds", "check_text", "check_ids", "c
 
 
 def check_seconds(given: object, most: float) -> float:
-    """Returns a deadline as float.
+    """Returns a deadline as a float.
 
     Raises:
         InvalidArgumentError: It is not a number above 0 and at most `most`.
@@ -95,7 +95,8 @@ def check_ids(table: str, ids: npt.ArrayLike) -> npt.NDArray[Any]:
             array = hash_strings(ids)
     except (ValueError, OverflowError) as error:
         raise InvalidArgumentError(
-            f"cannot convert ids of table {table!r} to an array: {error}"
+            f"cannot convert ids of table {table!r} to an array: {error}; pass integers or strings in "
+            "one flat list"
         ) from None
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise InvalidArgumentError(

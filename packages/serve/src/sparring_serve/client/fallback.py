@@ -132,7 +132,7 @@ def _initial_table(described: TableMessage) -> TableConfig:
     """
     told = described.initial
     if not told.kind:
-        raise InvalidArgumentError("the server is of an older release")
+        raise InvalidArgumentError("found no kind of initial values, as from an older release")
     kind = _INITIALIZERS.get(told.kind)
     if kind is None:
         raise InvalidArgumentError(

@@ -63,7 +63,9 @@ class _Connections:
         try:
             host, _ = split_address(address)
         except ValueError as error:
-            raise ConfigError(f"address of a replica: {error}") from None
+            raise ConfigError(
+                f"the address of a replica {error}; correct it in `shards` or in the targets"
+            ) from None
         check_plain_text(
             host,
             is_encrypted=config.tls is not None,

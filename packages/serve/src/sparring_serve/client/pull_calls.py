@@ -111,7 +111,10 @@ class PullCalls:
         call, answer = self.calls[number], decode(PullReply, content)
         names = [self.tables[part.number].name for part in call.parts]
         if [each.table for each in answer.tables] != names:
-            raise MessageError("the reply contains other tables than the request")
+            raise MessageError(
+                f"the reply contains the tables {', '.join(each.table for each in answer.tables)}, but "
+                f"{', '.join(names)} were requested; client and server may be of incompatible releases"
+            )
         for part, each in zip(call.parts, answer.tables, strict=True):
             self._place(part, each)
         found = answer.version

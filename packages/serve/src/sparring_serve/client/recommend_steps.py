@@ -138,7 +138,8 @@ def _vectors(
     if isinstance(given, Mapping):
         if len(given) != 1:
             raise InvalidArgumentError(
-                f"queries must be vectors or the keys of one table, found {len(given)} tables"
+                f"queries must be vectors or the keys of one table, found {len(given)} tables; pass the "
+                "keys of one table"
             )
         seconds = max(deadline - session.clock(), 1e-3)
         answer = yield from session.pull_steps(given, Missing.INITIAL, version, seconds)
@@ -152,7 +153,9 @@ def _vectors(
         try:
             vectors = np.asarray(given)
         except ValueError as error:
-            raise InvalidArgumentError(f"cannot convert queries to an array: {error}") from None
+            raise InvalidArgumentError(
+                f"cannot convert queries to an array: {error}; pass vectors of shape (q, {dim})"
+            ) from None
         if vectors.ndim != 2 or vectors.dtype.kind not in "fiu":
             raise InvalidArgumentError(
                 f"queries must be an array of numbers of shape (q, {dim}) or the keys of a table, found "

@@ -198,7 +198,7 @@ class Session:
             table: Name of the table.
             shard: Number of the shard, from 0.
             max_rows: Maximum number of rows in the chunk.
-            place: The version, empty for the newest that all shards have, and the cursor of the
+            position: The version, empty for the newest that all shards have, and the cursor of the
                 previous chunk, or empty.
             deadline: Deadline in seconds; None uses the deadline of the client.
         """
@@ -270,7 +270,10 @@ class Session:
         def accept(number: int, content: bytes) -> None:
             answer: DescribeReply = decode(DescribeReply, content)
             if not answer.versions or answer.max_ids < 1 or not answer.max_deadline_seconds > 0:
-                raise MessageError("a description without a version, or without limits")
+                raise MessageError(
+                    "the description of the server has no version or no limits; client and server may be "
+                    "of incompatible releases"
+                )
             answers[number] = answer
 
         calls = [(each, b"") for each in range(self.shards.num_shards)]
@@ -364,7 +367,8 @@ class Session:
             newer = ShardReplicas.from_bytes(moved.outcome.shard_map)
         except SparringError as error:
             raise InvalidArgumentError(
-                f"{moved}; cannot read the attached shard map: {error}"
+                f"{moved}; cannot read the attached shard map: {error}; client and server may be of "
+                "incompatible releases"
             ) from None
         with self._lock:
             if is_last or newer.number <= self.shards.number:

@@ -281,7 +281,7 @@ class ParameterClient(LookupClient, _PushClient):
             if not any(raised):
                 raise
             # The error of the block takes precedence.
-            _log.error("%s", failure)
+            _log.error("closing the client after another error failed: %s", failure)
 
     def _close_at_exit(self) -> None:
         self.close()
@@ -346,7 +346,7 @@ class AsyncParameterClient(AsyncLookupClient, _PushClient):
         except SparringError as failure:
             if not any(raised):
                 raise
-            _log.error("%s", failure)
+            _log.error("closing the client after another error failed: %s", failure)
 
     def _close_at_exit(self) -> None:
         # The event loop of the connections no longer runs.

@@ -365,7 +365,10 @@ class PushLog:
                     self._fsync()
                 except OSError as error:
                     self._is_dirty = True
-                    _log.warning("push log %s: fsync failed: %s", self.folder, error)
+                    _log.warning(
+                        "push log %s: fsync failed and will be repeated: %s; check the disk",
+                        self.folder, error,
+                    )  # fmt: skip
 
 
 def _number(path: Path) -> int:

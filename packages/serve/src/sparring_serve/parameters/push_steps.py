@@ -255,7 +255,10 @@ def snapshot_steps(
     try:
         answer: SnapshotReply = decode(SnapshotReply, outcome.answer)
     except MessageError as error:
-        raise SnapshotError(f"{what}: cannot read the reply of {first}: {error}", url=url) from None
+        raise SnapshotError(
+            f"{what}: cannot read the reply of {first}: {error}; check whether the snapshot exists",
+            url=url,
+        ) from None
     return ServiceSnapshot(answer.url, answer.step, {each.name: each.rows for each in answer.rows})
 
 
@@ -404,7 +407,8 @@ def _part(table: str, given: TablePush, dim: int, method: str) -> _Part:
         ids, gradients = np.asarray(given.ids), np.asarray(given.gradients)
     except (ValueError, OverflowError) as error:
         raise InvalidArgumentError(
-            f"push to table {table!r}: cannot convert to arrays: {error}"
+            f"push to table {table!r}: cannot convert ids and gradients to arrays: {error}; pass "
+            "integers (n,) and numbers (n, dim)"
         ) from None
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         raise InvalidArgumentError(

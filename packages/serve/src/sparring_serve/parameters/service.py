@@ -341,7 +341,9 @@ def _wait(request: PushRequest) -> Wait:
     try:
         return Wait(request.wait)
     except ValueError as error:
-        raise _wrong(f"push: {error}; this server is older than the client, upgrade it") from None
+        raise _wrong(
+            f"push: {error}; the client is of a newer release than this server: upgrade the server"
+        ) from None
 
 
 def _hyper(given: TableGradients, declared: TableDeclaration) -> HyperParameters:

@@ -44,4 +44,4 @@ def _close_all() -> None:
         try:
             close()
         except SparringError as error:
-            _log.error("at exit: %s", error)
+            _log.error("at exit: flushing queued pushes failed: %s", error)

@@ -195,7 +195,7 @@ def _existing(out_url: str | os.PathLike[str]) -> dict[str, sparring_packed.Serv
         try:
             found[name] = sparring_packed.read_manifest(f"{os.fspath(out_url).rstrip('/')}/{name}")
         except SnapshotError as error:
-            _log.warning("%s is ignored: %s", name, error)
+            _log.warning("serving snapshot %s is ignored: %s", name, error)
     return dict(sorted(found.items(), key=lambda each: (each[1].step, each[0])))
 
 

@@ -49,7 +49,7 @@ class LookupServer:
     Args:
         tables: Tables to serve; closed with the server.
         config: Configuration of the service.
-        place: Shard of this server.
+        position: Shard of this server.
         address: ``host:port``; port 0 selects a free port.
         changes: Creates the handler of pushes, saves and loads; None: the tables are read-only.
 

@@ -71,7 +71,7 @@ class Refresher:
                 self._metrics.count_refresh("refused")
                 if refused != self._last_refused:
                     _log.warning(
-                        "a newer version is rejected, the old one remains served: %s", refused
+                        "a newer version is rejected, and the old one is still served: %s", refused
                     )
                 self._last_refused = refused
                 return RefreshResult(False, refused)

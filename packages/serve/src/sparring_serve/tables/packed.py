@@ -57,7 +57,8 @@ def open_packed_tables(config: ServingConfig, position: ShardPosition) -> Packed
     if server.pin is not None:
         if os.sep in server.pin or server.pin in ("", ".", ".."):
             raise InvalidArgumentError(
-                f"server.pin must be the name of a folder in {folder}, found {server.pin!r}"
+                f"server.pin must be the name of a folder in {folder}, without a path, found "
+                f"{server.pin!r}"
             )
         try:
             packed = open_at(f"{folder}/{server.pin}")
@@ -114,7 +115,7 @@ def _open_older(
         try:
             return open_at(f"{folder}/{name}")
         except (SnapshotError, InvalidArgumentError) as error:
-            _log.warning("%s/%s is skipped: %s", folder, name, error)
+            _log.warning("serving snapshot %s/%s is skipped: %s", folder, name, error)
     return None
 
 

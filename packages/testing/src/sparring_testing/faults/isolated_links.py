@@ -92,7 +92,10 @@ class IsolatedLinks(Closable):
         if holder.stdout.readline():
             return holder.pid
         reason = holder.stderr.read().decode(errors="replace").strip()
-        raise UnsupportedError(f"isolated links: cannot create a network namespace: {reason}")
+        raise UnsupportedError(
+            f"isolated links: cannot create a network namespace: {reason}; run as root, or allow users "
+            "to create namespaces"
+        )
 
     def _entering(self, process: int) -> list[str]:
         user = ["--user", "--preserve-credentials"] if _new_user() else []
@@ -135,4 +138,7 @@ def _run(command: Sequence[str]) -> None:
     ran = subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False)
     if ran.returncode:
         said = ran.stderr.decode(errors="replace").strip()
-        raise UnsupportedError(f"isolated links: {' '.join(command)} failed: {said}")
+        raise UnsupportedError(
+            f"isolated links: {' '.join(command)} failed: {said}; check that the kernel supports "
+            "bridges and traffic control"
+        )

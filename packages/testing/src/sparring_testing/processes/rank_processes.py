@@ -162,7 +162,7 @@ class RankProcesses:
         if not connection.poll(max(limit - time.monotonic(), 0.0)):
             self.close()
             raise DeadlineError(
-                f"rank processes: rank {rank} did not reply in time; see whether it hangs"
+                f"rank processes: rank {rank} did not reply in time; check whether it hangs"
             )
         try:
             outcome: Outcome = connection.recv()

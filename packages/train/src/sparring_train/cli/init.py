@@ -99,7 +99,10 @@ def _configuration(
             if name in summary.sample.unusable and role != "skip":
                 reason = summary.sample.unusable[name]
                 raise DataError(
-                    f"{path}: column {name!r} cannot be used: {reason}", path=path, column=name
+                    f"{path}: column {name!r} cannot be used: {reason}. Correct the files, or do not "
+                    f"assign it to {role}",
+                    path=path,
+                    column=name,
                 )
     for key, role in ROLES.items():
         for name in given.columns.get(key, ()):

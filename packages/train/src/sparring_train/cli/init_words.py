@@ -117,7 +117,9 @@ def apply_keys(lines: Sequence[str], keys: Mapping[str, str]) -> list[str]:
         target = f"it.{inner}" if inner else "it"
         problems = apply_override(f"{target}={text}", value, Locations(Location(0, 0, key)))
         if problems:
-            raise ConfigError(f"{key}={text}: {problems[0].message}", setting=key)
+            raise ConfigError(
+                f"the argument {key}={text} cannot be applied: {problems[0].message}", setting=key
+            )
         written[begin:end] = [f"{indent}{name or section}: {_flow(value['it'])}"]
     return written
 

@@ -86,7 +86,9 @@ def recommend(  # noqa: PLR0913, PLR0917 - typer makes the options of these
         items = read_keys(found, _table(config, sides.item))
         if new:
             if sides.user is None or user is None:
-                raise InvalidArgumentError("--new requires a user; add --user")
+                raise InvalidArgumentError(
+                    "--new excludes the items of a user, but no user was given; add --user"
+                )
             items = np.setdiff1d(
                 items, read_seen_items(model, sides, int(asked.ids[sides.user][0]))
             )
@@ -198,7 +200,9 @@ def _number(given: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise InvalidArgumentError(f"--with {given}: expected a number as value") from None
+        raise InvalidArgumentError(
+            f"--with {given}: found {text!r}, expected a number; correct the value"
+        ) from None
 
 
 def _table(config: RunConfig, feature: str) -> str:

@@ -163,7 +163,10 @@ class MetricsWriter(Closable):
             # Write-backs and saves still change counters.
             self._container.events.drain()
         except DeadlineError as error:
-            _log.warning("the last %s are not final: %s", self._name, error)
+            _log.warning(
+                "the last %s do not include saves and write-backs that are still running: %s",
+                self._name, error,
+            )  # fmt: skip
         self._write_now(counts_all=True)
 
     def __exit__(
@@ -238,7 +241,10 @@ class MetricsWriter(Closable):
         except Exception as error:
             if not task.done():
                 raise
-            _log.info("%s failed before, which the event loop reports: %s", self._name, error)
+            _log.info(
+                "an earlier write of %s failed, and its error is raised separately: %s",
+                self._name, error,
+            )  # fmt: skip
 
     @property
     def _name(self) -> str:

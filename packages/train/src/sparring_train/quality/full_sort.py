@@ -60,7 +60,9 @@ def full_sort(
         ) from None
     users, keys = np.asarray(user_vectors), np.asarray(item_keys)
     if users.ndim != 2:
-        raise InvalidArgumentError(f"user_vectors: found {users.shape}, expected (users, dim)")
+        raise InvalidArgumentError(
+            f"user_vectors: found {users.shape}, expected (users, dim); pass one vector per user"
+        )
     if len(np.unique(keys)) < keys.size:
         raise InvalidArgumentError("item_keys: found a key twice; pass each item once")
     wanted = check_jagged(relevant, len(users), "relevant")

@@ -170,7 +170,9 @@ def _npy(path: Path, columns: Sequence[str]) -> Iterator[Ids]:
     try:
         ids = np.load(path, mmap_mode="r", allow_pickle=False)
     except ValueError as error:
-        raise ConfigError(f"{path}: {error}; save it with numpy.save") from None
+        raise ConfigError(
+            f"{path}: cannot read the array: {error}; save it with numpy.save"
+        ) from None
     ids = ids.reshape(-1)
     for at in range(0, len(ids), _ROWS_AT_ONCE):
         yield _whole(path, "the array", ids[at : at + _ROWS_AT_ONCE])
@@ -208,7 +210,9 @@ def _parquet(path: Path, columns: Sequence[str]) -> Iterator[Ids]:
     try:
         file = parquet.ParquetFile(path)
     except ArrowInvalid as error:
-        raise ConfigError(f"cannot read {path} as Parquet: {error}; check the file") from None
+        raise ConfigError(
+            f"{path}: cannot read the file as Parquet: {error}; check that it is complete"
+        ) from None
     _check_columns(path, columns, file.schema_arrow.names)
     for batch in file.iter_batches(columns=list(columns)):
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
