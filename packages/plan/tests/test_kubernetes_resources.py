@@ -212,7 +212,7 @@ def test_a_service_of_a_bucket_has_names_room_for_copies_and_what_it_was_given(
         (("served", "--bytes", "1GiB", "--replicas", "27"), "--replicas must be at most 26"),
         (("a", "b"), "expected PLAN INPUTS RUN to train, or SERVED to serve"),
         (("served", "a=1", "b"), "expected PLAN INPUTS RUN to train, or SERVED to serve"),
-        (("a", "b", "c", "--bytes", "1GiB"), "--bytes is for serving"),
+        (("a", "b", "c", "--bytes", "1GiB"), "--bytes is only supported for serving"),
     ],
 )
 def test_wrong_arguments_of_a_service_are_rejected(

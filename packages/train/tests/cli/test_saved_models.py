@@ -444,7 +444,7 @@ def test_what_else_is_known_changes_the_scores(ask: Any) -> None:
             "found 0 ids of feature 'user'; the model needs one of each, give: --user=…",
         ),
         (["required", "-k", "1"], "give: --user=… --with device=…"),
-        (["ratings", "--new"], "--new requires a user"),
+        (["ratings", "--new"], "--new excludes the items of a user"),
     ],
 )
 def test_a_question_without_an_answer_is_refused(
