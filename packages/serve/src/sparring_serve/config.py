@@ -156,7 +156,7 @@ class ServerConfig(DocumentModel):
         "requires `pip install 'sparring-serve[reflection]'`.",
     )
     tls: TlsFiles = Field(
-        TlsFiles(), description="Files of TLS. With a certificate, the server encrypts."
+        TlsFiles(), description="TLS files. If a certificate is set, the server uses TLS."
     )
     token_file: Path | None = Field(
         None,
@@ -203,16 +203,16 @@ class ClientConfig(DocumentModel):
     )
     stale_rows: Annotated[int, Field(ge=1, le=1 << 30)] = Field(
         100_000,
-        description="Slots per table for rows that the client keeps for `on_failure: stale`; a new "
-        "row replaces the row in its slot.",
+        description="Number of rows per table that the client keeps for `on_failure: stale`. Each row "
+        "has one possible slot; a new row replaces the row in its slot.",
     )
     max_staleness_seconds: Annotated[float, Field(ge=0)] = Field(
         0.0, description="A pull raises an error if the version is older; 0: any age is accepted."
     )
     tls: TlsFiles | None = Field(
         None,
-        description="Files of TLS. If given, the client encrypts; `ca_file: null` trusts the "
-        "certificates of the system.",
+        description="TLS files. If set, the client uses TLS; `ca_file: null` trusts the certificates of "
+        "the system.",
     )
     token_file: Path | None = Field(None, description="File whose first line is the token.")
     insecure: bool = Field(False, description="Allows plain text to servers on other machines.")
@@ -229,8 +229,8 @@ class ServingConfig(DocumentModel):
     )
     tables: dict[str, BackendTableDeclaration] = Field(
         default_factory=dict,
-        description="Alternative to `snapshots`: tables by name whose rows stay in the storage of the "
-        "training, such as Redis, with caches in each server.",
+        description="Alternative to `snapshots`: tables by name. Their rows stay in the storage of the "
+        "training, such as Redis, and each server caches them.",
     )
     shards: tuple[tuple[str, ...], ...] = Field(
         (("127.0.0.1:7433",),),
@@ -240,13 +240,13 @@ class ServingConfig(DocumentModel):
     )
     map_number: Annotated[int, Field(ge=1, lt=1 << 62)] = Field(
         1,
-        description="Version of `shards`. Increase it with each change so that clients use the newer "
-        "map.",
+        description="Version of `shards`. Increase it when you change `shards`, so that clients use the "
+        "newer addresses.",
     )
     server: ServerConfig = ServerConfig()
     client: ClientConfig = ClientConfig()
     parameters: ParametersConfig | None = Field(
-        None, description="Tables that learn, for servers of the role `parameters`."
+        None, description="Tables that servers of the role `parameters` train."
     )
 
     @model_validator(mode="after")

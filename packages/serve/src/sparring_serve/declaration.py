@@ -115,8 +115,8 @@ class ParametersConfig(DocumentModel):
     )
     start: str | None = Field(
         "newest",
-        description="What a server loads at its start: `newest`, the newest snapshot in the first "
-        "folder if there is one; the name or URL of another snapshot; null: nothing.",
+        description="Snapshot that a server loads at its start. `newest`: the newest snapshot in the "
+        "first folder if there is one; otherwise the name or URL of a snapshot; null: none.",
     )
     push_log: Path | None = Field(
         None,

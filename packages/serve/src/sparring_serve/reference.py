@@ -89,7 +89,8 @@ def _type(annotation: Any) -> str:
     if origin is dict:
         return "mapping"
     if origin is tuple:
-        return f"list of {_type(arguments[0])}"
+        plural = "lists" + _type(arguments[0])[4:] if get_origin(arguments[0]) is tuple else "texts"
+        return f"list of {plural}"
     if arguments:  # Annotated
         return _type(arguments[0])
     return "section"

@@ -136,7 +136,7 @@ def _type_name(annotation: Any, metadata: list[Any]) -> str:
     if origin is dict:
         return "a mapping"
     if origin in (tuple, list):
-        return "a list of: " + _type_name(get_args(annotation)[0], [])
+        return "a list of " + _plural(_type_name(get_args(annotation)[0], []))
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return " or ".join(f"`{each.value}`" for each in annotation)
     if isinstance(annotation, type) and (
@@ -152,6 +152,11 @@ def _type_name(annotation: Any, metadata: list[Any]) -> str:
     return name + _bounds(metadata)
 
 
+def _plural(name: str) -> str:
+    noun, comma, bounds = name.removeprefix("a ").partition(",")
+    return f"{noun}s{comma}{bounds}"
+
+
 def _bounds(metadata: list[Any]) -> str:
     parts = []
     for bound in metadata:
@@ -164,7 +169,8 @@ def _bounds(metadata: list[Any]) -> str:
         elif isinstance(bound, Le) and bound.le not in _MACHINE_LIMITS:
             parts.append(f"≤ {bound.le}")
         elif isinstance(bound, MaxLen):
-            parts.append(f"at most {bound.max_length} characters")
+            unit = "character" if bound.max_length == 1 else "characters"
+            parts.append(f"at most {bound.max_length} {unit}")
     return f", {', '.join(parts)}" if parts else ""
 
 

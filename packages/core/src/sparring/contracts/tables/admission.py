@@ -58,7 +58,10 @@ class Frequency(Admission):
     Therefore an id may be admitted later, but never earlier.
     """
 
-    k: Annotated[WholeNumber, Field(ge=1, le=2**32 - 1, description="Steps.")]
+    k: Annotated[
+        WholeNumber,
+        Field(ge=1, le=2**32 - 1, description="Number of steps with a gradient until admission."),
+    ]
     memory_bytes: Annotated[
         WholeNumber,
         Field(
@@ -92,7 +95,10 @@ class Bloom(Admission):
     """
 
     # The formula and its sources are in native/kernels/bloom_shape.h.
-    k: Annotated[WholeNumber, Field(ge=1, le=256, description="Steps.")]
+    k: Annotated[
+        WholeNumber,
+        Field(ge=1, le=256, description="Number of steps with a gradient until admission."),
+    ]
     false_positive_rate: Annotated[
         Number,
         Field(

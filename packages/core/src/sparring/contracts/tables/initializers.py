@@ -73,7 +73,7 @@ class Zeros(Initializer):
 class Constant(Initializer):
     """Initializes all elements with one number."""
 
-    value: Annotated[Number, Field(description="The number.")] = 0.0
+    value: Annotated[Number, Field(description="Value of each element.")] = 0.0
     kind: ClassVar[str] = "constant"
 
     def parameters(self, dim: int) -> tuple[float, float]:

@@ -18,10 +18,10 @@ class ChangeNotesConfig(Section):
     """
 
     every_steps: PositiveInt | None = Field(
-        None, description="Publish every this many steps; null: not by steps."
+        None, description="Number of steps between publications; null: no publications by steps."
     )
     every_seconds: PositiveFloat | None = Field(
-        None, description="Publish when this time has passed; null: not by time."
+        None, description="Seconds between publications; null: no publications by time."
     )
     url: LocalPath | None = Field(
         None,

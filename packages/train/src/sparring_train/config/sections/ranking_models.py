@@ -86,7 +86,7 @@ class RankingModel(ModelSection):
 
 
 class TwoTowersModel(RankingModel):
-    """A vector of a user and one of an item, trained with a softmax over the items of a step: Yi et al.,
+    """Computes vectors of users and items, trained with a softmax over the items of a step: Yi et al.,
     "Sampling-bias-corrected neural modeling for large corpus item recommendations", RecSys 2019."""
 
     kind: Literal["two_towers"]

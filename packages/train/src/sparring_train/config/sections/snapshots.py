@@ -24,12 +24,12 @@ class SnapshotsConfig(Section):
         "configuration file.",
     )
     every_steps: PositiveInt | None = Field(
-        None, description="Save every this many steps; null: not by steps."
+        None, description="Number of steps between saves; null: no saves by steps."
     )
     every_minutes: PositiveFloat | None = Field(
-        None, description="Save when this time has passed; null: not by time."
+        None, description="Minutes between saves; null: no saves by time."
     )
-    at_end: bool = Field(True, description="Save when training ends.")
+    at_end: bool = Field(True, description="Whether to save when training ends.")
     keep: Annotated[int, Field(ge=2, le=1_000_000)] = Field(
         3,
         description="Number of snapshots to keep, the newest ones. Snapshots that a kept delta needs are "
@@ -37,8 +37,8 @@ class SnapshotsConfig(Section):
     )
     full_every: PositiveInt = Field(
         1,
-        description="One of this many snapshots is full; the others are deltas to the previous one. "
-        "1 writes full snapshots only.",
+        description="Number of snapshots of which one is full; the others are deltas to the previous "
+        "one. 1: all snapshots are full.",
     )
     deadline_seconds: SaveSeconds = Field(
         600.0, description="Maximum time that a snapshot waits for the data of other ranks."

@@ -180,8 +180,8 @@ class TableData(DataSection):
     )
     share_tables: dict[_Name, _Name] = Field(
         default_factory=dict,
-        description="Table of a column of `categorical`, if it is not the table of the column's name: "
-        "`{last_item: item}`.",
+        description="Table that a column of `categorical` uses, if its name is not the name of the "
+        "column: `{last_item: item}`.",
     )
     missing_ids: dict[_Name, Annotated[int, Field(ge=-(2**63), lt=2**63)]] = Field(
         default_factory=dict,
@@ -222,7 +222,7 @@ class TableData(DataSection):
     split: SplitConfig = Field(SplitConfig(), description="Rows that are kept for the test.")
     validation: ValidationConfig | None = Field(
         None,
-        description="Rows among the others that are kept for validation: `{fraction: 0.1}`; null: none.",
+        description="Rows that are kept for validation, not for training: `{fraction: 0.1}`; null: none.",
     )
     shuffle: bool = Field(
         True,
@@ -232,9 +232,9 @@ class TableData(DataSection):
     read: Literal["same_steps", "own"] = Field(
         "same_steps",
         description="`same_steps`: a step has the same rows for every number of ranks. `own`: each rank "
-        "reads its own row groups one after the other, for storage that is slow at reading several "
-        "places at a time; steps then depend on the number of ranks, which the result reports. Parquet "
-        "only.",
+        "reads its own row groups one after the other, which is faster if the files are on a "
+        "device with slow random reads; steps then depend on the number of ranks, which the result "
+        "reports. Parquet only.",
     )
     lanes: int = Field(
         24,

@@ -56,8 +56,8 @@ class OwnInitializer(Section):
 
 
 class AllAdmission(Section):
-    """Admits every id in the first step that trains on it; for tables without a filter if other tables
-    have one.
+    """Admits every id in the first step that trains on it. Use it in `overrides` for a table without a
+    filter.
     """
 
     kind: Literal["all"]

@@ -42,9 +42,9 @@ class TrainingConfig(Section):
     )
     evaluation_interval_steps: PositiveInt | None = Field(
         None,
-        description="Evaluate every this many steps: on the validation rows if there are any, otherwise "
-        "on the test rows. Null: on the validation rows at the end of each epoch. Both are evaluated at "
-        "the end of training.",
+        description="Number of steps between evaluations, which use the validation rows if there are "
+        "any, otherwise the test rows. Null: the validation rows are evaluated at the end of each "
+        "epoch. Both are evaluated at the end of training.",
     )
     watch: str | None = Field(
         None,
