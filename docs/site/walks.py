@@ -1,10 +1,10 @@
-"""The lists of files in `docs/explanation/architecture.md`, made from what really runs.
+"""Writes the lists of files in `docs/explanation/architecture.md`, which are recorded from runs.
 
     python docs/site/walks.py save       prints the files that a walk runs through, in order
-    python docs/site/walks.py --write    writes all lists into the page, with docstrings' first lines
+    python docs/site/walks.py --write    writes all lists into the page, with the first lines of docstrings
 
 Needs sparring, sparring-hkv, sparring-testing and sparring-torch. Each walk runs before it is
-recorded, so that its list has no file that is only needed once.
+recorded, so that its list contains no files that run only once.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ PAGE = PACKAGES.parent / "docs/explanation/architecture.md"
 TABLE = sparring.TableConfig("item", 8)
 CORE = "core/src/sparring/"
 VOCABULARY = ("contracts", "runtime")
-"""Rooms of core whose files a path only takes words from: dataclasses and checks of arguments, threads
-and lifecycles. All other files of core decide or do something: they are the path."""
+"""Subpackages of core that are not on the path: dataclasses, checks of arguments, threads and lifecycles.
+All other files of core decide or do something: they are the path."""
 
 
 class Recorder:
@@ -189,7 +189,7 @@ def main(arguments: list[str]) -> None:
             parts[part_of(file)].append(f"[`{name}`](../../packages/{file}): {first_line(file)}")
         path = parts.pop("path")
         in_core = len(path) + len(parts["vocabulary"])
-        text = f"{len(path)} files are the path, of {in_core} in core:\n\n"
+        text = f"The path contains {len(path)} of the {in_core} files in core:\n\n"
         text += "".join(f"{number}. {line}\n" for number, line in enumerate(path, 1))
         for part, lines in parts.items():
             text += f"\n{part.capitalize()}:\n\n" * bool(lines)
