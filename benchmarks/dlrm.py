@@ -96,7 +96,7 @@ def measure(scale: Scale) -> list[Figure]:
         Figure(
             what="  upper limit, with embeddings that take no time",
             value=f"{median(most):.2f} x",
-            detail=f"the dense layers alone take {timings['dense'].median * 1e3:.1f} ms of our "
+            detail=f"only the dense layers take {timings['dense'].median * 1e3:.1f} ms of our "
             f"{timings['ours'].median * 1e3:.1f} ms",
         ),
         Figure(

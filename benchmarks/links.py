@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def measure(scale: Scale) -> list[Figure]:
     """Returns the median round of the slowest rank; schedules alternate.
 
-    The transfer alone is measured too, as `sequential` with storages that take no time, because links
+    Only the transfer is measured too, as `sequential` with storages that take no time, because links
     also carry headers and acknowledgements.
     """
     what = f"pull over TCP, {WORLD_SIZE} processes, links of 1 Gbit/s, equally slow lookup"
@@ -53,7 +53,7 @@ def measure(scale: Scale) -> list[Figure]:
         excess_figure(
             found,
             transfer,
-            f"{transfer * 1e3:.0f} ms each: the transfer alone, "
+            f"{transfer * 1e3:.0f} ms each: only the transfer, "
             f"{wire_bytes * 8 / transfer / 1e6:.0f} Mbit/s each way",
         ),
     ]

@@ -215,7 +215,7 @@ def _share_figures(beside: _Beside, share: float | None, gigabytes: float) -> li
 
 @dataclass
 class _Beside:
-    """Seconds of steps alone and of steps during other work, alternately."""
+    """Seconds of steps without and with other work, measured alternately."""
 
     plain: list[float] = field(default_factory=list)
     steps: list[float] = field(default_factory=list)
@@ -241,7 +241,7 @@ def _save_once(
     share: float | None,
     beside: _Beside,
 ) -> None:
-    """Runs steps alone, during one save, and alone again."""
+    """Runs steps without a save, during one, and without it again."""
     beside.plain += [_timed(step) for _ in range(_ALONE)]
     worked = container.saves.counters.work_seconds
     begin = time.perf_counter()

@@ -91,7 +91,7 @@ def measure(scale: Scale) -> list[Figure]:
         memory = [each.private_bytes() for each in services]
     ratio, of_memory = in_turn[1] / in_turn[0], memory[1] / memory[0]
     busy = at_once[1] / at_once[0]
-    what = f"{IDS:,} ids x {DIM}: processor time a call, two workers against one"
+    what = f"{IDS:,} ids x {DIM}: processor time per call, two workers compared with one"
     return [
         Figure(
             f"{what}, one call at a time", f"{ratio:.2f} x", f"<= {BAR}", ratio <= BAR,

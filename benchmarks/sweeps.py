@@ -36,7 +36,7 @@ def measure(scale: Scale) -> list[Figure]:
         )
     for num_ids in IDS:
         cost = _cost(scale, 1_000_000, 64, num_ids)
-        figures.append(_figure(f"{num_ids:,} ids a batch, dim 64, 2 threads", cost))
+        figures.append(_figure(f"{num_ids:,} ids per batch, dim 64, 2 threads", cost))
     return figures
 
 
@@ -63,7 +63,7 @@ def _rows(scale: Scale, threads: int) -> Sequence[Figure]:
 
 
 def _figure(what: str, nanoseconds: float) -> Figure:
-    return Figure(what=f"  step, {what}", value=f"{nanoseconds:.1f} ns an id")
+    return Figure(what=f"  step, {what}", value=f"{nanoseconds:.1f} ns per id")
 
 
 def _cost(scale: Scale, num_rows: int, dim: int, num_ids: int) -> float:

@@ -204,7 +204,7 @@ def _builds(scale: Scale) -> list[Figure]:
     figures = [
         Figure(
             what=f"  {name}, one thread",
-            value=f"visit {medians[name, 'visit']:.0f}, update {medians[name, 'update']:.0f} ns a key",
+            value=f"visit {medians[name, 'visit']:.0f}, update {medians[name, 'update']:.0f} ns per key",
             detail=f"{medians[name, 'visit'] / medians[best, 'visit']:.2f} and "
             f"{medians[name, 'update'] / medians[best, 'update']:.2f} x the time of {best}",
         )
@@ -216,7 +216,7 @@ def _builds(scale: Scale) -> list[Figure]:
             what="state behind the embedding, uniform, one thread",
             value=f"{apart:.2f} x",
             detail=f"4 bytes of state in a separate table: "
-            f"{medians[best, 'update_apart']:.0f} ns a key, behind the embedding "
+            f"{medians[best, 'update_apart']:.0f} ns per key, behind the embedding "
             f"{medians[best, 'update']:.0f}",
             ratio=apart,
         )

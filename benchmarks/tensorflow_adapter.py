@@ -105,7 +105,7 @@ def _overhead(rounds: int) -> list[Figure]:
             value=f"{graph:.1f} µs",
             bar=f"≤ {BAR_GRAPH:.0f} µs",
             is_reached=graph <= BAR_GRAPH,
-            detail=f"{micro['gathers']:.1f} and {micro['identities']:.1f} µs an op, reading the "
+            detail=f"{micro['gathers']:.1f} and {micro['identities']:.1f} µs per op, reading the "
             "anchor included",
         ),
     ]
@@ -250,7 +250,7 @@ def _beside_tfra(batches: list[Any], rounds: int, step: Timing, lookup: Timing) 
         ratio = their / our
         figures.append(
             Figure(
-                what=f"{what}, beside TFRA",
+                what=f"{what}, compared with TFRA",
                 value=f"{ratio:.1f} ×",
                 bar=f"≥ {bar:.0f} ×",
                 is_reached=ratio >= bar,

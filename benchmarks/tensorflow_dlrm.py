@@ -49,7 +49,7 @@ def measure_dlrm(rounds: int) -> list[Figure]:
     ratio = theirs / ours
     return [
         Figure(
-            what=f"{what}, beside TFRA",
+            what=f"{what}, compared with TFRA",
             value=f"{ratio:.1f} ×",
             bar=f"≥ {BAR:.0f} ×",
             is_reached=ratio >= BAR,

@@ -48,7 +48,7 @@ def measure(scale: Scale) -> list[Figure]:
             ratio = times["rows"] / times["pooled"]
             figures.append(
                 Figure(
-                    what=f"{kind}, {IDS_A_BAG} ids a bag x {DIM}, 2 ranks, {link}: a step",
+                    what=f"{kind}, {IDS_A_BAG} ids per bag x {DIM}, 2 ranks, {link}: a step",
                     value=f"{ratio:.2f} x as fast as by rows",
                     detail=", ".join(f"{k} {v * 1e3:.1f} ms" for k, v in times.items()),
                     ratio=ratio,
@@ -57,7 +57,7 @@ def measure(scale: Scale) -> list[Figure]:
         fewer = num_bytes["rows"] / num_bytes["pooled"]
         figures.append(
             Figure(
-                what=f"{kind}, {IDS_A_BAG} ids a bag x {DIM}, 2 ranks: bytes of a step",
+                what=f"{kind}, {IDS_A_BAG} ids per bag x {DIM}, 2 ranks: bytes of a step",
                 value=f"{fewer:.1f} x fewer than by rows",
                 bar=f">= {BYTES_BAR}" if kind == "table_wise" else None,
                 is_reached=fewer >= BYTES_BAR if kind == "table_wise" else None,

@@ -124,7 +124,10 @@ def system_packages(session: nox.Session, *packages: str) -> list[str]:
         return list(packages)
     for package, some in missing.items():
         if some:
-            session.warn(f"{package} is left out. It needs: sudo apt install {' '.join(some)}")
+            session.warn(
+                f"{package} is left out, because system packages are missing; run: sudo apt install "
+                f"{' '.join(some)}"
+            )
     return [package for package in packages if not missing[package]]
 
 
@@ -228,7 +231,7 @@ def make_wheel(
 
 
 def find_nvcc(session: nox.Session) -> str | None:
-    """Returns the compiler of GPU code: of the machine, or of PyPI; None if GPU code is not needed."""
+    """Returns nvcc of the machine or from PyPI; None if GPU code is not or cannot be compiled."""
     if os.environ.get(WITHOUT_NVCC):
         session.warn(f"{WITHOUT_NVCC} is set, so no GPU code is compiled")
         return None
@@ -236,10 +239,12 @@ def find_nvcc(session: nox.Session) -> str | None:
     try:
         return str(session.run("python", str(FIND_NVCC), str(folder), silent=True)).split()[-1]
     except nox.command.CommandFailed:
-        how = f"install nvcc of CUDA 12.4 to 13.x, or set {WITHOUT_NVCC}=1 to go without"
+        how = (
+            f"install nvcc of CUDA 12.4 to 13.x, or set {WITHOUT_NVCC}=1 to build without GPU code"
+        )
         if os.environ.get("CI"):
             session.error(f"GPU code could not be compiled: {how}")
-        session.warn(f"no GPU code is compiled; to have it compiled, {how}")
+        session.warn(f"no GPU code is compiled; to compile it, {how}")
         return None
 
 

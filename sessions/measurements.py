@@ -138,7 +138,10 @@ def reliability(session: nox.Session) -> None:
 
 @nox.session
 def fuzz(session: nox.Session) -> None:
-    """Fuzzes the packed reader and the request decoder, prints coverage; ``-- MINUTES`` of each, 10."""
+    """Fuzzes the packed reader and the request decoder, and prints coverage.
+
+    Each takes 10 minutes; ``-- MINUTES`` sets another duration.
+    """
     session.install("atheris>=3", "coverage", silent=True)
     install_family(session, "cli", "storage-tiered", "packed", "serve")
     session.run("python", "-m", "fuzz", *session.posargs, env={"PYTHONPATH": str(ROOT)})

@@ -147,7 +147,10 @@ def check_bundled(session: nox.Session, wheels: Path) -> None:
 def install(session: nox.Session) -> None:
     """Installs this checkout into an existing environment: `nox -s install -- VENV torch hkv`."""
     if not session.posargs or set(session.posargs[1:]) - set(EXTRAS):
-        session.error(f"nox -s install -- VENV [{'] ['.join(EXTRAS)}]; without names: torch hkv")
+        session.error(
+            f"install: found the arguments {session.posargs}, expected VENV [{'] ['.join(EXTRAS)}]; without "
+            "names, torch and hkv are installed"
+        )
     folder, *extras = session.posargs
     python = str(Path(folder).expanduser() / "bin/python")
     wanted = [name for extra in extras or ("torch", "hkv") for name in EXTRAS[extra]]

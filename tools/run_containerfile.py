@@ -76,7 +76,9 @@ def main() -> int:
             copy_base(folder, substituted(image, of_file), root)
             stage = stages[alias or "image"] = Stage(root, {})
         elif stage is None:
-            raise SystemExit(f"{name} before the first FROM")
+            raise SystemExit(
+                f"Containerfile: found {name} before the first FROM; start with FROM IMAGE"
+            )
         elif name == "ENV":
             key, _, value = text.partition("=")
             stage.environment[key] = value
@@ -92,7 +94,7 @@ def main() -> int:
         elif name == "ENTRYPOINT":
             stage.entry = [word.strip(' "') for word in text.strip("[]").split(",")]
         else:
-            raise SystemExit(f"{name}: this program does not support it; add it here")
+            raise SystemExit(f"Containerfile: {name} is not supported; add it to this program")
     image = stages["image"]
     check(image)
     return 0

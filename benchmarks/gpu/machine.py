@@ -133,7 +133,7 @@ class Machine:
             for stage in stages[:6]
         ]
         return (
-            f"{seconds * 1e6:.0f} us a call, the GPU busy for {busy * 1e6:.0f} us in "
+            f"{seconds * 1e6:.0f} us per call, the GPU is busy for {busy * 1e6:.0f} us in "
             f"{sum(stage.launches for stage in stages):.0f} launches: {'; '.join(parts)}"
         )
 

@@ -337,7 +337,7 @@ def test_moved_bytes_are_those_that_new_owners_lack(written: Path) -> None:
             "rows: -5}",
             "tables.users.rows is wrong (found -5, expected a number above",
         ),
-        (", rows: 1000000}", "}", ":12:10: tables.users: specify either rows or growth"),
+        (", rows: 1000000}", "}", ":12:10: tables.users: found neither of rows and growth"),
         ("method: adam,", "method: adamx,", "did you mean 'adam'?"),
         ("table_wise,", "table_wide,", "did you mean table_wise?"),
         (

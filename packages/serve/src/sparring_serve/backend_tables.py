@@ -108,7 +108,7 @@ class BackendTables:
     """`ServingTables` of caches in front of backends.
 
     Args:
-        tables: Declarations that the tables are trained with.
+        tables: Declarations with which the tables are trained.
         storages: Storages of these tables; closed with this object.
     """
 

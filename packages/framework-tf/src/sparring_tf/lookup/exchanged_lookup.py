@@ -29,7 +29,7 @@ _open_scopes: list[list[BaseException]] = []
 
 @contextmanager
 def own_errors() -> Iterator[None]:
-    """Raises the original errors of this package where TensorFlow's graph replaced them by its own."""
+    """Raises the original error of this package if TensorFlow's graph replaced it by its own."""
     failed: list[BaseException] = []
     _open_scopes.append(failed)
     try:

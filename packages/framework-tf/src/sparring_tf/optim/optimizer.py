@@ -58,8 +58,8 @@ class Optimizer(keras.optimizers.Optimizer):
 
     Args:
         layers: a model, a layer, or several, with tables. All of their tables join one container, and a
-            step changes rows of all of them or of none. If None, the tables whose anchors are among the
-            variables that it is built with, as Keras does for a loaded model.
+            step changes rows of all of them or of none. None uses the tables whose anchors are among the
+            variables in the call of `build`, which Keras makes for a loaded model.
         sparse: optimizer of rows: an elementwise Keras optimizer (SGD, Adagrad, Adam, AdamW, RMSprop,
             Ftrl, Lion and others), or an update method or its name.
         dense: optimizer of ordinary variables. Defaults to a copy of `sparse` that follows the learning

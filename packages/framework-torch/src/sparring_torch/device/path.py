@@ -133,7 +133,7 @@ class DevicePath:
     def pooled(
         self, sources: Sequence[_StoredRows | _PulledRows], groups: Sequence[DeviceGroup]
     ) -> list[Tensor]:
-        """Pools sources that are all stored or all pulled; stored ones share one set of launches."""
+        """Pools sources that are all stored or all pulled; stored ones share their kernel launches."""
         lookups, bags = list[StorageLookup](), list[Tensor]()
         for source, group in zip(sources, groups, strict=True):
             if isinstance(source, _StoredRows):

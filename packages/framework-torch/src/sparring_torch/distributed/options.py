@@ -16,7 +16,7 @@ class TorchCollectiveOptions(Options):
 
     init_method: str = Field(
         "env://",
-        description="Where ranks meet if torch.distributed is not initialized yet; see "
+        description="URL at which ranks meet if torch.distributed is not initialized yet; see "
         "torch.distributed.init_process_group.",
     )
     process_group: str = Field(

@@ -65,10 +65,10 @@ def find_lengths(
 
     Args:
         num_values: total number of values in all bags.
-        lengths: length of each bag; preferred to `offsets`.
+        lengths: length of each bag. If `offsets` are given, too, both must agree.
         offsets: start of each bag, with or without the end.
-        num_keys: number of features, each with the same number of bags; shows whether there is an
-            end if the last offset does not.
+        num_keys: number of features, each with the same number of bags. If the last offset is
+            `num_values`, this number shows whether it is the end or the start of an empty bag.
         device: device of the result.
 
     Raises:
@@ -101,7 +101,7 @@ def check_values(tensor: Tensor, operation: str) -> None:
     """Checks that a tensor has values.
 
     Raises:
-        InvalidArgumentError: it is on the device ``meta``.
+        InvalidArgumentError: the tensor is on the device ``meta``.
     """
     if tensor.is_meta:
         raise InvalidArgumentError(

@@ -53,7 +53,7 @@ class PrefetchedLookups:
 
     plan: Plan
     lookups: list[Lookup]
-    """One per request of the plan; not registered."""
+    """One lookup per request of the plan; not registered for gradients."""
 
 
 class HostPath:
@@ -84,7 +84,7 @@ class HostPath:
 
     @property
     def pools_at_owners(self) -> bool:
-        """Whether the owners of the rows pool the bags of any table."""
+        """Whether the owners of the rows pool the bags of at least one table."""
         return any(is_pooled_by_owners(self._container, table) for table in self._tables)
 
     def pool(self, bags: Bags, *, is_training: bool) -> Tensor:

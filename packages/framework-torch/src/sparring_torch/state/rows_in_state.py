@@ -3,7 +3,7 @@
     one rank, up to `MAX_BYTES`    keys, rows, optimizer state and scores of all tables of a module
     otherwise                       URL and hash of the snapshot of this step
 
-It never communicates and never writes files. Loading finds all rows, or raises.
+Saving never communicates and never writes files. Loading finds all rows, or raises.
 """
 
 from __future__ import annotations

@@ -252,13 +252,14 @@ class TableSpec(DocumentModel):
     @model_validator(mode="after")
     def _check(self) -> TableSpec:
         if (self.rows is None) == (self.growth is None):
-            raise ValueError("specify either rows or growth")
+            found = "neither" if self.rows is None else "both"
+            raise ValueError(f"found {found} of rows and growth; specify one of them")
         if self.state_elements is None:
             try:
                 _method(self.method)
             except SparringError as error:
                 raise ValueError(
-                    f"method: {error}; or specify state_elements, for a custom method"
+                    f"method: {error}; for a custom method, specify state_elements"
                 ) from None
         return self
 

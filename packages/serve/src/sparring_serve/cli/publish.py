@@ -1,4 +1,4 @@
-"""``sparring publish``: snapshots of a run as serving snapshots, once or as they come."""
+"""``sparring publish``: converts snapshots of a run to serving snapshots, once or continuously."""
 
 from __future__ import annotations
 

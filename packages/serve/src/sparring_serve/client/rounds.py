@@ -266,7 +266,7 @@ class Rounds:
         ]
 
     def has_lost_version(self) -> bool:
-        """Returns whether a replica does not have the requested version, or not yet."""
+        """Returns whether a replica does not have the requested version, or does not have it yet."""
         return any(
             why.status == "NOT_FOUND"
             for each in self._calls
@@ -297,7 +297,7 @@ class Rounds:
                 call.is_done = True
                 return
         if not (send.waits and outcome.status == "DEADLINE_EXCEEDED"):
-            # In the other case there is still no connection, and the reason is already recorded.
+            # Otherwise there is still no connection, and an earlier attempt recorded the reason.
             call.reasons[send.address] = outcome
         if is_replica_failure(outcome):
             # An overloaded replica is not down.

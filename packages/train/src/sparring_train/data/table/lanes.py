@@ -83,14 +83,14 @@ class Lanes:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A rank's part of one lane: of n rows of a step, those from n · begin to n · end."""
+    """A rank's part of one lane: if a step has n rows of it, the rows from n · begin to n · end."""
 
     lane: int
     begin: float = 0.0
     end: float = 1.0
 
     def part(self, begin: int, end: int) -> tuple[int, int]:
-        """This part of the rows from `begin` to `end`."""
+        """Returns the range of this share among the rows from `begin` to `end`."""
         count = end - begin
         return begin + int(count * self.begin), begin + int(count * self.end)
 
