@@ -41,7 +41,7 @@ def plot_ratios(results: Mapping[str, Sequence[Figure]], path: Path) -> Path | N
     axes.set_xscale("log")
     axes.axvline(1, color="grey", linewidth=0.8)
     axes.set_xlim(0.3, max(figure.ratio or 1 for figure in figures) * 6)
-    axes.set_xlabel("speedup over the peer; black: limit")
+    axes.set_xlabel("speedup over the peer; black lines: targets")
     picture.savefig(path, dpi=120)
     return path
 
