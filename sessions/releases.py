@@ -148,8 +148,8 @@ def install(session: nox.Session) -> None:
     """Installs this checkout into an existing environment: `nox -s install -- VENV torch hkv`."""
     if not session.posargs or set(session.posargs[1:]) - set(EXTRAS):
         session.error(
-            f"install: found the arguments {session.posargs}, expected VENV [{'] ['.join(EXTRAS)}]; without "
-            "names, torch and hkv are installed"
+            f"install: found the arguments {session.posargs}, expected VENV [{'] ['.join(EXTRAS)}]; "
+            "without names, torch and hkv are installed"
         )
     folder, *extras = session.posargs
     python = str(Path(folder).expanduser() / "bin/python")

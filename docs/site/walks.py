@@ -1,7 +1,7 @@
 """Writes the lists of files in `docs/explanation/architecture.md`, which are recorded from runs.
 
     python docs/site/walks.py save       prints the files that a walk runs through, in order
-    python docs/site/walks.py --write    writes all lists into the page, with the first lines of docstrings
+    python docs/site/walks.py --write    writes all lists, with first lines of docstrings, to the page
 
 Needs sparring, sparring-hkv, sparring-testing and sparring-torch. Each walk runs before it is
 recorded, so that its list contains no files that run only once.
