@@ -72,13 +72,17 @@ def _plan_choices() -> dict[str, dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """One plan. `(ranks, 5)` counts: bytes of headers, keys, rows and gradients, and messages."""
+    """Predicted and measured steps of one plan.
+
+    `predicted_sent` and `measured_sent` are ``(ranks, 5)``: bytes of headers, keys, rows and gradients,
+    and the number of messages.
+    """
 
     name: str
     predicted_seconds: float
     measured_seconds: list[float]
     processor_seconds: list[float]
-    """Also of the slowest rank. Excludes other processes of the machine."""
+    """Processor time of the slowest rank, which excludes other processes of the machine."""
     predicted_sent: Any
     measured_sent: Any
 

@@ -30,9 +30,9 @@ class Stage:
 
     name: str
     launches: float
-    """Number per call."""
+    """Number of launches per call."""
     seconds: float
-    """Time on the GPU per call."""
+    """Seconds on the GPU per call."""
 
 
 @dataclass(frozen=True)

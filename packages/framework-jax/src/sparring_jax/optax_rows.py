@@ -97,7 +97,11 @@ class OptaxRows:
         """Name of the state in snapshots."""
 
     def initial_row(self, dim: int) -> Rows:
-        """Returns the state of a new row; `dim` is the table's, of which `self` may update a block."""
+        """Returns the state of a new row.
+
+        Args:
+            dim: the dim of the table, even if this object updates only a block of its columns.
+        """
         return np.repeat(np.array(self._initial, self._dtype), dim)
 
     def step(

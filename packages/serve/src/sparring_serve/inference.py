@@ -52,7 +52,8 @@ def infer(
     try:
         if remaining_seconds <= 0:
             raise StatusError(
-                Status.DEADLINE_EXCEEDED, "the deadline passed before the lookup began"
+                Status.DEADLINE_EXCEEDED,
+                "the deadline passed before the call began; increase it, or increase server.threads",
             )
         service.check_request_bytes(content)
         request = _request(content)

@@ -298,7 +298,8 @@ class LookupService:
             )
         if remaining_seconds <= 0:
             raise StatusError(
-                Status.DEADLINE_EXCEEDED, "the deadline passed before the lookup began"
+                Status.DEADLINE_EXCEEDED,
+                "the deadline passed before the call began; increase it, or increase server.threads",
             )
 
     def check_request_bytes(self, content: Buffer) -> None:

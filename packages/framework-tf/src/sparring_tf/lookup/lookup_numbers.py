@@ -24,7 +24,7 @@ __all__ = ["LookupNumber"]
 
 
 class LookupNumber(tf.saved_model.experimental.TrackableResource):  # type: ignore[misc,unused-ignore]
-    """Number of a publication.
+    """A resource of TensorFlow that contains the number of a publication.
 
     Args:
         agent: agent of the tables.

@@ -63,7 +63,11 @@ class KerasShadow:
         self._check_independence(dim, dtype)
 
     def initial_row(self, dim: int) -> npt.NDArray[Any]:
-        """Returns the state of a new row; `dim` is the table's, of which `self` may update a block."""
+        """Returns the state of a new row.
+
+        Args:
+            dim: the dim of the table, even if this object updates only a block of its columns.
+        """
         values = self.initial_state.reshape(-1, self._dim)[:, :1]
         return np.repeat(values, dim, axis=1).reshape(-1)
 

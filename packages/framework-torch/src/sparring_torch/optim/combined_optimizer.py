@@ -157,7 +157,7 @@ class CombinedOptimizer(OptimizerOfParts):
             UnsupportedError: always, after construction.
         """
         if not self._is_made:
-            return  # torch's constructor
+            return  # called by torch's constructor
         raise UnsupportedError(
             "add_param_group: a CombinedOptimizer only has the groups of its parts; add the group to "
             f"one of its optimizers: {', '.join(self._parts)}"

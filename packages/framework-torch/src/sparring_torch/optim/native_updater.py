@@ -78,7 +78,7 @@ class NativeUpdater:
         groups = _groups(tables, hyperparameters, by_table)
         layouts: dict[str, RowState] = {}
         self._known: list[KnownOptimizer | str] = []
-        """One per param_group."""
+        """For each param_group, its update methods, or the reason why it has none."""
         for names, values in groups:
             found = _layouts(container, names, optimizer_class, values)
             layouts |= {name: found[_kind(container, name)] for name in names}

@@ -100,7 +100,7 @@ class SharedTables:
         self.original = original
 
     def __getattr__(self, name: str) -> Any:
-        if name == "original":  # before __init__
+        if name == "original":  # read before `__init__` has set it
             raise AttributeError(name)
         return getattr(self.original, name)
 
@@ -119,12 +119,12 @@ class SharedTables:
         )
 
     def path_for(self, ids: Tensor, *, is_training: bool) -> Any:
-        """Same as for the original; the first call of each forward pass."""
+        """Returns the path of the original. Each forward pass calls it first, so it rejects training."""
         self._check_reads(is_training)
         return self.original.path_for(ids, is_training=is_training)  # type: ignore[attr-defined]
 
     def lookup(self, table: str, ids: Any, *, is_training: bool) -> Any:
-        """Same as for the original."""
+        """Looks up ids in the tables of the original; rejects training."""
         self._check_reads(is_training)
         return self.original.lookup(table, ids, is_training=is_training)  # type: ignore[attr-defined]
 

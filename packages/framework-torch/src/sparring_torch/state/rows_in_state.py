@@ -160,7 +160,7 @@ class RowsInState(nn.Module):
             )
         if _calls.current is None or _calls.current.errors is not error_msgs:
             _calls.current = _LoadCall(error_msgs)
-        saved = state_dict.pop(key, None)  # from torch's copy
+        saved = state_dict.pop(key, None)  # removed only from the copy that torch made
         try:
             super()._load_from_state_dict(
                 state_dict,

@@ -166,7 +166,7 @@ class _Unsupported(type):
         raise _refusal(cls)
 
     def __getitem__(cls, _: Any) -> Any:
-        return cls  # an annotation
+        return cls  # in annotations such as `Name[T]`
 
 
 def unsupported(name: str) -> Any:
