@@ -30,7 +30,7 @@ def run(trials: int) -> Report:
             found = Path(folder) / "found.xml"
             command = [sys.executable, "-m", "pytest", str(_TESTS), "-q", "-p", "no:cacheprovider"]
             done = subprocess.run(
-                [*command, "-k", "test_a_hostile_snapshot_is_refused", f"--junitxml={found}"],
+                [*command, "-k", "test_a_hostile_snapshot_is_rejected", f"--junitxml={found}"],
                 capture_output=True,
                 text=True,
                 timeout=_DEADLINE_SECONDS,

@@ -23,7 +23,7 @@ def test_each_file_named_on_the_page_exists() -> None:
     assert [each for each in named if not (ROOT / each).exists()] == []
 
 
-def test_each_room_of_core_is_on_the_page() -> None:
+def test_each_part_of_core_is_on_the_page() -> None:
     rooms = {each.parent.name for each in (ROOT / "packages" / CORE).glob("*/__init__.py")}
     assert {each for each in rooms if f"| `{each}` |" not in PAGE} == set()
 

@@ -45,7 +45,7 @@ def test_a_quick_run_writes_figures_and_a_plot(
     assert "unknown benchmark 'tabels'" in capsys.readouterr().err
 
 
-def test_benchmarks_of_a_gpu_say_why_they_measure_nothing(
+def test_benchmarks_of_a_gpu_report_why_they_measure_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     devices = pytest.importorskip("sparring_hkv.devices")

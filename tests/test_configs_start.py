@@ -138,7 +138,7 @@ def write_clicks(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
-def test_a_config_trains_as_it_stands(path: Path, train: Train) -> None:
+def test_a_config_trains_unchanged(path: Path, train: Train) -> None:
     result = train(path)
     config = load_config(Path.cwd() / "configs" / path.name)
     assert result["steps"] == STEPS
@@ -179,7 +179,7 @@ def test_the_parameters_config_learns_from_pushes(
         assert sum(table.rows for each in rows for table in each.tables) == 200
 
 
-def test_the_serving_config_serves_what_the_quickstart_trained(
+def test_the_serving_config_serves_the_result_of_the_quickstart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     serving = pytest.importorskip("sparring_serve")
@@ -242,7 +242,7 @@ def test_tables_of_the_gpu_example_fit_one_gpu_and_spill() -> None:
     [each for each in CONFIGS if each.stem.partition("-")[0] in ("redis", "rocksdb", "tiered")],
     ids=lambda path: path.name,
 )
-def test_what_keeps_the_rows_of_a_config_changes_no_bit(path: Path, train: Train) -> None:
+def test_the_storage_of_a_config_does_not_change_the_results(path: Path, train: Train) -> None:
     kept, plain = train(path), train(ROOT / "configs/movielens.yaml")
     assert kept["metrics"] == plain["metrics"]
     assert kept["rows"] == plain["rows"]

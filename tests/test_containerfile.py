@@ -12,7 +12,7 @@ TEXT = (ROOT / "Containerfile").read_text()
 SESSIONS = (ROOT / "sessions/environments.py").read_text()
 
 
-def test_packages_of_the_image_are_those_of_this_checkout() -> None:
+def test_packages_of_the_image_equal_this_checkout() -> None:
     (named,) = re.findall(r"for each in (.*?);", TEXT)
     packages = {path.parent.name for path in ROOT.glob("packages/*/pyproject.toml")}
     # TensorFlow and JAX have separate images; the kits and templates are for developers.
@@ -22,7 +22,7 @@ def test_packages_of_the_image_are_those_of_this_checkout() -> None:
     assert {"core", *named.split()} == packages - without
 
 
-def test_what_builds_and_torch_are_those_of_development() -> None:
+def test_build_tools_and_torch_equal_development() -> None:
     (tools,) = re.findall(r"^BUILD_TOOLS = \((.*)\)$", SESSIONS, re.M)
     for each in re.findall(r'"(.*?)"', tools):
         assert f'"{each}"' in TEXT
@@ -30,7 +30,7 @@ def test_what_builds_and_torch_are_those_of_development() -> None:
     assert f'"{torch}"' in TEXT
 
 
-def test_the_user_and_the_folder_are_those_of_the_pods() -> None:
+def test_the_user_and_the_folder_equal_those_of_the_pods() -> None:
     (user,) = re.findall(r"^USER (.*)$", TEXT, re.M)
     (folder,) = re.findall(r"^WORKDIR (.*)$", TEXT.rpartition("FROM")[2], re.M)
     version = re.findall(

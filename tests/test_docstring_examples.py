@@ -18,7 +18,7 @@ MODULES = sorted(
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_the_examples_of_a_module_print_what_they_show(name: str) -> None:
+def test_the_examples_of_a_module_print_the_shown_output(name: str) -> None:
     try:
         module = importlib.import_module(name)
     except ImportError as error:

@@ -455,7 +455,7 @@ def test_messages_are_found() -> None:
     assert any("raise its capacity or memory_bytes" in each.text for each in native_messages())
 
 
-def test_every_argument_that_a_message_names_is_taken_where_it_is_meant() -> None:
+def test_every_argument_that_a_message_names_is_accepted_by_its_function() -> None:
     named = advised(r"(?<![\w.-])([a-z]\w*)=(?=[^=])")
     unknown = [
         (name, each)
@@ -471,11 +471,11 @@ def test_every_argument_that_a_message_names_is_taken_where_it_is_meant() -> Non
     ("owner", "argument"),
     [(owner, argument) for argument, owners in OWNERS.items() for owner in owners],
 )
-def test_an_advised_argument_is_taken(owner: str, argument: str) -> None:
+def test_an_advised_argument_is_accepted(owner: str, argument: str) -> None:
     assert takes(owner, argument)
 
 
-def test_every_option_and_command_that_a_message_names_is_there() -> None:
+def test_every_option_and_command_that_a_message_names_exists() -> None:
     for command, each in advised(r"(?:`|\(|: |run )sparring ([a-z]+)"):
         assert command in commands(), each
         rest = each.text.split(f"sparring {command}", 1)[1]
@@ -494,7 +494,7 @@ def test_every_extra_that_a_message_names_can_be_installed() -> None:
         assert extra in known or (distribution, extra) in FOREIGN_EXTRAS, each
 
 
-def test_the_extra_that_is_to_bring_a_part_brings_it() -> None:
+def test_the_extra_that_provides_a_part_installs_it() -> None:
     """`plugins.EXTRAS` is inserted into ``pip install "sparring[…]"``."""
     for names in EXTRAS.values():
         for name, extra in names.items():
@@ -505,13 +505,13 @@ def test_the_extra_that_is_to_bring_a_part_brings_it() -> None:
             assert name in literals_in, f"{module} offers no {name}"
 
 
-def test_every_key_of_a_configuration_that_a_message_names_is_there() -> None:
+def test_every_key_of_a_configuration_that_a_message_names_exists() -> None:
     sections = "|".join(run_type().model_fields)
     for key, each in advised(rf"(?<![\w.])((?:{sections})(?:\.[a-z_]+)+)"):
         assert key in FOREIGN_METHODS | KEYS_OF_TEMPLATES or has_key(key), each
 
 
-def test_every_name_of_the_packages_that_a_message_gives_is_there() -> None:
+def test_every_name_of_the_packages_that_a_message_contains_exists() -> None:
     for dotted, each in advised(r"(?<![\w./])((?:sparring\w*)(?:\.[A-Za-z_]\w*)+)"):
         package, *parts = dotted.split(".")
         assert package in packages(), each
@@ -519,7 +519,7 @@ def test_every_name_of_the_packages_that_a_message_gives_is_there() -> None:
         assert all(part in known or part in classes() for part in parts), each
 
 
-def test_every_method_that_a_message_names_is_there() -> None:
+def test_every_method_that_a_message_names_exists() -> None:
     for dotted, each in advised(r"(?<![\w.])([A-Z]\w+\.[a-z]\w*)"):
         assert has_member(*dotted.split(".")), each
     for name, each in advised(r"(?<!\.)\bcontainer\.([a-z_]+)"):
@@ -544,7 +544,7 @@ def test_every_identifier_in_a_message_is_one_of_ours() -> None:
 # -- that the guard sees ----------------------------------------------------------------
 
 
-def test_an_argument_that_is_taken_elsewhere_only_is_not_taken_here() -> None:
+def test_an_argument_of_another_function_is_not_accepted() -> None:
     assert takes("sparring_torch.Optimizer", "non_finite_gradients")
     assert not takes("sparring_torch.Optimizer", "non_finite")
     assert not takes("StepContainer.save", "is_base")

@@ -22,7 +22,7 @@ def target(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("fuzz.requests").make_target()
 
 
-def test_requests_of_any_bytes_are_answered_or_refused(target: Any) -> None:
+def test_requests_of_any_bytes_are_answered_or_rejected(target: Any) -> None:
     dice = random.Random(3)
     whole = encode(PullRequest((TableIds("item", bytes(range(64))),), 1, 2))
     for kind in range(256):
@@ -38,9 +38,7 @@ def _each_kind(target: Any) -> None:
         target(bytes([kind]))
 
 
-def test_an_error_that_is_no_refusal_ends_the_fuzzer(
-    target: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unexpected_error_ends_the_fuzzer(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> bytes:
         raise ZeroDivisionError
 

@@ -63,7 +63,7 @@ def validated(body: dict[str, Any]) -> None:
         validator.validate(body, ".".join(map(str, release)), strict=True)
 
 
-def test_a_misspelled_field_would_be_seen() -> None:
+def test_a_misspelled_field_is_detected() -> None:
     validator = pytest.importorskip(
         "kubernetes_validate", reason="kubernetes-validate is not installed"
     )
@@ -75,7 +75,7 @@ def test_a_misspelled_field_would_be_seen() -> None:
 @pytest.mark.parametrize(
     "manifest", [each for each in manifests() if each not in NATIVE], ids=named
 )
-def test_resources_of_operators_have_the_fields_that_they_know(manifest: Manifest) -> None:
+def test_resources_of_operators_have_only_known_fields(manifest: Manifest) -> None:
     schemas = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
     known = read_document(Path(__file__).parent / "schemas" / SCHEMAS[manifest.api]).value
     schemas.validate(manifest.body, known[manifest.kind])
@@ -91,7 +91,7 @@ def test_resources_of_operators_have_the_fields_that_they_know(manifest: Manifes
         validated({**head, "spec": job["template"]["spec"]})
 
 
-def test_a_train_job_gives_the_trainer_what_it_needs_to_start_all_ranks() -> None:
+def test_a_train_job_sets_all_variables_that_start_the_ranks() -> None:
     (job,) = [each for each in manifests() if each.kind == "TrainJob"]
     (train,) = [each for each in manifests() if (each.kind, each.name) == ("Job", "train")]
     trainer, of_job = job.body["spec"]["trainer"], pod(train)["spec"]["containers"][0]
@@ -103,7 +103,7 @@ def test_a_train_job_gives_the_trainer_what_it_needs_to_start_all_ranks() -> Non
 
 
 @pytest.mark.parametrize("file", ["train.yaml", "serve.yaml"])
-def test_a_file_is_what_the_command_in_its_head_writes(
+def test_a_file_equals_the_output_of_the_command_in_its_header(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written = (FOLDER / file).read_text()
@@ -122,7 +122,7 @@ def test_a_manifest_has_labels_and_no_namespace(manifest: Manifest) -> None:
 
 
 @of_pods
-def test_pods_may_do_no_more_than_they_need(manifest: Manifest) -> None:
+def test_pods_have_only_the_permissions_that_they_need(manifest: Manifest) -> None:
     spec = pod(manifest)["spec"]
     of_pod = spec["securityContext"]
     assert of_pod["runAsNonRoot"] is True
@@ -165,7 +165,7 @@ def test_volumes_and_secrets_of_a_pod_exist(manifest: Manifest) -> None:
 
 
 @of_pods
-def test_the_labels_of_pods_are_those_that_are_selected(manifest: Manifest) -> None:
+def test_selected_labels_equal_the_labels_of_pods(manifest: Manifest) -> None:
     labels = pod(manifest)["metadata"]["labels"]
     selected = manifest.body["spec"].get("selector", {}).get("matchLabels", {})
     assert selected.items() <= labels.items()
@@ -185,7 +185,7 @@ def test_the_labels_of_pods_are_those_that_are_selected(manifest: Manifest) -> N
     ],
     ids=named,
 )
-def test_what_selects_pods_finds_some_that_have_its_ports(manifest: Manifest) -> None:
+def test_every_selector_finds_pods_with_its_ports(manifest: Manifest) -> None:
     spec = manifest.body["spec"]
     selector = spec.get("podSelector") or spec["selector"]
     names = {each["port"] for each in spec.get("podMetricsEndpoints", ())}
@@ -236,7 +236,7 @@ def test_commands_and_options_of_a_manifest_exist(line: list[str]) -> None:
         assert program == "redis-server"
 
 
-def test_an_option_that_does_not_exist_would_be_seen() -> None:
+def test_an_unknown_option_is_detected() -> None:
     with pytest.raises(Exception, match="No such option: --shrad"):
         check_our_command(["serve", "serving.yaml", "--shrad", "1/2"])
 
@@ -259,7 +259,7 @@ def config_of(name: str, key: str, folder: Path) -> Path:
     ("file", "service", "key"),
     [("serve.yaml", "serve", "serving.yaml"), ("parameters.yaml", "parameters", "parameters.yaml")],
 )
-def test_addresses_of_a_service_are_those_of_its_pods(
+def test_addresses_of_a_service_equal_those_of_its_pods(
     file: str, service: str, key: str, tmp_path: Path
 ) -> None:
     serving = pytest.importorskip("sparring_serve", reason="sparring-serve is not installed")
@@ -290,7 +290,7 @@ SERVICES = [("serve.yaml", "serving.yaml"), ("parameters.yaml", "parameters.yaml
 
 
 @pytest.mark.parametrize(("file", "key"), SERVICES)
-def test_a_service_is_encrypted_asks_for_tokens_and_its_certificate_has_the_names_of_its_pods(
+def test_a_service_uses_tls_and_tokens_and_its_certificate_has_the_names_of_its_pods(
     file: str, key: str, tmp_path: Path
 ) -> None:
     serving = pytest.importorskip("sparring_serve", reason="sparring-serve is not installed")
@@ -381,7 +381,7 @@ def test_pods_of_a_service_are_spread_over_zones_and_nodes(manifest: Manifest) -
         assert each["whenUnsatisfiable"] == "ScheduleAnyway"
 
 
-def test_tokens_are_accepted_once_they_are_filled_in_and_rejected_before(tmp_path: Path) -> None:
+def test_tokens_are_rejected_until_they_are_filled_in(tmp_path: Path) -> None:
     security = pytest.importorskip(
         "sparring_serve.security", reason="sparring-serve is not installed"
     )

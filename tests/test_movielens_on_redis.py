@@ -34,7 +34,7 @@ def trained(capsys: pytest.CaptureFixture[str], ratings: Path, *overrides: str) 
 
 
 @pytest.mark.parametrize("kind", ["standalone", "cluster"])
-def test_the_rmse_on_redis_is_that_of_hkv_bit_for_bit(
+def test_the_rmse_on_redis_equals_hkv_bit_for_bit(
     kind: str, ratings: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     testing = pytest.importorskip("sparring_redis.testing")

@@ -121,7 +121,7 @@ def may_call(source: Pod, target: Pod, port: int, protocol: str = "TCP") -> bool
     )
 
 
-def test_pods_may_call_whom_they_need_and_nobody_else() -> None:
+def test_pods_may_call_only_the_pods_that_they_need() -> None:
     pods = [*ours().values(), *OTHERS]
     found = {
         (source.name, target.name, port)
@@ -164,7 +164,7 @@ def test_ranks_reach_each_other_on_any_port() -> None:
     assert not may_call(OTHER_NAMESPACE, train, RENDEZVOUS)
 
 
-def test_health_is_for_the_kubelet_alone() -> None:
+def test_only_the_kubelet_reaches_the_health_port() -> None:
     for name in ("serve", "parameters"):
         ports = dict.fromkeys(port for port, _ in ours()[name].ports)
         assert HEALTH in ports

@@ -175,7 +175,7 @@ def trained(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int
     return keys[:500], np.concatenate(rows)[:500]
 
 
-def test_a_service_is_published_probed_asked_and_outlives_its_pods(
+def test_a_service_is_published_probed_queried_and_outlives_its_pods(
     cluster: Cluster, trained: tuple[list[int], np.ndarray]
 ) -> None:
     pytest.importorskip("sparring_serve", reason="sparring-serve is not installed")
@@ -262,7 +262,7 @@ def test_a_replica_is_added_and_servers_are_replaced_while_all_answers_are_right
     assert len(rows_told(last_client)) == 3
 
 
-def test_a_probe_fails_where_no_server_is(cluster: Cluster) -> None:
+def test_a_probe_fails_without_a_server(cluster: Cluster) -> None:
     server = start_server(cluster, "a", 1)
     assert not cluster.probe(server, probe_of("serve-a", "readinessProbe"), 0)
     # Nothing is published yet: it ends, and Kubernetes restarts it.
@@ -304,7 +304,7 @@ def start_trainer(cluster: Cluster, does: str) -> Pod:
 
 
 @pytest.mark.long  # test_service_demo.py has the first half without namespaces
-def test_a_shard_that_learns_begins_again_with_the_newest_snapshot_and_so_do_more_shards(
+def test_a_learning_shard_restarts_from_the_newest_snapshot_also_with_more_shards(
     cluster: Cluster,
 ) -> None:
     pytest.importorskip("sparring_serve", reason="sparring-serve is not installed")
@@ -397,7 +397,7 @@ def rows_of(folder: Path) -> dict[int, np.ndarray]:
 
 
 @pytest.mark.long
-def test_two_nodes_train_and_one_that_is_lost_goes_on_from_the_newest_snapshot(
+def test_two_nodes_train_and_a_lost_one_resumes_from_the_newest_snapshot(
     cluster: Cluster,
 ) -> None:
     pytest.importorskip("sparring_torch", reason="sparring-torch is not installed")
@@ -430,7 +430,7 @@ def test_two_nodes_train_and_one_that_is_lost_goes_on_from_the_newest_snapshot(
 
 
 @pytest.mark.long
-def test_the_job_ends_well_where_the_node_of_the_rendezvous_is_lost(cluster: Cluster) -> None:
+def test_the_job_succeeds_although_the_rendezvous_node_is_lost(cluster: Cluster) -> None:
     pytest.importorskip("sparring_torch", reason="sparring-torch is not installed")
     pytest.importorskip("sparring_hkv", reason="sparring-hkv is not installed")
 
@@ -512,7 +512,7 @@ def test_redis_finds_its_rows_again(cluster: Cluster) -> None:
         cluster.remove(pod)
 
 
-def test_a_pod_has_what_its_manifest_says_and_no_more(cluster: Cluster) -> None:
+def test_a_pod_has_exactly_the_contents_of_its_manifest(cluster: Cluster) -> None:
     template = template_of("StatefulSet", "serve-a")
     (container,) = template["spec"]["containers"]
     program = (

@@ -54,7 +54,9 @@ def published(capsys: Printed, *arguments: str) -> dict[str, Any]:
     return told
 
 
-def test_auc_and_bytes_of_clicks(trained: dict[str, str], capsys: Printed) -> None:
+def test_loss_of_clicks_and_bytes_stay_within_limits(
+    trained: dict[str, str], capsys: Printed
+) -> None:
     run, config = trained["run"], trained["config"]
     for dtype, most in MAX_LOSS.items():
         told = published(
@@ -71,7 +73,7 @@ def test_auc_and_bytes_of_clicks(trained: dict[str, str], capsys: Printed) -> No
             assert table["row_bytes"] <= MAX_BYTES[dtype] * 256
 
 
-def test_a_loss_above_the_largest_is_refused(trained: dict[str, str], capsys: Printed) -> None:
+def test_a_loss_above_the_limit_is_rejected(trained: dict[str, str], capsys: Printed) -> None:
     out = Path(trained["out"])
     arguments = ["publish", trained["run"], str(out), "--evaluate", trained["config"]]
     # A negative loss: only rows that improve the model would pass.
@@ -86,7 +88,7 @@ def test_a_loss_above_the_largest_is_refused(trained: dict[str, str], capsys: Pr
     assert len(list(out.iterdir())) == 1
 
 
-def test_what_cannot_be_measured_is_refused(trained: dict[str, str], capsys: Printed) -> None:
+def test_unsupported_measurements_are_rejected(trained: dict[str, str], capsys: Printed) -> None:
     run, out = trained["run"], trained["out"]
     assert main(["publish", run, out, "--max-metric-loss", "0.1"]) == 2
     assert "requires --evaluate CONFIG" in capsys.readouterr().err
@@ -103,7 +105,7 @@ def test_what_cannot_be_measured_is_refused(trained: dict[str, str], capsys: Pri
     not RATINGS.exists(),
     reason=f"{RATINGS} is not there; SPARRING_TEST_DATA names another folder",
 )
-def test_rmse_of_ratings(tmp_path: Path, capsys: Printed) -> None:
+def test_loss_of_ratings_stays_within_the_limit(tmp_path: Path, capsys: Printed) -> None:
     config, run = tmp_path / "run.yaml", str(tmp_path / "run")
     text = (ROOT / "configs/movielens.yaml").read_text()
     config.write_text(text.replace("path: ratings.csv", f"path: {RATINGS}"))

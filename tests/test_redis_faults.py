@@ -19,7 +19,7 @@ _ENDED_HALFWAY = re.compile(r"untyped: .*, afterwards: (DeadlineError|StorageIOE
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def test_redis_breaks_in_every_way_and_no_promise_is_broken(
+def test_every_fault_of_redis_keeps_all_guarantees(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     testing = pytest.importorskip("sparring_redis.testing")

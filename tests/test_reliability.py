@@ -60,7 +60,7 @@ def test_each_hostile_snapshot_is_counted(program: Any, capsys: pytest.CaptureFi
     assert counts[0] >= 25
 
 
-def test_a_wrong_row_that_is_not_flagged_is_found(program: Any) -> None:
+def test_a_wrong_row_without_a_flag_is_found(program: Any) -> None:
     served = importlib.import_module("reliability.served_rows")
     keys = np.arange(5, dtype=np.int64)
 
@@ -83,7 +83,7 @@ def test_a_wrong_row_that_is_not_flagged_is_found(program: Any) -> None:
     )
 
 
-def test_what_must_not_happen_fails_the_run(
+def test_a_violation_fails_the_run(
     program: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     modules = program.find_modules()

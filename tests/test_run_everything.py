@@ -25,7 +25,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Any:
     return found
 
 
-def test_with_a_gpu_what_could_not_run_is_a_failure(
+def test_with_a_gpu_tests_that_could_not_run_are_failures(
     program: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(program, "find_gpu", lambda python: program.Found(True, ""))
@@ -36,7 +36,7 @@ def test_with_a_gpu_what_could_not_run_is_a_failure(
     assert "there is a GPU, but not everything ran on it" in out
 
 
-def test_with_a_gpu_that_the_packages_cannot_use_nothing_passes(
+def test_nothing_passes_with_a_gpu_that_the_packages_cannot_use(
     program: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = program.Found(True, "built without nvcc")
@@ -44,7 +44,7 @@ def test_with_a_gpu_that_the_packages_cannot_use_nothing_passes(
     assert program.main(["--no-build", "--only", "short"]) == 1
 
 
-def test_without_a_gpu_it_says_once_what_did_not_run(
+def test_without_a_gpu_skipped_stages_are_reported_once(
     program: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(program, "find_gpu", lambda python: program.Found(False, "no driver here"))
@@ -53,7 +53,7 @@ def test_without_a_gpu_it_says_once_what_did_not_run(
     assert out.strip() == "not run: short, much longer\n  because no driver here"
 
 
-def test_it_passes_only_where_it_has_run(
+def test_a_stage_passes_only_if_it_has_run(
     program: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answers = {
@@ -68,7 +68,7 @@ def test_it_passes_only_where_it_has_run(
     assert "looking for a GPU  FAILED: No module named sparring" in capsys.readouterr().out
 
 
-def test_a_question_that_fails_is_no_answer(program: Any, tmp_path: Path) -> None:
+def test_a_failed_query_for_a_gpu_is_reported_as_a_failure(program: Any, tmp_path: Path) -> None:
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho no module of that name >&2\nexit 1\n")
     broken.chmod(0o755)
@@ -76,7 +76,7 @@ def test_a_question_that_fails_is_no_answer(program: Any, tmp_path: Path) -> Non
     assert (found.reason, found.has_failed) == ("no module of that name", True)
 
 
-def test_files_of_a_driver_mean_that_there_is_a_gpu(
+def test_files_of_a_driver_indicate_a_gpu(
     program: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     broken = tmp_path / "python"
@@ -101,7 +101,7 @@ def test_a_budget_ends_the_run(
     assert "not run: short\n  because the time of --budget is used up" in out
 
 
-def test_a_sanitizer_that_refuses_is_said_and_not_passed(
+def test_a_sanitizer_that_fails_to_start_is_reported_and_not_passed(
     program: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(program, "find_gpu", lambda python: program.Found(True, ""))
@@ -112,7 +112,7 @@ def test_a_sanitizer_that_refuses_is_said_and_not_passed(
     assert "not run: check\n  because it is not supported here" in capsys.readouterr().out
 
 
-def test_what_is_missing_is_named_with_what_it_needs(
+def test_missing_requirements_are_named_with_their_stage(
     program: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Known:
@@ -134,14 +134,14 @@ def test_what_is_missing_is_named_with_what_it_needs(
     assert program.missing_packages(["pydantic", "torch", "tbb"]) == ["tbb", "pydantic-core"]
 
 
-def test_stages_are_listed_with_what_they_are(
+def test_stages_are_listed_with_a_description(
     program: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert program.main(["--list"]) == 0
     assert capsys.readouterr().out == "short        nothing\nmuch longer  more\n"
 
 
-def test_a_machine_without_a_driver_has_no_gpu_to_look_for(program: Any) -> None:
+def test_a_machine_without_a_driver_is_not_searched_for_a_gpu(program: Any) -> None:
     from sparring_cli import inspect_gpus
 
     gpus = inspect_gpus()
@@ -150,7 +150,7 @@ def test_a_machine_without_a_driver_has_no_gpu_to_look_for(program: Any) -> None
     assert program.find_gpu(sys.executable) == program.Found(False, gpus.reason)
 
 
-def test_files_of_all_stages_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_all_stages_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT))
     program: Any = importlib.import_module("benchmarks.gpu.run_everything")
     named = [

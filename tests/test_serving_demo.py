@@ -52,7 +52,7 @@ def test_a_process_that_fails_ends_the_demo_with_its_output(demo: Any, tmp_path:
         demo.serve_training(tmp_path, ROOT / "configs/quickstart.yaml", ("data.samplez=1",))
 
 
-def test_a_version_that_lacks_rows_ends_the_demo(demo: Any, tmp_path: Path) -> None:
+def test_a_version_with_missing_rows_ends_the_demo(demo: Any, tmp_path: Path) -> None:
     class Client:
         def pull(self, ids: dict[str, np.ndarray]) -> SimpleNamespace:
             found = {name: np.arange(len(each)) > 0 for name, each in ids.items()}

@@ -68,7 +68,7 @@ def measured(world_size: int, schedule: str, slower: int) -> tuple[float, int]:
 
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("schedule", ["ring", "sequential"])
-def test_a_prediction_is_what_modelled_links_take(
+def test_a_prediction_equals_the_time_of_modelled_links(
     world_size: int, schedule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(ROOT))

@@ -47,7 +47,7 @@ def trained(tiers: str = "", method: str = "adagrad", **settings: Any) -> dict[s
 
 @needs_ratings
 @pytest.mark.parametrize("write", ["back", pytest.param("through", marks=pytest.mark.long)])
-def test_ratings_over_hkv_and_sqlite_give_the_bits_of_the_plain_table(
+def test_ratings_over_hkv_and_sqlite_have_the_bits_of_the_plain_table(
     tmp_path: Path, write: str
 ) -> None:
     sqlite = {"backend": "sqlite", "options": {"folder": str(tmp_path)}}
@@ -65,7 +65,7 @@ def test_ratings_over_hkv_and_sqlite_give_the_bits_of_the_plain_table(
 
 @needs_ratings
 @pytest.mark.long  # three tiers that end in RocksDB; the others are short
-def test_ratings_over_three_tiers_give_the_bits_of_the_plain_table() -> None:
+def test_ratings_over_three_tiers_have_the_bits_of_the_plain_table() -> None:
     stacked = trained(json.dumps([SMALLER, SMALL, "memory"]))
     plain = trained()
     assert stacked["metrics"] == plain["metrics"]
@@ -80,7 +80,7 @@ def test_ratings_over_three_tiers_give_the_bits_of_the_plain_table() -> None:
         pytest.param([SMALLER, SMALL], id="three tiers"),
     ],
 )
-def test_ratings_over_hkv_and_rocksdb_give_the_bits_of_the_plain_table(
+def test_ratings_over_hkv_and_rocksdb_have_the_bits_of_the_plain_table(
     tmp_path: Path, above: list[Any]
 ) -> None:
     pytest.importorskip("sparring_rocksdb", reason="sparring-rocksdb is not installed")
@@ -93,7 +93,7 @@ def test_ratings_over_hkv_and_rocksdb_give_the_bits_of_the_plain_table(
 
 
 @needs_ratings
-def test_ratings_over_hkv_and_redis_give_the_bits_of_the_plain_table() -> None:
+def test_ratings_over_hkv_and_redis_have_the_bits_of_the_plain_table() -> None:
     testing = pytest.importorskip(
         "sparring_redis.testing", reason="sparring-redis is not installed"
     )
@@ -109,6 +109,6 @@ def test_ratings_over_hkv_and_redis_give_the_bits_of_the_plain_table() -> None:
 
 
 @needs_ratings
-def test_a_native_optimizer_gives_the_bits_of_the_plain_table_too() -> None:
+def test_a_native_optimizer_also_has_the_bits_of_the_plain_table() -> None:
     stacked = trained(json.dumps([SMALLER, SMALL, "memory"]), method="torch.optim:Adagrad")
     assert stacked["metrics"] == trained(method="torch.optim:Adagrad")["metrics"]

@@ -45,20 +45,20 @@ def test_storage_opens_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("dim", "dtype"), [(8, "float32"), (4, "float64")])
-def test_file_of_another_shape_is_refused(tmp_path: Path, dim: int, dtype: str) -> None:
+def test_file_of_another_shape_is_rejected(tmp_path: Path, dim: int, dtype: str) -> None:
     options = SqliteOptions(folder=tmp_path)
     SqliteStorage(TableConfig("films", 4), options).close()
     with pytest.raises(InvalidArgumentError, match=r"'float32 x 4 \+ 0'.*declare the table as it"):
         SqliteStorage(TableConfig("films", dim, dtype), options)
 
 
-def test_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageIOError, match="set another folder"):
         SqliteStorage(TableConfig("films", 4), SqliteOptions(folder=tmp_path / "file"))
 
 
-def test_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+def test_file_that_is_not_a_database_is_named(tmp_path: Path) -> None:
     (tmp_path / "films.sqlite").write_bytes(b"not a database, but long enough to look like one")
     with pytest.raises(StorageIOError, match=r"films\.sqlite"):
         SqliteStorage(TableConfig("films", 4), SqliteOptions(folder=tmp_path))

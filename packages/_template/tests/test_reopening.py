@@ -34,7 +34,7 @@ def filled(folder: Path) -> np.ndarray:
     ],
     ids=lambda table: table.row_label,
 )
-def test_rows_of_another_making_are_refused_with_the_command(
+def test_rows_written_by_other_code_are_rejected_with_the_command(
     tmp_path: Path, other: TableConfig
 ) -> None:
     filled(tmp_path)
@@ -49,7 +49,7 @@ def test_rows_of_another_making_are_refused_with_the_command(
     ("dtype", "asked"),
     [("float32", "momentum"), ("bfloat16", "rowwise_adagrad"), ("float64", "sgd")],
 )
-def test_the_command_that_a_refusal_names_works_as_it_is_printed(
+def test_the_command_in_an_error_message_works_as_printed(
     tmp_path: Path, dtype: str, asked: str
 ) -> None:
     table = TableConfig("item", 4, dtype)
@@ -70,7 +70,7 @@ def test_the_command_that_a_refusal_names_works_as_it_is_printed(
     assert not wanted.state(found.rows).any()
 
 
-def test_a_label_that_nobody_wrote_is_refused_too(tmp_path: Path) -> None:
+def test_an_unknown_optimizer_label_is_rejected(tmp_path: Path) -> None:
     filled(tmp_path)
     with sqlite3.connect(tmp_path / "item.sqlite") as database:
         database.execute("UPDATE about SET label = 'float32 x 4 + many'")
@@ -78,7 +78,7 @@ def test_a_label_that_nobody_wrote_is_refused_too(tmp_path: Path) -> None:
         open_storage("sqlite", ADAGRAD, folder=tmp_path)
 
 
-def test_a_second_optimizer_is_refused_with_the_command(tmp_path: Path) -> None:
+def test_a_second_optimizer_is_rejected_with_the_command(tmp_path: Path) -> None:
     made = StepContainer()
     made.declare(TABLE, StorageChoice("sqlite", {"folder": str(tmp_path)}))
     made.set_state("item", np.zeros(4, np.float32), "adagrad")
@@ -91,7 +91,7 @@ def test_a_second_optimizer_is_refused_with_the_command(tmp_path: Path) -> None:
     made.close()
 
 
-def test_convert_keeps_embeddings_and_starts_state_anew(
+def test_convert_keeps_embeddings_and_resets_the_state(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = filled(tmp_path / "old")

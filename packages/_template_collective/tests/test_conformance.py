@@ -63,7 +63,7 @@ os._exit(3)
 """
 
 
-def test_a_process_that_ends_is_named_at_once(tmp_path: Path) -> None:
+def test_a_process_that_exits_is_named_at_once(tmp_path: Path) -> None:
     here = str(Path(__file__).parent)
     with subprocess.Popen([sys.executable, "-c", DIES, str(tmp_path / "m"), here]) as process:
         with join(tmp_path / "m", 0, 2, deadline_seconds=60.0) as collective:
@@ -81,7 +81,7 @@ class ClosesAfterOneWrite(socket.socket):
         self.close()
 
 
-def test_the_peer_may_leave_with_the_header_of_a_message_of_no_size() -> None:
+def test_a_peer_may_leave_after_the_header_of_an_empty_message() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         ours, theirs = socket.create_connection(server.getsockname()), server.accept()[0]
     with theirs, ClosesAfterOneWrite(fileno=ours.detach()) as link:
@@ -90,13 +90,13 @@ def test_the_peer_may_leave_with_the_header_of_a_message_of_no_size() -> None:
         collective.close()
 
 
-def test_a_folder_of_an_earlier_job_is_refused(tmp_path: Path) -> None:
+def test_a_folder_of_an_earlier_job_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "rank-0").write_text("127.0.0.1 1")
     with pytest.raises(InvalidArgumentError, match=r"rank-0 already exists.*set a new folder"):
         join(tmp_path, 0, 2)
 
 
-def test_ranks_that_do_not_come_are_named(tmp_path: Path) -> None:
+def test_ranks_that_do_not_join_are_named(tmp_path: Path) -> None:
     options = TcpOptions(folder=tmp_path, start_seconds=0.2)
     for rank in (0, 1):
         folder = tmp_path / str(rank)

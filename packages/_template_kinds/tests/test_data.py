@@ -81,13 +81,13 @@ def test_strings_are_hashed_and_numbers_are_ids(tmp_path: Path) -> None:
         (line(1, clicked=2), "line 2, key 'clicked': found 2, expected 0 or 1"),
     ],
 )
-def test_a_wrong_line_is_named(wrong: str, message: str, tmp_path: Path) -> None:
+def test_an_invalid_line_is_named(wrong: str, message: str, tmp_path: Path) -> None:
     data = section(tmp_path, line(0), wrong, line(2))
     with pytest.raises(DataError, match=message):
         KIND.open(data, OpenRequest(1, "binary"))
 
 
-def test_files_that_cannot_be_trained_on(tmp_path: Path) -> None:
+def test_unusable_files_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="found 1 examples, too few"):
         KIND.open(section(tmp_path, line(0)), OpenRequest(1, "binary"))
     data = section(tmp_path).model_copy(update={"path": str(tmp_path / "none")})

@@ -98,7 +98,7 @@ def _failure_of(call: Callable[[Opened], object], opened: Opened) -> Any:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("call", CALLS[1:], ids=NAMES[1:])
-def test_out_of_device_memory_changes_nothing_and_says_how_much(
+def test_out_of_device_memory_changes_nothing_and_reports_the_amount(
     call: Callable[[Opened], object], dtype: str
 ) -> None:
     num_failed = 0
@@ -119,7 +119,7 @@ def test_out_of_device_memory_changes_nothing_and_says_how_much(
 
 
 @pytest.mark.parametrize("call", CALLS[1:], ids=NAMES[1:])
-def test_who_keeps_memory_unused_is_asked_before_a_call_fails(
+def test_an_owner_of_unused_memory_is_requested_to_free_it_before_a_call_fails(
     call: Callable[[Opened], object],
 ) -> None:
     opened, expected = Opened(), Opened()
@@ -141,7 +141,7 @@ def test_who_keeps_memory_unused_is_asked_before_a_call_fails(
 
 
 @pytest.mark.parametrize("answer", [True, False, "raises"])
-def test_a_call_fails_where_nobody_can_give_enough_back(
+def test_a_call_fails_if_not_enough_memory_can_be_freed(
     answer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Any] = []
@@ -170,7 +170,7 @@ def test_a_call_fails_where_nobody_can_give_enough_back(
     opened.upsert()
 
 
-def test_who_is_asked_may_run_python_while_others_wait_for_the_table() -> None:
+def test_a_memory_callback_may_run_python_while_others_wait_for_the_table() -> None:
     opened = Opened()
     is_asked, is_done = threading.Event(), threading.Event()
 
@@ -194,7 +194,7 @@ def test_who_is_asked_may_run_python_while_others_wait_for_the_table() -> None:
     reader.join(10)
 
 
-def test_kernels_are_loaded_before_a_call_could_lack_memory_for_one() -> None:
+def test_kernels_are_loaded_before_a_call_could_run_out_of_memory_for_one() -> None:
     opened = Opened()
     opened.device.fail_from(0)
     opened.find()
@@ -206,7 +206,7 @@ def test_kernels_are_loaded_before_a_call_could_lack_memory_for_one() -> None:
 
 
 @pytest.mark.parametrize("call", CALLS, ids=NAMES)
-def test_memory_that_a_kernel_lacks_leaves_whole_rows_or_loses_the_table(
+def test_a_kernel_out_of_memory_leaves_whole_rows_or_loses_the_table(
     call: Callable[[Opened], object],
 ) -> None:
     outcomes = set()
@@ -233,7 +233,7 @@ def test_memory_that_a_kernel_lacks_leaves_whole_rows_or_loses_the_table(
     assert ("lost" in outcomes) == (call in (Opened.upsert, Opened.update))
 
 
-def test_a_refused_kernel_is_named_as_in_the_source() -> None:
+def test_a_rejected_kernel_is_named_as_in_the_source() -> None:
     opened = Opened()
     opened.device.refuse_once(0)
     with pytest.raises(
@@ -242,7 +242,7 @@ def test_a_refused_kernel_is_named_as_in_the_source() -> None:
         opened.find()
 
 
-def test_other_threads_run_while_a_table_that_is_dropped_waits_for_its_device() -> None:
+def test_other_threads_run_while_a_dropped_table_waits_for_its_device() -> None:
     def check(seconds: float) -> None:
         opened = Opened()
         opened.device.slow_down(int(1000 * seconds))
@@ -266,7 +266,7 @@ def test_other_threads_run_while_a_table_that_is_dropped_waits_for_its_device() 
     check_with_deadlines(check, (0.4, 4.0))
 
 
-def test_state_that_a_gpu_could_not_read_is_refused() -> None:
+def test_state_that_a_gpu_cannot_read_is_rejected() -> None:
     arrays = ArraySource(empty=np.empty, stream=lambda: 0)
     kernels = make_plugin_manager().kernels("emulated").factory(arrays)
     table = TableConfig("t", 4, dtype="float16", state_width=1, seed=3)
@@ -283,7 +283,7 @@ def test_state_that_a_gpu_could_not_read_is_refused() -> None:
     assert rows.any(), "without state they may begin at any element"
 
 
-def test_kernels_let_the_device_ask_their_framework() -> None:
+def test_kernels_let_the_device_request_memory_from_the_framework() -> None:
     handle = open_device("emulated").handle
     is_mine = True
     num_asked = 0
@@ -312,7 +312,9 @@ def test_kernels_let_the_device_ask_their_framework() -> None:
 
 
 @pytest.mark.parametrize("call", CALLS, ids=NAMES)
-def test_a_refused_call_is_an_error_of_that_call_alone(call: Callable[[Opened], object]) -> None:
+def test_a_rejected_call_raises_an_error_only_for_that_call(
+    call: Callable[[Opened], object],
+) -> None:
     opened = Opened()
     before = opened.find()
     opened.device.refuse_once(0)
@@ -325,7 +327,7 @@ def test_a_refused_call_is_an_error_of_that_call_alone(call: Callable[[Opened], 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("call", CALLS, ids=NAMES)
-def test_wherever_a_call_is_refused_rows_are_whole_or_the_table_is_lost(
+def test_after_any_rejected_call_rows_are_whole_or_the_table_is_lost(
     call: Callable[[Opened], object], dtype: str
 ) -> None:
     outcomes = set()
@@ -353,7 +355,7 @@ def test_wherever_a_call_is_refused_rows_are_whole_or_the_table_is_lost(
 
 
 @pytest.mark.parametrize("call", CALLS, ids=NAMES)
-def test_a_lost_device_is_said_to_be_lost_by_every_call(call: Callable[[Opened], object]) -> None:
+def test_every_call_reports_a_lost_device(call: Callable[[Opened], object]) -> None:
     opened = Opened()
     opened.device.break_down("an illegal memory access was encountered")
     for _ in range(2):
@@ -362,7 +364,7 @@ def test_a_lost_device_is_said_to_be_lost_by_every_call(call: Callable[[Opened],
     opened.device.break_down("")  # so that its memory can be given back
 
 
-def test_errors_of_the_runtime_that_stay_are_told_from_those_of_a_call() -> None:
+def test_persistent_errors_of_the_runtime_differ_from_errors_of_a_call() -> None:
     cuda = pytest.importorskip("sparring_hkv._cuda", reason="built without nvcc")
     illegal_address, launch_failure, assertion, lost = 700, 719, 710, 226
     invalid_value, out_of_memory, not_supported, too_many_resources = 1, 2, 801, 701

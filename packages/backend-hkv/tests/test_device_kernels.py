@@ -216,7 +216,7 @@ def test_dedup_waits_once_and_pooling_never(emulated: Any) -> None:
 
 
 @pytest.mark.usefixtures("emulated")
-def test_wrong_arrays_are_refused_by_name() -> None:
+def test_wrong_arrays_are_rejected_by_name() -> None:
     device = make_plugin_manager().kernels("emulated").factory(ARRAYS)
     rows = np.ones((4, 6), np.float32)
     inverse = np.zeros(3, np.int64)
@@ -234,7 +234,7 @@ def test_wrong_arrays_are_refused_by_name() -> None:
         device.pool(rows, inverse, np.array([0, 3]), mode="max")  # type: ignore[arg-type]
 
 
-def test_out_of_device_memory_says_what_was_asked_and_is_free(emulated: Any) -> None:
+def test_out_of_device_memory_reports_requested_and_free_bytes(emulated: Any) -> None:
     native = emulated.Device(0, 4096)
     ids = np.arange(1000)
     with pytest.raises(DeviceMemoryError, match="bytes of device memory were asked for") as caught:
@@ -272,7 +272,7 @@ class _OfCurrentDevice(np.ndarray):
         return np.asarray(self).__dlpack__()
 
 
-def test_native_calls_are_made_where_the_framework_shares_its_arrays() -> None:
+def test_native_calls_are_made_if_the_framework_shares_its_arrays() -> None:
     pytest.importorskip("sparring_hkv._emulated", reason="built without the emulator")
 
     @contextmanager

@@ -27,7 +27,7 @@ def need_emulator() -> Any:
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:-1", "CUDA", "cpu:0", ""])
-def test_devices_that_do_not_exist_are_refused(device: str) -> None:
+def test_devices_that_do_not_exist_are_rejected(device: str) -> None:
     with pytest.raises(InvalidArgumentError, match="device"):
         sparring.open_storage("hkv", TABLE, device=device)
 
@@ -45,7 +45,7 @@ def test_numbers_of_devices_are_read() -> None:
     assert HkvOptions(device="cuda").device_number == 0
 
 
-def test_without_a_gpu_the_reason_is_said() -> None:
+def test_without_a_gpu_the_reason_is_reported() -> None:
     reason = why_cuda_is_unavailable()
     if reason is None:
         pytest.skip("there is a GPU here")
@@ -63,7 +63,7 @@ def test_the_module_of_gpus_imports_without_a_driver() -> None:
     assert reason is None or reason.startswith("no GPU: ")
 
 
-def test_a_table_that_does_not_fit_says_what_was_asked_and_is_free() -> None:
+def test_a_table_that_does_not_fit_reports_requested_and_free_bytes() -> None:
     emulated = need_emulator()
     device = emulated.Device(0, 100_000)
     with pytest.raises(DeviceMemoryError) as raised:

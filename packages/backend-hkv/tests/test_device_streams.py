@@ -105,7 +105,7 @@ def test_a_cpu_has_no_streams() -> None:
         kernels.streams()
 
 
-def test_streams_of_another_version_are_refused(streams: Streams) -> None:
+def test_streams_of_another_version_are_rejected(streams: Streams) -> None:
     size = 256
     memory = (ctypes.c_byte * size)()
     ctypes.c_uint32.from_buffer(memory).value = 9

@@ -90,7 +90,7 @@ def test_a_table_without_rows_shows_initial_values(device: KernelSet, table_plac
     assert empty.tolist() == np.zeros((2, 12)).tolist()
 
 
-def test_reading_waits_for_nothing(emulated: Any) -> None:
+def test_reading_does_not_wait(emulated: Any) -> None:
     device = (
         make_plugin_manager()
         .kernels("emulated")
@@ -104,7 +104,7 @@ def test_reading_waits_for_nothing(emulated: Any) -> None:
     assert emulated.num_waits() == before
 
 
-def test_a_full_table_refuses_and_stays_as_it_was(device: KernelSet, table_place: str) -> None:
+def test_a_full_table_raises_and_is_unchanged(device: KernelSet, table_place: str) -> None:
     on_device, _ = _opened(table_place, capacity=10)
     choice = MethodChoice(METHOD, HYPER, 1)
     gradients = np.ones((8, 12), np.float32)
@@ -118,7 +118,7 @@ def test_a_full_table_refuses_and_stays_as_it_was(device: KernelSet, table_place
     assert before.found.tolist() == after.found.tolist()
 
 
-def test_a_table_elsewhere_is_refused(device: KernelSet, table_place: str) -> None:
+def test_a_table_on_another_device_is_rejected(device: KernelSet, table_place: str) -> None:
     _, on_cpu = _opened(table_place)
     with pytest.raises(UnsupportedError, match="'t' is on cpu, but these kernels run on "):
         device.pool_storage(on_cpu, on_cpu.table, np.arange(3), np.arange(4))
@@ -132,7 +132,7 @@ def test_options_name_a_device() -> None:
         HkvOptions(device_memory_bytes=1000)
 
 
-def test_a_gpu_that_is_missing_is_said_to_be() -> None:
+def test_a_missing_gpu_is_reported() -> None:
     from sparring_hkv.devices import why_cuda_is_unavailable
 
     if why_cuda_is_unavailable() is None:
@@ -141,7 +141,7 @@ def test_a_gpu_that_is_missing_is_said_to_be() -> None:
         HkvStorage(TableConfig("t", 4), HkvOptions(device="cuda"))
 
 
-def test_ids_beyond_a_table_are_refused_by_shape(device: KernelSet, table_place: str) -> None:
+def test_ids_beyond_a_table_are_rejected_by_shape(device: KernelSet, table_place: str) -> None:
     on_device, _ = _opened(table_place)
     with pytest.raises(InvalidArgumentError, match="offsets"):
         device.pool_storage(on_device, on_device.table, np.arange(3), np.zeros((2, 2), np.int64))

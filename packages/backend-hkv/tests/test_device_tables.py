@@ -103,7 +103,9 @@ def step_together(device: Any, storages: Any, ids: Any, step: int) -> Any:
 @pytest.mark.parametrize(
     "options", [{}, {"capacity": 120, "policy": "lru"}], ids=["grows", "evicts"]
 )
-def test_tables_together_are_what_each_is_alone(device: Any, options: dict[str, Any]) -> None:
+def test_tables_looked_up_together_equal_separate_tables(
+    device: Any, options: dict[str, Any]
+) -> None:
     alone, together = opened(5, **options), opened(5, **options)
     for step in range(1, 5):
         ids = ids_of(5, step)
@@ -141,7 +143,7 @@ def test_many_tables_take_the_launches_and_waits_of_one() -> None:
     assert many["lasting_allocations"] == 0
 
 
-def test_sums_that_are_not_finite_change_no_table(device: Any) -> None:
+def test_non_finite_sums_change_no_table(device: Any) -> None:
     storages, keys = opened(3), np.arange(10)
     choice = MethodChoice(METHOD, HYPER, 1)
     values = np.ones((2000, DIM), np.float32)

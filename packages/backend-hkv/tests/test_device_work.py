@@ -58,7 +58,7 @@ def _total(step: dict[str, dict[str, int]], what: str) -> int:
     return sum(part[what] for part in step.values())
 
 
-def test_a_step_over_known_keys_puts_little_on_the_device(device: KernelSet) -> None:
+def test_a_step_over_known_keys_uses_little_device_memory(device: KernelSet) -> None:
     """The figures of docs/explanation/gpu-table.md."""
     known = _known_step(device)
     launches = {name: part["launches"] for name, part in known.items()}
@@ -68,7 +68,7 @@ def test_a_step_over_known_keys_puts_little_on_the_device(device: KernelSet) -> 
     assert _total(known, "lasting_allocations") == 0
 
 
-def test_a_step_over_known_keys_of_a_table_that_evicts_touches_them_besides(
+def test_a_step_over_known_keys_of_a_table_that_evicts_also_touches_them(
     device: KernelSet,
 ) -> None:
     known = _known_step(device, capacity=4000, policy="lru")
@@ -81,7 +81,7 @@ def test_a_step_over_known_keys_of_a_table_that_evicts_touches_them_besides(
     }
 
 
-def test_rows_that_leave_take_one_wait_and_no_memory_anew(device: KernelSet) -> None:
+def test_evicted_rows_cost_one_wait_and_no_allocation(device: KernelSet) -> None:
     options = HkvOptions(device="emulated", capacity=500, policy="lru")
     storage = HkvStorage(TABLE, options)
     choice = MethodChoice(METHOD, HYPER, 1)
@@ -119,7 +119,7 @@ def test_the_initial_state_is_copied_once(device: KernelSet) -> None:
     assert copies[0] == copies[1] + 1
 
 
-def test_initial_states_are_bounded_and_leave_the_default_stream_alone() -> None:
+def test_initial_states_are_bounded_and_do_not_use_the_default_stream() -> None:
     native: Any = open_device("emulated").native
     handle = native.Device(3)
     capsule = native.create_table(

@@ -77,7 +77,7 @@ def foreign() -> Iterator[Stream]:
 
 
 @pytest.mark.parametrize("call", CALLS, ids=NAMES)
-def test_a_stream_of_another_device_is_refused_and_the_table_goes_on(
+def test_a_stream_of_another_device_is_rejected_and_the_table_stays_usable(
     call: Callable[[Table, int], object], foreign: Stream
 ) -> None:
     table = Table()
@@ -92,7 +92,7 @@ def test_a_stream_of_another_device_is_refused_and_the_table_goes_on(
 
 
 @pytest.mark.parametrize("call", CALLS, ids=NAMES)
-def test_a_stream_under_capture_is_refused_and_its_capture_goes_on(
+def test_a_stream_under_capture_is_rejected_and_its_capture_continues(
     call: Callable[[Table, int], object],
 ) -> None:
     table = Table()
@@ -107,7 +107,7 @@ def test_a_stream_under_capture_is_refused_and_its_capture_goes_on(
         call(table, stream.handle)
 
 
-def test_key_operations_refuse_a_stream_of_another_device(foreign: Stream) -> None:
+def test_key_operations_reject_a_stream_of_another_device(foreign: Stream) -> None:
     ids = np.array([5, 5, 7])
     keys, inverse = np.empty(3, np.int64), np.empty(3, np.int64)
     device = _emulated.Device(0)
@@ -116,7 +116,7 @@ def test_key_operations_refuse_a_stream_of_another_device(foreign: Stream) -> No
     assert _emulated.dedup(device, 0, ids, keys, inverse) == 2
 
 
-def test_key_operations_refuse_a_stream_under_capture_and_its_capture_goes_on() -> None:
+def test_key_operations_reject_a_stream_under_capture_and_its_capture_continues() -> None:
     device = _emulated.Device(0)
     ids, keys, inverse = np.array([5, 5, 7]), np.empty(3, np.int64), np.empty(3, np.int64)
     zeros = _emulated.Initializer("zeros", (0.0, 0.0), 0)

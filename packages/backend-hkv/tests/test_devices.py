@@ -30,7 +30,7 @@ def advice(monkeypatch: pytest.MonkeyPatch, num_gpus: int, init_code: int = 0) -
     return reason
 
 
-def test_with_a_gpu_the_advice_is_how_to_build_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_gpu_the_message_contains_the_build_command(monkeypatch: pytest.MonkeyPatch) -> None:
     reason = advice(monkeypatch, num_gpus=1)
     assert "there is a GPU" in reason
     assert "nvcc of CUDA 12.4 to 13.x" in reason
@@ -39,7 +39,7 @@ def test_with_a_gpu_the_advice_is_how_to_build_for_it(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("num_gpus", "init_code"), [(0, 0), (1, 100)])
-def test_with_a_driver_that_shows_no_gpu_nothing_is_to_be_built(
+def test_with_a_driver_without_gpus_no_build_is_suggested(
     monkeypatch: pytest.MonkeyPatch, num_gpus: int, init_code: int
 ) -> None:
     reason = advice(monkeypatch, num_gpus, init_code)
@@ -48,7 +48,7 @@ def test_with_a_driver_that_shows_no_gpu_nothing_is_to_be_built(
     assert "pip install" not in reason
 
 
-def test_without_a_driver_nothing_is_to_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_driver_no_build_is_suggested(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "_DRIVER", "libcuda_that_nobody_has.so.1")
     reason = devices.why_cuda_is_unavailable()
     assert reason is not None

@@ -35,7 +35,7 @@ def opened(dim: int, num_rows: int, options: HkvOptions) -> HkvStorage:
         {"memory_bytes": "32 MiB"},
     ],
 )
-def test_estimate_is_of_the_options(dim: int, options: dict[str, Any]) -> None:
+def test_estimate_depends_on_the_options(dim: int, options: dict[str, Any]) -> None:
     checked = HkvOptions(**options)
     for num_rows in (20_000, 60_000):
         with opened(dim, num_rows, checked) as storage:
@@ -48,7 +48,7 @@ def test_estimate_is_of_the_options(dim: int, options: dict[str, Any]) -> None:
     [{}, {"capacity": 30_000, "policy": "lru"}, {"memory_bytes": "8 MiB"},
      {"device_memory_bytes": "2 MiB"}],
 )  # fmt: skip
-def test_estimate_of_a_device_is_of_the_options(options: dict[str, Any]) -> None:
+def test_estimate_of_a_device_depends_on_the_options(options: dict[str, Any]) -> None:
     try:
         open_device("emulated", 0)
     except DeviceError as error:
@@ -64,7 +64,7 @@ def test_estimate_of_a_device_is_of_the_options(options: dict[str, Any]) -> None
         assert told.keys() == {"gpu"}
 
 
-def test_more_rows_than_a_table_can_number_are_refused() -> None:
+def test_more_rows_than_a_table_can_number_are_rejected() -> None:
     table = TableConfig("films", 2)
     with pytest.raises(CapacityError, match="at most 4,294,967,295 rows"):
         estimate_hkv_bytes(table, HkvOptions(), 2**32)

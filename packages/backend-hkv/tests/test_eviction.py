@@ -39,7 +39,7 @@ def held_by(storage: HkvStorage) -> dict[int, tuple[float, ...]]:
         max_size=12,
     ),
 )
-def test_every_key_is_held_or_was_handed_back_once(
+def test_every_key_is_stored_or_was_returned_once_as_evicted(
     policy: str, capacity: int, calls: list[list[int]]
 ) -> None:
     expected: dict[int, tuple[float, ...]] = {}
@@ -67,7 +67,7 @@ def leave(storage: HkvStorage, keys: list[int]) -> list[int]:
 # A table of 40 rows is one bucket, so the order in which rows leave is exact.
 
 
-def test_lru_lets_go_of_what_was_used_longest_ago() -> None:
+def test_lru_evicts_the_least_recently_used_rows() -> None:
     storage = HkvStorage(TABLE, HkvOptions(capacity=40, policy="lru"))
     fill_one_by_one(storage, range(40))
     storage.touch([0, 1])
@@ -75,7 +75,7 @@ def test_lru_lets_go_of_what_was_used_longest_ago() -> None:
     assert leave(storage, [100, 101]) == [2, 3]
 
 
-def test_lfu_lets_go_of_what_was_used_least() -> None:
+def test_lfu_evicts_the_least_frequently_used_rows() -> None:
     storage = HkvStorage(TABLE, HkvOptions(capacity=40, policy="lfu"))
     fill_one_by_one(storage, range(40))
     storage.touch(np.arange(10, 40))
@@ -84,7 +84,7 @@ def test_lfu_lets_go_of_what_was_used_least() -> None:
 
 
 @pytest.mark.parametrize("policy", ["epoch_lru", "epoch_lfu"])
-def test_older_epochs_leave_first(policy: str) -> None:
+def test_older_epochs_are_evicted_first(policy: str) -> None:
     storage = HkvStorage(TABLE, HkvOptions(capacity=40, policy=policy))
     fill_one_by_one(storage, range(20))
     storage.touch(np.arange(20))
@@ -93,14 +93,14 @@ def test_older_epochs_leave_first(policy: str) -> None:
     assert sorted(leave(storage, list(range(100, 120)))) == list(range(20))
 
 
-def test_equal_scores_leave_by_the_smaller_key() -> None:
+def test_among_equal_scores_the_smaller_key_is_evicted() -> None:
     storage = HkvStorage(TABLE, HkvOptions(capacity=40, policy="custom"))
     keys = list(range(-20, 20))
     storage.upsert(keys, rows_of(keys, 0), [5] * 40)
     assert storage.evict(4).keys.tolist() == [-20, -19, -18, -17]
 
 
-def test_full_table_without_policy_refuses_whole_calls() -> None:
+def test_full_table_without_policy_rejects_whole_calls() -> None:
     storage = HkvStorage(TABLE, HkvOptions(capacity=100))
     keys = list(range(95))
     storage.upsert(keys, rows_of(keys, 0))

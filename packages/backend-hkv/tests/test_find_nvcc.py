@@ -38,7 +38,7 @@ def write_fake_nvcc(folder: Path, release: str) -> Path:
 
 
 @pytest.mark.parametrize("release", ["12.4", "12.9", "13.0", "13.5"])
-def test_an_nvcc_of_a_release_that_fits_is_taken(
+def test_an_nvcc_of_a_supported_release_is_used(
     release: str, module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDACXX", str(write_fake_nvcc(tmp_path, release)))
@@ -46,7 +46,7 @@ def test_an_nvcc_of_a_release_that_fits_is_taken(
 
 
 @pytest.mark.parametrize("release", ["11.8", "12.3", "14.0"])
-def test_another_is_refused_by_its_release(
+def test_an_nvcc_of_another_release_is_rejected(
     release: str, module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDACXX", str(write_fake_nvcc(tmp_path, release)))
@@ -54,7 +54,7 @@ def test_another_is_refused_by_its_release(
         module.find_nvcc()
 
 
-def test_the_next_one_is_taken_where_the_first_does_not_fit(
+def test_the_next_nvcc_is_used_if_the_first_is_unsupported(
     module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDACXX", str(write_fake_nvcc(tmp_path / "old", "11.8")))
@@ -62,12 +62,12 @@ def test_the_next_one_is_taken_where_the_first_does_not_fit(
     assert module.find_nvcc() == tmp_path / "usual" / "nvcc"
 
 
-def test_what_is_installed_already_is_not_fetched_again(module: ModuleType, tmp_path: Path) -> None:
+def test_an_installed_nvcc_is_not_downloaded_again(module: ModuleType, tmp_path: Path) -> None:
     there = write_fake_nvcc(tmp_path / "13.0/nvidia/cu13/bin", "13.0")
     assert module.install_nvcc(tmp_path) == there
 
 
-def test_where_there_is_none_the_program_says_so_and_fails(tmp_path: Path) -> None:
+def test_without_an_nvcc_the_program_reports_it_and_fails(tmp_path: Path) -> None:
     nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0"}
     nowhere |= {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_CACHE_DIR": "1"}
     ran = subprocess.run(

@@ -43,33 +43,33 @@ def test_importing_the_plugin_loads_no_native_library() -> None:
         {"colour": "red"},
     ],
 )
-def test_wrong_options_are_refused_by_name(options: dict[str, object]) -> None:
+def test_wrong_options_are_rejected_by_name(options: dict[str, object]) -> None:
     with pytest.raises(InvalidArgumentError, match=next(iter(options))):
         sparring.open_storage("hkv", TABLE, **options)
 
 
 @pytest.mark.parametrize("name", ["capacity", "memory_bytes", "hash_seed"])
 @pytest.mark.parametrize("value", [True, "10", 10.0])
-def test_what_only_looks_like_a_whole_number_is_refused(name: str, value: object) -> None:
+def test_values_that_only_look_like_integers_are_rejected(name: str, value: object) -> None:
     if name == "memory_bytes" and value == "10":
         value = "10 rows"  # bytes may be text, with a unit or none
     with pytest.raises(InvalidArgumentError, match=rf"{name}.*found {value!r}"):
         sparring.open_storage("hkv", TABLE, **{name: value})
 
 
-def test_whole_numbers_of_numpy_are_taken() -> None:
+def test_numpy_integers_are_accepted() -> None:
     with sparring.open_storage("hkv", TABLE, capacity=np.int64(100)) as storage:
         assert storage.capacity == 100
 
 
-def test_more_rows_than_can_be_numbered_are_refused_with_the_limit_and_what_to_do() -> None:
+def test_more_rows_than_can_be_numbered_are_rejected_with_the_limit_and_the_fix() -> None:
     assert HkvOptions(capacity=2**32 - 1).capacity == 2**32 - 1
     for capacity in (2**32, 2**63, 2**70):
         with pytest.raises(InvalidArgumentError, match=rf"4294967295.*more ranks.*{capacity}"):
             sparring.open_storage("hkv", TABLE, capacity=capacity)
 
 
-def test_memory_that_holds_no_row_is_refused_with_the_least_that_does() -> None:
+def test_memory_for_less_than_one_row_is_rejected_with_the_minimum() -> None:
     with pytest.raises(InvalidArgumentError, match=r"at least one row of 16 bytes.*found 100"):
         HkvStorage(TABLE, HkvOptions(memory_bytes=100))
 
@@ -86,7 +86,7 @@ def test_capabilities_follow_the_options() -> None:
     assert HkvStorage(TABLE, HkvOptions(policy="lru")).capabilities.evicts is False
 
 
-def test_unknown_and_unsupported_settings_are_refused() -> None:
+def test_unknown_and_unsupported_settings_are_rejected() -> None:
     storage = HkvStorage(TABLE, HkvOptions(policy="lru"))
     with pytest.raises(UnsupportedError, match="epoch_lru"):
         storage.set_option("epoch", 1)
@@ -94,7 +94,7 @@ def test_unknown_and_unsupported_settings_are_refused() -> None:
         storage.set_option("colour", "red")
 
 
-def test_epochs_do_not_go_back() -> None:
+def test_epochs_do_not_decrease() -> None:
     storage = HkvStorage(TABLE, HkvOptions(policy="epoch_lfu"))
     storage.set_option("epoch", 7)
     with pytest.raises(InvalidArgumentError, match="found 6"):

@@ -94,7 +94,7 @@ def test_served_rows_follow_training(
     trainer.close()
 
 
-def test_a_redis_that_lost_its_memory_and_came_back(
+def test_a_redis_that_lost_its_memory_returns(
     own_server: RedisServer,
 ) -> None:
     options = {"url": own_server.url, "deadline_seconds": 0.5}
@@ -119,16 +119,16 @@ def test_a_redis_that_lost_its_memory_and_came_back(
         again.close()
 
 
-def test_a_table_that_is_not_there_is_refused(
-    server: RedisServer, new_prefix: Callable[[], str]
-) -> None:
+def test_a_missing_table_is_rejected(server: RedisServer, new_prefix: Callable[[], str]) -> None:
     options = {"url": server.url, "prefix": new_prefix()}
     with pytest.raises(InvalidArgumentError, match="'redis' has no rows of it"):
         open_reader(options)
     assert server.ask("KEYS", f"{options['prefix']}*") == []  # nothing was made
 
 
-def test_rows_without_notes_are_refused(server: RedisServer, new_prefix: Callable[[], str]) -> None:
+def test_rows_without_notes_are_rejected(
+    server: RedisServer, new_prefix: Callable[[], str]
+) -> None:
     options = {"url": server.url, "prefix": new_prefix()}
     with open_storage("redis", TABLE, **options) as storage:
         storage.upsert(KEYS, rows(1))
@@ -137,7 +137,7 @@ def test_rows_without_notes_are_refused(server: RedisServer, new_prefix: Callabl
 
 
 @pytest.mark.parametrize("name", ["write", "promote", "write_back"])
-def test_options_of_writers_are_refused(name: str) -> None:
+def test_options_of_writers_are_rejected(name: str) -> None:
     value = {"write": "back", "promote": "never", "write_back": "inline"}[name]
     with pytest.raises(InvalidArgumentError, match=f"{name} is an option for stacks"):
         open_storage("tiered", TABLE, tiers=["memory", "memory"], refresh={}, **{name: value})

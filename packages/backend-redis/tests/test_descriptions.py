@@ -33,7 +33,7 @@ def filled(url: str, prefix: str) -> None:
     ],
     ids=lambda table: table.row_label,
 )
-def test_rows_of_another_making_are_refused_with_a_command_that_works(
+def test_rows_written_by_other_code_are_rejected_with_a_working_command(
     server: RedisServer, new_prefix: Callable[[], str], other: TableConfig
 ) -> None:
     prefix = new_prefix()
@@ -56,7 +56,7 @@ def test_rows_of_another_making_are_refused_with_a_command_that_works(
 @pytest.mark.parametrize(
     "other", [TableConfig("item", 8), TableConfig("item", 4, "float64")], ids=str
 )
-def test_rows_of_another_shape_are_refused_naming_both(
+def test_rows_of_another_shape_are_rejected_naming_both(
     server: RedisServer, new_prefix: Callable[[], str], other: TableConfig
 ) -> None:
     prefix = new_prefix()
@@ -68,7 +68,7 @@ def test_rows_of_another_shape_are_refused_naming_both(
         assert storage.size == 0
 
 
-def test_another_number_of_buckets_is_refused_naming_both(
+def test_another_number_of_buckets_is_rejected_naming_both(
     server: RedisServer, new_prefix: Callable[[], str]
 ) -> None:
     options = {"url": server.url, "prefix": new_prefix()}
@@ -81,7 +81,7 @@ def test_another_number_of_buckets_is_refused_naming_both(
             assert storage.find([1]).found.all()
 
 
-def test_ranks_that_come_at_once_agree(server: RedisServer, new_prefix: Callable[[], str]) -> None:
+def test_ranks_that_join_at_once_agree(server: RedisServer, new_prefix: Callable[[], str]) -> None:
     prefix = new_prefix()
 
     def come(num_buckets: int) -> int:
@@ -116,7 +116,7 @@ def test_ranks_that_come_at_once_agree(server: RedisServer, new_prefix: Callable
         ),
     ],
 )
-def test_a_description_that_nobody_wrote_is_refused(
+def test_an_unknown_description_is_rejected(
     server: RedisServer,
     new_prefix: Callable[[], str],
     text: str,
@@ -130,7 +130,7 @@ def test_a_description_that_nobody_wrote_is_refused(
     assert server.ask("GET", f"{prefix}:{{item:about}}") == text.encode()
 
 
-def test_values_that_are_no_rows_are_refused_by_every_reader(
+def test_values_that_are_not_rows_are_rejected_by_every_reader(
     server: RedisServer, new_prefix: Callable[[], str]
 ) -> None:
     options = {"url": server.url, "prefix": new_prefix(), "num_buckets": 1}
@@ -149,7 +149,7 @@ def test_values_that_are_no_rows_are_refused_by_every_reader(
             list(storage.scan())
 
 
-def test_the_documented_layout_is_what_lies_there(
+def test_stored_bytes_equal_the_documented_layout(
     server: RedisServer, new_prefix: Callable[[], str]
 ) -> None:
     prefix = new_prefix()

@@ -22,7 +22,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-lfu", "allkeys-random"])
-def test_a_server_that_removes_rows_is_refused(own_server: RedisServer, policy: str) -> None:
+def test_a_server_that_removes_rows_is_rejected(own_server: RedisServer, policy: str) -> None:
     own_server.ask("CONFIG", "SET", "maxmemory-policy", policy)
     with pytest.raises(InvalidArgumentError, match=rf"'{policy}'.*noeviction.*allow_eviction"):
         open_storage("redis", TABLE, url=own_server.url)
@@ -32,7 +32,7 @@ def test_a_server_that_removes_rows_is_refused(own_server: RedisServer, policy: 
 
 
 @pytest.mark.parametrize("policy", ["noeviction", "volatile-lru", "volatile-ttl"])
-def test_a_server_that_is_full_loses_no_row(own_server: RedisServer, policy: str) -> None:
+def test_a_full_server_loses_no_row(own_server: RedisServer, policy: str) -> None:
     own_server.ask("CONFIG", "SET", "maxmemory-policy", policy)
     own_server.ask("CONFIG", "SET", "maxmemory", "6mb")
     written: list[np.ndarray] = []
@@ -50,7 +50,7 @@ def _fill(storage: Storage, written: list[np.ndarray]) -> None:
         written.append(keys)
 
 
-def test_each_node_of_a_cluster_is_looked_at() -> None:
+def test_each_node_of_a_cluster_is_checked() -> None:
     with RedisCluster(3) as nodes:
         open_storage("redis", TABLE, url=nodes.url).close()
         for node in nodes.servers:
@@ -60,7 +60,7 @@ def test_each_node_of_a_cluster_is_looked_at() -> None:
             node.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
 
 
-def test_a_node_that_says_nothing_hides_no_other() -> None:
+def test_a_node_without_info_permission_does_not_hide_the_others() -> None:
     with RedisCluster(3) as nodes:
         open_storage("redis", TABLE, url=nodes.url).close()
         for silent in nodes.servers:
@@ -74,7 +74,7 @@ def test_a_node_that_says_nothing_hides_no_other() -> None:
             silent.ask("ACL", "SETUSER", "default", "+info")
 
 
-def test_a_user_who_may_not_ask_goes_on_with_a_word_in_the_log(
+def test_a_user_without_info_permission_continues_with_a_warning(
     own_server: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     own_server.ask("ACL", "SETUSER", "trainer", "on", ">hunter2", "~*", "+@all", "-info")

@@ -64,7 +64,9 @@ def test_an_upsert_whose_replies_are_lost_is_sent_again(
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 100, 5_000, 20_000])
-def test_half_of_a_reply_is_no_reply(storage: Storage, proxy: FaultProxy, num_bytes: int) -> None:
+def test_half_of_a_reply_is_not_a_reply(
+    storage: Storage, proxy: FaultProxy, num_bytes: int
+) -> None:
     proxy.arm(Fault(cut_reply_at=num_bytes), num_connections=2)
     found = storage.find(KEYS)
     assert found.found.all()
@@ -105,7 +107,7 @@ def trickling(deadline: float) -> Fault:
     [stalled(0), stalled(20), trickling],
     ids=["nothing comes", "half comes", "byte by byte"],
 )
-def test_a_reply_that_does_not_end_is_waited_for_until_the_deadline(
+def test_an_unfinished_reply_is_awaited_until_the_deadline(
     proxy: FaultProxy, new_prefix: Callable[[], str], fault_for: Callable[[float], Fault]
 ) -> None:
     def check(deadline: float) -> None:
@@ -129,7 +131,7 @@ def test_a_reply_that_does_not_end_is_waited_for_until_the_deadline(
     check_with_deadlines(check, DEADLINES)
 
 
-def test_a_write_that_was_held_up_does_not_come_after_a_newer_one(
+def test_a_delayed_write_does_not_overwrite_a_newer_one(
     proxy: FaultProxy, new_prefix: Callable[[], str]
 ) -> None:
     """It reaches the server when its caller has given up, and a newer row is there."""
@@ -152,7 +154,7 @@ def test_a_write_that_was_held_up_does_not_come_after_a_newer_one(
     assert (rows == 3).all()
 
 
-def test_a_stopped_server_is_waited_for_until_the_deadline(
+def test_a_stopped_server_is_awaited_until_the_deadline(
     own_server: RedisServer, new_prefix: Callable[[], str]
 ) -> None:
     def check(deadline: float) -> None:
@@ -172,9 +174,7 @@ def test_a_stopped_server_is_waited_for_until_the_deadline(
     check_with_deadlines(check, DEADLINES)
 
 
-def test_a_server_that_is_gone_is_named(
-    own_server: RedisServer, new_prefix: Callable[[], str]
-) -> None:
+def test_a_missing_server_is_named(own_server: RedisServer, new_prefix: Callable[[], str]) -> None:
     named = rf"127\.0\.0\.1:{own_server.port}.*server"
 
     def check(deadline: float) -> None:
@@ -194,7 +194,7 @@ def test_a_server_that_is_gone_is_named(
     check_with_deadlines(check, DEADLINES)
 
 
-def test_an_upsert_that_one_node_refuses_says_so_and_the_same_call_heals_it(
+def test_an_upsert_that_one_node_rejects_raises_and_succeeds_when_repeated(
     new_prefix: Callable[[], str],
 ) -> None:
     with RedisCluster(2) as nodes, opened(nodes.url, new_prefix()) as storage:
@@ -228,7 +228,7 @@ def _find_all(storage: Storage, answer: multiprocessing.queues.Queue[bool]) -> N
     answer.put(bool((storage.find(KEYS).rows == 1).all()))
 
 
-def test_a_forked_process_has_connections_of_its_own(
+def test_a_forked_process_has_separate_connections(
     server: RedisServer, new_prefix: Callable[[], str]
 ) -> None:
     context = multiprocessing.get_context("fork")

@@ -12,12 +12,12 @@ from sparring_redis.testing.server import RedisServer
 from sparring_testing.faults.interrupted_load import check_interrupted_load
 
 
-def test_a_load_that_was_killed_is_told_of(server: RedisServer, tmp_path: Path) -> None:
+def test_a_killed_load_is_reported(server: RedisServer, tmp_path: Path) -> None:
     options = {"url": server.url, "prefix": "interrupted"}
     check_interrupted_load("redis", options, str(tmp_path / "snapshot"))
 
 
-def test_rows_that_are_there_are_read_before_an_optimizer_is_known(server: RedisServer) -> None:
+def test_existing_rows_are_read_before_an_optimizer_is_known(server: RedisServer) -> None:
     table = TableConfig("item", 4)
     options = {"url": server.url, "prefix": "found"}
     keys = np.arange(100)

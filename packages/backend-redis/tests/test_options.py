@@ -67,7 +67,7 @@ def test_redis_is_found_by_options(options: dict[str, Any], place: str) -> None:
     assert RedisOptions(url=found.url).place() == found
 
 
-def test_url_says_database_and_encryption() -> None:
+def test_url_contains_database_and_encryption() -> None:
     place = RedisOptions(url="rediss://cache/3").place()
     assert (place.database, place.is_encrypted) == (3, True)
     assert RedisOptions(url="unix:///s?database=3").place().database == 3
@@ -99,7 +99,7 @@ def test_url_says_database_and_encryption() -> None:
         ({"password_file": "f", "password_environment": "V"}, "not both"),
     ],
 )
-def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
+def test_wrong_options_are_rejected(options: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidArgumentError, match=said):
         sparring.open_storage("redis", TABLE, **options)
 
@@ -120,7 +120,7 @@ def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
         ({"password_environment": [SECRET]}, "password_environment"),
     ],
 )
-def test_a_password_among_the_options_is_refused_and_not_repeated(
+def test_a_password_in_options_is_rejected_and_not_repeated(
     options: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(InvalidArgumentError, match=said) as refused:
@@ -132,7 +132,7 @@ def test_a_password_among_the_options_is_refused_and_not_repeated(
     assert "hunter2" not in str(refused.value)
 
 
-def test_a_place_that_is_read_by_itself_repeats_no_password() -> None:
+def test_an_error_about_a_location_repeats_no_password() -> None:
     for url in (f"redis://me:{SECRET}@cache", f"redis://cache/{SECRET}@cache"):
         with pytest.raises(InvalidArgumentError) as refused:
             parse_location(url, None)
@@ -141,7 +141,7 @@ def test_a_place_that_is_read_by_itself_repeats_no_password() -> None:
 
 @pytest.mark.parametrize("way", ["file", "override"])
 @pytest.mark.parametrize("section", ["storage", "rendezvous"])
-def test_a_password_in_a_configuration_is_refused_and_not_repeated(
+def test_a_password_in_a_configuration_is_rejected_and_not_repeated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], way: str, section: str
 ) -> None:
     url = f"redis://me:{SECRET}@cache"
@@ -187,5 +187,5 @@ def test_passwords_come_from_a_variable_or_a_file(
         RedisOptions(password_file="pass\0word").password()
 
 
-def test_whole_numbers_of_numpy_are_taken() -> None:
+def test_numpy_integers_are_accepted() -> None:
     assert RedisOptions(num_buckets=np.int64(16), port=np.int32(7000)).num_buckets == 16

@@ -58,7 +58,7 @@ def mutual(made: Certificates) -> Iterator[RedisServer]:
         yield server
 
 
-def test_a_server_that_asks_for_a_certificate_gets_ours(
+def test_a_server_that_requires_a_certificate_gets_ours(
     mutual: RedisServer, made: Certificates, tmp_path: Path
 ) -> None:
     options = {"url": mutual.url, "tls_ca_file": made.authority}
@@ -93,7 +93,7 @@ def test_a_server_that_asks_for_a_certificate_gets_ours(
     ],
     ids=lambda each: "" if isinstance(each, str) else " ".join(each),
 )
-def test_a_file_that_is_not_what_its_option_says_is_named(
+def test_a_file_of_the_wrong_kind_is_named(
     made: Certificates, tmp_path: Path, files: dict[str, str], expected: str
 ) -> None:
     """Before anything is connected: nobody listens there."""
@@ -110,7 +110,7 @@ def test_a_file_that_is_not_what_its_option_says_is_named(
         check(url="rediss://127.0.0.1:1", **options)
 
 
-def test_an_answer_in_the_clear_to_tls_is_told_of() -> None:
+def test_a_plain_text_answer_to_tls_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def answer() -> None:
@@ -126,7 +126,7 @@ def test_an_answer_in_the_clear_to_tls_is_told_of() -> None:
         thread.join()
 
 
-def test_a_certificate_that_is_not_trusted_is_told_of_at_once(
+def test_an_untrusted_certificate_is_reported_at_once(
     mutual: RedisServer, made: Certificates, tmp_path: Path
 ) -> None:
     with refused_at_once(StorageIOError, "certificate is not trusted.*tls_ca_file"):
@@ -138,7 +138,9 @@ def test_a_certificate_that_is_not_trusted_is_told_of_at_once(
         )
 
 
-def test_what_the_server_does_not_have_is_told_of_at_once(own_server: RedisServer) -> None:
+def test_features_that_the_server_does_not_support_are_reported_at_once(
+    own_server: RedisServer,
+) -> None:
     where = f"127.0.0.1:{own_server.port}"
     with refused_at_once(StorageIOError, rf"Redis at {where} replied.*DB index"):
         check(url=f"{own_server.url}/99")
@@ -150,7 +152,7 @@ def test_what_the_server_does_not_have_is_told_of_at_once(own_server: RedisServe
         check(url=f"redis+sentinel://{where}/films")
 
 
-def test_who_refused_a_password_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_that_rejected_a_password_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RIGHT", "hunter2")
     monkeypatch.setenv("WRONG", "rabbit3")
     with RedisSentinel() as watched:
@@ -172,13 +174,13 @@ def test_who_refused_a_password_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
             check(**options, sentinel_password_environment="RIGHT")
 
 
-def test_one_that_refuses_does_not_hide_another_that_answers() -> None:
+def test_one_sentinel_that_rejects_does_not_hide_another_that_answers() -> None:
     with RedisSentinel() as watched, RedisServer() as plain:
         hosts = f"127.0.0.1:{plain.port},127.0.0.1:{watched.sentinel.port}"
         check(url=f"redis+sentinel://{hosts}/{watched.service}")
 
 
-def test_one_that_refuses_is_named_with_another_that_is_silent(own_server: RedisServer) -> None:
+def test_one_sentinel_that_rejects_is_named_if_the_other_is_silent(own_server: RedisServer) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         hosts = f"127.0.0.1:{silent.getsockname()[1]},127.0.0.1:{own_server.port}"
         with pytest.raises(StorageIOError, match=r"Timeout.*sentinel at .*SENTINEL"):

@@ -60,14 +60,14 @@ def test_ranks_are_numbered_in_the_order_of_arrival(meet: Any, world_size: int) 
     assert sorted(np.concatenate(owned).tolist()) == list(range(4096))
 
 
-def test_one_rank_more_than_there_are_seats_is_refused(meet: Any) -> None:
+def test_one_rank_more_than_the_world_size_is_rejected(meet: Any) -> None:
     meet(world_size=1)
     with pytest.raises(InvalidArgumentError, match=r"all 1 seats of job 'job' are taken"):
         meet(world_size=1)
     assert meet(world_size=1, job="another").membership().rank == 0
 
 
-def test_ranks_that_do_not_come_are_waited_for_no_longer_than_said(
+def test_ranks_that_do_not_join_are_awaited_until_the_deadline(
     meet: Any, new_prefix: Callable[[], str]
 ) -> None:
     def check(seconds: float) -> None:
@@ -92,7 +92,9 @@ def test_the_launchers_variables_give_the_membership(
     assert meet().membership() == Membership(rank=2, world_size=3)
 
 
-def test_what_one_rank_sets_another_gets(meet: Any, new_prefix: Callable[[], str]) -> None:
+def test_a_value_set_by_one_rank_is_read_by_another(
+    meet: Any, new_prefix: Callable[[], str]
+) -> None:
     def check(seconds: float) -> None:
         prefix = new_prefix()
         first, second, other = (
@@ -119,7 +121,7 @@ def test_get_waits_until_some_rank_sets_it(meet: Any) -> None:
     setting.join()
 
 
-def test_get_waits_no_longer_than_said(meet: Any) -> None:
+def test_get_waits_until_its_deadline(meet: Any) -> None:
     met = meet(world_size=1)
 
     def check(seconds: float) -> None:
@@ -131,7 +133,7 @@ def test_get_waits_no_longer_than_said(meet: Any) -> None:
     check_with_deadlines(check, (0.2, 3.0))
 
 
-def test_redis_forgets_what_was_set(meet: Any, server: RedisServer) -> None:
+def test_values_expire_in_redis(meet: Any, server: RedisServer) -> None:
     met = meet(world_size=1, time_to_live_seconds=100, job="forgotten")
     met.set("run", b"abc")
     names = server.ask("KEYS", "*{meeting:forgotten}*")
@@ -147,7 +149,7 @@ def test_it_meets_in_a_cluster_too(cluster: RedisCluster, new_prefix: Callable[[
     assert met.get("run", 1.0) == b"abc"
 
 
-def test_a_seat_whose_reply_was_lost_is_taken_once(
+def test_a_seat_is_taken_once_if_its_reply_is_lost(
     server: RedisServer, new_prefix: Callable[[], str]
 ) -> None:
     with FaultProxy(server.port) as proxy:
@@ -156,7 +158,7 @@ def test_a_seat_whose_reply_was_lost_is_taken_once(
         assert RedisRendezvous(options).membership().rank == 0
 
 
-def test_a_redis_that_stopped_is_waited_for_no_longer_than_the_deadline(
+def test_a_stopped_redis_is_awaited_until_the_deadline(
     own_server: RedisServer,
 ) -> None:
     def check(deadline: float) -> None:

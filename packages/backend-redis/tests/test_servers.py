@@ -70,7 +70,7 @@ def test_an_encrypted_server_whose_certificate_is_trusted(tmp_path: Path) -> Non
             check(port=server.port, deadline_seconds=0.3)
 
 
-def test_a_certificate_for_another_host_is_refused(tmp_path: Path) -> None:
+def test_a_certificate_for_another_host_is_rejected(tmp_path: Path) -> None:
     made = make_certificates(tmp_path, host="127.0.0.9")
     with RedisServer(made.server_settings, access=Access(context=made.context)) as server:
         with pytest.raises(StorageIOError, match=r"127\.0\.0\.1"):
@@ -180,7 +180,7 @@ def test_a_cluster_serves_users_with_the_documented_permissions(password: str) -
 
 
 @pytest.mark.parametrize("missing", ["hset", "client|kill", "client|info"])
-def test_a_permission_that_is_missing_is_named(
+def test_a_missing_permission_is_named(
     own_server: RedisServer, password: str, missing: str
 ) -> None:
     """Also those that only a retry needs, before one does."""
@@ -192,7 +192,7 @@ def test_a_permission_that_is_missing_is_named(
     assert SECRET not in str(refused.value)
 
 
-def test_a_wrong_password_is_refused_at_once_and_not_printed(
+def test_a_wrong_password_is_rejected_at_once_and_not_printed(
     own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own_server.ask("CONFIG", "SET", "requirepass", "right")
@@ -205,7 +205,7 @@ def test_a_wrong_password_is_refused_at_once_and_not_printed(
         assert SECRET not in str(refused.value) + repr(refused.value.details)
 
 
-def test_rows_outlive_the_server_where_it_keeps_a_log() -> None:
+def test_rows_outlive_a_server_that_keeps_a_log() -> None:
     with RedisServer({"appendonly": "yes"}) as server:
         check(url=server.url)
         with open_storage("redis", TABLE, url=server.url) as storage:
@@ -252,7 +252,7 @@ def test_a_silent_sentinel_does_not_hide_the_other_one() -> None:
         check_with_deadlines(check_first, (3.0, 12.0))
 
 
-def test_slots_that_move_are_followed(cluster: RedisCluster, new_prefix: Any) -> None:
+def test_moving_slots_are_followed(cluster: RedisCluster, new_prefix: Any) -> None:
     """A bucket's slot goes to another node while calls run: ASK first, then MOVED."""
     options = {"url": cluster.url, "prefix": new_prefix(), "num_buckets": 1}
     with open_storage("redis", TABLE, **options) as storage:

@@ -127,7 +127,7 @@ def test_the_ranks_of_a_job_open_their_own_parts(
     assert min(sizes) > 1_000
 
 
-def test_a_replicated_table_is_refused_on_many_ranks(
+def test_a_replicated_table_is_rejected_on_many_ranks(
     server: RedisServer, new_prefix: Callable[[], str]
 ) -> None:
     choice = StorageChoice("redis", {"url": server.url, "prefix": new_prefix()})
@@ -163,7 +163,7 @@ def filled(server: RedisServer, prefix: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("call", ["size", "clear", "open"])
-def test_a_slow_server_does_not_draw_out_a_call_of_many_commands(
+def test_a_slow_server_does_not_prolong_a_call_of_many_commands(
     server: RedisServer, new_prefix: Callable[[], str], call: str
 ) -> None:
     """Each answer comes within the deadline; all of them do not."""
@@ -191,7 +191,7 @@ def test_a_slow_server_does_not_draw_out_a_call_of_many_commands(
     check_with_deadlines(check, (1.0, 4.0))
 
 
-def test_a_walk_gets_time_for_the_rows_that_it_must_read(
+def test_a_scan_gets_time_for_the_rows_that_it_must_read(
     server: RedisServer, new_prefix: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sparring_redis.backend._ROWS_PER_DEADLINE", 20_000)

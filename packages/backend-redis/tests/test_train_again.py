@@ -42,7 +42,7 @@ def storage(server: RedisServer, prefix: str, is_stacked: bool) -> str:
 
 
 @pytest.mark.parametrize("is_stacked", [False, True])
-def test_a_run_that_begins_again_is_refused_where_rows_are(
+def test_a_run_from_the_beginning_is_rejected_if_rows_exist(
     is_stacked: bool,
     server: RedisServer,
     new_prefix: Callable[[], str],

@@ -35,7 +35,7 @@ def ask_container(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("place", ["a folder/rows", "rows"])
 @pytest.mark.parametrize("others", [{}, {"block_cache_bytes": 1 << 20, "bloom_bits_per_key": 8.0}])
 @pytest.mark.parametrize("is_asked_later", [False, True])
-def test_rows_of_another_optimizer_go_on_after_the_command_that_is_named(
+def test_rows_of_another_optimizer_are_usable_after_the_suggested_command(
     place: str,
     others: dict[str, Any],
     is_asked_later: bool,

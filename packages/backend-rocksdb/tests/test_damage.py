@@ -50,7 +50,7 @@ def test_a_flipped_bit_in_a_file_of_rows_is_found(folder: Path) -> None:
         storage.find(KEYS)
 
 
-def test_damage_within_the_log_is_refused_and_passed_over_only_on_request(tmp_path: Path) -> None:
+def test_damage_in_the_log_is_rejected_and_skipped_only_on_request(tmp_path: Path) -> None:
     with reopened(tmp_path) as storage:
         for part in np.array_split(KEYS, 20):
             storage.upsert(part, rows_of(1)[part])
@@ -65,13 +65,13 @@ def test_damage_within_the_log_is_refused_and_passed_over_only_on_request(tmp_pa
         np.testing.assert_array_equal(found.rows[found.found], rows_of(1)[found.found])
 
 
-def test_a_missing_file_is_refused(folder: Path) -> None:
+def test_a_missing_file_is_rejected(folder: Path) -> None:
     next(iter(folder.glob("*.sst"))).unlink()
     with pytest.raises((CorruptDataError, StorageIOError), match="open the tables"):
         reopened(folder)
 
 
-def test_a_manifest_that_is_none_is_refused(folder: Path) -> None:
+def test_an_invalid_manifest_is_rejected(folder: Path) -> None:
     next(iter(folder.glob("MANIFEST-*"))).write_bytes(b"nothing of RocksDB's")
     with pytest.raises((CorruptDataError, StorageIOError), match="open the tables"):
         reopened(folder)
@@ -93,7 +93,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
-def test_a_full_disk_is_a_typed_error_and_writing_goes_on_when_there_is_room(
+def test_a_full_disk_raises_a_typed_error_and_writes_succeed_once_space_is_free(
     small_disk: Path,
 ) -> None:
     ballast = small_disk / "ballast"

@@ -49,7 +49,7 @@ CALLS: dict[str, Callable[[Storage], object]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_child_is_told_that_the_storage_is_its_parents(call: str, tmp_path: Path) -> None:
+def test_a_child_cannot_use_the_storage_of_its_parent(call: str, tmp_path: Path) -> None:
     with open_storage("rocksdb", TABLE, path=tmp_path) as storage:
         storage.upsert(KEYS, ROWS)
 
@@ -72,7 +72,7 @@ def test_a_child_cannot_open_the_folder_of_its_parent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["collects", "closes"])
-def test_a_child_ends_and_its_parent_goes_on(way: str, tmp_path: Path) -> None:
+def test_a_child_exits_and_its_parent_continues(way: str, tmp_path: Path) -> None:
     tiers = [
         {"backend": "memory", "options": {"capacity": 500, "policy": "lru"}},
         {"backend": "rocksdb", "options": {"path": str(tmp_path)}},
@@ -110,7 +110,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-def test_a_child_that_ends_as_programs_do_waits_for_no_thread_of_its_parent(tmp_path: Path) -> None:
+def test_a_child_that_exits_normally_waits_for_no_thread_of_its_parent(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout) == (3, "said by the child\n"), ended.stderr

@@ -19,6 +19,6 @@ def options_of(stack: str, folder: Path) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("stack", ["rocksdb", "tiered"])
-def test_a_load_that_was_killed_is_told_of(stack: str, tmp_path: Path) -> None:
+def test_a_killed_load_is_reported(stack: str, tmp_path: Path) -> None:
     backend, options = options_of(stack, tmp_path / "rows")
     check_interrupted_load(backend, options, str(tmp_path / "one" / "snapshot"))

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 
 
-def test_killed_processes_lose_nothing_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_processes_lose_no_acknowledged_write(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT))
     kills = importlib.import_module("reliability.rocksdb_kills")
     report = kills.run(6)

@@ -105,7 +105,7 @@ def test_every_call_waits_for_the_disk_with_sync_writes(
 
 
 @pytest.mark.parametrize("is_stack", [False, True], ids=["alone", "in a stack"])
-def test_only_flush_and_close_wait_for_the_disk_without(
+def test_without_sync_writes_only_flush_and_close_wait_for_the_disk(
     library: Path, tmp_path: Path, is_stack: bool
 ) -> None:
     counts = syncs(library, tmp_path, sync_writes=False, is_stack=is_stack)
@@ -143,7 +143,7 @@ def written_out(folder: Path, **options: Any) -> RocksdbStorage:
     return RocksdbStorage(TABLE, made.model_copy(update={"path": folder / "written out"}))
 
 
-def test_filters_spare_reads_for_keys_that_are_not_there(tmp_path: Path) -> None:
+def test_filters_avoid_reads_for_missing_keys(tmp_path: Path) -> None:
     reads = {}
     for bits in (0.0, 4.0, 10.0):
         folder = tmp_path / str(bits)
@@ -156,7 +156,7 @@ def test_filters_spare_reads_for_keys_that_are_not_there(tmp_path: Path) -> None
     assert reads[10.0] < reads[4.0] < reads[0.0], reads
 
 
-def test_a_cache_spares_the_second_read_and_takes_no_more_than_it_may(tmp_path: Path) -> None:
+def test_a_cache_avoids_the_second_read_and_stays_within_its_size(tmp_path: Path) -> None:
     with written_out(tmp_path / "large", block_cache_bytes=MAX_BYTES) as storage:
         assert reads_of(storage, KEYS) > 200
         assert reads_of(storage, KEYS) <= 20
@@ -171,7 +171,7 @@ def test_a_cache_spares_the_second_read_and_takes_no_more_than_it_may(tmp_path: 
         assert reads_of(storage, KEYS[:100]) >= 1
 
 
-def test_a_larger_block_brings_more_rows_with_one_read(tmp_path: Path) -> None:
+def test_a_larger_block_reads_more_rows_at_once(tmp_path: Path) -> None:
     reads = {}
     for size in (1 << 12, 1 << 16):
         folder = tmp_path / str(size)
@@ -181,7 +181,7 @@ def test_a_larger_block_brings_more_rows_with_one_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("direct_io", [False, True])
-def test_files_are_open_past_the_page_cache_with_direct_io(tmp_path: Path, direct_io: bool) -> None:
+def test_direct_io_bypasses_the_page_cache(tmp_path: Path, direct_io: bool) -> None:
     direct = getattr(os, "O_DIRECT", None)
     if direct is None or not Path("/proc/self/fdinfo").exists():
         pytest.skip("needs O_DIRECT and /proc/self/fdinfo")
@@ -204,7 +204,7 @@ def test_files_are_open_past_the_page_cache_with_direct_io(tmp_path: Path, direc
 # -- writes -------------------------------------------------------------------------
 
 
-def test_a_rate_limit_makes_writing_out_take_its_time(tmp_path: Path) -> None:
+def test_a_rate_limit_slows_down_writes(tmp_path: Path) -> None:
     options = RocksdbOptions(path=tmp_path / "rows", rate_limit_bytes_per_second=2 << 20)
     with RocksdbStorage(TABLE, options) as storage:
         storage.upsert(KEYS, np.ones((NUM_ROWS, 16), np.float32))

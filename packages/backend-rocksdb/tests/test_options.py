@@ -58,7 +58,7 @@ def test_importing_the_plugin_loads_no_native_library() -> None:
     ],
     ids=str,
 )
-def test_wrong_options_are_refused_by_name_and_nothing_is_made(
+def test_wrong_options_are_rejected_by_name_and_nothing_is_created(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
     with pytest.raises(InvalidArgumentError, match=next(iter(options))):
@@ -66,7 +66,7 @@ def test_wrong_options_are_refused_by_name_and_nothing_is_made(
     assert not (tmp_path / "rows").exists()
 
 
-def test_a_table_without_a_path_is_refused() -> None:
+def test_a_table_without_a_path_is_rejected() -> None:
     with pytest.raises(InvalidArgumentError, match="option 'path' is missing"):
         sparring.open_storage("rocksdb", TABLE)
 
@@ -129,7 +129,7 @@ def test_sizes_may_have_units() -> None:
 
 
 @pytest.mark.parametrize("path", ["{nope}/rows", "rows/{Rank}", "rows/{}"])
-def test_a_placeholder_that_stands_for_nothing_is_refused(
+def test_an_unknown_placeholder_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -139,7 +139,7 @@ def test_a_placeholder_that_stands_for_nothing_is_refused(
     assert RocksdbOptions(path=Path("{table}/{rank}-of-{world_size}"))
 
 
-def test_a_folder_that_holds_something_else_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+def test_a_folder_with_other_contents_is_rejected_and_unchanged(tmp_path: Path) -> None:
     (tmp_path / "step-000000000004").mkdir()
     (tmp_path / "notes").write_text("mine")
     with pytest.raises(InvalidArgumentError, match=r"'notes' and 1 more.*another folder"):
@@ -147,7 +147,7 @@ def test_a_folder_that_holds_something_else_is_refused_and_left_as_it_is(tmp_pat
     assert sorted(each.name for each in tmp_path.iterdir()) == ["notes", "step-000000000004"]
 
 
-def test_a_folder_whose_making_was_cut_short_is_taken(tmp_path: Path) -> None:
+def test_a_folder_whose_creation_was_interrupted_is_accepted(tmp_path: Path) -> None:
     made = tmp_path / "made"
     sparring.open_storage("rocksdb", TABLE, path=made).close()
     sparring.open_storage("rocksdb", TABLE, path=made).close()

@@ -71,7 +71,7 @@ def train(
 
 
 @pytest.mark.parametrize("storage", [ROCKSDB, STACK], ids=["rocksdb", "stack"])
-def test_another_number_of_ranks_is_refused_until_it_loads(
+def test_another_number_of_ranks_is_rejected_until_it_loads(
     storage: dict[str, Any], tmp_path: Path
 ) -> None:
     path = f"{tmp_path}/rows-{{rank}}"
@@ -86,7 +86,7 @@ def test_another_number_of_ranks_is_refused_until_it_loads(
     assert train(storage, f"{tmp_path}/again/rows-{{rank}}", 1) == [len(KEYS)]
 
 
-def test_all_rows_on_one_rank_are_no_replica(tmp_path: Path) -> None:
+def test_rows_of_one_rank_are_not_a_replica(tmp_path: Path) -> None:
     path = f"{tmp_path}/rows-{{rank}}"
     assert train(ROCKSDB, path, 2, plan=TableSharding("table_wise", (0,))) == [len(KEYS), 0]
     refusal = "rows of rank 0 of 2 .* needs all partitions .*2 replicas"
@@ -94,7 +94,7 @@ def test_all_rows_on_one_rank_are_no_replica(tmp_path: Path) -> None:
         train(ROCKSDB, path, 2, plan="data_parallel")
 
 
-def test_a_replica_is_for_its_number_of_ranks_or_for_one(tmp_path: Path) -> None:
+def test_a_replica_works_with_its_number_of_ranks_or_with_one(tmp_path: Path) -> None:
     one, path = f"{tmp_path}/one/rows-{{rank}}", f"{tmp_path}/two/rows-{{rank}}"
     assert train(ROCKSDB, one, 1) == [len(KEYS)]
     with pytest.raises(InvalidArgumentError, match=r"of all partitions, but .* 2 replicas\)"):
@@ -106,7 +106,7 @@ def test_a_replica_is_for_its_number_of_ranks_or_for_one(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("storage", [ROCKSDB, STACK], ids=["rocksdb", "stack"])
-def test_rows_that_are_there_are_read_before_an_optimizer_is_known(
+def test_existing_rows_are_read_before_an_optimizer_is_known(
     storage: dict[str, Any], tmp_path: Path
 ) -> None:
     path = f"{tmp_path}/rows"
@@ -140,7 +140,7 @@ def test_rows_that_are_there_are_read_before_an_optimizer_is_known(
             container.check_state(TABLE.name, 2 * TABLE.dim, "adam")
 
 
-def test_a_table_that_nobody_looked_at_is_saved_with_its_rows(tmp_path: Path) -> None:
+def test_a_table_that_was_never_looked_up_is_saved_with_its_rows(tmp_path: Path) -> None:
     options = {"path": str(tmp_path / "rows")}
     with open_storage("rocksdb", TABLE, **options) as storage:
         storage.upsert(KEYS, np.ones((len(KEYS), TABLE.dim), np.float32))
@@ -150,7 +150,7 @@ def test_a_table_that_nobody_looked_at_is_saved_with_its_rows(tmp_path: Path) ->
     assert count_rows(open_snapshot(str(tmp_path / "saved")), TABLE.name) == len(KEYS)
 
 
-def test_a_load_that_did_not_end_is_not_saved(tmp_path: Path) -> None:
+def test_an_incomplete_load_is_not_saved(tmp_path: Path) -> None:
     options = {"path": str(tmp_path / "rows")}
     with open_storage("rocksdb", TABLE, **options) as storage:
         begin_load(storage, "elsewhere")
@@ -162,7 +162,7 @@ def test_a_load_that_did_not_end_is_not_saved(tmp_path: Path) -> None:
     assert not (tmp_path / "saved").exists()
 
 
-def test_rows_that_could_not_be_looked_for_are_looked_for_again(tmp_path: Path) -> None:
+def test_a_failed_search_for_rows_is_repeated(tmp_path: Path) -> None:
     options = {"path": str(tmp_path / "rows")}
     with open_storage("rocksdb", TABLE, **options) as storage:
         storage.upsert(KEYS, np.ones((len(KEYS), TABLE.dim), np.float32))

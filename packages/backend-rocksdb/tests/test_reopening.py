@@ -41,7 +41,7 @@ def filled(tmp_path: Path) -> Path:
     [TABLE, TABLE.with_state(4, "momentum"), TABLE.with_state(1, "rowwise_adagrad")],
     ids=lambda table: table.row_label,
 )
-def test_rows_of_another_making_are_refused_with_the_command(
+def test_rows_written_by_other_code_are_rejected_with_the_command(
     filled: Path, other: TableConfig
 ) -> None:
     with pytest.raises(InvalidArgumentError, match=r"float32 x 4 \+ 4 adagrad.*sparring convert"):
@@ -52,7 +52,7 @@ def test_rows_of_another_making_are_refused_with_the_command(
 
 
 @pytest.mark.parametrize(("dim", "dtype"), [(8, "float32"), (4, "float64")])
-def test_rows_of_another_shape_are_refused_and_both_are_named(
+def test_rows_of_another_shape_are_rejected_and_both_are_named(
     filled: Path, dim: int, dtype: str
 ) -> None:
     asked = rf"float32 x 4 \+ 4 adagrad.*'{dtype} x {dim} \+ 4 adagrad'.*declare the table as it"
@@ -60,7 +60,7 @@ def test_rows_of_another_shape_are_refused_and_both_are_named(
         opened(filled, TableConfig("item", dim, dtype).with_state(4, "adagrad"))
 
 
-def test_convert_keeps_embeddings_and_starts_state_anew(filled: Path, tmp_path: Path) -> None:
+def test_convert_keeps_embeddings_and_resets_the_state(filled: Path, tmp_path: Path) -> None:
     command = ["convert", "rocksdb", "item", "--dim", "4", "--from", "adagrad", "--to", "none"]
     new = tmp_path / "new"
     assert main([*command, "--option", f"path={filled}", "--into", f"path={new}"]) == 0
@@ -68,7 +68,7 @@ def test_convert_keeps_embeddings_and_starts_state_anew(filled: Path, tmp_path: 
         np.testing.assert_array_equal(storage.find([5, -1, 7]).rows, ROWS[:, :4])
 
 
-def test_tables_of_one_folder_are_apart_and_come_back(tmp_path: Path) -> None:
+def test_tables_of_one_folder_are_separate_and_can_be_reopened(tmp_path: Path) -> None:
     names = ["item", "user", "default", "table.item"]
     stores = [opened(tmp_path, TableConfig(name, 1)) for name in names]
     for number, storage in enumerate(stores):
@@ -83,7 +83,7 @@ def test_tables_of_one_folder_are_apart_and_come_back(tmp_path: Path) -> None:
             assert all((chunk.rows == number).all() for chunk in storage.scan())
 
 
-def test_a_table_is_open_once_in_a_process_however_the_folder_is_spelt(filled: Path) -> None:
+def test_a_table_is_open_once_in_a_process_for_any_spelling_of_the_folder(filled: Path) -> None:
     with opened(filled):
         for spelling in (filled, filled / ".." / "rows"):
             with pytest.raises(InvalidArgumentError, match="open in this process already"):
@@ -116,7 +116,7 @@ def test_a_folder_is_open_in_one_process(filled: Path) -> None:
         assert storage.size == 3
 
 
-def test_closing_frees_the_folder_although_others_hold_the_handle(filled: Path) -> None:
+def test_closing_frees_the_folder_although_handles_remain(filled: Path) -> None:
     storage = opened(filled)
     handle = NativeStorage(get_capsule(storage), ADAGRAD)
     assert handle.size == 3
@@ -132,7 +132,7 @@ def test_closing_frees_the_folder_although_others_hold_the_handle(filled: Path) 
         assert again.size == 3
 
 
-def test_a_close_beside_readers_waits_for_them(filled: Path) -> None:
+def test_close_waits_for_concurrent_readers(filled: Path) -> None:
     storage = opened(filled)
     keys = np.arange(20_000)
     storage.upsert(keys, np.ones((20_000, 8), np.float32))
@@ -149,7 +149,7 @@ def test_a_close_beside_readers_waits_for_them(filled: Path) -> None:
             assert isinstance(each.exception(10), ClosedError)
 
 
-def test_a_checkpoint_holds_the_rows_of_its_moment(filled: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_contains_the_rows_of_its_moment(filled: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copies" / "one"
     with opened(filled) as storage:
         storage.checkpoint(copy)
@@ -164,7 +164,7 @@ def test_a_checkpoint_holds_the_rows_of_its_moment(filled: Path, tmp_path: Path)
     assert any(linked.get(each.name) == each.stat().st_ino for each in copy.glob("*.sst"))
 
 
-def test_each_rank_has_a_folder_of_its_own(tmp_path: Path) -> None:
+def test_each_rank_has_a_separate_folder(tmp_path: Path) -> None:
     choice = StorageChoice("rocksdb", {"path": str(tmp_path / "{rank}-of-{world_size}")})
     for rank, storage in enumerate(on_two_ranks(choice)):
         storage.upsert([rank], np.ones((1, 4), np.float32))
@@ -182,7 +182,7 @@ def on_two_ranks(choice: StorageChoice) -> Iterator[Storage]:
         yield made.storage("item")
 
 
-def test_what_is_no_folder_is_named(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("a file")
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(StorageIOError, match=r"file.*this process may write to"):

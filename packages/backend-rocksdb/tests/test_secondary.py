@@ -49,7 +49,7 @@ def versions_of(storage: RocksdbStorage) -> np.ndarray[Any, Any]:
     return found.rows
 
 
-def test_a_find_sees_what_was_written_before_it(tmp_path: Path) -> None:
+def test_a_find_sees_earlier_writes(tmp_path: Path) -> None:
     path = tmp_path / "rows"
     with opened(path) as writer:
         writer.upsert([1, 2], np.ones((2, 4), np.float32))
@@ -76,7 +76,7 @@ def test_a_find_sees_what_was_written_before_it(tmp_path: Path) -> None:
     assert sorted(each.name for each in path.iterdir() if each.is_dir()) == []
 
 
-def test_another_process_writes_flushes_and_compacts_meanwhile(tmp_path: Path) -> None:
+def test_another_process_may_write_flush_and_compact(tmp_path: Path) -> None:
     path = tmp_path / "rows"
     command = [sys.executable, "-c", WRITER, str(path)]
     with subprocess.Popen(
@@ -159,7 +159,7 @@ with StepContainer() as container:
 """
 
 
-def test_a_cache_in_another_process_follows_a_trainers_notes(tmp_path: Path) -> None:
+def test_a_cache_in_another_process_follows_the_notes_of_a_trainer(tmp_path: Path) -> None:
     path, notes = tmp_path / "rows", tmp_path / "notes"
     command = [sys.executable, "-c", TRAINER, str(path), str(notes)]
     with subprocess.Popen(

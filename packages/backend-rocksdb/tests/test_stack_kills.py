@@ -45,7 +45,7 @@ def keys_of(step: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 
 @pytest.mark.parametrize("trial", range(3))
-def test_what_was_flushed_outlives_a_kill_amid_writes_beside(trial: int, tmp_path: Path) -> None:
+def test_flushed_rows_outlive_a_kill_during_concurrent_writes(trial: int, tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "rows")]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent

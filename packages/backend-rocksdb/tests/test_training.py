@@ -48,7 +48,7 @@ def made_ratings(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
-def test_ratings_are_learnt_as_with_a_table_in_memory(
+def test_ratings_are_learned_as_with_a_table_in_memory(
     tmp_path: Path, optimizer: str, trained: Callable[..., dict[str, Any]]
 ) -> None:
     given = [f"data.path={made_ratings(tmp_path)}", "training.epochs=2", "data.batch_size=100"]
@@ -65,7 +65,7 @@ NOTES = {
 
 
 @pytest.mark.parametrize("kind", NOTES)
-def test_what_a_run_may_not_train_on_is_mended_by_resuming(
+def test_a_rejected_run_can_be_fixed_by_resuming(
     kind: str,
     tmp_path: Path,
     trained: Callable[..., dict[str, Any]],
@@ -87,7 +87,7 @@ def test_what_a_run_may_not_train_on_is_mended_by_resuming(
 
 
 @pytest.mark.parametrize("is_stacked", [False, True])
-def test_a_run_that_begins_again_is_refused_where_rows_are(
+def test_a_run_from_the_beginning_is_rejected_if_rows_exist(
     is_stacked: bool,
     tmp_path: Path,
     trained: Callable[..., dict[str, Any]],
@@ -112,7 +112,7 @@ def test_a_run_that_begins_again_is_refused_where_rows_are(
     assert trained("rocksdb.yaml", *given(rows, saved, "--resume")) == expected
 
 
-def test_a_run_that_resumes_without_a_snapshot_says_that_rows_are_there(
+def test_a_run_that_resumes_without_a_snapshot_reports_existing_rows(
     tmp_path: Path, trained: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = [f"data.path={made_ratings(tmp_path)}", "data.batch_size=100", "training.steps=3"]
@@ -125,7 +125,7 @@ def test_a_run_that_resumes_without_a_snapshot_says_that_rows_are_there(
     assert "rows of table 'user'; training starts from them" in said
 
 
-def test_rows_that_were_cleared_are_no_reason_to_refuse(
+def test_cleared_rows_do_not_prevent_a_run(
     tmp_path: Path, trained: Callable[..., dict[str, Any]]
 ) -> None:
     given = [f"data.path={made_ratings(tmp_path)}", "data.batch_size=100", "training.steps=9"]
@@ -138,7 +138,7 @@ def test_rows_that_were_cleared_are_no_reason_to_refuse(
     assert trained("rocksdb.yaml", *given) == expected
 
 
-def test_a_resume_that_is_refused_leaves_rows_as_they_are(
+def test_a_rejected_resume_leaves_rows_unchanged(
     tmp_path: Path, trained: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, saved = tmp_path / "rows", f"snapshots.url={tmp_path / 'saved'}"
@@ -168,7 +168,7 @@ def test_a_resume_that_is_refused_leaves_rows_as_they_are(
     assert rows() != before
 
 
-def test_movielens_is_learnt_as_with_a_table_in_memory(
+def test_movielens_is_learned_as_with_a_table_in_memory(
     tmp_path: Path, trained: Callable[..., dict[str, Any]]
 ) -> None:
     folder = os.environ.get("SPARRING_TEST_DATA")

@@ -68,7 +68,7 @@ def test_every_command_has_help(run: Run, command: str) -> None:
     assert "Usage: sparring " + command in ending.out
 
 
-def test_a_command_that_cannot_be_added_does_not_take_the_others_away(site: Site, run: Run) -> None:
+def test_a_failing_command_does_not_hide_the_others(site: Site, run: Run) -> None:
     site.install("greeter", COMMAND.replace("def register(app):", "def register(app, more):"))
     ending = run("plugins")
     assert ending.code == 0
@@ -108,7 +108,7 @@ def test_doctor_reports_versions_machine_and_plugins(run: Run) -> None:
         assert " ".join(found["gpus"]["reason"].split()[:6]) in text
 
 
-def test_doctor_says_what_cannot_run_here(site: Site, run: Run) -> None:
+def test_doctor_reports_backends_that_cannot_run_here(site: Site, run: Run) -> None:
     source = storage_plugin("flash").replace(
         "options=MemoryOptions,", "options=MemoryOptions, unavailable=lambda: 1 / 0,"
     )
@@ -146,7 +146,7 @@ def test_a_plugin_adds_a_command(site: Site, run: Run) -> None:
     assert run("greet").out == "hello from memory\n"
 
 
-def test_a_command_of_two_plugins_is_refused_when_asked_for(site: Site, run: Run) -> None:
+def test_a_command_of_two_plugins_is_rejected_when_it_is_used(site: Site, run: Run) -> None:
     site.install("greeter", COMMAND)
     site.install("other-greeter", COMMAND)
     assert run("plugins").code == 0

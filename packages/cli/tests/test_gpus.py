@@ -58,25 +58,25 @@ def test_gpus_and_their_driver_are_named(tmp_path: Path) -> None:
     assert (found.driver, found.cuda_release, found.reason) == ("580.65.06", "12.4", None)
 
 
-def test_a_driver_that_fails_says_why(tmp_path: Path) -> None:
+def test_a_failing_driver_reports_the_reason(tmp_path: Path) -> None:
     found = inspect_gpus(tmp_path, Driver("A GPU", init_code=999))
     assert found.devices == ()
     assert found.cuda_release == "12.4"
     assert found.reason == "cuInit failed: what 999 means"
 
 
-def test_a_gpu_that_cannot_be_asked_is_listed_all_the_same(tmp_path: Path) -> None:
+def test_a_gpu_that_cannot_be_queried_is_still_listed(tmp_path: Path) -> None:
     (device,) = inspect_gpus(tmp_path, Driver("A GPU", device_code=7)).devices
     assert device.name == "unknown (what 7 means)"
 
 
-def test_gpus_that_are_hidden_are_no_gpus(tmp_path: Path) -> None:
+def test_hidden_gpus_are_not_listed(tmp_path: Path) -> None:
     found = inspect_gpus(tmp_path, Driver())
     assert found.reason is not None
     assert "shows this process no GPU" in found.reason
 
 
-def test_a_machine_without_a_driver_says_so(
+def test_a_machine_without_a_driver_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpus, "_LIBRARY", "libcuda-that-nobody-has.so.1")

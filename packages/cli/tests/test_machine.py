@@ -36,18 +36,18 @@ def test_processor_memory_and_huge_pages_are_read(tmp_path: Path) -> None:
     assert machine.usable_cores >= 1
 
 
-def test_the_limit_of_a_container_counts_where_it_is_less(tmp_path: Path) -> None:
+def test_the_limit_of_a_container_counts_if_it_is_lower(tmp_path: Path) -> None:
     files = {"proc/meminfo": MEMORY, "sys/fs/cgroup/memory.max": "500000\n"}
     machine = inspect_machine(system(tmp_path, files))
     assert (machine.memory_bytes, machine.available_bytes) == (500_000, 500_000)
 
 
-def test_no_limit_is_no_number(tmp_path: Path) -> None:
+def test_no_limit_is_not_a_number(tmp_path: Path) -> None:
     files = {"proc/meminfo": MEMORY, "sys/fs/cgroup/memory.max": "max\n"}
     assert inspect_machine(system(tmp_path, files)).memory_bytes == 2048 * 1024
 
 
-def test_what_a_system_does_not_tell_is_unknown(tmp_path: Path) -> None:
+def test_values_that_a_system_does_not_report_are_unknown(tmp_path: Path) -> None:
     machine = inspect_machine(tmp_path)
     assert machine.processor is None
     assert machine.features == ()

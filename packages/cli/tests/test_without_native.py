@@ -63,7 +63,7 @@ def test_doctor_reports_it_first_and_fails(run_python: RunPython) -> None:
     assert ran.stderr == ""
 
 
-def test_doctor_reports_it_first_in_json_too(run_python: RunPython) -> None:
+def test_doctor_also_reports_it_first_in_json(run_python: RunPython) -> None:
     ran = run_python("-m", "sparring", "doctor", "--json")
     assert ran.returncode == 1, ran.stderr
     found = json.loads(ran.stdout)
@@ -81,7 +81,7 @@ def test_doctor_reports_it_first_in_json_too(run_python: RunPython) -> None:
         ("snapshots", "runs"),
     ],
 )
-def test_other_commands_say_why_they_cannot_run(
+def test_other_commands_report_why_they_cannot_run(
     run_python: RunPython, command: tuple[str, ...]
 ) -> None:
     ran = run_python("-m", "sparring", *command)
@@ -95,7 +95,7 @@ def test_version_and_help_are_given(run_python: RunPython) -> None:
     assert "doctor" in run_python("-m", "sparring", "--help").stdout
 
 
-def test_pytest_runs_where_sparring_is_merely_installed(
+def test_pytest_runs_if_sparring_is_installed_but_unused(
     run_python: RunPython, tmp_path: Path
 ) -> None:
     (tmp_path / "test_own.py").write_text("def test_own():\n    assert True\n")
@@ -109,7 +109,7 @@ def test_pytest_runs_where_sparring_is_merely_installed(
     ["import sparring; sparring.StepContainer", "from sparring import StepContainer",
      "import sparring.kernels.functions"],
 )  # fmt: skip
-def test_who_needs_it_is_told_what_is_wrong(run_python: RunPython, code: str) -> None:
+def test_imports_that_need_native_code_report_the_reason(run_python: RunPython, code: str) -> None:
     ran = run_python("-c", code)
     assert ran.returncode == 1
     assert "ImportError" in ran.stderr.splitlines()[-1]

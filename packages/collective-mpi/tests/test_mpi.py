@@ -151,7 +151,7 @@ def test_a_rank_that_raises_ends_the_job_at_once_or_at_the_deadline(
 
 
 @needs_mpi
-def test_another_world_than_the_launchers_is_refused() -> None:
+def test_a_world_that_differs_from_the_launchers_is_rejected() -> None:
     # In a process of its own, because importing mpi4py starts MPI.
     code = (
         "from sparring.contracts import Membership\n"
@@ -165,7 +165,7 @@ def test_another_world_than_the_launchers_is_refused() -> None:
     assert "rank 0 of 2, MPI reports rank 0 of 1" in ran.stderr
 
 
-def test_without_mpi4py_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_mpi4py_the_install_command_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     with pytest.raises(PluginError, match=r'pip install "sparring\[mpi\]"'):
         join_mpi(Membership(rank=0, world_size=1), 1.0)

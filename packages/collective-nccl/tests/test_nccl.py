@@ -107,7 +107,7 @@ def test_groups_pass_in_the_order_of_posting(gpus: FakeGpus) -> None:
     assert len(gpus.log(0)) == 20
 
 
-def test_a_message_goes_after_the_stream_that_writes_it(gpus: FakeGpus) -> None:
+def test_a_message_waits_for_the_stream_that_writes_it(gpus: FakeGpus) -> None:
     with gpus.cuda.in_context(5):
         stream = gpus.cuda.make_stream()
     buffer = GpuArray.of(np.zeros(8, np.uint8))
@@ -138,7 +138,7 @@ def test_a_message_goes_after_the_stream_that_writes_it(gpus: FakeGpus) -> None:
     assert gpus.library.fake_num_synchronizes() == 0, "somebody waited for the device"
 
 
-def test_without_a_stream_everything_on_the_device_comes_first(gpus: FakeGpus) -> None:
+def test_without_a_stream_a_message_waits_for_all_work_of_the_device(gpus: FakeGpus) -> None:
     with gpus.cuda.in_context(5):
         stream = gpus.cuda.make_stream()
     buffer = GpuArray.of(np.zeros(4, np.uint8))
@@ -159,7 +159,7 @@ def test_without_a_stream_everything_on_the_device_comes_first(gpus: FakeGpus) -
     assert run_ranks(gpus, 2, body)[1] == [9] * 4
 
 
-def test_host_buffers_and_operations_go_the_host_collectives_way(gpus: FakeGpus) -> None:
+def test_host_buffers_and_operations_use_the_host_collective(gpus: FakeGpus) -> None:
     def body(collective: NcclCollective) -> Any:
         other, got = 1 - collective.rank, np.zeros(2)
         sending = collective.send(np.full(2, collective.rank + 5.0), other, tag=3)
@@ -171,7 +171,7 @@ def test_host_buffers_and_operations_go_the_host_collectives_way(gpus: FakeGpus)
     assert run_ranks(gpus, 2, body) == [([6.0, 6.0], [[3]], []), ([5.0, 5.0], [[3]], [])]
 
 
-def test_a_silent_peer_ends_at_the_deadline_and_the_communicator_is_aborted(
+def test_a_silent_peer_times_out_and_the_communicator_is_aborted(
     gpus: FakeGpus,
 ) -> None:
     def check(deadline: float) -> None:
@@ -209,7 +209,7 @@ def test_a_silent_peer_ends_at_the_deadline_and_the_communicator_is_aborted(
     check_with_deadlines(check, (0.3, 3.0))
 
 
-def test_a_call_of_nccl_that_blocks_is_ended_at_the_deadline(gpus: FakeGpus) -> None:
+def test_a_blocking_call_of_nccl_is_ended_at_the_deadline(gpus: FakeGpus) -> None:
     def check(deadline: float) -> None:
         gpus.library.fake_reset()
         gpus.library.fake_block_groups(1)
@@ -229,7 +229,7 @@ def test_a_call_of_nccl_that_blocks_is_ended_at_the_deadline(gpus: FakeGpus) -> 
         gpus.library.fake_block_groups(0)
 
 
-def test_what_nccl_notices_by_itself_is_told_before_the_deadline(gpus: FakeGpus) -> None:
+def test_an_error_that_nccl_detects_is_raised_before_the_deadline(gpus: FakeGpus) -> None:
     def body(collective: NcclCollective) -> None:
         if collective.rank == 1:
             return
@@ -240,7 +240,7 @@ def test_what_nccl_notices_by_itself_is_told_before_the_deadline(gpus: FakeGpus)
     run_ranks(gpus, 2, body)
 
 
-def test_a_message_of_another_size_is_an_error_of_both(gpus: FakeGpus) -> None:
+def test_a_message_of_another_size_is_an_error_on_both_ranks(gpus: FakeGpus) -> None:
     def body(collective: NcclCollective) -> None:
         if collective.rank == 0:
             work = collective.send(GpuArray.of(np.zeros(3)), 1)
@@ -253,7 +253,7 @@ def test_a_message_of_another_size_is_an_error_of_both(gpus: FakeGpus) -> None:
 
 
 @pytest.mark.parametrize("name", ["ncclGroupStart", "ncclSend", "ncclGroupEnd", "cuEventRecord"])
-def test_errors_of_a_call_reach_who_waits(gpus: FakeGpus, name: str) -> None:
+def test_errors_of_a_call_are_raised_by_its_waiter(gpus: FakeGpus, name: str) -> None:
     def body(collective: NcclCollective) -> None:
         gpus.library.fake_refuse(name.encode(), 5)
         try:
@@ -279,7 +279,7 @@ def test_a_lost_gpu_is_an_error_of_the_device(gpus: FakeGpus) -> None:
     run_ranks(gpus, 1, body)
 
 
-def test_a_graph_that_another_thread_captures_meanwhile_is_not_met(gpus: FakeGpus) -> None:
+def test_a_graph_capture_of_another_thread_is_not_disturbed(gpus: FakeGpus) -> None:
     def body(collective: NcclCollective) -> Any:
         got = GpuArray.of(np.zeros(3))
         works = [collective.send(GpuArray.of(np.ones(3)), 0), collective.receive(got, 0)]
@@ -294,7 +294,7 @@ def test_a_graph_that_another_thread_captures_meanwhile_is_not_met(gpus: FakeGpu
     assert run_ranks(gpus, 1, body) == [[1.0, 1.0, 1.0]]
 
 
-def test_a_refused_communicator_is_an_error_of_the_start(gpus: FakeGpus) -> None:
+def test_a_rejected_communicator_is_an_error_at_start(gpus: FakeGpus) -> None:
     gpus.library.fake_refuse(b"ncclCommInitRank", 2)
     try:
         host = LocalGroup(1).join(0)
@@ -304,7 +304,7 @@ def test_a_refused_communicator_is_an_error_of_the_start(gpus: FakeGpus) -> None
         gpus.library.fake_refuse(b"", 0)
 
 
-def test_a_rank_that_is_shown_its_own_gpu_alone_uses_it(gpus: FakeGpus) -> None:
+def test_a_rank_that_sees_only_its_own_gpu_uses_it(gpus: FakeGpus) -> None:
     """By its number on the machine it would ask for one that it does not see."""
     gpus.library.fake_show_devices(1)
     try:
@@ -316,7 +316,7 @@ def test_a_rank_that_is_shown_its_own_gpu_alone_uses_it(gpus: FakeGpus) -> None:
         gpus.library.fake_show_devices(8)
 
 
-def test_wrong_device_buffers_are_refused(gpus: FakeGpus) -> None:
+def test_wrong_device_buffers_are_rejected(gpus: FakeGpus) -> None:
     def body(collective: NcclCollective) -> None:
         with pytest.raises(InvalidArgumentError, match="C-contiguous"):
             collective.send(GpuArray.of(np.zeros((4, 4)))[:, 1], 0)
@@ -326,7 +326,7 @@ def test_wrong_device_buffers_are_refused(gpus: FakeGpus) -> None:
     run_ranks(gpus, 1, body)
 
 
-def test_it_says_which_memory_it_takes(gpus: FakeGpus) -> None:
+def test_it_reports_its_memory_kinds(gpus: FakeGpus) -> None:
     assert tuple(NcclCollective.devices) == ("cpu", "cuda")
 
 
@@ -407,7 +407,7 @@ class AnyLibrary:
         return self.__dict__[name]
 
 
-def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_install_command_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, {})
     assert "libnccl.so.2 was found neither in the wheels" in str(why())
     assert 'pip install "sparring[nccl]"' in str(why())
@@ -416,19 +416,21 @@ def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyP
         factory(Membership(rank=0, world_size=1), None, 1.0)
 
 
-def test_with_the_library_and_no_driver_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_the_library_and_no_driver_the_driver_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     only(monkeypatch, {"libnccl.so.2": AnyLibrary()})
     assert "there is no NVIDIA driver on this machine" in str(why())
 
 
-def test_with_a_driver_and_no_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_driver_and_no_gpu_the_gpu_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, {"libnccl.so.2": AnyLibrary(), "libcuda.so.1": NoGpu()})
     reason = str(why())
     assert "there is no usable GPU" in reason
     assert "no CUDA-capable device" in reason
 
 
-def test_where_all_is_there_it_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_available_if_all_requirements_are_met(monkeypatch: pytest.MonkeyPatch) -> None:
     class Driver(NoGpu):
         def cuInit(self, flags: int) -> int:
             return 0

@@ -217,7 +217,7 @@ def test_a_snapshot_without_the_parts_is_rejected_before_anything_changes(tmp_pa
         assert after.num_rows("rows") == before.num_rows("rows")
 
 
-def test_what_cannot_be_saved_is_named(tmp_path: Path) -> None:
+def test_values_that_cannot_be_saved_are_named(tmp_path: Path) -> None:
     with StepContainer() as container:
         tables = InJax(container, "adagrad").tables
         with pytest.raises(InvalidArgumentError, match="key_data"):

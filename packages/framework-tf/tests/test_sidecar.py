@@ -74,7 +74,7 @@ def plain_save(model: Any, path: Path) -> None:
 
 
 @pytest.mark.parametrize("save", [plain_save, save_model], ids=["model.save", "save_model"])
-def test_a_loaded_model_goes_on_as_the_saved_one(
+def test_a_loaded_model_continues_like_the_saved_one(
     save: Callable[[Any, Path], None], tmp_path: Path
 ) -> None:
     model = model_of()

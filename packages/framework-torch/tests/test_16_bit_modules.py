@@ -195,7 +195,7 @@ def test_a_model_of_16_bit_tables_learns(dtype: torch.dtype) -> None:
     assert losses[-1] < 0.1 * losses[0]
 
 
-def test_other_data_types_are_refused_with_those_that_there_are() -> None:
+def test_other_data_types_are_rejected_with_the_supported_ones() -> None:
     for wrong in (torch.int8, torch.float8_e4m3fn, "INT8", DataType):
         with pytest.raises(
             InvalidArgumentError, match="one of float32, float64, float16, bfloat16, found"

@@ -29,7 +29,7 @@ def train(module: Any, ids: Tensor = IDS, scale: float = 1.0, **settings: Any) -
     return optimizer
 
 
-def test_gradients_that_are_not_finite_are_skipped_as_the_message_says() -> None:
+def test_non_finite_gradients_are_skipped_as_the_message_advises() -> None:
     with pytest.raises(NonFiniteGradientError) as caught:
         train(st.Embedding(4), scale=torch.nan)
     (given,) = re.findall(r"choose (\w+)='(\w+)'", str(caught.value))
@@ -37,7 +37,7 @@ def test_gradients_that_are_not_finite_are_skipped_as_the_message_says() -> None
 
 
 @pytest.mark.parametrize("backend", ["memory", "hkv"])
-def test_a_table_finds_room_once_the_advice_is_followed(backend: str) -> None:
+def test_a_table_fits_once_the_advice_is_followed(backend: str) -> None:
     full: Any = {"backend": backend, "policy": "none"}
     with pytest.raises(CapacityError, match="Raise its capacity, or choose a policy that evicts"):
         train(st.Embedding(4, num_embeddings=256, storage=full), torch.arange(257))
@@ -46,7 +46,7 @@ def test_a_table_finds_room_once_the_advice_is_followed(backend: str) -> None:
     train(st.Embedding(4, num_embeddings=256, storage=evicting), torch.arange(257))
 
 
-def test_ids_of_another_dtype_are_taken_as_the_message_converts_them() -> None:
+def test_ids_of_another_dtype_are_accepted_as_the_message_converts_them() -> None:
     module = st.Embedding(4)
     ids = IDS > 3
     with pytest.raises(InvalidArgumentError) as caught:
@@ -55,7 +55,7 @@ def test_ids_of_another_dtype_are_taken_as_the_message_converts_them() -> None:
     module(ids.to(getattr(torch, dtype)))
 
 
-def test_modules_of_two_containers_are_made_with_one_as_the_message_says() -> None:
+def test_modules_of_two_containers_are_created_with_one_as_the_message_advises() -> None:
     made = nn.ModuleList(st.Embedding(4, container=StepContainer()) for _ in range(2))
     with pytest.raises(InvalidArgumentError) as caught:
         st.Optimizer(made, torch.optim.Adagrad, lr=0.1)
@@ -76,7 +76,7 @@ def test_a_storage_is_opened_for_the_state_that_the_message_names() -> None:
     )
 
 
-def test_parameters_that_are_no_tables_go_to_the_optimizer_that_is_named() -> None:
+def test_parameters_that_are_not_tables_are_passed_to_the_optimizer_that_is_named() -> None:
     dense = nn.Linear(4, 1)
     with pytest.raises(
         InvalidArgumentError, match=r"give ordinary parameters to an .* torch\.optim"
@@ -110,7 +110,7 @@ def run(tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("remedy", ["resume", "elsewhere", "remove"])
-def test_a_folder_that_has_a_run_is_gone_on_with_or_left_as_the_message_says(
+def test_a_folder_with_a_run_is_resumed_or_avoided_as_the_message_advises(
     remedy: str, run: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(run) == 0
@@ -129,7 +129,7 @@ def test_a_folder_that_has_a_run_is_gone_on_with_or_left_as_the_message_says(
 
 
 @pytest.mark.parametrize("part", ["dense", "sparse"])
-def test_a_run_with_gradients_that_are_not_finite_skips_them_as_the_message_says(
+def test_a_run_with_non_finite_gradients_skips_them_as_the_message_advises(
     part: str, run: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run.append(f"optimizer.{part}.lr=1e30")

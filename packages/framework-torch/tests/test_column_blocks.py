@@ -91,7 +91,7 @@ def train(
     ],
     ids=str,
 )
-def test_modules_and_optimizers_give_the_bits_of_one_process(
+def test_modules_and_optimizers_have_the_bits_of_one_process(
     module: str, native: Any, options: dict[str, Any]
 ) -> None:
     with container_of(None) as held:
@@ -111,7 +111,7 @@ def test_modules_and_optimizers_give_the_bits_of_one_process(
         assert np.concatenate([each[1][step] for each in found]).tobytes() == read.tobytes()
 
 
-def test_bags_are_pooled_by_the_owners_of_blocks() -> None:
+def test_owners_of_blocks_pool_the_bags() -> None:
     """Gradients are exact, so rows are bit-identical; so are pools of one id each."""
 
     def body(collective: Collective, transfer: str) -> Any:
@@ -131,7 +131,7 @@ def test_bags_are_pooled_by_the_owners_of_blocks() -> None:
             np.testing.assert_array_equal(one, other)
 
 
-def test_the_norm_of_gradients_is_that_of_whole_rows() -> None:
+def test_the_norm_of_gradients_equals_whole_rows() -> None:
     def norm_of(held: StepContainer, ranks: Any) -> tuple[float, Any]:
         module, embed = made("Embedding", held)
         optimizer = Optimizer(module, torch.optim.SGD, lr=1.0)
@@ -170,7 +170,7 @@ class _ByNorm(torch.optim.Optimizer):
                 each.data -= group["lr"] * each.grad / norms
 
 
-def test_a_probe_tells_optimizers_that_couple_columns() -> None:
+def test_a_probe_detects_optimizers_that_couple_columns() -> None:
     assert probe(_ByNorm, {"lr": 0.1}, torch.float32).why_coupled
     for elementwise in (torch.optim.Adadelta, torch.optim.RAdam, torch.optim.AdamW):
         assert not probe(elementwise, {"lr": 0.1}, torch.float32).why_coupled
@@ -180,7 +180,7 @@ def test_a_probe_tells_optimizers_that_couple_columns() -> None:
     ("native", "words"),
     [(_ByNorm, "_ByNorm cannot"), ("rowwise_adagrad", "'rowwise_adagrad' cannot")],
 )
-def test_optimizers_that_need_whole_rows_are_refused_by_name(native: Any, words: str) -> None:
+def test_optimizers_that_require_whole_rows_are_rejected_by_name(native: Any, words: str) -> None:
     def body(collective: Collective) -> None:
         with container_of(collective) as held, pytest.raises(UnsupportedError, match=words):
             Optimizer(made("Embedding", held)[0], native, lr=0.1)
@@ -214,7 +214,7 @@ def test_a_state_dict_names_a_snapshot_that_loads_under_another_plan(tmp_path: P
     [TableSharding("column_wise", (1, 0), columns=2), TableSharding("table_wise", (0,))],
     ids=str,
 )
-def test_an_optimizer_goes_on_where_a_rank_keeps_no_row_or_no_first_block(
+def test_an_optimizer_continues_on_a_rank_without_rows_or_without_the_first_block(
     sharding: TableSharding, tmp_path: Path
 ) -> None:
     url, plan = str(tmp_path / "saved"), {"user": sharding}

@@ -38,7 +38,7 @@ def rows(model: Small) -> torch.Tensor:
     return out
 
 
-def test_steps_and_schedules_as_the_parts_would() -> None:
+def test_steps_and_schedules_equal_the_separate_optimizers() -> None:
     apart, together = Small(), Small()
     optimizers = parts(apart)
     schedules = [torch.optim.lr_scheduler.ExponentialLR(each, 0.5) for each in optimizers]
@@ -96,7 +96,7 @@ def test_clipping_and_gradient_scalers_see_rows_and_parameters() -> None:
     assert scaler.get_scale() == 512.0
 
 
-def test_state_dict_goes_to_the_parts() -> None:
+def test_state_dict_is_divided_among_the_parts() -> None:
     model = Small()
     sparse, dense = parts(model)
     combined = CombinedOptimizer([("rows", sparse), ("top", dense)])
@@ -121,7 +121,7 @@ def test_state_dict_goes_to_the_parts() -> None:
         combined.load_state_dict({"0": {}, "1": {}})
 
 
-def test_rows_refuse_a_step_before_parameters_move() -> None:
+def test_rejected_rows_prevent_a_step_of_parameters() -> None:
     model = Small()
     sparse, dense = parts(model)
     combined = CombinedOptimizer([dense, sparse])
@@ -132,7 +132,7 @@ def test_rows_refuse_a_step_before_parameters_move() -> None:
     assert torch.equal(model.top.weight, before)
 
 
-def test_refusals_say_what_to_do() -> None:
+def test_error_messages_contain_the_fix() -> None:
     model = Small()
     sparse, dense = parts(model)
     wrong: list[tuple[Any, str]] = [

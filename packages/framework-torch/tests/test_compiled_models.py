@@ -131,7 +131,7 @@ for kind in (Single, Bag, Weighted, Many, Bags, Sequences):
 
 
 @pytest.mark.parametrize("backend", [pytest.param("eager", marks=pytest.mark.long), "aot_eager"])
-def test_a_compiled_model_trains_as_the_model_does(backend: str) -> None:
+def test_a_compiled_model_trains_like_the_model(backend: str) -> None:
     command = [sys.executable, "-c", PROGRAM, backend]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

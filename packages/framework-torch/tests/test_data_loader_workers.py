@@ -53,7 +53,7 @@ def loaded(dataset: Batches) -> list[torch.Tensor]:
     return list(DataLoader(dataset, num_workers=2, multiprocessing_context="fork", timeout=60))
 
 
-def test_workers_that_touch_no_table_work_while_background_work_goes_on(
+def test_workers_without_tables_run_during_background_work(
     container: StepContainer, tmp_path: Path
 ) -> None:
     gate = threading.Event()
@@ -68,6 +68,6 @@ def test_workers_that_touch_no_table_work_while_background_work_goes_on(
         assert saving.result(60).rows == {"films": 100}
 
 
-def test_workers_that_look_up_are_told_what_to_do(container: StepContainer) -> None:
+def test_workers_that_look_up_get_an_error_with_the_fix(container: StepContainer) -> None:
     with container, pytest.raises(ClosedError, match="start workers with spawn"):
         loaded(Batches(container))

@@ -35,7 +35,7 @@ def read(module: EmbeddingBag) -> Tensor:
 
 
 @pytest.mark.parametrize("optimizer", ["adagrad", torch.optim.Adam], ids=["fused", "native"])
-def test_a_step_takes_tables_on_a_device_there_and_the_others_on_the_host(
+def test_a_step_updates_device_tables_on_the_device_and_others_on_the_host(
     optimizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, theirs = (
@@ -65,7 +65,9 @@ def test_a_step_takes_tables_on_a_device_there_and_the_others_on_the_host(
 
 @pytest.mark.parametrize("optimizer", ["adagrad", torch.optim.Adam], ids=["fused", "native"])
 @pytest.mark.parametrize("refusing", ["items", "others"])
-def test_what_a_table_here_refuses_no_table_there_takes(refusing: str, optimizer: Any) -> None:
+def test_a_step_that_a_host_table_rejects_is_applied_to_no_device_table(
+    refusing: str, optimizer: Any
+) -> None:
     """Also with the tables exchanged."""
     modules = {
         name: EmbeddingBag(
@@ -103,7 +105,7 @@ class FailingStorage(MemoryStorage):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", torch.optim.SGD], ids=["fused", "native"])
-def test_a_step_that_fails_between_there_and_here_says_how_far_it_came(
+def test_a_step_that_fails_between_device_and_host_reports_its_progress(
     optimizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage = FailingStorage(TableConfig("others", 4, initializer=Uniform(-0.05, 0.05)))
@@ -154,7 +156,7 @@ class Descent(UpdateMethod):
 
 
 @pytest.mark.parametrize("is_fused", [True, False], ids=["fused", "by rows"])
-def test_a_table_there_of_which_no_key_was_admitted_is_not_named_as_changed(is_fused: bool) -> None:
+def test_a_device_table_without_admitted_keys_is_not_named_as_changed(is_fused: bool) -> None:
     storage = FailingStorage(TableConfig("others", 4, initializer=Uniform(-0.05, 0.05)))
     refused = EmbeddingBag(4, name="refused", device="emulated", admission=Frequency(2))
     taken = EmbeddingBag(4, name="taken", device="emulated")

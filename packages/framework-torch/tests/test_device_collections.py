@@ -81,7 +81,9 @@ def _alone(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "given", [{}, EVICTING, {"admission": Frequency(2)}], ids=["grows", "evicts", "admits"]
 )
-def test_tables_together_train_as_each_alone(given: dict[str, Any], is_weighted: bool) -> None:
+def test_tables_trained_together_equal_separate_tables(
+    given: dict[str, Any], is_weighted: bool
+) -> None:
     results = []
     for is_alone in (False, True):
         with pytest.MonkeyPatch.context() as patch:
@@ -150,7 +152,7 @@ def _read(module: EmbeddingBagCollection) -> Tensor:
         return module(_batch(_features(_alike(3)), 40, 1)).values()
 
 
-def test_a_gradient_that_is_not_finite_changes_none_of_them() -> None:
+def test_a_non_finite_gradient_changes_none_of_the_tables() -> None:
     module, optimizer, batch = _trained()
     before, steps = _read(module), module.agent.container.counters.steps
     scale = torch.ones(24)
@@ -167,7 +169,7 @@ class _Fails:
         raise KeyError("not known")
 
 
-def test_a_step_that_one_table_breaks_off_names_those_that_have_changed() -> None:
+def test_a_step_that_fails_at_one_table_names_the_changed_ones() -> None:
     module, optimizer, _ = _trained(admission=Frequency(1))
     container = module.agent.container
     before, updated = _read(module), container.counters.rows_updated

@@ -77,7 +77,7 @@ def run_ranks(gpus: Any, body: Callable[[Collective], Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
-def test_tensors_travel_from_gpu_memory_whatever_their_dtype(
+def test_tensors_of_every_dtype_are_sent_from_gpu_memory(
     gpus: Any, streams: dict[int, int], dtype: torch.dtype
 ) -> None:
     sent = [torch.arange(12).reshape(3, 4).to(dtype), torch.ones((), dtype=dtype), torch.empty(0)]
@@ -96,7 +96,7 @@ def test_tensors_travel_from_gpu_memory_whatever_their_dtype(
     assert len(gpus.log(0)) == 1, "one group"
 
 
-def test_a_message_goes_after_the_current_stream(gpus: Any, streams: dict[int, int]) -> None:
+def test_a_message_waits_for_the_current_stream(gpus: Any, streams: dict[int, int]) -> None:
     tensor = torch.zeros(8, dtype=torch.uint8)
     held = gpus.hold(streams[0], tensor.numpy(), 7)
 
@@ -114,7 +114,9 @@ def test_a_message_goes_after_the_current_stream(gpus: Any, streams: dict[int, i
     assert run_ranks(gpus, body)[1] == [7] * 8
 
 
-def test_a_gradient_is_no_hindrance_and_strides_are(gpus: Any, streams: dict[int, int]) -> None:
+def test_a_tensor_that_requires_gradients_is_sent_and_a_strided_one_is_rejected(
+    gpus: Any, streams: dict[int, int]
+) -> None:
     def body(collective: Collective) -> Any:
         other = 1 - collective.rank
         parameter = gpu(torch.ones(4)).requires_grad_()
@@ -129,7 +131,7 @@ def test_a_gradient_is_no_hindrance_and_strides_are(gpus: Any, streams: dict[int
     assert run_ranks(gpus, body) == [[1.0] * 4] * 2
 
 
-def test_host_tensors_go_the_host_collectives_way(gpus: Any, streams: dict[int, int]) -> None:
+def test_host_tensors_use_the_host_collective(gpus: Any, streams: dict[int, int]) -> None:
     def body(collective: Collective) -> Any:
         other, got = 1 - collective.rank, torch.zeros(2)
         sending = collective.send(torch.full((2,), collective.rank + 1.0), other)
@@ -205,7 +207,7 @@ def test_a_job_without_nccl_does_not_look_for_it(
         dist.destroy_process_group()
 
 
-def test_nccl_of_the_default_group_is_used_if_it_can_be(
+def test_nccl_of_the_default_group_is_used_if_possible(
     choose: Callable[[Any], None], group_with_nccl: None
 ) -> None:
     host = TorchCollective(None)
@@ -215,7 +217,7 @@ def test_nccl_of_the_default_group_is_used_if_it_can_be(
     assert with_devices(host, MEMBERSHIP, "cpu:gloo") is not host
 
 
-def test_a_gpu_job_without_the_package_is_warned_with_the_line_to_install(
+def test_a_gpu_job_without_the_package_logs_the_install_command(
     choose: Callable[[Any], None],
     group_with_nccl: None,
     monkeypatch: pytest.MonkeyPatch,
@@ -238,7 +240,7 @@ def test_a_gpu_job_without_the_package_is_warned_with_the_line_to_install(
     ["not installed", nccl(error=PluginError("not installed"))],
     ids=["no package", "no NCCL"],
 )
-def test_nccl_that_is_named_and_missing_ends_the_start(
+def test_missing_nccl_that_was_requested_by_name_fails_the_start(
     choose: Callable[[Any], None], found: CollectiveDescriptor | str
 ) -> None:
     choose(found)

@@ -67,7 +67,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Failing:
     ],
     ids=["empty", "from_host", "concatenate", "take"],
 )
-def test_an_array_without_memory_says_what_was_asked_and_is_free(
+def test_an_array_without_memory_reports_requested_and_free_bytes(
     make: Callable[[Any], Tensor], asked_bytes: int, failing: Failing
 ) -> None:
     arrays = get_kernel_set("emulated").arrays
@@ -81,7 +81,7 @@ def test_an_array_without_memory_says_what_was_asked_and_is_free(
 
 
 @needs_emulator
-def test_a_lookup_that_torch_has_no_memory_for_says_so(failing: Failing) -> None:
+def test_a_lookup_without_memory_in_torch_raises_a_memory_error(failing: Failing) -> None:
     module = EmbeddingBag(8, name="items", mode="sum", device="emulated")
     ids = torch.arange(12).reshape(4, 3)
     before = module(ids)
@@ -98,7 +98,7 @@ def test_a_lookup_that_torch_has_no_memory_for_says_so(failing: Failing) -> None
 @pytest.mark.parametrize("admission", [None, Frequency(2)], ids=["all", "admitted"])
 @pytest.mark.parametrize("optimizer", ["rowwise_adagrad", torch.optim.Adagrad])
 @pytest.mark.parametrize("is_stacked", [False, True], ids=["table", "tiers"])
-def test_a_step_that_torch_has_no_memory_for_changes_no_row(
+def test_a_step_without_memory_in_torch_changes_no_row(
     optimizer: Any, admission: Any, is_stacked: bool, failing: Failing
 ) -> None:
     hot = {"device": "emulated", "capacity": 64, "policy": "lru"}
@@ -139,7 +139,7 @@ def test_a_step_that_torch_has_no_memory_for_changes_no_row(
 
 
 @pytest.mark.parametrize("kept", [0, 4096])
-def test_torch_gives_back_what_nobody_uses(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_frees_unused_memory(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
     emptied = []
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 1000 + kept)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 1000)
@@ -148,7 +148,7 @@ def test_torch_gives_back_what_nobody_uses(kept: int, monkeypatch: pytest.Monkey
     assert len(emptied) == bool(kept)
 
 
-def test_what_torch_keeps_counts_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_in_the_cache_of_torch_counts_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (500, 10**6))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 300)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100)
@@ -160,7 +160,7 @@ def test_what_torch_keeps_counts_as_free(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (caught.value.asked_bytes, caught.value.free_bytes) == (3 << 29, 700)
 
 
-def test_a_table_takes_what_torch_keeps_on_cuda(gpu: torch.device) -> None:
+def test_a_table_allocates_memory_that_torch_cached_on_cuda(gpu: torch.device) -> None:
     module = EmbeddingBag(64, name="items", mode="sum", device=gpu)
     optimizer = Optimizer(module, "sgd", lr=0.1)
     ids = torch.arange(2**20, device=gpu).reshape(-1, 4)
@@ -188,7 +188,7 @@ def test_a_table_takes_what_torch_keeps_on_cuda(gpu: torch.device) -> None:
 
 
 @needs_emulator
-def test_an_optimizer_of_torch_that_finds_no_memory_says_so_and_the_next_step_may_succeed() -> None:
+def test_an_optimizer_of_torch_without_memory_raises_and_the_next_step_may_succeed() -> None:
     failing = False
 
     class Adagrad(torch.optim.Adagrad):

@@ -66,7 +66,7 @@ def test_filters_admit_the_same_ids_as_on_the_cpu(
 
 
 @pytest.mark.parametrize("optimizer", ["adagrad", torch.optim.Adagrad], ids=["fused", "native"])
-def test_bad_gradients_are_skipped_by_row(optimizer: Any, device_place: Any) -> None:
+def test_invalid_gradients_are_skipped_by_row(optimizer: Any, device_place: Any) -> None:
     results = []
     for module, where in _places(device_place):
         chosen = Optimizer(module, optimizer, lr=0.1, non_finite_gradients="skip")
@@ -86,7 +86,7 @@ def test_bad_gradients_are_skipped_by_row(optimizer: Any, device_place: Any) -> 
 
 @pytest.mark.parametrize("optimizer", ["adagrad", torch.optim.Adagrad], ids=["fused", "native"])
 @pytest.mark.parametrize("policy", ["lru", "lfu", "epoch_lru", "epoch_lfu"])
-def test_bounded_tables_evict_by_their_policy_as_by_way_of_the_host(
+def test_bounded_tables_evict_by_their_policy_as_on_the_host_route(
     policy: str, optimizer: Any, device_place: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results = []

@@ -249,7 +249,7 @@ def _nothing_visits_the_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(
     "optimizer", ["rowwise_adagrad", torch.optim.Adam], ids=["fused", "native"]
 )
-def test_every_transport_gives_the_bits_of_the_host(
+def test_every_transport_has_the_bits_of_the_host(
     way: str, world_size: int, optimizer: Any, request: pytest.FixtureRequest
 ) -> None:
     expected = trained("host", world_size, Collections, optimizer)
@@ -260,7 +260,7 @@ def test_every_transport_gives_the_bits_of_the_host(
 @pytest.mark.parametrize("name", MODULES)
 @pytest.mark.parametrize("micro_batches", [1, 3])
 @pytest.mark.parametrize("optimizer", ["adagrad", torch.optim.Adagrad], ids=["fused", "native"])
-def test_every_module_gives_the_bits_of_the_host(
+def test_every_module_has_the_bits_of_the_host(
     name: str, micro_batches: int, optimizer: Any, request: pytest.FixtureRequest
 ) -> None:
     make, options = MODULES[name]
@@ -270,7 +270,7 @@ def test_every_module_gives_the_bits_of_the_host(
     check_same(trained("staged", 3, make, optimizer, **options), expected)
 
 
-def test_many_micro_batches_add_up_before_they_travel() -> None:
+def test_many_micro_batches_are_added_before_they_are_sent() -> None:
     options = {"micro_batches": 12}
     expected = trained("host", 2, Bags, "adagrad", **options)
     check_same(trained("direct", 2, Bags, "adagrad", **options), expected)
@@ -291,7 +291,7 @@ def stack(capacity: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("optimizer", ["adagrad", torch.optim.Adam], ids=["fused", "native"])
 @pytest.mark.parametrize("capacity", [8, 10_000], ids=["small", "large"])
-def test_stacks_whose_first_tier_lies_on_a_device_give_the_bits_of_one_table(
+def test_stacks_with_a_first_tier_on_a_device_have_the_bits_of_one_table(
     capacity: int, optimizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of the first tier do not visit the host."""
@@ -356,7 +356,7 @@ def test_a_pipeline_leaves_batches_on_the_device() -> None:
 
 @pytest.mark.parametrize("optimizer", ["adagrad", torch.optim.Adam], ids=["fused", "native"])
 @pytest.mark.parametrize("shared", [False, True], ids=["apart", "shared"])
-def test_tables_on_a_device_and_on_the_cpu_take_a_step_each_its_own_way(
+def test_tables_on_a_device_and_on_the_cpu_are_updated_separately(
     shared: bool, optimizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if another module looks up the table on the device together with one on the CPU."""
@@ -409,7 +409,7 @@ def test_tables_on_a_device_and_on_the_cpu_take_a_step_each_its_own_way(
     [ExchangeOptions(row_wire_dtype="float16"), ExchangeOptions(gradient_wire_dtype="bfloat16")],
     ids=["rows", "gradients"],
 )
-def test_numbers_that_are_narrowed_to_travel_go_by_way_of_the_host(
+def test_numbers_that_are_sent_in_fewer_bits_go_through_the_host(
     exchange: ExchangeOptions,
 ) -> None:
     expected = trained("host", 2, Bags, "adagrad", exchange=exchange)

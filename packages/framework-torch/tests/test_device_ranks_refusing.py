@@ -83,7 +83,7 @@ def refused(call: Any) -> SparringError:
 
 
 @OPTIMIZERS
-def test_gradients_that_are_not_finite_on_one_rank_stop_the_step_on_all(optimizer: Any) -> None:
+def test_non_finite_gradients_on_one_rank_stop_the_step_on_all(optimizer: Any) -> None:
     def body(collective: Collective) -> str:
         rank = Rank(collective, optimizer)
         ids = torch.arange(20).reshape(5, 4)
@@ -104,7 +104,7 @@ def test_gradients_that_are_not_finite_on_one_rank_stop_the_step_on_all(optimize
 
 
 @OPTIMIZERS
-def test_rows_whose_gradients_are_not_finite_are_skipped_where_they_came_from(
+def test_rows_with_non_finite_gradients_are_skipped_on_their_rank(
     optimizer: Any,
 ) -> None:
     def body(collective: Collective, where: str) -> Any:
@@ -143,7 +143,7 @@ def test_a_full_table_on_the_device_of_one_rank_stops_the_step_on_all(optimizer:
     assert "a capacity of 15" in messages[1]
 
 
-def test_a_full_table_alone_is_asked_before_other_ranks_write() -> None:
+def test_a_single_full_table_is_checked_before_other_ranks_write() -> None:
     """On one rank the update itself is rejected, and nothing has changed."""
 
     def body(collective: Collective) -> None:
@@ -160,7 +160,7 @@ def test_a_full_table_alone_is_asked_before_other_ranks_write() -> None:
     run_ranks("direct", 2, body)
 
 
-def test_ranks_whose_tables_lie_elsewhere_are_refused_at_start() -> None:
+def test_ranks_with_tables_on_different_devices_are_rejected_at_start() -> None:
     def body(collective: Collective) -> str:
         rank = Rank(collective, "sgd", device="cpu" if collective.rank == 1 else "emulated")
         error = refused(lambda: rank.items(torch.arange(8)[None]))
@@ -172,7 +172,7 @@ def test_ranks_whose_tables_lie_elsewhere_are_refused_at_start() -> None:
         assert 'on rank 0 and "between hosts" on rank 1' in message
 
 
-def test_ranks_whose_messages_travel_otherwise_are_refused_at_start() -> None:
+def test_ranks_with_different_transports_are_rejected_at_start() -> None:
     class Mixed(DirectCollective):
         def __init__(self, group: Any, rank: int) -> None:
             super().__init__(group, rank)
@@ -287,7 +287,7 @@ def test_a_rank_whose_device_fails_anywhere_before_rows_are_written_stops_all(
 
 @OPTIMIZERS
 @pytest.mark.parametrize("slow", [False, True], ids=["at once", "after the last message"])
-def test_a_rank_that_cannot_add_gradients_up_stops_the_step_on_all(
+def test_a_rank_that_cannot_add_gradients_stops_the_step_on_all(
     optimizer: Any, slow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernels: Any = get_kernel_set("emulated")
@@ -329,7 +329,7 @@ def test_a_rank_that_cannot_add_gradients_up_stops_the_step_on_all(
 
 
 @pytest.mark.parametrize("where", ["lookup", "step"])
-def test_what_torch_refuses_while_keys_are_routed_stops_all_and_they_may_go_on(
+def test_an_error_of_torch_during_routing_stops_all_and_training_continues(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernels: Any = get_kernel_set("emulated")
@@ -365,7 +365,7 @@ def test_what_torch_refuses_while_keys_are_routed_stops_all_and_they_may_go_on(
     assert "OutOfMemoryError: CUDA out of memory" in str(first)
 
 
-def test_an_optimizer_of_torch_that_finds_no_memory_after_the_vote_says_that_others_stepped(
+def test_an_optimizer_of_torch_without_memory_after_the_vote_reports_that_others_stepped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     failing, ended = set[int](), threading.Barrier(2)
@@ -403,7 +403,7 @@ def test_an_optimizer_of_torch_that_finds_no_memory_after_the_vote_says_that_oth
 
 @pytest.mark.parametrize("is_training", [True, False])
 @pytest.mark.parametrize("fault", ["place", "fraction", "weights"])
-def test_ids_that_one_rank_refuses_are_looked_up_by_none_and_all_may_go_on(
+def test_ids_that_one_rank_rejects_are_looked_up_by_none_and_training_continues(
     fault: str, is_training: bool
 ) -> None:
     raised = threading.Barrier(2)
@@ -432,7 +432,7 @@ def test_ids_that_one_rank_refuses_are_looked_up_by_none_and_all_may_go_on(
     assert str(second) in str(first)
 
 
-def test_a_load_that_failed_beside_is_told_by_the_next_lookup(tmp_path: Path) -> None:
+def test_a_failed_background_load_is_raised_by_the_next_lookup(tmp_path: Path) -> None:
     url = str(tmp_path / "snapshot")
     ids = torch.arange(20).reshape(5, 4)
 

@@ -83,7 +83,7 @@ def _no_way_by_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("optimizer", ["rowwise_adagrad", torch.optim.Adam])
-def test_training_gives_the_bits_of_a_plain_table(
+def test_training_has_the_bits_of_a_plain_table(
     optimizer: Any, options: dict[str, Any], device_place: Any
 ) -> None:
     storage = stacked(device_place, **options)
@@ -118,7 +118,7 @@ def test_rows_of_every_dtype_come_up_whole(
 
 @pytest.mark.usefixtures("_no_way_by_the_host")
 @pytest.mark.parametrize("optimizer", ["rowwise_adagrad", torch.optim.Adagrad])
-def test_ids_that_are_not_admitted_earn_no_row_in_any_tier(
+def test_ids_that_are_not_admitted_get_no_row_in_any_tier(
     optimizer: Any, device_place: Any
 ) -> None:
     admission = Frequency(2)
@@ -131,7 +131,7 @@ def test_ids_that_are_not_admitted_earn_no_row_in_any_tier(
     assert 0 < count == expected_count < NUM_IDS
 
 
-def test_a_lookup_that_the_first_tier_serves_leaves_the_lower_one_alone(device_place: Any) -> None:
+def test_a_lookup_served_by_the_first_tier_does_not_use_the_lower_one(device_place: Any) -> None:
     storage = stacked(device_place, capacity=4096)
     module = trained(storage, "sgd", device_place.device)[3]
     stack = module.agent.container.storage("items")

@@ -76,7 +76,7 @@ def _train(module: EmbeddingBag, optimizer: Any, num_steps: int, **weights: bool
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize(("mode", "weights"), [("sum", {}), ("mean", {}), ("sum", {"on": True})])
-def test_fused_training_gives_the_bits_of_the_cpu(
+def test_fused_training_has_the_bits_of_the_cpu(
     dtype: torch.dtype, mode: str, weights: dict[str, bool]
 ) -> None:
     results = []
@@ -103,7 +103,7 @@ NATIVE: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [
 @pytest.mark.parametrize(
     ("native", "hyper"), NATIVE, ids=lambda each: getattr(each, "__name__", "")
 )
-def test_native_optimizers_give_the_bits_of_the_cpu(
+def test_native_optimizers_have_the_bits_of_the_cpu(
     native: type[torch.optim.Optimizer], hyper: dict[str, Any], dtype: torch.dtype
 ) -> None:
     ours, theirs = _modules(mode="sum", dtype=dtype)
@@ -113,7 +113,7 @@ def test_native_optimizers_give_the_bits_of_the_cpu(
     assert ours.num_rows() == theirs.num_rows()
 
 
-def test_a_native_optimizer_steps_where_the_rows_lie() -> None:
+def test_a_native_optimizer_steps_on_the_device_of_the_rows() -> None:
     module, _ = _modules(mode="sum")
     optimizer = Optimizer(module, torch.optim.Adam, lr=0.1)
     _train(module, optimizer, 1)
@@ -127,7 +127,7 @@ def test_a_native_optimizer_steps_where_the_rows_lie() -> None:
     assert _emulated.num_waits() <= before + 4
 
 
-def test_calls_leave_the_current_device_as_it_was() -> None:
+def test_calls_do_not_change_the_current_device() -> None:
     module, _ = _modules(mode="sum")
     optimizer = Optimizer(module, "sgd", lr=0.1)
     _emulated.set_current_device(3)
@@ -151,7 +151,7 @@ def test_micro_batches_add_up() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", torch.optim.SGD], ids=["fused", "native"])
-def test_many_micro_batches_take_memory_for_their_keys_only(optimizer: Any) -> None:
+def test_many_micro_batches_allocate_memory_only_for_their_keys(optimizer: Any) -> None:
     results = []
     for module in _modules(mode="sum"):
         chosen = Optimizer(module, optimizer, lr=0.1)
@@ -168,7 +168,7 @@ def test_many_micro_batches_take_memory_for_their_keys_only(optimizer: Any) -> N
     assert torch.equal(*results)
 
 
-def test_a_forward_pass_waits_for_nothing_and_a_step_twice() -> None:
+def test_a_forward_pass_does_not_wait_and_a_step_waits_twice() -> None:
     module, _ = _modules(mode="mean")
     optimizer = Optimizer(module, "rowwise_adagrad", lr=0.1)
     ids, offsets = _ids(1)
@@ -182,7 +182,7 @@ def test_a_forward_pass_waits_for_nothing_and_a_step_twice() -> None:
     assert _emulated.num_waits() == before + 2
 
 
-def test_gradients_that_are_not_finite_change_nothing() -> None:
+def test_non_finite_gradients_change_nothing() -> None:
     module, _ = _modules(mode="sum")
     optimizer = Optimizer(module, "sgd", lr=0.1)
     _train(module, optimizer, 1)
@@ -195,14 +195,14 @@ def test_gradients_that_are_not_finite_change_nothing() -> None:
     assert torch.equal(_rows(module), before)
 
 
-def test_evaluation_earns_no_rows() -> None:
+def test_evaluation_creates_no_rows() -> None:
     module, other = _modules()
     assert torch.equal(_rows(module), _rows(other))
     assert module.num_rows() == {"items": 0}
     assert module.agent.container.resources.num_batch_inputs == 0
 
 
-def test_a_graph_that_is_dropped_leaves_nothing_behind() -> None:
+def test_a_dropped_graph_leaves_nothing() -> None:
     module, _ = _modules()
     out = module(*_ids(1))
     assert module.agent.container.resources.num_batch_inputs == 1
@@ -210,7 +210,7 @@ def test_a_graph_that_is_dropped_leaves_nothing_behind() -> None:
     assert module.agent.container.resources.num_batch_inputs == 0
 
 
-def test_offsets_beyond_the_ids_reach_no_foreign_memory() -> None:
+def test_offsets_beyond_the_ids_read_no_foreign_memory() -> None:
     module, other = _modules(mode="sum")
     ids = torch.tensor([3, 4, 5])
     with torch.no_grad():
@@ -220,7 +220,7 @@ def test_offsets_beyond_the_ids_reach_no_foreign_memory() -> None:
 
 
 @pytest.mark.parametrize("last", [False, True])
-def test_offsets_come_with_their_end_or_without(last: bool) -> None:
+def test_offsets_are_accepted_with_or_without_their_end(last: bool) -> None:
     ours, theirs = _modules(include_last_offset=last)
     ids = torch.tensor([3, 4, 5, 9])
     offsets = torch.tensor([0, 0, 3, 4])
@@ -306,7 +306,7 @@ def test_a_collection_reads_without_waiting() -> None:
     assert _emulated.num_waits() == before
 
 
-def test_ids_elsewhere_are_refused_naming_both_devices() -> None:
+def test_ids_on_another_device_are_rejected_naming_both_devices() -> None:
     module, _ = _modules()
     with pytest.raises(
         InvalidArgumentError, match="'items' is on emulated, but the ids are on meta"
@@ -337,7 +337,7 @@ class _Loss(torch.nn.Module):
         return self.module(ids).sum(), None
 
 
-def test_a_device_that_is_none_is_refused() -> None:
+def test_an_invalid_device_is_rejected() -> None:
     with pytest.raises(InvalidArgumentError, match="device must be cpu or cuda, found 'mps'"):
         EmbeddingBag(4, device="mps")
     with pytest.raises(InvalidArgumentError, match="requires storage 'hkv', found 'memory'"):
@@ -345,7 +345,7 @@ def test_a_device_that_is_none_is_refused() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["adagrad", torch.optim.Adagrad], ids=["fused", "native"])
-def test_ids_that_the_filter_refuses_take_no_room(optimizer: Any) -> None:
+def test_ids_that_the_filter_rejects_take_no_capacity(optimizer: Any) -> None:
     def train(where: str) -> tuple[list[bool], dict[int, bytes], int]:
         container = StepContainer()
         modules = [

@@ -46,7 +46,7 @@ def _read(module: EmbeddingBag, where: torch.device) -> Tensor:
 @pytest.mark.parametrize("optimizer", ["adagrad", torch.optim.Adagrad], ids=["fused", "native"])
 @pytest.mark.parametrize("promote", ["always", "second_touch", "never"])
 @pytest.mark.parametrize("write", ["back", "through"])
-def test_tiers_give_the_bits_of_one_table(
+def test_tiers_have_the_bits_of_one_table(
     write: str, promote: str, optimizer: Any, dtype: torch.dtype, device_place: Any
 ) -> None:
     given: dict[str, Any] = {"name": "items", "mode": "sum", "dtype": dtype}
@@ -73,7 +73,7 @@ def test_a_step_larger_than_the_first_tier_is_applied_whole(
 
 
 @pytest.mark.parametrize("optimizer", ["adagrad", torch.optim.Adagrad], ids=["fused", "native"])
-def test_rows_of_the_first_tier_do_not_come_to_the_host(
+def test_rows_of_the_first_tier_are_not_copied_to_the_host(
     optimizer: Any, monkeypatch: pytest.MonkeyPatch, device_place: Any
 ) -> None:
     module = EmbeddingBag(8, name="items", mode="sum", storage=_stack(device_place, 10_000))
@@ -91,7 +91,7 @@ def test_rows_of_the_first_tier_do_not_come_to_the_host(
     _train(module, optimizer, device_place.device, 1)
 
 
-def test_a_tier_below_that_fails_changes_nothing(
+def test_a_failing_lower_tier_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, device_place: Any
 ) -> None:
     where = device_place.device

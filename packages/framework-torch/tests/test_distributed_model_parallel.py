@@ -163,7 +163,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         pytest.param("mpiexec", ["--pipeline"], id="mpiexec, pipelined", marks=needs_mpi),
     ],
 )
-def test_two_processes_train_as_one_on_the_joined_batch(
+def test_two_processes_train_like_one_on_the_joined_batch(
     launcher: str, options: list[str], alone: dict[str, Any], tmp_path: Path
 ) -> None:
     (tmp_path / "script.py").write_text(SCRIPT.replace("sys.argv", f"(sys.argv + {options!r})"))
@@ -201,7 +201,7 @@ class Small(nn.Module):
         return self.dense(self.table(ids)).sum()
 
 
-def test_alone_it_changes_nothing() -> None:
+def test_a_single_process_is_unchanged() -> None:
     model = Small()
     wrapped = DistributedModelParallel(model)
     assert wrapped.module is model
@@ -221,7 +221,7 @@ def test_alone_it_changes_nothing() -> None:
     wrapped.close()
 
 
-def test_ranks_begin_with_what_rank_0_has_and_average_gradients() -> None:
+def test_ranks_start_with_the_parameters_of_rank_0_and_average_gradients() -> None:
     group = LocalGroup(2, deadline_seconds=20)
 
     def body(collective: Collective) -> tuple[dict[str, Tensor], list[Tensor | None]]:
@@ -251,7 +251,7 @@ def test_ranks_begin_with_what_rank_0_has_and_average_gradients() -> None:
     assert unused == [None, None]
 
 
-def test_a_plan_says_how_tables_are_sharded() -> None:
+def test_a_plan_determines_how_tables_are_sharded() -> None:
     wrapped = DistributedModelParallel(Small(), plan={"small": "table_wise"})
     assert wrapped.container.layout("small").kind == "table_wise"
     wrapped.close()
@@ -266,7 +266,7 @@ def test_a_plan_says_how_tables_are_sharded() -> None:
         DistributedModelParallel(Small(), container=container, plan={"small": "row_wise"})
 
 
-def test_auto_asks_the_planner_for_the_tables_of_the_module(
+def test_auto_plans_the_tables_of_the_module(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[TableWorkload] = []
@@ -305,7 +305,7 @@ def test_auto_on_one_rank_changes_nothing() -> None:
         DistributedModelParallel(Small(), plan="automatic")
 
 
-def test_tables_of_another_container_are_refused() -> None:
+def test_tables_of_another_container_are_rejected() -> None:
     with StepContainer() as container, StepContainer() as other:
         model = nn.Sequential(Embedding(2, name="there", container=other))
         with pytest.raises(InvalidArgumentError, match="containers"):

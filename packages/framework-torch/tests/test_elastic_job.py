@@ -61,7 +61,7 @@ def stop(agent: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.mark.long
-def test_a_job_that_loses_a_node_goes_on_from_its_last_snapshot(tmp_path: Path) -> None:
+def test_a_job_that_loses_a_node_continues_from_its_last_snapshot(tmp_path: Path) -> None:
     folder, alone = tmp_path / "job", tmp_path / "alone"
     folder.mkdir()
     alone.mkdir()

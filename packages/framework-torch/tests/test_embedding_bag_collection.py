@@ -81,7 +81,7 @@ def test_a_feature_in_several_tables_is_named_with_its_table(place: Any) -> None
     torch.testing.assert_close(out["user@deep"], initial("deep", 4, [1]))
 
 
-def test_a_table_without_features_takes_its_own_name(place: Any) -> None:
+def test_a_table_without_features_uses_its_name(place: Any) -> None:
     ebc = EmbeddingBagCollection(
         tables=[EmbeddingBagConfig(name="user", embedding_dim=2)], **place.table
     )
@@ -100,13 +100,13 @@ def test_weights_multiply_and_get_a_gradient(place: Any) -> None:
     torch.testing.assert_close(weights.grad, rows.sum(1))
 
 
-def test_weights_are_left_alone_unless_asked_for(place: Any) -> None:
+def test_weights_are_ignored_by_default(place: Any) -> None:
     ebc = EmbeddingBagCollection(tables=[USERS], **place.table)
     kjt = KeyedJaggedTensor(["user"], torch.tensor([5]), torch.tensor([9.0]), lengths=[1])
     torch.testing.assert_close(ebc(kjt)["user"], initial("users", 2, [5]))
 
 
-def test_a_batch_without_examples_or_ids(place: Any) -> None:
+def test_a_batch_without_examples_or_ids_is_accepted(place: Any) -> None:
     ebc = EmbeddingBagCollection(tables=[USERS, ITEMS], **place.table)
     features = ["user", "viewed", "bought"]
     none = ebc(KeyedJaggedTensor(features, torch.empty(0, dtype=torch.int64), lengths=[]))
@@ -116,7 +116,7 @@ def test_a_batch_without_examples_or_ids(place: Any) -> None:
     assert no_ids.values().tolist() == [[0.0] * 8] * 2
 
 
-def test_whole_floats_are_ids_and_others_are_refused_by_feature(place: Any) -> None:
+def test_integral_floats_are_ids_and_others_are_rejected_by_feature(place: Any) -> None:
     ebc = EmbeddingBagCollection(tables=[USERS], **place.table)
     # torch.Tensor creates CPU tensors, even if torch has another default device.
     out = ebc(KeyedJaggedTensor(["user"], torch.Tensor([5]).to(place.device), lengths=[1]))
@@ -129,7 +129,7 @@ def test_whole_floats_are_ids_and_others_are_refused_by_feature(place: Any) -> N
     assert ebc.num_rows() == {"users": 0}
 
 
-def test_features_and_tables_must_fit(place: Any) -> None:
+def test_features_and_tables_must_match(place: Any) -> None:
     ebc = EmbeddingBagCollection(tables=[USERS, ITEMS], **place.table)
     with pytest.raises(InvalidArgumentError, match=r"no feature 'user'.*did you mean 'users'"):
         ebc(KeyedJaggedTensor(["users"], [1], lengths=[1]))
@@ -162,7 +162,7 @@ def test_features_and_tables_must_fit(place: Any) -> None:
         ([EmbeddingBagConfig(name="t", embedding_dim=2, initializer="unifrm")], "initializer"),
     ],
 )
-def test_bad_tables_are_refused(tables: list[EmbeddingBagConfig], says: str) -> None:
+def test_invalid_tables_are_rejected(tables: list[EmbeddingBagConfig], says: str) -> None:
     with pytest.raises(InvalidArgumentError, match=says):
         EmbeddingBagCollection(tables=tables, storage="memory")
 
@@ -176,7 +176,7 @@ def test_storage_is_a_name_a_choice_a_mapping_or_open() -> None:
     assert ebc.agent.container.storage("users") is opened
 
 
-def test_an_open_storage_must_have_room_for_the_state() -> None:
+def test_an_open_storage_must_have_space_for_the_state() -> None:
     opened = open_storage("memory", TableConfig("users", 2))
     ebc = EmbeddingBagCollection(tables=[USERS], storage=opened)
     with pytest.raises(InvalidArgumentError, match="open it with state_width=2"):
@@ -205,7 +205,7 @@ def test_num_embeddings_bounds_the_storage(place: Any) -> None:
     assert ebc.agent.container.storage("users").capacity == 5
 
 
-def test_an_unknown_backend_is_refused_by_the_constructor() -> None:
+def test_an_unknown_backend_is_rejected_by_the_constructor() -> None:
     with pytest.raises(PluginError, match=r"'memry' is unknown; did you mean 'memory'\?"):
         EmbeddingBagCollection(tables=[USERS], storage="memry")
 

@@ -81,7 +81,7 @@ def test_embedding_keeps_the_shape_of_its_input(place: Any) -> None:
     torch.testing.assert_close(embedding(torch.tensor([1], dtype=torch.int32)), out[0, :1])
 
 
-def test_padding_reads_as_zeros_and_earns_no_row(place: Any) -> None:
+def test_padding_reads_as_zeros_and_gets_no_row(place: Any) -> None:
     embedding = Embedding(DIM, padding_idx=0, **place.table)
     optimizer = Optimizer(embedding, torch.optim.SGD, lr=1.0)
     ids = torch.tensor([[0, 4], [0, 0]])
@@ -106,7 +106,7 @@ def test_padding_reads_as_zeros_and_earns_no_row(place: Any) -> None:
         ([], {"offsets": [0, 0]}),
     ],
 )
-def test_embedding_bag_is_that_of_torch(
+def test_embedding_bag_equals_torch(
     place: Any, ids: list[Any], more: dict[str, Any], padding_idx: int | None, mode: str
 ) -> None:
     more = dict(more)
@@ -122,7 +122,7 @@ def test_embedding_bag_is_that_of_torch(
     torch.testing.assert_close(ours(*given), theirs(*given))
 
 
-def test_default_mode_is_that_of_torch(place: Any) -> None:
+def test_default_mode_equals_torch(place: Any) -> None:
     assert EmbeddingBag(DIM, **place.table).mode == torch.nn.EmbeddingBag(1, DIM).mode
 
 
@@ -140,7 +140,7 @@ def test_per_sample_weights_follow_padding(place: Any) -> None:
     torch.testing.assert_close(*gradients)
 
 
-def test_bad_bags_are_refused(place: Any) -> None:
+def test_invalid_bags_are_rejected(place: Any) -> None:
     bag = EmbeddingBag(DIM, **place.table)
     ids = torch.tensor([1, 2])
     with pytest.raises(InvalidArgumentError, match="without offsets"):
@@ -159,7 +159,7 @@ def test_bad_bags_are_refused(place: Any) -> None:
         Embedding(DIM, **place.table)(torch.tensor([0.5]))
 
 
-def test_bad_offsets_are_refused_where_looking_at_them_costs_no_wait() -> None:
+def test_invalid_offsets_are_rejected_if_the_check_needs_no_wait() -> None:
     bag = EmbeddingBag(DIM, storage="memory")
     ids = torch.tensor([1, 2])
     with pytest.raises(InvalidArgumentError, match="must not decrease"):
@@ -168,7 +168,7 @@ def test_bad_offsets_are_refused_where_looking_at_them_costs_no_wait() -> None:
         EmbeddingBag(DIM, include_last_offset=True, storage="memory")(ids, torch.tensor([0, 1]))
 
 
-def test_modules_without_names_have_tables_of_their_own() -> None:
+def test_modules_without_names_have_separate_tables() -> None:
     one, other = Embedding(DIM, storage="memory"), Embedding(DIM, storage="memory")
     assert one.name != other.name
     name = other.name

@@ -173,7 +173,7 @@ def bound_exactly(exported: Exported, folder: Path) -> Path:
     return copied
 
 
-def test_a_program_answers_as_the_model_and_takes_newer_rows(exported: Exported) -> None:
+def test_a_program_equals_the_model_and_loads_newer_rows(exported: Exported) -> None:
     with load_program(exported.bundle, exported.served) as program:
         first = program.version
         for size in (6, 1, 40):
@@ -206,7 +206,7 @@ def test_a_program_of_one_version_reads_no_other(exported: Exported, tmp_path: P
         library.bind(copied, str(exported.served))
 
 
-def test_damaged_and_foreign_bundles_are_refused(exported: Exported, tmp_path: Path) -> None:
+def test_damaged_and_foreign_bundles_are_rejected(exported: Exported, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="no bundle of a program at"):
         load_program(tmp_path, exported.served)
     copied = tmp_path / "copied"
@@ -250,7 +250,7 @@ def test_no_damaged_file_of_a_bundle_is_bound(exported: Exported, tmp_path: Path
     library.release(copied)
 
 
-def test_tables_of_another_model_are_refused(exported: Exported, tmp_path: Path) -> None:
+def test_tables_of_another_model_are_rejected(exported: Exported, tmp_path: Path) -> None:
     other = Embedding(7, name="country", storage="memory")
     optimizer = optimizer_of(other)
     other(torch.arange(3)).sum().backward()
@@ -299,7 +299,7 @@ def test_operators_work_in_torchscript(exported: Exported, how: str, tmp_path: P
     assert torch.equal(loaded(ids), expected)
 
 
-def test_bags_are_given_in_each_way(exported: Exported) -> None:
+def test_bags_are_accepted_in_each_form(exported: Exported) -> None:
     operators, handle = operators_of(exported)
 
     def pooled(
@@ -393,7 +393,7 @@ def test_a_program_runs_from_cpp_without_python(exported: Exported, tmp_path: Pa
     check_run_without_python(program, bundle, exported.served, publish, check_run)
 
 
-def test_without_sparring_packed_the_line_to_install_is_named(
+def test_without_sparring_packed_the_install_command_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "sparring_packed", None)

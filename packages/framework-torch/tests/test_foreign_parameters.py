@@ -109,7 +109,7 @@ def found_parameters() -> set[str]:
     return found
 
 
-def test_every_parameter_has_a_check_or_is_our_own() -> None:
+def test_every_parameter_has_a_check_or_is_ours() -> None:
     ours = {
         f"{called}.{name}" for called, names in OUR_PARAMETERS.items() for name in names.split()
     }
@@ -139,7 +139,7 @@ def test_parameters_that_only_torch_has_are_rejected(name: str) -> None:
                 call({each: 1})
 
 
-def test_our_parameters_are_none_of_theirs() -> None:
+def test_our_parameters_differ_from_theirs() -> None:
     peer: Any = pytest.importorskip("torchrec", reason="TorchRec is a peer of benchmarks only")
     for name, names in OUR_PARAMETERS.items():
         called = getattr(peer, name, None) or getattr(peer.distributed, name, None)

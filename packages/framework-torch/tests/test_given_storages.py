@@ -25,7 +25,7 @@ def given(method: str = "adam", width: int = 2 * DIM) -> Storage:
     return open_storage("memory", table.with_state(width, method))
 
 
-def test_a_storage_opened_for_a_method_serves_it_and_no_other() -> None:
+def test_a_storage_opened_for_a_method_supports_only_that_method() -> None:
     for storage in (given(), given(method="")):
         made = bag(storage)
         made(torch.tensor([[1]])).sum()
@@ -48,7 +48,7 @@ def test_a_storage_opened_for_a_method_serves_it_and_no_other() -> None:
         Optimizer(bag(given()), "sgd")
 
 
-def test_a_storage_for_another_table_is_refused_by_what_differs() -> None:
+def test_a_storage_for_another_table_is_rejected_with_the_difference() -> None:
     storage = given()
     for module in (
         EmbeddingBag(DIM, name="t", dtype=torch.float32, storage=storage),
@@ -61,7 +61,7 @@ def test_a_storage_for_another_table_is_refused_by_what_differs() -> None:
 
 
 @pytest.mark.parametrize("other", ["lamb", "sgd", torch.optim.RMSprop])
-def test_an_optimizer_that_is_refused_for_one_table_changes_none(other: Any) -> None:
+def test_an_optimizer_rejected_by_one_table_changes_none(other: Any) -> None:
     first, second = (EmbeddingBag(DIM, name=name, mode="sum") for name in ("first", "second"))
     optimizer = Optimizer([first, second], "adam", lr=0.1)
     ids = torch.tensor([[1]])

@@ -54,7 +54,7 @@ def test_a_step_on_another_stream_waits_for_the_gradients(monkeypatch: pytest.Mo
     assert tensor.used_on == [other]
 
 
-def test_tensors_of_the_cpu_are_there_without_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_of_the_cpu_need_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise AssertionError("tensors of the CPU need no stream and no event")
 
@@ -108,13 +108,13 @@ def test_a_forward_pass_never_waits_for_cuda(gpu: torch.device) -> None:
     optimizer.zero_grad()
 
 
-def test_ids_of_the_host_are_refused_on_cuda(gpu: torch.device) -> None:
+def test_ids_of_the_host_are_rejected_on_cuda(gpu: torch.device) -> None:
     module = EmbeddingBag(16, name="items", device=gpu)
     with pytest.raises(InvalidArgumentError, match="is on cuda:0, and the ids on cpu"):
         module(torch.ones(2, 2, dtype=torch.int64))
 
 
-def test_the_current_device_stays_on_cuda(gpu: torch.device) -> None:
+def test_the_current_device_is_kept_on_cuda(gpu: torch.device) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("there is one GPU only")
     with torch.cuda.device(0):

@@ -47,7 +47,7 @@ def watch() -> Iterator[GroupWatch]:
     made.close()
 
 
-def test_ranks_that_miss_one_that_left_disturb_none_that_go_on(watch: GroupWatch) -> None:
+def test_ranks_that_miss_one_that_left_do_not_disturb_the_others(watch: GroupWatch) -> None:
     limit = time.monotonic() + 20.0
     while not {0, 1} <= watch._gone.keys():
         assert time.monotonic() < limit

@@ -10,12 +10,12 @@ from sparring_torch.jagged.ids import to_ids, to_integer_ids
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1)))
-def test_int64_stays_what_it_is(numbers: list[int]) -> None:
+def test_int64_is_unchanged(numbers: list[int]) -> None:
     assert to_ids(torch.tensor(numbers, dtype=torch.int64), "x").tolist() == numbers
 
 
 @given(st.lists(st.integers(-(2**24) + 1, 2**24 - 1)))
-def test_whole_floats_are_exact(numbers: list[int]) -> None:
+def test_integral_floats_are_exact(numbers: list[int]) -> None:
     for dtype in (torch.float32, torch.float64):
         assert to_ids(torch.tensor(numbers, dtype=dtype), "x").tolist() == numbers
 
@@ -38,14 +38,14 @@ def test_smaller_integers_are_widened(dtype: torch.dtype) -> None:
         (2.0**11 + 1, torch.float16, "rounds integers"),
     ],
 )
-def test_inexact_floats_are_refused(value: float, dtype: torch.dtype, says: str) -> None:
+def test_inexact_floats_are_rejected(value: float, dtype: torch.dtype, says: str) -> None:
     with pytest.raises(InvalidArgumentError, match=says) as caught:
         to_ids(torch.tensor([0.0, value], dtype=dtype), "feature 'user'")
     assert "feature 'user'" in str(caught.value)
     assert caught.value.details["position"] == 1
 
 
-def test_other_dtypes_and_ranks_are_refused() -> None:
+def test_other_dtypes_and_ranks_are_rejected() -> None:
     with pytest.raises(InvalidArgumentError, match=r"found dtype torch\.bool"):
         to_ids(torch.tensor([True]), "x")
     with pytest.raises(InvalidArgumentError, match="one dimension"):

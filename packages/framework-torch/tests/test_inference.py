@@ -57,7 +57,7 @@ MODULES: list[Any] = [
 
 @pytest.mark.parametrize("optimizer_of", ["adam", torch.optim.Adam])
 @pytest.mark.parametrize(("make", "look_up"), MODULES)
-def test_inference_makes_no_array_of_distinct_rows(
+def test_inference_creates_no_array_of_distinct_rows(
     make: Callable[[], Any],
     look_up: Callable[[Any], Tensor],
     optimizer_of: Any,

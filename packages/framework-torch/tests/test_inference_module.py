@@ -79,7 +79,7 @@ def outputs(model: nn.Module, batch: KeyedJaggedTensor = BATCH) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("dtype", MOST)
-def test_outputs_are_those_of_the_model_to_rounding(model: Model, dtype: str) -> None:
+def test_outputs_equal_the_model_up_to_rounding(model: Model, dtype: str) -> None:
     expected = outputs(model)
     quantized = quantize_embeddings(model, dtype)
     given = outputs(quantized)
@@ -95,7 +95,7 @@ def test_outputs_are_those_of_the_model_to_rounding(model: Model, dtype: str) ->
         assert torch.equal(ours, theirs)
 
 
-def test_the_model_itself_trains_on_and_the_other_stays(model: Model) -> None:
+def test_the_original_model_continues_to_train_and_the_copy_is_unchanged(model: Model) -> None:
     quantized = quantize_embeddings(model, torch.qint8)
     before, trained = outputs(quantized), outputs(model)
     optimizer = Optimizer(model.train(), torch.optim.Adagrad, lr=0.3)
@@ -124,14 +124,14 @@ def test_tables_may_differ_in_dtype(model: Model) -> None:
     ]  # fmt: skip
 
 
-def test_in_place_the_module_is_the_same(model: Model) -> None:
+def test_in_place_conversion_returns_the_same_module(model: Model) -> None:
     expected = outputs(quantize_embeddings(model, "int8"))
     made = quantize_embeddings(model, "int8", True)
     assert made is model
     assert all(map(torch.equal, outputs(made), expected))
 
 
-def test_what_wraps_ranks_is_taken_off(model: Model) -> None:
+def test_wrappers_of_ranks_are_removed(model: Model) -> None:
     wrapped = DistributedModelParallel(Model())
     made = quantize_embeddings(wrapped, "int8", output_dtype=torch.float64)
     assert type(made) is Model
@@ -158,7 +158,7 @@ def test_it_reads_serving_snapshots(model: Model, tmp_path: Path) -> None:
     assert all(map(torch.equal, outputs(compiled), outputs(served)))
 
 
-def test_refusals_leave_the_module_as_it_was(model: Model, tmp_path: Path) -> None:
+def test_errors_leave_the_module_unchanged(model: Model, tmp_path: Path) -> None:
     agent, before = model.bags.agent, outputs(model)
     for dtype, tables, match in (
         (torch.int64, {}, "found dtype torch.int64 .* expected one of fp32"),

@@ -64,7 +64,7 @@ def test_cross_networks_follow_their_formulas() -> None:
 
 
 @pytest.mark.parametrize("num_experts", [1, 3])
-def test_a_mixture_weighs_its_experts_by_their_gates(num_experts: int) -> None:
+def test_a_mixture_weights_its_experts_by_their_gates(num_experts: int) -> None:
     mixture: Any = filled(LowRankMixtureCrossNet(WIDTH, LAYERS, num_experts, RANK, torch.tanh))
     values = torch.randn(5, WIDTH)
 
@@ -82,7 +82,7 @@ def test_a_mixture_weighs_its_experts_by_their_gates(num_experts: int) -> None:
     torch.testing.assert_close(mixture(values), crossed(values, layer))
 
 
-def test_interactions_join_numbers_and_embeddings() -> None:
+def test_interactions_combine_numbers_and_embeddings() -> None:
     dense, sparse = torch.randn(4, 3), torch.randn(4, 2, 3)
     vectors = torch.cat([dense[:, None], sparse], 1)
     products = [(vectors[:, i] * vectors[:, j]).sum(1) for i, j in ((0, 1), (0, 2), (1, 2))]
@@ -98,7 +98,7 @@ def test_interactions_join_numbers_and_embeddings() -> None:
     torch.testing.assert_close(found, torch.cat([dense, torch.stack(products, 1)], 1))
 
 
-def test_layers_have_the_activations_that_were_given() -> None:
+def test_layers_have_the_configured_activations() -> None:
     values = torch.randn(4, 3)
     for activation, function in (
         ("relu", torch.relu),
@@ -119,7 +119,7 @@ def test_layers_have_the_activations_that_were_given() -> None:
 
 
 @pytest.mark.parametrize("kind", ["CrossNet", "LowRankCrossNet", "VectorCrossNet", "mixture"])
-def test_cross_networks_give_torchrecs_results(kind: str) -> None:
+def test_cross_networks_equal_torchrec(kind: str) -> None:
     theirs: Any = pytest.importorskip(
         "torchrec.modules.crossnet", reason="TorchRec is a peer of benchmarks only"
     )

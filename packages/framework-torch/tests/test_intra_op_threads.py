@@ -102,7 +102,7 @@ def num_threads_after(script: str) -> list[int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
-def test_a_thread_that_makes_a_module_needs_no_threads_but_those_of_torch() -> None:
+def test_a_thread_that_creates_a_module_needs_only_the_threads_of_torch() -> None:
     before, during, after = num_threads_after(
         """
         count()
@@ -126,7 +126,7 @@ def test_a_pool_with_more_threads_than_torch_is_used_itself() -> None:
     assert any(_native.pool_threads_of_loop(64, 1, 0.001) == 2 for _ in range(20))
 
 
-def test_a_forked_child_computes() -> None:
+def test_a_forked_child_can_compute() -> None:
     num_threads_after(
         """
         bags = EmbeddingBag(4)
@@ -221,6 +221,6 @@ def test_steps_of_small_batches_call_no_other_thread(
     assert set(asked) == ({2} if is_spread else set())
 
 
-def test_the_address_zero_is_refused() -> None:
+def test_the_address_zero_is_rejected() -> None:
     with pytest.raises(InvalidArgumentError, match="address"):
         borrow_threads(0, 0)

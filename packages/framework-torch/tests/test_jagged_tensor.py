@@ -23,7 +23,7 @@ VALUES = [101, 102, 201, 202, 203, 301]
         {"lengths": [2, 3, 1], "offsets": [0, 2, 5]},
     ],
 )
-def test_lengths_and_offsets_say_the_same(description: dict[str, object]) -> None:
+def test_lengths_and_offsets_are_equivalent(description: dict[str, object]) -> None:
     jt = JaggedTensor(values=torch.Tensor(VALUES), **description)  # type: ignore[arg-type]
     assert jt.lengths().tolist() == [2, 3, 1]
     assert jt.offsets().tolist() == [0, 2, 5, 6]
@@ -98,17 +98,17 @@ def test_moving_keeps_everything() -> None:
         ({}, "lengths or offsets"),
     ],
 )
-def test_bad_input_is_refused(arguments: dict[str, object], says: str) -> None:
+def test_invalid_input_is_rejected(arguments: dict[str, object], says: str) -> None:
     with pytest.raises(InvalidArgumentError, match=says):
         JaggedTensor(values=torch.Tensor(VALUES), **arguments)  # type: ignore[arg-type]
 
 
-def test_a_scalar_is_refused() -> None:
+def test_a_scalar_is_rejected() -> None:
     with pytest.raises(InvalidArgumentError, match="scalar"):
         JaggedTensor(torch.tensor(3), lengths=[1])
 
 
-def test_missing_weights_say_so() -> None:
+def test_missing_weights_are_reported() -> None:
     jt = JaggedTensor([1], lengths=[1])
     assert jt.weights_or_none() is None
     with pytest.raises(InvalidArgumentError, match=r"weights: this .* has none"):

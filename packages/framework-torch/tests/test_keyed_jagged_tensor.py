@@ -45,7 +45,7 @@ def test_offsets_with_and_without_the_end() -> None:
         assert kjt.lengths().tolist() == [2, 3, 1, 2]
 
 
-def test_starts_of_which_the_last_bag_is_empty() -> None:
+def test_starts_with_an_empty_last_bag_are_accepted() -> None:
     # Four starts for two features of two examples: the 2 at the end is a start, not the end.
     kjt = KeyedJaggedTensor(["a", "b"], [7, 8], offsets=[0, 1, 2, 2])
     assert kjt.lengths().tolist() == [1, 1, 0, 0]
@@ -120,12 +120,12 @@ def test_unknown_feature_is_named_with_a_suggestion() -> None:
         ({"lengths": [2, 3, 1, 2], "weights": [1.0]}, "1 weights"),
     ],
 )
-def test_bad_input_is_refused(arguments: dict[str, object], says: str) -> None:
+def test_invalid_input_is_rejected(arguments: dict[str, object], says: str) -> None:
     with pytest.raises(InvalidArgumentError, match=says):
         KeyedJaggedTensor(FEATURES, torch.Tensor(VALUES), **arguments)  # type: ignore[arg-type]
 
 
-def test_values_of_wrong_rank_and_repeated_names_are_refused() -> None:
+def test_values_of_wrong_rank_and_repeated_names_are_rejected() -> None:
     with pytest.raises(InvalidArgumentError, match="one dimension"):
         KeyedJaggedTensor(["a"], torch.zeros(2, 2), lengths=[2])
     with pytest.raises(InvalidArgumentError, match="more than once"):
@@ -172,7 +172,7 @@ def test_features_may_differ_in_their_number_of_bags() -> None:
     assert bags(swapped["user_features"]) == [[11, 12], [21]]
 
 
-def test_even_features_are_an_ordinary_batch() -> None:
+def test_even_features_form_an_ordinary_batch() -> None:
     kjt = example(stride_per_key_per_rank=torch.tensor([[2], [2]]))
     assert not kjt.variable_stride_per_key()
     assert kjt.stride() == 2
@@ -180,7 +180,7 @@ def test_even_features_are_an_ordinary_batch() -> None:
     assert bags(shared_bags().with_even_stride()["user_features"]) == [[11, 12], [21], [], []]
 
 
-def test_wrong_strides_and_inverse_indices_are_refused() -> None:
+def test_wrong_strides_and_inverse_indices_are_rejected() -> None:
     with pytest.raises(InvalidArgumentError, match=r"one list for each of 2 features.*\[2, 1\]"):
         example(stride_per_key_per_rank=[[2], [1]])
     with pytest.raises(InvalidArgumentError, match="for all features"):

@@ -49,7 +49,7 @@ def test_gradients_flow_through_a_feature() -> None:
     assert values.grad.tolist() == [[0, 0, 0, 1, 1]] * 2
 
 
-def test_bad_input_is_refused() -> None:
+def test_invalid_input_is_rejected() -> None:
     with pytest.raises(InvalidArgumentError, match="did you mean 'user'"):
         example()["users"]
     with pytest.raises(InvalidArgumentError, match=r"must sum to .* found 4"):

@@ -42,7 +42,7 @@ def test_embeddings_of_nested_ids_are_nested(layout: Any) -> None:
         assert (out * ids.unsqueeze(-1)).is_nested  # of the same ragged shape
 
 
-def test_ids_in_the_form_of_lists_and_arrays_are_taken() -> None:
+def test_lists_and_arrays_of_ids_are_accepted() -> None:
     module = Embedding(2, storage="memory")
     expected = module(torch.tensor([[1, 2], [3, 4]]))
     assert torch.equal(module([[1, 2], [3, 4]]), expected)

@@ -159,7 +159,7 @@ def test_after_100_steps_rows_are_as_close_to_float64_as_the_shadows(
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("native", [SGD, Adagrad, Adam])
-def test_rows_of_16_bits_round_alike(native: Native, dtype: torch.dtype) -> None:
+def test_rows_of_16_bits_are_rounded_equally(native: Native, dtype: torch.dtype) -> None:
     found = []
     for route in ("auto", "shadow"):
         embedding, optimizer = made(native, {"lr": 0.05}, 8, dtype, update=route)
@@ -177,7 +177,7 @@ def test_rows_of_16_bits_round_alike(native: Native, dtype: torch.dtype) -> None
 
 
 @pytest.mark.parametrize(("native", "hyper", "reason"), SHADOWED)
-def test_what_no_method_does_takes_the_shadow(
+def test_settings_without_an_update_method_use_the_shadow(
     native: Native, hyper: dict[str, Any], reason: str
 ) -> None:
     embedding, optimizer = made(native, hyper)
@@ -190,7 +190,7 @@ def test_what_no_method_does_takes_the_shadow(
     assert f"table: {route}" in repr(optimizer)
 
 
-def test_the_shadow_may_be_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_shadow_can_be_requested(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "sparring_torch"):
         _, fused = made(Adam, {})
         _, shadowed = made(Adam, {}, update="shadow")
@@ -206,7 +206,7 @@ def test_the_shadow_may_be_asked_for(caplog: pytest.LogCaptureFixture) -> None:
         Optimizer(Embedding(3, name="t"), "adam", update="shadow")
 
 
-def test_unknown_hyperparameters_of_a_class_take_the_shadow(
+def test_unknown_hyperparameters_of_a_class_use_the_shadow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Simulates hyper-parameters of a later release of torch."""
@@ -223,7 +223,7 @@ def test_unknown_hyperparameters_of_a_class_take_the_shadow(
     assert optimizer.routes == {"table": "shadow: hyper-parameters cautious are unknown"}
 
 
-def test_a_class_whose_step_was_changed_takes_the_shadow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_with_a_changed_step_uses_the_shadow(monkeypatch: pytest.MonkeyPatch) -> None:
     original = SGD.step
 
     def step(self: Any, closure: Any = None) -> Any:
@@ -238,7 +238,7 @@ def test_a_class_whose_step_was_changed_takes_the_shadow(monkeypatch: pytest.Mon
     assert optimizer.routes == {"table": "shadow: this build of torch rounds differently"}
 
 
-def test_closures_and_hooks_take_the_shadow_for_their_steps() -> None:
+def test_closures_and_hooks_use_the_shadow_for_their_steps() -> None:
     embedding, optimizer = made(Adam, {})
 
     def step(closure: Any = None) -> str:
@@ -262,7 +262,7 @@ def test_closures_and_hooks_take_the_shadow_for_their_steps() -> None:
     assert float(optimizer.state_dict()["state"]["table"]["step"]) == 10
 
 
-def test_a_group_that_changes_takes_the_route_of_its_values() -> None:
+def test_a_group_that_changes_uses_the_route_of_its_values() -> None:
     embedding, optimizer = made(Adam, {"lr": 0.1})
     (group,) = optimizer.param_groups
     for change, route in (
@@ -281,7 +281,7 @@ def test_a_group_that_changes_takes_the_route_of_its_values() -> None:
         assert optimizer.routes["table"].startswith(route)
 
 
-def test_a_momentum_that_vanishes_takes_the_shadow() -> None:
+def test_a_momentum_that_becomes_zero_uses_the_shadow() -> None:
     """Rows keep the state with which they were created."""
     found = []
     for route in ("auto", "shadow"):
@@ -299,7 +299,7 @@ def test_a_momentum_that_vanishes_takes_the_shadow() -> None:
 
 
 @pytest.mark.parametrize("native", [SGD, Adagrad, Adam, AdamW, type("MyAdam", (Adam,), {})])
-def test_fused_kernels_of_torch_stay_off(native: Native) -> None:
+def test_fused_kernels_of_torch_are_not_used(native: Native) -> None:
     """They require rows without gaps; rows of tables would become NaN."""
 
     def trained(ask: Callable[[Optimizer], object]) -> npt.NDArray[Any]:
@@ -325,7 +325,7 @@ def test_fused_kernels_of_torch_stay_off(native: Native) -> None:
     assert np.array_equal(trained(lambda each: each.param_groups[0].update(fused=True)), expected)
 
 
-def test_tensors_of_betas_that_change_in_place_are_seen() -> None:
+def test_in_place_changes_of_tensor_betas_are_seen() -> None:
     found = []
     for route in ("auto", "shadow"):
         embedding, optimizer = made(Adam, {"lr": 0.01}, update=route)
@@ -342,7 +342,7 @@ def test_tensors_of_betas_that_change_in_place_are_seen() -> None:
     assert np.array_equal(*found)
 
 
-def test_a_list_of_betas_that_changes_is_seen() -> None:
+def test_changes_of_a_list_of_betas_are_seen() -> None:
     found = []
     for route in ("auto", "shadow"):
         embedding, optimizer = made(Adam, {"lr": 0.01}, update=route)
@@ -358,7 +358,7 @@ def test_a_list_of_betas_that_changes_is_seen() -> None:
 
 
 @pytest.mark.parametrize("native", [SGD, Adam, torch.optim.NAdam])
-def test_making_an_optimizer_runs_no_hooks(native: Native) -> None:
+def test_creating_an_optimizer_runs_no_hooks(native: Native) -> None:
     calls = []
     hooks = [
         register(lambda *_: calls.append(1))
@@ -372,7 +372,7 @@ def test_making_an_optimizer_runs_no_hooks(native: Native) -> None:
     assert not calls
 
 
-def test_what_torch_refuses_is_refused_with_fused_too() -> None:
+def test_settings_that_torch_rejects_are_also_rejected_with_fused() -> None:
     with pytest.raises(InvalidArgumentError, match="cannot be `True` together"):
         made(Adam, {"fused": True, "foreach": True})
 
@@ -382,7 +382,7 @@ def test_what_torch_refuses_is_refused_with_fused_too() -> None:
 
 @pytest.mark.parametrize("native", [SGD, Adagrad, Adam, AdamW, RMSprop])
 @pytest.mark.parametrize(("first", "then"), [("auto", "shadow"), ("shadow", "auto")])
-def test_a_snapshot_of_one_route_goes_on_by_the_other(
+def test_training_continues_from_a_snapshot_by_the_other_route(
     native: Native, first: str, then: str, tmp_path: Path
 ) -> None:
     hyper = {"lr": 0.01, **({"momentum": 0.9} if native is SGD else {})}
@@ -441,7 +441,7 @@ def test_gradients_add_up_until_the_step_on_both_routes() -> None:
 
 
 @pytest.mark.parametrize("policy", ["raise", "skip"])
-def test_gradients_that_are_not_finite_meet_the_same_policy_on_both_routes(policy: str) -> None:
+def test_non_finite_gradients_follow_the_policy_on_both_routes(policy: str) -> None:
     def train(embedding: Embedding, optimizer: Optimizer) -> Any:
         factor = torch.ones(NUM_IDS, 7)
         factor[3] = torch.nan
@@ -499,7 +499,7 @@ def on_ranks(world_size: int, body: Callable[[Collective], Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("routes", [("auto", "auto"), ("auto", "shadow")])
-def test_ranks_give_the_rows_of_the_shadow_whichever_route_each_takes(
+def test_ranks_have_the_rows_of_the_shadow_for_any_route_on_each(
     routes: Iterable[str],
 ) -> None:
     """Each rank decides this: hooks, for example of a profiler, may exist on only one of them."""
@@ -534,7 +534,7 @@ def test_ranks_give_the_rows_of_the_shadow_whichever_route_each_takes(
         np.testing.assert_allclose(row, expected[key], rtol=1e-5, atol=1e-7)
 
 
-def test_state_by_row_that_begins_in_training_is_refused_before_a_row_changes() -> None:
+def test_state_by_row_that_begins_during_training_is_rejected_before_a_row_changes() -> None:
     embedding, optimizer = made(SGD, {"lr": 0.1})
     backward(embedding, 0)
     optimizer.step()

@@ -27,6 +27,6 @@ def test_every_public_name_is_found() -> None:
     assert set(dir(sparring_torch)) == set(sparring_torch.__all__)
 
 
-def test_another_name_is_refused_as_modules_do() -> None:
+def test_an_unknown_name_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Embeding'"):
         _ = sparring_torch.Embeding

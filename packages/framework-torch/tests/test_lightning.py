@@ -66,7 +66,7 @@ def fit(module: Lit, root: Path, epochs: int, *callbacks: Any, ckpt_path: str | 
 
 
 @pytest.mark.parametrize("most_bytes", [1 << 30, 10])
-def test_training_goes_on_from_a_checkpoint(
+def test_training_continues_from_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_bytes: int
 ) -> None:
     monkeypatch.setattr(rows_in_state, "MAX_BYTES", most_bytes)
@@ -95,7 +95,7 @@ def test_training_goes_on_from_a_checkpoint(
             fit(Lit(), tmp_path / "first", 1, *callbacks("rows"))
 
 
-def test_snapshots_within_epochs_and_old_ones(tmp_path: Path) -> None:
+def test_snapshots_within_epochs_are_saved_and_old_ones_are_removed(tmp_path: Path) -> None:
     steps = SnapshotCallback(
         str(tmp_path / "rows"), every_n_epochs=None, every_n_train_steps=3, keep=2
     )

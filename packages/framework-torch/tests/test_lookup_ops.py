@@ -127,12 +127,12 @@ def test_inductor_compiles_lookups() -> None:
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", [DirectBatch, device_path._Batch, host_path._GradientHook])
-def test_batches_that_were_never_made_are_dropped_without_a_message(kind: type[Any]) -> None:
+def test_prefetched_batches_that_are_never_used_are_dropped_silently(kind: type[Any]) -> None:
     del [kind.__new__(kind)][0]
     gc.collect()
 
 
-def test_models_whose_tables_have_one_name_are_told_apart() -> None:
+def test_models_with_tables_of_one_name_are_distinguished() -> None:
     first, second = Model(), Model()
     both = [first, copy.deepcopy(first), second]
     compiled = [torch.compile(each, backend="aot_eager", fullgraph=True) for each in both]
@@ -337,7 +337,7 @@ def test_sequences_of_unknown_lengths_are_looked_up_between_graphs() -> None:
 
 
 @pytest.mark.parametrize("is_strict", [False, True])
-def test_exported_programs_look_sequences_up(is_strict: bool) -> None:
+def test_exported_programs_look_up_sequences(is_strict: bool) -> None:
     model, weights = Sequences().eval(), torch.ones(20)
     any_size = {0: torch.export.Dim.AUTO}
     program = torch.export.export(
@@ -351,6 +351,6 @@ def test_exported_programs_look_sequences_up(is_strict: bool) -> None:
         assert torch.equal(call(batch_of(size, weights)), model(batch_of(size, weights)))
 
 
-def test_a_program_whose_module_is_not_there_is_refused() -> None:
+def test_a_program_whose_module_is_missing_is_rejected() -> None:
     with pytest.raises(InvalidArgumentError, match="rows in 'gone', but no module"):
         torch.ops.sparring.lookup(torch.arange(2), torch.zeros(1), "gone", 4)

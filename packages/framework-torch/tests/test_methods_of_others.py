@@ -56,7 +56,7 @@ class InPlace(Sign):
         rows.state += 1
 
 
-def test_a_method_writes_into_its_arrays_or_is_refused() -> None:
+def test_a_method_must_write_into_its_arrays() -> None:
     ids = torch.tensor([[1]])
     for method, is_right in ((InPlace(), True), (Replacing(), False)):
         made = bag()
@@ -200,7 +200,7 @@ def test_a_configuration_names_the_method_of_a_plugin(
         ),
     ],
 )
-def test_a_configuration_is_told_why_the_method_of_a_plugin_cannot_be_used(
+def test_a_method_of_a_plugin_that_cannot_be_used_is_an_error_of_the_configuration(
     given: dict[str, str],
     name: str,
     reason: str,

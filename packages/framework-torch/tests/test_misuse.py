@@ -30,7 +30,7 @@ def made(**options: Any) -> Embedding:
     return Embedding(2, name="item", storage="memory", **options)
 
 
-def test_a_second_pass_whose_gradients_nothing_takes_is_refused() -> None:
+def test_a_second_pass_without_a_step_for_its_gradients_is_rejected() -> None:
     module = made()
     module(IDS).sum().backward()
     with pytest.raises(InvalidArgumentError, match=r"'item' .* sparring_torch\.Optimizer\(model"):
@@ -45,7 +45,7 @@ def test_a_second_pass_whose_gradients_nothing_takes_is_refused() -> None:
     assert module.num_rows() == {"item": 2}
 
 
-def test_passes_without_gradients_and_optimizers_that_come_late_are_not_refused() -> None:
+def test_passes_without_gradients_and_late_optimizers_are_accepted() -> None:
     module = made()
     for _ in range(3):
         module(IDS)
@@ -54,7 +54,7 @@ def test_passes_without_gradients_and_optimizers_that_come_late_are_not_refused(
         module(IDS).sum().backward()
 
 
-def test_steps_driven_by_hand_are_not_refused() -> None:
+def test_manual_steps_are_accepted() -> None:
     with StepContainer() as container:
         module = made(container=container)
         for _ in range(3):
@@ -64,7 +64,7 @@ def test_steps_driven_by_hand_are_not_refused() -> None:
             )
 
 
-def test_all_ranks_refuse_what_one_would_lose() -> None:
+def test_gradients_that_one_rank_would_lose_are_rejected_on_all() -> None:
     def body(collective: Any) -> str:
         with StepContainer(collective=collective, rendezvous=ThreadRendezvous(2)) as container:
             module = made(container=container)
@@ -81,7 +81,7 @@ def test_all_ranks_refuse_what_one_would_lose() -> None:
     assert "no optimizer applies them" in other
 
 
-def test_ranks_of_torch_without_a_wrapper_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_torch_without_a_wrapper_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     module = made()
@@ -95,14 +95,14 @@ def test_ranks_of_torch_without_a_wrapper_are_refused(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("is_training", [True, False])
-def test_a_trace_is_refused(is_training: bool) -> None:
+def test_a_trace_is_rejected(is_training: bool) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pytest.raises(UnsupportedError, match=r"torch\.export"):
             torch.jit.trace(made().train(is_training), IDS)
 
 
-def test_a_bound_is_said_to_be_no_range_once() -> None:
+def test_a_bound_that_is_not_a_range_is_reported_once() -> None:
     misuse._warn_about_bound_once.cache_clear()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -115,7 +115,9 @@ def test_a_bound_is_said_to_be_no_range_once() -> None:
 
 @pytest.mark.parametrize("module", [Embedding, EmbeddingBag])
 @pytest.mark.parametrize("container", [True, False])
-def test_a_storage_of_no_plugin_is_refused_by_the_constructor(module: Any, container: bool) -> None:
+def test_a_storage_without_a_plugin_is_rejected_by_the_constructor(
+    module: Any, container: bool
+) -> None:
     options = {"container": StepContainer()} if container else {}
     for storage in ("memroy", {"backend": "memroy"}, StorageChoice("memroy")):
         with pytest.raises(PluginError, match=r"'memroy' is unknown; did you mean 'memory'\?"):
@@ -123,7 +125,7 @@ def test_a_storage_of_no_plugin_is_refused_by_the_constructor(module: Any, conta
 
 
 @pytest.mark.parametrize("module", [Embedding, EmbeddingBag])
-def test_torchs_arguments_are_answered(module: Any) -> None:
+def test_arguments_of_torch_are_explained(module: Any) -> None:
     name = module.__name__
     for given in (lambda: module(10, 4), lambda: module(10, embedding_dim=4)):
         with pytest.raises(
@@ -185,7 +187,7 @@ def module_dtype(bags: EmbeddingBagCollection) -> torch.dtype:
     return bags(KeyedJaggedTensor(["bags"], [1], lengths=[1]))["bags"].dtype
 
 
-def test_tables_of_float64_follow_too() -> None:
+def test_float64_tables_also_follow_the_dtype_of_the_model() -> None:
     module = made(dtype=torch.float64)
     assert module(IDS).dtype is torch.float64
     assert module.double()(IDS).dtype is torch.float64
@@ -193,7 +195,7 @@ def test_tables_of_float64_follow_too() -> None:
     assert module.agent.container.tables["item"] == TableConfig("item", 2, "float64")
 
 
-def test_an_optimizer_whose_tables_another_has_taken_steps_no_more() -> None:
+def test_an_optimizer_whose_tables_belong_to_another_takes_no_more_steps() -> None:
     module = Embedding(2, name="user")
     former = Optimizer(module, "sgd", lr=1.0)
     latter = Optimizer(module, "sgd", lr=0.5)
@@ -231,6 +233,6 @@ def test_a_state_of_an_optimizer_without_the_rows_warns_once() -> None:
         step(third, whole)
 
 
-def test_something_else_than_a_container_is_answered() -> None:
+def test_an_argument_that_is_not_a_container_is_explained() -> None:
     with pytest.raises(InvalidArgumentError, match=r"found str; pass a StepContainer\(\)"):
         Embedding(2, name="user", container="redis")  # type: ignore[arg-type]

@@ -79,7 +79,7 @@ def test_matrix_factorization_keeps_the_settings_of_its_tables() -> None:
         assert list(container.tables.values()) == tables
 
 
-def test_a_state_from_before_there_was_a_mean_leaves_the_model_its_own() -> None:
+def test_an_old_state_without_a_mean_does_not_change_the_mean_of_the_model() -> None:
     def made(mean: float) -> MatrixFactorization:
         tables = [TableConfig(name, 4) for name in ("user", "item")]
         return MatrixFactorization(*tables, mean=mean, storage="memory")
@@ -117,7 +117,7 @@ def test_dlrm_reads_all_dot_products_of_pairs() -> None:
         (lambda: TwoTower(collection(), [4]), "two tables of one feature each"),
     ],
 )
-def test_a_model_that_does_not_fit_its_tables_is_refused(
+def test_a_model_that_does_not_match_its_tables_is_rejected(
     make: Callable[[], nn.Module], message: str
 ) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
@@ -169,7 +169,7 @@ def test_empty_batches_have_empty_results() -> None:
 
 
 @pytest.mark.parametrize("kind", ["dlrm", "projection", "deepfm"])
-def test_results_are_torchrecs(kind: str) -> None:
+def test_results_equal_torchrec(kind: str) -> None:
     torchrec = pytest.importorskip("torchrec", reason="TorchRec is a peer of benchmarks only")
     tables = [
         torchrec.EmbeddingBagConfig(

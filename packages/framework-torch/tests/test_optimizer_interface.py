@@ -33,7 +33,7 @@ def step(embedding: Embedding, optimizer: Optimizer) -> None:
         lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.1),
     ],
 )
-def test_learning_rate_schedulers_rule_the_rows(make: Any) -> None:
+def test_learning_rate_schedulers_apply_to_rows(make: Any) -> None:
     embedding, optimizer = trained()
     scheduler = make(optimizer)
     moves = []
@@ -54,7 +54,7 @@ def test_cyclic_schedulers_find_momentum() -> None:
     assert optimizer.param_groups[0]["momentum"] != first
 
 
-def test_plateau_scheduler_works() -> None:
+def test_plateau_scheduler_is_supported() -> None:
     _, optimizer = trained()
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
     scheduler.step(1.0)
@@ -62,7 +62,7 @@ def test_plateau_scheduler_works() -> None:
     assert optimizer.param_groups[0]["lr"] == 0.5
 
 
-def test_setting_lr_by_hand_counts() -> None:
+def test_an_assigned_lr_is_used() -> None:
     embedding, optimizer = trained()
     optimizer.param_groups[0]["lr"] = 0.25
     before = embedding(IDS).detach().clone()
@@ -117,7 +117,7 @@ def test_a_table_without_gradients_does_not_count_the_step() -> None:
     }
 
 
-def test_state_dict_says_what_it_holds_and_resumes() -> None:
+def test_state_dict_describes_its_contents_and_resumes() -> None:
     embedding, optimizer = trained(torch.optim.NAdam, lr=0.1)
     step(embedding, optimizer)
     optimizer.param_groups[0]["lr"] = 0.05
@@ -146,7 +146,7 @@ def test_state_dict_is_a_copy() -> None:
     assert float(saved["state"]["table"]["step"]) == 0.0
 
 
-def test_a_foreign_state_dict_is_refused() -> None:
+def test_a_foreign_state_dict_is_rejected() -> None:
     _, optimizer = trained(torch.optim.Adam)
     saved = optimizer.state_dict()
     with pytest.raises(InvalidArgumentError, match="of optimizer 'Adam'"):
@@ -160,7 +160,7 @@ def test_a_foreign_state_dict_is_refused() -> None:
         optimizer.load_state_dict(optimizer.state_dict() | {"param_groups": []})
 
 
-def test_between_steps_no_rows_are_held() -> None:
+def test_between_steps_no_rows_are_kept() -> None:
     embedding, optimizer = trained(torch.optim.Adam)
     step(embedding, optimizer)
     parameter, norm = optimizer.param_groups[0]["params"]

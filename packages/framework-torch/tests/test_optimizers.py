@@ -80,7 +80,7 @@ NAMES = [f"{native.__name__}-{len(hyper)}" for native, hyper in CHOICES]
     ids=["auto", "at once", "row by row"],
 )
 @pytest.mark.parametrize(("native", "hyperparameters"), CHOICES, ids=NAMES)
-def test_rows_move_as_one_parameter_does(
+def test_rows_change_like_one_parameter(
     place: Any,
     native: type[torch.optim.Optimizer],
     hyperparameters: dict[str, Any],
@@ -164,7 +164,7 @@ def test_optimizer_that_counts_steps_counts_each_once(
 
 
 @pytest.mark.parametrize(("native", "hyperparameters"), CHOICES, ids=NAMES)
-def test_each_row_keeps_its_state_while_others_move(
+def test_each_row_keeps_its_state_while_others_change(
     place: Any, native: type[torch.optim.Optimizer], hyperparameters: dict[str, Any]
 ) -> None:
     """Alternates between two halves, compared to two parameters whose optimizers share the scalars."""
@@ -193,7 +193,7 @@ def test_each_row_keeps_its_state_while_others_move(
         torch.testing.assert_close(ours(half), parameter, rtol=0, atol=1e-12)
 
 
-def test_state_lies_behind_the_embedding_in_the_storage(place: Any) -> None:
+def test_state_follows_the_embedding_in_the_storage(place: Any) -> None:
     ours = Embedding(DIM, name="table", **place.table)
     optimizer = Optimizer(ours, torch.optim.Adagrad, lr=0.1, initial_accumulator_value=0.5)
     (ours(torch.tensor([9])) * torch.tensor([1.0, 2.0, 3.0])).sum().backward()
@@ -215,7 +215,7 @@ def test_state_lies_behind_the_embedding_in_the_storage(place: Any) -> None:
     ],
     ids=lambda each: getattr(each, "__name__", ""),
 )
-def test_what_cannot_be_cut_into_rows_is_refused_by_name(
+def test_optimizers_that_do_not_work_by_row_are_rejected_by_name(
     native: type[torch.optim.Optimizer], hyperparameters: dict[str, Any]
 ) -> None:
     ours = Embedding(DIM, storage="memory")
@@ -223,13 +223,13 @@ def test_what_cannot_be_cut_into_rows_is_refused_by_name(
         Optimizer(ours, native, **hyperparameters)
 
 
-def test_unknown_hyperparameters_are_refused() -> None:
+def test_unknown_hyperparameters_are_rejected() -> None:
     ours = Embedding(DIM, storage="memory")
     with pytest.raises(InvalidArgumentError, match="Adam does not accept"):
         Optimizer(ours, torch.optim.Adam, learning_rate=0.1)
 
 
-def test_probing_leaves_the_random_state_alone() -> None:
+def test_probing_does_not_change_the_random_state() -> None:
     before = torch.random.get_rng_state()
     probe(torch.optim.Adam, {"lr": 0.1}, torch.float32)
     assert torch.equal(before, torch.random.get_rng_state())

@@ -200,7 +200,7 @@ def test_compiled_models_train_as_by_rows(backend: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean"])
-def test_embedding_bags_and_gradients_of_weights_are_those_of_torch(mode: str) -> None:
+def test_embedding_bags_and_gradients_of_weights_equal_torch(mode: str) -> None:
     ids = torch.tensor([3, -5, 3, 8, 9, 3, 7])
     offsets = torch.tensor([0, 3, 3, 6])
 
@@ -256,7 +256,7 @@ def test_weighted_collections_train_weights_as_by_rows() -> None:
             np.testing.assert_allclose(each, other, rtol=1e-5, atol=1e-5)
 
 
-def test_sequences_of_a_pooled_table_go_by_rows_and_say_so(caplog: Any) -> None:
+def test_sequences_of_a_pooled_table_are_sent_by_rows_and_reported(caplog: Any) -> None:
     caplog.set_level("INFO", logger="sparring")
 
     def body(collective: Collective) -> None:
@@ -283,7 +283,7 @@ def test_sequences_of_a_pooled_table_go_by_rows_and_say_so(caplog: Any) -> None:
     assert any("'first'" in each for each in told)
 
 
-def test_a_batch_that_one_rank_refuses_is_refused_on_all() -> None:
+def test_a_batch_that_one_rank_rejects_is_rejected_on_all() -> None:
     def body(collective: Collective) -> None:
         with opened(collective) as container:
             bags = collection(container=container)

@@ -56,14 +56,14 @@ def random_bags(generator: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("mode", ["sum", "mean", "weighted"])
 @pytest.mark.parametrize("name", list(NATIVE))
-def test_rows_move_as_in_torch(
+def test_rows_change_as_in_torch(
     name: str, mode: str, dtype: torch.dtype, generator: np.random.Generator, place: Any
 ) -> None:
     num_steps = STEPS.get(place.name, 200)
     check_parity(name, mode, dtype, generator, num_steps, **place.table)
 
 
-def test_rows_move_as_in_torch_in_the_default_storage(generator: np.random.Generator) -> None:
+def test_rows_change_as_in_torch_in_the_default_storage(generator: np.random.Generator) -> None:
     offered = {
         offer.descriptor.name
         for offer in make_plugin_manager().descriptors()
@@ -122,7 +122,7 @@ def check_parity(
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_gradient_of_weights_is_that_of_torch(
+def test_gradient_of_weights_equals_torch(
     dtype: torch.dtype, generator: np.random.Generator, place: Any
 ) -> None:
     ours = EmbeddingBag(DIM, name="table", dtype=dtype, mode="sum", **place.table)

@@ -104,7 +104,7 @@ OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
         for name in OPTIMIZERS
     ],
 )
-def test_modules_on_ranks_train_as_one_process_does(world_size: int, optimizer: str) -> None:
+def test_modules_on_ranks_train_like_one_process(world_size: int, optimizer: str) -> None:
     chosen = OPTIMIZERS[optimizer]
 
     def body(collective: Collective) -> dict[str, Any]:

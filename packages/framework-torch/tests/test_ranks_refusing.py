@@ -90,7 +90,7 @@ PLACES = [
 @pytest.mark.parametrize("is_training", [True, False], ids=["training", "reading"])
 @pytest.mark.parametrize(("storage", "exchange"), PLACES)
 @pytest.mark.parametrize(("make", "good", "bad"), CASES)
-def test_a_batch_that_one_rank_refuses_all_refuse_and_may_go_on(
+def test_a_batch_that_one_rank_rejects_raises_on_all_and_training_continues(
     make: Callable[..., nn.Module],
     good: Any,
     bad: Any,
@@ -119,7 +119,7 @@ def test_a_batch_that_one_rank_refuses_all_refuse_and_may_go_on(
     assert str(refused) in str(told)
 
 
-def test_ids_on_another_device_than_rows_that_come_by_the_host_are_refused_by_all() -> None:
+def test_ids_on_another_device_than_rows_on_the_host_route_are_rejected_by_all() -> None:
     if reason := why_unavailable("emulated"):
         pytest.skip(reason)
     raised = threading.Barrier(2)
@@ -148,7 +148,7 @@ class Model(nn.Module):
         return found.sum(), found.detach()
 
 
-def test_a_prefetched_batch_that_one_rank_refuses_all_refuse_and_may_go_on() -> None:
+def test_a_prefetched_batch_that_one_rank_rejects_raises_on_all_and_training_continues() -> None:
     raised = threading.Barrier(2)
 
     def body(container: StepContainer) -> list[str]:

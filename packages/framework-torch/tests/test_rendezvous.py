@@ -94,7 +94,7 @@ def open_torch(**options: Any) -> Any:
     return descriptor.factory(validate_options("rendezvous", descriptor, options))
 
 
-def test_a_store_that_nobody_serves_is_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_without_a_server_raises_a_deadline_error(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("MASTER_PORT", raising=False)
@@ -105,7 +105,7 @@ def test_a_store_that_nobody_serves_is_a_deadline(monkeypatch: pytest.MonkeyPatc
         open_torch(start_seconds=1.5)
 
 
-def test_the_collective_is_refused_where_no_launcher_said_where_to_meet(
+def test_the_collective_is_rejected_without_an_address_from_a_launcher(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("MASTER_ADDR", "MASTER_PORT"):
@@ -125,7 +125,7 @@ def test_a_world_of_one_needs_no_launcher() -> None:
     assert ShardMap.balanced(1).world_size == collective.world_size
 
 
-def test_a_group_that_the_program_initialised_is_used_and_left_alone(
+def test_a_group_initialized_by_the_program_is_used_and_not_destroyed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")

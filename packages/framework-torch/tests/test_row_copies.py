@@ -37,7 +37,7 @@ def saved(model: Model) -> Model:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickled, saved])
-def test_a_copy_has_the_rows_and_trains_apart(copied: Callable[[Model], Model]) -> None:
+def test_a_copy_has_the_rows_and_trains_separately(copied: Callable[[Model], Model]) -> None:
     model, reference = Model(), Model()
     optimizer, expected = optimizer_of(model), optimizer_of(reference)
     train(model, optimizer, 0, 4)
@@ -65,13 +65,13 @@ def test_copies_before_the_first_lookup_have_no_rows() -> None:
     assert rows_of(model) == {"users": {}, "items": {}}
 
 
-def test_the_name_of_a_copy_is_taken() -> None:
+def test_the_name_of_a_copy_is_used() -> None:
     data = pickle.dumps(Embedding(2, storage="memory"))
     copied = pickle.loads(data)
     assert Embedding(2, storage="memory").name != copied.name
 
 
-def test_what_cannot_be_copied_says_what_to_do(
+def test_an_object_that_cannot_be_copied_raises_with_the_fix(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     given = Embedding(2, name="t", storage=open_storage("memory", TableConfig("t", 2)))
@@ -94,7 +94,7 @@ def shared(model: nn.Module) -> Any:
         return copy.deepcopy(model)
 
 
-def test_a_copy_that_shares_reads_live_rows_and_refuses_training() -> None:
+def test_a_shared_copy_reads_live_rows_and_rejects_training() -> None:
     model = Model()
     early = shared(model)  # created before there is a container
     optimizer = optimizer_of(model)
@@ -134,7 +134,7 @@ def test_a_compiled_copy_that_shares_rows_on_a_device_does_not_train_them() -> N
         compiled(torch.arange(3)).sum().backward()
 
 
-def test_a_pickle_of_a_copy_that_shares_has_the_rows() -> None:
+def test_a_pickle_of_a_shared_copy_contains_the_rows() -> None:
     model = Model()
     train(model, optimizer_of(model), 0, 1)
     assert rows_of(pickled(shared(model))) == rows_of(model)

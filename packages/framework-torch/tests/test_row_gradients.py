@@ -113,7 +113,7 @@ def test_rows_and_parameters_are_clipped_by_one_norm(
     agree(model, expected)
 
 
-def test_gradients_that_come_after_clipping_are_not_clipped() -> None:
+def test_gradients_added_after_clipping_are_not_clipped() -> None:
     model = ours()
     expected = of_torch(model)
     sparse = Optimizer(model, torch.optim.SGD, lr=0.5)
@@ -133,7 +133,7 @@ def _gradients(model: nn.Module) -> list[Tensor]:
     return [each.grad for each in model.parameters() if each.grad is not None]
 
 
-def test_gradients_are_dropped_as_those_of_parameters() -> None:
+def test_gradients_are_dropped_like_those_of_parameters() -> None:
     model = ours()
     sparse = Optimizer(model, torch.optim.SGD, lr=0.5)
     model(BATCHES[0]).backward()
@@ -156,7 +156,7 @@ def test_gradients_are_dropped_as_those_of_parameters() -> None:
     assert sparse.container.num_rows("users") == 0
 
 
-def test_other_ways_of_clipping_are_refused() -> None:
+def test_other_forms_of_clipping_are_rejected() -> None:
     model = ours()
     Optimizer(model, torch.optim.SGD, lr=0.5)
     model(BATCHES[0]).backward()
@@ -193,7 +193,7 @@ def test_a_combined_optimizer_has_each_gradient_once() -> None:
 
 @pytest.mark.parametrize("unscales", [False, True])
 @pytest.mark.parametrize("native", [torch.optim.Adagrad, "rowwise_adagrad"])
-def test_gradient_scalers_take_the_steps_that_are_finite(native: Any, unscales: bool) -> None:
+def test_gradient_scalers_apply_only_finite_steps(native: Any, unscales: bool) -> None:
     model, plain = ours(), ours()
     plain.dense.load_state_dict(model.dense.state_dict())
     sparse = Optimizer(model, native, lr=0.5)
@@ -223,7 +223,7 @@ def test_gradient_scalers_take_the_steps_that_are_finite(native: Any, unscales: 
         assert torch.equal(mine, theirs)  # a power of two scales without rounding
 
 
-def test_a_gradient_without_a_norm_is_refused_as_without_clipping() -> None:
+def test_a_gradient_without_a_norm_is_rejected_as_without_clipping() -> None:
     model = ours()
     sparse = Optimizer(model, torch.optim.SGD, lr=0.5)
     (model(BATCHES[0]) * float("nan")).backward()
@@ -255,7 +255,7 @@ def test_frozen_modules_are_not_trained() -> None:
     assert not torch.equal(rows_of(model)[0], users)
 
 
-def test_anchors_are_in_no_state_and_count_nothing() -> None:
+def test_anchors_are_in_no_state_and_are_not_counted() -> None:
     model = ours()
     assert not any("anchor" in name for name in model.state_dict())
     model.load_state_dict(model.state_dict())

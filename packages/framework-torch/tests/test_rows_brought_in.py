@@ -26,7 +26,7 @@ WEIGHTS = torch.arange(12.0).reshape(6, 2)
 
 
 @pytest.mark.parametrize("kind", [Embedding, EmbeddingBag])
-def test_a_table_begins_with_weights_and_trains_on(kind: Any) -> None:
+def test_a_table_starts_with_given_weights_and_continues_to_train(kind: Any) -> None:
     theirs = getattr(torch.nn, kind.__name__).from_pretrained(WEIGHTS.clone(), freeze=False)
     ours = kind.from_pretrained(WEIGHTS, freeze=False, storage="memory")
     optimizers = [
@@ -76,7 +76,7 @@ def test_the_table_has_the_dtype_of_the_weights(dtype: torch.dtype) -> None:
     assert module.agent.container.tables["item"].dtype == str(dtype).removeprefix("torch.")
 
 
-def test_weights_and_ids_that_do_not_fit_are_refused() -> None:
+def test_weights_and_ids_that_do_not_match_are_rejected() -> None:
     with pytest.raises(InvalidArgumentError, match=r"weights must have shape \(n, embedding_dim\)"):
         Embedding.from_pretrained(torch.ones(3))
     with pytest.raises(InvalidArgumentError, match="must be 6 integers"):
@@ -85,7 +85,7 @@ def test_weights_and_ids_that_do_not_fit_are_refused() -> None:
         Embedding.from_pretrained(WEIGHTS, [1, 2, 3, 4, 5, 1], storage="memory")
 
 
-def test_a_table_on_a_device_begins_with_weights(place: Any) -> None:
+def test_a_table_on_a_device_starts_with_given_weights(place: Any) -> None:
     module = Embedding.from_pretrained(WEIGHTS, freeze=False, **place.table)
     Optimizer(module, "adagrad", lr=0.1)
     assert torch.equal(module(torch.tensor([5, 0])), WEIGHTS[[5, 0]].to(place.device))
@@ -99,7 +99,7 @@ def test_rows_wait_for_the_state_of_the_optimizer() -> None:
     assert chunk.rows[:, 2:].tolist() == [[0.25, 0.25]] * 6
 
 
-def test_rows_go_to_their_ranks_when_the_model_joins_them() -> None:
+def test_rows_are_sent_to_their_ranks_when_the_model_gets_a_collective() -> None:
     def body(collective: Any) -> Any:
         with StepContainer(collective=collective, rendezvous=ThreadRendezvous(2)) as container:
             model = torch.nn.Sequential(

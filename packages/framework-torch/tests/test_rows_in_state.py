@@ -40,7 +40,7 @@ def through_file(state: Any) -> Any:
 
 @pytest.mark.parametrize("is_loaded_first", [False, True])
 @pytest.mark.parametrize("native", NATIVES)
-def test_training_goes_on_as_if_it_had_not_stopped(native: str, is_loaded_first: bool) -> None:
+def test_training_continues_as_if_never_interrupted(native: str, is_loaded_first: bool) -> None:
     model = Model()
     optimizer = optimizer_of(model, native)
     train(model, optimizer, 0, 4)
@@ -72,7 +72,7 @@ def test_a_loaded_model_is_not_trained_without_an_optimizer() -> None:
         other(torch.arange(3))
 
 
-def test_rows_replace_those_that_were_there() -> None:
+def test_loaded_rows_replace_existing_rows() -> None:
     model, other = Model(), Model()
     one, two = optimizer_of(model), optimizer_of(other)
     train(model, one, 0, 2)
@@ -112,7 +112,7 @@ def test_a_load_between_forward_and_backward(storage: str) -> None:
     train(other, optimizer, 0, 2)
 
 
-def test_a_shared_table_travels_once() -> None:
+def test_a_shared_table_is_saved_once() -> None:
     model = Model()
     train(model, optimizer_of(model), 0, 40)
     state = model.state_dict()
@@ -140,7 +140,7 @@ def test_a_shared_table_travels_once() -> None:
     assert torch.equal(apart.seen(torch.tensor([[3]])), model.seen(torch.tensor([[3]])))
 
 
-def test_filters_of_admission_travel() -> None:
+def test_filters_of_admission_are_saved() -> None:
     admission = {"kind": "frequency", "k": 2}
 
     def made() -> Model:
@@ -175,7 +175,7 @@ def test_rows_expire_when_they_would_have() -> None:
     assert rows_of(other) == rows_of(copied) == rows_of(model)
 
 
-def test_safetensors_take_it(tmp_path: Path) -> None:
+def test_safetensors_accepts_the_state(tmp_path: Path) -> None:
     model, other = Model(), Model()
     train(model, optimizer_of(model), 0, 3)
     state = model.state_dict()
@@ -205,7 +205,7 @@ def test_distributed_checkpoints_keep_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_a_state_without_rows_is_refused(strict: bool) -> None:
+def test_a_state_without_rows_is_rejected(strict: bool) -> None:
     model = Model()
     with without_rows():
         dense = model.state_dict()
@@ -228,7 +228,7 @@ def test_states_of_snapshots_have_no_rows(tmp_path: Path) -> None:
     assert train(other, resumed, 3, 5) == train(model, optimizer, 3, 5)
 
 
-def test_what_does_not_go_together_is_refused() -> None:
+def test_states_that_do_not_match_are_rejected() -> None:
     model = Model()
     train(model, optimizer_of(model), 0, 2)
     saved = model.items.state_dict()

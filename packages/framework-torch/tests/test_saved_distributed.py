@@ -61,7 +61,7 @@ def step(model: nn.Module, optimizer: Any) -> None:
 
 
 @pytest.mark.parametrize("copied", [saved, pickled, copy.deepcopy])
-def test_a_distributed_model_is_saved_whole(copied: Callable[[nn.Module], Any]) -> None:
+def test_a_distributed_model_is_saved_completely(copied: Callable[[nn.Module], Any]) -> None:
     torch.manual_seed(1)
     model: Any = Model()
     taken = model.words.weight

@@ -55,7 +55,7 @@ WAYS: dict[str, Make] = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("scale", [1.0, 1e-7], ids=["large", "near eps"])
-def test_rows_end_where_those_of_torch_do(way: str, scale: float) -> None:
+def test_rows_equal_torch_at_the_end(way: str, scale: float) -> None:
     ours, theirs = same_start()
     before = theirs.weight.detach().clone()
     is_rising = way == "maximize"
@@ -67,7 +67,7 @@ def test_rows_end_where_those_of_torch_do(way: str, scale: float) -> None:
     assert (found - before).abs().max() > 0.1  # Adam would differ by 4e-2 if gradients are small
 
 
-def test_the_class_takes_the_fused_route_and_keeps_its_names() -> None:
+def test_the_class_uses_the_fused_route_and_keeps_its_names() -> None:
     ours, _ = same_start()
     optimizer = Optimizer(ours, torch.optim.SparseAdam, **HYPER)
     assert optimizer.routes == {"item": "sparse_adam"}
@@ -79,7 +79,7 @@ def test_the_class_takes_the_fused_route_and_keeps_its_names() -> None:
 
 
 @pytest.mark.parametrize("update", ["auto", "shadow"])
-def test_ranks_give_the_rows_of_the_joined_batch(update: str) -> None:
+def test_ranks_have_the_rows_of_the_joined_batch(update: str) -> None:
     def body(collective: Any) -> torch.Tensor:
         with StepContainer(collective=collective, rendezvous=ThreadRendezvous(2)) as container:
             ours = Embedding(5, name="item", storage="memory", container=container)

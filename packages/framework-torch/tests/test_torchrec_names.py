@@ -47,7 +47,7 @@ class Model(nn.Module):
 
 
 @pytest.mark.parametrize("name", sorted(WORDS))
-def test_a_name_without_a_counterpart_says_what_to_write_when_it_is_used(name: str) -> None:
+def test_a_name_without_a_counterpart_explains_the_alternative_when_it_is_used(name: str) -> None:
     assert name not in torchrec.__all__
     found: Any = getattr(importlib.import_module("sparring_torch.torchrec"), name)
 
@@ -63,14 +63,14 @@ def test_a_name_without_a_counterpart_says_what_to_write_when_it_is_used(name: s
             use()
 
 
-def test_an_unknown_name_is_no_name() -> None:
+def test_an_unknown_name_raises_attribute_error() -> None:
     assert not hasattr(torchrec, "NoSuchName")
     for name in torchrec.__all__:
         assert getattr(torchrec, name) is not None
 
 
 @pytest.mark.parametrize("given", ["parameters", "module", "modules"])
-def test_rows_are_updated_in_backward_as_a_step_would(given: str) -> None:
+def test_rows_are_updated_in_backward_as_by_a_step(given: str) -> None:
     torch.manual_seed(0)
     model, other = Model(), Model()
     other.dense.load_state_dict(model.dense.state_dict())
@@ -99,7 +99,7 @@ def test_rows_are_updated_in_backward_as_a_step_would(given: str) -> None:
     assert model.bags.num_rows() == other.bags.num_rows() == {"user": 5, "item": 6}
 
 
-def test_a_backward_pass_that_fails_leaves_the_next_one_whole() -> None:
+def test_a_failed_backward_pass_does_not_affect_the_next_one() -> None:
     bags = collection("item")
     torchrec.apply_optimizer_in_backward(torchrec.SGD, bags, {"lr": 1.0})
 
@@ -174,7 +174,7 @@ def test_ranks_may_share_different_numbers_of_bags() -> None:
         torch.testing.assert_close(shared, plain)
 
 
-def test_copies_and_modules_in_evaluation_are_not_trained_by_it() -> None:
+def test_copies_and_modules_in_evaluation_are_not_trained_in_backward() -> None:
     bags = collection("item")
     torchrec.apply_optimizer_in_backward(torchrec.SGD, bags, {"lr": 1.0})
     twin = copy.deepcopy(bags)
@@ -191,7 +191,7 @@ def test_copies_and_modules_in_evaluation_are_not_trained_by_it() -> None:
         (lambda model: [model, model], None),
     ],
 )
-def test_in_backward_takes_tables_alone(params: Any, message: str | None) -> None:
+def test_in_backward_supports_only_tables(params: Any, message: str | None) -> None:
     model = Model()
     if message is None:
         torchrec.apply_optimizer_in_backward(torchrec.SGD, params(model), {"lr": 1.0})
@@ -200,7 +200,7 @@ def test_in_backward_takes_tables_alone(params: Any, message: str | None) -> Non
         torchrec.apply_optimizer_in_backward(torchrec.SGD, params(model), {"lr": 1.0})
 
 
-def test_a_pipeline_with_rows_updated_in_backward_gives_the_bits_of_a_loop() -> None:
+def test_a_pipeline_with_rows_updated_in_backward_has_the_bits_of_a_loop() -> None:
     results = []
     for is_pipelined in (False, True):
         torch.manual_seed(0)
@@ -237,7 +237,7 @@ def test_a_pipeline_with_rows_updated_in_backward_gives_the_bits_of_a_loop() -> 
         assert torch.equal(mine, theirs)
 
 
-def test_a_plan_of_ours_is_taken() -> None:
+def test_our_plans_are_accepted() -> None:
     model = collection("user")
     distributed = torchrec.DistributedModelParallel(model, plan={"user": "table_wise"})
     assert distributed.plan == {"user": "table_wise"}
@@ -254,7 +254,7 @@ def test_several_optimizers_in_backward_are_one_fused_optimizer() -> None:
         assert [group["lr"] for group in groups] == [0.1, 0.2]
 
 
-def test_arguments_of_distributed_models_that_mean_nothing_here_are_refused() -> None:
+def test_arguments_of_distributed_models_without_a_meaning_are_rejected() -> None:
     with StepContainer() as container:
         for name in ARGUMENTS:
             with pytest.raises(InvalidArgumentError, match=f"{name}: .*(leave|create)"):
@@ -302,7 +302,7 @@ def test_a_keyed_optimizer_saves_state_by_name() -> None:
         other.load_state_dict(saved)
 
 
-def test_places_in_a_bag_have_weights_that_are_learnt() -> None:
+def test_positions_in_a_bag_have_weights_that_are_learned() -> None:
     module = torchrec.PositionWeightedModuleCollection({"item": 3})
     with torch.no_grad():
         module.position_weights["item"].copy_(torch.tensor([1.0, 10.0, 100.0]))
@@ -331,7 +331,9 @@ def test_places_in_a_bag_have_weights_that_are_learnt() -> None:
         (init.trunc_normal_, TruncatedNormal(0.0, 1.0)),
     ],
 )
-def test_functions_of_torch_are_initializers(function: Any, initializer: object) -> None:
+def test_functions_of_torch_are_accepted_as_initializers(
+    function: Any, initializer: object
+) -> None:
     config = torchrec.EmbeddingBagConfig(name="item", embedding_dim=4, init_fn=function)
     (declared,) = torchrec.EmbeddingBagCollection([config]).agent.declarations
     assert declared.table.initializer == initializer
@@ -347,7 +349,7 @@ def test_functions_of_torch_are_initializers(function: Any, initializer: object)
         partial(init.trunc_normal_, std=0.1),
     ],
 )
-def test_a_function_that_fills_a_matrix_is_refused(function: Any) -> None:
+def test_a_function_that_fills_a_matrix_is_rejected(function: Any) -> None:
     config = torchrec.EmbeddingBagConfig(name="item", embedding_dim=4, init_fn=function)
     with pytest.raises(InvalidArgumentError, match=r"init_fn of table 'item': .*Uniform\(low"):
         torchrec.EmbeddingBagCollection([config])

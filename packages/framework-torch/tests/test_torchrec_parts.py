@@ -88,7 +88,7 @@ def test_rowwise_adagrad_follows_its_formula(settings: dict[str, Any]) -> None:
         (torchrec.PartialRowWiseAdam, "partial_rowwise_adam"),
     ],
 )
-def test_classes_of_row_optimizers_stand_for_update_methods(kind: Any, method: str) -> None:
+def test_classes_of_row_optimizers_are_replaced_by_update_methods(kind: Any, method: str) -> None:
     rows = []
     for given in (kind, method):
         bags = collection("user")
@@ -181,7 +181,7 @@ def test_gradients_are_clipped_before_the_step(clipping: torchrec.GradientClippi
         torch.testing.assert_close(mine, theirs)
 
 
-def test_what_gradients_of_rows_lack_is_not_clipped() -> None:
+def test_clipping_that_rows_do_not_support_is_rejected() -> None:
     rows = Optimizer(collection("user"), torch.optim.SGD, lr=0.5)
     wrap: Any = torchrec.GradientClippingOptimizer
     for arguments in (
@@ -287,7 +287,7 @@ def test_a_model_has_its_plan_under_torchrecs_name() -> None:
             torchrec.ParameterSharding(sharding_type, kernel)
 
 
-def test_a_pipeline_drops_the_batch_that_waits_if_it_is_disconnected() -> None:
+def test_a_pipeline_drops_the_waiting_batch_if_it_is_disconnected() -> None:
     class Seen(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -335,7 +335,7 @@ def test_a_reservation_leaves_memory_for_ordinary_parameters() -> None:
     assert plain._memory_bytes(known, model) == 1000
 
 
-def test_the_ranks_of_a_node_are_those_of_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_a_node_are_read_from_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("RANK", 0), ("WORLD_SIZE", 8), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 4)):
         monkeypatch.setenv(name, str(value))
     assert torchrec.get_local_size() == 4
@@ -352,7 +352,7 @@ def test_a_table_that_is_trained_has_no_quantized_data_type(name: str) -> None:
         torchrec.EmbeddingBagCollection([config])
 
 
-def test_a_table_without_pooling_is_no_bag() -> None:
+def test_a_table_without_pooling_is_not_a_bag() -> None:
     config = torchrec.EmbeddingBagConfig(
         name="user", embedding_dim=4, pooling=torchrec.PoolingType.NONE
     )

@@ -47,7 +47,7 @@ def only(*kinds: torchrec.ShardingType, **more: Any) -> torchrec.ParameterConstr
     return torchrec.ParameterConstraints(sharding_types=[each.value for each in kinds], **more)
 
 
-def test_torchrecs_flow_runs(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_planning_program_of_torchrec_runs(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="sparring_torch")
     model = nn.Sequential(torchrec.EmbeddingBagCollection(Model().bags.embedding_bag_configs()))
     sharders = torchrec.get_default_sharders()
@@ -95,7 +95,7 @@ def test_a_plan_has_each_module_and_each_table(caplog: pytest.LogCaptureFixture)
     assert not caplog.records
 
 
-def test_what_a_user_says_reaches_the_planner(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_the_user_reach_the_planner(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[PlanRequest] = []
     monkeypatch.setattr(
         planners,
@@ -137,7 +137,7 @@ def test_what_a_user_says_reaches_the_planner(monkeypatch: pytest.MonkeyPatch) -
     assert torchrec.Topology(2).memory_bytes is None
 
 
-def test_types_have_torchrecs_values_and_ours_are_behind_them() -> None:
+def test_types_have_the_values_of_torchrec_and_map_to_ours() -> None:
     assert {each.value for each in torchrec.ShardingType} == {
         "data_parallel",
         "table_wise",
@@ -175,7 +175,7 @@ def test_a_table_of_two_modules_has_one_sharding() -> None:
         ),
     ],
 )
-def test_constraints_that_do_not_fit_are_refused(constraints: Any, words: str) -> None:
+def test_constraints_that_do_not_match_are_rejected(constraints: Any, words: str) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
         torchrec.EmbeddingShardingPlanner(TWO, constraints=constraints).plan(Model())
 
@@ -191,7 +191,7 @@ def test_constraints_and_a_placement_must_agree() -> None:
             planner.plan(model)
 
 
-def test_tables_that_do_not_fit_are_refused_with_what_is_missing() -> None:
+def test_tables_that_do_not_fit_are_rejected_with_the_missing_bytes() -> None:
     topology = torchrec.Topology(2, ddr_cap=1 << 20)
     tables = [torchrec.EmbeddingBagConfig(name="big", embedding_dim=64, num_embeddings=10**7)]
     with pytest.raises(CapacityError, match="are missing on each of 2 ranks"):
@@ -199,19 +199,19 @@ def test_tables_that_do_not_fit_are_refused_with_what_is_missing() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(planners._PLANNER_ADVICE))
-def test_arguments_of_a_planner_that_mean_nothing_are_refused_by_name(name: str) -> None:
+def test_arguments_of_a_planner_without_a_meaning_are_rejected_by_name(name: str) -> None:
     with pytest.raises(UnsupportedError, match=f"leave out {name}: "):
         torchrec.EmbeddingShardingPlanner(**{name: object()})
     torchrec.EmbeddingShardingPlanner(**{name: None})
 
 
 @pytest.mark.parametrize("name", sorted(planners._CONSTRAINTS_ADVICE))
-def test_constraints_that_mean_nothing_are_refused_by_name(name: str) -> None:
+def test_constraints_without_a_meaning_are_rejected_by_name(name: str) -> None:
     with pytest.raises(UnsupportedError, match=f"leave out {name}: "):
         torchrec.ParameterConstraints(**{name: 1})
 
 
-def test_other_arguments_that_mean_nothing_are_refused() -> None:
+def test_other_arguments_without_a_meaning_are_rejected() -> None:
     with pytest.raises(TypeError, match="did you mean 'proposer'"):
         torchrec.EmbeddingShardingPlanner(propser=1)
     with pytest.raises(UnsupportedError, match="leave out hbm_mem_bw"):
@@ -243,7 +243,7 @@ def test_sharders_must_be_ours_and_have_each_collection() -> None:
         torchrec.EmbeddingShardingPlanner(TWO).plan(Model(), [object()])
 
 
-def test_a_plan_for_other_ranks_is_refused() -> None:
+def test_a_plan_for_other_ranks_is_rejected() -> None:
     plan = torchrec.EmbeddingShardingPlanner(
         TWO, constraints={"item": only(torchrec.ShardingType.ROW_WISE)}
     ).plan(Model())
@@ -251,7 +251,7 @@ def test_a_plan_for_other_ranks_is_refused() -> None:
         torchrec.DistributedModelParallel(Model(), plan=plan)
 
 
-def test_an_unknown_kind_of_a_plan_written_by_hand_is_refused() -> None:
+def test_an_unknown_kind_in_a_manual_plan_is_rejected() -> None:
     plan = torchrec.ShardingPlan({"bags": {"item": torchrec.ParameterSharding("tabel_wise")}})
     with pytest.raises(PluginError, match="did you mean 'table_wise'"):
         torchrec.DistributedModelParallel(Model(), plan=plan)

@@ -52,7 +52,7 @@ def test_evaluation_registers_nothing_and_inserts_nothing(how: str) -> None:
     assert embedding.num_rows() == {"table": 0}
 
 
-def test_a_module_without_an_optimizer_is_only_asked_in_evaluation_mode() -> None:
+def test_a_module_without_an_optimizer_is_only_read_in_evaluation_mode() -> None:
     embedding = Embedding(DIM, name="table", storage="memory").eval()
     for _ in range(2):
         assert not embedding(IDS[:2]).requires_grad
@@ -120,7 +120,7 @@ def test_a_penalty_over_all_parameters_is_rejected() -> None:
     assert embedding.num_rows() == {"table": 2}
 
 
-def test_a_forward_pass_alone_inserts_nothing() -> None:
+def test_a_forward_pass_without_a_step_inserts_nothing() -> None:
     embedding, optimizer = trained()
     out = embedding(IDS)
     assert optimizer.container.resources.num_batch_inputs == 1
@@ -130,7 +130,7 @@ def test_a_forward_pass_alone_inserts_nothing() -> None:
     del out
 
 
-def test_a_graph_that_is_dropped_takes_its_batch_input_with_it() -> None:
+def test_a_dropped_graph_also_drops_its_batch_input() -> None:
     embedding, optimizer = trained()
     out = embedding(IDS)
     del out
@@ -138,7 +138,7 @@ def test_a_graph_that_is_dropped_takes_its_batch_input_with_it() -> None:
     assert optimizer.container.resources.num_batch_inputs == 0
 
 
-def test_several_backward_passes_add_up_in_one_step() -> None:
+def test_several_backward_passes_are_added_in_one_step() -> None:
     embedding, optimizer = trained()
     before = embedding(IDS).detach().clone()
     outs = [embedding(IDS) for _ in range(2)]
@@ -161,7 +161,7 @@ def test_backward_twice_through_one_graph_counts_twice() -> None:
     torch.testing.assert_close(embedding(IDS), out - torch.tensor([[4.0], [2.0], [4.0]]))
 
 
-def test_zero_grad_drops_what_was_accumulated() -> None:
+def test_zero_grad_drops_accumulated_gradients() -> None:
     embedding, optimizer = trained()
     embedding(IDS).sum().backward()
     optimizer.zero_grad()
@@ -178,7 +178,7 @@ def test_zero_grad_between_forward_and_backward_keeps_the_graph() -> None:
     assert embedding.num_rows() == {"table": 2}
 
 
-def test_step_uses_gradients_up() -> None:
+def test_step_consumes_gradients() -> None:
     embedding, optimizer = trained()
     embedding(IDS).sum().backward()
     optimizer.step()
@@ -188,7 +188,7 @@ def test_step_uses_gradients_up() -> None:
     torch.testing.assert_close(embedding(IDS), once)
 
 
-def test_backward_after_the_step_is_refused() -> None:
+def test_backward_after_the_step_is_rejected() -> None:
     embedding, optimizer = trained()
     out = embedding(IDS)
     optimizer.step()
@@ -217,7 +217,7 @@ def test_rows_and_dense_parameters_train_together() -> None:
     assert sorted(sparse.container.tables) == ["items", "users"]
 
 
-def test_forward_before_the_optimizer_was_made_is_no_obstacle() -> None:
+def test_a_forward_pass_before_the_optimizer_is_allowed() -> None:
     model = Model()
     before = model.users(IDS).detach().clone()
     optimizer = Optimizer(model, torch.optim.SGD, lr=0.1)
@@ -242,7 +242,7 @@ def test_modules_of_one_container_share_a_table_of_one_name() -> None:
         assert other.num_rows() == {"table": 2}
 
 
-def test_another_optimizer_takes_over_where_rows_have_its_state() -> None:
+def test_another_optimizer_takes_over_if_rows_have_its_state() -> None:
     embedding = Embedding(DIM, storage="memory")
     Optimizer(embedding, torch.optim.SGD, lr=1.0)
     first = Optimizer(embedding, torch.optim.Adagrad, lr=1.0)
@@ -267,7 +267,7 @@ def test_a_module_cannot_leave_the_container_of_its_rows() -> None:
         Optimizer([one, other], torch.optim.SGD, lr=1.0)
 
 
-def test_gradients_of_a_table_that_the_optimizer_lacks_are_refused() -> None:
+def test_gradients_of_a_table_without_the_optimizer_are_rejected() -> None:
     with StepContainer() as container:
         one = Embedding(DIM, name="one", storage="memory", container=container)
         other = Embedding(DIM, name="other", storage="memory", container=container)
@@ -281,7 +281,7 @@ def test_gradients_of_a_table_that_the_optimizer_lacks_are_refused() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_bad_gradient_raises_and_changes_no_row(bad: float) -> None:
+def test_an_invalid_gradient_raises_and_changes_no_row(bad: float) -> None:
     model = Model()
     optimizer = Optimizer(model, torch.optim.Adam, lr=0.1)
     model(IDS).backward()
@@ -299,7 +299,7 @@ def test_a_bad_gradient_raises_and_changes_no_row(bad: float) -> None:
     torch.testing.assert_close(model.users(IDS), before, rtol=0, atol=0)
 
 
-def test_bad_gradients_can_be_skipped_and_counted() -> None:
+def test_invalid_gradients_can_be_skipped_and_counted() -> None:
     embedding = Embedding(DIM, name="table", storage="memory")
     optimizer = Optimizer(embedding, torch.optim.SGD, lr=1.0, non_finite_gradients="skip")
     out = embedding(IDS)
@@ -312,7 +312,7 @@ def test_bad_gradients_can_be_skipped_and_counted() -> None:
         Optimizer(embedding, torch.optim.SGD, lr=1.0, non_finite_gradients="ignore")
 
 
-def test_what_holds_no_table_is_refused() -> None:
+def test_an_object_without_tables_is_rejected() -> None:
     with pytest.raises(InvalidArgumentError, match="found no table"):
         Optimizer(nn.Linear(2, 2), torch.optim.SGD, lr=1.0)
     with pytest.raises(InvalidArgumentError, match="found Parameter, expected modules with tables"):

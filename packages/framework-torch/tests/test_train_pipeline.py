@@ -227,7 +227,7 @@ def on_ranks(world_size: int, *arguments: Any, **fails: int) -> list[Result]:
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("micro", [1, 2])
-def test_results_are_those_of_the_plain_loop(world_size: int, optimizer: str, micro: int) -> None:
+def test_results_equal_the_plain_loop(world_size: int, optimizer: str, micro: int) -> None:
     chosen = OPTIMIZERS[optimizer]
     for one, other in zip(
         on_ranks(world_size, plain, chosen, micro),
@@ -243,7 +243,7 @@ def test_results_are_those_of_the_plain_loop(world_size: int, optimizer: str, mi
 
 @pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("fails_at", [0, 3, NUM_BATCHES - 1])
-def test_a_batch_that_the_model_cannot_do_costs_that_batch_only(
+def test_a_batch_that_fails_in_the_model_is_the_only_one_lost(
     world_size: int, fails_at: int
 ) -> None:
     for one, other in zip(
@@ -284,7 +284,7 @@ def test_the_next_batch_is_looked_up_while_this_one_is_computed() -> None:
     assert second.shape == (3, 2)
 
 
-def test_a_bad_batch_is_refused_at_its_own_turn() -> None:
+def test_an_invalid_batch_is_rejected_in_its_turn() -> None:
     _, pipeline = small()
     given = iter([torch.arange(3), torch.arange(3), torch.tensor([0.5]), torch.arange(3)])
     pipeline.progress(given)
@@ -313,7 +313,7 @@ def test_an_error_of_the_loader_comes_after_the_batches_before_it() -> None:
         pipeline.progress(loader)
 
 
-def test_the_last_batch_may_be_left_undone() -> None:
+def test_the_last_batch_may_be_left_unfinished() -> None:
     model, pipeline = small(execute_all_batches=False)
     given = iter([torch.tensor([1]), torch.tensor([2]), torch.tensor([3])])
     pipeline.progress(given)

@@ -144,7 +144,7 @@ UNSUPPORTED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 
 
 @pytest.mark.parametrize("name", list(UNSUPPORTED))
-def test_a_module_is_refused_with_its_path_and_reason(name: str) -> None:
+def test_a_module_is_rejected_with_its_path_and_reason(name: str) -> None:
     make, reason = UNSUPPORTED[name]
     model = make()
     modules, optimizer = list(model.modules()), sgd(model)
@@ -169,7 +169,7 @@ OPTIMIZERS: dict[str, tuple[Made, str]] = {
 
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
-def test_an_optimizer_that_moves_all_rows_is_refused_unless_lazy(name: str) -> None:
+def test_an_optimizer_that_changes_all_rows_is_rejected_unless_lazy(name: str) -> None:
     make, reason = OPTIMIZERS[name]
     model = Small()
     with pytest.raises(UnsupportedError, match=reason):
@@ -186,13 +186,13 @@ def test_an_optimizer_that_moves_all_rows_is_refused_unless_lazy(name: str) -> N
     assert not torch.isclose(after[1:4], still[1:4]).any()
 
 
-def test_lbfgs_is_refused_although_lazy() -> None:
+def test_lbfgs_is_rejected_even_if_lazy() -> None:
     model = Small()
     with pytest.raises(UnsupportedError, match="LBFGS"):
         distribute(model, torch.optim.LBFGS(model.parameters()), semantics="lazy")
 
 
-def test_all_refusals_are_told_at_once() -> None:
+def test_all_errors_are_reported_at_once() -> None:
     model = nn.ModuleDict(
         {"a": Small(nn.Embedding(10, 4, max_norm=1.0)), "b": Doubled(10, 4), "c": Small()}
     )
@@ -203,7 +203,7 @@ def test_all_refusals_are_told_at_once() -> None:
     assert "c.words" not in str(caught.value)
 
 
-def test_what_is_kept_stays_a_module_of_torch() -> None:
+def test_a_kept_layer_remains_a_module_of_torch() -> None:
     model = Tied()
     model.tags = nn.Embedding(5, 4)
     model, optimizer = distribute(model, sgd(model), keep=["words"])
@@ -217,7 +217,7 @@ def test_what_is_kept_stays_a_module_of_torch() -> None:
     assert not torch.equal(model.words.weight, kept)
 
 
-def test_keep_names_a_path_of_the_model() -> None:
+def test_keep_accepts_a_path_of_the_model() -> None:
     model = Small()
     with pytest.raises(UnsupportedError, match=r"word +unsupported +it is in keep"):
         distribute(model, sgd(model), keep=["word"])
@@ -247,7 +247,7 @@ def test_the_report_is_a_table_of_all_modules() -> None:
     assert "no optimizer has its weight" in lines[5]
 
 
-def test_a_scheduler_is_made_afterwards() -> None:
+def test_a_scheduler_is_created_afterwards() -> None:
     model = Small()
     optimizer = sgd(model)
     torch.optim.lr_scheduler.StepLR(optimizer, 1)
@@ -255,7 +255,7 @@ def test_a_scheduler_is_made_afterwards() -> None:
         distribute(model, optimizer)
 
 
-def test_an_optimizer_that_has_taken_steps_is_refused() -> None:
+def test_an_optimizer_that_has_taken_steps_is_rejected() -> None:
     model = Small()
     optimizer = torch.optim.Adagrad(model.parameters())
     model(torch.tensor([1])).backward()
@@ -265,7 +265,7 @@ def test_an_optimizer_that_has_taken_steps_is_refused() -> None:
         distribute(model, optimizer)
 
 
-def test_an_id_out_of_range_is_refused_as_before() -> None:
+def test_an_id_out_of_range_is_rejected_as_before() -> None:
     model = Small()
     model, _ = distribute(model, sgd(model))
     for wrong in (10, -1):
@@ -361,7 +361,7 @@ def test_a_use_of_the_weight_raises_when_it_runs(kind: type[Small]) -> None:
         (model(torch.tensor([1])) + model.words.weight.norm()).backward()
 
 
-def test_a_weight_from_before_raises_where_it_is_used_until_it_is_restored() -> None:
+def test_a_weight_taken_earlier_raises_when_used_until_it_is_restored() -> None:
     model = Small()
     weight, trained = model.words.weight, list(model.parameters())
     model, _ = distribute(model, sgd(model))
@@ -390,7 +390,7 @@ def test_a_layer_in_a_list_with_embeddings_may_be_used_as_a_matrix() -> None:
     assert model.words.num_embeddings == 10
 
 
-def test_a_penalty_over_parameters_is_refused_as_rows_would_be_left_out() -> None:
+def test_a_penalty_over_parameters_is_rejected_because_it_would_omit_rows() -> None:
     model = Small(nn.EmbeddingBag(10, 4, mode="sum"))
     model, optimizer = distribute(model, sgd(model))
     loss = model(torch.tensor([[1, 2]]))
@@ -452,7 +452,7 @@ def test_frozen_rows_can_be_trained_later() -> None:
     assert not torch.equal(after[1:3], before[1:3])
 
 
-def test_restore_gives_the_trained_weights_and_can_be_done_again() -> None:
+def test_restore_returns_the_trained_weights_and_can_be_repeated() -> None:
     bag = nn.EmbeddingBag(10, 4, mode="sum", padding_idx=2)
     bag.weight.data[2] = 5.0  # never read
     model = Small(bag)
@@ -514,7 +514,7 @@ class Pair(nn.Module):
         return (self.user(ids) * self.item(ids)).square().sum()
 
 
-def test_groups_of_embeddings_may_keep_other_states() -> None:
+def test_groups_of_embeddings_may_have_different_states() -> None:
     original = Pair()
     model = copy.deepcopy(original)
 
@@ -552,7 +552,7 @@ def test_groups_of_embeddings_may_keep_other_states() -> None:
             torch.testing.assert_close(one, expected, rtol=1e-6, atol=1e-7)
 
 
-def test_embeddings_of_two_optimizers_are_refused() -> None:
+def test_embeddings_of_two_optimizers_are_rejected() -> None:
     model = Pair()
     optimizers = [sgd(model.user), sgd(model.item)]
     with pytest.raises(UnsupportedError, match="optimizer 1, but others are in optimizer 0"):
@@ -560,7 +560,7 @@ def test_embeddings_of_two_optimizers_are_refused() -> None:
     assert isinstance(model.user, nn.Embedding)
 
 
-def test_a_group_that_moves_all_rows_is_refused_although_others_do_not() -> None:
+def test_a_group_that_changes_all_rows_is_rejected_even_if_others_do_not() -> None:
     model = Pair()
     groups = [
         {"params": model.user.parameters()},

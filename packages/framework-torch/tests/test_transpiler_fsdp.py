@@ -71,7 +71,7 @@ torch.distributed.destroy_process_group()
 
 
 @pytest.mark.long
-def test_two_ranks_that_share_parameters_give_what_the_program_gave(tmp_path: Path) -> None:
+def test_two_ranks_that_share_parameters_give_the_results_of_the_program(tmp_path: Path) -> None:
     ranks = trained_on_two_ranks(tmp_path, SCRIPT, NAMES)
     for name in NAMES:
         program = PROGRAMS[name]
@@ -86,14 +86,14 @@ def test_two_ranks_that_share_parameters_give_what_the_program_gave(tmp_path: Pa
             check_same(restored, original, name)
 
 
-def test_one_rank_has_parameters_of_its_own() -> None:
+def test_one_rank_keeps_ordinary_parameters() -> None:
     model = Small()
     model, optimizer = distribute(model, sgd(model), dense="fsdp2")
     assert type(model) is Small
     assert optimizer.report.modules[-1].reason == "ordinary parameters, FSDP2 on many ranks"
 
 
-def test_a_parameter_without_dimensions_is_refused() -> None:
+def test_a_parameter_without_dimensions_is_rejected() -> None:
     model = Small()
     model.scale = nn.Parameter(torch.tensor(1.0))
     report = distribution_report(model, sgd(model), dense="fsdp2")
@@ -104,7 +104,7 @@ def test_a_parameter_without_dimensions_is_refused() -> None:
         DistributedModelParallel(model, dense="fsdp2")
 
 
-def test_what_does_not_go_with_it_is_refused(tmp_path: Path) -> None:
+def test_unsupported_combinations_are_rejected(tmp_path: Path) -> None:
     model = Small()
     with pytest.raises(InvalidArgumentError, match="found 'fsdp', expected 'ddp' or 'fsdp2'"):
         distribute(model, sgd(model), dense="fsdp")

@@ -58,7 +58,7 @@ def trained_on_two_ranks(
 
 
 @pytest.mark.parametrize("name", list(PROGRAMS))
-def test_the_program_gives_what_it_gave(name: str) -> None:
+def test_the_program_gives_the_same_results(name: str) -> None:
     program = PROGRAMS[name]
     torch.manual_seed(5)
     original = program.model()
@@ -77,7 +77,7 @@ def test_the_program_gives_what_it_gave(name: str) -> None:
         check_same(restored, before)
 
 
-def test_collections_of_torchrec_give_what_they_gave() -> None:
+def test_collections_of_torchrec_give_the_same_results() -> None:
     pytest.importorskip("torchrec", reason="torchrec is not installed")
     from .transpiled_collections import Collections, batch
 
@@ -136,7 +136,7 @@ torch.distributed.destroy_process_group()
 
 
 @pytest.mark.long
-def test_two_ranks_give_what_the_program_gave(tmp_path: Path) -> None:
+def test_two_ranks_give_the_results_of_the_program(tmp_path: Path) -> None:
     ranks = trained_on_two_ranks(tmp_path, SCRIPT, ON_RANKS)
     for name in ON_RANKS:
         program = PROGRAMS[name]

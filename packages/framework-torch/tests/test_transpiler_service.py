@@ -86,7 +86,9 @@ def service_for(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_program_gives_what_it_gave_and_what_a_rank_gives(name: str, tmp_path: Path) -> None:
+def test_the_program_gives_the_same_results_as_before_and_as_a_rank(
+    name: str, tmp_path: Path
+) -> None:
     program = PROGRAMS[name]
     torch.manual_seed(5)
     original = program.model()
@@ -154,7 +156,7 @@ def trained_halves(model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Mod
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("is_whole", [False, True])
 @pytest.mark.parametrize("native", [torch.optim.SGD, torch.optim.Adagrad])
-def test_weights_of_16_bits_give_the_bits_that_a_rank_gives(
+def test_weights_of_16_bits_have_the_bits_of_a_rank(
     tmp_path: Path, dtype: torch.dtype, is_whole: bool, native: type[torch.optim.Optimizer]
 ) -> None:
     torch.manual_seed(5)
@@ -182,7 +184,7 @@ def test_weights_of_16_bits_give_the_bits_that_a_rank_gives(
 @pytest.mark.parametrize(
     ("here", "there"), [("float32", "bfloat16"), ("bfloat16", "float32"), ("bfloat16", "float16")]
 )
-def test_weights_and_rows_of_another_dtype_are_refused_and_nothing_is_changed(
+def test_weights_and_rows_of_another_dtype_are_rejected_and_nothing_changes(
     tmp_path: Path, here: str, there: str
 ) -> None:
     model = Halves(getattr(torch, here))
@@ -201,7 +203,7 @@ def test_weights_and_rows_of_another_dtype_are_refused_and_nothing_is_changed(
     assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
 
 
-def test_a_trainer_that_comes_later_finds_the_rows_of_the_first(tmp_path: Path) -> None:
+def test_a_later_trainer_finds_the_rows_of_the_first(tmp_path: Path) -> None:
     first, second = Small(), Small()
     optimizer = sgd(first)
     service = service_for(tmp_path, first, optimizer)
@@ -216,7 +218,7 @@ def test_a_trainer_that_comes_later_finds_the_rows_of_the_first(tmp_path: Path) 
     assert torch.equal(one, other)
 
 
-def test_what_a_service_cannot_do_is_refused_and_nothing_is_changed(tmp_path: Path) -> None:
+def test_models_that_a_service_does_not_support_are_rejected_and_unchanged(tmp_path: Path) -> None:
     model = Small()
     service = service_for(tmp_path, model, sgd(model))
     words = model.words

@@ -106,7 +106,7 @@ def test_unknown_features_of_a_batch_are_ignored(
         assert torch.equal(mine, theirs)
 
 
-def test_unknown_features_may_hold_what_is_no_id() -> None:
+def test_unknown_features_may_contain_values_that_are_not_ids() -> None:
     given = KeyedJaggedTensor(["a", "x", "b"], [1.0, 0.5, 2.0], lengths=[1, 1, 1])
     assert bags()(given).keys() == ["a", "b"]
 
@@ -125,7 +125,7 @@ def test_unknown_features_are_rejected_on_request(make: Callable[..., TableModul
         make(unknown_features="drop")
 
 
-def test_batches_on_the_device_meta_have_shapes_alone() -> None:
+def test_batches_on_the_meta_device_have_only_shapes() -> None:
     ids = torch.empty(6, dtype=torch.int64, device="meta")
     lengths = torch.empty(4, dtype=torch.int64, device="meta")
     offsets = torch.empty(5, dtype=torch.int64, device="meta")
@@ -172,7 +172,7 @@ def test_tracers_that_see_no_lookup_are_rejected(make: Callable[[], nn.Module]) 
         torch.jit.script(model)
 
 
-def test_a_tracer_that_keeps_tables_whole_traces_the_rest() -> None:
+def test_a_tracer_that_keeps_tables_as_leaves_traces_the_rest() -> None:
     class Tracer(torch.fx.Tracer):
         def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
             return isinstance(m, TableModule) or super().is_leaf_module(m, module_qualified_name)

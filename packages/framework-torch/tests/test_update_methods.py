@@ -113,7 +113,7 @@ def compare_over_steps(
 
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize(("name", "hyper", "native"), AGAINST_TORCH)
-def test_sparse_rows_move_as_under_torch(
+def test_sparse_rows_change_as_in_torch(
     name: str, hyper: dict[str, Any], native: Native, storage: str
 ) -> None:
     embedding = bag(storage)
@@ -123,7 +123,7 @@ def test_sparse_rows_move_as_under_torch(
 
 
 @pytest.mark.parametrize(("name", "hyper", "native"), ALL_ROWS)
-def test_rows_that_are_all_touched_move_as_under_torch(
+def test_rows_that_are_all_used_change_as_in_torch(
     name: str, hyper: dict[str, Any], native: Native
 ) -> None:
     embedding = bag()
@@ -229,7 +229,7 @@ def test_hyper_parameters_of_a_table_may_change_between_steps(method: Any, updat
             optimizer.step()
 
 
-def test_new_rows_start_from_the_state_that_the_group_says_now() -> None:
+def test_new_rows_start_from_the_current_initial_state_of_the_group() -> None:
     changed, loaded, made_so = (
         EmbeddingBag(2, mode="sum", name="t", initializer="zeros") for _ in range(3)
     )
@@ -258,7 +258,7 @@ def test_groups_of_parameters_cannot_be_added() -> None:
         optimizer.zero_grad()
 
 
-def test_steps_travel_in_the_state_dict() -> None:
+def test_steps_are_in_the_state_dict() -> None:
     made = collection("hkv")
     optimizer = Optimizer(made, "adam", lr=0.1)
     made(batch(np.random.default_rng(0))).values().sum().backward()
@@ -310,7 +310,7 @@ def test_non_finite_gradients_change_nothing(value: float) -> None:
     assert optimizer.state_dict()["state"] == {"t": {"step": 1}}
 
 
-def test_rows_with_non_finite_gradients_are_skipped_where_asked() -> None:
+def test_rows_with_non_finite_gradients_are_skipped_on_request() -> None:
     made = bag()
     optimizer = Optimizer(made, "sgd", lr=1.0, non_finite_gradients="skip")
     ids = torch.tensor([[2], [3]])
@@ -325,7 +325,7 @@ def test_rows_with_non_finite_gradients_are_skipped_where_asked() -> None:
     assert optimizer.container.counters.rows_skipped_non_finite == 1
 
 
-def test_sums_that_overflow_are_found_although_each_gradient_is_finite() -> None:
+def test_overflowing_sums_of_finite_gradients_are_found() -> None:
     made = EmbeddingBag(4, mode="sum", name="t")
     optimizer = Optimizer(made, "sgd", lr=1.0)
     # The last key has one gradient; the fourth of 5 has an infinite sum.
@@ -350,7 +350,7 @@ def test_weights_that_make_a_finite_gradient_overflow_are_found(policy: str) -> 
     assert made.num_rows() == {"t": int(policy == "skip")}
 
 
-def test_a_gradient_that_is_changed_before_the_step_is_refused() -> None:
+def test_a_gradient_that_is_changed_before_the_step_is_rejected() -> None:
     made = bag()
     optimizer = Optimizer(made, "sgd", lr=1.0)
     out = made(torch.tensor([[1]]))
@@ -363,7 +363,7 @@ def test_a_gradient_that_is_changed_before_the_step_is_refused() -> None:
     assert made.num_rows() == {"t": 0}
 
 
-def test_a_full_storage_refuses_the_step_of_all_tables() -> None:
+def test_a_full_storage_rejects_the_step_of_all_tables() -> None:
     container = StepContainer()
     one = bag(container=container)
     full = EmbeddingBag(
@@ -380,7 +380,7 @@ def test_a_full_storage_refuses_the_step_of_all_tables() -> None:
 # -- rejections and admission -----------------------------------------------------
 
 
-def test_what_is_no_method_or_no_table_is_named() -> None:
+def test_invalid_methods_and_tables_are_named() -> None:
     with pytest.raises(PluginError, match="did you mean 'rowwise_adagrad'"):
         Optimizer(bag(), "rowwise_adagrd")
     with pytest.raises(InvalidArgumentError, match=r"no table 'usr'.*'user'"):

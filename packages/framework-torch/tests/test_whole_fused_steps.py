@@ -113,7 +113,7 @@ STORAGES = [(name, "hkv") for name in HYPER] + [("adam", "memory"), ("rowwise_ad
 
 
 @pytest.mark.parametrize(("name", "storage"), STORAGES)
-def test_whole_steps_of_a_method_leave_the_rows_of_its_paper(name: str, storage: str) -> None:
+def test_whole_steps_of_a_method_equal_the_rows_of_its_paper(name: str, storage: str) -> None:
     made = collection(storage)
     own = {**HYPER[name], **USER}
     by_table = {"user": own, "item": {**own, "lr": own["lr"] / 2, "clip_value": 0, "clip_norm": 0}}
@@ -159,7 +159,7 @@ def test_whole_steps_of_a_method_leave_the_rows_of_its_paper(name: str, storage:
 
 
 @pytest.mark.parametrize("num_micro_batches", [1, 2, 3])
-def test_a_batch_without_ids_for_a_table_is_no_step_of_it(num_micro_batches: int) -> None:
+def test_a_batch_without_ids_for_a_table_is_not_a_step_of_it(num_micro_batches: int) -> None:
     made = collection()
     optimizer = Optimizer(made, "adam")
     random = np.random.default_rng(0)
@@ -170,7 +170,7 @@ def test_a_batch_without_ids_for_a_table_is_no_step_of_it(num_micro_batches: int
     assert optimizer.state_dict()["state"] == {"user": {"step": 0}, "item": {"step": 1}}
 
 
-def test_batches_that_threads_divide_are_grouped_alike() -> None:
+def test_batches_divided_among_threads_are_grouped_equally() -> None:
     execution.configure_pool(2)
     made = collection()
     optimizer = Optimizer(made, "sgd", lr=1.0)

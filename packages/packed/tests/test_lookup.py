@@ -92,7 +92,7 @@ def test_a_table_without_rows_is_served(training: Any) -> None:
 
 
 @pytest.mark.parametrize("file_bytes", [1 << 16, 1 << 30])
-def test_tables_of_many_files_and_of_one_read_alike(training: Any, file_bytes: int) -> None:
+def test_one_file_and_many_have_the_same_rows(training: Any, file_bytes: int) -> None:
     training.save(training.draw(np.arange(5_000), 1))
     options = sparring_packed.WriteOptions(file_bytes=file_bytes)
     training.publish(options=options)

@@ -29,7 +29,7 @@ def request(*tables: TableWorkload, **known: Any) -> PlanRequest:
     return PlanRequest(tables, **{"world_size": 4, "memory_bytes": GIB, **known})
 
 
-def test_it_is_what_plugins_offer_as_auto() -> None:
+def test_it_is_the_automatic_planner_of_the_plugins() -> None:
     planner = make_plugin_manager().planner()
     made = planner.factory(request(table("user", rows=100)))
     assert set(made.sharding.tables) == {"user"}
@@ -58,7 +58,7 @@ def test_the_summary_has_a_line_for_each_table_and_the_gap(
     assert made.summary.endswith("and 1 more tables")
 
 
-def test_what_is_assumed_is_said_by_table() -> None:
+def test_assumptions_are_reported_by_table() -> None:
     made = automatic.plan_from_request(
         request(
             table("user", method=None),
@@ -86,7 +86,7 @@ def test_methods_are_known_by_the_names_of_frameworks(name: str) -> None:
     assert not made.assumptions
 
 
-def test_kinds_that_are_allowed_hold() -> None:
+def test_only_allowed_kinds_are_used() -> None:
     made = automatic.plan_from_request(
         request(
             table("one", rows=10, kinds=("table_wise",)),
@@ -103,7 +103,7 @@ def test_kinds_that_are_allowed_hold() -> None:
         automatic.plan_from_request(request(table("one", rows=10, kinds=("no_kind",))))
 
 
-def test_a_kind_that_divides_columns_can_be_asked_for() -> None:
+def test_a_kind_that_divides_columns_can_be_requested() -> None:
     found = automatic.plan_from_request(
         request(
             table("asked", rows=10_000, kinds=("column_wise",)),
@@ -117,7 +117,7 @@ def test_a_kind_that_divides_columns_can_be_asked_for() -> None:
     assert free.columns is None
 
 
-def test_tables_that_may_not_be_replicated_are_not() -> None:
+def test_tables_that_do_not_support_replication_are_not_replicated() -> None:
     small = {"rows": 10}
     free = automatic.plan_from_request(request(table("a", **small), table("b", 64, rows=10**6)))
     held = automatic.plan_from_request(
@@ -129,7 +129,7 @@ def test_tables_that_may_not_be_replicated_are_not() -> None:
     assert "a" in free.sharding.tables
 
 
-def test_tables_that_do_not_fit_are_refused_where_all_sizes_are_given() -> None:
+def test_tables_that_do_not_fit_are_rejected_if_all_sizes_are_given() -> None:
     large = table("large", 128, rows=10**8)
     with pytest.raises(CapacityError, match="are missing on each of 4 ranks"):
         automatic.plan_from_request(request(large))
@@ -143,7 +143,7 @@ def test_tables_that_do_not_fit_are_refused_where_all_sizes_are_given() -> None:
     assert made.assumptions[-1].startswith("all tables are row_wise, because the tables do not fit")
 
 
-def test_memory_is_a_share_of_the_machine_where_no_one_says(
+def test_memory_defaults_to_a_share_of_the_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     values = {"SC_PHYS_PAGES": 1 << 18, "SC_PAGE_SIZE": 1 << 12}
@@ -169,7 +169,7 @@ def _step(summary: str) -> float:
     return float(summary.partition("a step of ")[2].partition(" ms")[0])
 
 
-def test_owners_pool_where_modules_can() -> None:
+def test_owners_pool_if_modules_support_it() -> None:
     def transfer(supports_pooling: bool) -> str:
         long = (FeatureWorkload("sum", 60.0),)
         bags = TableWorkload(
@@ -189,13 +189,13 @@ def test_owners_pool_where_modules_can() -> None:
     assert (transfer(True), transfer(False)) == ("pooled", "rows")
 
 
-def test_the_same_request_makes_the_same_plan() -> None:
+def test_the_same_request_gives_the_same_plan() -> None:
     tables = [table(f"t{each}", 8 * each + 8, rows=10 ** (each % 6 + 1)) for each in range(9)]
     first, again = (automatic.plan_from_request(request(*tables)) for _ in range(2))
     assert first == again
 
 
-def test_columns_are_divided_only_where_a_table_allows_it() -> None:
+def test_columns_are_divided_only_if_a_table_allows_it() -> None:
     """Wide rows, large bags and a slow link: blocks of columns send the fewest bytes."""
 
     def kind_of(**known: Any) -> str:

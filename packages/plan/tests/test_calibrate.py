@@ -56,7 +56,7 @@ def calibrated(tmp_path: Path, *more: str) -> Calibration:
     return read_document(output).as_model(Calibration)
 
 
-def test_what_is_measured_is_written_and_what_is_not_is_said(
+def test_measurements_are_written_and_missing_ones_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = calibrated(tmp_path)
@@ -78,7 +78,7 @@ def test_what_is_measured_is_written_and_what_is_not_is_said(
     assert found.exchange.steps.step_us > 0
 
 
-def test_disk_and_server_are_measured_where_given_and_left_as_they_were(tmp_path: Path) -> None:
+def test_disk_and_server_are_measured_if_given_and_left_unchanged(tmp_path: Path) -> None:
     pytest.importorskip("sparring_rocksdb")
     server_of = pytest.importorskip("sparring_redis.testing.server")
     if server_of.redis_server_missing():
@@ -95,7 +95,7 @@ def test_disk_and_server_are_measured_where_given_and_left_as_they_were(tmp_path
     assert list(disk.iterdir()) == []
 
 
-def test_a_folder_that_is_not_there_is_refused_and_the_file_stays(
+def test_a_missing_folder_is_rejected_and_the_file_is_unchanged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "calibration.yaml"
@@ -106,7 +106,7 @@ def test_a_folder_that_is_not_there_is_refused_and_the_file_stays(
     assert output.read_text() == "mine"
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(
+def test_a_file_is_replaced_completely_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = calibrated(tmp_path)
@@ -156,7 +156,7 @@ def test_the_dense_model_is_measured_and_added_to_the_step(
     [("no_such_module:f", "No module named"), ("os:no_such", "no_such"), ("os", "use package.module"),
      ("os:getpid", "returned int; return a callable")],
 )  # fmt: skip
-def test_a_model_that_cannot_be_called_is_refused(
+def test_a_model_that_cannot_be_called_is_rejected(
     tmp_path: Path, model: str, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "calibration.yaml"
@@ -165,7 +165,7 @@ def test_a_model_that_cannot_be_called_is_refused(
     assert not output.exists()
 
 
-def test_what_the_topology_does_not_say_is_as_measured(tmp_path: Path) -> None:
+def test_missing_values_of_the_topology_are_measured_ones(tmp_path: Path) -> None:
     found = calibrated(tmp_path)
     path = tmp_path / "inputs.yaml"
     path.write_text(INPUTS)
@@ -178,7 +178,7 @@ def test_what_the_topology_does_not_say_is_as_measured(tmp_path: Path) -> None:
     assert (topology.message_us, topology.near.gbit) == (7, 3)
 
 
-def test_lines_go_through_what_was_measured() -> None:
+def test_fitted_lines_match_the_measurements() -> None:
     points = [(x, (5 + 2 * x) * 1e-9) for x in (8.0, 32.0, 128.0)]
     assert storage_timings._line(points) == pytest.approx((5, 2))
     # Times that fall with the width, or would be negative at none, are no costs.
@@ -207,7 +207,7 @@ def test_a_slower_storage_costs_more(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_messages_between_ranks_are_timed_round_the_ring() -> None:
+def test_messages_between_ranks_are_timed_around_the_ring() -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     from sparring import LocalGroup
@@ -221,7 +221,7 @@ def test_messages_between_ranks_are_timed_round_the_ring() -> None:
         assert np.isfinite(each.latency_seconds)
 
 
-def test_costs_of_steps_make_the_simulation_take_what_was_measured(
+def test_measured_costs_of_steps_are_used_by_the_simulation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(step_timings, "_SAMPLES", 8_192)

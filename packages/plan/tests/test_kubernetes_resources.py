@@ -81,7 +81,7 @@ def test_plan_and_configuration_are_in_the_config_map(files: Files, tmp_path: Pa
     assert data["run.yaml"] == RUN.replace("   \n", "\n")
 
 
-def test_gpus_and_disks_of_the_topology_are_asked_for(files: Files, tmp_path: Path) -> None:
+def test_gpus_and_disks_of_the_topology_are_requested(files: Files, tmp_path: Path) -> None:
     change(files[1], "host: 10 GiB", "host: 10 GiB, gpu: 40 GiB, disk: 100 GiB")
     made = resources(files, tmp_path / "job.yaml")
     assert container(made)["resources"]["limits"]["nvidia.com/gpu"] == 4
@@ -107,14 +107,14 @@ def test_overrides_reach_the_training(files: Files, tmp_path: Path) -> None:
         (("snapshots.url=null",), "add snapshots.url=runs/NAME"),
     ],
 )
-def test_what_kubernetes_or_a_restart_would_not_survive_is_refused(
+def test_settings_that_kubernetes_or_a_restart_would_lose_are_rejected(
     files: Files, options: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", "kubernetes", *files, "--image", "x", *options]) != 0
     assert said in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_plan_for_another_topology_is_refused(
+def test_a_plan_for_another_topology_is_rejected(
     files: Files, capsys: pytest.CaptureFixture[str]
 ) -> None:
     change(files[1], "nodes: 3", "nodes: 2")
@@ -174,7 +174,7 @@ def test_a_server_requests_memory_for_its_share_of_the_snapshot_twice(
         assert each["spec"]["replicas"] == 2
 
 
-def test_a_service_of_a_bucket_has_names_room_for_copies_and_what_it_was_given(
+def test_a_service_of_a_bucket_has_names_space_for_copies_and_the_given_settings(
     tmp_path: Path,
 ) -> None:
     options = ("--bytes", "40GiB", "--shards", "4", "--name", "films", "--cpus", "8")

@@ -104,7 +104,7 @@ def sent_by(collective: Collective, plan: Plan) -> list[int]:
         (2, dict.fromkeys(TABLES, ("data_parallel", "all", 1, "rows"))),
     ],
 )
-def test_ranks_send_what_is_predicted(
+def test_ranks_send_the_predicted_bytes(
     ranks: int, choices: dict[str, Any], calibration: Calibration
 ) -> None:
     inputs = inputs_of(ranks)

@@ -100,7 +100,7 @@ CHOICES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("choices", CHOICES)
-def test_a_replay_sends_the_bytes_and_messages_that_the_formulas_say(
+def test_a_replay_sends_the_bytes_and_messages_of_the_formulas(
     choices: dict[str, Any],
     place: Place,
     calibration: Calibration,
@@ -148,7 +148,7 @@ def test_one_table_over_all_ranks_takes_the_time_of_the_ring(
     assert (step.far_bytes, step.num_messages) == (ring.wire_bytes, ring.num_messages)
 
 
-def test_a_node_stands_for_all_where_all_ranks_own_alike(
+def test_one_node_represents_all_if_all_ranks_own_equal_shares(
     place: Place, calibration: Calibration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A number of keys that all owners have alike, so that rounding changes nothing.
@@ -165,7 +165,7 @@ def test_a_node_stands_for_all_where_all_ranks_own_alike(
     assert simulate_plan(placement, inputs, calibration) == one
 
 
-def test_overlap_and_imbalance_show_in_a_replayed_step(
+def test_overlap_and_imbalance_are_visible_in_a_replayed_step(
     place: Place, calibration: Calibration
 ) -> None:
     inputs = inputs_of(samples=4096)
@@ -182,7 +182,7 @@ def test_overlap_and_imbalance_show_in_a_replayed_step(
     assert slow.compute_share == slow.message_share
 
 
-def test_a_step_of_too_many_messages_is_added_up(place: Place, calibration: Calibration) -> None:
+def test_a_step_of_too_many_messages_is_summed(place: Place, calibration: Calibration) -> None:
     inputs = inputs_of()
     placement = place(inputs)
     step = simulate_plan(placement, inputs, calibration, max_messages=10)
@@ -231,7 +231,7 @@ def test_a_sheet_has_a_row_for_each_number_of_ranks(calibration: Calibration) ->
             simulate_sheet(inputs, calibration, wrong)
 
 
-def test_a_plan_is_simulated_as_it_is(calibration: Calibration) -> None:
+def test_a_plan_is_simulated_unchanged(calibration: Calibration) -> None:
     inputs = inputs_of()
     plan = make_plan(inputs, calibration)
     one = {name: each.model_copy(update={"kind": "table_wise", "ranks": [2]})
@@ -289,7 +289,7 @@ def test_the_command_prints_a_sheet(written: Path, capsys: pytest.CaptureFixture
     assert "found 3 files" in capsys.readouterr().err
 
 
-def test_costs_that_the_machine_told_are_marked_measured(
+def test_costs_measured_on_the_machine_are_marked(
     written: Path, calibration: Calibration, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def costs_of(inputs: dict[str, Any]) -> dict[str, Any]:
@@ -363,7 +363,7 @@ def test_unequal_ranks_are_counted_by_their_node(place: Place, calibration: Cali
     assert np.all(sent.far[2:] == sent.total[2:] - headers)
 
 
-def test_the_best_few_plans_are_ranked_by_their_simulated_steps(
+def test_the_best_plans_are_ranked_by_their_simulated_steps(
     calibration: Calibration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs = inputs_of(kinds=["row_wise", "table_wise", "data_parallel"], samples=1024)
@@ -394,7 +394,7 @@ def test_the_best_few_plans_are_ranked_by_their_simulated_steps(
     assert rank_again(best, lambda: [quicker], inputs, calibration) == (best, None)
 
 
-def test_pinned_tables_stay_when_plans_are_ranked_again(calibration: Calibration) -> None:
+def test_pinned_tables_are_kept_when_plans_are_ranked_again(calibration: Calibration) -> None:
     inputs = inputs_of(kinds=["row_wise", "table_wise", "data_parallel"])
     best = make_placement(make_plan(inputs, calibration), compute_option_costs(inputs, calibration))
     everything = range(len(best.option))

@@ -22,7 +22,7 @@ _RANKS = 2
 
 @pytest.mark.parametrize("kind", ["row_wise", "table_wise", "data_parallel"])
 @pytest.mark.parametrize("method", ["adam", "rowwise_adagrad"])
-def test_bytes_of_ranks_that_trained_are_those_of_the_plan(kind: str, method: str) -> None:
+def test_bytes_of_trained_ranks_equal_the_plan(kind: str, method: str) -> None:
     with as_file(files("sparring_plan.planning") / "calibration.yaml") as path:
         calibration = read_document(path).as_model(Calibration)
     table = {"dim": 16, "method": method, "rows": _NUM_ROWS, "features": {"f": {"ids": 1}}}

@@ -75,7 +75,7 @@ def test_memory_is_a_limit_that_balance_does_not_cross(calibration: Calibration)
 
 @pytest.mark.parametrize("skew", [0.0, 0.8, 1.0, 1.3])
 @pytest.mark.parametrize("num_rows", [1, 20, 5000, 100_000])
-def test_unique_keys_are_those_of_the_exact_sum(skew: float, num_rows: int) -> None:
+def test_unique_keys_equal_the_exact_sum(skew: float, num_rows: int) -> None:
     weights = np.arange(1, num_rows + 1, dtype=np.float64) ** -skew
     share = weights / weights.sum()
     for num_ids in (1.0, 100.0, 50_000.0):
@@ -84,7 +84,7 @@ def test_unique_keys_are_those_of_the_exact_sum(skew: float, num_rows: int) -> N
         assert found[0] == pytest.approx(exact, rel=0.01)
 
 
-def test_costs_are_those_by_hand(calibration: Calibration) -> None:
+def test_costs_equal_a_manual_computation(calibration: Calibration) -> None:
     # One id a sample of so many rows that none repeats: u = 1000 keys of 16 float32.
     table = {"dim": 16, "rows": 4 * 10**9, "skew": 0, "features": {"f": {"ids": 1}}}
     topology = {
@@ -133,7 +133,7 @@ def test_costs_are_those_by_hand(calibration: Calibration) -> None:
     assert options.shard_memory[each, 0] == pytest.approx(held["host"], rel=0.01)
 
 
-def test_pooled_bytes_are_those_of_bags_that_touch_an_owner(calibration: Calibration) -> None:
+def test_pooled_bytes_count_the_bags_that_use_an_owner(calibration: Calibration) -> None:
     # 100 bags of 20 ids: an owner of half of the nodes is in nearly all of them, one of 1 / 64 is not.
     table = {"dim": 16, "rows": 10**9, "skew": 0, "features": {"f": {"ids": 20}}}
     topology = {
@@ -175,7 +175,7 @@ def test_same_input_same_bytes(calibration: Calibration) -> None:
         assert len(texts) == 1
 
 
-def test_all_kinds_and_both_transfers_are_planned_unless_fewer_are_asked_for(
+def test_all_kinds_and_both_transfers_are_planned_unless_fewer_are_requested(
     calibration: Calibration,
 ) -> None:
     value = random_inputs(3).model_dump(exclude={"kinds", "transfers"})
@@ -199,7 +199,7 @@ def test_coupled_columns_and_sequences_have_fewer_options(calibration: Calibrati
     assert {options.shape_of(each).transfer for each in options.of(1)} == {"rows"}
 
 
-def test_tables_that_do_not_fit_are_refused_with_ways_out(calibration: Calibration) -> None:
+def test_tables_that_do_not_fit_are_rejected_with_solutions(calibration: Calibration) -> None:
     value = random_inputs(3).model_dump()
     table = {"dim": 64, "method": "adam", "rows": 3_000_000, "features": {"f": {"ids": 2}}}
     value["tables"], value["kinds"] = {"large": table}, ["row_wise"]
@@ -218,7 +218,7 @@ def test_tables_that_do_not_fit_are_refused_with_ways_out(calibration: Calibrati
 
 
 @pytest.mark.parametrize("rows", [3_000_000, 20_000_000])
-def test_ways_out_lead_out_at_the_cost_that_they_name(rows: int, calibration: Calibration) -> None:
+def test_suggested_solutions_work_at_the_stated_cost(rows: int, calibration: Calibration) -> None:
     value = random_inputs(3).model_dump()
     table = {"dim": 64, "method": "adam", "rows": rows, "features": {"f": {"ids": 2}}}
     value["tables"], value["kinds"] = {"large": table}, ["row_wise"]
@@ -257,7 +257,9 @@ def test_features_that_owners_do_not_pool_are_named(calibration: Calibration) ->
     assert {plan.tables[name].transfer for name in ("t0", "t1")} == {"rows"}
 
 
-def test_a_plan_makes_its_round(written: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_survives_writing_and_reading(
+    written: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     first, second = written.with_name("first.yaml"), written.with_name("second.yaml")
     assert main(["plan", "make", str(written), "--output", str(first)]) == 0
     assert "3 tables on 4 ranks" in capfd.readouterr().out
@@ -294,7 +296,7 @@ def test_a_plan_makes_its_round(written: Path, capfd: pytest.CaptureFixture[str]
     assert f"{second} was edited" in told
 
 
-def test_moved_bytes_are_those_that_new_owners_lack(written: Path) -> None:
+def test_moved_bytes_are_those_that_new_owners_do_not_have(written: Path) -> None:
     from sparring_plan.planning.diff import diff_plans
     from sparring_plan.planning.plan import TablePlan
 
@@ -356,7 +358,7 @@ def test_moved_bytes_are_those_that_new_owners_lack(written: Path) -> None:
         ("{host: 2 GiB}", "{gpu: 2 GiB}", ":5:3: no storage of the calibration default"),
     ],
 )
-def test_bad_inputs_are_refused_by_line(
+def test_invalid_inputs_are_rejected_by_line(
     old: str, new: str, told: str, written: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert INPUTS.count(old) == 1
@@ -384,7 +386,7 @@ def test_bad_inputs_are_refused_by_line(
         ("version: 1", "version: 2", ":1:10: version is wrong (found 2, expected 1)"),
     ],
 )
-def test_plans_that_do_not_fit_are_refused_by_line(
+def test_plans_that_do_not_match_are_rejected_by_line(
     old: str, new: str, told: str, written: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = written.with_name("plan.yaml")
@@ -406,7 +408,7 @@ def test_plans_that_do_not_fit_are_refused_by_line(
         ({"ranks": 1}, "kinds: column_wise is not possible with nodes 1, ranks_per_node 1"),
     ],
 )
-def test_tables_without_an_option_are_refused_with_the_reason(
+def test_tables_without_an_option_are_rejected_with_the_reason(
     changed: dict[str, Any], told: str, calibration: Calibration
 ) -> None:
     ranks = changed.pop("ranks", 4)
@@ -421,7 +423,7 @@ def test_tables_without_an_option_are_refused_with_the_reason(
         make_plan(inputs, calibration)
 
 
-def test_a_method_that_couples_columns_is_no_way_out_of_kinds_that_divide_them(
+def test_a_method_that_couples_columns_is_not_suggested_for_kinds_that_divide_them(
     calibration: Calibration,
 ) -> None:
     topology = {"nodes": 1, "ranks_per_node": 4, "memory": {"host": 2**30}}
@@ -435,7 +437,9 @@ def test_a_method_that_couples_columns_is_no_way_out_of_kinds_that_divide_them(
     assert "rowwise_adagrad" not in str(caught.value)
 
 
-def test_a_rank_without_room_is_named(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rank_without_enough_memory_is_named(
+    written: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plan = written.with_name("plan.yaml")
     assert main(["plan", "make", str(written), "--output", str(plan)]) == 0
     lines = plan.read_text().splitlines()
@@ -450,7 +454,7 @@ def test_a_rank_without_room_is_named(written: Path, capsys: pytest.CaptureFixtu
     assert "more host memory; its largest shard is of users" in told
 
 
-def test_the_file_of_the_page_is_planned(tmp_path: Path) -> None:
+def test_the_file_on_the_page_can_be_planned(tmp_path: Path) -> None:
     page = Path(__file__).parents[3] / "docs/how-to/plan-a-sharding.md"
     path, plan = tmp_path / "inputs.yaml", tmp_path / "plan.yaml"
     path.write_text(page.read_text().split("```yaml\n")[1].split("```")[0])
@@ -464,7 +468,7 @@ def roomy() -> dict[str, Any]:
     return value
 
 
-def test_training_takes_a_plan(calibration: Calibration, tmp_path: Path) -> None:
+def test_training_applies_a_plan(calibration: Calibration, tmp_path: Path) -> None:
     value = roomy() | {"kinds": ["table_wise"], "transfers": ["rows"]}
     made = make_plan(PlanInputs.model_validate(value), calibration)
     path = tmp_path / "plan.yaml"
@@ -489,7 +493,7 @@ def test_training_takes_a_plan(calibration: Calibration, tmp_path: Path) -> None
         assert container.layout("t0").kind == "table_wise"
 
 
-def test_training_takes_column_blocks_of_a_plan(calibration: Calibration, tmp_path: Path) -> None:
+def test_training_applies_column_blocks_of_a_plan(calibration: Calibration, tmp_path: Path) -> None:
     made = make_plan(PlanInputs.model_validate(roomy()), calibration).model_dump(exclude_none=True)
     path, ranks = tmp_path / "plan.yaml", [1, 0]
     made["tables"]["t0"] |= {
@@ -516,7 +520,7 @@ def test_training_takes_column_blocks_of_a_plan(calibration: Calibration, tmp_pa
         ("columns", 2, "row_wise does not split columns, found 2 blocks; set columns to 1"),
     ],
 )
-def test_what_training_does_not_execute_is_refused_where_it_is_written(
+def test_a_plan_that_training_does_not_support_is_rejected_at_its_source(
     calibration: Calibration, tmp_path: Path, key: str, value: Any, advice: str
 ) -> None:
     inputs = PlanInputs.model_validate(roomy())

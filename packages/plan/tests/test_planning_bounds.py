@@ -34,7 +34,7 @@ def calibration() -> Calibration:
 
 
 @pytest.mark.parametrize("with_highs", [False, True], ids=["numpy", "highs"])
-def test_bound_best_and_plan_stand_in_this_order(
+def test_bound_best_and_plan_are_in_ascending_order(
     with_highs: bool, calibration: Calibration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if with_highs and highs() is None:
@@ -60,7 +60,7 @@ def test_bound_best_and_plan_stand_in_this_order(
     assert max(ratios) < (1.02 if with_highs else 1.25)
 
 
-def test_linear_bound_is_no_lower_than_that_of_numpy(calibration: Calibration) -> None:
+def test_linear_bound_is_at_least_the_numpy_bound(calibration: Calibration) -> None:
     if highs() is None:
         pytest.skip("needs the extra highspy")
     for seed in range(6):
@@ -87,7 +87,7 @@ def test_integer_programme_finds_the_best_and_bounds_it(calibration: Calibration
         assert bound == pytest.approx(best, rel=2e-3)
 
 
-def test_threshold_bound_is_under_the_best_plan(calibration: Calibration) -> None:
+def test_threshold_bound_is_at_most_the_best_plan(calibration: Calibration) -> None:
     if highs() is None:
         pytest.skip("needs the extra highspy")
     tried = raised = 0
@@ -105,7 +105,7 @@ def test_threshold_bound_is_under_the_best_plan(calibration: Calibration) -> Non
     assert raised >= 3
 
 
-def test_reduction_leaves_the_best_plan(calibration: Calibration) -> None:
+def test_reduction_keeps_the_best_plan(calibration: Calibration) -> None:
     fewer = 0
     for seed in range(24):
         options = compute_option_costs(random_inputs(seed), calibration)
@@ -152,7 +152,7 @@ def exact_bound(options: Options, prices: Any, memory_prices: Any) -> Fraction:
     return bound / total
 
 
-def test_bound_of_numpy_is_proven_by_its_prices_in_exact_arithmetic(
+def test_numpy_bound_is_proven_by_its_prices_in_exact_arithmetic(
     calibration: Calibration,
 ) -> None:
     for seed in range(24):
@@ -165,7 +165,7 @@ def test_bound_of_numpy_is_proven_by_its_prices_in_exact_arithmetic(
         assert bound.seconds == pytest.approx(float(proven), rel=1e-5)
 
 
-def test_bound_of_highs_is_that_of_another_solver(calibration: Calibration) -> None:
+def test_highs_bound_equals_another_solver(calibration: Calibration) -> None:
     cbc = pytest.importorskip("pulp", reason="needs pulp, whose solver is CBC")
     if highs() is None:
         pytest.skip("needs the extra highspy")

@@ -66,7 +66,7 @@ def edited(text: str, table: str, **changes: str) -> str:
 
 
 @pytest.mark.parametrize("how", ["pinned", "edited", "from another file"])
-def test_pins_and_edits_are_kept_and_cost_what_check_says(
+def test_pins_and_edits_are_kept_and_have_the_cost_reported_by_check(
     how: str, written: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = written.with_name("plan.yaml")
@@ -117,7 +117,7 @@ def read_document_of(text: str) -> Any:
     return Document("text", text).value
 
 
-def test_pins_that_cannot_be_are_refused(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_pins_are_rejected(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = written.with_name("plan.yaml")
     make = ["plan", "make", str(written), "--output", str(plan)]
     assert main(make) == 0
@@ -136,7 +136,7 @@ def test_pins_that_cannot_be_are_refused(written: Path, capsys: pytest.CaptureFi
     assert "the plan is for 4 ranks, but the topology has 6" in capsys.readouterr().err
 
 
-def test_pins_hold_in_the_best_of_all_plans(calibration: Calibration) -> None:
+def test_pins_are_kept_in_the_best_of_all_plans(calibration: Calibration) -> None:
     tried = 0
     for seed in range(8):
         inputs = random_inputs(seed)

@@ -27,7 +27,7 @@ def load(num_keys: int, **others: int | float | str) -> Workload:
     return replace(Workload(num_keys, 1.0, 1), **others)  # type: ignore[arg-type]
 
 
-def test_two_ranks_take_the_time_that_is_computed_by_hand() -> None:
+def test_two_ranks_take_the_manually_computed_time() -> None:
     # 10 keys, 5 for the other rank. Each of the messages waits for the one before it.
     keys, rows, gradients = 5 * 8, 32, 64  # 5 * (4 + 1) and 5 * (8 + 4), on multiples of 8
     expected = sum(1 + each / 1000 for each in (HEADER, keys, rows, HEADER, gradients, HEADER))
@@ -41,7 +41,7 @@ def test_two_ranks_take_the_time_that_is_computed_by_hand() -> None:
     assert step.seconds == pytest.approx(expected + 3 * (1 + SHAPE / 1000))
 
 
-def test_rows_are_found_while_others_travel() -> None:
+def test_rows_are_found_while_others_are_sent() -> None:
     # Chunks of one key: 1 s on the wire as keys, 1 s as rows, 2 s as gradients; 1 s to find.
     #  finds     own  own  c0   c1
     #  link out  k0   k1   -    r0   r1       c0 is found at the third second, sent in the fourth
@@ -60,7 +60,7 @@ def test_without_links_a_step_takes_as_long_as_its_finds_and_sums() -> None:
     assert step.compute_share == pytest.approx(1)
 
 
-def test_few_chunks_in_flight_wait_for_the_way_there_and_back() -> None:
+def test_few_chunks_in_flight_wait_for_the_round_trip() -> None:
     def pull(chunks_in_flight: int) -> float:
         slow = network(1e12, 1.0)
         workload = load(16, chunk_rows=1, chunks_in_flight=chunks_in_flight)
@@ -80,7 +80,7 @@ def test_messages_cost_the_threads_at_both_ends() -> None:
 
 
 @pytest.mark.parametrize("schedule", SimulatedSchedule)
-def test_one_machine_stands_for_all(schedule: SimulatedSchedule) -> None:
+def test_one_machine_represents_all(schedule: SimulatedSchedule) -> None:
     slow = Network(30e-6, 1e8, 5e-6, 2, 1e-6, 1e9)
     workload = Workload(3000, 0.9, 8, "int8", 100, 3)
     cluster = Cluster(12, slow, num_machines=6)
@@ -100,7 +100,7 @@ def test_two_levels_with_one_rank_on_a_machine_are_the_ring() -> None:
     )
 
 
-def test_two_levels_send_fewer_messages_and_keys_that_are_shared_once() -> None:
+def test_two_levels_send_fewer_messages_and_shared_keys_once() -> None:
     def step(schedule: SimulatedSchedule, shared_share: float = 0.0) -> SimulatedStep:
         workload = Workload(64_000, 1.0, shared_share=shared_share)
         return simulate(schedule, 64, Network(ranks_per_machine=8), Compute(), workload)
@@ -112,7 +112,7 @@ def test_two_levels_send_fewer_messages_and_keys_that_are_shared_once() -> None:
     assert sharing.seconds < ring.seconds
 
 
-def test_a_simulation_refuses_what_makes_no_sense() -> None:
+def test_a_simulation_rejects_invalid_settings() -> None:
     with pytest.raises(InvalidArgumentError, match="9 ranks do not fill machines of 2"):
         simulate(RING, 9, Network(ranks_per_machine=2), Compute(), Workload())
     with pytest.raises(InvalidArgumentError, match="bytes_per_second must be positive"):
@@ -123,7 +123,7 @@ def test_a_simulation_refuses_what_makes_no_sense() -> None:
         Workload(wire_dtype="int4")
 
 
-def test_a_machine_tells_what_rows_and_messages_cost() -> None:
+def test_a_machine_determines_the_costs_of_rows_and_messages() -> None:
     found: Calibration = calibrate(8, "memory")
     # Which of them is larger depends on what else the machine does.
     for each in (found.move_seconds_per_row, found.find_seconds_per_row, found.add_seconds_per_row):

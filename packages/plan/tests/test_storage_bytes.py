@@ -38,13 +38,13 @@ def test_capacity_bounds_the_estimate(plugins: PluginManager) -> None:
     assert told[0] == told[1]
 
 
-def test_backend_without_an_estimate_says_none() -> None:
+def test_backend_without_an_estimate_returns_none() -> None:
     manager = make_plugin_manager(entry_points=False)
     manager.load(PluginSource("silent", "acme-silent", "1.0", Silent))
     assert estimate_bytes("silent", TABLE, 10, manager) is None
 
 
-def test_bad_arguments_are_refused(tmp_path: Path, plugins: PluginManager) -> None:
+def test_invalid_arguments_are_rejected(tmp_path: Path, plugins: PluginManager) -> None:
     with pytest.raises(InvalidArgumentError, match="at least 0, found -1"):
         estimate_bytes("memory", TABLE, -1, plugins)
     with pytest.raises(PluginError, match="hkw"):

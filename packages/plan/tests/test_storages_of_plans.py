@@ -88,7 +88,7 @@ def compute_of(options: Options) -> dict[str, float]:
 
 @pytest.mark.parametrize("skew", [0.0, 0.8, 1.2])
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.9])
-def test_hits_are_those_of_a_cache_that_was_run(skew: float, share: float) -> None:
+def test_hits_equal_a_cache_that_was_run(skew: float, share: float) -> None:
     num_rows, num_ids = 2_000, 60_000
     weights = np.arange(1, num_rows + 1, dtype=np.float64) ** -skew
     ids = np.random.default_rng(0).choice(num_rows, num_ids, p=weights / weights.sum())
@@ -162,7 +162,7 @@ def test_iops_latency_and_methods_are_counted(calibration: Calibration) -> None:
     assert seconds(methods={"sgd": adam}) == usual
 
 
-def test_misses_are_found_below(calibration: Calibration) -> None:
+def test_misses_are_found_in_a_lower_tier(calibration: Calibration) -> None:
     table = {"dim": 32, "rows": 1_000_000, "features": {"f": {"ids": 10}}}
     inputs = inputs_of(table, storages=["hkv", {"tiers": [{"hkv": "5 %"}, "rocksdb"]}])
     one, stack = make_storage_models(inputs, calibration, ["t"])
@@ -174,7 +174,7 @@ def test_misses_are_found_below(calibration: Calibration) -> None:
     )
 
 
-def test_rows_that_leave_a_tier_are_written_below(calibration: Calibration) -> None:
+def test_rows_that_leave_a_tier_are_written_to_a_lower_one(calibration: Calibration) -> None:
     table = {"dim": 32, "method": "adam", "rows": 2_000_000, "features": {"f": {"ids": 10}}}
     stack = [{"tiers": [{"hkv": "5 %"}, "rocksdb"]}]
     costs = calibration.model_dump(exclude_none=True)
@@ -194,7 +194,7 @@ def test_rows_that_leave_a_tier_are_written_below(calibration: Calibration) -> N
 
 @pytest.mark.parametrize("method", ["sgd", "adam"])
 @pytest.mark.parametrize("storage", ["hkv", "hkv 2 MiB + memory", "hkv 40 % + memory"])
-def test_bytes_of_a_plan_are_those_of_real_storages(
+def test_bytes_of_a_plan_equal_real_storages(
     calibration: Calibration, storage: str, method: str
 ) -> None:
     costs = calibration.model_dump(exclude_none=True)
@@ -224,7 +224,7 @@ def test_bytes_of_a_plan_are_those_of_real_storages(
         assert told == pytest.approx(opened.memory_bytes, rel=0.1)
 
 
-def test_bytes_of_many_tables_are_about_those_of_each(calibration: Calibration) -> None:
+def test_bytes_of_many_tables_are_close_to_the_sum_of_each(calibration: Calibration) -> None:
     rows = np.geomspace(1e4, 3e8, 200)
     value = inputs_of({"dim": 16, "rows": 10, "features": {"f": {"ids": 1}}}).model_dump()
     table = value["tables"].pop("t")
@@ -240,7 +240,7 @@ def test_bytes_of_many_tables_are_about_those_of_each(calibration: Calibration) 
     np.testing.assert_allclose(many, each, rtol=0.35)
 
 
-def test_where_a_backend_says_nothing_the_calibration_does(
+def test_the_calibration_is_used_if_a_backend_has_no_estimate(
     calibration: Calibration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     costs = calibration.model_dump(exclude_none=True)
@@ -257,7 +257,7 @@ def test_where_a_backend_says_nothing_the_calibration_does(
     assert model.bytes(rows, tables, 1).sum() == 7
 
 
-def test_more_rows_than_a_storage_numbers_are_refused(calibration: Calibration) -> None:
+def test_more_rows_than_a_storage_can_number_are_rejected(calibration: Calibration) -> None:
     table = {"dim": 16, "rows": 10**11, "features": {"f": {"ids": 1}}}
     with pytest.raises(CapacityError, match="table t: no possible storage supports that many rows"):
         compute_option_costs(inputs_of(table, storages=["hkv"]), calibration)
@@ -325,7 +325,7 @@ def test_a_plan_names_stacks_hits_memories_and_the_day(
         ),
     ],
 )
-def test_bad_storages_are_refused_by_line(
+def test_invalid_storages_are_rejected_by_line(
     old: str, new: str, told: str, written: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert INPUTS.count(old) == 1
@@ -342,7 +342,7 @@ def test_a_budget_is_named_by_its_largest_unit() -> None:
 # -- growth -----------------------------------------------------------------------
 
 
-def test_expiry_holds_a_table_at_what_arrives_in_a_life() -> None:
+def test_expiry_limits_a_table_to_the_rows_that_arrive_in_a_lifetime() -> None:
     growth = Growth(rows=1000, per_day=100, horizon_days=365, admission=0.5, expire_days=30)
     assert growth.rows_on(0) == 1000
     assert growth.rows_on(15) == pytest.approx(500 + 15 * 50)
@@ -356,7 +356,7 @@ def test_expiry_holds_a_table_at_what_arrives_in_a_life() -> None:
     assert shrinking.expected_rows == 9000
 
 
-def test_the_day_memory_is_full_is_the_first_that_lacks_bytes(calibration: Calibration) -> None:
+def test_the_day_of_full_memory_is_the_first_with_missing_bytes(calibration: Calibration) -> None:
     def full(**growth: Any) -> str | None:
         table = {"dim": 32, "features": {"f": {"ids": 1}}, "growth": {"rows": 10**6, **growth}}
         return make_plan(inputs_of(table, storages=["hkv"]), calibration).memory_full
@@ -388,7 +388,7 @@ def counted(ids: Any, size: int) -> float:
 
 
 @pytest.mark.parametrize("skew", [0.6, 1.0, 1.3])
-def test_unique_keys_of_a_sketch_are_those_counted_in_other_batches(skew: float) -> None:
+def test_unique_keys_of_a_sketch_equal_those_counted_in_other_batches(skew: float) -> None:
     num_rows = 50_000
     random = np.random.default_rng(1)
     weights = np.arange(1, num_rows + 1, dtype=np.float64) ** -skew
@@ -450,7 +450,7 @@ def test_columns_are_read_whole_and_in_part(tmp_path: Path) -> None:
     assert sketch_ids(read_column_ids(csv, ["user"])).distinct == 3
 
 
-def test_parquet_lists_are_taken_apart(tmp_path: Path) -> None:
+def test_parquet_lists_are_flattened(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     table = pyarrow.table(
@@ -480,7 +480,7 @@ def test_parquet_lists_are_taken_apart(tmp_path: Path) -> None:
         ("none.csv", None, ["user"], "cannot read the file"),
     ],
 )
-def test_data_that_no_sketch_is_of_is_refused(
+def test_data_without_a_sketch_are_rejected(
     tmp_path: Path, name: str, content: str | None, columns: list[str], told: str
 ) -> None:
     if content is not None:
@@ -489,7 +489,7 @@ def test_data_that_no_sketch_is_of_is_refused(
         sketch_ids(read_column_ids(tmp_path / name, columns))
 
 
-def test_a_sketch_that_does_not_add_up_is_refused() -> None:
+def test_an_inconsistent_sketch_is_rejected() -> None:
     with pytest.raises(ValueError, match="3 keys and 4 ids, but distinct is 3 and ids is 5"):
         Sketch(ids=5, distinct=3, bins=[(2, 2), (1, 2)])
     with pytest.raises(ValueError, match="each key at least one id"):

@@ -176,7 +176,7 @@ def test_a_client_that_takes_flags_gets_cached_rows_while_redis_is_away(
             assert flag.pull({"item": KEYS[50:]}).version is None
 
 
-def test_a_version_of_tables_in_a_backend_cannot_be_asked_for(redis: RedisServer) -> None:
+def test_a_version_of_tables_in_a_backend_cannot_be_requested(redis: RedisServer) -> None:
     train()
     with (
         open_server(read_serving_config("serving.yaml")) as server,
@@ -187,7 +187,7 @@ def test_a_version_of_tables_in_a_backend_cannot_be_asked_for(redis: RedisServer
             client.pull({"item": KEYS}, version="abc")
 
 
-def test_a_table_that_was_not_trained_is_refused(redis: RedisServer) -> None:
+def test_a_table_that_was_not_trained_is_rejected(redis: RedisServer) -> None:
     with pytest.raises(ConfigError, match=r"tables\.item\.storage: there are no change notes"):
         open_server(read_serving_config("serving.yaml"))
 
@@ -204,7 +204,7 @@ def test_a_table_that_was_not_trained_is_refused(redis: RedisServer) -> None:
         ("tables.item.storage.option={}", "option"),
     ],
 )
-def test_a_wrong_key_is_refused_with_its_place(change: str, said: str, tmp_path: Path) -> None:
+def test_a_wrong_key_is_rejected_with_its_place(change: str, said: str, tmp_path: Path) -> None:
     file = tmp_path / "serving.yaml"
     file.write_text(SERVING.replace("URL", "redis://127.0.0.1:1"))
     with pytest.raises(ConfigError, match=said):

@@ -108,7 +108,7 @@ def test_a_pull_has_the_rows_of_all_shards_in_the_order_of_ids(
 
 
 @pytest.mark.parametrize("dtype", ["float16", "int8"])
-def test_rows_may_travel_in_fewer_bytes(dtype: str) -> None:
+def test_rows_may_be_sent_in_fewer_bytes(dtype: str) -> None:
     answer = Cluster(row_dtype=dtype).client.pull({"item": [7, 3]})
     assert np.allclose(answer.rows["item"], [[1, 7, -7, 0.5], [1, 3, -3, 0.5]], atol=0.03)
 
@@ -137,7 +137,7 @@ def test_an_empty_pull_has_empty_rows() -> None:
         ({"itm": [1]}, "did you mean 'item'"),
     ],
 )
-def test_wrong_ids_are_refused_before_anything_is_sent(ids: Any, said: str) -> None:
+def test_wrong_ids_are_rejected_before_anything_is_sent(ids: Any, said: str) -> None:
     cluster = Cluster()
     cluster.client.pull({"item": [1]})
     before = len(cluster.transport.sent)
@@ -146,7 +146,7 @@ def test_wrong_ids_are_refused_before_anything_is_sent(ids: Any, said: str) -> N
     assert len(cluster.transport.sent) == before
 
 
-def test_other_wrong_arguments_are_refused() -> None:
+def test_other_wrong_arguments_are_rejected() -> None:
     client = Cluster().client
     with pytest.raises(InvalidArgumentError, match="missing must be"):
         client.pull({"item": [1]}, missing="none")
@@ -161,7 +161,7 @@ def test_other_wrong_arguments_are_refused() -> None:
 
 
 @pytest.mark.parametrize("fault", ["cut", "hang", "lost", "damaged", "busy"])
-def test_a_replica_that_fails_is_not_seen_where_another_answers(fault: str) -> None:
+def test_a_failing_replica_is_hidden_if_another_answers(fault: str) -> None:
     cluster = Cluster()
     cluster.transport.fault = lambda send: fault if "r0" in send.address else ""
     ids = np.arange(-20, 120)
@@ -174,7 +174,7 @@ def test_a_replica_that_fails_is_not_seen_where_another_answers(fault: str) -> N
         assert all("r1" in each for each in sent)
 
 
-def test_a_patient_client_waits_for_replicas_that_start_again() -> None:
+def test_a_patient_client_waits_for_restarting_replicas() -> None:
     cluster = Cluster()
     ids = np.arange(-20, 120)
     cluster.client.pull({"item": ids})
@@ -191,7 +191,7 @@ def test_a_patient_client_waits_for_replicas_that_start_again() -> None:
     assert cluster.transport.clock.now - begin < 0.1
 
 
-def test_a_patient_client_waits_again_where_the_connection_it_waited_for_is_lost() -> None:
+def test_a_patient_client_waits_again_if_the_awaited_connection_is_lost() -> None:
     cluster = Cluster()
     cluster.client.pull({"item": [1]})
     lost: set[str] = set()
@@ -217,7 +217,7 @@ def test_a_patient_client_waits_again_where_the_connection_it_waited_for_is_lost
     assert len(cluster.transport.sent) - before < 6 * 30
 
 
-def test_a_replica_that_came_back_is_asked_again() -> None:
+def test_a_recovered_replica_is_called_again() -> None:
     order, replicas = ReplicaOrder(seed=1), ("a:1", "b:1")
     home = order.of(replicas, 0.0)[0]
     now = 0.0
@@ -293,7 +293,7 @@ def test_1000_random_faults_give_the_rows_or_an_error_in_time() -> None:
     assert min(outcomes.values()) > 50, outcomes
 
 
-def test_one_version_is_over_all_shards_while_they_refresh() -> None:
+def test_one_version_covers_all_shards_during_a_refresh() -> None:
     cluster = Cluster(3, consistency="one_version")
     newest = Cluster(3)
     ids = np.arange(100)
@@ -311,7 +311,7 @@ def test_one_version_is_over_all_shards_while_they_refresh() -> None:
     assert steps == [1, 2]
 
 
-def test_a_client_goes_on_where_its_version_is_gone() -> None:
+def test_a_client_continues_if_its_version_was_removed() -> None:
     cluster = Cluster(3, consistency="one_version")
     ids = np.arange(100)
     cluster.client.pull({"item": ids})
@@ -332,7 +332,7 @@ def test_shards_without_a_common_version_are_named() -> None:
         cluster.client.pull({"item": np.arange(100)})
 
 
-def test_a_client_with_an_old_map_takes_the_newer_one() -> None:
+def test_a_client_with_an_old_map_gets_the_newer_one() -> None:
     cluster = Cluster(3)
     client = cluster.client_of([["s0r0:1", "s0r1:1"]])
     ids = np.arange(-20, 120)
@@ -343,7 +343,7 @@ def test_a_client_with_an_old_map_takes_the_newer_one() -> None:
     assert len(cluster.transport.sent) == asked + 3
 
 
-def test_a_client_with_another_map_of_the_same_number_is_told() -> None:
+def test_a_client_with_another_map_of_the_same_number_gets_an_error() -> None:
     cluster = Cluster(3)
     client = cluster.client_of(ShardReplicas((("s0r0:1",), ("s1r0:1",)), number=1))
     with pytest.raises(
@@ -352,12 +352,12 @@ def test_a_client_with_another_map_of_the_same_number_is_told() -> None:
         client.pull({"item": np.arange(100)})
 
 
-def test_rows_that_are_too_old_are_refused() -> None:
+def test_rows_that_are_too_old_are_rejected() -> None:
     with pytest.raises(StaleRowsError, match="rows are 10 s old, and max_staleness_seconds is 5"):
         Cluster(max_staleness_seconds=5.0).client.pull({"item": [1]})
 
 
-def test_a_dim_that_changed_is_refused_with_both() -> None:
+def test_a_changed_dim_is_rejected_with_both() -> None:
     cluster = Cluster(1)
     cluster.client.pull({"item": [1]})
     for service in cluster.transport.services.values():
@@ -375,7 +375,7 @@ def test_a_dim_that_changed_is_refused_with_both() -> None:
         ("UNIMPLEMENTED", OSError),
     ],
 )
-def test_what_every_replica_would_refuse_is_not_asked_twice(status: str, error: Any) -> None:
+def test_calls_that_every_replica_would_reject_are_not_repeated(status: str, error: Any) -> None:
     class Refusing:
         sent = 0
 
@@ -391,7 +391,7 @@ def test_what_every_replica_would_refuse_is_not_asked_twice(status: str, error: 
     assert transport.sent == 1
 
 
-def test_calls_are_of_the_most_ids_that_servers_take() -> None:
+def test_calls_have_at_most_the_ids_that_servers_accept() -> None:
     cluster = Cluster(1, limits=Limits(max_ids=7))
     ids = np.arange(100)
     answer = cluster.client.pull({"item": ids})
@@ -423,7 +423,7 @@ def test_each_key_is_in_one_call_of_its_shard() -> None:
         assert all((each == 1).all() for each in seen)
 
 
-def test_a_table_that_came_later_is_found() -> None:
+def test_a_table_that_was_added_later_is_found() -> None:
     cluster = Cluster(1)
     cluster.client.pull({"item": [1]})
     with pytest.raises(UnknownTableError):

@@ -57,7 +57,7 @@ def built(message: Any, depth: int = 0) -> st.SearchStrategy[Any]:
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda each: each.__name__)
-def test_a_message_is_read_as_it_was_written(message: Any) -> None:
+def test_a_message_is_read_as_written(message: Any) -> None:
     @given(built(message))
     @settings(max_examples=25)
     def check(value: Any) -> None:
@@ -68,13 +68,13 @@ def test_a_message_is_read_as_it_was_written(message: Any) -> None:
 
 @given(st.binary(max_size=200))
 @settings(max_examples=200)
-def test_any_bytes_are_a_message_or_refused(content: bytes) -> None:
+def test_any_bytes_are_a_message_or_rejected(content: bytes) -> None:
     for message in MESSAGES:
         with contextlib.suppress(MessageError):
             assert isinstance(decode(message, content), message)
 
 
-def test_messages_with_damage_are_a_message_or_refused() -> None:
+def test_damaged_messages_are_a_message_or_rejected() -> None:
     dice = random.Random(7)
     whole = encode(
         InferRequest(
@@ -119,12 +119,12 @@ def test_messages_with_damage_are_a_message_or_refused() -> None:
         b"\x78\x00" * 8193,  # too many fields that no one knows
     ],
 )
-def test_bytes_beyond_the_bounds_are_refused(content: bytes) -> None:
+def test_bytes_beyond_the_limits_are_rejected(content: bytes) -> None:
     with pytest.raises(MessageError, match="invalid PullRequest: "):
         decode(PullRequest, content)
 
 
-def test_a_message_beyond_the_most_bytes_is_refused_before_it_is_read() -> None:
+def test_a_message_over_the_size_limit_is_rejected_before_it_is_read() -> None:
     with pytest.raises(MessageError, match="more than 67,108,864"):
         decode(PullRequest, bytes(MAX_BYTES + 1))
 
@@ -135,7 +135,7 @@ def test_unknown_fields_are_skipped() -> None:
     assert decode(VersionMessage, unknown + encode(known) + unknown) == known
 
 
-def test_unpacked_numbers_are_read_too() -> None:
+def test_unpacked_numbers_are_also_read() -> None:
     assert decode(TensorContents, b"\x18\x05\x1a\x02\x06\x07\x18\x08").int64_contents == (
         5,
         6,
@@ -145,7 +145,7 @@ def test_unpacked_numbers_are_read_too() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 1000])
-def test_found_bits_are_read_as_they_were_written(count: int) -> None:
+def test_found_bits_are_read_as_written(count: int) -> None:
     found = np.random.default_rng(1).random(count) < 0.5
     content = pack_found(found)
     assert len(content) == -(-count // 8)
@@ -167,7 +167,7 @@ def test_ids_are_whole_int64() -> None:
 
 @pytest.mark.parametrize("dtype", list(RowDtype))
 @pytest.mark.parametrize("shape", [(0, 8), (1, 1), (5, 3), (300, 64)])
-def test_rows_come_back_as_precise_as_their_dtype(dtype: RowDtype, shape: tuple[int, int]) -> None:
+def test_rows_have_the_precision_of_their_dtype(dtype: RowDtype, shape: tuple[int, int]) -> None:
     rows = np.random.default_rng(2).normal(size=shape).astype(np.float32)
     content = encode_rows(rows, dtype)
     assert len(content) == shape[0] * row_bytes(shape[1], dtype)

@@ -134,7 +134,7 @@ def test_the_newest_intact_version_is_served_and_the_rest_is_reported(
         assert steps(client) == {5}
 
 
-def test_a_version_that_becomes_whole_is_taken_after_a_minute(
+def test_a_repaired_version_is_served_after_a_minute(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served.publish(1)
@@ -158,7 +158,7 @@ def test_a_version_that_becomes_whole_is_taken_after_a_minute(
         assert steps(client) == {2}
 
 
-def test_a_later_refusal_is_not_fresh_either(served: Served) -> None:
+def test_a_later_rejection_is_also_not_fresh(served: Served) -> None:
     served.publish(1)
     with served.serve() as server:
         assert server.metrics.gauges()["is_behind"] == 0
@@ -202,7 +202,7 @@ def test_a_folder_that_disappears_while_a_server_starts_is_named(
         served.serve()
 
 
-def test_versions_at_a_url_are_served_alike(served: Served, tmp_path: Path) -> None:
+def test_versions_at_a_url_are_served_equally(served: Served, tmp_path: Path) -> None:
     fsspec = pytest.importorskip("fsspec", reason="opens URLs")
     served.publish(1)
     damaged = served.publish(2)
@@ -228,7 +228,7 @@ def test_versions_at_a_url_are_served_alike(served: Served, tmp_path: Path) -> N
         assert steps(client) == {3}
 
 
-def test_a_configuration_that_cannot_open_any_version_is_told_as_it_is(served: Served) -> None:
+def test_a_configuration_that_opens_no_version_is_reported_unchanged(served: Served) -> None:
     served.out = "memory://nothing/served"
     with pytest.raises(InvalidArgumentError, match=r"server\.cache"):
         served.serve()

@@ -86,7 +86,7 @@ def test_a_wrong_value_of_a_former_key_is_reported_at_its_line(tmp_path: Path) -
         read_serving_config(path)
 
 
-def test_a_former_key_beside_its_current_key_is_rejected(tmp_path: Path) -> None:
+def test_a_former_key_next_to_its_current_key_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text("server: {most_ids: 9, max_ids: 8}")
     with pytest.raises(ConfigError, match=r"s\.yaml:1:10: unknown key 'most_ids' in server"):

@@ -81,7 +81,7 @@ def test_all_replicas_that_answer_give_fresh_rows_and_absent_ones() -> None:
     assert not answer.stale_seconds
 
 
-def test_stale_rows_are_those_seen_last_with_their_age() -> None:
+def test_stale_rows_are_the_last_seen_ones_with_their_age() -> None:
     cluster = Cluster(on_failure="stale")
     cluster.client.pull({"item": IDS})
     # Half of the rows are gone in the version after it, and the others have changed.
@@ -111,7 +111,7 @@ def test_stale_rows_are_those_seen_last_with_their_age() -> None:
     assert cluster.client.pull({"item": IDS}).is_complete
 
 
-def test_rows_older_than_allowed_are_not_given() -> None:
+def test_rows_older_than_allowed_are_not_returned() -> None:
     cluster = Cluster(on_failure="stale", max_staleness_seconds=1100.0)
     cluster.client.pull({"item": IDS})
     cluster.stop()
@@ -135,7 +135,7 @@ def test_a_pull_of_a_named_version_gets_no_stale_rows_and_leaves_none() -> None:
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda each: each.name)
-def test_initial_values_are_those_of_training_bit_by_bit(table: TableConfig) -> None:
+def test_initial_values_equal_training_bit_by_bit(table: TableConfig) -> None:
     cluster = Cluster(on_failure="initial")
     cluster.client.pull({table.name: [1]})
     cluster.stop("s2")
@@ -149,7 +149,7 @@ def test_initial_values_are_those_of_training_bit_by_bit(table: TableConfig) -> 
     assert cluster.client.metrics.value("degraded_rows_total", given="initial") == lost.sum()
 
 
-def test_a_stale_row_goes_before_an_initial_value() -> None:
+def test_a_stale_row_is_preferred_to_an_initial_value() -> None:
     cluster = Cluster(on_failure="stale_or_initial")
     cluster.client.pull({"item": [1, 2]})
     cluster.stop()
@@ -158,7 +158,7 @@ def test_a_stale_row_goes_before_an_initial_value() -> None:
     assert np.array_equal(answer.rows["item"][1:2], initial_rows([50], ITEM))
 
 
-def test_what_is_known_of_tables_outlasts_their_servers() -> None:
+def test_table_metadata_outlive_their_servers() -> None:
     cluster = Cluster(on_failure="initial")
     cluster.stop()
     with pytest.raises(StorageIOError):
@@ -172,7 +172,7 @@ def test_what_is_known_of_tables_outlasts_their_servers() -> None:
 
 
 @pytest.mark.parametrize("initial", [InitialValues(), InitialValues("of_next_year", 0.0, 1.0)])
-def test_a_server_that_tells_no_initial_values_is_named(
+def test_a_server_that_reports_no_initial_values_is_named(
     initial: InitialValues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -185,7 +185,7 @@ def test_a_server_that_tells_no_initial_values_is_named(
     assert Cluster(on_failure="stale").client.pull({"item": [1]}).is_complete
 
 
-def test_the_cache_is_bounded_and_never_mixes_rows_up() -> None:
+def test_the_cache_is_bounded_and_never_mixes_up_rows() -> None:
     cache, dice = RowCache(1000), np.random.default_rng(3)
     newest: dict[int, float] = {}
     for number in range(20):
@@ -211,7 +211,7 @@ def test_the_cache_is_bounded_and_never_mixes_rows_up() -> None:
     ("key", "said"),
     [("on_failure=old", r"client\.on_failure"), ("stale_rows=0", r"client\.stale_rows")],
 )
-def test_wrong_options_are_refused_with_their_place(tmp_path: Any, key: str, said: str) -> None:
+def test_wrong_options_are_rejected_with_their_place(tmp_path: Any, key: str, said: str) -> None:
     path = tmp_path / "serving.yaml"
     path.write_text("client: {deadline_seconds: 1.0}\n")
     with pytest.raises(ConfigError, match=said):

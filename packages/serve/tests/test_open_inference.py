@@ -169,7 +169,7 @@ WHOLE: dict[str, Any] = {
         ({"inputs": WHOLE["inputs"] * 2}, "expected one input"),
     ],
 )
-def test_what_contradicts_itself_is_rejected(
+def test_contradictory_requests_are_rejected(
     service: LookupService, fields: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(StatusError, match=said) as caught:

@@ -108,7 +108,7 @@ def check(rows: np.ndarray, keys: np.ndarray, step: int) -> None:
     assert (np.delete(rows, 1, axis=1) == step).all()
 
 
-def test_what_a_run_saved_is_served_bit_for_bit(run: Run) -> None:
+def test_a_save_of_a_run_is_served_bit_for_bit(run: Run) -> None:
     run.save()
     published = run.publish()
     assert not published.is_delta
@@ -128,7 +128,7 @@ def test_what_a_run_saved_is_served_bit_for_bit(run: Run) -> None:
     assert answer.age_seconds < 600
 
 
-def test_a_delta_is_taken_while_the_server_answers(run: Run) -> None:
+def test_a_delta_is_loaded_while_the_server_answers(run: Run) -> None:
     run.save()
     run.publish()
     with serve(run) as server, LookupClient(server.address, LONG) as client:
@@ -148,7 +148,7 @@ def test_a_delta_is_taken_while_the_server_answers(run: Run) -> None:
         assert server.metrics.gauges()["version_step"] == server.service.tables.versions()[0].step
 
 
-def test_a_damaged_delta_is_refused_and_the_next_full_one_is_taken(run: Run) -> None:
+def test_a_damaged_delta_is_rejected_and_the_next_full_snapshot_is_served(run: Run) -> None:
     run.save()
     run.publish()
     with serve(run) as server, LookupClient(server.address, LONG) as client:
@@ -169,7 +169,7 @@ def test_a_damaged_delta_is_refused_and_the_next_full_one_is_taken(run: Run) -> 
         check(client.pull({"item": KEYS}).rows["item"], KEYS, 3)
 
 
-def test_pulls_see_one_version_while_versions_come(run: Run) -> None:
+def test_pulls_see_one_version_while_versions_arrive(run: Run) -> None:
     run.save()
     run.publish()
     with serve(run) as server, LookupClient(server.address, LONG) as client:
@@ -204,7 +204,7 @@ def test_pulls_see_one_version_while_versions_come(run: Run) -> None:
     assert set(seen) >= {7}
 
 
-def test_int8_rows_are_sent_as_they_are_stored(run: Run) -> None:
+def test_int8_rows_are_sent_as_stored(run: Run) -> None:
     run.save()
     error = run.publish(item="int8").written.relative_error
     assert 0 < error["item"] < 0.01
@@ -222,7 +222,7 @@ def test_int8_rows_are_sent_as_they_are_stored(run: Run) -> None:
             assert np.allclose(both.rows["user"][:, 1], KEYS, atol=2)
 
 
-def test_shards_map_their_partitions_alone(run: Run) -> None:
+def test_shards_map_only_their_partitions(run: Run) -> None:
     run.save()
     run.publish()
     shards = ShardReplicas((("127.0.0.1:1",), ("127.0.0.1:2",)))
@@ -240,7 +240,7 @@ def test_shards_map_their_partitions_alone(run: Run) -> None:
             client.pull({"item": KEYS})
 
 
-def test_a_scan_gives_each_row_of_one_version_once_over_shards(run: Run) -> None:
+def test_a_scan_returns_each_row_of_one_version_once_over_shards(run: Run) -> None:
     run.save()
     run.publish()
     shards = ShardReplicas((("127.0.0.1:1",), ("127.0.0.1:2",)))
@@ -282,7 +282,7 @@ def test_a_scan_gives_each_row_of_one_version_once_over_shards(run: Run) -> None
             next(client.scan("itm"))
 
 
-def test_recommendations_are_of_all_shards_of_packed_files(run: Run) -> None:
+def test_recommendations_are_from_all_shards_of_packed_files(run: Run) -> None:
     run.save()
     run.publish(item="int8")
     shards = ShardReplicas((("127.0.0.1:1",), ("127.0.0.1:2",)))
@@ -303,7 +303,7 @@ def test_recommendations_are_of_all_shards_of_packed_files(run: Run) -> None:
         assert client.recommend("item", axis[:1], 3).keys.tolist() == [[499, 497, 496]]
 
 
-def test_a_pinned_version_stays(run: Run) -> None:
+def test_a_pinned_version_is_kept(run: Run) -> None:
     run.save()
     run.publish()
     run.save()
@@ -319,7 +319,7 @@ def test_a_folder_without_a_version_names_the_command(run: Run) -> None:
         serve(run)
 
 
-def test_published_snapshots_go_when_newer_ones_came(run: Run) -> None:
+def test_published_snapshots_are_removed_when_newer_ones_arrive(run: Run) -> None:
     run.save()
     run.publish(keep=2)
     assert run.publish() is None
@@ -340,7 +340,7 @@ def test_published_snapshots_go_when_newer_ones_came(run: Run) -> None:
     assert removed == ["step-003", "step-002", "step-001"]
 
 
-def test_a_full_one_is_due_when_deltas_have_grown(run: Run) -> None:
+def test_a_full_snapshot_is_due_when_deltas_have_grown(run: Run) -> None:
     options = PublisherOptions({}, full_every=9, max_delta_share=0.25)
     run.save()
     publish_newest(run.url, run.out, options)
@@ -358,7 +358,7 @@ def test_a_full_one_is_due_when_deltas_have_grown(run: Run) -> None:
         assert answer.found["item"].tolist() == [False] * 4 + [True] * 496
 
 
-def test_wrong_requests_to_publish_are_refused(run: Run) -> None:
+def test_wrong_requests_to_publish_are_rejected(run: Run) -> None:
     with pytest.raises(SnapshotError, match="is neither a snapshot"):
         run.publish()
     run.save()
@@ -386,7 +386,7 @@ def test_a_damaged_snapshot_is_not_published(run: Run) -> None:
     assert [each for each in Path(run.out).iterdir() if not each.name.startswith(".")] == []
 
 
-def test_the_commands_say_what_they_did(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_report_their_results(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     run.save()
     assert (
         main(
@@ -468,7 +468,7 @@ def start_replica(run: Run, tmp_path: Path) -> Iterator[StartReplica]:
             each.end()
 
 
-def test_a_replica_that_is_killed_or_stopped_is_not_noticed(start_replica: StartReplica) -> None:
+def test_a_killed_or_stopped_replica_is_not_noticed(start_replica: StartReplica) -> None:
     replicas = [start_replica(), start_replica()]
     addresses = [each.address for each in replicas]
     patient = ClientConfig(deadline_seconds=5.0)
@@ -487,7 +487,7 @@ def test_a_replica_that_is_killed_or_stopped_is_not_noticed(start_replica: Start
                     probe.pull({"item": [1]})
 
 
-def test_a_shard_whose_replicas_are_gone_is_told_within_the_deadline(
+def test_a_shard_without_replicas_is_reported_within_the_deadline(
     start_replica: StartReplica,
 ) -> None:
     replica = start_replica()
@@ -516,7 +516,7 @@ def test_a_shard_whose_replicas_are_gone_is_told_within_the_deadline(
             assert time.monotonic() - begin < 30
 
 
-def test_rows_of_a_server_that_is_gone_are_stale_or_initial(
+def test_rows_of_a_missing_server_are_stale_or_initial(
     run: Run, start_replica: StartReplica
 ) -> None:
     replica = start_replica()
@@ -543,7 +543,7 @@ def test_rows_of_a_server_that_is_gone_are_stale_or_initial(
             assert time.monotonic() - begin < 30
 
 
-def test_a_server_ends_by_sigterm_and_takes_newer_versions_by_itself(
+def test_a_server_stops_on_sigterm_and_loads_newer_versions_by_itself(
     run: Run, start_replica: StartReplica
 ) -> None:
     # Two processes on one port.
@@ -564,7 +564,7 @@ def test_a_server_ends_by_sigterm_and_takes_newer_versions_by_itself(
     assert later.end(signal.SIGTERM) == 0
 
 
-def test_publishing_goes_on_until_sigterm(run: Run) -> None:
+def test_publishing_continues_until_sigterm(run: Run) -> None:
     """The last one starts with a snapshot that is published already, with another dtype."""
     command = [sys.executable, "-m", "sparring", "publish", run.url, run.out]
     command += ["--watch", "--json", "--poll-seconds", "0.05"]
@@ -634,7 +634,7 @@ def test_another_dtype_publishes_the_newest_snapshot_again(
         (["snapshots=https://me:secret@host/a"], "must not contain a password"),
     ],
 )
-def test_wrong_servers_are_refused(
+def test_wrong_servers_are_rejected(
     run: Run, tmp_path: Path, options: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "serving.yaml"
@@ -662,7 +662,7 @@ def test_a_serving_process_keeps_its_pages() -> None:
     assert ran.returncode == 0, ran.stderr
 
 
-def test_a_newer_version_is_warmed_up_with_the_ids_that_were_asked_lately(run: Run) -> None:
+def test_a_newer_version_is_warmed_up_with_recently_requested_ids(run: Run) -> None:
     run.save()
     run.publish()
     with (

@@ -124,7 +124,7 @@ QUERIES = np.random.default_rng(9).integers(-3, 4, (7, 4))
 
 @pytest.mark.parametrize("num_shards", [1, 2, 5])
 @pytest.mark.parametrize("k", [1, 10, NUM_ITEMS + 20])
-def test_the_best_of_all_shards_are_those_of_sorting_all_rows(num_shards: int, k: int) -> None:
+def test_the_best_of_all_shards_equal_sorting_all_rows(num_shards: int, k: int) -> None:
     cluster = Cluster(num_shards)
     check(cluster.client.recommend("item", QUERIES, k), 1, QUERIES, k)
     random = np.random.default_rng(1)
@@ -169,7 +169,7 @@ def test_no_queries_and_a_table_without_rows_have_no_recommendations() -> None:
 
 
 @pytest.mark.parametrize("queries", [QUERIES, {"user": [3]}])
-def test_answers_are_of_one_version_and_go_on_to_newer_ones(queries: Any) -> None:
+def test_answers_are_from_one_version_and_follow_newer_ones(queries: Any) -> None:
     cluster = Cluster(2)
 
     def expected(step: int) -> Any:
@@ -199,7 +199,7 @@ def test_answers_are_of_one_version_and_go_on_to_newer_ones(queries: Any) -> Non
         client.recommend("item", queries, version=first)
 
 
-def test_shards_without_a_common_version_are_refused() -> None:
+def test_shards_without_a_common_version_are_rejected() -> None:
     cluster = Cluster(2)
     for name in cluster.shards.shards[0]:
         for step in (2, 3):
@@ -209,7 +209,7 @@ def test_shards_without_a_common_version_are_refused() -> None:
         cluster.client.recommend("item", QUERIES)
 
 
-def test_a_replica_that_fails_is_replaced_and_a_shard_that_does_is_an_error() -> None:
+def test_a_failing_replica_is_replaced_and_a_failing_shard_is_an_error() -> None:
     cluster = Cluster(2)
     check(cluster.client.recommend("item", QUERIES), 1, QUERIES, 10)
     down = {each.address for each in cluster.transport.sent if each.method == "Recommend"}
@@ -229,7 +229,7 @@ def test_a_replica_that_fails_is_replaced_and_a_shard_that_does_is_an_error() ->
         cluster.client.recommend("item", QUERIES)
 
 
-def test_an_answer_that_is_cut_short_is_not_believed() -> None:
+def test_a_truncated_answer_is_rejected() -> None:
     cluster = Cluster(1)
     cluster.transport.fault = lambda send: (
         "damaged" if send.method == "Recommend" and send.address == "s0r0:1" else ""
@@ -238,7 +238,7 @@ def test_an_answer_that_is_cut_short_is_not_believed() -> None:
         check(cluster.client.recommend("item", QUERIES), 1, QUERIES, 10)
 
 
-def test_a_client_of_an_older_shard_map_takes_the_newer_one() -> None:
+def test_a_client_with_an_older_shard_map_gets_the_newer_one() -> None:
     cluster = Cluster(3)
     client = cluster.client_of(ShardReplicas((("s0r0:1", "s0r1:1"),), number=0))
     check(client.recommend("item", QUERIES), 1, QUERIES, 10)
@@ -276,7 +276,7 @@ def test_a_client_of_an_older_shard_map_takes_the_newer_one() -> None:
         ),
     ],
 )
-def test_wrong_calls_are_refused_with_what_to_do(
+def test_wrong_calls_are_rejected_with_the_fix(
     queries: Any, options: dict[str, Any], error: Any, message: str
 ) -> None:
     cluster = Cluster(2, limits=Limits(max_queries=8, max_k=30))
@@ -294,7 +294,7 @@ def refused(service: LookupService, message: str, **fields: Any) -> StatusError:
     return caught.value
 
 
-def test_a_server_refuses_what_no_client_sends() -> None:
+def test_a_server_rejects_requests_that_no_client_sends() -> None:
     service = Cluster(2, limits=Limits(max_bytes=4096)).services["s0r0:1"]
     refused(
         service,
@@ -326,7 +326,7 @@ def test_rows_are_compared_until_the_deadline_and_no_longer(monkeypatch: Any) ->
     assert refusal.status.value == "DEADLINE_EXCEEDED"
 
 
-def test_a_caller_that_has_one_server_need_not_name_a_shard() -> None:
+def test_a_caller_with_one_server_need_not_name_a_shard() -> None:
     service = Cluster(1).services["s0r0:1"]
     queries = as_bytes(QUERIES.astype(np.float32))
     content = recommend(service, encode(RecommendRequest("item", "", queries, 2)), 1.0)
@@ -337,7 +337,7 @@ def test_a_caller_that_has_one_server_need_not_name_a_shard() -> None:
     assert answer.version.hash == answer.newest
 
 
-def test_both_clients_ask_over_grpc() -> None:
+def test_both_clients_work_over_grpc() -> None:
     cluster = Cluster(1)
     position = ShardPosition(ShardReplicas((("127.0.0.1:1",),)))
     config = ServingConfig(server=ServerConfig(poll_seconds=3600, max_k=20))

@@ -52,6 +52,6 @@ def test_the_page_has_the_partitions_of_ten_keys() -> None:
     assert [shard for *_, shard in found] == shards.shard_of(keys).tolist()
 
 
-def test_the_config_of_ours_loads() -> None:
+def test_our_config_loads() -> None:
     config = read_serving_config(ROOT / "configs/serving.yaml")
     assert config.shards == (("127.0.0.1:7433",),)

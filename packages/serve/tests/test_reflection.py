@@ -28,7 +28,7 @@ def serve(tables: MemoryTables, **server: Any) -> LookupServer:
     return LookupServer(tables, config, PLACE, "127.0.0.1:0")
 
 
-def test_a_generic_client_calls_by_what_the_server_tells(tables: MemoryTables) -> None:
+def test_a_generic_client_calls_by_the_descriptions_of_the_server(tables: MemoryTables) -> None:
     pytest.importorskip("grpc_reflection", reason="needs sparring-serve[reflection]")
     from google.protobuf.descriptor_pool import DescriptorPool
     from google.protobuf.message_factory import GetMessageClass
@@ -77,7 +77,7 @@ def method_of(channel: grpc.Channel, pool: Any, service: str, name: str) -> Any:
     return lambda fields: call(request(**fields), timeout=10)
 
 
-def test_it_is_only_there_where_it_is_asked_for(tables: MemoryTables) -> None:
+def test_reflection_exists_only_on_request(tables: MemoryTables) -> None:
     method = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
     with serve(tables) as server, grpc.insecure_channel(server.address) as channel:
         call = channel.stream_stream(method)
@@ -122,7 +122,7 @@ def own_class(name: str) -> Any:
 
 
 @pytest.mark.parametrize("file", PROTO_FILES)
-def test_what_is_told_is_what_we_write_and_read(file: str) -> None:
+def test_described_messages_equal_our_classes(file: str) -> None:
     """Of each message the dataclass has the same fields, by number and kind on the wire."""
     forms = {"double": "real", "bool": "flag", "string": "text", "bytes": "data"}
     proto = read_proto(file)
@@ -146,7 +146,7 @@ def test_what_is_told_is_what_we_write_and_read(file: str) -> None:
         assert {each.name: int(each) for each in ours}.items() <= enumerators.items(), name
 
 
-def test_the_methods_that_are_told_are_served(tables: MemoryTables) -> None:
+def test_the_described_methods_are_served(tables: MemoryTables) -> None:
     told = [(each.service, name) for each in map(read_proto, PROTO_FILES) for name in each.methods]
     assert len(told) == 18
     with serve(tables) as server, grpc.insecure_channel(server.address) as channel:
@@ -156,7 +156,7 @@ def test_the_methods_that_are_told_are_served(tables: MemoryTables) -> None:
 
 
 @pytest.mark.parametrize("file", PROTO_FILES)
-def test_protoc_makes_the_same(file: str, tmp_path: Path) -> None:
+def test_protoc_creates_the_same_descriptions(file: str, tmp_path: Path) -> None:
     protoc = pytest.importorskip("grpc_tools.protoc", reason="compares with protoc of grpcio-tools")
     from google.protobuf import descriptor_pb2
 

@@ -67,7 +67,7 @@ def of(ids: int, table: str = "item") -> PullRequest:
 
 
 @pytest.mark.parametrize("version", ["", f"{1:032x}"], ids=["newest", "named version"])
-def test_a_table_that_goes_by_another_name_is_told_with_both(serve: Serve, version: str) -> None:
+def test_a_table_with_another_name_is_reported_with_both(serve: Serve, version: str) -> None:
     first = serve("item")
     with LookupClient(first.address, LONG) as client:
         client.pull({"item": [7]}, version=version)
@@ -78,7 +78,7 @@ def test_a_table_that_goes_by_another_name_is_told_with_both(serve: Serve, versi
         assert client.pull({"items": [7]}, version=version).found["items"].all()
 
 
-def test_a_dim_that_changed_is_told_with_both(serve: Serve) -> None:
+def test_a_changed_dim_is_reported_with_both(serve: Serve) -> None:
     first = serve(dim=4)
     with LookupClient(first.address, LONG) as client:
         client.pull({"item": [7]})
@@ -98,7 +98,7 @@ def test_a_dim_that_changed_is_told_with_both(serve: Serve) -> None:
     ],
     ids=["name", "dim"],
 )
-def test_a_version_of_other_tables_is_refused_and_the_old_one_served(
+def test_a_version_of_other_tables_is_rejected_and_the_old_one_is_served(
     tmp_path: Any, changed: TableConfig, said: str
 ) -> None:
     pytest.importorskip("sparring_packed")
@@ -150,7 +150,7 @@ def test_a_newer_client_and_an_older_server_are_both_named(serve: Serve, older: 
     assert "which supports FLOAT32 0, FLOAT16 1, INT8 2" in said
 
 
-def test_a_deadline_that_is_missing_or_too_long_is_told_with_the_longest(serve: Serve) -> None:
+def test_a_missing_or_too_long_deadline_is_reported_with_the_longest(serve: Serve) -> None:
     server = serve(max_deadline_seconds=5.0)
     for timeout, found in ((None, "none"), (60, "6")):
         code, said = refused(server, of(1), timeout=timeout)
@@ -159,7 +159,7 @@ def test_a_deadline_that_is_missing_or_too_long_is_told_with_the_longest(serve: 
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "192.0.2.7:7433", "[::]:0", "example.org:1"])
-def test_plain_text_where_others_reach_it_is_refused_on_both_sides(address: str) -> None:
+def test_plain_text_on_a_reachable_address_is_rejected_on_both_sides(address: str) -> None:
     tables = MemoryTables([TableConfig("item", 4)], {})
     host = address.rpartition(":")[0].strip("[]")
     with pytest.raises(ConfigError, match=rf"found {host}; set server.tls, or set server.ins"):
@@ -189,7 +189,7 @@ def test_plain_text_may_be_allowed(serve: Serve) -> None:
     ],
     ids=["ids", "bytes", "tables"],
 )
-def test_too_much_is_told_with_the_most(
+def test_exceeded_limits_are_reported_with_the_limit(
     serve: Serve, request_of: Callable[[], PullRequest], said: str
 ) -> None:
     server = serve(max_ids=100, max_bytes=1 << 16)
@@ -199,7 +199,7 @@ def test_too_much_is_told_with_the_most(
     assert server.service.admission.bytes_in_flight == 0
 
 
-def test_an_answer_that_is_too_long_is_refused_before_the_lookup(serve: Serve) -> None:
+def test_a_too_long_answer_is_rejected_before_the_lookup(serve: Serve) -> None:
     code, said = refused(serve(dim=1000, max_bytes=1 << 16), of(17))
     assert (code, said[:70]) == (
         "INVALID_ARGUMENT",
@@ -207,7 +207,7 @@ def test_an_answer_that_is_too_long_is_refused_before_the_lookup(serve: Serve) -
     )
 
 
-def test_more_than_any_server_reads_is_refused_by_grpc(serve: Serve) -> None:
+def test_messages_over_the_limit_of_all_servers_are_rejected_by_grpc(serve: Serve) -> None:
     # A channel of another make: ours sends no such message.
     with grpc.insecure_channel(
         serve().address, options=[("grpc.max_send_message_length", -1)]

@@ -51,7 +51,7 @@ def test_a_service_is_named_by_its_file(server: LookupServer, tmp_path: Path) ->
         assert storage.find([7]).found.tolist() == [True]
 
 
-def test_a_model_reads_a_service_as_any_storage(server: LookupServer) -> None:
+def test_a_model_reads_a_service_like_any_storage(server: LookupServer) -> None:
     with StepContainer() as container:
         options = {"target": server.address, "deadline_seconds": 9}
         container.declare(ITEM, StorageChoice("remote", options))
@@ -65,7 +65,7 @@ def test_a_model_reads_a_service_as_any_storage(server: LookupServer) -> None:
 
 
 @pytest.mark.parametrize("on_failure", ["raise", "flag", "stale", "initial"])
-def test_a_model_reads_what_is_given_when_no_server_answers(
+def test_a_model_reads_fallback_values_when_no_server_answers(
     server: LookupServer, tmp_path: Path, on_failure: str
 ) -> None:
     config = tmp_path / "serving.yaml"
@@ -100,7 +100,7 @@ def test_all_rows_are_scanned(server: LookupServer) -> None:
     assert np.array_equal(rows, np.stack([keys, -keys], axis=1))
 
 
-def test_writes_are_refused_with_what_to_do(server: LookupServer) -> None:
+def test_writes_are_rejected_with_the_fix(server: LookupServer) -> None:
     with open_storage("remote", ITEM, target=server.address, deadline_seconds=9) as storage:
         for write in (
             lambda: storage.upsert([1], np.zeros((1, 4), np.float32)),
@@ -114,7 +114,7 @@ def test_writes_are_refused_with_what_to_do(server: LookupServer) -> None:
                 refused()
 
 
-def test_tables_that_do_not_fit_are_refused(server: LookupServer) -> None:
+def test_tables_that_do_not_match_are_rejected(server: LookupServer) -> None:
     def open_with(table: TableConfig) -> None:
         open_storage("remote", table, target=server.address, deadline_seconds=9)
 
@@ -136,7 +136,7 @@ def test_tables_that_do_not_fit_are_refused(server: LookupServer) -> None:
 @pytest.mark.parametrize(
     ("name", "is_looked_up_before"), [("Adagrad", False), ("Adagrad", True), ("SGD", False)]
 )
-def test_an_optimizer_is_refused_with_what_to_do(
+def test_an_optimizer_is_rejected_with_the_fix(
     server: LookupServer, name: str, is_looked_up_before: bool
 ) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -168,7 +168,7 @@ def test_rows_of_a_service_are_read_by_a_model_that_trains_others(server: Lookup
     assert own.read_embeddings([1]).tolist() == [[-2, -14, 14, -1]]
 
 
-def test_an_inference_module_asks_the_service(server: LookupServer) -> None:
+def test_an_inference_module_reads_from_the_service(server: LookupServer) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     sparring_torch = pytest.importorskip("sparring_torch", reason="sparring-torch is not installed")
     module = sparring_torch.EmbeddingBag(4, name="item", seed=3, mode="sum")
@@ -180,7 +180,7 @@ def test_an_inference_module_asks_the_service(server: LookupServer) -> None:
     assert torch.equal(served(unseen), module.eval()(unseen))
 
 
-def test_a_keras_model_asks_the_service(server: LookupServer) -> None:
+def test_a_keras_model_reads_from_the_service(server: LookupServer) -> None:
     pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
     keras = pytest.importorskip("keras", reason="Keras is not installed")
     sparring_tf = pytest.importorskip("sparring_tf", reason="sparring-tf is not installed")

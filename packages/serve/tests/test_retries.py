@@ -134,7 +134,7 @@ def test_all_pulls_of_100_tasks_on_a_small_server_succeed_within_their_deadline(
         check(each)
 
 
-def test_servers_with_too_many_calls_are_not_said_to_have_wrong_addresses(serve: Serve) -> None:
+def test_overloaded_servers_are_not_reported_as_wrong_addresses(serve: Serve) -> None:
     entered, leave = threading.Event(), threading.Event()
 
     class StuckTables(MemoryTables):
@@ -243,7 +243,7 @@ class HungShard:
 
 
 @pytest.mark.alone
-def test_a_hung_shard_costs_one_deadline_and_is_asked_again_every_100_ms(
+def test_a_hung_shard_costs_one_deadline_and_is_retried_every_100_ms(
     serve: Serve, proxy: Callable[[LookupServer], Proxy]
 ) -> None:
     hung = HungShard(serve, proxy)

@@ -60,7 +60,7 @@ def run(
     return transport, rounds.outcomes()
 
 
-def test_a_push_without_an_answer_is_sent_again_until_its_deadline() -> None:
+def test_a_push_without_an_answer_is_resent_until_its_deadline() -> None:
     transport, outcomes = run(UNTIL_ANSWERED, lambda _: HANG)
     times, sends = zip(*transport.sent, strict=True)
     # Half of the time that is left, at least a second, so that a lost answer leaves time to ask again.
@@ -74,7 +74,7 @@ def test_a_push_without_an_answer_is_sent_again_until_its_deadline() -> None:
 
 
 @pytest.mark.parametrize("policy", [UNTIL_ANSWERED, ONE_RECONNECT])
-def test_a_refusal_by_a_shard_leaves_the_calls_to_the_others(policy: RetryPolicy) -> None:
+def test_a_rejection_by_one_shard_does_not_affect_calls_to_the_others(policy: RetryPolicy) -> None:
     def outcome_of(send: Send) -> Outcome:
         if send.address == "shard:0":
             return REFUSAL
@@ -88,7 +88,7 @@ def test_a_refusal_by_a_shard_leaves_the_calls_to_the_others(policy: RetryPolicy
 
 
 @pytest.mark.parametrize(("outcome", "waits"), [(CUT, [False, True]), (HANG, [False])])
-def test_a_shard_asks_another_again_only_to_reconnect_and_only_once(
+def test_a_shard_calls_another_again_only_to_reconnect_and_only_once(
     outcome: Outcome, waits: list[bool]
 ) -> None:
     transport, outcomes = run(ONE_RECONNECT, lambda _: outcome)

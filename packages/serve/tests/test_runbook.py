@@ -30,7 +30,7 @@ def alarms() -> list[Alarm]:
     return found
 
 
-def test_alarms_are_on_metrics_that_exist() -> None:
+def test_metrics_of_alarms_exist() -> None:
     assert len({each.name for each in alarms()}) == len(alarms()) >= 16
     for each in alarms():
         names = re.findall(r"sparring_serving_(\w+)", each.expression)
@@ -49,7 +49,7 @@ def test_each_alarm_has_a_section_with_steps() -> None:
         assert re.search(r"^- |Save soon", text, re.M), name
 
 
-def test_labels_that_alarms_select_are_given_by_servers() -> None:
+def test_labels_that_alarms_select_are_exported_by_servers() -> None:
     source = "".join(path.read_text() for path in Path(sparring_serve.__path__[0]).rglob("*.py"))
     reasons = set(re.findall(r'reason="(\w+)"', source))
     checked = 0

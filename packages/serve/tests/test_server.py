@@ -115,7 +115,7 @@ def test_clients_of_both_kinds_get_the_rows(serve: Serve) -> None:
     assert answer.versions == other.versions
 
 
-def test_a_message_of_many_megabytes_goes_both_ways(serve: Serve) -> None:
+def test_a_message_of_many_megabytes_is_sent_in_both_directions(serve: Serve) -> None:
     tables = MemoryTables([TableConfig("wide", 16)], {})
     config = ClientConfig(deadline_seconds=60, max_call_bytes=32 << 20)
     with LookupClient(serve(tables).address, config) as client:
@@ -124,13 +124,13 @@ def test_a_message_of_many_megabytes_goes_both_ways(serve: Serve) -> None:
     assert not answer.rows["wide"].any()
 
 
-def test_a_call_without_a_deadline_is_refused(serve: Serve) -> None:
+def test_a_call_without_a_deadline_is_rejected(serve: Serve) -> None:
     request = PullRequest((TableIds("item", bytes(8)),))
     assert code_of(serve(), f"{SERVICE}/Pull", request, timeout=None) == "INVALID_ARGUMENT"
     assert code_of(serve(), f"{SERVICE}/Pull", request, timeout=60) == "INVALID_ARGUMENT"
 
 
-def test_bytes_that_are_no_message_are_refused_by_all_methods(serve: Serve) -> None:
+def test_bytes_that_are_not_a_message_are_rejected_by_all_methods(serve: Serve) -> None:
     server = serve()
     for method in (
         f"{SERVICE}/Pull", f"{SERVICE}/Describe", f"{SERVICE}/Refresh", f"{HEALTH}/Check",
@@ -140,7 +140,7 @@ def test_bytes_that_are_no_message_are_refused_by_all_methods(serve: Serve) -> N
     assert code_of(server, f"{SERVICE}/Push") == "UNIMPLEMENTED"
 
 
-def test_probes_of_health_tell_a_server_that_drains(serve: Serve) -> None:
+def test_health_probes_report_a_draining_server(serve: Serve) -> None:
     server = serve()
 
     def status(service: str) -> int:
@@ -212,7 +212,7 @@ def test_a_table_is_a_model_of_the_open_inference_protocol(serve: Serve) -> None
         ({"raw_input_contents": (b"123",)}, "INVALID_ARGUMENT"),
     ],
 )
-def test_wrong_inferences_are_refused(serve: Serve, fields: dict[str, Any], code: str) -> None:
+def test_wrong_inferences_are_rejected(serve: Serve, fields: dict[str, Any], code: str) -> None:
     whole = {
         "model_name": "item",
         "inputs": (InferTensor("ids", "INT64", (1,)),),
@@ -222,7 +222,7 @@ def test_wrong_inferences_are_refused(serve: Serve, fields: dict[str, Any], code
     assert code_of(serve(), f"{INFERENCE}/ModelInfer", request) == code
 
 
-def test_a_hint_brings_the_newer_version_and_names_what_is_refused(
+def test_a_hint_loads_the_newer_version_and_reports_rejected_ones(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables = MemoryTables([ITEM], ROWS)
@@ -269,7 +269,7 @@ def test_a_server_looks_for_newer_versions_by_itself(serve: Serve) -> None:
     assert server.service.tables.versions()[0].step == 2
 
 
-def test_a_pinned_server_takes_only_hints(serve: Serve) -> None:
+def test_a_pinned_server_only_accepts_hints(serve: Serve) -> None:
     tables = MemoryTables([ITEM], ROWS)
     server = serve(tables, poll_seconds=0.01, pin="step-1")
     tables.publish(2, {})
@@ -277,7 +277,7 @@ def test_a_pinned_server_takes_only_hints(serve: Serve) -> None:
     assert server.metrics.value("refreshes_total") == 0
 
 
-def test_calls_under_way_end_before_the_server_does(serve: Serve) -> None:
+def test_calls_in_flight_end_before_the_server_does(serve: Serve) -> None:
     tables = MemoryTables([ITEM], ROWS)
     entered, go_on = threading.Event(), threading.Event()
     lookup = tables.lookup
@@ -308,7 +308,7 @@ def test_calls_under_way_end_before_the_server_does(serve: Serve) -> None:
         call(server, f"{HEALTH}/Check", timeout=1)
 
 
-def test_a_bug_is_told_by_its_kind_and_logged(serve: Serve, caplog: Any) -> None:
+def test_a_bug_is_reported_by_its_kind_and_logged(serve: Serve, caplog: Any) -> None:
     tables = MemoryTables([ITEM], ROWS)
     server = serve(tables)
 
@@ -405,7 +405,7 @@ def test_tokens_have_roles_and_are_read_again(serve: Serve, tmp_path: Path) -> N
         ("pull påßwort-that-is-long\n", "must be ASCII"),
     ],
 )
-def test_wrong_files_of_tokens_are_refused_without_their_tokens(
+def test_wrong_files_of_tokens_are_rejected_without_their_tokens(
     serve: Serve, tmp_path: Path, text: str, said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
@@ -433,7 +433,9 @@ def make_certificate(folder: Path, name: str, authority: Path | None = None) -> 
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
-def test_tls_shows_both_who_they_are_and_files_are_read_again(serve: Serve, tmp_path: Path) -> None:
+def test_tls_authenticates_both_sides_and_files_are_read_again(
+    serve: Serve, tmp_path: Path
+) -> None:
     mine = make_certificate(tmp_path, "server")
     theirs = make_certificate(tmp_path, "client")
     files = TlsFiles(certificate_file=mine, key_file=mine.with_suffix(".key"), ca_file=theirs)
@@ -457,7 +459,7 @@ def test_tls_shows_both_who_they_are_and_files_are_read_again(serve: Serve, tmp_
         assert client.pull({"item": [1]}).found["item"].all()
 
 
-def test_a_certificate_without_its_key_is_refused() -> None:
+def test_a_certificate_without_its_key_is_rejected() -> None:
     with pytest.raises(ValueError, match="only one of certificate_file and key_file"):
         TlsFiles(certificate_file=Path("a.pem"))
 
@@ -482,7 +484,7 @@ def test_metrics_are_read_over_http(serve: Serve) -> None:
         assert expected in lines
 
 
-def test_a_port_of_metrics_that_is_taken_is_named_and_no_thread_stays(serve: Serve) -> None:
+def test_a_taken_metrics_port_is_named_and_no_thread_remains(serve: Serve) -> None:
     pytest.importorskip("prometheus_client")
     server = serve(metrics_port=0)
     assert server.exporter is not None

@@ -113,7 +113,7 @@ def test_the_grace_covers_saves_of_learning_shards(
 
 
 @pytest.mark.parametrize("acks", [True, False])
-def test_idle_connections_are_pinged_and_closed_if_nobody_is_there(
+def test_idle_connections_are_pinged_and_closed_if_nothing_answers(
     serve: Serve, acks: bool
 ) -> None:
     server = serve(_KEEPALIVE_SECONDS=0.2, _KEEPALIVE_TIMEOUT_SECONDS=0.3)
@@ -123,7 +123,7 @@ def test_idle_connections_are_pinged_and_closed_if_nobody_is_there(
 
 
 @pytest.mark.parametrize(("seconds", "is_accepted"), [(0.05, True), (30.0, False)])
-def test_clients_may_ping_as_often_as_it_is_allowed(
+def test_clients_may_ping_at_the_allowed_rate(
     serve: Serve, seconds: float, is_accepted: bool
 ) -> None:
     with RawConnection(serve(_MIN_PING_SECONDS=seconds).address) as connection:

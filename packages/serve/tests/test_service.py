@@ -43,7 +43,7 @@ def rows_in(answer: PullReply, count: int, table: int = 0, dtype: int = 0) -> np
     return out
 
 
-def test_rows_come_in_the_order_of_ids_and_say_which_were_found(
+def test_rows_are_in_the_order_of_ids_and_report_which_were_found(
     service: LookupService, ids: np.ndarray
 ) -> None:
     answer = pull(service, ids)
@@ -72,14 +72,12 @@ def test_missing_rows_are_zeros_or_left_out(service: LookupService) -> None:
 
 
 @pytest.mark.parametrize("dtype", list(RowDtype))
-def test_rows_travel_in_the_dtype_that_was_asked_for(
-    service: LookupService, dtype: RowDtype
-) -> None:
+def test_rows_have_the_requested_dtype(service: LookupService, dtype: RowDtype) -> None:
     answer = pull(service, [7], row_dtype=dtype)
     assert np.allclose(rows_in(answer, 1, dtype=dtype), [[1, 7, -7, 0.5]], atol=0.03)
 
 
-def test_a_version_that_is_kept_may_be_named(service: LookupService, tables: MemoryTables) -> None:
+def test_a_kept_version_may_be_named(service: LookupService, tables: MemoryTables) -> None:
     old = tables.versions()[0].hash
     new = tables.publish(2, {"item": {7: [2, 2, 2, 2]}}).hash
     assert tables.refresh()
@@ -102,7 +100,7 @@ def refused(
     return caught.value
 
 
-def test_wrong_calls_are_refused_with_what_to_do(service: LookupService) -> None:
+def test_wrong_calls_are_rejected_with_the_fix(service: LookupService) -> None:
     wrong = Status.INVALID_ARGUMENT
     refused(service, wrong, "must have a deadline of at most 10 s, found none", [7], math.inf)
     refused(service, wrong, "must have a deadline of at most 10 s, found 11 s", [7], 11.0)
@@ -133,7 +131,7 @@ def test_wrong_calls_are_refused_with_what_to_do(service: LookupService) -> None
     assert service.metrics.value("pulls_total", table="itm") == 0
 
 
-def test_caps_are_on_ids_tables_and_bytes(tables: MemoryTables) -> None:
+def test_ids_tables_and_bytes_are_limited(tables: MemoryTables) -> None:
     position = ShardPosition(ShardReplicas((("a:1",),)))
     service = LookupService(tables, position, Limits(max_ids=5, max_tables=2, max_bytes=80))
     pull(service, {"item": [1, 2, 3], "user": [1, 2]})
@@ -149,7 +147,7 @@ def test_caps_are_on_ids_tables_and_bytes(tables: MemoryTables) -> None:
         service.pull(encode(PullRequest((TableIds("item"),) * 2)), 1.0)
 
 
-def test_calls_are_let_in_while_their_bytes_fit() -> None:
+def test_calls_are_admitted_while_their_bytes_fit() -> None:
     admission = Admission(100)
     with admission.of(500):  # it is alone
         with (
@@ -186,7 +184,7 @@ def test_a_foreign_partition_is_answered_with_the_shard_map(tables: MemoryTables
 
 @given(st.binary(max_size=120))
 @settings(max_examples=200)
-def test_any_request_is_answered_or_refused(content: bytes) -> None:
+def test_any_request_is_answered_or_rejected(content: bytes) -> None:
     tables = MemoryTables([ITEM], {"item": {7: [1, 2, 3, 4]}})
     service = LookupService(tables, ShardPosition(ShardReplicas((("a:1",),))))
     whole = encode(PullRequest((TableIds("item", bytes(16)),)))
@@ -205,7 +203,7 @@ def test_pulls_are_counted(service: LookupService) -> None:
     assert (metrics.value("ids_total"), metrics.value("found_total")) == (3, 1)
 
 
-def test_ids_asked_lately_are_kept_within_bounds() -> None:
+def test_recently_requested_ids_are_kept_within_limits() -> None:
     recent = RecentIds()
     for call in range(100):
         recent.note("item", np.arange(call * 10_000, call * 10_000 + 10_000))

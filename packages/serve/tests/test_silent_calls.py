@@ -105,7 +105,7 @@ def test_silent_calls_without_a_deadline_are_rejected_at_once(serve: Serve, conn
 
 
 @pytest.mark.parametrize("role", ["inference", "parameters"])
-def test_a_silent_call_holds_a_thread_until_its_deadline_and_no_health_probe(
+def test_a_silent_call_occupies_a_thread_until_its_deadline_and_no_health_probe(
     serve: Serve, connect: Any, role: str
 ) -> None:
     server = serve(role, threads=2)

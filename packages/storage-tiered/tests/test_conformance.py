@@ -107,7 +107,7 @@ class TestHkvOverSqlite(PersistentTests):
 
 @needs_hkv
 @needs_sqlite
-class TestHkvOverSqliteBesideSteps(PersistentTests):
+class TestHkvOverSqliteInBackground(PersistentTests):
     """As in a container: rows go down on the thread of an event loop."""
 
     above: ClassVar[tuple[Any, ...]] = (SMALL,)

@@ -37,7 +37,7 @@ def stacks(request: pytest.FixtureRequest) -> Iterator[list[TieredStorage]]:
         stack.close()
 
 
-def test_rows_and_counters_are_those_of_a_stack_that_is_read_by_the_interpreter(
+def test_rows_and_counters_equal_a_stack_that_python_reads(
     stacks: list[TieredStorage],
 ) -> None:
     generator = np.random.default_rng(5)
@@ -92,7 +92,7 @@ def test_time_and_bytes_of_a_tier_in_memory_are_counted() -> None:
         assert 0 < last.read_seconds < 10
 
 
-def test_who_overrides_the_find_of_a_lower_tier_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_overridden_find_of_a_lower_tier_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     with stack_over("hkv") as stack:
         keys = np.arange(NUM_KEYS)
         stack.upsert(keys, np.ones((NUM_KEYS, TABLE.width), np.float32))

@@ -128,7 +128,7 @@ Case = tuple[type[LocalCollective], Callable[[Any], None]]
 CASES: list[Case] = [
     (MixesTags, KIT.test_tags_are_kept_apart_and_their_order_is_kept),
     (TakesTheLastFirst, KIT.test_tags_are_kept_apart_and_their_order_is_kept),
-    (TakesAPart, lambda run: KIT.test_a_message_of_another_size_is_refused(run, 4, 8)),
+    (TakesAPart, lambda run: KIT.test_a_message_of_another_size_is_rejected(run, 4, 8)),
     (ReadsTheBufferLate, KIT.test_a_buffer_may_change_once_its_send_is_done),
     (ConvertsToFloat, lambda run: KIT.test_every_dtype_arrives_byte_for_byte(run, "int64")),
     (LosesShapes, lambda run: KIT.test_gathered_arrays_keep_their_order_and_shapes(run, 3)),
@@ -144,19 +144,19 @@ CASES: list[Case] = [
             run, Reduction.SUM, "float32", (7, 11)
         ),
     ),
-    (HasNoBarrier, KIT.test_a_barrier_holds_until_the_last_rank),
+    (HasNoBarrier, KIT.test_a_barrier_waits_for_the_last_rank),
     (WaitsTooLong, KIT.test_an_operation_without_a_rank_ends_at_the_deadline),
     (NamesNoStep, KIT.test_an_operation_without_a_rank_ends_at_the_deadline),
     (LeavesUnnoticed, KIT.test_a_rank_that_leaves_is_named_before_the_deadline),
     (
         GivesUpUnnoticed,
-        lambda run: KIT.test_a_rank_that_gives_up_tells_those_that_wait_for_it_who_failed(
+        lambda run: KIT.test_a_rank_that_gives_up_reports_the_failed_rank_to_its_waiters(
             run, "all_to_all"
         ),
     ),
     (FailsUnnoticed, KIT.test_a_rank_that_gives_up_by_itself_is_named_before_the_deadline),
-    (StaysOpen, KIT.test_a_closed_collective_refuses_everything),
-    (TakesAnyTag, KIT.test_wrong_calls_are_refused),
+    (StaysOpen, KIT.test_a_closed_collective_rejects_every_call),
+    (TakesAnyTag, KIT.test_wrong_calls_are_rejected),
 ]
 
 
@@ -192,14 +192,14 @@ def test_break_is_caught(
 
 
 def test_the_guard_sees_a_removed_test() -> None:
-    suite = type("TestMine", (CollectiveTests,), {"test_parts_of_no_size_are_ordinary": None})
+    suite = type("TestMine", (CollectiveTests,), {"test_empty_parts_are_accepted": None})
     assert find_violations(suite, CollectiveTests) == [
-        "TestMine removes test_parts_of_no_size_are_ordinary without a reason; delete it, or mark it "
+        "TestMine removes test_empty_parts_are_accepted without a reason; delete it, or mark it "
         "with @overrides_kit(reason=...)"
     ]
 
 
-def test_breaks_are_of_what_is_there() -> None:
+def test_breaks_replace_existing_methods() -> None:
     """The breaks reach into the local collective, so they must follow it."""
     assert hasattr(_ReceiveWork, "take")
     for name in ("_check_open", "_check_message", "peer_failure", "_all_to_all_impl"):

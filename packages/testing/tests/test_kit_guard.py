@@ -72,15 +72,15 @@ def test_override_needs_a_reason() -> None:
         overrides_kit(reason=" ")
 
 
-def test_suite_without_make_storage_is_told_to_define_it(pytester: pytest.Pytester) -> None:
+def test_suite_without_make_storage_is_advised_to_define_it(pytester: pytest.Pytester) -> None:
     source = "from sparring_testing import StorageTests\nclass TestMine(StorageTests): pass\n"
     result = _run(pytester, source, "-k", "test_last_upsert_wins")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*TestMine must define the fixture make_storage*"])
 
 
-def test_suite_without_bounded_storages_says_why_it_skips(pytester: pytest.Pytester) -> None:
-    result = _run(pytester, _SUITE, "-rs", "-k", "capacity_is_never_exceeded or lru_lets")
+def test_suite_without_bounded_storages_reports_why_it_skips(pytester: pytest.Pytester) -> None:
+    result = _run(pytester, _SUITE, "-rs", "-k", "capacity_is_never_exceeded or lru_evicts")
     result.assert_outcomes(skipped=2)
     result.stdout.fnmatch_lines(["*bounded_options is empty: this backend has no bounded storages"])
     result.stdout.fnmatch_lines(["*bounded_options has no 'lru': this backend does not support it"])
@@ -115,7 +115,7 @@ class Broken(MemoryStorage):
     result.stdout.fnmatch_lines(["E *assert 12345 == 60*"])
 
 
-def test_kit_names_the_extra_where_hypothesis_is_missing(pytester: pytest.Pytester) -> None:
+def test_kit_names_the_extra_if_hypothesis_is_missing(pytester: pytest.Pytester) -> None:
     result = _run(
         pytester,
         """

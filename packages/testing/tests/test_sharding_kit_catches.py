@@ -102,15 +102,15 @@ def differs_behind_one_digest(request: LayoutRequest) -> Layout:
 
 
 BREAKS: list[tuple[Callable[[LayoutRequest], Layout], str]] = [
-    (hashes_text, "test_all_ranks_make_the_same_layout"),
-    (asks_its_environment, "test_all_ranks_make_the_same_layout"),
-    (takes_turns, "test_the_same_request_makes_the_same_layout"),
-    (takes_chances, "test_the_same_request_makes_the_same_layout"),
-    (drops_the_ranks_of_a_plan, "test_ranks_of_a_plan_own_the_rows_or_are_refused_by_name"),
-    (refuses_without_a_name, "test_ranks_of_a_plan_own_the_rows_or_are_refused_by_name"),
+    (hashes_text, "test_all_ranks_create_the_same_layout"),
+    (asks_its_environment, "test_all_ranks_create_the_same_layout"),
+    (takes_turns, "test_the_same_request_gives_the_same_layout"),
+    (takes_chances, "test_the_same_request_gives_the_same_layout"),
+    (drops_the_ranks_of_a_plan, "test_ranks_of_a_plan_own_the_rows_or_are_rejected_by_name"),
+    (refuses_without_a_name, "test_ranks_of_a_plan_own_the_rows_or_are_rejected_by_name"),
     (says_another_kind, "test_a_layout_names_its_kind_and_its_ranks"),
     (gives_a_partition_to_two, "test_every_partition_of_every_block_has_one_owner"),
-    (differs_behind_one_digest, "test_steps_change_rows_as_row_wise_does_bit_for_bit"),
+    (differs_behind_one_digest, "test_steps_equal_row_wise_bit_for_bit"),
 ]
 
 
@@ -148,9 +148,9 @@ def test_a_broken_kind_is_noticed(
         run(kind, test, tmp_path)
 
 
-def test_a_factory_that_other_processes_cannot_call_is_told_so(tmp_path: Path) -> None:
+def test_a_factory_that_other_processes_cannot_call_is_reported(tmp_path: Path) -> None:
     with pytest.raises(pytest.fail.Exception, match="must be a module-level function"):
-        run(lambda request: layout(request, 0), "test_all_ranks_make_the_same_layout", tmp_path)
+        run(lambda request: layout(request, 0), "test_all_ranks_create_the_same_layout", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -161,6 +161,6 @@ def test_a_whole_kind_passes(test: str, tmp_path: Path) -> None:
 
 
 def test_no_test_may_be_removed() -> None:
-    removed = type("Removed", (ShardingKindTests,), {"test_all_ranks_make_the_same_layout": None})
+    removed = type("Removed", (ShardingKindTests,), {"test_all_ranks_create_the_same_layout": None})
     (found,) = find_violations(removed, ShardingKindTests)
-    assert "removes test_all_ranks_make_the_same_layout without a reason" in found
+    assert "removes test_all_ranks_create_the_same_layout without a reason" in found

@@ -33,7 +33,7 @@ snapshots: {url: runs}
 @pytest.mark.parametrize(
     ("framework", "package"), [("torch", "sparring_torch"), ("tensorflow", "sparring_tf")]
 )
-def test_a_run_of_release_0_1_goes_on(
+def test_a_run_of_release_0_1_continues(
     framework: str,
     package: str,
     tmp_path: Path,

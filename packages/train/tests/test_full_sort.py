@@ -49,7 +49,7 @@ def jagged(lists: list[list[int]]) -> Jagged:
     return [item for each in lists for item in each], np.cumsum([0, *map(len, lists)])
 
 
-def test_values_are_those_of_sorting_all_items_of_each_user(monkeypatch: Any) -> None:
+def test_values_equal_sorting_all_items_of_each_user(monkeypatch: Any) -> None:
     monkeypatch.setattr(module, "_BLOCK_USERS", 9)
     case = Case()
     found = full_sort(
@@ -91,7 +91,7 @@ def test_seen_items_take_no_place() -> None:
         ({"cutoffs": ()}, "cutoffs: found"),
     ],
 )
-def test_what_does_not_fit_is_refused(given: dict[str, Any], message: str) -> None:
+def test_inputs_that_do_not_match_are_rejected(given: dict[str, Any], message: str) -> None:
     asked: dict[str, Any] = {
         "user_vectors": [[1.0]],
         "item_keys": [1, 2],
@@ -102,7 +102,7 @@ def test_what_does_not_fit_is_refused(given: dict[str, Any], message: str) -> No
         full_sort(**{**asked, **given})
 
 
-def test_without_sparring_packed_the_line_to_install_is_said(monkeypatch: Any) -> None:
+def test_without_sparring_packed_the_install_command_is_shown(monkeypatch: Any) -> None:
     find = builtins.__import__
 
     def without(name: str, *rest: Any) -> Any:

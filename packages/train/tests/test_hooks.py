@@ -18,7 +18,7 @@ from sparring_train.registered_kinds import find_trainer
 PAGE = (Path(__file__).parents[3] / "docs/reference/hooks.md").read_text()
 
 
-def test_every_name_of_the_face_has_a_home() -> None:
+def test_every_public_name_has_its_object() -> None:
     for name in sparring_train.__all__:
         assert getattr(sparring_train, name).__name__ == name
 
@@ -35,7 +35,7 @@ def test_each_framework_has_its_trainer(framework: str) -> None:
     assert find_trainer(framework, manager).name == framework
 
 
-def test_a_framework_without_a_trainer_is_refused_by_name() -> None:
+def test_a_framework_without_a_trainer_is_rejected_by_name() -> None:
     with pytest.raises(
         PluginError, match=r"trainer 'acme' is unknown \(installed: tensorflow, torch\)"
     ):

@@ -66,7 +66,7 @@ def test_a_class_is_found_and_called() -> None:
         ("broken:Sized", "broken:Sized: importing broken failed: RuntimeError: no; fix"),
     ],
 )
-def test_what_is_no_class_of_the_kind_is_rejected(
+def test_objects_that_are_not_a_class_of_the_kind_are_rejected(
     name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "broken.py").write_text("raise RuntimeError('no')\n")
@@ -100,7 +100,7 @@ def test_one_syntax_names_classes(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["a.b.C", "a:", ":C", "a b:C", "a:B:C", "a..b:C", "a/b:C", "", "1:C"]
 )
-def test_other_syntaxes_are_rejected_with_what_was_meant(name: str) -> None:
+def test_other_syntaxes_are_rejected_with_the_intended_one(name: str) -> None:
     for kind in (ClassName, KnownOrClassName):
         with pytest.raises(ValidationError, match=r"package.module:Class") as rejected:
             TypeAdapter(kind).validate_python(name)

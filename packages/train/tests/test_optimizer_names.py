@@ -61,7 +61,7 @@ def test_an_update_method_comes_before_an_optimizer_of_its_name(manager: PluginM
     assert isinstance(find_update_method("nesterov", manager, Nesterov), Nesterov)
 
 
-def test_a_name_of_neither_is_refused_with_both_lists(
+def test_a_name_of_neither_is_rejected_with_both_lists(
     module: ModuleType, manager: PluginManager
 ) -> None:
     def make() -> type[Base]:

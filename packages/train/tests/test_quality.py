@@ -56,18 +56,18 @@ def test_auc_stays_exact_for_many_samples() -> None:
 
 
 @pytest.mark.parametrize("labels", [[], [1, 1], [0]])
-def test_what_one_class_cannot_tell_is_nan(labels: list[int]) -> None:
+def test_auc_of_a_single_class_is_nan(labels: list[int]) -> None:
     scores = [0.5] * len(labels)
     assert math.isnan(auc(scores, labels))
 
 
-def test_nan_in_is_nan_out() -> None:
+def test_nan_scores_give_nan() -> None:
     assert math.isnan(auc([0.1, math.nan], [0, 1]))
     assert math.isnan(log_loss([0.1, math.nan], [0, 1]))
     assert math.isnan(rmse([0.1, math.nan], [0, 1]))
 
 
-def test_no_samples_are_nan() -> None:
+def test_no_samples_give_nan() -> None:
     assert math.isnan(log_loss([], []))
     assert math.isnan(rmse([], []))
     assert math.isnan(CollectedPredictions().auc())
@@ -81,7 +81,7 @@ def test_log_loss_is_the_mean_of_its_definition(pairs: list[tuple[float, int]]) 
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_log_loss_of_a_sure_mistake_is_large_and_finite(dtype: type) -> None:
+def test_log_loss_of_a_certain_mistake_is_large_and_finite(dtype: type) -> None:
     epsilon = float(np.finfo(dtype).eps)
     loss = log_loss(np.array([1, 0], dtype), [0, 1])
     assert loss == pytest.approx(-math.log(epsilon))
@@ -96,7 +96,7 @@ def test_rmse_is_the_root_of_the_mean_square(pairs: list[tuple[float, float]]) -
 
 
 @given(probable, st.lists(st.integers(0, 50), max_size=4))
-def test_batches_give_what_all_samples_give(
+def test_batches_give_the_same_as_all_samples(
     pairs: list[tuple[float, int]], cuts: list[int]
 ) -> None:
     scores = np.array([score for score, _ in pairs])
@@ -128,7 +128,7 @@ def test_collected_scores_are_copies() -> None:
         ([1.5], [1], "from 0 to 1"),
     ],
 )
-def test_samples_that_make_no_sense_are_refused_and_not_counted(
+def test_invalid_samples_are_rejected_and_not_counted(
     scores: list[float], labels: list[float], message: str
 ) -> None:
     loss = MeanLogLoss()

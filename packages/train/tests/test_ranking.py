@@ -42,7 +42,7 @@ def jagged(lists: list[list[int]]) -> Jagged:
 
 
 @pytest.mark.parametrize("k", [1, 3, 10, 40])
-def test_ndcg_is_that_of_scikit_learn(k: int) -> None:
+def test_ndcg_equals_scikit_learn(k: int) -> None:
     case = Case(k)
     expected = ndcg_score(case.is_relevant, case.scores, k=k)
     found = compute_ranking_metrics(case.ranked, case.relevant, k=k)
@@ -50,7 +50,7 @@ def test_ndcg_is_that_of_scikit_learn(k: int) -> None:
 
 
 @pytest.mark.parametrize("k", [1, 3, 10, 40])
-def test_values_are_those_of_torchmetrics(k: int) -> None:
+def test_values_equal_torchmetrics(k: int) -> None:
     reason = "torchmetrics is not installed"
     retrieval = pytest.importorskip("torchmetrics.retrieval", reason=reason)
     import torch
@@ -71,7 +71,7 @@ def test_values_are_those_of_torchmetrics(k: int) -> None:
     assert (found.num_queries, found.num_left_out) == (NUM_QUERIES, 0)
 
 
-def test_values_by_hand() -> None:
+def test_values_equal_a_manual_computation() -> None:
     ranked = [[7, -1, 3], [4, 5, 6], [1, 2, 3], [9, 8, 7]]
     # The third has no relevant item; of the fourth, one is given twice, and one is ranked elsewhere only.
     relevant = jagged([[3, 7], [1], [], [8, 8, 4]])
@@ -85,7 +85,7 @@ def test_values_by_hand() -> None:
     assert (found.k, found.num_queries, found.num_left_out) == (3, 3, 1)
 
 
-def test_places_that_are_not_filled_are_no_hits() -> None:
+def test_unfilled_places_are_not_hits() -> None:
     relevant = jagged([[0, 5], [0]])
     found = compute_ranking_metrics([[5, 0, 0], [0, 0, 0]], relevant, k=3, counts=[1, 0])
     assert (found.recall, found.hit_rate, found.mrr) == (0.25, 0.5, 0.5)
@@ -107,7 +107,7 @@ def test_batches_give_the_values_of_the_whole() -> None:
         assert astuple(means.values[k]) == pytest.approx(astuple(whole))
 
 
-def test_no_query_is_nan() -> None:
+def test_no_query_gives_nan() -> None:
     found = compute_ranking_metrics([[1, 2]], jagged([[]]), k=2)
     assert math.isnan(found.recall)
     assert math.isnan(found.ndcg)
@@ -134,14 +134,14 @@ def test_no_query_is_nan() -> None:
         ([[1]], ([1], [0, 1]), {"k": 1, "counts": [1, 1]}, r"counts: found the shape \(2,\)"),
     ],
 )
-def test_what_does_not_fit_is_refused(
+def test_inputs_that_do_not_match_are_rejected(
     ranked: npt.ArrayLike, relevant: Jagged, options: dict[str, int], message: str
 ) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         compute_ranking_metrics(ranked, relevant, **options)
 
 
-def test_a_refused_batch_adds_nothing() -> None:
+def test_a_rejected_batch_adds_nothing() -> None:
     means = RankingMeans((1,))
     means.update([[1]], ([1], [0, 1]))
     with pytest.raises(InvalidArgumentError):
@@ -172,7 +172,7 @@ def test_grouped_auc_compares_within_groups_only() -> None:
     assert roc_auc_score(labels, scores) < 0.7
 
 
-def test_grouped_auc_of_what_cannot_be_told_is_nan() -> None:
+def test_undefined_grouped_auc_is_nan() -> None:
     assert math.isnan(grouped_auc([], [], []).value)
     assert math.isnan(grouped_auc([1, 2], [1, 1], [1, 1]).value)
     assert math.isnan(grouped_auc([math.nan, 2], [0, 1], [1, 1]).value)

@@ -29,7 +29,7 @@ def test_the_last_override_of_a_key_wins_and_others_stay() -> None:
     assert read("server.address=there").server == Server(threads=2, address="there")
 
 
-def test_an_override_makes_sections_that_are_missing() -> None:
+def test_an_override_creates_missing_sections() -> None:
     assert read("server.threads=3", text="").server.threads == 3
 
 
@@ -54,12 +54,12 @@ def test_an_override_makes_sections_that_are_missing() -> None:
         ("server={threads: few}", "override server={threads: few}: server.threads is wrong "),
     ],
 )
-def test_what_is_wrong_with_an_override_is_said_with_its_key(override: str, said: str) -> None:
+def test_an_error_of_an_override_names_its_key(override: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         read(override)
 
 
-def test_what_is_wrong_with_the_file_is_said_with_its_place() -> None:
+def test_an_error_of_the_file_names_its_place() -> None:
     with pytest.raises(ConfigError, match=r"a\.yaml:2:12: server\.threads is wrong "):
         read(text="server:\n  threads: few\n")
 

@@ -81,6 +81,6 @@ def test_a_default_is_resolved_and_counts_as_not_set(tmp_path: Path) -> None:
     assert found.inner.model_fields_set == {"file"}
 
 
-def test_what_has_no_path_is_not_copied() -> None:
+def test_values_without_a_path_are_not_copied() -> None:
     model = Outer(url="/a", by_name={"one": Inner()})
     assert with_paths(model, lambda _, path: path) is model

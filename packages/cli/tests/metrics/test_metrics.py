@@ -43,7 +43,7 @@ def test_counters_add_up_by_their_labels() -> None:
     assert samples(registry, "errors_total") == [({}, 0)]
 
 
-def test_gauges_and_sources_are_as_they_are_now() -> None:
+def test_gauges_and_sources_show_current_values() -> None:
     registry = MetricRegistry()
     registry.gauge("layers", "Layers").set(3)
     registry.gauge("layers", "Layers").set(2)
@@ -56,7 +56,7 @@ def test_gauges_and_sources_are_as_they_are_now() -> None:
     assert registry.value("rows") == 7
 
 
-def test_a_histogram_counts_what_is_at_most_a_bound() -> None:
+def test_a_histogram_counts_values_up_to_each_bound() -> None:
     registry = MetricRegistry()
     seconds = registry.histogram("pull_seconds", "Time", bounds=(0.1, 1.0))
     for each in (0.1, 0.05, 0.5, 2.0, math.inf):
@@ -107,7 +107,7 @@ def test_threads_lose_no_count() -> None:
         ),
     ],
 )
-def test_wrong_names_and_labels_are_refused(ask: Any, said: str) -> None:
+def test_wrong_names_and_labels_are_rejected(ask: Any, said: str) -> None:
     registry = MetricRegistry()
     registry.counter("ids_total", "Ids", ("table",))
     with pytest.raises(InvalidArgumentError, match=said):
@@ -159,9 +159,7 @@ def test_a_page_and_a_file_have_all_metrics(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /metrics HTTP/1.1\r\nHost: "])
-def test_a_connection_that_says_nothing_is_closed(
-    monkeypatch: pytest.MonkeyPatch, sent: bytes
-) -> None:
+def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
     pytest.importorskip("prometheus_client", reason="answers the requests")
     monkeypatch.setattr(metrics_exporter, "_CONNECTION_SECONDS", 0.3)
     exporter = MetricsExporter(filled(), "127.0.0.1", 0, "metrics.port")
@@ -178,7 +176,9 @@ def test_a_connection_that_says_nothing_is_closed(
     assert not [each for each in threading.enumerate() if isinstance(each, threading.Timer)]
 
 
-def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_or_port_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
     said = r"metrics\.port needs prometheus-client, .* pip install 'sparring\[metrics\]'"
     with pytest.raises(PluginError, match=said):

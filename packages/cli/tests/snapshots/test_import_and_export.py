@@ -43,7 +43,7 @@ EXPECTED = dict(zip(KEYS.tolist(), ROWS.tolist(), strict=True))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_arrays_go_out_and_come_in(tmp_path: Path, dtype: str) -> None:
+def test_arrays_are_exported_and_imported(tmp_path: Path, dtype: str) -> None:
     out = tmp_path / "out"
     assert main(["export", saved(tmp_path, None, dtype), "--to", "npy", "--output", str(out)]) == 0
     assert sorted(each.name for each in out.iterdir()) == ["item.embedding.npy", "item.key.npy"]
@@ -54,7 +54,9 @@ def test_arrays_go_out_and_come_in(tmp_path: Path, dtype: str) -> None:
     assert loaded(into, dtype) == EXPECTED
 
 
-def test_parquet_goes_out_and_comes_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parquet_is_exported_and_imported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     assert main(["export", saved(tmp_path), "--output", str(tmp_path)]) == 0
     into = str(tmp_path / "again")
@@ -64,7 +66,7 @@ def test_parquet_goes_out_and_comes_in(tmp_path: Path, capsys: pytest.CaptureFix
     assert loaded(into) == EXPECTED
 
 
-def test_parts_of_an_embedding_are_columns_of_their_own(tmp_path: Path) -> None:
+def test_elements_of_an_embedding_are_separate_columns(tmp_path: Path) -> None:
     columns = {"item": {"bias": [0, 1], "embedding": [1, 3]}}
     url = saved(tmp_path, columns)
     assert main(["export", url, "--to", "npy", "--output", str(tmp_path / "a"), "--state"]) == 0
@@ -96,7 +98,7 @@ def test_an_index_of_faiss_finds_keys(tmp_path: Path) -> None:
     assert products.tolist() == [[10], [-2]]
 
 
-def test_without_faiss_the_line_to_install_is_said(
+def test_without_faiss_the_install_command_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
@@ -118,7 +120,7 @@ def test_without_faiss_the_line_to_install_is_said(
         {"item": {"embedding": [0, 1], "key": [1, 2]}},
     ],
 )
-def test_columns_that_are_none_are_refused(
+def test_invalid_columns_are_rejected(
     columns: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["export", saved(tmp_path, columns), "--to", "npy", "--output", str(tmp_path)]) == 1
@@ -138,7 +140,7 @@ def test_columns_that_are_none_are_refused(
         (b"user,item\n", None, "is not an array of numbers that numpy.save wrote"),
     ],
 )
-def test_files_that_are_no_table_are_refused(
+def test_files_that_are_not_tables_are_rejected(
     embeddings: Any, ids: Any, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, keys, into = tmp_path / "rows.npy", tmp_path / "ids.npy", tmp_path / "made"
@@ -156,7 +158,7 @@ def test_files_that_are_no_table_are_refused(
     assert not into.exists()
 
 
-def test_parquet_without_its_columns_is_refused(
+def test_parquet_without_its_columns_is_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")

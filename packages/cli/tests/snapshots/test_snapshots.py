@@ -98,9 +98,7 @@ def test_inspect_of_a_damaged_snapshot_names_the_file_and_fails(
     assert name in capsys.readouterr().err
 
 
-def test_norms_tell_of_what_is_not_finite(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_norms_report_non_finite_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = make_chunk(range(3)).rows.copy()
     rows[1, 0] = np.nan
     save(tmp_path, 1, ScanChunk(np.arange(3), rows, np.zeros(3, np.uint64)))
@@ -128,7 +126,7 @@ def test_compact_writes_one_full_snapshot(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-def test_export_writes_what_the_snapshot_holds(tmp_path: Path, dtype: str) -> None:
+def test_export_writes_the_contents_of_the_snapshot(tmp_path: Path, dtype: str) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
     config = TableConfig("item", 3, dtype, state_width=2)
     table = TableDescription.of(config, has_scores=True)
@@ -172,7 +170,7 @@ def test_export_that_fails_at_its_last_table_leaves_no_file(tmp_path: Path) -> N
     assert not list((tmp_path / "out").iterdir())
 
 
-def test_what_is_no_snapshot_is_told_of(
+def test_a_folder_that_is_not_a_snapshot_is_reported(
     chain: Snapshot, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = Path(chain.url).parent

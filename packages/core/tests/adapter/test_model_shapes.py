@@ -25,7 +25,7 @@ def test_factors_must_match(items: TableConfig) -> None:
     check_factors(TableConfig("users", 2), TableConfig("items", 2))
 
 
-def test_every_adapter_takes_over_what_tables_share() -> None:
+def test_every_adapter_applies_the_shared_settings_of_tables() -> None:
     settings = {
         "initializer": Uniform(-1.0, 1.0),
         "admission": Frequency(3),

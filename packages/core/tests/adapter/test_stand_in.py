@@ -33,7 +33,7 @@ def descended(scale: float) -> Any:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_method_stands_in_for_what_computes_the_same(dtype: str) -> None:
+def test_a_method_replaces_an_optimizer_that_computes_the_same(dtype: str) -> None:
     hyper = SgdHyper(lr=0.1)
     none = np.empty(0, dtype)
     assert is_equal_up_to_rounding(Sgd(), lambda _: hyper, descended(0.1), none, 5)
@@ -45,7 +45,7 @@ def test_a_method_stands_in_for_what_computes_the_same(dtype: str) -> None:
     )
 
 
-def test_a_method_with_another_state_does_not_stand_in() -> None:
+def test_a_method_with_another_state_does_not_replace_an_optimizer() -> None:
     hyper = MomentumHyper(lr=0.1)
     assert not is_equal_up_to_rounding(
         Momentum(), lambda _: hyper, descended(0.1), np.empty(0, "f4"), 5

@@ -70,7 +70,7 @@ def fails_to_put(
 
 
 @pytest.mark.parametrize("is_readable", [True, False])
-def test_a_part_that_others_may_have_seen_is_not_taken_back(
+def test_a_part_that_others_may_have_seen_is_not_removed(
     is_readable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S5, S6: rank 0 may be committing it."""
@@ -91,7 +91,7 @@ def test_a_part_that_others_may_have_seen_is_not_taken_back(
     assert verify_snapshot(snapshot).is_sound
 
 
-def test_a_part_that_nobody_can_have_seen_fails_the_save_of_all_soon(
+def test_a_part_that_no_other_rank_can_have_seen_fails_the_save_on_all_ranks_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sparring.snapshot.commit.GRACE_SECONDS", 0.1)
@@ -107,7 +107,7 @@ def test_a_part_that_nobody_can_have_seen_fails_the_save_of_all_soon(
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
 
 
-def test_steps_keep_no_rows_for_a_save_that_is_being_given_up(
+def test_steps_keep_no_rows_for_a_cancelled_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[Any] = []
@@ -241,7 +241,7 @@ def threads_started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     return names
 
 
-def test_a_compaction_starts_threads_for_the_ranks_that_write_rows_alone(
+def test_a_compaction_starts_threads_only_for_ranks_that_write_rows(
     of_two_ranks: Snapshot, tmp_path: Path, threads_started: list[str]
 ) -> None:
     before = num_threads()
@@ -250,7 +250,7 @@ def test_a_compaction_starts_threads_for_the_ranks_that_write_rows_alone(
     assert num_threads() == before
 
 
-def test_a_save_beside_steps_starts_no_thread_once_it_runs(
+def test_a_running_background_save_starts_no_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the interpreter ends, Python 3.12 starts none."""

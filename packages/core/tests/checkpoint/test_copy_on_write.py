@@ -101,7 +101,7 @@ def many_small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_rows_and_scores_are_those_of_the_moment(storage: Storage, seed: int) -> None:
+def test_rows_and_scores_are_from_the_start_of_the_save(storage: Storage, seed: int) -> None:
     writes = Writes(storage, seed)
     for _ in range(20):
         writes.upsert()
@@ -117,7 +117,7 @@ def test_rows_and_scores_are_those_of_the_moment(storage: Storage, seed: int) ->
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_old_rows_may_be_given_before_their_turn(storage: Storage, seed: int) -> None:
+def test_old_rows_may_be_written_before_their_turn(storage: Storage, seed: int) -> None:
     writes = Writes(storage, seed)
     for _ in range(20):
         writes.upsert()
@@ -143,7 +143,7 @@ def test_old_rows_may_be_given_before_their_turn(storage: Storage, seed: int) ->
     assert found == expected
 
 
-def test_rows_are_those_of_the_moment_beside_a_thread_that_writes(storage: Storage) -> None:
+def test_rows_are_from_the_start_of_the_save_despite_a_concurrent_writer(storage: Storage) -> None:
     writes = Writes(storage, 11)
     for _ in range(20):
         writes.upsert()
@@ -175,7 +175,7 @@ def test_rows_are_those_of_the_moment_beside_a_thread_that_writes(storage: Stora
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_delta_is_what_changed_and_what_is_gone(storage: Storage, seed: int) -> None:
+def test_a_delta_contains_changed_and_erased_rows(storage: Storage, seed: int) -> None:
     writes = Writes(storage, seed)
     for _ in range(20):
         writes.upsert()
@@ -198,7 +198,7 @@ def test_a_delta_is_what_changed_and_what_is_gone(storage: Storage, seed: int) -
     assert len(found) < len(expected)
 
 
-def test_a_write_of_what_was_given_keeps_nothing() -> None:
+def test_a_write_to_rows_that_were_already_saved_keeps_nothing() -> None:
     with open_storage("hkv", TABLE) as storage:
         Writes(storage, 0).upsert(3000)
         frozen = freeze(storage)
@@ -207,7 +207,7 @@ def test_a_write_of_what_was_given_keeps_nothing() -> None:
         assert frozen.undo_bytes == 0
 
 
-def test_clearing_a_table_that_is_saved_fails_the_save() -> None:
+def test_clearing_a_table_during_its_save_fails_the_save() -> None:
     with open_storage("memory", TABLE) as storage:
         Writes(storage, 0).upsert()
         frozen = freeze(storage)
@@ -251,7 +251,7 @@ def test_a_step_waits_while_too_many_old_rows_are_kept() -> None:
 
 
 @pytest.mark.parametrize("backend", ["memory", "hkv"])
-def test_old_rows_leave_while_the_keys_of_a_large_table_are_collected(backend: str) -> None:
+def test_old_rows_are_written_while_the_keys_of_a_large_table_are_collected(backend: str) -> None:
     budget = UndoBudget(1 << 20)
     with open_storage(backend, TABLE) as storage:
         every = np.arange(4000)

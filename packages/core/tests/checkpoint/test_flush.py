@@ -73,7 +73,7 @@ def rows(container: StepContainer) -> list[float]:
     return [float(container.storage(name).find(KEYS).rows.mean()) for name in container.tables]
 
 
-def test_lookups_go_on_beside_a_flush_and_a_step_waits(storages: list[SlowFlush]) -> None:
+def test_lookups_continue_during_a_flush_and_a_step_waits(storages: list[SlowFlush]) -> None:
     films = storages[0]
     with container_of(storages) as container, ThreadPoolExecutor(1) as threads:
         take_step(container, 1.0)
@@ -101,7 +101,7 @@ def test_lookups_go_on_beside_a_flush_and_a_step_waits(storages: list[SlowFlush]
     ],
     ids=["save", "set_state"],
 )
-def test_what_else_moves_rows_waits_for_a_flush(
+def test_other_calls_that_move_rows_wait_for_a_flush(
     storages: list[SlowFlush], change: Callable[[StepContainer, Path], Any], tmp_path: Path
 ) -> None:
     with container_of(storages) as container, ThreadPoolExecutor(1) as threads:
@@ -114,7 +114,7 @@ def test_what_else_moves_rows_waits_for_a_flush(
         changing.result(SECONDS)
 
 
-def test_the_step_after_a_flush_that_failed_says_so_and_can_be_taken_again(
+def test_the_step_after_a_failed_flush_raises_and_can_be_repeated(
     storages: list[SlowFlush],
 ) -> None:
     films, actors = storages
@@ -133,7 +133,7 @@ def test_the_step_after_a_flush_that_failed_says_so_and_can_be_taken_again(
         assert rows(container) == [2.0, 2.0]
 
 
-def test_who_waits_for_a_flush_is_told_of_its_failure_once(storages: list[SlowFlush]) -> None:
+def test_a_waiter_for_a_flush_gets_its_failure_once(storages: list[SlowFlush]) -> None:
     storages[0].failure = StorageIOError("the disk is full")
     for each in storages:
         each.may_end.set()
@@ -147,7 +147,7 @@ def test_who_waits_for_a_flush_is_told_of_its_failure_once(storages: list[SlowFl
         assert [len(each.threads) for each in storages] == [2, 2]
 
 
-def test_a_storage_that_bears_no_readers_is_flushed_within_the_call(
+def test_a_storage_without_concurrent_readers_is_flushed_within_the_call(
     storages: list[SlowFlush],
 ) -> None:
     films, actors = storages
@@ -177,7 +177,7 @@ def test_close_waits_for_a_flush(storages: list[SlowFlush]) -> None:
     assert all(each.is_closed for each in storages)
 
 
-def test_close_leaves_a_storage_to_the_flush_that_goes_on_in_it(storages: list[SlowFlush]) -> None:
+def test_close_leaves_a_storage_open_for_a_flush_that_still_runs(storages: list[SlowFlush]) -> None:
     films, actors = storages
     actors.may_end.set()
     container = container_of(storages)
@@ -194,7 +194,7 @@ def test_close_leaves_a_storage_to_the_flush_that_goes_on_in_it(storages: list[S
     assert actors.is_closed
 
 
-def test_a_storage_that_cannot_be_closed_after_a_flush_hides_no_failure_of_it(
+def test_an_error_of_close_does_not_hide_a_failed_flush(
     storages: list[SlowFlush],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -223,7 +223,7 @@ def test_a_storage_that_cannot_be_closed_after_a_flush_hides_no_failure_of_it(
         container.close()
 
 
-def test_one_that_fails_within_the_call_keeps_no_other_from_its_flush(
+def test_a_failed_flush_within_the_call_does_not_skip_other_storages(
     storages: list[SlowFlush],
 ) -> None:
     films, actors = storages
@@ -282,7 +282,7 @@ def test_a_flush_may_last_longer_than_ranks_wait_for_each_other() -> None:
     check_with_deadlines(check, DEADLINES)
 
 
-def test_ranks_learn_in_time_that_a_flush_beside_goes_on_too_long() -> None:
+def test_ranks_notice_a_flush_that_takes_too_long() -> None:
     def check(deadline: float) -> None:
         both = threading.Barrier(2)
 

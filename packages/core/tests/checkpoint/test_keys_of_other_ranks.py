@@ -90,7 +90,7 @@ def test_a_write_of_a_foreign_key_names_its_owner_and_changes_no_row(call: str) 
     on_ranks(body)
 
 
-def test_the_keys_that_the_message_says_how_to_find_are_taken() -> None:
+def test_the_query_in_the_message_finds_the_keys() -> None:
     def body(container: StepContainer, rank: int) -> int:
         mine = KEYS[container.rendezvous.shard_map().owners[partition(KEYS)] == rank]
         container.storage("item").upsert(mine, rows_of(mine))

@@ -126,7 +126,7 @@ READS: dict[str, Callable[[StepContainer, Path], Any]] = {
 
 
 @pytest.mark.parametrize("read", READS)
-def test_whatever_uses_rows_waits_for_them(
+def test_every_use_of_rows_waits_for_the_load(
     read: str, storages: list[SlowRestore], saved: tuple[str, list[Any]], tmp_path: Path
 ) -> None:
     films = storages[0]
@@ -143,7 +143,7 @@ def test_whatever_uses_rows_waits_for_them(
         assert loading.result(SECONDS).rows == dict.fromkeys(NAMES, len(KEYS))
 
 
-def test_all_of_a_training_comes_with_the_rows(
+def test_all_of_a_training_is_loaded_with_the_rows(
     storages: list[SlowRestore], saved: tuple[str, list[Any]]
 ) -> None:
     url, expected = saved
@@ -158,7 +158,7 @@ def test_all_of_a_training_comes_with_the_rows(
         assert mean(container) == 3.0
 
 
-def test_models_are_built_while_rows_come_in(
+def test_models_are_built_while_rows_are_loaded(
     storages: list[SlowRestore], saved: tuple[str, list[Any]]
 ) -> None:
     with container_of(storages) as container:
@@ -170,7 +170,7 @@ def test_models_are_built_while_rows_come_in(
         assert mean(container) == 3.0
 
 
-def test_a_lookup_begun_before_gives_the_rows_of_the_load(
+def test_a_lookup_that_began_earlier_returns_the_loaded_rows(
     storages: list[SlowRestore], saved: tuple[str, list[Any]]
 ) -> None:
     with container_of(storages) as container, ThreadPoolExecutor(1) as threads:
@@ -184,7 +184,7 @@ def test_a_lookup_begun_before_gives_the_rows_of_the_load(
         assert (finishing.result(SECONDS)[0].rows == 3).all()
 
 
-def test_what_can_be_refused_at_once_is_refused_by_the_call(
+def test_immediate_errors_are_raised_by_the_call(
     storages: list[SlowRestore], tmp_path: Path
 ) -> None:
     with container_of(storages) as container:
@@ -195,7 +195,7 @@ def test_what_can_be_refused_at_once_is_refused_by_the_call(
 
 
 @pytest.mark.parametrize("use", ["lookup", "step", "save", "readable", "load", "close", "ahead"])
-def test_a_failure_is_told_once_with_its_cause_and_half_of_the_rows_are_never_used(
+def test_a_failure_is_raised_once_with_its_cause_and_partial_rows_are_never_used(
     use: str, storages: list[SlowRestore], saved: tuple[str, list[Any]], tmp_path: Path
 ) -> None:
     films, actors = storages
@@ -221,7 +221,7 @@ def test_a_failure_is_told_once_with_its_cause_and_half_of_the_rows_are_never_us
 
 
 @pytest.mark.parametrize("num_rows", [0, 5])
-def test_another_optimizer_does_not_make_a_part_of_the_rows_all_of_them(num_rows: int) -> None:
+def test_another_optimizer_does_not_turn_a_partial_load_into_a_complete_one(num_rows: int) -> None:
     with StepContainer() as container:
         container.declare(table("films"), StorageChoice("memory"))
         storage = container.storage("films")
@@ -232,7 +232,7 @@ def test_another_optimizer_does_not_make_a_part_of_the_rows_all_of_them(num_rows
             container.lookup("films", KEYS)
 
 
-def test_who_asks_the_task_is_told_by_it_alone(
+def test_a_failure_is_raised_only_by_the_task_if_it_is_awaited(
     storages: list[SlowRestore], saved: tuple[str, list[Any]]
 ) -> None:
     actors = storages[1]
@@ -277,7 +277,7 @@ def test_a_wait_that_is_interrupted_stops_the_load(
         assert mean(container) == 3.0
 
 
-def test_a_program_that_fails_meanwhile_does_not_wait_for_all_rows(
+def test_a_program_that_fails_during_a_load_does_not_wait_for_all_rows(
     storages: list[SlowRestore], saved: tuple[str, list[Any]]
 ) -> None:
     films, actors = storages
@@ -296,7 +296,7 @@ def test_a_program_that_fails_meanwhile_does_not_wait_for_all_rows(
     assert actors.is_closed
 
 
-def test_close_waits_for_a_load_no_longer_than_it_may(
+def test_close_waits_for_a_load_only_until_its_deadline(
     storages: list[SlowRestore], saved: tuple[str, list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     films, actors = storages
@@ -318,7 +318,7 @@ def test_close_waits_for_a_load_no_longer_than_it_may(
         container.lookup("films", KEYS)
 
 
-def test_a_storage_that_cannot_be_closed_after_a_load_keeps_no_other_open_and_hides_no_error(
+def test_a_storage_that_fails_to_close_after_a_load_leaves_no_other_open_and_hides_no_error(
     storages: list[SlowRestore],
     saved: tuple[str, list[Any]],
     monkeypatch: pytest.MonkeyPatch,
@@ -346,7 +346,7 @@ def test_a_storage_that_cannot_be_closed_after_a_load_keeps_no_other_open_and_hi
     container.close()
 
 
-def test_a_load_that_was_cancelled_changes_nothing(
+def test_a_cancelled_load_changes_nothing(
     storages: list[SlowRestore], saved: tuple[str, list[Any]]
 ) -> None:
     with container_of(storages) as container:
@@ -361,7 +361,7 @@ def test_a_load_that_was_cancelled_changes_nothing(
     assert not storages[0].threads
 
 
-def test_a_load_that_the_event_loop_refuses_never_begins(
+def test_a_load_that_the_event_loop_rejects_never_begins(
     storages: list[SlowRestore], saved: tuple[str, list[Any]]
 ) -> None:
     container = container_of(storages)

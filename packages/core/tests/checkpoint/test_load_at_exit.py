@@ -49,7 +49,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_program_that_ends_without_closing_waits_for_its_rows(way: str, tmp_path: Path) -> None:
+def test_a_program_that_exits_without_closing_waits_for_its_rows(way: str, tmp_path: Path) -> None:
     ended = run(tmp_path, way, "left open")
     code, message = WAYS[way]
     assert (ended.returncode, message in ended.stderr) == (code, True), ended.stderr
@@ -66,14 +66,14 @@ def test_a_block_that_ends_waits_for_its_rows_unless_by_an_error(way: str, tmp_p
     assert (tmp_path / "0.loaded").exists() == (way == "end")
 
 
-def test_a_program_does_not_wait_for_ever(tmp_path: Path) -> None:
+def test_a_program_does_not_wait_forever(tmp_path: Path) -> None:
     ended = run(tmp_path, "too slow", "left open")
     assert ended.returncode == 0
     assert "at exit: load of" in ended.stderr
     assert not (tmp_path / "0.loaded").exists()
 
 
-def test_files_are_read_where_no_thread_can_be_started_any_more(
+def test_files_are_read_even_if_no_thread_can_be_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: threading.Thread) -> None:
@@ -101,7 +101,7 @@ def start_ranks(folder: Path, way: str) -> list[subprocess.Popen[str]]:
 
 @needs_gloo
 @pytest.mark.alone
-def test_ranks_wait_for_their_rows_before_they_part(tmp_path: Path) -> None:
+def test_ranks_wait_for_their_rows_before_they_exit(tmp_path: Path) -> None:
     processes = start_ranks(tmp_path, "end")
     for process in processes:
         _, errors = process.communicate(timeout=60)

@@ -98,7 +98,7 @@ def error_of(call: Callable[[], object]) -> SparringError:
     return caught.value
 
 
-def test_ranks_meet_nobody_before_all_have_loaded(url: str) -> None:
+def test_ranks_do_not_communicate_before_all_have_loaded(url: str) -> None:
     def body(container: StepContainer, _: SlowRestore) -> list[float]:
         container.load(url, blocking=False)
         ranks = Ranks(container.collective, container.quiesce)
@@ -133,7 +133,7 @@ CALLS: dict[str, Callable[[StepContainer, str], object]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_rank_that_fails_fails_what_all_ranks_do_next(call: str, url: str) -> None:
+def test_a_failure_of_one_rank_fails_the_next_call_on_all_ranks(call: str, url: str) -> None:
     def body(container: StepContainer, storage: SlowRestore) -> SparringError:
         is_broken = container.collective.rank == BROKEN
         if is_broken:
@@ -155,7 +155,7 @@ def test_a_rank_that_fails_fails_what_all_ranks_do_next(call: str, url: str) -> 
         assert BROKEN in {rank, error.__cause__.details.get("rank")}
 
 
-def test_a_failure_that_one_rank_has_seen_is_told_to_all_that_have_not(url: str) -> None:
+def test_a_failure_that_one_rank_has_seen_is_reported_to_all_others(url: str) -> None:
     def body(container: StepContainer, storage: SlowRestore) -> SparringError:
         is_broken = container.collective.rank == BROKEN
         if is_broken:
@@ -170,7 +170,7 @@ def test_a_failure_that_one_rank_has_seen_is_told_to_all_that_have_not(url: str)
         assert isinstance(error, (BackgroundError, InterruptedLoadError))
 
 
-def test_a_rank_that_stops_its_load_tells_the_others(url: str) -> None:
+def test_a_rank_that_stops_its_load_notifies_the_others(url: str) -> None:
     def body(container: StepContainer, storage: SlowRestore) -> str:
         loading = container.load(url, blocking=False)
         if container.collective.rank == BROKEN:
@@ -182,7 +182,7 @@ def test_a_rank_that_stops_its_load_tells_the_others(url: str) -> None:
         assert rank == BROKEN or f"rank {BROKEN} failed" in error
 
 
-def test_a_rank_that_cancels_its_load_tells_the_others_at_once(url: str) -> None:
+def test_a_rank_that_cancels_its_load_notifies_the_others_at_once(url: str) -> None:
     report_failure = threading.Barrier(WORLD_SIZE, timeout=SECONDS)
 
     def body(container: StepContainer, storage: SlowRestore) -> None:
@@ -216,7 +216,7 @@ def test_close_waits_for_the_load_of_all_ranks(url: str) -> None:
     assert sum(on_ranks(body)) == len(KEYS)
 
 
-def test_a_rank_that_is_gone_is_a_peer_failure_within_the_deadline(url: str) -> None:
+def test_a_killed_rank_is_a_peer_failure_within_the_deadline(url: str) -> None:
     has_left = threading.Event()
 
     def body(container: StepContainer, storage: SlowRestore) -> Any:

@@ -114,7 +114,7 @@ def stack(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
     return chosen
 
 
-def test_a_training_goes_on_from_a_snapshot_as_if_it_had_never_stopped(
+def test_training_continues_from_a_snapshot_as_if_never_interrupted(
     stack: tuple[str, dict[str, Any]], tmp_path: Path
 ) -> None:
     url = str(tmp_path / "step-5")
@@ -137,7 +137,7 @@ def test_a_training_goes_on_from_a_snapshot_as_if_it_had_never_stopped(
         assert counted(container) == expected_counts
 
 
-def test_what_is_saved_beside_steps_is_one_step_of_all_tables(
+def test_a_background_save_contains_one_step_of_all_tables(
     stack: tuple[str, dict[str, Any]], tmp_path: Path
 ) -> None:
     with make(stack[0], **stack[1]) as container:
@@ -158,7 +158,7 @@ def test_what_is_saved_beside_steps_is_one_step_of_all_tables(
             assert contents(container) == expected
 
 
-def test_steps_wait_for_a_save_that_holds_as_many_old_rows_as_it_may(
+def test_steps_wait_for_a_save_that_keeps_too_many_old_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate, chunks = threading.Event(), CopyOnWriteView.chunks
@@ -210,7 +210,7 @@ def test_saving_a_stack_promotes_none_of_the_rows_that_it_reads(tmp_path: Path) 
         assert tiers[0].evictions <= hot + 1
 
 
-def test_a_save_that_cannot_begin_loses_none_of_the_keys_that_changed(tmp_path: Path) -> None:
+def test_a_save_that_cannot_begin_loses_no_changed_keys(tmp_path: Path) -> None:
     base, delta = str(tmp_path / "base"), str(tmp_path / "delta")
     with make() as container:
         step(container, 0)
@@ -234,7 +234,7 @@ def _refuse(*_: object, **__: object) -> Any:
     raise DeadlineError("no room")
 
 
-def test_deltas_lead_to_the_rows_of_their_step(
+def test_deltas_restore_the_rows_of_their_step(
     stack: tuple[str, dict[str, Any]], tmp_path: Path
 ) -> None:
     options = SaveOptions(is_base=True)
@@ -261,7 +261,7 @@ def test_deltas_lead_to_the_rows_of_their_step(
                 assert strip(rows) == strip(expected[name])
 
 
-def test_a_delta_that_is_no_base_has_no_row_of_steps_that_follow_it(
+def test_a_delta_that_is_not_a_base_has_no_row_of_later_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base, delta = str(tmp_path / "base"), str(tmp_path / "delta")
@@ -295,7 +295,7 @@ def test_a_delta_needs_its_base_to_be_the_last_one(tmp_path: Path) -> None:
             container.save(str(tmp_path / "delta"), base=str(tmp_path / "full"))
 
 
-def test_a_full_snapshot_is_written_where_too_many_keys_changed(
+def test_a_full_snapshot_is_written_if_too_many_keys_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with make() as container:
@@ -310,7 +310,7 @@ def test_a_full_snapshot_is_written_where_too_many_keys_changed(
         assert "a full snapshot is written" in caplog.text
 
 
-def test_a_save_that_fails_is_told_by_the_next_step_and_training_goes_on(tmp_path: Path) -> None:
+def test_a_failed_save_is_raised_by_the_next_step_and_training_continues(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     with make() as container, make() as plain:
         step(container, 0)
@@ -331,7 +331,7 @@ def test_a_save_that_fails_is_told_by_the_next_step_and_training_goes_on(tmp_pat
         container.save(str(tmp_path / "again"))
 
 
-def test_saves_beside_steps_change_no_counter_of_tiers(tmp_path: Path) -> None:
+def test_background_saves_change_no_counter_of_tiers(tmp_path: Path) -> None:
     def counts(saves: bool) -> list[Any]:
         # Within, as a row that is on its way is not promoted, and how long it is depends on others.
         with make("tiered", **STACKS[4][1], write_back="inline") as container:
@@ -350,7 +350,7 @@ def test_saves_beside_steps_change_no_counter_of_tiers(tmp_path: Path) -> None:
     assert counts(saves=True) == counts(saves=False)
 
 
-def test_why_a_save_failed_is_not_hidden_by_what_could_not_be_removed(
+def test_the_reason_of_a_failed_save_is_not_hidden_by_a_failed_removal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails(_self: SnapshotWriter, _cause: BaseException) -> None:
@@ -376,7 +376,9 @@ def _break_next_save(container: StepContainer) -> None:
     storage._find_impl = broken  # type: ignore[method-assign]
 
 
-def test_state_comes_back_and_names_of_the_container_are_refused(tmp_path: Path) -> None:
+def test_state_is_restored_and_names_reserved_for_the_container_are_rejected(
+    tmp_path: Path,
+) -> None:
     url = str(tmp_path / "one")
     with make() as container:
         states = {"mine": State({"epoch": 2}, {"weights": np.arange(5.0)})}
@@ -401,7 +403,7 @@ def test_closing_waits_for_a_save(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["join", "close", "a second save"])
-def test_a_save_that_somebody_waits_for_does_not_pause(tmp_path: Path, way: str) -> None:
+def test_a_save_that_is_being_awaited_does_not_pause(tmp_path: Path, way: str) -> None:
     with make() as container:
         step(container, 0)
         # With pauses it would take an hour and more.
@@ -419,7 +421,7 @@ def test_a_save_that_somebody_waits_for_does_not_pause(tmp_path: Path, way: str)
         assert task.result(0.0).step == 1
 
 
-def test_embeddings_alone_are_loaded_where_there_is_no_optimizer(tmp_path: Path) -> None:
+def test_only_embeddings_are_loaded_without_an_optimizer(tmp_path: Path) -> None:
     url = str(tmp_path / "one")
     with make() as container:
         step(container, 0)
@@ -434,7 +436,7 @@ def test_embeddings_alone_are_loaded_where_there_is_no_optimizer(tmp_path: Path)
             np.testing.assert_array_equal(found.rows, expected.rows)
 
 
-def test_other_tables_are_refused_before_anything_changes(tmp_path: Path) -> None:
+def test_other_tables_are_rejected_before_anything_changes(tmp_path: Path) -> None:
     url = str(tmp_path / "one")
     with make() as container:
         step(container, 0)
@@ -454,7 +456,7 @@ def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparring.engine.checkpoint.copy_on_write._GROUP_BYTES", 1 << 11)
 
 
-def test_a_child_that_is_forked_amid_a_save_is_refused_and_makes_its_own(
+def test_a_child_forked_during_a_save_is_rejected_and_can_create_its_own_container(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_amid, may_go_on, write = threading.Event(), threading.Event(), SnapshotWriter.write_table

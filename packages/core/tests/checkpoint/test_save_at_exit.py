@@ -32,7 +32,7 @@ def numbers_in(url: Path) -> set[float]:
 
 @pytest.mark.parametrize("closed", ["closed", "left open"])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_program_that_ends_finishes_its_save(way: str, closed: str, tmp_path: Path) -> None:
+def test_a_program_that_exits_finishes_its_save(way: str, closed: str, tmp_path: Path) -> None:
     command = [sys.executable, str(PROGRAM), str(tmp_path), way, closed]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     code, message = WAYS[way]
@@ -42,9 +42,7 @@ def test_a_program_that_ends_finishes_its_save(way: str, closed: str, tmp_path: 
 
 
 @pytest.mark.parametrize("closed", ["closed", "left open"])
-def test_a_save_that_is_not_waited_for_leaves_the_older_snapshot(
-    closed: str, tmp_path: Path
-) -> None:
+def test_a_save_that_is_not_awaited_leaves_the_older_snapshot(closed: str, tmp_path: Path) -> None:
     command = [sys.executable, str(PROGRAM), str(tmp_path), "too slow", closed]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=25, check=False)
     assert ended.returncode == (1 if closed == "closed" else 0), ended.stderr

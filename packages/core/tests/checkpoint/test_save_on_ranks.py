@@ -120,7 +120,7 @@ def train(world_size: int, first: int, last: int, load: str | None, save: str | 
 
 @pytest.mark.parametrize("before", [1, 2, 3])
 @pytest.mark.parametrize("after", [1, 2, 4])
-def test_any_number_of_ranks_goes_on(before: int, after: int, tmp_path: Path) -> None:
+def test_any_number_of_ranks_continues(before: int, after: int, tmp_path: Path) -> None:
     expected, expected_dropped = train(before, 0, 20, None, None)
     url = str(tmp_path / "step-10")
     saved, _ = train(before, 0, 10, None, url)
@@ -135,7 +135,7 @@ def test_any_number_of_ranks_goes_on(before: int, after: int, tmp_path: Path) ->
         assert went_on == expected
 
 
-def test_ranks_that_own_other_partitions_take_over_what_they_own(tmp_path: Path) -> None:
+def test_ranks_with_other_partitions_load_the_rows_that_they_own(tmp_path: Path) -> None:
     url = str(tmp_path / "step-10")
     saved, _ = train(2, 0, 10, None, url)
     moved = ShardMap(ShardMap.balanced(2).owners[::-1], 2)
@@ -149,7 +149,7 @@ def test_ranks_that_own_other_partitions_take_over_what_they_own(tmp_path: Path)
     assert joined([rows for rows, _ in run_ranks(2, body)]) == saved
 
 
-def test_ranks_save_deltas_beside_steps(tmp_path: Path) -> None:
+def test_ranks_save_deltas_in_the_background(tmp_path: Path) -> None:
     full, delta = str(tmp_path / "full"), str(tmp_path / "delta")
     options = SaveOptions(is_base=True)
 
@@ -171,7 +171,7 @@ def test_ranks_save_deltas_beside_steps(tmp_path: Path) -> None:
     assert loaded == expected
 
 
-def test_after_a_commit_that_failed_ranks_agree_on_a_base_again(
+def test_after_a_failed_commit_ranks_agree_on_a_base_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit, calls = SnapshotWriter.commit, []
@@ -207,7 +207,7 @@ def test_after_a_commit_that_failed_ranks_agree_on_a_base_again(
     assert train(2, 0, 0, str(tmp_path / "s4"), None)[0] == expected
 
 
-def test_state_of_ranks_comes_back_to_each(tmp_path: Path) -> None:
+def test_state_of_ranks_is_restored_on_each(tmp_path: Path) -> None:
     url = str(tmp_path / "one")
 
     def save(collective: Collective) -> None:
@@ -226,7 +226,7 @@ def test_state_of_ranks_comes_back_to_each(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("broken", [0, 1])
-def test_a_rank_that_fails_fails_the_save_of_all(broken: int, tmp_path: Path) -> None:
+def test_a_failing_rank_fails_the_save_on_all(broken: int, tmp_path: Path) -> None:
     url = str(tmp_path / "one")
 
     def body(collective: Collective) -> str:
@@ -282,7 +282,9 @@ def test_a_save_begins_on_all_ranks_or_on_none(
 
 
 @pytest.mark.parametrize("broken", [0, 1, 2])
-def test_a_rank_that_fails_beside_steps_is_told_of_by_all_soon(broken: int, tmp_path: Path) -> None:
+def test_a_rank_that_fails_in_the_background_is_soon_reported_on_all(
+    broken: int, tmp_path: Path
+) -> None:
     def body(collective: Collective) -> list[str]:
         with make(collective) as container:
             step(container, 0)
@@ -309,7 +311,7 @@ def test_a_rank_that_fails_beside_steps_is_told_of_by_all_soon(broken: int, tmp_
     assert sorted(path.name for path in tmp_path.iterdir()) == ["two"]
 
 
-def test_a_commit_that_fails_fails_the_save_of_all(
+def test_a_failed_commit_fails_the_save_on_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish, refused = LocalRoot.publish, []
@@ -345,7 +347,9 @@ def test_a_commit_that_fails_fails_the_save_of_all(
     assert train(2, 0, 0, str(tmp_path / "s3"), None)[0] == expected
 
 
-def test_a_rank_that_dies_in_a_save_leaves_the_others_a_deadline(tmp_path: Path) -> None:
+def test_a_rank_that_dies_during_a_save_causes_a_deadline_error_on_the_others(
+    tmp_path: Path,
+) -> None:
     def body(collective: Collective) -> str:
         token = "one-attempt"
         options = {
@@ -403,7 +407,7 @@ def test_a_rank_that_cannot_load_stops_all_before_anything_changes(tmp_path: Pat
     assert "no table 'more'" in errors[1]
 
 
-def test_ranks_that_load_read_what_they_own_and_no_more(
+def test_ranks_that_load_read_only_the_rows_that_they_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S4"""

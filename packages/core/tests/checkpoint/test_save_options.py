@@ -30,12 +30,12 @@ from sparring.snapshot.retention import list_snapshots
         {"deadline_second": 1.0},
     ],
 )
-def test_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+def test_options_out_of_range_are_rejected(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
         SaveOptions(**wrong)
 
 
-def test_a_state_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_state_is_rejected(tmp_path: Path) -> None:
     with StepContainer() as container, pytest.raises(InvalidArgumentError, match=r"State.*int"):
         container.save(str(tmp_path / "a"), states={"a": 1})  # type: ignore[dict-item]
     assert not list(tmp_path.iterdir())

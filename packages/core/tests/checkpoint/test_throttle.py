@@ -96,7 +96,7 @@ def test_all_threads_of_a_save_share_one_share(clock: Clock) -> None:
     assert clock.now - begin == pytest.approx(0.04 / 0.2)
 
 
-def test_time_in_which_a_save_waited_for_a_disk_is_not_made_up_for(clock: Clock) -> None:
+def test_the_time_of_waiting_for_a_disk_is_not_caught_up(clock: Clock) -> None:
     made = paced(clock, 0.5)
     made.begin()
     clock.now += 10.0
@@ -105,7 +105,7 @@ def test_time_in_which_a_save_waited_for_a_disk_is_not_made_up_for(clock: Clock)
     assert clock.slept == pytest.approx(0.1)
 
 
-def test_a_save_does_not_pause_while_its_room_for_old_rows_runs_out(clock: Clock) -> None:
+def test_a_save_does_not_pause_when_it_runs_out_of_space_for_old_rows(clock: Clock) -> None:
     budget = UndoBudget(100)
     made = paced(clock, 0.1, budget)
     made.begin()
@@ -121,7 +121,7 @@ def test_a_save_does_not_pause_while_its_room_for_old_rows_runs_out(clock: Clock
     assert clock.slept == pytest.approx(0.9)
 
 
-def test_a_save_pauses_no_more_once_somebody_waits_for_it(clock: Clock) -> None:
+def test_a_save_stops_pausing_once_it_is_awaited(clock: Clock) -> None:
     made = Throttle(1e-9, UndoBudget(100))
     made.begin()
     made.unthrottle()
@@ -158,7 +158,7 @@ def tables() -> Iterator[list[Storage]]:
         storage.close()
 
 
-def test_old_rows_of_a_table_whose_turn_has_not_come_are_written_before_room_runs_out(
+def test_old_rows_of_a_later_table_are_written_before_space_runs_out(
     tables: list[Storage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(freezing, "_GROUP_BYTES", 1 << 10)

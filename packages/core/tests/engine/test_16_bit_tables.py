@@ -81,7 +81,7 @@ def test_a_row_is_embedding_gap_and_state(dtype: str, dim: int, state_width: int
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [1, 2, 3, 4, 7, 64])
 @pytest.mark.parametrize("state_width", [0, 1, 2, 9])
-def test_native_code_lays_rows_out_alike(dtype: str, dim: int, state_width: int) -> None:
+def test_native_code_has_the_same_row_layout(dtype: str, dim: int, state_width: int) -> None:
     table = TableConfig("t", dim, dtype, state_width=state_width)
     view = _native.TableView(dtype, kernels.initializer_spec(table))
     storage = open_storage("memory", table)
@@ -93,12 +93,12 @@ def test_native_code_lays_rows_out_alike(dtype: str, dim: int, state_width: int)
     ("given", "name"),
     [(np.float16, "float16"), (np.dtype("float16"), "float16"), (ml_dtypes.bfloat16, "bfloat16")],
 )
-def test_dtypes_may_be_given_as_numpy_has_them(given: Any, name: str) -> None:
+def test_numpy_dtypes_are_accepted(given: Any, name: str) -> None:
     assert TableConfig("t", 3, given).dtype == name
 
 
 @pytest.mark.parametrize("wrong", ["half", "bf16", "int8", np.int16, ml_dtypes.float8_e4m3fn, 16])
-def test_other_dtypes_are_refused_with_those_that_there_are(wrong: Any) -> None:
+def test_other_dtypes_are_rejected_with_the_supported_ones(wrong: Any) -> None:
     with pytest.raises(
         InvalidArgumentError, match="must be one of float32, float64, float16, bfloat16"
     ):
@@ -109,7 +109,7 @@ def test_other_dtypes_are_refused_with_those_that_there_are(wrong: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-def test_lookups_give_float32_of_what_is_stored(dtype: str) -> None:
+def test_lookups_return_stored_values_as_float32(dtype: str) -> None:
     made = StepContainer()
     made.declare(half_table(dtype), MEMORY)
     ids = np.array([5, -1, 5, 9])
@@ -284,7 +284,7 @@ def test_the_fused_step_and_the_step_by_rows_give_the_same_bits(
 
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_ranks_hold_the_rows_of_one_process(dtype: str, world_size: int) -> None:
+def test_ranks_have_the_rows_of_one_process(dtype: str, world_size: int) -> None:
     def train(collective: Collective | None, rendezvous: Rendezvous | None) -> Any:
         made = StepContainer(collective=collective, rendezvous=rendezvous, reduction=Reduction.SUM)
         made.declare(half_table(dtype), MEMORY)
@@ -336,7 +336,7 @@ def test_embeddings_keep_their_bits_when_the_state_is_replaced(dtype: str) -> No
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-def test_many_small_steps_arrive_on_average_where_float32_does(dtype: str) -> None:
+def test_the_mean_of_many_small_steps_equals_float32(dtype: str) -> None:
     num_rows, dim, num_steps, rate = 4_000, 8, 64, 1e-5
     keys = np.arange(num_rows)
     gradients = np.ones((num_rows, dim), np.float32)

@@ -79,7 +79,7 @@ def values(made: StepContainer, ids: Sequence[int], table: str = "t") -> list[fl
 
 @ROUTES
 @pytest.mark.parametrize("storage", STORAGES)
-def test_an_id_earns_a_row_in_the_kth_step(apply: Apply, storage: str) -> None:
+def test_an_id_gets_a_row_in_the_kth_step(apply: Apply, storage: str) -> None:
     made = container_of(storage=storage)
     for ids, num_rows, num_dropped in (
         ([7, 9], 0, 2),
@@ -110,7 +110,7 @@ def test_an_id_counts_once_in_a_step_however_often_it_comes(apply: Apply) -> Non
 
 
 @ROUTES
-def test_looking_up_counts_nothing(apply: Apply) -> None:
+def test_lookups_count_nothing(apply: Apply) -> None:
     made = container_of()
     for _ in range(5):
         made.lookup("t", np.array([7]), is_registered=False)
@@ -147,7 +147,7 @@ def test_rows_that_are_skipped_are_not_counted(apply: Apply) -> None:
 
 @ROUTES
 @pytest.mark.parametrize("backend", STORAGES)
-def test_a_step_without_room_counts_nothing(apply: Apply, backend: str) -> None:
+def test_a_step_that_exceeds_the_capacity_counts_nothing(apply: Apply, backend: str) -> None:
     full = TableConfig("full", 2, **ZEROS)
     made = container_of(TABLE)
     made.declare(full, StorageChoice(backend, {"capacity": 1, "policy": "none"}))
@@ -163,7 +163,7 @@ def test_a_step_without_room_counts_nothing(apply: Apply, backend: str) -> None:
 
 @ROUTES
 @pytest.mark.parametrize("backend", STORAGES)
-def test_only_admitted_ids_need_room(apply: Apply, backend: str) -> None:
+def test_only_admitted_ids_need_capacity(apply: Apply, backend: str) -> None:
     storage = StorageChoice(backend, {"capacity": 2, "policy": "none"})
     made = container_of(storage=storage)
     train(made, [1, 2, 3, 4, 5], apply)
@@ -194,7 +194,7 @@ def test_an_update_that_raises_counts_nothing() -> None:
 
 
 @ROUTES
-def test_each_table_has_a_filter_of_its_own(apply: Apply) -> None:
+def test_each_table_has_a_separate_filter(apply: Apply) -> None:
     made = container_of(
         TABLE,
         TableConfig("all", 2, **ZEROS),
@@ -230,7 +230,7 @@ def test_both_routes_admit_the_same_ids(storage: str) -> None:
         assert 0 < rows[0][0] < len({each for batch in batches for each in batch})
 
 
-def test_an_evicted_id_must_be_admitted_anew() -> None:
+def test_an_evicted_id_must_be_admitted_again() -> None:
     made = container_of(storage=StorageChoice("memory", {"capacity": 1, "policy": "lru"}))
     for ids in ([1], [1], [2], [2]):
         train(made, ids, by_rows)
@@ -241,7 +241,7 @@ def test_an_evicted_id_must_be_admitted_anew() -> None:
     assert values(made, [1, 2]) == [-1, 0]
 
 
-def test_two_ranks_admit_what_one_process_admits() -> None:
+def test_two_ranks_admit_the_same_ids_as_one_process() -> None:
     random = np.random.default_rng(9)
     batches = [[random.integers(0, 60, 20).tolist() for _ in range(2)] for _ in range(6)]
     alone = container_of(TableConfig("t", 2, admission=Frequency(3), **ZEROS))
@@ -275,7 +275,7 @@ def test_admission_is_part_of_the_declaration() -> None:
         made.declare(TableConfig("t", 2, admission=Frequency(3), **ZEROS))
 
 
-def test_a_storage_may_be_given_open() -> None:
+def test_an_open_storage_is_accepted() -> None:
     made = StepContainer()
     made.declare(TABLE, open_storage("memory", TABLE))
     for _ in range(2):
@@ -283,7 +283,7 @@ def test_a_storage_may_be_given_open() -> None:
     assert (made.num_rows("t"), made.num_not_admitted("t")) == (1, 1)
 
 
-def test_ids_that_a_full_filter_forgets_are_told() -> None:
+def test_ids_that_a_full_filter_forgets_are_reported() -> None:
     made = container_of(
         TableConfig("t", 2, admission=Frequency(3, memory_bytes=768), **ZEROS),
         TableConfig("all", 2, **ZEROS),

@@ -56,7 +56,7 @@ def step(made: StepContainer, ids: Any = KEYS, gradient: float = 1.0, method: st
     made.apply_methods({"item": choice})
 
 
-def test_gradients_that_are_not_finite_are_skipped_as_the_message_says() -> None:
+def test_non_finite_gradients_are_skipped_as_the_message_advises() -> None:
     with container() as made, pytest.raises(NonFiniteGradientError) as caught:
         step(made, gradient=np.nan)
     (given,) = re.findall(r"choose (\w+)='(\w+)'", str(caught.value))
@@ -87,7 +87,7 @@ def test_a_full_storage_takes_rows_once_the_advice_is_followed(policy: str) -> N
 
 
 @pytest.mark.parametrize("options", [{"capacity": 40}, {"capacity": 20, "policy": "lru"}])
-def test_a_step_finds_room_once_the_advice_is_followed(options: Any) -> None:
+def test_a_step_fits_once_the_advice_is_followed(options: Any) -> None:
     with container(options={"capacity": 20}) as made:
         step(made)
         with pytest.raises(CapacityError, match="Raise its capacity, or choose a policy that evic"):
@@ -106,7 +106,7 @@ def test_a_step_finds_memory_once_the_budget_is_raised() -> None:
         step(made)
 
 
-def test_ids_of_another_dtype_are_taken_as_the_message_writes_them() -> None:
+def test_ids_of_another_dtype_are_accepted_as_the_message_converts_them() -> None:
     with container() as made:
         ids = KEYS.astype(np.int32)
         with pytest.raises(InvalidArgumentError) as caught:
@@ -139,7 +139,7 @@ def test_another_method_starts_after_the_call_that_is_named() -> None:
         assert made.num_rows("item") == 20
 
 
-def test_a_delta_is_saved_after_the_save_that_the_message_asks_for(tmp_path: Path) -> None:
+def test_a_delta_is_saved_after_the_save_that_the_message_requires(tmp_path: Path) -> None:
     full, delta = str(tmp_path / "full"), str(tmp_path / "delta")
     with container() as made:
         step(made)
@@ -169,7 +169,7 @@ def test_an_older_snapshot_is_loaded_after_a_damaged_one(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["step-9", ""])
-def test_a_snapshot_that_is_not_there_is_found_by_the_command_that_is_named(
+def test_a_missing_snapshot_is_found_by_the_command_that_is_named(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with container() as made:
@@ -182,7 +182,7 @@ def test_a_snapshot_that_is_not_there_is_found_by_the_command_that_is_named(
     assert "step-1" in capsys.readouterr().out
 
 
-def test_the_tables_of_a_snapshot_are_named_as_the_message_says(tmp_path: Path) -> None:
+def test_tables_of_a_snapshot_are_listed_as_the_message_advises(tmp_path: Path) -> None:
     url = str(tmp_path / "both")
     with container() as made:
         step(made)

@@ -49,7 +49,7 @@ def test_rows_get_the_state_of_new_rows(is_before: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
-def test_embeddings_become_those_of_the_tables_dtype(dtype: str) -> None:
+def test_embeddings_are_converted_to_the_dtype_of_the_table(dtype: str) -> None:
     with StepContainer() as container:
         container.declare(TableConfig("item", 2, dtype), StorageChoice("memory"))
         container.assign("item", np.array([3], np.uint8), [[1, 2]])
@@ -58,7 +58,7 @@ def test_embeddings_become_those_of_the_tables_dtype(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("placement", ["sharded", "replicated"])
-def test_rows_go_to_their_owners(
+def test_rows_are_sent_to_their_owners(
     placement: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(assigning, "_CHUNK_ROWS", 16)
@@ -85,7 +85,7 @@ def test_rows_go_to_their_owners(
     assert sum(len(chunk) for chunk in saved) == 80
 
 
-def test_a_delta_has_assigned_rows(tmp_path: Path) -> None:
+def test_a_delta_contains_assigned_rows(tmp_path: Path) -> None:
     with StepContainer() as container:
         container.declare(TableConfig("item", 2), StorageChoice("memory"))
         container.assign("item", [1, 2], rows_of([1, 2]))
@@ -95,7 +95,7 @@ def test_a_delta_has_assigned_rows(tmp_path: Path) -> None:
         assert delta.rows == {"item": 1}
 
 
-def test_a_save_that_runs_is_not_the_newest_after_an_assignment(tmp_path: Path) -> None:
+def test_a_running_save_is_not_the_newest_after_an_assignment(tmp_path: Path) -> None:
     with StepContainer() as container:
         container.declare(TableConfig("item", 2), StorageChoice("memory"))
         container.assign("item", [1], rows_of([1]))
@@ -115,7 +115,7 @@ def test_a_save_that_runs_is_not_the_newest_after_an_assignment(tmp_path: Path) 
         ([2**63], np.zeros((1, 2)), "must fit into int64, found 9223372036854775808"),
     ],
 )
-def test_what_fits_no_table_is_refused(keys: Any, embeddings: Any, message: str) -> None:
+def test_values_that_fit_no_table_are_rejected(keys: Any, embeddings: Any, message: str) -> None:
     with StepContainer() as container:
         container.declare(TableConfig("item", 2), StorageChoice("memory"))
         with pytest.raises(InvalidArgumentError, match=message):
@@ -123,7 +123,7 @@ def test_what_fits_no_table_is_refused(keys: Any, embeddings: Any, message: str)
         assert container.num_rows("item") == 0
 
 
-def test_what_one_rank_refuses_all_ranks_refuse() -> None:
+def test_a_rejection_on_one_rank_is_raised_on_all() -> None:
     def body(collective: Collective) -> list[str]:
         with StepContainer(collective=collective, rendezvous=ThreadRendezvous(2)) as container:
             container.declare(TableConfig("item", 2), StorageChoice("memory", {"capacity": 30}))

@@ -75,7 +75,7 @@ def planned(
     return run_ranks(world_size, body)
 
 
-def test_rank_0_plans_and_all_ranks_get_its_answer() -> None:
+def test_rank_0_plans_and_all_ranks_receive_the_plan() -> None:
     planner = Planner()
     made = planned(3, planner.manager())
     assert [each.world_size for each in planner.asked] == [3]
@@ -91,7 +91,7 @@ def test_one_rank_needs_no_plan() -> None:
 
 
 @pytest.mark.parametrize("nodes", [[2, 2], [4], [1, 1, 1, 1]], ids=str)
-def test_a_planner_is_told_of_equal_nodes(nodes: list[int]) -> None:
+def test_a_planner_receives_equal_nodes(nodes: list[int]) -> None:
     planner = Planner()
     (made, *_) = planned(4, planner.manager(), nodes)
     assert [each.ranks_per_node for each in planner.asked] == [nodes[0]]
@@ -99,7 +99,7 @@ def test_a_planner_is_told_of_equal_nodes(nodes: list[int]) -> None:
 
 
 @pytest.mark.parametrize("nodes", [[3, 1], [1, 3], [2, 1, 1]], ids=str)
-def test_of_uneven_nodes_each_rank_is_planned_as_one(nodes: list[int]) -> None:
+def test_ranks_of_uneven_nodes_are_planned_as_single_nodes(nodes: list[int]) -> None:
     planner = Planner()
     made = planned(4, planner.manager(), nodes)
     assert [each.ranks_per_node for each in planner.asked] == [1]
@@ -107,7 +107,7 @@ def test_of_uneven_nodes_each_rank_is_planned_as_one(nodes: list[int]) -> None:
     assert "different numbers of ranks" in made[0].assumptions[0]
 
 
-def test_without_a_planner_tables_are_row_wise_and_a_sentence_says_so() -> None:
+def test_without_a_planner_tables_are_row_wise_and_a_message_is_logged() -> None:
     made = planned(2, make_plugin_manager(entry_points=False))
     assert [each.sharding.tables for each in made] == [{}, {}]
     (sentence,) = made[1].assumptions
@@ -125,7 +125,7 @@ def test_without_a_planner_tables_are_row_wise_and_a_sentence_says_so() -> None:
         ({"user": "row_wise"}, PluginError, "must return a PlanResult, found dict"),
     ],
 )
-def test_all_ranks_raise_what_rank_0_raised(answer: Any, error: type, words: str) -> None:
+def test_all_ranks_raise_the_error_of_rank_0(answer: Any, error: type, words: str) -> None:
     manager = Planner(answer).manager()
 
     def body(collective: Collective) -> str:
@@ -171,7 +171,7 @@ def test_a_path_is_read_by_the_planner(reads_files: bool, tmp_path: Path) -> Non
     assert asked == [(str(path), PlanRequest(tuple(TABLES), 2))] * (2 if reads_files else 0)
 
 
-def test_a_job_takes_a_plan_as_it_is_given_and_makes_that_of_auto(
+def test_a_job_keeps_an_explicit_plan_and_computes_an_automatic_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     manager = Planner().manager()
@@ -197,7 +197,7 @@ def test_a_job_takes_a_plan_as_it_is_given_and_makes_that_of_auto(
     ]
 
 
-def test_a_storage_says_how_many_rows_there_may_be_and_whether_every_rank_may_keep_them() -> None:
+def test_a_storage_reports_its_capacity_and_whether_it_supports_replication() -> None:
     table, feature = TableConfig("user", 4), FeatureWorkload("mean", 3.0)
 
     def of(storage: Any, table: TableConfig = table) -> TableWorkload:
@@ -217,7 +217,7 @@ def test_a_storage_says_how_many_rows_there_may_be_and_whether_every_rank_may_ke
     assert (opened.rows, opened.is_in_memory, opened.supports_replication) == (7, True, False)
 
 
-def test_columns_may_be_divided_where_update_storage_and_admission_allow_it() -> None:
+def test_columns_may_be_divided_if_update_storage_and_admission_allow_it() -> None:
     table = TableConfig("user", 4)
 
     def may(

@@ -200,7 +200,7 @@ def test_a_step_by_rows_finds_and_writes_them_by_handles(
 
 
 @pytest.mark.parametrize("num_ids", [3, 20_000])
-def test_bags_of_a_plan_are_those_of_a_lookup(num_ids: int) -> None:
+def test_bags_of_a_plan_equal_those_of_a_lookup(num_ids: int) -> None:
     container = made({})
     container.storage("t").upsert(np.arange(500), np.ones((500, 6), np.float32))
     random = np.random.default_rng(num_ids)
@@ -215,7 +215,7 @@ def test_bags_of_a_plan_are_those_of_a_lookup(num_ids: int) -> None:
         assert plan.pool().tobytes() == expected.tobytes()
 
 
-def test_sums_of_gradients_are_those_without_a_plan() -> None:
+def test_sums_of_gradients_are_the_same_without_a_plan() -> None:
     summed = []
     for finds_rows in (True, False):
         container = made({})
@@ -253,7 +253,7 @@ def test_distinct_keys_are_changed_in_their_order_without_a_grouping(num_keys: i
     assert changed[0] == changed[1]
 
 
-def test_a_plan_takes_one_gradient_of_its_shape() -> None:
+def test_a_plan_accepts_one_gradient_of_its_shape() -> None:
     collection = made({}).collection([("t", "sum")])
     plan = collection.plan_bags(np.arange(4), np.array([0, 2, 4]), (0,), 2)
     with pytest.raises(InvalidArgumentError, match="1 gradients were asked for, found 2"):

@@ -88,7 +88,7 @@ def test_micro_batches_add_up_by_key() -> None:
     np.testing.assert_allclose(moved, 0.1 * np.array([[1], [111], [10]]) * np.ones(4))
 
 
-def test_state_lies_behind_the_embedding_and_starts_as_told() -> None:
+def test_state_follows_the_embedding_and_starts_as_configured() -> None:
     made = container()
     made.set_state("item", np.array([0.5, 7.0]))
     for _ in range(3):
@@ -115,7 +115,7 @@ def test_an_exception_in_the_block_drops_the_step() -> None:
     assert made.resources.num_batch_inputs == 0
 
 
-def test_a_gradient_after_its_step_is_refused() -> None:
+def test_a_gradient_after_its_step_is_rejected() -> None:
     made = container()
     with made.step(descend()) as step:
         late = step.lookup("item", [1])
@@ -145,7 +145,7 @@ def test_non_finite_gradients_raise_before_any_row_changes(value: float) -> None
     assert made.counters.steps == 1
 
 
-def test_skip_leaves_the_rows_concerned_and_counts_them() -> None:
+def test_skip_leaves_the_affected_rows_unchanged_and_counts_them() -> None:
     made = container(non_finite_gradients="skip")
     gradient = np.ones((2, 4))
     gradient[0, 0] = np.nan
@@ -157,7 +157,7 @@ def test_skip_leaves_the_rows_concerned_and_counts_them() -> None:
     assert made.counters.rows_skipped_non_finite == 1
 
 
-def test_a_full_storage_refuses_the_whole_step() -> None:
+def test_a_full_storage_rejects_the_whole_step() -> None:
     made = StepContainer()
     made.declare(TableConfig("good", 4, "float64"), MEMORY)
     made.declare(TABLE, StorageChoice("memory", {"capacity": 2}))
@@ -182,7 +182,7 @@ def test_evicted_rows_are_counted() -> None:
     assert made.counters.rows_evicted == 1
 
 
-def test_wrong_use_is_refused_and_changes_nothing() -> None:
+def test_wrong_use_is_rejected_and_changes_nothing() -> None:
     made = container()
     with pytest.raises(UnknownTableError, match=r"'itme'.*item"):
         made.lookup("itme", np.zeros(1, np.int64))
@@ -203,7 +203,7 @@ def test_wrong_use_is_refused_and_changes_nothing() -> None:
         StepContainer(non_finite_gradients="sometimes")
 
 
-def test_input_of_another_kind_is_refused_and_registers_nothing() -> None:
+def test_input_of_another_kind_is_rejected_and_registers_nothing() -> None:
     made = container()
     no_array: Any = [1, 2]
     with pytest.raises(InvalidArgumentError, match=r"ids for table 'item'.*found list.*asarray"):
@@ -223,7 +223,7 @@ def test_input_of_another_kind_is_refused_and_registers_nothing() -> None:
     [np.ones((1, 4), complex), [["a"] * 4], [[True] * 4], [[None] * 4], [[1], [2, 3]]],
     ids=["complex", "text", "truth values", "objects", "ragged"],
 )
-def test_a_gradient_of_no_real_numbers_is_refused(gradient: Any) -> None:
+def test_a_gradient_that_is_not_real_is_rejected(gradient: Any) -> None:
     made = container()
     with (
         pytest.raises(InvalidArgumentError, match=r"gradient.*found"),
@@ -233,7 +233,7 @@ def test_a_gradient_of_no_real_numbers_is_refused(gradient: Any) -> None:
     assert made.num_rows("item") == 0
 
 
-def test_a_gradient_is_converted_where_that_loses_no_meaning() -> None:
+def test_a_gradient_is_converted_if_no_meaning_is_lost() -> None:
     made = container()
     for gradient in (np.ones((1, 4), np.float32), np.ones((1, 4), int), [[1.0] * 4]):
         with made.step(descend(1.0)) as step:
@@ -259,7 +259,7 @@ def test_a_table_is_not_declared_a_second_time_with_another_storage() -> None:
             made.declare(table, open_storage("memory", table))
 
 
-def test_rows_of_another_state_are_refused_until_it_is_dropped() -> None:
+def test_rows_of_another_state_are_rejected_until_it_is_dropped() -> None:
     made = container()
     made.set_state("item", np.array([0.5, 7.0]), "first")
     with made.step(descend()) as step:
@@ -300,7 +300,7 @@ def test_a_failure_on_the_event_loop_surfaces_at_the_next_step() -> None:
         pass
 
 
-def test_a_step_that_meets_a_background_failure_is_dropped_whole() -> None:
+def test_a_step_is_dropped_completely_after_a_background_failure() -> None:
     made = container()
 
     def fail() -> None:
@@ -315,7 +315,7 @@ def test_a_step_that_meets_a_background_failure_is_dropped_whole() -> None:
     assert made.storage("item").find([5, 6]).found.tolist() == [False, True]
 
 
-def test_a_closed_storage_is_no_empty_one() -> None:
+def test_a_closed_storage_is_not_treated_as_empty() -> None:
     made = container()
     with made.step(descend()) as step:
         step.accumulate(step.lookup("item", [1]), np.ones((1, 4)))
@@ -337,7 +337,7 @@ def test_a_closed_storage_is_no_empty_one() -> None:
             call()
 
 
-def test_closing_goes_on_after_a_storage_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_continues_after_a_storage_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     made = StepContainer()
     for name in ("one", "two"):
         made.declare(TableConfig(name, 4), StorageChoice("memory"))
@@ -353,7 +353,7 @@ def test_closing_goes_on_after_a_storage_that_fails(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("interrupted", ["prefetches", "exchange"])
-def test_closing_goes_on_after_what_is_interrupted_and_says_the_rest(
+def test_closing_continues_after_an_interrupt_and_reports_the_rest(
     interrupted: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = StepContainer()
@@ -391,7 +391,7 @@ def test_the_first_error_of_closing_is_raised_and_the_others_are_logged(
     assert "no prefetches" not in caplog.text
 
 
-def test_steps_by_hand_take_ids_of_any_whole_dtype_and_none() -> None:
+def test_manual_steps_accept_ids_of_any_integer_dtype_and_no_ids() -> None:
     made = container()
     with made.step(descend()) as step:
         assert step.lookup("item", []).rows.shape == (0, 4)
@@ -401,7 +401,7 @@ def test_steps_by_hand_take_ids_of_any_whole_dtype_and_none() -> None:
             step.lookup("item", [0.5])
 
 
-def test_a_closed_container_says_so() -> None:
+def test_a_closed_container_raises_closed_error() -> None:
     made = container()
     made.storage("item")
     made.close()
@@ -412,7 +412,7 @@ def test_a_closed_container_says_so() -> None:
 
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("reduction", [Reduction.MEAN, Reduction.SUM])
-def test_ranks_give_the_rows_of_one_process_on_the_joined_batch(
+def test_ranks_have_the_rows_of_one_process_on_the_joined_batch(
     world_size: int, reduction: Reduction
 ) -> None:
     steps, per_rank = 20, 12
@@ -448,7 +448,7 @@ def test_ranks_give_the_rows_of_one_process_on_the_joined_batch(
     assert sum(count for _, count in results) == alone.num_rows("item")
 
 
-def test_a_bad_gradient_on_one_rank_stops_the_step_on_all() -> None:
+def test_an_invalid_gradient_on_one_rank_stops_the_step_on_all() -> None:
     def body(collective: Collective) -> str:
         made = StepContainer(collective=collective, rendezvous=ThreadRendezvous(2))
         made.declare(TABLE, MEMORY)

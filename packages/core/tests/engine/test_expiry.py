@@ -69,7 +69,7 @@ def keys_of(made: StepContainer, table: str = "t") -> list[int]:
 
 @pytest.mark.parametrize("by_rows", [False, True])
 @pytest.mark.parametrize("storage", ["memory", "hkv", STACK], ids=["memory", "hkv", "tiered"])
-def test_a_row_goes_after_steps_without_a_visit(storage: Any, by_rows: bool) -> None:
+def test_a_row_expires_after_steps_without_a_visit(storage: Any, by_rows: bool) -> None:
     with container_of({"after_steps": 3}, storage=storage) as made:
         for ids, left in (
             ([1, 2], [1, 2]),
@@ -89,7 +89,7 @@ def test_a_row_goes_after_steps_without_a_visit(storage: Any, by_rows: bool) -> 
         assert row.tolist() == [[0, 0]]
 
 
-def test_a_long_limit_is_looked_at_now_and_then() -> None:
+def test_a_long_limit_is_checked_occasionally() -> None:
     with container_of({"after_steps": 16}) as made:
         train(made, [1])
         for step in range(2, 19):
@@ -97,7 +97,7 @@ def test_a_long_limit_is_looked_at_now_and_then() -> None:
             assert (1 in keys_of(made)) == (step < 18), step
 
 
-def test_days_are_those_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_days_follow_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparring.engine.tables.last_accesses._STEPS_BETWEEN_CHECKS", 1)
     with container_of({"after_days": 2}) as made:
         left = []
@@ -156,7 +156,7 @@ def test_a_storage_that_cannot_be_scanned_fails_the_sweep_on_all_ranks() -> None
 
 
 @pytest.mark.parametrize("after", [1, 3])
-def test_a_run_that_goes_on_counts_from_its_snapshot(after: int, tmp_path: Path) -> None:
+def test_a_resumed_run_counts_from_its_snapshot(after: int, tmp_path: Path) -> None:
     url = str(tmp_path / "s")
 
     def before(collective: Collective) -> None:
@@ -176,7 +176,7 @@ def test_a_run_that_goes_on_counts_from_its_snapshot(after: int, tmp_path: Path)
     assert [sorted(chain(*each)) for each in zip(*parts, strict=True)] == expected
 
 
-def test_days_go_on_while_no_one_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_days_pass_while_nothing_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparring.engine.tables.last_accesses._STEPS_BETWEEN_CHECKS", 1)
     url = str(tmp_path / "s")
     with container_of({"after_days": 2}) as made:
@@ -189,7 +189,7 @@ def test_days_go_on_while_no_one_trains(tmp_path: Path, monkeypatch: pytest.Monk
         assert keys_of(later) == [2]
 
 
-def test_times_of_steps_that_were_taken_back_count_no_more(
+def test_times_of_reverted_steps_no_longer_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sparring.engine.tables.last_accesses._STEPS_BETWEEN_CHECKS", 1)
@@ -241,7 +241,7 @@ def test_rows_that_are_saved_before_a_step_or_written_directly_expire_too(tmp_pa
         assert keys_of(made) == [2]
 
 
-def test_a_delta_has_what_expired_as_erased(tmp_path: Path) -> None:
+def test_a_delta_lists_expired_rows_as_erased(tmp_path: Path) -> None:
     full, delta = str(tmp_path / "full"), str(tmp_path / "delta")
     options = SaveOptions(is_base=True)
     with container_of({"after_steps": 2}) as made:
@@ -259,7 +259,7 @@ def test_a_delta_has_what_expired_as_erased(tmp_path: Path) -> None:
     assert count_rows(found, "t") == 1
 
 
-def test_a_save_that_runs_has_the_rows_of_its_step(tmp_path: Path) -> None:
+def test_a_running_save_contains_the_rows_of_its_step(tmp_path: Path) -> None:
     url = str(tmp_path / "s")
     with container_of({"after_steps": 1}) as made:
         train(made, [1, 2])
@@ -271,7 +271,7 @@ def test_a_save_that_runs_has_the_rows_of_its_step(tmp_path: Path) -> None:
     assert sorted(chain(*keys)) == [1, 2]
 
 
-def test_a_prefetch_gives_the_initial_value_of_what_expired() -> None:
+def test_a_prefetch_returns_the_initial_value_of_expired_rows() -> None:
     with container_of({"after_steps": 1}) as made:
         train(made, [1])
         ahead = made.prefetch([("t", np.array([1]))])
@@ -284,10 +284,10 @@ def test_a_prefetch_gives_the_initial_value_of_what_expired() -> None:
     [{}, {"after_steps": 0}, {"after_steps": 1.5}, {"after_days": 0}, {"after": 3}, 7],
     ids=str,
 )
-def test_what_is_no_limit_is_refused(given: Any) -> None:
+def test_invalid_limits_are_rejected(given: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="expire"):
         TableConfig("t", 2, expire=given)
 
 
-def test_a_mapping_is_an_expiry() -> None:
+def test_a_mapping_is_accepted_as_an_expiry() -> None:
     assert parse_expiry({"after_days": 7}) == Expiry(after_days=7)

@@ -62,7 +62,7 @@ class Descent(UpdateMethod):
 
 
 @pytest.mark.parametrize("failure", [MemoryError("no more"), FloatingPointError("overflow")])
-def test_an_update_method_that_fails_on_one_rank_after_the_vote_is_told_to_the_others(
+def test_an_update_method_that_fails_on_one_rank_after_the_vote_is_reported_to_the_others(
     failure: Exception,
 ) -> None:
     ended = threading.Barrier(2)
@@ -97,7 +97,9 @@ def test_an_update_method_that_fails_on_one_rank_after_the_vote_is_told_to_the_o
     assert failed.untouched == ("films",)
 
 
-def test_ids_that_a_step_by_hand_refuses_on_one_rank_all_refuse_and_may_go_on() -> None:
+def test_ids_of_a_manual_step_that_one_rank_rejects_are_rejected_by_all_and_training_continues() -> (
+    None
+):
     ended = threading.Barrier(2)
 
     def descend(updates: Any) -> None:
@@ -125,7 +127,7 @@ def test_ids_that_a_step_by_hand_refuses_on_one_rank_all_refuse_and_may_go_on() 
     assert str(refused) in str(told)
 
 
-def test_what_one_rank_cannot_look_up_ahead_none_does_when_it_is_finished() -> None:
+def test_a_lookup_ahead_that_fails_on_one_rank_fails_on_all_when_it_is_finished() -> None:
     def body(collective: Collective) -> Exception:
         own_error = InvalidArgumentError("no such batch") if collective.rank == 1 else None
         with container(collective) as made:

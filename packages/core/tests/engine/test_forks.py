@@ -68,7 +68,7 @@ CALLS: dict[str, Callable[[StepContainer], object]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_child_is_told_to_spawn(call: str, container: StepContainer) -> None:
+def test_a_child_is_advised_to_spawn(call: str, container: StepContainer) -> None:
     parent = os.getpid()
 
     def work() -> None:
@@ -81,7 +81,7 @@ def test_a_child_is_told_to_spawn(call: str, container: StepContainer) -> None:
     assert container.lookup("rows", IDS).rows.shape == (10, 4)
 
 
-def test_a_child_that_is_forked_amid_a_prefetch_does_not_wait_for_it(
+def test_a_child_forked_during_a_prefetch_does_not_wait_for_it(
     container: StepContainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has_begun, may_go_on, find = threading.Event(), threading.Event(), MemoryStorage.find_into
@@ -106,7 +106,7 @@ def test_a_child_that_is_forked_amid_a_prefetch_does_not_wait_for_it(
     assert prefetch.finish()[0].rows.shape == (10, 4)
 
 
-def test_a_child_trains_tables_of_its_own(container: StepContainer) -> None:
+def test_a_child_trains_separate_tables(container: StepContainer) -> None:
     def work() -> None:
         with StepContainer() as own:
             own.declare(TABLE, MemoryStorage(TABLE))
@@ -120,7 +120,7 @@ def test_a_child_trains_tables_of_its_own(container: StepContainer) -> None:
     assert status_of_child(work) == 0
 
 
-def test_a_child_that_ends_as_programs_do_leaves_background_work_to_its_parent() -> None:
+def test_a_child_that_exits_normally_leaves_background_work_to_its_parent() -> None:
     program = """
         import os, signal, sys, threading
         import numpy as np

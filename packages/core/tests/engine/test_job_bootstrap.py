@@ -37,14 +37,14 @@ class Named:
         (OPEN_MPI, "environment", "mpi"),
     ],
 )
-def test_auto_is_what_launched_the_process(
+def test_auto_selects_the_launcher_of_the_process(
     variables: dict[str, str], rendezvous: str, collective: str
 ) -> None:
     found = resolve_backends("auto", "auto", framework="torch", variables=variables)
     assert (found.rendezvous, found.collective) == (rendezvous, collective)
 
 
-def test_what_a_configuration_names_is_taken_as_it_is() -> None:
+def test_configured_backends_are_used_unchanged() -> None:
     found = resolve_backends("torch", "auto", framework="torch", variables=MPICH)
     assert (found.rendezvous, found.collective) == ("torch", "torch")
     found = resolve_backends("auto", "torch", framework="torch", variables=MPICH)
@@ -54,7 +54,7 @@ def test_what_a_configuration_names_is_taken_as_it_is() -> None:
 
 
 @pytest.fixture(autouse=True)
-def nobody_launched_us(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*TORCHRUN, *MPICH, *OPEN_MPI):
         monkeypatch.delenv(name, raising=False)
 
@@ -74,16 +74,16 @@ def join(
         return membership.rank, membership.world_size, membership.local_world_size
 
 
-def test_a_process_alone_is_a_world_of_one() -> None:
+def test_a_single_process_is_a_world_of_one() -> None:
     assert join(Named(), Named()) == (0, 1, 1)
 
 
-def test_a_backend_that_nobody_offers_is_refused_by_name() -> None:
+def test_an_unknown_backend_is_rejected_by_name() -> None:
     with pytest.raises(PluginError, match="carrier_pigeon"):
         join(Named(), Named(backend="carrier_pigeon"))
 
 
-def test_ranks_of_mpiexec_are_told_how_to_install_the_collective(
+def test_ranks_of_mpiexec_get_the_install_command_of_the_collective(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, value in MPICH.items():
@@ -93,7 +93,7 @@ def test_ranks_of_mpiexec_are_told_how_to_install_the_collective(
             join(Named(), Named(backend=backend), make_plugin_manager(entry_points=False))
 
 
-def test_options_that_a_backend_does_not_take_are_refused() -> None:
+def test_unknown_options_of_a_backend_are_rejected() -> None:
     with pytest.raises(InvalidArgumentError, match="unknown option 'devise'"):
         join(Named(options={"devise": "cuda"}), Named())
 

@@ -173,7 +173,7 @@ def check_survivors(ranks: Ranks, victim: int, since: float, seconds: float) -> 
 
 @needs_gloo
 @pytest.mark.parametrize("trial", range(TRIALS))
-def test_survivors_name_a_rank_that_was_killed_in_training(
+def test_survivors_name_a_rank_killed_during_training(
     ranks: Ranks, rng: random.Random, trial: int
 ) -> None:
     ranks.start_gloo(FAR_DEADLINE_SECONDS)
@@ -186,9 +186,7 @@ def test_survivors_name_a_rank_that_was_killed_in_training(
 
 
 @needs_gloo
-def test_survivors_name_a_rank_that_was_stopped_in_training(
-    ranks: Ranks, rng: random.Random
-) -> None:
+def test_survivors_name_a_rank_stopped_during_training(ranks: Ranks, rng: random.Random) -> None:
     def check(deadline: float) -> None:
         ranks.start_gloo(deadline)
         victim = rng.randrange(WORLD_SIZE)

@@ -81,7 +81,7 @@ def ids() -> Any:
     return np.array([7, -1, 7, 2**62], np.int64)
 
 
-def test_rows_are_those_of_a_lookup_in_python(ids: Any) -> None:
+def test_rows_equal_a_lookup_in_python(ids: Any) -> None:
     with StepContainer() as container:
         container.declare(TableConfig("rows", 4))
         publication = _native.Publication()
@@ -92,7 +92,7 @@ def test_rows_are_those_of_a_lookup_in_python(ids: Any) -> None:
     assert np.array_equal(found, looked_up.rows[looked_up.inverse])
 
 
-def test_a_number_shows_what_it_was_shown_last(ids: Any) -> None:
+def test_a_number_shows_its_last_publication(ids: Any) -> None:
     publication = _native.Publication()
     found = []
     for name in ("one", "other"):
@@ -103,7 +103,7 @@ def test_a_number_shows_what_it_was_shown_last(ids: Any) -> None:
     assert not np.array_equal(*found)
 
 
-def test_a_number_that_refuses_says_why_until_it_shows_rows_again(ids: Any) -> None:
+def test_a_rejecting_number_reports_the_reason_until_it_shows_rows_again(ids: Any) -> None:
     with StepContainer() as container:
         container.declare(TableConfig("rows", 4))
         publication = _native.Publication()
@@ -118,7 +118,7 @@ def test_a_number_that_refuses_says_why_until_it_shows_rows_again(ids: Any) -> N
         assert "are gone" in gathered(number, ids)[1]
 
 
-def test_what_cannot_be_looked_up_is_told(ids: Any) -> None:
+def test_failed_lookups_are_reported(ids: Any) -> None:
     container = StepContainer()
     container.declare(TableConfig("rows", 4))
     publication = _native.Publication()
@@ -133,7 +133,7 @@ def test_what_cannot_be_looked_up_is_told(ids: Any) -> None:
     assert "are gone" in gathered(number, ids)[1]
 
 
-def test_lookups_by_number_wait_for_rows_that_are_loaded_beside(ids: Any, tmp_path: Path) -> None:
+def test_lookups_by_number_wait_for_a_background_load(ids: Any, tmp_path: Path) -> None:
     url = str(tmp_path / "saved")
     table = TableConfig("rows", 4)
     with StepContainer() as container:
@@ -173,7 +173,7 @@ def test_lookups_by_number_wait_for_rows_that_are_loaded_beside(ids: Any, tmp_pa
         assert (status, (found == 3).all()) == (0, True)
 
 
-def test_a_table_that_was_cleared_after_half_a_load_is_looked_up_in_again(ids: Any) -> None:
+def test_a_table_cleared_after_a_partial_load_can_be_looked_up_again(ids: Any) -> None:
     with StepContainer() as container:
         container.declare(TableConfig("rows", 4), StorageChoice("memory"))
         publication = _native.Publication()
@@ -203,9 +203,7 @@ def run_in_child(work: Callable[[], None]) -> None:
 
 
 @pytest.mark.parametrize("blocking", [False, True])
-def test_a_child_that_is_forked_amid_a_load_is_refused(
-    blocking: bool, ids: Any, tmp_path: Path
-) -> None:
+def test_a_child_forked_during_a_load_is_rejected(blocking: bool, ids: Any, tmp_path: Path) -> None:
     url = str(tmp_path / "saved")
     table = TableConfig("rows", 4)
     with StepContainer() as container:
@@ -249,7 +247,7 @@ def test_a_child_that_is_forked_amid_a_load_is_refused(
         assert (status, (found == 3).all()) == (0, True)
 
 
-def test_a_child_that_is_forked_amid_a_lookup_by_number_publishes_others(ids: Any) -> None:
+def test_a_child_forked_during_a_lookup_by_number_can_publish_other_rows(ids: Any) -> None:
     storage = MemoryStorage(TableConfig("rows", 4))
     find, has_begun, may_go_on = storage.find, threading.Event(), threading.Event()
 
@@ -278,7 +276,7 @@ def test_a_child_that_is_forked_amid_a_lookup_by_number_publishes_others(ids: An
         assert asking.result(20)[0] == 0
 
 
-def test_what_an_earlier_process_left_of_a_load_is_refused_by_number_too(ids: Any) -> None:
+def test_an_interrupted_load_of_an_earlier_process_is_also_rejected_by_number(ids: Any) -> None:
     storage = MemoryStorage(TableConfig("rows", 4))
     begin_load(storage, "elsewhere")
     with StepContainer() as container:
@@ -295,7 +293,7 @@ def test_what_an_earlier_process_left_of_a_load_is_refused_by_number_too(ids: An
         assert gathered(publication.number, ids)[0] == 0
 
 
-def test_a_load_that_could_not_begin_leaves_rows_to_be_looked_up(
+def test_a_load_that_could_not_begin_leaves_rows_readable(
     ids: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: Any) -> None:
@@ -319,9 +317,7 @@ def test_a_load_that_could_not_begin_leaves_rows_to_be_looked_up(
             container.entry("rows").end_load()  # else the thread would wait for ever
 
 
-def test_a_load_that_was_cancelled_before_it_began_holds_up_no_lookup(
-    ids: Any, tmp_path: Path
-) -> None:
+def test_a_load_cancelled_before_it_began_delays_no_lookup(ids: Any, tmp_path: Path) -> None:
     with StepContainer() as container, ThreadPoolExecutor(1) as threads:
         container.declare(TableConfig("rows", 4), StorageChoice("memory"))
         container.storage("rows").upsert(np.unique(ids), np.full((3, 4), 3, np.float32))
@@ -343,7 +339,9 @@ def test_a_load_that_was_cancelled_before_it_began_holds_up_no_lookup(
             container.loads.join()
 
 
-def test_lookups_do_not_wait_for_a_storage_that_cannot_say_whether_it_is_whole(ids: Any) -> None:
+def test_lookups_do_not_wait_for_a_storage_that_cannot_report_whether_it_is_complete(
+    ids: Any,
+) -> None:
     def broken(_: str) -> None:
         raise RuntimeError("a bug of the backend")
 

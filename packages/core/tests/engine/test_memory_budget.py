@@ -65,13 +65,13 @@ def check(error: CapacityError) -> None:
 
 
 @pytest.mark.parametrize("is_fused", [True, False])
-def test_a_step_past_the_budget_is_refused_before_a_row_changes(is_fused: bool) -> None:
+def test_a_step_over_the_budget_is_rejected_before_a_row_changes(is_fused: bool) -> None:
     with StepContainer(memory_bytes=BUDGET) as container:
         check(train(container, is_fused))
 
 
 @pytest.mark.parametrize("is_fused", [True, False])
-def test_where_one_rank_is_past_its_budget_all_refuse_the_step(is_fused: bool) -> None:
+def test_if_one_rank_exceeds_its_budget_all_reject_the_step(is_fused: bool) -> None:
     def body(collective: Collective) -> CapacityError:
         budget = BUDGET if collective.rank == 0 else None
         rendezvous = ThreadRendezvous(2)
@@ -92,7 +92,7 @@ def test_without_a_budget_tables_grow() -> None:
         train(container, True)
 
 
-def test_a_budget_of_nothing_is_refused() -> None:
+def test_a_budget_of_zero_is_rejected() -> None:
     with pytest.raises(InvalidArgumentError, match="memory_bytes must be at least 1"):
         StepContainer(memory_bytes=0)
 

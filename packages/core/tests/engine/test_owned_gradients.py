@@ -33,7 +33,7 @@ def add_one(updates: Any) -> None:
     [(3, True), (3, False), (1, False)],  # alone, a step by methods adds up natively
     ids=["methods", "function", "alone"],
 )
-def test_a_rank_whose_gradients_cannot_be_added_up_tells_all(
+def test_a_rank_that_cannot_add_its_gradients_notifies_all(
     world_size: int, is_fused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     method = resolve_method("sgd")
@@ -76,7 +76,7 @@ def test_a_rank_whose_gradients_cannot_be_added_up_tells_all(
         assert seconds < SECONDS / 2
 
 
-def test_an_owner_that_cannot_add_up_before_the_step_tells_all(
+def test_an_owner_that_cannot_add_gradients_before_the_step_notifies_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     push = gradients._push

@@ -70,7 +70,7 @@ def accumulate(made: StepContainer, ids: Sequence[int]) -> None:
 
 @pytest.mark.parametrize("apply", [by_rows, by_methods])
 @pytest.mark.parametrize("failure", [StorageIOError("the disk is full"), MemoryError("no more")])
-def test_tables_that_took_a_step_that_failed_are_named(apply: Apply, failure: Exception) -> None:
+def test_tables_that_applied_a_failed_step_are_named(apply: Apply, failure: Exception) -> None:
     made = container("third", failure)
     with pytest.raises(PartialStepError) as caught:
         apply(made)
@@ -87,7 +87,7 @@ def test_tables_that_took_a_step_that_failed_are_named(apply: Apply, failure: Ex
     assert not any(made.resources.has_gradient(name) for name in NAMES)
 
 
-def test_a_table_on_a_device_of_which_no_key_was_admitted_has_not_changed(
+def test_a_device_table_without_admitted_keys_has_not_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def gather(*arguments: Any) -> dict[str, GatheredRows]:
@@ -110,7 +110,7 @@ def test_tables_after_the_one_that_failed_are_named_too() -> None:
     assert [made.num_rows(name) for name in NAMES] == [2, 0, 0]
 
 
-def test_a_failure_before_any_table_changed_is_raised_as_it_is() -> None:
+def test_a_failure_before_any_table_changed_is_raised_unchanged() -> None:
     failure = StorageIOError("the disk is full")
     made = container("first", failure)
     with pytest.raises(StorageIOError, match="the disk is full") as caught:

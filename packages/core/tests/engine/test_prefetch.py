@@ -80,7 +80,7 @@ def repeating_ids(step: int, rank: int) -> list[tuple[str, np.ndarray]]:
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("way", ["fused", "by rows", "evicting", "int8"])
-def test_finish_gives_what_a_lookup_after_the_step_gives(world_size: int, way: str) -> None:
+def test_finish_returns_the_rows_of_a_lookup_after_the_step(world_size: int, way: str) -> None:
     def body(made: StepContainer) -> tuple[int, int]:
         is_evicting = way == "evicting"
         choices = declare(made, **({"capacity": 128, "policy": "lru"} if is_evicting else {}))
@@ -120,7 +120,7 @@ def test_finish_gives_what_a_lookup_after_the_step_gives(world_size: int, way: s
         assert 0 < sum(again for _, again in counts) < sum(rows for rows, _ in counts)
 
 
-def test_nothing_is_read_again_where_no_step_lies_between() -> None:
+def test_nothing_is_read_again_without_a_step_in_between() -> None:
     def body(made: StepContainer) -> None:
         declare(made)
         before = made.exchange.counters.wire_bytes_sent.headers
@@ -132,7 +132,7 @@ def test_nothing_is_read_again_where_no_step_lies_between() -> None:
     on_ranks(2, body)
 
 
-def test_bytes_of_a_refresh_are_those_of_the_documents() -> None:
+def test_bytes_of_a_refresh_match_the_documentation() -> None:
     """Headers, plus 8 bytes of position per changed row, plus the changed rows: pad(n (w + 1))."""
 
     def body(made: StepContainer) -> tuple[int, int]:
@@ -184,7 +184,7 @@ def slow() -> SlowStorage:
     return made
 
 
-def test_this_thread_is_free_while_rows_are_found() -> None:
+def test_the_calling_thread_is_free_while_rows_are_found() -> None:
     storage = slow()
     with StepContainer() as made:
         made.declare(TABLES[0], storage)
@@ -199,7 +199,7 @@ def test_this_thread_is_free_while_rows_are_found() -> None:
     assert threading.get_ident() not in storage.readers
 
 
-def test_a_failed_lookup_ahead_spoils_no_step_of_one_process() -> None:
+def test_a_failed_lookup_ahead_does_not_fail_the_step_of_one_process() -> None:
     storage = slow()
     with StepContainer() as made:
         made.declare(TABLES[0], storage)
@@ -236,7 +236,7 @@ def test_a_failed_lookup_ahead_ends_the_step_of_all_ranks() -> None:
     assert first.details["step"] == 0
 
 
-def test_a_refused_step_changes_nothing_that_was_looked_up() -> None:
+def test_a_rejected_step_does_not_change_prefetched_rows() -> None:
     with StepContainer() as made:
         declare(made)
         found = made.lookup("user", np.arange(5))

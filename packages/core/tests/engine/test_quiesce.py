@@ -55,7 +55,7 @@ def test_every_purpose_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("purpose", Purpose, ids=lambda each: each.name)
-def test_a_purpose_takes_its_steps_in_order(purpose: Purpose) -> None:
+def test_steps_of_a_purpose_run_in_order(purpose: Purpose) -> None:
     state: Any = Busy()
     quiesce(state, purpose)
     assert state.steps == DOCUMENTED[purpose.name] == sorted(state.steps)
@@ -73,7 +73,7 @@ def test_failures_from_the_third_step_on_are_returned_and_end_it(purpose: Purpos
             quiesce(Busy(step), purpose)  # type: ignore[arg-type]
 
 
-def test_a_refusal_that_is_known_is_returned_once_the_exchange_is_free() -> None:
+def test_a_known_error_is_returned_once_the_exchange_is_free() -> None:
     state: Any = Busy()
     known = ValueError("bad ids")
     assert try_quiesce(state, Purpose.WRITE, known) is known
@@ -81,7 +81,7 @@ def test_a_refusal_that_is_known_is_returned_once_the_exchange_is_free() -> None
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_a_prefetch_that_failed_is_raised_where_there_are_other_ranks(world_size: int) -> None:
+def test_a_failed_prefetch_is_raised_if_there_are_other_ranks(world_size: int) -> None:
     state: Any = Busy()
     future: Future[None] = Future()
     future.set_exception(OSError("not pulled"))
@@ -97,7 +97,7 @@ def test_a_prefetch_that_failed_is_raised_where_there_are_other_ranks(world_size
     assert len(dropped) == world_size - 1
 
 
-def test_nothing_is_joined_where_nothing_runs() -> None:
+def test_nothing_is_joined_if_nothing_runs() -> None:
     state: Any = Busy()
     state.loads.task = state.loads.ended = state.flushes.task = state.saves.running = None
     state.prefetches.unfinished = []

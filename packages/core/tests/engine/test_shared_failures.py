@@ -90,7 +90,7 @@ CALLS: dict[str, Callable[[StepContainer, Path], object]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_load_that_was_cut_short_on_one_rank_stops_all(call: str, tmp_path: Path) -> None:
+def test_an_interrupted_load_on_one_rank_stops_all(call: str, tmp_path: Path) -> None:
     def body(collective: Collective) -> SparringError:
         with make(collective) as container:
             if collective.rank == BROKEN:
@@ -125,7 +125,7 @@ def test_rows_of_another_part_on_one_rank_stop_all(
     check_all_have_it(errors, InvalidArgumentError, "contains 1 rows of rank 0 of 9")
 
 
-def test_ids_that_are_none_on_one_rank_stop_the_lookup_of_all() -> None:
+def test_invalid_ids_on_one_rank_stop_the_lookup_on_all() -> None:
     def body(collective: Collective) -> SparringError:
         with make(collective) as container:
             ids = KEYS.astype(np.int32) if collective.rank == BROKEN else KEYS
@@ -135,7 +135,7 @@ def test_ids_that_are_none_on_one_rank_stop_the_lookup_of_all() -> None:
     check_all_have_it(errors, InvalidArgumentError, "must be one-dimensional int64")
 
 
-def test_a_rank_that_cannot_tell_the_others_raises_its_own_error() -> None:
+def test_a_rank_that_cannot_notify_the_others_raises_its_own_error() -> None:
     def body(collective: Collective) -> SparringError:
         container = make(collective)
         if collective.rank != BROKEN:
@@ -149,7 +149,7 @@ def test_a_rank_that_cannot_tell_the_others_raises_its_own_error() -> None:
     assert isinstance(errors[BROKEN].__cause__, PeerFailure)
 
 
-def test_what_one_rank_has_against_a_snapshot_all_raise(tmp_path: Path) -> None:
+def test_a_snapshot_rejected_by_one_rank_raises_on_all(tmp_path: Path) -> None:
     url = saved(tmp_path)
 
     def body(collective: Collective) -> SparringError:
@@ -172,7 +172,7 @@ def slow(storage: MemoryStorage, seconds: float) -> None:
     storage._restore_impl = restore_slowly  # type: ignore[method-assign]
 
 
-def test_a_rank_that_cannot_read_its_part_stops_those_that_still_load(
+def test_a_rank_that_cannot_read_its_part_stops_ranks_that_still_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = saved(tmp_path, num_tables=50)
@@ -221,7 +221,7 @@ def test_ranks_that_have_loaded_wait_for_slower_ones_beyond_a_deadline(
     check_with_deadlines(check, (1.0, 5.0))
 
 
-def test_a_rank_that_is_stopped_while_it_loads_tells_the_others(
+def test_a_rank_stopped_during_its_load_notifies_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = saved(tmp_path)
@@ -244,7 +244,7 @@ def test_a_rank_that_is_stopped_while_it_loads_tells_the_others(
         assert rank == BROKEN or "rank 1 failed: it was stopped (KeyboardInterrupt())" in error
 
 
-def test_ranks_that_would_save_to_different_places_are_refused(tmp_path: Path) -> None:
+def test_ranks_that_save_to_different_places_are_rejected(tmp_path: Path) -> None:
     def body(collective: Collective) -> str:
         with make(collective) as container:
             name = "there" if collective.rank == BROKEN else "here"
@@ -256,7 +256,7 @@ def test_ranks_that_would_save_to_different_places_are_refused(tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ranks_that_would_load_different_snapshots_are_refused(tmp_path: Path) -> None:
+def test_ranks_that_load_different_snapshots_are_rejected(tmp_path: Path) -> None:
     urls = [saved(tmp_path / str(value), value=value) for value in (1.0, 2.0)]
 
     def body(collective: Collective) -> str:
@@ -272,7 +272,7 @@ def test_ranks_that_would_load_different_snapshots_are_refused(tmp_path: Path) -
     assert "ranks load different snapshots: hash is " in errors[0]
 
 
-def test_ranks_that_would_load_different_tables_are_refused(tmp_path: Path) -> None:
+def test_ranks_that_load_different_tables_are_rejected(tmp_path: Path) -> None:
     url = saved(tmp_path, num_tables=2)
 
     def body(collective: Collective) -> str:

@@ -19,12 +19,12 @@ from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 CHOICE = StorageChoice("tiered", {"path": "rows/{rank}-of-{world_size}/{table}"})
 
 
-def test_words_in_options_stand_for_rank_world_size_and_table() -> None:
+def test_placeholders_in_options_are_replaced_by_rank_world_size_and_table() -> None:
     filled = CHOICE.on(rank=2, world_size=8, table="item")
     assert filled == StorageChoice("tiered", {"path": "rows/2-of-8/item"})
 
 
-def test_words_are_found_within_lists_mappings_and_paths_and_nothing_else_changes() -> None:
+def test_placeholders_are_replaced_within_lists_mappings_and_paths_only() -> None:
     options = {
         "path": Path("/data/{rank}"),
         "tiers": [{"backend": "rocksdb", "options": {"path": "{table}{rank}{rank}"}}, ("{rank}",)],
@@ -39,7 +39,7 @@ def test_words_are_found_within_lists_mappings_and_paths_and_nothing_else_change
     }
 
 
-def test_a_container_fills_in_its_own_rank_and_knows_the_choice_again() -> None:
+def test_a_container_fills_in_its_rank_and_recognizes_the_choice_again() -> None:
     table = TableConfig("item", 4)
     group = LocalGroup(2)
     made = [
@@ -56,7 +56,7 @@ def test_a_container_fills_in_its_own_rank_and_knows_the_choice_again() -> None:
             container.declare(table, StorageChoice("tiered", {"path": "elsewhere"}))
 
 
-def test_a_container_looks_for_installed_plugins_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_container_searches_installed_plugins_once(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = Mock(wraps=make_plugin_manager)
     monkeypatch.setattr("sparring.engine.tables.tables.make_plugin_manager", looks)
     with StepContainer() as container:

@@ -102,7 +102,7 @@ def test_rows_of_other_ranks_are_rejected_until_a_snapshot_is_loaded(
         assert run(again, after[1]) == [""] * after[0]
 
 
-def test_a_copy_of_rows_keeps_what_is_known_about_them() -> None:
+def test_a_copy_of_rows_keeps_their_metadata() -> None:
     """`sparring convert` copies the rows of one rank, or of an interrupted load."""
     source, target = Place(TABLE, True), Place(TABLE, True)
     begin_load(source, "snapshots/7")

@@ -94,7 +94,7 @@ def test_a_service_that_fails_is_answered_and_the_others_are_served() -> None:
     assert seen == ["take 1", "serve 2", "serve 1"]
 
 
-def test_a_failure_here_comes_before_a_rank_that_left_because_of_it() -> None:
+def test_an_own_failure_precedes_a_rank_that_left_because_of_it() -> None:
     seen: list[str] = []
     messenger = ScriptedLink({}, {2: 0, 1: 100})
     services = iter([served(2, seen, fails=True), served(1, seen)])

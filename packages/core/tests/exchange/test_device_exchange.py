@@ -184,7 +184,7 @@ def keys_of(rank: int, world_size: int, place: int) -> Any:
 @WAYS
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 @pytest.mark.parametrize("chunk_rows", [16, 4096])
-def test_pulled_rows_are_those_of_the_host_ring(
+def test_pulled_rows_equal_the_host_ring(
     gpus: FakeGpus, way: str, world_size: int, chunk_rows: int
 ) -> None:
     shard_map = ShardMap.balanced(world_size)
@@ -282,7 +282,7 @@ def test_pushed_gradients_add_up_to_the_bits_of_the_host_ring(
             assert sums.tobytes() == known_sums.tobytes()
 
 
-def test_both_ways_of_a_turn_are_one_group_of_nccl(gpus: FakeGpus) -> None:
+def test_both_directions_of_a_turn_are_one_group_of_nccl(gpus: FakeGpus) -> None:
     shard_map = ShardMap.balanced(2)
 
     def body(collective: Collective) -> None:
@@ -311,7 +311,7 @@ def test_both_ways_of_a_turn_are_one_group_of_nccl(gpus: FakeGpus) -> None:
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_empty_batches_are_ordinary(world_size: int) -> None:
+def test_empty_batches_are_accepted(world_size: int) -> None:
     shard_map = ShardMap.balanced(world_size)
     nothing = np.empty(0, np.int64)
 
@@ -335,7 +335,7 @@ def test_empty_batches_are_ordinary(world_size: int) -> None:
     run_ranks(STAGED, world_size, body)
 
 
-def test_finds_run_while_the_hop_before_travels_and_a_trace_shows_both_lanes() -> None:
+def test_finds_overlap_with_the_previous_hop_and_a_trace_shows_both_lanes() -> None:
     shard_map = ShardMap.balanced(4)
 
     def body(collective: Collective) -> Any:
@@ -419,7 +419,7 @@ class _Failing:
 
 
 @WAYS
-def test_a_storage_that_fails_is_told_to_all(gpus: FakeGpus, way: str) -> None:
+def test_a_failing_storage_is_reported_on_all_ranks(gpus: FakeGpus, way: str) -> None:
     shard_map = ShardMap.balanced(3)
     have_raised = threading.Barrier(3)
 
@@ -470,7 +470,7 @@ def test_a_rank_that_loses_its_device_is_named_by_the_others(gpus: FakeGpus, way
         assert seconds < 10.0, "the deadline was waited for"
 
 
-def test_what_cannot_be_done_on_a_device_is_refused() -> None:
+def test_operations_that_a_device_does_not_support_are_rejected() -> None:
     def body(collective: Collective) -> None:
         options = ExchangeOptions(row_wire_dtype="int8", gradient_wire_dtype="bfloat16")
         with RingExchange(collective, ShardMap.balanced(2), options) as exchange:
@@ -493,7 +493,7 @@ def test_what_cannot_be_done_on_a_device_is_refused() -> None:
     run_ranks(DIRECT, 2, body)
 
 
-def test_ranks_that_pull_on_the_device_and_on_the_host_refuse_each_other() -> None:
+def test_ranks_that_pull_on_the_device_and_on_the_host_reject_each_other() -> None:
     def body(collective: Collective) -> None:
         with RingExchange(collective, ShardMap.balanced(2)) as exchange:
             keys = np.arange(3)

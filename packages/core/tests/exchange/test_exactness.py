@@ -37,30 +37,30 @@ def check_ranks(scenario: Scenario) -> None:
         for method in ("sgd", "adagrad", "adam")
     ],
 )
-def test_ranks_train_as_one_process_does(world_size: int, method: str) -> None:
+def test_ranks_train_like_one_process(world_size: int, method: str) -> None:
     check_ranks(Scenario(world_size, method))
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_a_function_over_rows_counts_steps_alike_on_all_ranks(world_size: int) -> None:
+def test_a_function_over_rows_counts_steps_equally_on_all_ranks(world_size: int) -> None:
     check_ranks(Scenario(world_size, "adam", is_fused=False))
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("is_fused", [True, False], ids=["fused", "function"])
-def test_sums_over_ranks_are_exact_too(world_size: int, is_fused: bool) -> None:
+def test_sums_over_ranks_are_also_exact(world_size: int, is_fused: bool) -> None:
     check_ranks(Scenario(world_size, "sgd", is_fused, Reduction.SUM, num_steps=30))
 
 
 @pytest.mark.parametrize("chunk_rows", [1, 3, None])
-def test_chunks_do_not_change_what_is_trained(chunk_rows: int | None) -> None:
+def test_chunks_do_not_change_the_trained_rows(chunk_rows: int | None) -> None:
     exchange = ExchangeOptions(chunk_rows, chunks_in_flight=2)
     check_ranks(Scenario(3, "adagrad", num_steps=20, exchange=exchange))
 
 
 @pytest.mark.parametrize("world_size", [2, 4, 5])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_it_is_exact_over_the_least_helpful_transport(world_size: int, seed: int) -> None:
+def test_it_is_exact_over_the_most_minimal_transport(world_size: int, seed: int) -> None:
     """With one chunk in flight and with many; buffers are overwritten as early as allowed."""
     exchange = ExchangeOptions(chunk_rows=2, chunks_in_flight=1 if seed == 1 else 6)
     scenario = Scenario(world_size, "adagrad", num_steps=8, exchange=exchange)

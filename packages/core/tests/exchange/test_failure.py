@@ -105,7 +105,7 @@ def error_of(call: Callable[[], Any]) -> SparringError:
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_ranks_that_were_set_up_differently_are_refused_at_start(
+def test_ranks_with_different_setups_are_rejected_at_start(
     differs: Mapping[str, Any], expected: list[str]
 ) -> None:
     def body(collective: Collective) -> str:
@@ -119,7 +119,7 @@ def test_ranks_that_were_set_up_differently_are_refused_at_start(
             assert part in message
 
 
-def test_another_version_of_the_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_of_the_code_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = iter(["1.0", "1.1"])
     monkeypatch.setattr("sparring.engine.job.fingerprint._version", lambda: next(versions))
 
@@ -132,7 +132,7 @@ def test_another_version_of_the_code_is_refused(monkeypatch: pytest.MonkeyPatch)
         assert "1.1" in message
 
 
-def test_a_table_that_one_rank_alone_declares_is_named() -> None:
+def test_a_table_declared_on_only_one_rank_is_named() -> None:
     def body(collective: Collective) -> str:
         made = container_of(collective)
         if collective.rank == 1:
@@ -143,7 +143,7 @@ def test_a_table_that_one_rank_alone_declares_is_named() -> None:
         assert "tables.extra is missing on rank 0" in message
 
 
-def test_ranks_that_look_up_different_tables_are_told_so() -> None:
+def test_ranks_that_look_up_different_tables_raise_an_error() -> None:
     def body(collective: Collective) -> str:
         made = container_of(collective)
         made.declare(TableConfig("user", 2), StorageChoice("memory"))
@@ -206,7 +206,7 @@ def test_a_rank_that_ended_and_left_is_known_to_have_ended() -> None:
     assert "rank 1 ended training after 1 step," in str(error)
 
 
-def test_a_rank_that_has_ended_is_not_waited_for_by_what_was_sent_to_it() -> None:
+def test_messages_to_a_finished_rank_are_not_awaited() -> None:
     group = LateGroup(2)
 
     def body(rank: int) -> float:
@@ -223,7 +223,7 @@ def test_a_rank_that_has_ended_is_not_waited_for_by_what_was_sent_to_it() -> Non
         assert max(threads.map(body, range(2))) < 5
 
 
-def test_a_rank_may_end_while_others_still_read_their_own_rows(
+def test_a_rank_may_end_while_others_read_their_own_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def body(collective: Collective) -> bool:
@@ -249,7 +249,7 @@ def test_a_rank_may_end_while_others_still_read_their_own_rows(
     assert run_ranks(2, body) == [True, True]
 
 
-def test_a_rank_that_ends_in_the_middle_of_an_exchange_is_named_soon() -> None:
+def test_a_rank_that_ends_during_an_exchange_is_soon_named() -> None:
     def body(collective: Collective) -> int | None:
         made = container_of(collective, exchange=ExchangeOptions(chunk_rows=5))
         step(made, np.arange(100))
@@ -267,7 +267,7 @@ def test_a_rank_that_ends_in_the_middle_of_an_exchange_is_named_soon() -> None:
     assert run_ranks(2, body, 30.0)[0] == 1
 
 
-def test_a_rank_that_goes_on_to_evaluate_is_named_too() -> None:
+def test_a_rank_that_starts_to_evaluate_is_also_named() -> None:
     def body(collective: Collective) -> str:
         made = container_of(collective)
         step(made, np.arange(5))
@@ -301,7 +301,7 @@ def test_after_a_failure_the_exchange_stays_failed() -> None:
 
 
 @pytest.mark.parametrize("is_fused", [True, False], ids=["fused", "function"])
-def test_a_full_storage_on_one_rank_stops_the_step_on_all_and_training_goes_on(
+def test_a_full_storage_on_one_rank_stops_the_step_on_all_and_training_continues(
     is_fused: bool,
 ) -> None:
     method = resolve_method("adam")
@@ -342,7 +342,7 @@ def test_a_full_storage_on_one_rank_stops_the_step_on_all_and_training_goes_on(
     assert messages[1].startswith("table 'item' has")
 
 
-def test_a_failure_in_the_background_of_one_rank_stops_the_step_on_all() -> None:
+def test_a_background_failure_on_one_rank_stops_the_step_on_all() -> None:
     def body(collective: Collective) -> str:
         made = container_of(collective)
         step(made, np.arange(5))
@@ -368,7 +368,9 @@ def test_a_failure_in_the_background_of_one_rank_stops_the_step_on_all() -> None
     assert "snapshot" in theirs
 
 
-def test_a_storage_that_cannot_read_is_named_by_who_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_storage_that_cannot_read_is_named_by_the_requesting_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def body(collective: Collective) -> SparringError | OSError:
         made = container_of(collective, exchange=ExchangeOptions(chunk_rows=8))
         step(made, np.arange(100))
@@ -493,7 +495,7 @@ def _stop_after(
     collective._send_impl = send  # type: ignore[method-assign]
 
 
-def test_a_shutdown_notice_is_not_taken_for_the_counts_of_many_tables() -> None:
+def test_a_shutdown_notice_is_not_mistaken_for_counts_of_many_tables() -> None:
     """Rank 1 died when rank 2 had its header and rank 0 had not, so rank 0 gives up while rank 2 waits
     for the counts for which headers have no room."""
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.alone
 TABLE = TableConfig("item", 4)
 
 
-def test_a_rank_that_falls_silent_is_given_up_where_the_transport_would_ask_for_ever() -> None:
+def test_a_silent_rank_times_out_over_a_transport_that_polls_forever() -> None:
     """A transport whose works have no deadline while they are only polled."""
     group = LateGroup(2, deadline_seconds=2.0)
 

@@ -83,7 +83,7 @@ def check_ranks(
     "world_size",
     [size if size == 3 else pytest.param(size, marks=pytest.mark.long) for size in WORLD_SIZES],
 )
-def test_processes_train_as_one_does(check_ranks: CheckRanks, world_size: int, method: str) -> None:
+def test_processes_train_like_one(check_ranks: CheckRanks, world_size: int, method: str) -> None:
     """Its batches include ranks without samples, and steps in which one rank has all ids."""
     check_ranks(Scenario(world_size, method))
 
@@ -91,7 +91,7 @@ def test_processes_train_as_one_does(check_ranks: CheckRanks, world_size: int, m
 @pytest.mark.long  # of short runs, native tables try a function over rows
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("world_size", WORLD_SIZES if LARGEST_WORLD > 3 else [3])
-def test_processes_with_a_function_over_rows_train_as_one_does(
+def test_processes_with_a_function_over_rows_train_like_one(
     check_ranks: CheckRanks, world_size: int, method: str
 ) -> None:
     check_ranks(Scenario(world_size, method, is_fused=False))
@@ -99,11 +99,9 @@ def test_processes_with_a_function_over_rows_train_as_one_does(
 
 @needs_hkv
 @pytest.mark.parametrize("is_fused", [True, False], ids=["fused", "function"])
-def test_native_tables_of_processes_train_as_one_does(
-    check_ranks: CheckRanks, is_fused: bool
-) -> None:
+def test_native_tables_of_processes_train_like_one(check_ranks: CheckRanks, is_fused: bool) -> None:
     check_ranks(Scenario(3, "adam", is_fused, backend="hkv"))
 
 
-def test_sums_of_processes_are_exact_too(check_ranks: CheckRanks) -> None:
+def test_sums_of_processes_are_also_exact(check_ranks: CheckRanks) -> None:
     check_ranks(Scenario(3, "adagrad", reduction=Reduction.SUM, num_steps=30))

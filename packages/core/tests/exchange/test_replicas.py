@@ -94,9 +94,7 @@ def train(
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("method", ["sgd", "adam"])
 @pytest.mark.parametrize("wire", ["exact", "int8"])
-def test_replicas_are_alike_and_those_of_one_process(
-    world_size: int, method: str, wire: str
-) -> None:
+def test_replicas_equal_each_other_and_one_process(world_size: int, method: str, wire: str) -> None:
     def body(made: StepContainer) -> dict[str, dict[int, np.ndarray]]:
         return train(made, [made.collective.rank], method, world_size)
 
@@ -115,7 +113,7 @@ def test_replicas_are_alike_and_those_of_one_process(
     assert sorted(keys) == sorted(alone["large"])
 
 
-def test_lookups_of_replicated_tables_touch_no_wire() -> None:
+def test_lookups_of_replicated_tables_send_nothing() -> None:
     def body(made: StepContainer) -> None:
         made.declare(SMALL, StorageChoice("memory"))
         made.lookup("small", np.arange(50) + made.collective.rank)
@@ -126,7 +124,7 @@ def test_lookups_of_replicated_tables_touch_no_wire() -> None:
     on_ranks(3, body)
 
 
-def test_gradients_go_to_every_other_rank_once() -> None:
+def test_gradients_are_sent_to_every_other_rank_once() -> None:
     def body(made: StepContainer) -> None:
         made.declare(SMALL, StorageChoice("memory"))
         found = made.lookup("small", np.arange(10))
@@ -140,7 +138,7 @@ def test_gradients_go_to_every_other_rank_once() -> None:
     on_ranks(3, body)
 
 
-def test_a_lookup_ahead_of_a_replicated_table_is_refreshed_from_what_all_ranks_pushed() -> None:
+def test_a_lookup_ahead_of_a_replicated_table_is_refreshed_from_the_pushes_of_all_ranks() -> None:
     def body(made: StepContainer) -> None:
         for table in (SMALL, LARGE):
             made.declare(table, StorageChoice("memory"))
@@ -162,7 +160,7 @@ def test_a_lookup_ahead_of_a_replicated_table_is_refreshed_from_what_all_ranks_p
     on_ranks(2, body)
 
 
-def test_a_storage_that_evicts_keeps_no_replica() -> None:
+def test_a_storage_that_evicts_cannot_be_a_replica() -> None:
     def body(made: StepContainer) -> None:
         made.declare(SMALL, StorageChoice("hkv", {"capacity": 128, "policy": "lru"}))
         with pytest.raises(InvalidArgumentError, match="may evict different rows"):
@@ -171,13 +169,13 @@ def test_a_storage_that_evicts_keeps_no_replica() -> None:
     on_ranks(2, body)
 
 
-def test_a_placement_that_is_none_is_refused() -> None:
+def test_an_unknown_placement_is_rejected() -> None:
     with pytest.raises(InvalidArgumentError, match="sharded or replicated"):
         TableConfig("small", 4, placement="everywhere")
 
 
 @pytest.mark.parametrize("change", ["a row more", "a row less"])
-def test_replicas_that_came_apart_are_refused_before_a_row_changes(change: str) -> None:
+def test_diverged_replicas_are_rejected_before_a_row_changes(change: str) -> None:
     def body(made: StepContainer) -> dict[int, np.ndarray]:
         train(made, [made.collective.rank], "sgd", 2)
         if made.collective.rank == 1:

@@ -44,7 +44,7 @@ def keys_of_rank(rank: int, world_size: int) -> np.ndarray:
 
 
 @WORLD_SIZES
-def test_pull_gives_each_rank_the_rows_of_its_keys_in_order(world_size: int) -> None:
+def test_pull_returns_to_each_rank_the_rows_of_its_keys_in_order(world_size: int) -> None:
     shard_map = ShardMap.balanced(world_size)
     stored = np.arange(-50, 30)
 
@@ -94,7 +94,7 @@ def test_push_adds_up_by_key_at_the_owner(world_size: int) -> None:
         np.testing.assert_allclose(seen[key], gradient, rtol=1e-15)
 
 
-def test_a_rank_without_storage_reads_nothing_and_still_takes_part() -> None:
+def test_a_rank_without_storage_reads_nothing_but_takes_part() -> None:
     shard_map = ShardMap.balanced(2)
 
     def body(collective: Collective) -> bool:
@@ -105,7 +105,7 @@ def test_a_rank_without_storage_reads_nothing_and_still_takes_part() -> None:
     assert run_ranks(2, body) == [False, False]
 
 
-def test_all_ranks_measure_one_size_of_chunks() -> None:
+def test_all_ranks_measure_the_same_chunk_size() -> None:
     def body(collective: Collective) -> int:
         return measure_chunk_rows(collective, 256)
 
@@ -123,14 +123,14 @@ def test_all_ranks_measure_one_size_of_chunks() -> None:
         (1e-6, 1.0, MIN_CHUNK_ROWS),
     ],
 )
-def test_chunks_are_so_large_that_messages_cost_little_by_themselves(
+def test_chunks_are_large_enough_to_hide_the_cost_of_messages(
     small: float, large: float, expected: int
 ) -> None:
     assert compute_chunk_rows(small, large, 256) == expected
 
 
 @pytest.mark.parametrize(("num_keys", "is_inline"), [(100, True), (20_000, False)])
-def test_few_gradients_are_added_up_without_another_thread(num_keys: int, is_inline: bool) -> None:
+def test_few_gradients_are_added_without_another_thread(num_keys: int, is_inline: bool) -> None:
     table = TableConfig("item", 4)
     keys = np.arange(num_keys)
 
@@ -157,7 +157,7 @@ def test_few_gradients_are_added_up_without_another_thread(num_keys: int, is_inl
 
 
 @pytest.mark.parametrize("chunk_rows", [1024, 16])
-def test_rows_are_the_same_whether_or_not_streams_are_cut(chunk_rows: int) -> None:
+def test_rows_are_the_same_whether_or_not_streams_are_divided(chunk_rows: int) -> None:
     shard_map = ShardMap.balanced(3)
     stored = np.arange(-50, 30)
 
@@ -179,7 +179,7 @@ def test_rows_are_the_same_whether_or_not_streams_are_cut(chunk_rows: int) -> No
 
 
 @pytest.mark.parametrize("is_closed", [False, True])
-def test_a_collective_carries_one_exchange(is_closed: bool) -> None:
+def test_a_collective_supports_one_exchange(is_closed: bool) -> None:
     def body(collective: Collective) -> None:
         shard_map = ShardMap.balanced(2)
         first = RingExchange(collective, shard_map)
@@ -197,7 +197,7 @@ def test_a_collective_carries_one_exchange(is_closed: bool) -> None:
 
 
 @pytest.mark.parametrize("chunk_rows", [1, 1000])
-def test_gradients_are_added_up_in_the_order_of_hops(chunk_rows: int) -> None:
+def test_gradients_are_added_in_the_order_of_hops(chunk_rows: int) -> None:
     """The sum starts with a rank's own gradients, then adds those of the previous ranks, in order."""
     table = TableConfig("item", 1)
     keys = np.arange(60)
@@ -220,7 +220,7 @@ def test_gradients_are_added_up_in_the_order_of_hops(chunk_rows: int) -> None:
         assert set(found) == {1.0}
 
 
-def test_no_more_chunks_are_under_way_than_may_be() -> None:
+def test_the_number_of_chunks_in_flight_is_bounded() -> None:
     """Therefore the memory of an exchange is bounded for any batch."""
     keys = np.arange(900)
 

@@ -88,7 +88,7 @@ def test_16_bits_round_to_nearest(wire_dtype: WireDtype, bound: float) -> None:
     ("wire_dtype", "largest"),
     [(WireDtype.FLOAT16, 65504.0), (WireDtype.BFLOAT16, float(ml_dtypes.finfo("bfloat16").max))],
 )
-def test_finite_numbers_stay_finite_and_others_stay_what_they_are(
+def test_finite_numbers_stay_finite_and_others_stay_unchanged(
     wire_dtype: WireDtype, largest: float
 ) -> None:
     rows = np.array([[3e38, -3.4e38, np.inf, -np.inf, np.nan, 65519, -70000]], np.float32)
@@ -130,7 +130,7 @@ def test_a_16_bit_table_may_travel_as_int8() -> None:
     assert (error <= largest / 253 + largest * 2.0**-11 + 2.0**-24).all()
 
 
-def test_float64_travels_as_it_is_unless_asked_otherwise() -> None:
+def test_float64_travels_unchanged_by_default() -> None:
     rows = RANDOM.normal(size=(9, 5))
     rows[0, 0], rows[0, 1] = 1e300, np.inf
     exact, codec = travelled(rows, WireDtype.EXACT)
@@ -160,7 +160,7 @@ def test_every_simd_level_gives_the_same_bits() -> None:
         kernels.set_simd_level(first)
 
 
-def test_options_out_of_range_are_refused() -> None:
+def test_options_out_of_range_are_rejected() -> None:
     for wrong in (
         {"chunk_rows": 0},
         {"chunk_rows": True},
@@ -268,7 +268,7 @@ def stream_bytes(counts: np.ndarray, each: list[int], chunk_rows: int) -> int:
 
 @pytest.mark.parametrize("wire_dtype", ["exact", "bfloat16", "int8"])
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_bytes_on_the_wire_are_those_of_the_formula(wire_dtype: str, world_size: int) -> None:
+def test_bytes_on_the_wire_match_the_formula(wire_dtype: str, world_size: int) -> None:
     shard_map = ShardMap.balanced(world_size)
     chunk_rows = 7
     row_bytes = {
@@ -353,7 +353,7 @@ def test_a_world_of_one_sends_nothing() -> None:
     assert exchange.counters.wire_bytes_sent.total == 0
 
 
-def test_counts_of_more_tables_than_a_header_has_room_for_arrive() -> None:
+def test_counts_of_more_tables_than_fit_in_a_header_arrive() -> None:
     tables = [TableConfig(f"table{number}", 2) for number in range(70)]
 
     def body(collective: Collective) -> None:

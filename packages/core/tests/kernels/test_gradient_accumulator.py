@@ -97,7 +97,7 @@ def test_take_resets_the_sums_and_its_arrays_stay_valid() -> None:
     assert sums.flags.writeable
 
 
-def test_add_copies_what_it_is_given() -> None:
+def test_add_copies_its_arguments() -> None:
     accumulator = GradientAccumulator(1)
     keys, gradients = np.array([4]), np.ones((1, 1), np.float32)
     accumulator.add(keys, gradients)

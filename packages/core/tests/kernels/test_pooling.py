@@ -300,7 +300,7 @@ def test_shapes_and_dtypes_that_do_not_fit_are_rejected() -> None:
             call()
 
 
-def test_the_native_functions_reject_what_they_cannot_read_in_place() -> None:
+def test_the_native_functions_reject_arrays_that_they_cannot_read_in_place() -> None:
     inverse = np.zeros(2, np.int64)
     with pytest.raises(InvalidArgumentError, match="C-contiguous"):
         _native.gather(np.zeros((3, 8), np.float32)[:, ::2], inverse)

@@ -71,7 +71,7 @@ def manager() -> PluginManager:
     return make_plugin_manager(entry_points=False)
 
 
-def test_a_plugin_with_a_trainer_loads_on_core_alone(
+def test_a_plugin_with_a_trainer_loads_with_only_core_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(DISABLE_VARIABLE, "sparring-train")
@@ -82,7 +82,7 @@ def test_a_plugin_with_a_trainer_loads_on_core_alone(
     assert "acme_train" not in {each.plugin for each in manager.load_errors()}
 
 
-def test_a_hook_that_is_declared_later_is_called_then(manager: PluginManager) -> None:
+def test_a_hook_that_is_declared_later_is_then_called(manager: PluginManager) -> None:
     load_offering(manager, lambda: [WHEEL])
     with pytest.raises(PluginError, match="wheel 'front' is unknown"):
         manager.find("wheels", "front", WheelDescriptor)

@@ -52,7 +52,9 @@ def threads_of_loops() -> set[threading.Thread]:
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
-def test_a_coroutine_that_would_end_the_program_fails_alone(kind: type[BaseException]) -> None:
+def test_a_coroutine_that_would_end_the_program_fails_without_ending_it(
+    kind: type[BaseException],
+) -> None:
     async def leave() -> None:
         raise kind
 
@@ -224,7 +226,7 @@ def test_a_callable_that_returns_a_coroutine_is_a_failure(loop: EventLoop) -> No
         loop.check()
 
 
-def test_cancelled_work_does_not_run_and_is_no_failure(loop: EventLoop) -> None:
+def test_cancelled_work_does_not_run_and_is_not_a_failure(loop: EventLoop) -> None:
     gate = threading.Event()
     for _ in range(2):
         loop.submit(lambda: gate.wait(WAIT))
@@ -239,7 +241,7 @@ def test_cancelled_work_does_not_run_and_is_no_failure(loop: EventLoop) -> None:
 # -- drain and close ----------------------------------------------------------------
 
 
-def test_drain_waits_for_all_and_names_what_is_late(loop: EventLoop) -> None:
+def test_drain_waits_for_all_and_names_late_work(loop: EventLoop) -> None:
     gate = threading.Event()
     task = loop.submit(lambda: gate.wait(WAIT), name="slow save")
     with pytest.raises(DeadlineError, match="slow save"):

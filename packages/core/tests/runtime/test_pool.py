@@ -161,7 +161,7 @@ def test_exception_is_raised_by_result_with_its_traceback() -> None:
     assert task.done()
 
 
-def test_timeout_error_of_the_call_is_no_deadline_error() -> None:
+def test_timeout_error_of_the_call_is_not_a_deadline_error() -> None:
     def fail() -> None:
         raise TimeoutError("mine")
 

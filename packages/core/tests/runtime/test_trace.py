@@ -121,7 +121,7 @@ def test_a_trace_of_all_ranks_is_one_file_of_trace_events(tmp_path: Path) -> Non
     assert len(set(begun)) == len(begun)
 
 
-def test_a_trace_that_is_full_counts_what_it_drops(monkeypatch: Any) -> None:
+def test_a_full_trace_counts_dropped_spans(monkeypatch: Any) -> None:
     monkeypatch.setattr("sparring.runtime.trace.MAX_SPANS", 2)
     trace = Trace()
     for number in range(5):
@@ -131,6 +131,6 @@ def test_a_trace_that_is_full_counts_what_it_drops(monkeypatch: Any) -> None:
     assert trace.num_dropped == 3
 
 
-def test_without_a_trace_nothing_is_kept() -> None:
+def test_without_a_trace_nothing_is_recorded() -> None:
     exchange = RingExchange(LocalGroup(1).join(0), ShardMap.balanced(1))
     assert exchange.trace is None

@@ -39,7 +39,7 @@ DIVIDED = ("column_wise", "table_column_wise", "grid")
 
 @pytest.mark.parametrize("method", ["sgd", "adagrad", "adam"])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_blocks_train_the_bits_of_one_process(world_size: int, method: str) -> None:
+def test_blocks_have_the_bits_of_one_process(world_size: int, method: str) -> None:
     with open_container(None, "", method) as alone:
         train(alone, range(world_size), method)
         expected = join_pieces([collect_pieces(alone)])
@@ -70,7 +70,9 @@ def test_blocks_train_the_bits_of_one_process(world_size: int, method: str) -> N
     ids=str,
 )
 @pytest.mark.parametrize("kind", ["column_wise", "grid"])
-def test_blocks_of_a_key_live_and_die_together(kind: str, more: Mapping[str, Any]) -> None:
+def test_blocks_of_a_key_are_created_and_removed_together(
+    kind: str, more: Mapping[str, Any]
+) -> None:
     with open_container(None, "", **more) as alone:
         seen = train(alone, range(4))
         expected, counters = join_pieces([collect_pieces(alone)]), alone.counters
@@ -106,7 +108,7 @@ def _halved(updates: Any) -> None:
         update.rows[:, width:] += 1
 
 
-def test_a_function_over_rows_gets_each_table_once_and_its_blocks_one_under_the_other() -> None:
+def test_a_function_over_rows_receives_each_table_once_with_its_blocks_stacked() -> None:
     def step(container: StepContainer, ranks: Any) -> list[TableUpdate]:
         seen: list[TableUpdate] = []
         ids, given = make_batch(1, ranks)
@@ -140,7 +142,7 @@ def test_a_function_over_rows_gets_each_table_once_and_its_blocks_one_under_the_
     assert sum(len(keys) for _, keys in held) == 2 * len(expected)
 
 
-def test_gradients_that_were_summed_before_the_step_are_scaled_by_blocks() -> None:
+def test_gradients_summed_before_the_step_are_scaled_by_blocks() -> None:
     def body(collective: Collective) -> Any:
         with open_container(collective, "column_wise", "sgd") as container:
             for _ in range(2):  # what comes later is added
@@ -165,7 +167,7 @@ def test_gradients_that_were_summed_before_the_step_are_scaled_by_blocks() -> No
         assert np.allclose(found, 2.0)
 
 
-def test_nan_in_one_block_of_summed_gradients_leaves_the_key_out_of_all() -> None:
+def test_nan_in_one_block_of_summed_gradients_excludes_the_key_from_all() -> None:
     def body(collective: Collective) -> Any:
         with open_container(collective, "column_wise", "sgd") as container:
             container.non_finite_gradients = NonFinite.SKIP
@@ -220,7 +222,7 @@ def test_embeddings_are_assigned_by_block_and_state_is_set_and_dropped() -> None
     assert [whole[key][0] for key in keys.tolist()] == [row.tobytes() for row in expected]
 
 
-def test_rows_of_another_optimizer_are_refused_with_the_name_that_drops_their_state() -> None:
+def test_rows_of_another_optimizer_are_rejected_with_the_name_that_drops_their_state() -> None:
     def body(collective: Collective) -> None:
         with open_container(collective, "column_wise") as container:
             train(container, [collective.rank])
@@ -250,7 +252,7 @@ def test_rows_of_another_optimizer_are_refused_with_the_name_that_drops_their_st
         ("sgd", {"clip_norm": 1.0}, "clip_norm=1.0 applies to whole rows"),
     ],
 )
-def test_updates_that_couple_columns_are_refused_by_name(
+def test_updates_that_couple_columns_are_rejected_by_name(
     method: str, hyper: Mapping[str, Any], words: str
 ) -> None:
     def body(collective: Collective) -> None:
@@ -282,7 +284,7 @@ def test_updates_that_couple_columns_are_refused_by_name(
     ],
     ids=str,
 )
-def test_storages_and_filters_that_cannot_promise_equal_keys_are_refused(
+def test_storages_and_filters_that_cannot_guarantee_equal_keys_are_rejected(
     storage: Any, more: Mapping[str, Any], words: str
 ) -> None:
     def body(collective: Collective) -> None:
@@ -302,7 +304,7 @@ def test_storages_and_filters_that_cannot_promise_equal_keys_are_refused(
     run_ranks(2, body)
 
 
-def test_whole_rows_are_in_no_storage_and_a_block_that_came_apart_is_found_out() -> None:
+def test_no_storage_has_whole_rows_and_a_diverged_block_is_detected() -> None:
     def body(collective: Collective) -> None:
         with open_container(collective, "column_wise") as container:
             with pytest.raises(UnsupportedError, match=r"none has whole rows\. Save a snapshot"):

@@ -37,7 +37,7 @@ def owners(found: Layout) -> list[int]:
     return ranks
 
 
-def test_each_kind_gives_partitions_to_its_ranks() -> None:
+def test_each_kind_assigns_partitions_to_its_ranks() -> None:
     assert layout("row_wise") == Layout(ShardMap.balanced(4).owners, 4)
     assert owners(layout("table_wise", (2,))) == [2]
     assert owners(layout("table_row_wise", (0, 1, 3))) == [0, 1, 3]
@@ -48,7 +48,7 @@ def test_each_kind_gives_partitions_to_its_ranks() -> None:
     assert sorted(counts[[0, 1, 3]].tolist()) == [1365, 1365, 1366]
 
 
-def test_a_kind_without_ranks_chooses() -> None:
+def test_a_kind_without_ranks_chooses_them() -> None:
     assert len(owners(layout("table_wise"))) == 1
     assert owners(layout("table_row_wise")) in ([0, 1], [2, 3])
     assert owners(layout("table_row_wise", world_size=3)) in ([0, 1], [2])
@@ -60,7 +60,7 @@ def blocks(found: Layout) -> list[list[int]]:
     return [np.unique(each).tolist() for each in found.owners]
 
 
-def test_kinds_that_divide_columns_take_the_ranks_of_blocks_in_order() -> None:
+def test_kinds_that_divide_columns_use_the_ranks_of_blocks_in_order() -> None:
     made = layout("column_wise", (3, 1), columns=2)
     assert (made.columns, made.num_blocks, blocks(made)) == ((0, 2, 4), 2, [[3], [1]])
     assert made.block(0).partitions_of(3).tolist() == list(range(4096))
@@ -83,7 +83,7 @@ def test_kinds_that_divide_columns_choose_ranks_and_blocks() -> None:
     assert len(blocks(layout("column_wise", columns=4, world_size=2))) == 4
 
 
-def test_blocks_with_the_same_owners_are_one() -> None:
+def test_blocks_with_the_same_owners_are_merged() -> None:
     alone = layout("column_wise", columns=2, world_size=1, per_node=1)
     assert (alone.columns, alone.num_blocks) == ((), 1)
     assert alone == Layout(ShardMap.balanced(1).owners, 1)
@@ -109,7 +109,7 @@ def test_blocks_with_the_same_owners_are_one() -> None:
         ("data_parallel", (), 2, "does not split rows"),
     ],
 )
-def test_columns_that_cannot_be_divided_are_refused(
+def test_columns_that_cannot_be_divided_are_rejected(
     kind: str, ranks: tuple[int, ...], columns: int | None, words: str
 ) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
@@ -126,7 +126,7 @@ def test_columns_that_cannot_be_divided_are_refused(
         (3, (0, 2, 4), "2 blocks of columns need owners of shape"),
     ],
 )
-def test_layouts_with_columns_that_make_no_blocks_are_refused(
+def test_layouts_with_invalid_blocks_of_columns_are_rejected(
     owners_of: int, columns: Any, words: str
 ) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
@@ -139,7 +139,7 @@ def test_a_plan_has_a_number_of_blocks(columns: Any) -> None:
         TableSharding("column_wise", columns=columns)
 
 
-def test_digests_tell_layouts_apart() -> None:
+def test_digests_distinguish_layouts() -> None:
     made = [layout("row_wise"), layout("table_wise", (1,)), layout("table_wise", (2,))]
     made += [layout("data_parallel"), layout("row_wise", world_size=3)]
     assert len({each.digest for each in made}) == len(made)
@@ -157,13 +157,15 @@ def test_digests_tell_layouts_apart() -> None:
         ([], InvalidArgumentError, "found list"),
     ],
 )
-def test_a_plan_is_refused_when_the_container_is_made(plan: Any, error: Any, words: str) -> None:
+def test_a_plan_is_rejected_when_the_container_is_created(
+    plan: Any, error: Any, words: str
+) -> None:
     with pytest.raises(error, match=words):
         StepContainer(plan=plan)
 
 
 @pytest.mark.parametrize("ranks", [(-1,), (1, 1), ("0",)])
-def test_ranks_of_a_plan_are_different_whole_numbers(ranks: Any) -> None:
+def test_ranks_of_a_plan_are_distinct_integers(ranks: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="distinct ranks of at least 0"):
         TableSharding("table_wise", ranks)
 
@@ -176,14 +178,14 @@ def test_ranks_of_a_plan_are_different_whole_numbers(ranks: Any) -> None:
         ("data_parallel", (1,), "all 4 ranks"),
     ],
 )
-def test_kinds_refuse_ranks_that_they_cannot_use(
+def test_kinds_reject_ranks_that_they_cannot_use(
     kind: str, ranks: tuple[int, ...], words: str
 ) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
         layout(kind, ranks)
 
 
-def test_a_plan_for_a_table_that_was_not_declared_is_refused_before_a_row_is_written() -> None:
+def test_a_plan_for_an_undeclared_table_is_rejected_before_a_row_is_written() -> None:
     with StepContainer(plan=ShardingPlan({"usr": "table_wise"})) as container:
         container.declare(TableConfig("user", 2), StorageChoice("memory"))
         with pytest.raises(InvalidArgumentError, match="did you mean 'user'"):
@@ -217,7 +219,7 @@ def _thirds(request: LayoutRequest) -> Layout:
     return Layout(owners, request.shard_map.world_size, "thirds")
 
 
-def test_plugins_bring_kinds() -> None:
+def test_plugins_register_kinds() -> None:
     manager = make_plugin_manager()
     manager.load(PluginSource("thirds", "some-kinds", "1.0", _Plugin))
     with StepContainer(plan={"a": "thirds", "b": "wrong"}, plugin_manager=manager) as container:

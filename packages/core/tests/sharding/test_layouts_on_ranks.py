@@ -91,7 +91,7 @@ def joined(held: list[Rows], *, is_replicated: bool) -> Rows:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_all_kinds_train_the_bits_of_one_process(world_size: int) -> None:
+def test_all_kinds_have_the_bits_of_one_process(world_size: int) -> None:
     work = [(step, rank) for step in range(STEPS) for rank in range(world_size)]
     with opened(None, 1, {}) as alone:
         train(alone, work)
@@ -134,7 +134,7 @@ def test_rows_are_assigned_and_written_by_layout() -> None:
     assert [len(each) for each in run_ranks(3, body)] == [0, 51, 0]
 
 
-def test_ranks_with_different_plans_are_refused_at_the_first_exchange() -> None:
+def test_ranks_with_different_plans_are_rejected_at_the_first_exchange() -> None:
     def body(collective: Collective) -> str:
         plan = {"user": TableSharding("table_wise", (collective.rank,))}
         with opened(collective, 2, plan) as container:

@@ -62,7 +62,7 @@ def test_a_table_is_on_one_of_torchruns_nodes(nodes: list[int]) -> None:
 
 
 @pytest.mark.parametrize("nodes", [[3, 1], [4, 2], [1, 2]], ids=str)
-def test_uneven_nodes_are_refused_where_a_kind_needs_them(nodes: list[int]) -> None:
+def test_uneven_nodes_are_rejected_if_a_kind_needs_even_ones(nodes: list[int]) -> None:
     refused = 0
     for place in torchrun(nodes):
         assert owners(place, "row_wise") == set(range(sum(nodes)))
@@ -81,7 +81,7 @@ def test_uneven_nodes_are_refused_where_a_kind_needs_them(nodes: list[int]) -> N
     assert refused
 
 
-def test_ranks_of_a_node_that_do_not_follow_each_other_are_refused() -> None:
+def test_ranks_of_a_node_that_are_not_consecutive_are_rejected() -> None:
     # As mpiexec places them with one node after the other.
     with pytest.raises(InvalidArgumentError, match="rank 2 of 4 is number 1 of 2 on its node"):
         owners(Membership(2, 4, local_rank=1, local_world_size=2), "table_row_wise")

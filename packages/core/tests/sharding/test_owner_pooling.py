@@ -156,7 +156,7 @@ def work_of(step: int, ranks: list[int]) -> list[Mapping[str, Batch]]:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_pooled_tables_train_the_bits_of_one_process(world_size: int) -> None:
+def test_pooled_tables_have_the_bits_of_one_process(world_size: int) -> None:
     everyone = list(range(world_size))
     with opened(None, 1) as alone:
         outputs = [rows_step(alone, work_of(step, everyone)) for step in range(STEPS)]
@@ -180,7 +180,7 @@ def test_pooled_tables_train_the_bits_of_one_process(world_size: int) -> None:
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean"])
-def test_real_gradients_give_the_rows_of_those_that_travel_by_rows(mode: str) -> None:
+def test_real_gradients_give_the_same_rows_as_transfer_by_rows(mode: str) -> None:
     def body(collective: Collective, transfer: str) -> dict[str, Rows]:
         random = np.random.default_rng(collective.rank)
         options = ExchangeOptions(chunk_rows=8, chunks_in_flight=2)
@@ -212,7 +212,7 @@ def one_bag(ids: list[int], dim: int = 4, fill: float = 1.0) -> Batch:
     return np.array(ids, np.int64), offsets, np.full((len(lengths), dim), fill, np.float32)
 
 
-def test_weights_and_their_gradients_are_those_of_rows() -> None:
+def test_weights_and_their_gradients_equal_transfer_by_rows() -> None:
     def body(collective: Collective) -> None:
         rank = collective.rank
         ids, offsets, gradient = bags_of(1 + rank, rank, "user")
@@ -244,7 +244,7 @@ def test_weights_and_their_gradients_are_those_of_rows() -> None:
     run_ranks(3, body)
 
 
-def test_bytes_are_those_of_the_formula_and_fewer_than_by_rows(capsys: Any) -> None:
+def test_bytes_match_the_formula_and_are_fewer_than_by_rows(capsys: Any) -> None:
     dim, num_bags, per_bag = 4, 512, 20
     random = np.random.default_rng(0)
     ids = random.integers(0, 1 << 62, num_bags * per_bag)
@@ -277,7 +277,7 @@ def test_bytes_are_those_of_the_formula_and_fewer_than_by_rows(capsys: Any) -> N
 
 
 @pytest.mark.parametrize("is_weighted", [False, True])
-def test_bytes_of_two_tables_on_three_ranks_are_those_of_the_formula(is_weighted: bool) -> None:
+def test_bytes_of_two_tables_on_three_ranks_match_the_formula(is_weighted: bool) -> None:
     def padded(count: int) -> int:
         return -(-count // 8) * 8
 
@@ -336,7 +336,7 @@ def test_a_discarded_step_leaves_nothing() -> None:
     run_ranks(2, body)
 
 
-def test_a_gradient_of_one_rank_of_one_of_two_lookups_is_enough() -> None:
+def test_a_gradient_of_one_of_two_lookups_on_one_rank_is_enough() -> None:
     def body(collective: Collective) -> dict[str, Rows]:
         with opened(collective, 2) as container:
             look_up(container, {"user": one_bag([1, 2])})
@@ -365,7 +365,7 @@ def test_two_gradients_of_one_lookup_add_up() -> None:
         assert joined(results)["user"] == stored(alone)["user"]
 
 
-def test_evaluation_registers_nothing_and_makes_no_row() -> None:
+def test_evaluation_registers_nothing_and_creates_no_row() -> None:
     def body(collective: Collective) -> None:
         with opened(collective, 2) as container:
             wanted = [BagLookup("user", *one_bag([7, 8, 9])[:2])]
@@ -380,7 +380,7 @@ def test_evaluation_registers_nothing_and_makes_no_row() -> None:
     run_ranks(2, body)
 
 
-def test_admission_counts_what_came_from_all_ranks() -> None:
+def test_admission_counts_the_ids_of_all_ranks() -> None:
     def body(collective: Collective) -> tuple[dict[str, Rows], int]:
         with opened(collective, 2, admission=Frequency(2)) as container:
             pooled_step(container, [{"user": one_bag([1, 2 + collective.rank])}])
@@ -394,7 +394,7 @@ def test_admission_counts_what_came_from_all_ranks() -> None:
 
 
 @pytest.mark.parametrize("policy", list(NonFinite))
-def test_nan_is_refused_or_skipped_for_the_rank_that_has_it(policy: NonFinite) -> None:
+def test_nan_is_rejected_or_skipped_on_the_rank_that_has_it(policy: NonFinite) -> None:
     def body(collective: Collective) -> tuple[dict[str, Rows], int]:
         with opened(collective, 2, non_finite_gradients=policy) as container:
             is_bad = collective.rank == 0
@@ -416,7 +416,7 @@ def test_nan_is_refused_or_skipped_for_the_rank_that_has_it(policy: NonFinite) -
         assert sum(count for _, count in results) == 2
 
 
-def test_sums_before_a_step_have_nan_among_them() -> None:
+def test_nan_among_sums_before_a_step_is_found() -> None:
     def body(collective: Collective) -> tuple[bool, dict[str, Rows]]:
         with opened(collective, 2, non_finite_gradients=NonFinite.SKIP) as container:
             (found,) = look_up(container, {"user": one_bag([1, 2])})
@@ -434,7 +434,7 @@ def test_sums_before_a_step_have_nan_among_them() -> None:
     assert set(joined([each for _, each in results])["user"]) == {3}
 
 
-def test_16_bit_rows_are_pooled_as_they_read() -> None:
+def test_16_bit_rows_are_pooled_as_they_are_read() -> None:
     def body(collective: Collective) -> None:
         with opened(collective, 2, dtype="bfloat16") as container:
             ids, offsets, _ = bags_of(1, collective.rank, "item")
@@ -449,7 +449,7 @@ def test_16_bit_rows_are_pooled_as_they_read() -> None:
 @pytest.mark.parametrize(
     ("wire_dtype", "error"), [("bfloat16", 2e-2), ("float16", 2e-3), ("int8", 4e-2)]
 )
-def test_pools_and_gradients_travel_narrowed(wire_dtype: str, error: float) -> None:
+def test_pools_and_gradients_are_sent_in_16_bits(wire_dtype: str, error: float) -> None:
     options = ExchangeOptions(row_wire_dtype=wire_dtype, gradient_wire_dtype=wire_dtype)
 
     def body(collective: Collective, options: ExchangeOptions | None) -> tuple[Any, Any]:
@@ -466,7 +466,7 @@ def test_pools_and_gradients_travel_narrowed(wire_dtype: str, error: float) -> N
     }
 
 
-def test_an_owner_whose_storage_fails_tells_the_asker(monkeypatch: Any) -> None:
+def test_an_owner_with_a_failing_storage_notifies_the_requesting_rank(monkeypatch: Any) -> None:
     def body(collective: Collective) -> str:
         with opened(collective, 2, "table_wise") as container:
             pooled_step(container, [{"user": one_bag([1, 2])}])
@@ -487,7 +487,7 @@ def test_an_owner_whose_storage_fails_tells_the_asker(monkeypatch: Any) -> None:
     assert "rank 1 could not read the requested rows" in of_asker
 
 
-def test_an_owner_that_cannot_add_up_refuses_the_step_on_all_ranks(monkeypatch: Any) -> None:
+def test_an_owner_that_cannot_add_gradients_rejects_the_step_on_all_ranks(monkeypatch: Any) -> None:
     def body(collective: Collective) -> dict[str, Rows]:
         with opened(collective, 2, "table_wise") as container:
             pooled_step(container, [{"user": one_bag([1, 2])}])
@@ -510,7 +510,7 @@ def test_an_owner_that_cannot_add_up_refuses_the_step_on_all_ranks(monkeypatch: 
 
 
 @pytest.mark.parametrize("elsewhere", ["step", "end", "rows"])
-def test_a_rank_that_is_elsewhere_is_named(elsewhere: str) -> None:
+def test_a_rank_in_another_call_is_named(elsewhere: str) -> None:
     def body(collective: Collective) -> None:
         with opened(collective, 2) as container:
             batch = one_bag([1, 2])
@@ -530,7 +530,7 @@ def test_a_rank_that_is_elsewhere_is_named(elsewhere: str) -> None:
     run_ranks(2, body)
 
 
-def test_prefetched_rows_of_a_pooled_table_are_told(caplog: Any) -> None:
+def test_prefetched_rows_of_a_pooled_table_are_logged(caplog: Any) -> None:
     caplog.set_level("INFO", logger="sparring")
 
     def body(collective: Collective) -> None:
@@ -543,7 +543,7 @@ def test_prefetched_rows_of_a_pooled_table_are_told(caplog: Any) -> None:
     assert len(told) == 2, "once a rank"
 
 
-def test_a_refusal_of_one_rank_is_raised_on_all() -> None:
+def test_an_error_of_one_rank_is_raised_on_all() -> None:
     def body(collective: Collective) -> None:
         with opened(collective, 2) as container:
             ids, offsets, _ = one_bag([1, 2])
@@ -562,7 +562,7 @@ def test_a_refusal_of_one_rank_is_raised_on_all() -> None:
     run_ranks(2, body)
 
 
-def test_ranks_with_other_transfers_refuse_each_other() -> None:
+def test_ranks_with_different_transfers_reject_each_other() -> None:
     def body(collective: Collective) -> None:
         transfer = "pooled" if collective.rank else "rows"
         with (
@@ -574,7 +574,7 @@ def test_ranks_with_other_transfers_refuse_each_other() -> None:
     run_ranks(2, body)
 
 
-def test_a_table_says_how_its_bags_travel() -> None:
+def test_a_table_reports_the_transfer_of_its_bags() -> None:
     def body(collective: Collective) -> None:
         with opened(collective, 2) as container:
             assert container.transfer("user")[0] == "pooled"

@@ -78,7 +78,7 @@ def train(container: StepContainer, ranks: list[int]) -> list[Any]:
 
 @pytest.mark.parametrize("more", [{}, {"admission": Frequency(2)}], ids=["plain", "admission"])
 @pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_pooled_blocks_train_the_bits_of_one_process(world_size: int, more: dict[str, Any]) -> None:
+def test_pooled_blocks_have_the_bits_of_one_process(world_size: int, more: dict[str, Any]) -> None:
     with open_container(None, "", **more) as alone:
         outputs = train(alone, list(range(world_size)))
         expected = join_pieces([collect_pieces(alone)])
@@ -116,7 +116,7 @@ def test_weights_of_pooled_blocks_get_the_gradients_of_whole_rows() -> None:
     run_ranks(2, body)
 
 
-def test_nan_in_one_block_leaves_the_key_out_of_all() -> None:
+def test_nan_in_one_block_excludes_the_key_from_all() -> None:
     def body(collective: Collective) -> Any:
         with pooled(collective, "column_wise") as container:
             container.non_finite_gradients = NonFinite.SKIP

@@ -73,7 +73,7 @@ def expected() -> Any:
 
 
 @pytest.mark.parametrize(("kind", "transfer"), CASES)
-def test_50_steps_give_the_rows_of_one_process_to_a_millionth(
+def test_after_50_steps_rows_equal_one_process_to_a_millionth(
     kind: str, transfer: Any, expected: Any
 ) -> None:
     made = KINDS[kind](WORLD_SIZE)

@@ -75,7 +75,9 @@ def alone(steps: int, world_size: int) -> Rows:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_one_kind_saved_every_other_loads_and_goes_on_from(kind: str, tmp_path: Path) -> None:
+def test_a_save_of_one_kind_is_loaded_and_continued_by_every_other(
+    kind: str, tmp_path: Path
+) -> None:
     url = str(tmp_path / "saved")
     saved(kind, 3, url)
     expected, after = alone(NUM_STEPS, 3), alone(NUM_STEPS + 2, 3)
@@ -105,7 +107,7 @@ def test_what_one_kind_saved_every_other_loads_and_goes_on_from(kind: str, tmp_p
 
 
 @pytest.mark.parametrize("kind", ["column_wise", "grid"])
-def test_full_filters_of_all_blocks_forget_the_same_keys_also_after_a_load(
+def test_full_filters_of_all_blocks_forget_the_same_keys_even_after_a_load(
     kind: str, tmp_path: Path
 ) -> None:
     url, method = str(tmp_path / "saved"), resolve_method("sgd")
@@ -199,7 +201,7 @@ def test_rows_are_joined_in_windows_that_fit_memory(
     assert {int(key) for each in found for key in each.keys} >= set(sorted(expected)[:4])
 
 
-def test_a_save_next_to_steps_has_the_blocks_of_one_step(tmp_path: Path) -> None:
+def test_a_background_save_contains_the_blocks_of_one_step(tmp_path: Path) -> None:
     url = str(tmp_path / "a")
 
     def body(collective: Collective) -> None:
@@ -237,7 +239,7 @@ def test_snapshots_without_blocks_name_no_columns(tmp_path: Path) -> None:
     assert encode_text(manifest) == text
 
 
-def test_a_snapshot_that_lacks_some_columns_is_damaged(tmp_path: Path) -> None:
+def test_a_snapshot_with_missing_columns_is_damaged(tmp_path: Path) -> None:
     """S10b, S14"""
     saved("column_wise", 2, str(tmp_path / "a"))
     path = tmp_path / "a" / "manifest.json"
@@ -257,7 +259,7 @@ def test_a_snapshot_that_lacks_some_columns_is_damaged(tmp_path: Path) -> None:
         open_snapshot(str(tmp_path / "a"))
 
 
-def test_columns_that_a_table_does_not_have_are_refused(tmp_path: Path) -> None:
+def test_unknown_columns_of_a_table_are_rejected(tmp_path: Path) -> None:
     saved("row_wise", 2, str(tmp_path / "a"))
     for columns in (ColumnBlock(0, 5), ColumnBlock(2, 2)):
         with pytest.raises(

@@ -73,11 +73,11 @@ def test_a_long_chain_is_read(tmp_path: Path) -> None:
     assert sorted(rows_by_key(open_snapshot(snapshot.url))) == [148, 149]
 
 
-def test_a_delta_has_all_its_state_itself(chain: list[Snapshot]) -> None:
+def test_a_delta_contains_all_its_state(chain: list[Snapshot]) -> None:
     assert [each.state("optimizer").values["steps"] for each in chain] == [1, 2, 3]
 
 
-def test_a_chain_with_a_hole_or_a_wrong_base_is_refused(
+def test_a_chain_with_a_gap_or_a_wrong_base_is_rejected(
     chain: list[Snapshot], tmp_path: Path
 ) -> None:
     """S9"""
@@ -95,7 +95,7 @@ def test_a_chain_with_a_hole_or_a_wrong_base_is_refused(
         open_snapshot(chain[-1].url)
 
 
-def test_a_delta_is_written_over_a_sound_sibling_only(
+def test_a_delta_is_written_only_over_an_intact_sibling(
     chain: list[Snapshot], tmp_path: Path
 ) -> None:
     with pytest.raises(InvalidArgumentError, match="must be in the folder of its delta"):
@@ -151,7 +151,7 @@ def test_compaction_keeps_the_state_of_all_ranks(tmp_path: Path) -> None:
     assert [full.state("random", rank).values["rank"] for rank in range(2)] == [0, 1]
 
 
-def test_retention_keeps_what_is_asked_for_and_every_base_of_it(
+def test_retention_keeps_the_requested_snapshots_and_all_their_bases(
     chain: list[Snapshot], tmp_path: Path
 ) -> None:
     """S11"""
@@ -165,7 +165,7 @@ def test_retention_keeps_what_is_asked_for_and_every_base_of_it(
     assert retain(tmp_path / "nowhere", 2) == []
 
 
-def test_retention_keeps_what_was_just_saved_beside_snapshots_of_higher_steps(
+def test_retention_keeps_a_new_save_next_to_snapshots_of_higher_steps(
     tmp_path: Path,
 ) -> None:
     """S11"""
@@ -185,7 +185,7 @@ def test_retention_keeps_what_was_just_saved_beside_snapshots_of_higher_steps(
     assert list_snapshots(tmp_path) == [each.url for each in more]
 
 
-def test_no_single_file_takes_all_kept_snapshots_away(tmp_path: Path) -> None:
+def test_no_single_file_removes_all_kept_snapshots(tmp_path: Path) -> None:
     """S11"""
     url = None
     for step in range(1, 21):

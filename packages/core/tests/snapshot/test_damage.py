@@ -36,7 +36,7 @@ def flip(path: Path, bit: int) -> None:
     path.write_bytes(data)
 
 
-def test_a_flipped_bit_anywhere_is_found(snapshot: Snapshot) -> None:
+def test_a_flipped_bit_is_found_anywhere(snapshot: Snapshot) -> None:
     """S6"""
     rng = np.random.default_rng(0)
     for path in sorted(Path(snapshot.url).iterdir()):
@@ -71,7 +71,7 @@ def test_damage_is_named_with_its_block(tmp_path: Path) -> None:
         path.write_bytes(intact)
 
 
-def test_a_file_cut_off_swapped_or_missing_is_found(snapshot: Snapshot) -> None:
+def test_a_truncated_swapped_or_missing_file_is_found(snapshot: Snapshot) -> None:
     """S6"""
     folder = Path(snapshot.url)
     for path in sorted(folder.iterdir()):
@@ -96,7 +96,7 @@ def test_a_file_cut_off_swapped_or_missing_is_found(snapshot: Snapshot) -> None:
         read_all(snapshot.url)
 
 
-def test_the_whole_files_hash_is_checked_too(snapshot: Snapshot) -> None:
+def test_the_hash_of_the_whole_file_is_also_checked(snapshot: Snapshot) -> None:
     """Block hashes that fit wrong bytes do not pass where the file's own hash does not."""
     entry = snapshot.files("item")[0]
     snapshot._files[entry.name] = entry.model_copy(update={"hash": "0" * 32})
@@ -110,7 +110,7 @@ def test_a_file_that_is_not_listed_is_reported(snapshot: Snapshot) -> None:
     read_all(snapshot.url)
 
 
-def test_verifying_says_what_was_read(snapshot: Snapshot) -> None:
+def test_verifying_reports_the_bytes_that_were_read(snapshot: Snapshot) -> None:
     report = verify_snapshot(snapshot)
     assert report.num_rows == {"item": 500}
     assert report.num_snapshots == 1
@@ -125,7 +125,7 @@ def test_a_whole_snapshot_may_be_moved(snapshot: Snapshot, tmp_path: Path) -> No
     read_all(os.fspath(moved))
 
 
-def test_the_manifest_of_another_snapshot_is_found_out(tmp_path: Path) -> None:
+def test_the_manifest_of_another_snapshot_is_detected(tmp_path: Path) -> None:
     """S6"""
     one = save(tmp_path, 1, make_chunk(range(50)))
     other = save(tmp_path, 2, make_chunk(range(500)), options=small_files())

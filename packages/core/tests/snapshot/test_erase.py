@@ -116,7 +116,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_no_file_has_the_bytes_of_an_erased_key(root: Path) -> None:
+def test_no_file_contains_the_bytes_of_an_erased_key(root: Path) -> None:
     expected = a_chain(root)
     assert has_bytes_of(root, GONE[0])
     assert has_bytes_of(root, GONE[1])
@@ -138,7 +138,7 @@ def test_no_file_has_the_bytes_of_an_erased_key(root: Path) -> None:
     assert open_snapshot(newest).state("mine").values == {"a": 4}
 
 
-def test_a_run_goes_on_from_what_was_written(root: Path) -> None:
+def test_a_run_continues_from_the_rewritten_snapshot(root: Path) -> None:
     a_chain(root)
     erase(root)
     with container() as made:
@@ -168,7 +168,7 @@ def test_counters_of_admission_lose_the_key_and_keep_the_others(root: Path) -> N
         assert made.num_rows("counted") == before + 1
 
 
-def test_what_has_no_such_key_stays(root: Path) -> None:
+def test_snapshots_without_the_key_are_unchanged(root: Path) -> None:
     a_chain(root)
     before = list_snapshots(str(root))
     result = erase(root, "t", [123_456_789])
@@ -177,7 +177,7 @@ def test_what_has_no_such_key_stays(root: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 2, 4, 7])
-def test_killed_anywhere_all_can_be_loaded_and_a_second_run_ends_it(
+def test_after_a_kill_at_any_point_all_can_be_loaded_and_a_second_run_finishes(
     number: int, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = a_chain(root)
@@ -206,7 +206,7 @@ def test_killed_anywhere_all_can_be_loaded_and_a_second_run_ends_it(
     assert not any(GONE[0] in rows_of(url) for url in list_snapshots(str(root)))
 
 
-def test_a_snapshot_that_cannot_be_read_is_named_and_nothing_changes(root: Path) -> None:
+def test_an_unreadable_snapshot_is_named_and_nothing_changes(root: Path) -> None:
     a_chain(root)
     before = list_snapshots(str(root))
     (root / "step-4" / "manifest.json").write_text("{}")
@@ -215,7 +215,7 @@ def test_a_snapshot_that_cannot_be_read_is_named_and_nothing_changes(root: Path)
     assert list_snapshots(str(root)) == before[:3]
 
 
-def test_a_table_that_no_snapshot_has_is_refused(root: Path) -> None:
+def test_a_table_that_is_in_no_snapshot_is_rejected(root: Path) -> None:
     a_chain(root)
     before = list_snapshots(str(root))
     with pytest.raises(SnapshotError, match=r"has a table 'T'; choose one of .*, t"):

@@ -125,7 +125,7 @@ def joined(parts: Iterable[Contents]) -> Contents:
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize(("name", "num_steps"), [("full", 2), ("delta", 3)])
-def test_a_snapshot_of_format_1_is_loaded_and_gone_on_with(
+def test_a_snapshot_of_format_1_is_loaded_and_continued(
     name: str, num_steps: int, world_size: int
 ) -> None:
     def body(collective: Collective) -> list[Contents]:
@@ -148,12 +148,12 @@ def test_a_snapshot_of_format_1_is_loaded_and_gone_on_with(
 
 
 @pytest.mark.parametrize("name", ["full", "delta"])
-def test_a_snapshot_of_format_1_is_sound(name: str) -> None:
+def test_a_snapshot_of_format_1_is_valid(name: str) -> None:
     assert verify_snapshot(open_snapshot(str(FOLDER / name))).is_sound
 
 
 @pytest.mark.parametrize("says", ["0.7", None])
-def test_a_newer_format_is_refused_with_the_release_that_reads_it(
+def test_a_newer_format_is_rejected_with_the_release_that_reads_it(
     says: str | None, tmp_path: Path
 ) -> None:
     shutil.copytree(FOLDER / "full", tmp_path / "full")

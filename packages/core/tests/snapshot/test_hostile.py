@@ -265,7 +265,7 @@ def read_all(url: str) -> None:
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_a_hostile_snapshot_is_refused(attack: str, tmp_path: Path) -> None:
+def test_a_hostile_snapshot_is_rejected(attack: str, tmp_path: Path) -> None:
     """S12, S13, S14"""
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -292,14 +292,14 @@ def test_there_are_many_hostile_snapshots() -> None:
     assert len(ATTACKS) >= 25
 
 
-def test_verifying_reports_what_is_hostile_beyond_hashes(tmp_path: Path) -> None:
+def test_verifying_reports_damage_that_hashes_do_not_cover(tmp_path: Path) -> None:
     snapshot = save(tmp_path, 1, make_chunk(range(10)))
     same_rows_twice(Hostile(snapshot, tmp_path))
     (problem,) = verify_snapshot(open_snapshot(snapshot.url)).problems
     assert "occurs more than once" in problem.message
 
 
-def test_retention_follows_no_link_out(tmp_path: Path) -> None:
+def test_retention_follows_no_link_outside(tmp_path: Path) -> None:
     from sparring.snapshot.retention import retain
 
     outside = tmp_path / "outside"
@@ -314,7 +314,7 @@ def test_retention_follows_no_link_out(tmp_path: Path) -> None:
     assert (outside / "secret").read_text() == "as it was"
 
 
-def test_a_link_is_refused_even_where_it_leads_to_the_right_bytes(tmp_path: Path) -> None:
+def test_a_link_is_rejected_even_if_it_points_to_the_right_bytes(tmp_path: Path) -> None:
     """S12"""
     for kind in ("rows", "state", "manifest"):
         snapshot = save(tmp_path / kind, 1, make_chunk(range(10)))

@@ -14,7 +14,7 @@ def _names() -> list[str]:
     return [each.name for each in threading.enumerate() if "sparring-snapshot-read" in each.name]
 
 
-def test_the_next_item_is_made_while_one_is_in_use() -> None:
+def test_the_next_item_is_created_while_one_is_in_use() -> None:
     begun = [threading.Event() for _ in range(4)]
 
     def items() -> Generator[int, None, None]:
@@ -33,7 +33,7 @@ def test_the_next_item_is_made_while_one_is_in_use() -> None:
     assert _names() == []
 
 
-def test_what_fails_ahead_is_raised_where_its_turn_is() -> None:
+def test_a_failure_while_reading_ahead_is_raised_in_its_turn() -> None:
     def items() -> Generator[int, None, None]:
         yield 1
         raise ValueError("the second cannot be read")
@@ -45,7 +45,7 @@ def test_what_fails_ahead_is_raised_where_its_turn_is() -> None:
     assert _names() == []
 
 
-def test_who_stops_early_leaves_no_thread_and_nothing_open() -> None:
+def test_an_iteration_that_stops_early_leaves_no_thread_and_nothing_open() -> None:
     made, ended = list[int](), threading.Event()
 
     def items() -> Generator[int, None, None]:
@@ -67,5 +67,5 @@ def test_who_stops_early_leaves_no_thread_and_nothing_open() -> None:
     assert made == [0, 1]
 
 
-def test_nothing_is_read_ahead_of_nothing() -> None:
+def test_reading_ahead_of_an_empty_iterator_reads_nothing() -> None:
     assert list(read_ahead(number for number in ())) == []

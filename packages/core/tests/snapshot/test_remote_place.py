@@ -142,7 +142,7 @@ def test_a_chain_is_saved_loaded_and_compacted(root: str, tmp_path: Path) -> Non
     assert rows_by_key(compact(full.url, f"{root}/b")) == rows_by_key(second)
 
 
-def test_nothing_is_seen_before_the_manifest(root: str) -> None:
+def test_nothing_is_visible_before_the_manifest(root: str) -> None:
     """S5"""
     url = f"{root}/a"
     writers = [SnapshotWriter(url, step=1, rank=r, world_size=2, token="t") for r in range(2)]
@@ -158,7 +158,7 @@ def test_nothing_is_seen_before_the_manifest(root: str) -> None:
     assert len(files(url)) == 3
 
 
-def test_attempts_do_not_mix_and_the_second_is_refused(root: str) -> None:
+def test_attempts_do_not_mix_and_the_second_is_rejected(root: str) -> None:
     url = f"{root}/a"
     dead, living = SnapshotWriter(url, step=1), SnapshotWriter(url, step=1)
     dead.write_table(ITEM, [make_chunk([1])])
@@ -230,7 +230,7 @@ def test_an_empty_path_is_not_the_current_folder(
     ],
 )
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_file_system_that_cannot_be_opened_is_told_of_with_its_url(
+def test_a_file_system_that_cannot_be_opened_is_reported_with_its_url(
     url: str, expected: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -239,7 +239,7 @@ def test_a_file_system_that_cannot_be_opened_is_told_of_with_its_url(
             call(url)
 
 
-def test_what_a_client_raises_of_its_own_is_an_error_of_the_file_system(
+def test_a_client_specific_exception_becomes_an_error_of_the_file_system(
     root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class ClientError(Exception):
@@ -259,13 +259,13 @@ def test_what_a_client_raises_of_its_own_is_an_error_of_the_file_system(
         rows_by_key(snapshot)
 
 
-def test_a_file_system_that_nobody_knows_is_refused() -> None:
+def test_an_unknown_file_system_is_rejected() -> None:
     with pytest.raises(InvalidArgumentError, match="no file system for nowhere://a"):
         SnapshotWriter("nowhere://a/b", step=1)
 
 
 @pytest.mark.parametrize("broken", [0, 1])
-def test_a_rank_that_is_busy_while_another_fails_learns_why_when_it_looks(
+def test_a_busy_rank_learns_at_its_next_check_why_another_failed(
     broken: int, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sparring.snapshot.commit.GRACE_SECONDS", 0.1)
@@ -323,7 +323,7 @@ def test_a_rank_that_is_busy_while_another_fails_learns_why_when_it_looks(
     assert set(files(root)) == kept
 
 
-def test_a_commit_that_fails_once_the_manifest_is_there_spoils_nothing(
+def test_a_commit_that_fails_after_the_manifest_exists_damages_nothing(
     root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish = RemoteRoot.publish
@@ -348,7 +348,7 @@ def test_a_commit_that_fails_once_the_manifest_is_there_spoils_nothing(
     assert verify_snapshot(snapshot).is_sound
 
 
-def test_what_another_process_does_is_seen_whatever_was_listed_before() -> None:
+def test_changes_by_another_process_are_seen_despite_earlier_listings() -> None:
     root = f"caching://{uuid.uuid4().hex}/runs"
     there = open_root(root.replace("caching", "other"))
     writer = SnapshotWriter(f"{root}/a", step=1, token="t")
@@ -367,7 +367,7 @@ def test_what_another_process_does_is_seen_whatever_was_listed_before() -> None:
     assert list_snapshots(there.url) == []
 
 
-def test_marks_are_read_where_nobody_says_how_long_they_are() -> None:
+def test_markers_are_read_even_if_no_size_is_known() -> None:
     root = f"{uuid.uuid4().hex}/runs"
     folder = open_root(f"unsized://{root}").stage("a", "token")
     folder.put("failed-00001.json", b'{"rank": 1}')
@@ -377,7 +377,7 @@ def test_marks_are_read_where_nobody_says_how_long_they_are() -> None:
         folder.read("failed-00001.json", 10)
 
 
-def test_a_snapshot_of_which_nobody_says_how_long_its_files_are_is_refused() -> None:
+def test_a_snapshot_whose_file_sizes_are_unknown_is_rejected() -> None:
     root = f"{uuid.uuid4().hex}/runs"
     save(f"memory://{root}", 1, make_chunk([1]))
     with pytest.raises(SnapshotIOError, match="does not report the size"):

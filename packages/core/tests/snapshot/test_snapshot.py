@@ -46,7 +46,7 @@ def expected(*chunks: ScanChunk) -> dict[int, tuple[bytes, int]]:
 
 
 @pytest.mark.parametrize("name", ["buffer_bytes", "small_bytes"])
-def test_however_much_memory_a_writer_may_take_its_segments_can_be_read(
+def test_segments_can_be_read_for_any_memory_limit_of_the_writer(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("row_router", "format.rows_file"):
@@ -59,7 +59,9 @@ def test_however_much_memory_a_writer_may_take_its_segments_can_be_read(
     assert rows_by_key(writer.commit(), "item") == expected(chunk)
 
 
-def test_several_snapshots_in_one_folder_are_told_apart_by_their_manifests(tmp_path: Path) -> None:
+def test_several_snapshots_in_one_folder_are_distinguished_by_their_manifests(
+    tmp_path: Path,
+) -> None:
     chunks = {name: make_chunk([place, 7]) for place, name in enumerate(("first", "second"))}
     both = tmp_path / "both"
     both.mkdir()
@@ -115,7 +117,7 @@ def test_rows_of_a_table_may_be_written_before_its_turn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["local", "memory"])
-def test_of_rows_before_their_turn_a_reader_reads_its_partitions_alone(
+def test_a_reader_of_rows_written_early_reads_only_its_partitions(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S4"""
@@ -142,7 +144,7 @@ def test_of_rows_before_their_turn_a_reader_reads_its_partitions_alone(
     assert set(np.concatenate(found)) == set(chunk.keys[wanted[kernels.partition(chunk.keys)]])
 
 
-def test_the_header_of_the_largest_file_has_room_for_its_partitions(tmp_path: Path) -> None:
+def test_the_header_of_the_largest_file_fits_all_its_partitions(tmp_path: Path) -> None:
     table = TableDescription.of(TableConfig("item", 4, "bfloat16"), has_scores=True)
     file = DataFile("url", "name", LocalRoot(tmp_path).stage("a", "t").create("b"), (0, 4096))
     keys = np.zeros(1, np.int64)
@@ -154,7 +156,7 @@ def test_the_header_of_the_largest_file_has_room_for_its_partitions(tmp_path: Pa
     assert file.seal(lambda: None).size_bytes > 0
 
 
-def test_who_writes_a_snapshot_may_pause_after_each_mib(tmp_path: Path) -> None:
+def test_a_writer_may_pause_after_each_mib(tmp_path: Path) -> None:
     pauses: list[str] = []
 
     def pause() -> None:
@@ -172,7 +174,7 @@ def test_who_writes_a_snapshot_may_pause_after_each_mib(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("options", [None, small_files()], ids=["one file", "many files"])
-def test_rows_and_scores_come_back_bit_for_bit(
+def test_rows_and_scores_are_restored_bit_for_bit(
     tmp_path: Path, dtype: str, options: SnapshotOptions | None
 ) -> None:
     config = TableConfig("item", 3, dtype, state_width=2, state_method="adam")
@@ -189,7 +191,7 @@ def test_rows_and_scores_come_back_bit_for_bit(
     assert (snapshot.step, snapshot.world_size, snapshot.base) == (7, 1, None)
 
 
-def test_files_are_read_by_the_safetensors_library(tmp_path: Path) -> None:
+def test_the_safetensors_library_reads_the_files(tmp_path: Path) -> None:
     """S3"""
     for dtype in ("float32", "bfloat16"):
         table = TableDescription.of(TableConfig("item", 4, dtype), has_scores=True)
@@ -206,7 +208,9 @@ def test_files_are_read_by_the_safetensors_library(tmp_path: Path) -> None:
         assert found == expected(chunk)
 
 
-def test_files_are_cut_by_partition_and_only_those_wanted_are_read(tmp_path: Path) -> None:
+def test_files_are_divided_by_partition_and_only_the_requested_ones_are_read(
+    tmp_path: Path,
+) -> None:
     """S4"""
     chunk = make_chunk(range(5_000))
     snapshot = save(tmp_path, 1, chunk, options=small_files())
@@ -223,7 +227,7 @@ def test_files_are_cut_by_partition_and_only_those_wanted_are_read(tmp_path: Pat
         scan_rows(snapshot, "item", [4096])
 
 
-def test_chunks_have_at_most_the_rows_asked_for(tmp_path: Path) -> None:
+def test_chunks_have_at_most_the_requested_rows(tmp_path: Path) -> None:
     snapshot = save(tmp_path, 1, make_chunk(range(1_000)))
     assert {len(chunk) for chunk in scan_rows(snapshot, "item", chunk_rows=100)} == {100}
     assert len(rows_by_key(snapshot, chunk_rows=7)) == 1_000
@@ -273,7 +277,7 @@ def test_an_empty_table_and_one_without_scores_are_saved(tmp_path: Path) -> None
         scan_rows(snapshot, "user")
 
 
-def test_state_comes_back_with_values_and_arrays(tmp_path: Path) -> None:
+def test_state_is_restored_with_values_and_arrays(tmp_path: Path) -> None:
     arrays = {
         "counters": np.frombuffer(b"12345", np.uint8),
         "scalar": np.float64(0.1),
@@ -320,7 +324,7 @@ def test_ranks_write_one_snapshot_together(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*"))
 
 
-def test_commit_waits_for_all_ranks_but_not_for_ever(tmp_path: Path) -> None:
+def test_commit_waits_for_all_ranks_but_not_forever(tmp_path: Path) -> None:
     writer = SnapshotWriter(
         str(tmp_path / "a"), step=3, world_size=3, token="t", deadline_seconds=0.05
     )
@@ -331,7 +335,7 @@ def test_commit_waits_for_all_ranks_but_not_for_ever(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_parts_of_another_attempt_are_not_mixed_in(tmp_path: Path) -> None:
+def test_parts_of_another_attempt_are_not_included(tmp_path: Path) -> None:
     """S8"""
     url = str(tmp_path / "a")
     dead = SnapshotWriter(url, step=3, rank=1, world_size=2, token="dead")
@@ -349,7 +353,7 @@ def test_parts_of_another_attempt_are_not_mixed_in(tmp_path: Path) -> None:
         SnapshotWriter(url, step=3, world_size=2)
 
 
-def test_ranks_must_describe_a_table_alike(tmp_path: Path) -> None:
+def test_ranks_must_describe_a_table_equally(tmp_path: Path) -> None:
     writers = [
         SnapshotWriter(str(tmp_path / "a"), step=3, rank=rank, world_size=2, token="t")
         for rank in range(2)
@@ -361,7 +365,7 @@ def test_ranks_must_describe_a_table_alike(tmp_path: Path) -> None:
         writers[0].commit()
 
 
-def test_a_snapshot_is_never_written_twice(tmp_path: Path) -> None:
+def test_a_snapshot_is_never_overwritten(tmp_path: Path) -> None:
     """S1"""
     first = save(tmp_path, 1, make_chunk([1]))
     with pytest.raises(SnapshotError, match="exists already"):
@@ -378,7 +382,7 @@ def test_a_snapshot_is_never_written_twice(tmp_path: Path) -> None:
     assert rows_by_key(won) == expected(make_chunk([1], 1))
 
 
-def test_calls_out_of_order_are_refused(tmp_path: Path) -> None:
+def test_calls_out_of_order_are_rejected(tmp_path: Path) -> None:
     writer = SnapshotWriter(str(tmp_path / "a"), step=1)
     with pytest.raises(ClosedError, match="requires 'finished'"):
         writer.commit()
@@ -402,7 +406,7 @@ def test_calls_out_of_order_are_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_chunks_that_do_not_fit_the_table_are_refused(tmp_path: Path) -> None:
+def test_chunks_that_do_not_fit_the_table_are_rejected(tmp_path: Path) -> None:
     other = TableDescription.of(TableConfig("other", 2))
     for chunk, why in (
         (make_chunk([1], table=other), r"shape \(1, 5\)"),
@@ -414,7 +418,7 @@ def test_chunks_that_do_not_fit_the_table_are_refused(tmp_path: Path) -> None:
         writer.abandon()
 
 
-def test_a_description_says_which_tables_it_fits() -> None:
+def test_a_description_determines_which_tables_match() -> None:
     config = TableConfig("item", 4, state_width=4, state_method="adagrad", seed=3)
     found = TableDescription.of(config, extra={"more": 1})
     found.check(config)
@@ -431,7 +435,7 @@ def test_a_description_says_which_tables_it_fits() -> None:
             found.check(other)
 
 
-def test_the_latest_snapshot_is_the_one_of_the_highest_step(tmp_path: Path) -> None:
+def test_the_latest_snapshot_has_the_highest_step(tmp_path: Path) -> None:
     assert latest_snapshot(tmp_path / "nowhere") is None
     assert list_snapshots(tmp_path) == []
     for step in (2, 10, 9):
@@ -449,7 +453,7 @@ def test_the_latest_snapshot_is_the_one_of_the_highest_step(tmp_path: Path) -> N
     assert latest.step == 9
 
 
-def test_there_is_no_snapshot_where_none_was_committed(tmp_path: Path) -> None:
+def test_without_a_commit_there_is_no_snapshot(tmp_path: Path) -> None:
     """S2"""
     with pytest.raises(SnapshotError, match="there is no snapshot"):
         open_snapshot(tmp_path / "a")

@@ -103,7 +103,7 @@ def test_a_backend_built_against_the_frozen_header_works(tiny: ctypes.CDLL) -> N
 
 
 @needs_compiler
-def test_an_error_of_a_native_backend_arrives_typed_and_with_its_words(tiny: ctypes.CDLL) -> None:
+def test_an_error_of_a_native_backend_has_its_type_and_message(tiny: ctypes.CDLL) -> None:
     table = TableConfig("t", 1)
     storage = NativeStorage(Made(tiny, table.row_bytes).capsule(), table)
     with pytest.raises(CapacityError, match="tiny storage holds 64 rows"):
@@ -112,7 +112,7 @@ def test_an_error_of_a_native_backend_arrives_typed_and_with_its_words(tiny: cty
 
 
 @needs_compiler
-def test_absent_optional_callbacks_are_refused_by_name(tiny: ctypes.CDLL) -> None:
+def test_missing_optional_callbacks_are_rejected_by_name(tiny: ctypes.CDLL) -> None:
     table = TableConfig("t", 1)
     storage = NativeStorage(Made(tiny, table.row_bytes).capsule(), table)
     assert not storage.capabilities.touch
@@ -127,7 +127,7 @@ def test_absent_optional_callbacks_are_refused_by_name(tiny: ctypes.CDLL) -> Non
 
 @needs_compiler
 @pytest.mark.parametrize("major", [0, 2, 99])
-def test_another_major_version_is_refused_naming_both(tiny: ctypes.CDLL, major: int) -> None:
+def test_another_major_version_is_rejected_naming_both(tiny: ctypes.CDLL, major: int) -> None:
     table = TableConfig("t", 1)
     made = Made(tiny, table.row_bytes, major)
     with pytest.raises(VersionError) as caught:
@@ -144,7 +144,7 @@ def test_another_major_version_is_refused_naming_both(tiny: ctypes.CDLL, major: 
         (2, "upgrade sparring, or install an older version of the backend"),
     ],
 )
-def test_a_refused_version_names_both_distributions_and_which_to_upgrade(
+def test_a_rejected_version_names_both_distributions_and_which_to_upgrade(
     tiny: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, major: int, remedy: str
 ) -> None:
     table = TableConfig("t", 1)
@@ -164,7 +164,7 @@ def test_a_refused_version_names_both_distributions_and_which_to_upgrade(
 
 
 @needs_compiler
-def test_a_refused_version_names_the_distribution_of_the_class(
+def test_a_rejected_version_names_the_distribution_of_the_class(
     tiny: ctypes.CDLL,
 ) -> None:
     table = TableConfig("t", 1)
@@ -179,18 +179,18 @@ def test_a_refused_version_names_the_distribution_of_the_class(
 
 
 @needs_compiler
-def test_rows_of_another_size_are_refused(tiny: ctypes.CDLL) -> None:
+def test_rows_of_another_size_are_rejected(tiny: ctypes.CDLL) -> None:
     with pytest.raises(InvalidArgumentError, match=r"12 bytes.*16"):
         NativeStorage(Made(tiny, 12).capsule(), TableConfig("t", 4))
 
 
-def test_a_capsule_of_another_name_is_refused() -> None:
+def test_a_capsule_of_another_name_is_rejected() -> None:
     with pytest.raises(TypeError, match=r"sparring\.storage"):
         NativeStorage(__import__("datetime").datetime_CAPI, TableConfig("t", 4))
 
 
 @needs_compiler
-def test_the_present_header_lays_out_version_1_0_as_frozen(tmp_path: Path) -> None:
+def test_the_current_header_has_the_frozen_layout_of_version_1_0(tmp_path: Path) -> None:
     layouts = []
     for name, header in (("frozen", FROZEN / "storage_abi.h"), ("present", PRESENT)):
         program = tmp_path / name
@@ -211,7 +211,7 @@ def exported(**options: object) -> tuple[sparring.Storage, NativeStorage]:
     return inner, NativeStorage(get_capsule(inner), table)
 
 
-def test_a_python_storage_crosses_the_border_and_comes_back() -> None:
+def test_a_python_storage_crosses_the_native_interface_in_both_directions() -> None:
     inner, outer = exported()
     rows = np.arange(8, dtype=np.float32).reshape(4, 2)
     keys = [0, -1, -(2**63), 2**63 - 1]
@@ -235,7 +235,7 @@ def test_a_python_storage_crosses_the_border_and_comes_back() -> None:
     ],
     ids=str,
 )
-def test_a_wrapped_python_storage_declares_what_it_is(options: dict[str, object]) -> None:
+def test_a_wrapped_python_storage_declares_its_properties(options: dict[str, object]) -> None:
     inner, outer = exported(**options)
     # What crosses says nothing of the scope: the weaker promise holds in any case.
     expected = replace(inner.capabilities, eviction_scope="bucket")
@@ -251,7 +251,7 @@ def test_a_storage_in_c_declares_that_it_never_calls_python(tiny: ctypes.CDLL) -
     assert NativeStorage(Made(tiny, table.row_bytes).capsule(), table).capabilities.native
 
 
-def test_what_a_python_storage_evicts_crosses_the_border() -> None:
+def test_rows_evicted_by_a_python_storage_cross_the_native_interface() -> None:
     inner, outer = exported(capacity=2, policy="lru")
     outer.upsert([1], np.full((1, 2), 1, np.float32))
     outer.upsert([2], np.full((1, 2), 2, np.float32))
@@ -262,7 +262,7 @@ def test_what_a_python_storage_evicts_crosses_the_border() -> None:
     assert inner.size == 1
 
 
-def test_errors_keep_their_class_across_the_border() -> None:
+def test_errors_keep_their_class_across_the_native_interface() -> None:
     inner, outer = exported()
     outer.validate = False
     with pytest.raises(InvalidArgumentError, match="more than once"):
@@ -287,7 +287,7 @@ def test_errors_of_a_device_keep_their_class_and_numbers(kind: type[DeviceError]
         assert (caught.value.asked_bytes, caught.value.free_bytes) == (70, 5)
 
 
-def test_a_bug_in_a_python_storage_is_named_as_such() -> None:
+def test_a_bug_in_a_python_storage_is_reported_as_such() -> None:
     inner, outer = exported()
 
     def broken(*arguments: object) -> None:
@@ -309,7 +309,7 @@ def test_an_exported_storage_lives_as_long_as_its_capsule() -> None:
         outer.find([5])
 
 
-def test_a_scan_cursor_of_nobody_is_refused() -> None:
+def test_an_unknown_scan_cursor_is_rejected() -> None:
     _, outer = exported()
     with pytest.raises(InvalidArgumentError, match="start again"):
         outer._handle.scan((999, 3), 8, 0, 8)

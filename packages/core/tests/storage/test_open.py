@@ -31,7 +31,7 @@ def test_options_reach_the_backend() -> None:
 
 
 @pytest.mark.parametrize("capacity", [True, "10", 10.0])
-def test_what_only_looks_like_a_whole_number_is_refused(capacity: object) -> None:
+def test_values_that_only_look_like_integers_are_rejected(capacity: object) -> None:
     with pytest.raises(InvalidArgumentError, match=f"capacity.*found {capacity!r}"):
         open_storage("memory", TABLE, capacity=capacity)
     with open_storage("memory", TABLE, capacity=np.int64(3)) as storage:
@@ -39,7 +39,7 @@ def test_what_only_looks_like_a_whole_number_is_refused(capacity: object) -> Non
 
 
 @pytest.mark.parametrize("backend", [None, 5, TABLE])
-def test_a_backend_that_is_no_name_is_refused(backend: Any) -> None:
+def test_an_invalid_backend_name_is_rejected(backend: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=r"must be a name.*found.*`sparring plugins`"):
         open_storage(backend, TABLE)
 
@@ -63,7 +63,7 @@ def test_validate_reaches_the_storage(validate: bool) -> None:
         ({"capacity": "x", "nonsense": 1}, ("'capacity'", "unknown option 'nonsense'")),
     ],
 )
-def test_a_wrong_option_is_refused_with_what_exists(
+def test_a_wrong_option_is_rejected_with_the_existing_ones(
     options: dict[str, Any], expected: tuple[str, ...]
 ) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
@@ -72,7 +72,7 @@ def test_a_wrong_option_is_refused_with_what_exists(
         assert part in str(caught.value)
 
 
-def test_an_unknown_backend_is_refused() -> None:
+def test_an_unknown_backend_is_rejected() -> None:
     with pytest.raises(PluginError, match="storage 'memmory' is unknown; did you mean 'memory'"):
         open_storage("memmory", TABLE)
 
@@ -82,16 +82,14 @@ def test_a_table_must_be_a_table_config() -> None:
         open_storage("memory", "users")  # type: ignore[arg-type]
 
 
-def test_a_given_plugin_manager_is_the_one_that_is_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_given_plugin_manager_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Site(tmp_path / "site", monkeypatch).install("acme-store", storage_plugin("acme"))
     open_storage("acme", TABLE).close()
     with pytest.raises(PluginError):
         open_storage("acme", TABLE, plugin_manager=make_plugin_manager(entry_points=False))
 
 
-def test_a_backend_that_cannot_run_here_says_why(
+def test_a_backend_that_cannot_run_here_reports_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = storage_plugin("acme").replace(
@@ -102,7 +100,7 @@ def test_a_backend_that_cannot_run_here_says_why(
         open_storage("acme", TABLE)
 
 
-def test_a_factory_that_returns_no_storage_is_reported(
+def test_a_factory_that_does_not_return_a_storage_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = storage_plugin("acme").replace("MemoryStorage(table, options)", "{}")
@@ -138,7 +136,7 @@ except PluginError as error:
 """
 
 
-def test_a_backend_works_without_the_package_of_stacks_and_a_stack_names_it() -> None:
+def test_a_backend_works_without_the_tiered_package_and_a_stack_names_it() -> None:
     pytest.importorskip("sparring_hkv", reason="sparring-hkv is not installed")
     ran = subprocess.run(
         [sys.executable, "-c", WITHOUT_STACKS],

@@ -47,7 +47,7 @@ def test_update_of_no_keys_changes_nothing(backend: str) -> None:
         pytest.param([1], np.ones((1, 5), np.float32), "adam", id="another state"),
     ],
 )
-def test_refused_update_changes_nothing(
+def test_rejected_update_changes_nothing(
     backend: str, keys: list[int], gradients: Any, method: str
 ) -> None:
     storage = open_storage(backend, TABLE)
@@ -59,9 +59,7 @@ def test_refused_update_changes_nothing(
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_update_with_gradients_that_are_not_finite_changes_nothing(
-    backend: str, value: float
-) -> None:
+def test_update_with_non_finite_gradients_changes_nothing(backend: str, value: float) -> None:
     storage = open_storage(backend, TABLE)
     storage.upsert([1], np.ones((1, 5), np.float32))
     before = read_contents(storage)

@@ -250,7 +250,7 @@ def test_a_storage_of_one_method_rejects_the_update_of_another_with_its_width() 
     )
 
 
-def test_hyper_parameters_of_one_table_override_those_of_all() -> None:
+def test_hyper_parameters_of_one_table_override_the_global_ones() -> None:
     method = resolve_method("sgd")
     hypers = hypers_by_table(method, ["one", "two"], {"lr": 0.5}, {"two": {"lr": 0.25}})
     assert [hypers["one"].lr, hypers["two"].lr] == [0.5, 0.25]

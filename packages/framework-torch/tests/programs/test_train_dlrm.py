@@ -42,7 +42,7 @@ def on_ranks(count: int) -> float:
     return float(told[0][0].split()[-1])
 
 
-def test_one_rank_and_two_have_one_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_rank_and_two_have_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     alone = runpy.run_path(str(PROGRAM))["train"]()
     assert alone < 0.35

@@ -84,7 +84,7 @@ void test_the_best_are_those_of_a_sort(const SparringExecutor* executor) {
   }
 }
 
-void test_what_does_not_fit_is_refused() {
+void test_inputs_that_do_not_match_are_rejected() {
   Selection selection;
   selection.offsets.assign(kQueries + 1, 0);
   CHECK(selection.add({1, 2}, true, nullptr) == SPARRING_OK);
@@ -116,6 +116,6 @@ int main() {
       {"the best are those of a sort", test_alone},
       {"the best are the same on threads", test_on_threads},
       {"the best are the same at each SIMD level", test_levels},
-      {"what does not fit is refused", test_what_does_not_fit_is_refused},
+      {"inputs that do not match are rejected", test_inputs_that_do_not_match_are_rejected},
   });
 }

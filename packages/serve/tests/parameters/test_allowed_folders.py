@@ -80,7 +80,7 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize("url", FOREIGN)
-def test_foreign_urls_are_refused_and_nothing_is_opened(
+def test_foreign_urls_are_rejected_and_nothing_is_opened(
     make_shards: MakeShards, tmp_path: Path, listening: socket.socket, url: str
 ) -> None:
     folder = tmp_path / "saved"
@@ -163,7 +163,7 @@ PARTS = st.lists(
 
 
 @given(PARTS)
-def test_whatever_is_asked_is_refused_or_directly_in_a_folder(url: str) -> None:
+def test_any_url_is_rejected_or_directly_in_a_folder(url: str) -> None:
     folders = ("/data/saved", "s3://bucket/saved")
     try:
         found = snapshot_url(url, folders)

@@ -91,7 +91,7 @@ def of_sparring(call: Callable[[], Any]) -> str:
 
 
 @pytest.mark.parametrize("method", CALLS)
-def test_wrong_arguments_of_a_call_are_refused(
+def test_wrong_arguments_of_a_call_are_rejected(
     make_shards: MakeShards, tmp_path: Path, method: str
 ) -> None:
     shards = make_shards(1, folders=[str(tmp_path)])
@@ -106,13 +106,13 @@ def test_wrong_arguments_of_a_call_are_refused(
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_wrong_parts_of_arguments_are_refused(make_shards: MakeShards, part: str) -> None:
+def test_wrong_parts_of_arguments_are_rejected(make_shards: MakeShards, part: str) -> None:
     with make_shards(1).client() as client:
         messages = [of_sparring(lambda wrong=wrong: PARTS[part](client, wrong)) for wrong in WRONG]
     assert any(messages)
 
 
-def test_wrong_arguments_are_refused_for_asyncio_too() -> None:
+def test_wrong_arguments_are_also_rejected_for_asyncio() -> None:
     async def ask() -> None:
         async with AsyncParameterClient("127.0.0.1:1") as client:
             for call in (
@@ -148,7 +148,7 @@ def test_wrong_arguments_are_refused_for_asyncio_too() -> None:
         (lambda _: ParameterClient(7), "targets must be 'host:port', .*found 7"),
     ],
 )
-def test_a_refusal_says_what_was_found(
+def test_an_error_reports_the_value_that_was_found(
     make_shards: MakeShards, call: Callable[[ParameterClient], object], message: str
 ) -> None:
     with make_shards(1).client() as client, pytest.raises(InvalidArgumentError, match=message):

@@ -43,7 +43,7 @@ def fail_pushes(service: ParameterService, numbers: Collection[int]) -> None:
 
 
 @pytest.mark.parametrize("fault", ["lost", "damaged"])
-def test_a_failure_whose_answer_was_lost_is_told_by_the_flush_that_is_repeated(
+def test_a_failure_whose_answer_was_lost_is_reported_by_the_repeated_flush(
     make_shards: MakeShards, fault: str
 ) -> None:
     shards = make_shards(2)
@@ -69,7 +69,7 @@ def test_a_failure_whose_answer_was_lost_is_told_by_the_flush_that_is_repeated(
         assert client.flush() == (3, 1)
 
 
-def test_a_flush_that_is_given_up_leaves_its_failure_to_the_next_one(
+def test_a_cancelled_flush_leaves_its_failure_to_the_next_one(
     make_shards: MakeShards,
 ) -> None:
     shards = make_shards(1)
@@ -86,7 +86,7 @@ def test_a_flush_that_is_given_up_leaves_its_failure_to_the_next_one(
         assert client.flush() == (0,)
 
 
-def test_failures_after_one_that_was_told_are_told_by_the_next_flush(
+def test_failures_after_a_reported_one_are_reported_by_the_next_flush(
     make_shards: MakeShards, one_process: OneProcess
 ) -> None:
     shards = make_shards(1)
@@ -111,7 +111,7 @@ def test_failures_after_one_that_was_told_are_told_by_the_next_flush(
         assert np.array_equal(rows, one_process.rows(IDS)[name])
 
 
-def test_a_push_that_was_applied_in_the_end_is_no_failure(make_shards: MakeShards) -> None:
+def test_a_push_that_was_finally_applied_is_not_a_failure(make_shards: MakeShards) -> None:
     shards = make_shards(1)
     numbers = {1}
     fail_pushes(shards.services["shard:0"], numbers)
@@ -131,7 +131,7 @@ def test_failures_of_clients_that_never_flush_are_bounded() -> None:
     assert [each is not None for each in told] == [False, False, False, True, True]
 
 
-def test_a_push_that_was_sent_again_and_failed_again_is_one_failure() -> None:
+def test_a_push_that_was_resent_and_failed_again_is_one_failure() -> None:
     failures = PushFailures(2)
     for number in (1, 1, 2):
         failures.add(Token("a", number), "the disk is full")

@@ -86,7 +86,7 @@ def test_a_push_whose_answer_is_lost_is_applied_once(
     assert_same_rows(shards, one_process.rows(IDS))
 
 
-def test_a_push_that_failed_is_pushed_again_by_its_token(
+def test_a_failed_push_is_repeated_by_its_token(
     make_shards: MakeShards, one_process: OneProcess
 ) -> None:
     shards = make_shards(2)
@@ -108,7 +108,7 @@ def test_a_push_that_failed_is_pushed_again_by_its_token(
     assert_same_rows(shards, one_process.rows(IDS))
 
 
-def test_a_full_queue_refuses_and_drops_nothing(
+def test_a_full_queue_rejects_pushes_and_drops_nothing(
     make_shards: MakeShards, one_process: OneProcess
 ) -> None:
     shards = make_shards(1, queue_pushes=2)
@@ -129,7 +129,7 @@ def test_a_full_queue_refuses_and_drops_nothing(
     assert_same_rows(shards, one_process.rows(IDS))
 
 
-def test_lr_is_of_a_push_and_other_hyper_parameters_are_of_the_table(
+def test_lr_belongs_to_a_push_and_other_hyper_parameters_to_the_table(
     make_shards: MakeShards,
 ) -> None:
     slow, fast = make_shards(1), make_shards(1)
@@ -177,7 +177,7 @@ ONES = np.ones((2, 8), np.float32)
         ({}, InvalidArgumentError, "no table"),
     ],
 )
-def test_bad_pushes_are_refused_before_any_row_changes(
+def test_invalid_pushes_are_rejected_before_any_row_changes(
     make_shards: MakeShards, pushed: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     shards = make_shards(2)
@@ -189,14 +189,14 @@ def test_bad_pushes_are_refused_before_any_row_changes(
     assert all(each.shard.steps == 0 for each in shards.services.values())
 
 
-def test_a_token_is_that_of_another_push(make_shards: MakeShards) -> None:
+def test_a_token_belongs_to_one_push(make_shards: MakeShards) -> None:
     with make_shards(1).client() as client:
         wrong: Any = "3e9f:7"
         with pytest.raises(InvalidArgumentError, match="must be a Token of an earlier push"):
             client.push({"user": ([1, 2], ONES)}, token=wrong)
 
 
-def test_keys_whose_gradients_are_not_finite_are_left_out_where_that_is_asked(
+def test_keys_with_non_finite_gradients_are_left_out_on_request(
     make_shards: MakeShards,
 ) -> None:
     shards = make_shards(1, non_finite_gradients="skip")
@@ -210,7 +210,7 @@ def test_keys_whose_gradients_are_not_finite_are_left_out_where_that_is_asked(
     assert np.array_equal(after[1], before[1])
 
 
-def test_an_old_token_is_refused_and_not_applied(make_shards: MakeShards) -> None:
+def test_an_old_token_is_rejected_and_not_applied(make_shards: MakeShards) -> None:
     shards = make_shards(1)
     gradients = {"item": ([1], np.ones((1, 4), np.float32))}
     with shards.client() as client:
@@ -223,7 +223,9 @@ def test_an_old_token_is_refused_and_not_applied(make_shards: MakeShards) -> Non
     assert np.array_equal(shards.rows(np.array([1]))["item"], rows)
 
 
-def test_over_a_network_with_asyncio_and_a_server_that_only_reads(one_process: OneProcess) -> None:
+def test_pushes_work_over_a_network_with_asyncio_and_a_read_only_server(
+    one_process: OneProcess,
+) -> None:
     config = ServingConfig.model_validate({"parameters": {"tables": TABLES, "start": None}})
     with open_parameter_server(config, address="127.0.0.1:0") as server:
 
@@ -261,7 +263,7 @@ def test_a_server_checks_what_its_client_did_not(make_shards: MakeShards, wait: 
     assert service.push(encode(PushRequest((), "a", 1, Wait.APPLIED)), 5)
 
 
-def test_roles_of_tokens_say_who_may_pull_push_and_save(tmp_path: Path) -> None:
+def test_roles_of_tokens_determine_who_may_pull_push_and_save(tmp_path: Path) -> None:
     tokens = {role: f"{role}-".ljust(20, "x") for role in ("pull", "push", "admin")}
     (tmp_path / "tokens").write_text("".join(f"{role} {text}\n" for role, text in tokens.items()))
     config = ServingConfig.model_validate(

@@ -206,7 +206,7 @@ def test_a_shard_that_lost_pushes_is_reported_once_and_not_saved_until_that_is_s
         client.save("d", deadline_seconds=60)
 
 
-def test_a_load_settles_a_loss(make_service: Any, one_process: OneProcess) -> None:
+def test_a_load_clears_a_reported_loss(make_service: Any, one_process: OneProcess) -> None:
     service = make_service(1, push_log_bytes=0)
     with service.client() as client:
         client.push(made_gradients(0))
@@ -224,7 +224,7 @@ def test_a_load_settles_a_loss(make_service: Any, one_process: OneProcess) -> No
         assert_same_rows(client, one_process)
 
 
-def test_a_server_that_begins_with_another_snapshot_sets_its_log_aside(make_service: Any) -> None:
+def test_a_server_that_starts_from_another_snapshot_sets_its_log_aside(make_service: Any) -> None:
     service = make_service(1)
     with service.client() as client:
         client.push(made_gradients(0))
@@ -244,7 +244,7 @@ def test_a_server_that_begins_with_another_snapshot_sets_its_log_aside(make_serv
         assert list(service.config.parameters.push_log_folder.glob("*.unused"))
 
 
-def test_keys_that_are_erased_after_a_save_are_in_no_file_and_nothing_is_lost(
+def test_keys_erased_after_a_save_are_in_no_file_and_nothing_is_lost(
     make_service: Any,
 ) -> None:
     service = make_service(1)
@@ -270,7 +270,7 @@ def _has_key(file: Path, key: int) -> bool:
     return np.int64(key).tobytes() in file.read_bytes()
 
 
-def test_a_log_past_its_bytes_stops_until_the_next_save_and_says_so(
+def test_a_log_over_its_limit_stops_until_the_next_save_and_warns(
     make_service: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     service = make_service(1, push_log_bytes=6000)
@@ -290,7 +290,7 @@ def test_a_log_past_its_bytes_stops_until_the_next_save_and_says_so(
         client.push(made_gradients(10), deadline_seconds=60)
 
 
-def test_a_full_disk_refuses_the_push_and_leaves_the_log_whole(make_service: Any) -> None:
+def test_a_full_disk_rejects_the_push_and_leaves_the_log_intact(make_service: Any) -> None:
     service = make_service(1)
     changes = service.servers[0].changes
     with service.client() as client:
@@ -323,7 +323,7 @@ def test_push_log_sync_milliseconds_of_0_syncs_each_push(
     log.close()
 
 
-def test_a_log_is_of_one_process(tmp_path: Path) -> None:
+def test_a_log_belongs_to_one_process(tmp_path: Path) -> None:
     log = PushLog(tmp_path, 0, 1, 1 << 20, 0)
     with pytest.raises(StorageIOError, match=r"used by another process.*parameters.push_log"):
         PushLog(tmp_path, 0, 1, 1 << 20, 0)
@@ -387,7 +387,7 @@ def test_start_newest_begins_with_the_newest_intact_snapshot_and_rejects_saves(
             client.flush(deadline_seconds=60)
 
 
-def test_start_null_replays_nothing_and_a_service_that_ended_as_asked_lost_nothing(
+def test_start_null_replays_nothing_and_a_service_that_stopped_normally_lost_nothing(
     make_service: Any, tmp_path: Path, one_process: OneProcess
 ) -> None:
     service = make_service(1, start=None)

@@ -43,7 +43,7 @@ def assert_same_rows(shards: Shards, expected: dict[str, np.ndarray]) -> None:
 
 @pytest.mark.parametrize("num_saving", [1, 2, 3])
 @pytest.mark.parametrize("num_loading", [1, 2, 3])
-def test_a_snapshot_loads_into_any_number_of_shards_which_go_on_with_its_bits(
+def test_a_snapshot_loads_into_any_number_of_shards_which_continue_with_its_bits(
     make_shards: MakeShards,
     one_process: OneProcess,
     tmp_path: Path,
@@ -89,7 +89,7 @@ def test_tokens_are_in_snapshots(make_shards: MakeShards, tmp_path: Path) -> Non
         assert_same_rows(later, shards.rows(IDS))
 
 
-def test_a_push_that_a_snapshot_has_in_part_is_refused_by_other_shards(
+def test_a_push_that_is_partly_in_a_snapshot_is_rejected_by_other_shards(
     make_shards: MakeShards, tmp_path: Path
 ) -> None:
     shards = make_shards(2, folders=[str(tmp_path)])
@@ -130,7 +130,7 @@ def test_ranks_load_a_snapshot_of_a_service_and_a_service_one_of_ranks(
     assert_same_rows(shards, one_process.rows(IDS))
 
 
-def test_a_save_without_one_of_the_shards_is_refused_and_names_it(
+def test_a_save_without_one_of_the_shards_is_rejected_and_names_it(
     make_shards: MakeShards, tmp_path: Path
 ) -> None:
     shards = make_shards(3, folders=[str(tmp_path)])
@@ -146,7 +146,7 @@ def test_a_save_without_one_of_the_shards_is_refused_and_names_it(
         client.save("a")
 
 
-def test_a_shard_that_goes_amid_a_save_fails_it_on_all_and_the_next_one_works(
+def test_a_shard_that_dies_during_a_save_fails_it_on_all_and_the_next_one_succeeds(
     make_shards: MakeShards, tmp_path: Path
 ) -> None:
     shards = make_shards(3, folders=[str(tmp_path)])
@@ -169,7 +169,7 @@ def test_a_shard_that_goes_amid_a_save_fails_it_on_all_and_the_next_one_works(
         assert client.save("a").step == 1
 
 
-def test_snapshots_elsewhere_are_refused(make_shards: MakeShards, tmp_path: Path) -> None:
+def test_snapshots_in_other_folders_are_rejected(make_shards: MakeShards, tmp_path: Path) -> None:
     shards = make_shards(2, folders=[str(tmp_path / "ours")])
     with shards.client() as client:
         for call in (client.save, client.load):
@@ -183,7 +183,7 @@ def test_snapshots_elsewhere_are_refused(make_shards: MakeShards, tmp_path: Path
         assert client.save(tmp_path / "ours" / "a").url == str(tmp_path / "ours" / "a")
 
 
-def test_a_server_that_cannot_begin_names_the_key_and_the_snapshot(
+def test_a_server_that_cannot_start_names_the_key_and_the_snapshot(
     make_shards: MakeShards, tmp_path: Path
 ) -> None:
     with make_shards(1, folders=[str(tmp_path)]).client() as client:
@@ -194,7 +194,7 @@ def test_a_server_that_cannot_begin_names_the_key_and_the_snapshot(
         shards.services["shard:0"].shard.start()
 
 
-def test_pushes_go_on_while_a_save_runs_and_are_not_in_it(
+def test_pushes_during_a_save_are_applied_and_not_saved(
     make_shards: MakeShards, one_process: OneProcess, tmp_path: Path
 ) -> None:
     shards = make_shards(2, folders=[str(tmp_path)])
@@ -250,9 +250,7 @@ def test_a_shard_counts_its_pushes_exactly_if_some_arrive_while_the_save_begins(
 
 
 @pytest.mark.parametrize("method", ["save", "load"])
-def test_a_shard_that_no_one_listens_for_is_named_with_its_connection(
-    tmp_path: Path, method: str
-) -> None:
+def test_an_unreachable_shard_is_named_with_its_connection(tmp_path: Path, method: str) -> None:
     with socket.socket() as bound:  # and not listening
         bound.bind(("127.0.0.1", 0))
         nowhere = f"127.0.0.1:{bound.getsockname()[1]}"
@@ -284,9 +282,7 @@ def one_shard(folder: Path) -> LookupServer:
     )
 
 
-def test_a_shard_that_is_starting_again_is_waited_for(
-    make_shards: MakeShards, tmp_path: Path
-) -> None:
+def test_a_restarting_shard_is_awaited(make_shards: MakeShards, tmp_path: Path) -> None:
     shards = make_shards(2, folders=[str(tmp_path)])
     train(shards, 0, 1)
     asked: list[Send] = []
@@ -303,7 +299,7 @@ def test_a_shard_that_is_starting_again_is_waited_for(
     assert [each.waits for each in asked] == [False, True, False]
 
 
-def test_a_snapshot_with_more_tables_is_loaded_by_the_names_of_those_of_the_service(
+def test_a_snapshot_with_more_tables_is_loaded_by_the_table_names_of_the_service(
     make_shards: MakeShards, one_process: OneProcess, tmp_path: Path
 ) -> None:
     both = make_shards(2, folders=[str(tmp_path)])
@@ -330,7 +326,7 @@ def test_a_snapshot_with_more_tables_is_loaded_by_the_names_of_those_of_the_serv
     assert np.array_equal(found, one_process.rows(IDS)["item"])
 
 
-def test_other_tables_and_tokens_stay_where_one_table_is_loaded(
+def test_other_tables_and_tokens_are_kept_if_one_table_is_loaded(
     make_shards: MakeShards, one_process: OneProcess, tmp_path: Path
 ) -> None:
     shards = make_shards(2, folders=[str(tmp_path)])

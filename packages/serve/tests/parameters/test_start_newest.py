@@ -75,7 +75,7 @@ def test_without_an_intact_snapshot_the_error_names_the_newest(
         start(make_shards, tmp_path)
 
 
-def test_a_folder_without_snapshots_begins_without_rows(
+def test_a_folder_without_snapshots_starts_without_rows(
     make_shards: MakeShards, tmp_path: Path
 ) -> None:
     service = start(make_shards, tmp_path / "none")

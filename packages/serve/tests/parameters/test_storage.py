@@ -65,7 +65,7 @@ def trained(choice: StorageChoice, seed: int, steps: int = 10, lr: float = 0.1) 
     return np.array(losses)
 
 
-def test_a_program_of_torch_trains_a_service_with_the_bits_of_its_own_table(
+def test_a_program_of_torch_trains_a_service_with_the_bits_of_a_local_table(
     server: LookupServer,
 ) -> None:
     assert np.array_equal(trained(choice(server), 1), trained(StorageChoice("hkv"), 1))
@@ -91,7 +91,7 @@ def test_lookups_before_an_optimizer_read_the_rows_of_the_service(server: Lookup
         assert np.array_equal(storage.find(KEYS).rows, rows)
 
 
-def test_a_flush_of_a_program_tells_of_pushes_that_were_queued_and_failed(
+def test_a_flush_of_a_program_reports_failed_queued_pushes(
     server: LookupServer,
 ) -> None:
     apply = server.service.tables.apply
@@ -118,7 +118,7 @@ def test_a_flush_of_a_program_tells_of_pushes_that_were_queued_and_failed(
     assert server.service.tables.steps == 2
 
 
-def test_another_method_and_plain_writes_are_refused(server: LookupServer) -> None:
+def test_another_method_and_plain_writes_are_rejected(server: LookupServer) -> None:
     table = TableConfig("item", 4).with_state(4, "adagrad")
     options = dict(choice(server).options)
     with open_storage("remote", table, **options) as storage:

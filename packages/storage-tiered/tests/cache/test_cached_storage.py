@@ -29,7 +29,7 @@ def trainer(backend: MemoryStorage, tmp_path: Path) -> Trainer:
     return made
 
 
-def test_rows_come_from_the_backend_once(trainer: Trainer, tmp_path: Path) -> None:
+def test_rows_are_read_from_the_backend_once(trainer: Trainer, tmp_path: Path) -> None:
     view = ReadOnly(trainer.backend)
     with open_reader(view, tmp_path) as reader:
         for _ in range(2):
@@ -41,14 +41,14 @@ def test_rows_come_from_the_backend_once(trainer: Trainer, tmp_path: Path) -> No
         assert (counters.hits, counters.misses, counters.cached_rows) == (100, 100, 100)
 
 
-def test_columns_of_cached_and_of_read_rows(trainer: Trainer, tmp_path: Path) -> None:
+def test_columns_of_cached_and_of_uncached_rows_are_read(trainer: Trainer, tmp_path: Path) -> None:
     with open_reader(trainer.backend, tmp_path) as reader:
         reader.find(KEYS[:50])
         part = reader.find(KEYS, Columns(1, 3))
         assert (part.rows == rows_of(KEYS, 1)[:, 1:3]).all()
 
 
-def test_keys_that_do_not_exist_cost_no_trip(trainer: Trainer, tmp_path: Path) -> None:
+def test_missing_keys_cost_no_request(trainer: Trainer, tmp_path: Path) -> None:
     view = ReadOnly(trainer.backend)
     with open_reader(view, tmp_path) as reader:
         found = reader.find(np.arange(10_000, 20_000))
@@ -58,7 +58,7 @@ def test_keys_that_do_not_exist_cost_no_trip(trainer: Trainer, tmp_path: Path) -
         assert reader.counters().filtered > 9_600
 
 
-def test_a_note_has_only_changed_keys_read_again(trainer: Trainer, tmp_path: Path) -> None:
+def test_a_note_causes_only_changed_keys_to_be_read_again(trainer: Trainer, tmp_path: Path) -> None:
     view = ReadOnly(trainer.backend)
     with open_reader(view, tmp_path) as reader:
         reader.find(KEYS)
@@ -134,7 +134,7 @@ def test_a_missed_note_empties_the_cache_gradually(backend: MemoryStorage, tmp_p
         assert (reader.find(keys).rows == rows_of(keys, np.where(keys < 10, 7, 1))).all()
 
 
-def test_a_restarted_trainer_covers_what_it_did_not_tell(trainer: Trainer, tmp_path: Path) -> None:
+def test_a_restarted_trainer_covers_unpublished_changes(trainer: Trainer, tmp_path: Path) -> None:
     with open_reader(trainer.backend, tmp_path) as reader:
         reader.find(KEYS)
         trainer.write(KEYS[:10], 2)  # and it is killed
@@ -146,7 +146,7 @@ def test_a_restarted_trainer_covers_what_it_did_not_tell(trainer: Trainer, tmp_p
         assert (reader.find(KEYS).rows == rows_of(KEYS, np.where(KEYS < 20, 2, 1))).all()
 
 
-def test_notes_that_are_gone_are_noticed(trainer: Trainer, tmp_path: Path) -> None:
+def test_missing_notes_are_noticed(trainer: Trainer, tmp_path: Path) -> None:
     """As where Redis lost its memory: the trainer begins again with note 1."""
     with open_reader(trainer.backend, tmp_path) as reader:
         for version in range(2, 6):
@@ -168,7 +168,7 @@ def test_notes_that_are_gone_are_noticed(trainer: Trainer, tmp_path: Path) -> No
         assert (reader.find(KEYS).rows == rows_of(KEYS, 9)).all()
 
 
-def test_a_place_that_begins_again_is_noticed_by_its_first_note(
+def test_a_restarted_sequence_of_notes_is_noticed_by_its_first_note(
     trainer: Trainer, tmp_path: Path
 ) -> None:
     """Its numbers do not begin at 1 again, where the reader may be."""
@@ -184,7 +184,9 @@ def test_a_place_that_begins_again_is_noticed_by_its_first_note(
         assert (reader.find(KEYS).rows == rows_of(KEYS, 9)).all()
 
 
-def test_cached_rows_are_found_while_the_backend_is_away(trainer: Trainer, tmp_path: Path) -> None:
+def test_cached_rows_are_found_while_the_backend_is_unavailable(
+    trainer: Trainer, tmp_path: Path
+) -> None:
     view = ReadOnly(trainer.backend)
     with open_reader(view, tmp_path) as reader:
         reader.find(KEYS[:50])
@@ -197,7 +199,7 @@ def test_cached_rows_are_found_while_the_backend_is_away(trainer: Trainer, tmp_p
             reader.find(KEYS)  # no trip so soon after a failure
 
 
-def test_a_note_that_cannot_be_done_is_done_by_the_next_look(
+def test_a_note_that_cannot_be_applied_is_applied_by_the_next_refresh(
     trainer: Trainer, tmp_path: Path
 ) -> None:
     view = ReadOnly(trainer.backend)
@@ -225,7 +227,7 @@ def test_a_bounded_cache_evicts(trainer: Trainer, tmp_path: Path) -> None:
         assert view.num_asked == 0  # hits keep a key in
 
 
-def test_the_timer_takes_notes(trainer: Trainer, tmp_path: Path) -> None:
+def test_the_timer_applies_notes(trainer: Trainer, tmp_path: Path) -> None:
     with open_reader(trainer.backend, tmp_path, poll_seconds=0.02) as reader:
         reader.find(KEYS)
         trainer.write(KEYS, 2)
@@ -235,7 +237,7 @@ def test_the_timer_takes_notes(trainer: Trainer, tmp_path: Path) -> None:
         _wait(lambda: reader.counters().behind_seconds < 0.5)
 
 
-def test_many_erased_keys_bring_a_new_filter(backend: MemoryStorage, tmp_path: Path) -> None:
+def test_many_erased_keys_cause_a_new_filter(backend: MemoryStorage, tmp_path: Path) -> None:
     trainer = Trainer(backend, tmp_path)
     keys = np.arange(10_000)
     trainer.write(keys, 1)
@@ -271,12 +273,12 @@ def test_nothing_is_written_through_a_reader(trainer: Trainer, tmp_path: Path) -
                 call()
 
 
-def test_a_reader_without_notes_is_refused(backend: MemoryStorage, tmp_path: Path) -> None:
+def test_a_reader_without_notes_is_rejected(backend: MemoryStorage, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="a section change_notes"):
         open_reader(backend, tmp_path)
 
 
-def test_a_cache_that_refuses_rows_is_refused(trainer: Trainer, tmp_path: Path) -> None:
+def test_a_cache_that_rejects_rows_is_rejected(trainer: Trainer, tmp_path: Path) -> None:
     from sparring_tiered import CachedStorage, FolderLog, RefreshOptions
 
     full = MemoryStorage(TABLE, MemoryOptions(capacity=10, policy="none"))

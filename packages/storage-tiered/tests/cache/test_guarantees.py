@@ -91,9 +91,7 @@ def test_a_read_that_overlaps_a_missed_note_is_not_kept(trainer: Trainer, tmp_pa
         assert (reader.find(KEYS).rows == rows_of(KEYS, 2)).all()
 
 
-def test_a_read_that_a_note_overtakes_leaves_no_older_row_behind(
-    trainer: Trainer, tmp_path: Path
-) -> None:
+def test_a_read_that_a_note_overtakes_leaves_no_older_row(trainer: Trainer, tmp_path: Path) -> None:
     """Another read puts an older row into the cache, between a find's miss and its own read."""
     view = ReadOnly(trainer.backend)
     with open_reader(view, tmp_path) as reader:
@@ -119,7 +117,7 @@ def test_a_read_that_a_note_overtakes_leaves_no_older_row_behind(
         assert (reader.find(KEYS[:10]).rows == rows_of(KEYS[:10], 2)).all()
 
 
-def test_of_two_reads_that_overlap_none_is_kept(trainer: Trainer, tmp_path: Path) -> None:
+def test_neither_of_two_overlapping_reads_is_kept(trainer: Trainer, tmp_path: Path) -> None:
     """The inner one sees the newer row, and its caller must not see the older one afterwards."""
     view = ReadOnly(trainer.backend)
     with open_reader(view, tmp_path) as reader:
@@ -134,7 +132,7 @@ def test_of_two_reads_that_overlap_none_is_kept(trainer: Trainer, tmp_path: Path
         assert reader.counters().cached_rows == 50
 
 
-def test_a_refresh_does_not_bring_an_older_row_back(trainer: Trainer, tmp_path: Path) -> None:
+def test_a_refresh_does_not_restore_an_older_row(trainer: Trainer, tmp_path: Path) -> None:
     view = ReadOnly(trainer.backend)
     with open_reader(view, tmp_path, capacity=20) as reader:
         reader.find(KEYS[:10])
@@ -151,7 +149,7 @@ def test_a_refresh_does_not_bring_an_older_row_back(trainer: Trainer, tmp_path: 
         assert (reader.find(KEYS[:10]).rows == rows_of(KEYS[:10], 3)).all()
 
 
-def test_rows_are_whole_and_never_go_back_under_load(
+def test_rows_are_whole_and_never_become_older_under_load(
     backend: MemoryStorage, tmp_path: Path
 ) -> None:
     trainer = Trainer(backend, tmp_path, keep=200)  # a slow machine misses none
@@ -231,7 +229,7 @@ def test_keys_that_did_not_change_stay_cached_during_a_refresh(
 
 
 @pytest.mark.parametrize("count", [20_000])
-def test_no_changed_key_is_missed(count: int, backend: MemoryStorage, tmp_path: Path) -> None:
+def test_every_changed_key_is_refreshed(count: int, backend: MemoryStorage, tmp_path: Path) -> None:
     """`reliability/cache_notes.py` does it with 10 million."""
     keys = np.random.default_rng(0).permutation(np.arange(-count, count) * 2_654_435_761)
     trainer = Trainer(backend, tmp_path)
@@ -249,7 +247,7 @@ def test_no_changed_key_is_missed(count: int, backend: MemoryStorage, tmp_path: 
 @pytest.mark.parametrize("begins", ["restarted", "empty log"])
 @pytest.mark.parametrize("fails", ["listing the cached keys", "erasing them"])
 @pytest.mark.parametrize("drop_seconds", [0, 0.1])
-def test_a_cache_whose_emptying_fails_is_emptied_later(
+def test_a_failed_emptying_of_a_cache_is_repeated_later(
     drop_seconds: float,
     fails: str,
     begins: str,
@@ -319,7 +317,7 @@ class DyingLog(FolderLog):
 
 @pytest.mark.parametrize("is_first_note", [True, False])
 @pytest.mark.parametrize("num_left", range(4))
-def test_a_trainer_that_dies_while_it_publishes(
+def test_a_trainer_may_die_while_it_publishes(
     num_left: int, is_first_note: bool, trainer: Trainer, backend: MemoryStorage, tmp_path: Path
 ) -> None:
     """There is no note or a whole one, and the next trainer covers the rest."""
@@ -353,7 +351,7 @@ def test_a_trainer_that_dies_while_it_publishes(
             assert (late.find(every).rows == backend.find(every).rows).all()
 
 
-def test_a_reader_begins_where_a_trainer_died_before_its_first_note(
+def test_a_reader_may_start_after_a_trainer_died_before_its_first_note(
     trainer: Trainer, backend: MemoryStorage, tmp_path: Path
 ) -> None:
     """The base is of a note that is not there, and that may never come."""
@@ -373,7 +371,7 @@ def test_a_reader_begins_where_a_trainer_died_before_its_first_note(
         assert (reader.find(KEYS).rows == backend.find(KEYS).rows).all()
 
 
-def test_a_read_that_cannot_be_cached_is_no_longer_under_way(
+def test_a_read_that_cannot_be_cached_is_no_longer_in_flight(
     trainer: Trainer, tmp_path: Path
 ) -> None:
     """Otherwise all that happens later would be kept for it."""
@@ -392,7 +390,7 @@ def test_a_read_that_cannot_be_cached_is_no_longer_under_way(
         assert not fills._events
 
 
-def test_one_note_tells_of_the_rows_of_all_ranks(tmp_path: Path) -> None:
+def test_one_note_contains_the_rows_of_all_ranks(tmp_path: Path) -> None:
     """Ranks write their own rows to a place that all share."""
     group = LocalGroup(2, deadline_seconds=30)
     shared = MemoryStorage(TABLE)
@@ -439,7 +437,7 @@ def test_one_note_tells_of_the_rows_of_all_ranks(tmp_path: Path) -> None:
         assert reader.counters().missed_notes == 0
 
 
-def test_keys_that_were_not_admitted_are_not_told_of(tmp_path: Path) -> None:
+def test_keys_that_were_not_admitted_are_not_published(tmp_path: Path) -> None:
     table = TableConfig("item", 4, admission={"kind": "frequency", "k": 2})
     with StepContainer() as container:
         container.declare(table, MemoryStorage(table))

@@ -215,7 +215,7 @@ class World:
         self.trainer.publish()
 
 
-def test_no_row_goes_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_row_becomes_older(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     loop = Coroutines()
     monkeypatch.setattr(follower, "asyncio", loop)
     idle = SimpleNamespace(submit=lambda *_, **__: None, close=lambda: None)

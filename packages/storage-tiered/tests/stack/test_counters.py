@@ -71,7 +71,7 @@ def slow() -> Iterator[TieredStorage]:
         yield stack
 
 
-def test_bytes_and_time_of_writes_are_those_of_each_tier(slow: TieredStorage) -> None:
+def test_bytes_and_time_of_writes_are_counted_for_each_tier(slow: TieredStorage) -> None:
     row_bytes = TABLE.row_bytes
     counters = slow.tier_counters()
     assert [each.written_bytes for each in counters] == [100 * row_bytes, 90 * row_bytes, 840]
@@ -88,7 +88,7 @@ def test_bytes_and_time_of_writes_are_those_of_each_tier(slow: TieredStorage) ->
 
 
 @pytest.mark.parametrize("promote", ["always", "never"])
-def test_hits_bytes_and_time_of_reads_are_those_of_each_tier(promote: str) -> None:
+def test_hits_bytes_and_time_of_reads_are_counted_for_each_tier(promote: str) -> None:
     with stack_of(Slow(memory(10)), Slow(memory(20)), Slow(memory()), promote=promote) as stack:
         stack.upsert(KEYS, ROWS)
         counters = stack.tier_counters()
@@ -113,7 +113,7 @@ def test_hits_bytes_and_time_of_reads_are_those_of_each_tier(promote: str) -> No
         assert sum(spent) <= elapsed
 
 
-def test_what_is_read_on_its_way_down_is_a_hit_that_moves_no_bytes() -> None:
+def test_a_hit_in_the_write_buffer_moves_no_bytes() -> None:
     last = Slow(memory())
     with stack_of(memory(10), last) as stack:
         stack.upsert(KEYS[:10], ROWS[:10])
@@ -127,7 +127,7 @@ def test_what_is_read_on_its_way_down_is_a_hit_that_moves_no_bytes() -> None:
         last.breakage = None
 
 
-def test_time_of_writes_beside_is_counted_too() -> None:
+def test_time_of_background_writes_is_also_counted() -> None:
     with EventLoop() as events, stack_of(memory(10), Slow(memory())) as stack:
         stack.use_background(events)
         stack.upsert(KEYS, ROWS)
@@ -175,7 +175,7 @@ def test_bytes_and_time_of_updates_in_place_are_counted(below: str) -> None:
 
 
 @BELOW
-def test_what_is_not_admitted_counts_as_no_write(below: str) -> None:
+def test_rows_that_are_not_admitted_do_not_count_as_writes(below: str) -> None:
     table = TableConfig("films", 4, admission=Frequency(2))
     with StepContainer() as container:
         container.declare(table, native(table, below))
@@ -217,7 +217,7 @@ LARGER = {"backend": "hkv", "options": {"capacity": 960, "policy": "lru"}}
 
 @pytest.mark.parametrize("promote", ["always", "never"])
 @pytest.mark.parametrize("last", ["hkv", "memory", "rocksdb"])
-def test_what_native_code_reads_below_is_counted_where_it_was_found(
+def test_reads_of_native_code_are_counted_for_the_tier_that_was_read(
     tmp_path: Path, last: str, promote: str
 ) -> None:
     if last == "rocksdb":

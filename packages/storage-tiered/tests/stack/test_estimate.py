@@ -53,7 +53,7 @@ def filled(num_rows: int, **options: Any) -> int:
     ],
 )
 @pytest.mark.parametrize("num_rows", [2_000, 40_000])
-def test_bytes_of_a_stack_are_those_of_its_tiers_and_filters(tiers: Any, num_rows: int) -> None:
+def test_bytes_of_a_stack_are_the_sum_of_its_tiers_and_filters(tiers: Any, num_rows: int) -> None:
     manager = make_plugin_manager()
     told = estimated(manager, num_rows, tiers=tiers)
     assert told["host"] == pytest.approx(filled(num_rows, tiers=tiers), rel=0.1)
@@ -63,7 +63,7 @@ def test_bytes_of_a_stack_are_those_of_its_tiers_and_filters(tiers: Any, num_row
     assert told["host"] > alone["host"]
 
 
-def test_stack_on_a_backend_without_an_estimate_refuses() -> None:
+def test_stack_on_a_backend_without_an_estimate_raises() -> None:
     manager = make_plugin_manager()
     manager.load(PluginSource("silent", "acme-silent", "1.0", Silent))
     tiers = [{"backend": "memory", "budget_bytes": 1 << 20}, "silent"]

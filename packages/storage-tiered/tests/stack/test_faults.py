@@ -414,7 +414,7 @@ class NativeOverFlashThatBreaks(NativeOverFlash):
     "machine",
     [StackMachine, NativeAbove, NativeThroughout, NativeOverFlash, NativeOverFlashThatBreaks],
 )
-def test_every_row_is_found_whatever_fails_below(machine: type[StackMachine]) -> None:
+def test_every_row_is_found_for_any_failure_of_a_lower_tier(machine: type[StackMachine]) -> None:
     for module in machine.needs:
         distribution = module.replace("_", "-")
         pytest.importorskip(module, reason=f"{distribution} is not installed")
@@ -431,7 +431,7 @@ def test_every_row_is_found_whatever_fails_below(machine: type[StackMachine]) ->
     run(machine, settings=settings)
 
 
-def test_a_scan_gives_no_row_of_before_an_update_in_place() -> None:
+def test_a_scan_returns_no_row_from_before_an_update_in_place() -> None:
     pytest.importorskip("sparring_hkv", reason="sparring-hkv is not installed")
     above = {"backend": "hkv", "options": {"capacity": 120, "policy": "lru"}}
     keys = np.arange(600)

@@ -74,7 +74,7 @@ def rows_of(keys: Any) -> dict[int, list[float]]:
 
 @pytest.mark.parametrize("num_above", [1, 2])
 @pytest.mark.parametrize("options", WAYS, ids=str)
-def test_what_was_flushed_outlives_a_power_loss(
+def test_flushed_rows_outlive_a_power_loss(
     events: EventLoop, options: dict[str, Any], num_above: int
 ) -> None:
     disk = Disk()
@@ -93,7 +93,7 @@ def test_what_was_flushed_outlives_a_power_loss(
 
 
 @pytest.mark.parametrize("options", WAYS, ids=str)
-def test_what_a_stack_held_when_it_was_closed_outlives_a_power_loss(
+def test_rows_of_a_closed_stack_outlive_a_power_loss(
     events: EventLoop, options: dict[str, Any]
 ) -> None:
     disk = Disk()
@@ -105,7 +105,7 @@ def test_what_a_stack_held_when_it_was_closed_outlives_a_power_loss(
 
 
 @pytest.mark.parametrize("options", WAYS, ids=str)
-def test_what_a_container_flushed_outlives_a_power_loss(options: dict[str, Any]) -> None:
+def test_rows_flushed_by_a_container_outlive_a_power_loss(options: dict[str, Any]) -> None:
     disk = Disk()
     with StepContainer() as container:
         container.declare(TABLE, stack_over(disk, 1, options))
@@ -115,7 +115,7 @@ def test_what_a_container_flushed_outlives_a_power_loss(options: dict[str, Any])
 
 
 @pytest.mark.parametrize("options", WAYS, ids=str)
-def test_a_flush_that_the_last_tier_fails_is_told(
+def test_a_flush_that_fails_in_the_last_tier_is_reported(
     events: EventLoop, options: dict[str, Any]
 ) -> None:
     disk = Disk()

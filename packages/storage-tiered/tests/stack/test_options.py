@@ -15,7 +15,7 @@ from sparring_tiered import TieredOptions, TierOptions
 TABLE = TableConfig("films", 8)
 
 
-def test_a_name_stands_for_a_tier_of_that_backend() -> None:
+def test_a_name_is_short_for_a_tier_of_that_backend() -> None:
     with open_storage("tiered", TABLE, tiers=["memory", "memory"]) as stack:
         assert stack.capacity is None
         assert [each.backend for each in stack.tier_counters()] == ["memory", "memory"]  # type: ignore[attr-defined]
@@ -38,7 +38,7 @@ def test_budgets_are_numbers_with_units(text: Any, expected: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["much", "12 parsecs", "-1 MB", "", "0", "1" * 400, 1.5, True])
-def test_budgets_that_are_no_bytes_are_refused(text: Any) -> None:
+def test_invalid_budgets_are_rejected(text: Any) -> None:
     with pytest.raises(ValueError, match="budget_bytes"):
         TierOptions(backend="memory", budget_bytes=text)
 
@@ -59,7 +59,7 @@ def test_a_stack_may_be_a_tier() -> None:
         assert stack.size == 1
 
 
-def test_open_refuses_what_a_config_check_would() -> None:
+def test_open_rejects_the_same_options_as_a_config_check() -> None:
     with pytest.raises(PluginError, match="memry"):
         open_storage("tiered", TABLE, tiers=["memory", "memry"])
     with pytest.raises(InvalidArgumentError, match="policy"):
@@ -72,18 +72,18 @@ def test_open_refuses_what_a_config_check_would() -> None:
         open_storage("tiered", TABLE, tiers=["memory"])
 
 
-def test_defaults_are_those_of_the_reference() -> None:
+def test_defaults_equal_the_reference() -> None:
     options = TieredOptions.model_validate({"tiers": ["memory", "memory"]})
     assert (options.write, options.promote) == ("back", "always")
     assert (options.false_positive_rate, options.buffer_bytes) == (0.01, 64 << 20)
 
 
-def test_a_deadline_without_end_is_refused() -> None:
+def test_an_infinite_deadline_is_rejected() -> None:
     with pytest.raises(InvalidArgumentError, match="deadline_seconds"):
         open_storage("tiered", TABLE, tiers=["memory", "memory"], deadline_seconds=float("inf"))
 
 
-def test_what_is_wrong_with_a_tier_is_said_with_its_table_and_place() -> None:
+def test_an_error_of_a_tier_names_its_table_and_place() -> None:
     tiers = [
         {"backend": "memory", "budget_bytes": "1 MB", "options": {"capacity": 5}},
         "memory",
@@ -94,7 +94,7 @@ def test_what_is_wrong_with_a_tier_is_said_with_its_table_and_place() -> None:
         open_storage("tiered", TABLE, tiers=tiers)
 
 
-def test_a_tier_that_keeps_rows_from_those_below_is_told_of_once(
+def test_a_tier_that_keeps_rows_from_lower_tiers_is_reported_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bounded = {"backend": "memory", "options": {"capacity": 5, "policy": "lru"}}

@@ -18,7 +18,7 @@ from ..faulty_storage import FaultyStorage
 
 
 @pytest.mark.parametrize("breakage", ["lost", "slow"])
-def test_a_lower_tier_that_dies_in_a_save_fails_the_save_and_no_row_is_lost(
+def test_a_lower_tier_that_dies_during_a_save_fails_the_save_and_no_row_is_lost(
     breakage: str, tmp_path: Path
 ) -> None:
     table = TableConfig("film", 2, "float32", Uniform(-1, 1))

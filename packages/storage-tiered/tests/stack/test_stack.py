@@ -62,7 +62,7 @@ class Watched(FaultyStorage):
         return super()._upsert_impl(keys, rows, scores)
 
 
-def test_what_the_first_tier_lets_go_the_next_receives() -> None:
+def test_rows_evicted_from_the_first_tier_are_stored_in_the_next() -> None:
     first, second, third = memory(10, "lru"), memory(20, "lru"), memory()
     stack = stack_of(first, second, third)
     for key in KEYS:
@@ -74,7 +74,7 @@ def test_what_the_first_tier_lets_go_the_next_receives() -> None:
     assert stack.size == 100
 
 
-def test_find_changes_no_tier_and_the_next_write_takes_up_what_it_met() -> None:
+def test_find_changes_no_tier_and_the_next_write_promotes_the_found_rows() -> None:
     first, last = memory(10, "lru"), Watched(memory())
     stack = stack_of(first, last)
     stack.upsert(KEYS, ROWS)
@@ -107,7 +107,7 @@ def test_promotion_follows_its_policy(policy: str, reads: int | None) -> None:
         assert (wanted in keys_in(first)) == (reads is not None and read >= reads)
 
 
-def test_a_row_that_was_only_read_is_not_written_down_again() -> None:
+def test_a_row_that_was_only_read_is_not_written_to_a_lower_tier_again() -> None:
     first, last = memory(10, "lru"), Watched(memory())
     stack = stack_of(first, last)
     stack.upsert(KEYS, ROWS)
@@ -121,7 +121,7 @@ def test_a_row_that_was_only_read_is_not_written_down_again() -> None:
     assert last.num_written - written <= 5
 
 
-def test_unseen_keys_cost_no_trip() -> None:
+def test_unknown_keys_cost_no_request() -> None:
     last = Watched(memory())
     stack = stack_of(memory(10, "lru"), last)
     stack.upsert(KEYS, ROWS)
@@ -134,7 +134,7 @@ def test_unseen_keys_cost_no_trip() -> None:
     assert counters.bloom_skips >= 19_800
 
 
-def test_filter_is_made_anew_after_many_erasures() -> None:
+def test_filter_is_rebuilt_after_many_erasures() -> None:
     many = np.arange(10_000)
     last = Watched(memory())
     stack = stack_of(memory(10, "lru"), last)
@@ -155,7 +155,7 @@ def test_stack_over_a_tier_with_rows_finds_them() -> None:
     assert stack.size == 100
 
 
-def test_upper_tier_with_rows_of_an_earlier_time_is_counted_once() -> None:
+def test_upper_tier_with_old_rows_is_counted_once() -> None:
     first, last = memory(50, "lru"), memory()
     last.upsert(KEYS[:60], ROWS[:60])
     first.upsert(KEYS[40:80], ROWS[:40])
@@ -165,7 +165,7 @@ def test_upper_tier_with_rows_of_an_earlier_time_is_counted_once() -> None:
     assert np.array_equal(last.find(KEYS[40:80]).rows, ROWS[:40])
 
 
-def test_failure_below_is_told_at_the_next_write_which_changes_nothing() -> None:
+def test_failure_of_a_lower_tier_is_raised_by_the_next_write_which_changes_nothing() -> None:
     last = FaultyStorage(memory())
     stack = stack_of(memory(10, "lru"), last)
     stack.upsert(KEYS[:10], ROWS[:10])
@@ -188,7 +188,7 @@ def test_failure_below_is_told_at_the_next_write_which_changes_nothing() -> None
     assert stack.tier_counters()[1].write_failures > 0
 
 
-def test_deadline_below_stays_a_deadline() -> None:
+def test_deadline_error_of_a_lower_tier_keeps_its_class() -> None:
     last = FaultyStorage(memory())
     stack = stack_of(memory(10, "lru"), last)
     stack.upsert(KEYS[:10], ROWS[:10])
@@ -198,7 +198,7 @@ def test_deadline_below_stays_a_deadline() -> None:
         stack.flush()
 
 
-def test_full_holding_buffer_refuses_a_write_before_anything_changes() -> None:
+def test_full_write_buffer_rejects_a_write_before_anything_changes() -> None:
     last = FaultyStorage(memory())
     stack = stack_of(memory(10, "lru"), last, buffer_bytes=15 * (TABLE.row_bytes + 16))
     stack.upsert(KEYS[:10], ROWS[:10])
@@ -215,7 +215,7 @@ def test_full_holding_buffer_refuses_a_write_before_anything_changes() -> None:
     assert np.array_equal(stack.find(KEYS[:20]).rows, ROWS[:20])
 
 
-def test_write_through_has_the_row_below_before_it_returns() -> None:
+def test_write_through_stores_the_row_in_the_lower_tier_before_it_returns() -> None:
     middle, last = memory(20, "lru"), FaultyStorage(memory())
     stack = stack_of(memory(10, "lru"), middle, last, write="through")
     stack.upsert(KEYS[:30], ROWS[:30])
@@ -226,7 +226,7 @@ def test_write_through_has_the_row_below_before_it_returns() -> None:
     assert np.array_equal(stack.find(KEYS[:5]).rows, ROWS[50:55])
 
 
-def test_updates_go_through_too() -> None:
+def test_updates_are_also_written_through() -> None:
     last = memory()
     stack = stack_of(memory(10, "lru"), last, write="through")
     method = BUILTIN_METHODS["sgd"]()
@@ -236,7 +236,7 @@ def test_updates_go_through_too() -> None:
     assert (last.find(KEYS[:5]).rows == 0.5).all()
 
 
-def test_bounded_stack_hands_back_what_leaves_its_last_tier() -> None:
+def test_bounded_stack_returns_the_rows_that_its_last_tier_evicts() -> None:
     stack = stack_of(memory(10, "lru"), memory(20, "lru"))
     assert stack.capacity == 30
     assert stack.capabilities.evicts
@@ -259,7 +259,7 @@ def test_native_handle_of_a_stack_reads_and_writes_it() -> None:
     assert np.array_equal(handle.find(KEYS).rows, ROWS)
 
 
-def test_a_closed_stack_lets_go_of_rows_in_memory_and_finds_none() -> None:
+def test_a_closed_stack_frees_rows_in_memory_and_finds_none() -> None:
     pytest.importorskip("sparring_hkv", reason="sparring-hkv is not installed")
     tiers = [open_storage("hkv", TABLE, capacity=480, policy="lru"), open_storage("hkv", TABLE)]
     tables = [
@@ -275,7 +275,7 @@ def test_a_closed_stack_lets_go_of_rows_in_memory_and_finds_none() -> None:
         stack._find_impl(KEYS, Columns(0, 3), np.empty_like(ROWS), np.empty(len(KEYS), np.bool_))
 
 
-def test_first_tier_that_refuses_rows_is_refused() -> None:
+def test_first_tier_that_rejects_rows_is_rejected() -> None:
     with pytest.raises(InvalidArgumentError, match=r"tier 0 .* does not evict.*lru"):
         stack_of(memory(10), memory())
     options = TieredOptions(tiers=("memory", "memory"))  # type: ignore[arg-type]
@@ -283,13 +283,13 @@ def test_first_tier_that_refuses_rows_is_refused() -> None:
         TieredStorage(TABLE, options, [("memory", memory())])
 
 
-def test_tier_for_another_table_is_refused() -> None:
+def test_tier_for_another_table_is_rejected() -> None:
     other = MemoryStorage(TableConfig("films", 4))
     with pytest.raises(InvalidArgumentError, match=r"tier 1 .* was opened for"):
         stack_of(memory(), other)
 
 
-def test_erase_that_fails_brings_no_older_row_to_light() -> None:
+def test_failed_erase_restores_no_older_row() -> None:
     last = FaultyStorage(memory())
     stack = stack_of(memory(10, "lru"), last)
     stack.upsert(KEYS[:5], ROWS[:5])
@@ -301,7 +301,7 @@ def test_erase_that_fails_brings_no_older_row_to_light() -> None:
     assert np.array_equal(stack.find(KEYS[:5]).rows, ROWS[50:55])
 
 
-def test_erase_that_fails_halfway_loses_no_row_that_is_still_found() -> None:
+def test_partly_failed_erase_loses_no_row_that_is_still_found() -> None:
     last = FaultyStorage(memory())
     stack = stack_of(memory(10, "lru"), last)
     stack.upsert(KEYS[:6], ROWS[:6])
@@ -316,7 +316,7 @@ def test_erase_that_fails_halfway_loses_no_row_that_is_still_found() -> None:
     assert stack.size == 26
 
 
-def test_what_a_save_reads_is_not_counted() -> None:
+def test_reads_of_a_save_are_not_counted() -> None:
     stack = stack_of(memory(10, "lru"), memory(20, "lru"), memory())
     stack.upsert(KEYS, ROWS)
     stack.find(KEYS[:5])

@@ -167,7 +167,7 @@ sys.exit(3)
 """
 
 
-def test_a_program_that_ends_writes_down_what_is_on_its_way(tmp_path: Path) -> None:
+def test_a_program_that_exits_writes_its_buffered_rows(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     ended = subprocess.run(

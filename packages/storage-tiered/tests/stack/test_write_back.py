@@ -74,7 +74,7 @@ def hang(stack: TieredStorage, last: FaultyStorage) -> None:
     assert last.is_amid_write.wait(10)
 
 
-def test_a_write_returns_before_what_it_pushed_out_has_arrived(
+def test_a_write_returns_before_its_evicted_rows_are_written(
     events: EventLoop, last: FaultyStorage
 ) -> None:
     stack = beside(events, last)
@@ -91,7 +91,7 @@ def test_a_write_returns_before_what_it_pushed_out_has_arrived(
     assert np.array_equal(stack.find(KEYS[:20]).rows, ROWS[:20])
 
 
-def test_what_comes_while_a_write_goes_on_is_newer_and_follows_it(
+def test_rows_buffered_during_a_write_are_newer_and_follow_it(
     events: EventLoop, last: FaultyStorage
 ) -> None:
     stack = beside(events, last)
@@ -107,7 +107,7 @@ def test_what_comes_while_a_write_goes_on_is_newer_and_follows_it(
     assert np.array_equal(stack.find(KEYS[:10]).rows, ROWS[50:60])
 
 
-def test_a_write_that_fails_beside_is_told_of_once_and_loses_nothing(
+def test_a_failed_background_write_is_reported_once_and_loses_nothing(
     events: EventLoop, last: FaultyStorage
 ) -> None:
     stack = beside(events, last)
@@ -135,7 +135,7 @@ def test_a_write_that_fails_beside_is_told_of_once_and_loses_nothing(
         events.check()
 
 
-def test_a_write_waits_for_room_and_says_for_how_long(
+def test_a_write_waits_for_space_and_reports_the_time(
     events: EventLoop, last: FaultyStorage
 ) -> None:
     stack = beside(events, last, buffer_bytes=25 * ROW_BYTES)
@@ -177,7 +177,7 @@ def test_a_wait_for_a_hung_tier_is_bounded_and_changes_nothing(
     assert stack.erase(KEYS[:30]) == 30
 
 
-def test_a_failing_tier_refuses_writes_once_there_is_no_room(
+def test_a_failing_tier_rejects_writes_once_the_buffer_is_full(
     events: EventLoop, last: FaultyStorage
 ) -> None:
     stack = beside(events, last, buffer_bytes=15 * ROW_BYTES)
@@ -196,7 +196,7 @@ def test_a_failing_tier_refuses_writes_once_there_is_no_room(
         events.check()
 
 
-def test_what_is_erased_while_it_is_written_does_not_come_back(
+def test_rows_erased_while_they_are_written_are_not_restored(
     events: EventLoop, last: FaultyStorage
 ) -> None:
     stack = beside(events, last)
@@ -217,7 +217,7 @@ def test_what_is_erased_while_it_is_written_does_not_come_back(
     assert (stack.size, last.inner.size, stack.num_buffered_rows) == (0, 0, 0)
 
 
-def test_a_scan_and_a_save_see_what_is_being_written(
+def test_a_scan_and_a_save_include_rows_that_are_being_written(
     events: EventLoop, last: FaultyStorage
 ) -> None:
     stack = beside(events, last)
@@ -231,7 +231,7 @@ def test_a_scan_and_a_save_see_what_is_being_written(
     assert seen == {key: ROWS[key].tobytes() for key in range(30)}
 
 
-def test_counting_anew_waits_for_what_is_being_written(events: EventLoop) -> None:
+def test_recounting_waits_for_rows_that_are_being_written(events: EventLoop) -> None:
     class LandsWhileItIsCounted(FaultyStorage):
         def _size_impl(self) -> int:
             size = super()._size_impl()
@@ -270,7 +270,7 @@ def test_flush_and_close_drain(events: EventLoop, last: FaultyStorage) -> None:
     events.check()
 
 
-def test_close_leaves_a_hung_tier_to_the_write_that_hangs(
+def test_close_does_not_close_a_tier_during_a_hung_write(
     events: EventLoop, last: FaultyStorage
 ) -> None:
     stack = beside(events, last, deadline_seconds=0.1)
@@ -285,7 +285,7 @@ def test_close_leaves_a_hung_tier_to_the_write_that_hangs(
     assert last.is_closed
 
 
-def test_write_that_nobody_has_begun_is_taken_back(last: FaultyStorage) -> None:
+def test_write_that_has_not_started_is_cancelled(last: FaultyStorage) -> None:
     with EventLoop(num_threads=1) as events:
         is_free = threading.Event()
         events.submit(lambda: is_free.wait(60), name="another's work")
@@ -299,7 +299,7 @@ def test_write_that_nobody_has_begun_is_taken_back(last: FaultyStorage) -> None:
         is_free.set()
 
 
-def test_a_background_without_room_is_done_without(last: FaultyStorage) -> None:
+def test_a_stack_works_without_space_on_the_event_loop(last: FaultyStorage) -> None:
     with EventLoop(capacity=1) as events:
         is_free = threading.Event()
         events.submit(lambda: is_free.wait(10), name="another's work")
@@ -327,7 +327,7 @@ LOCKS: dict[str, Callable[[TieredStorage], Any]] = {
 
 
 @pytest.mark.parametrize("lock", LOCKS)
-def test_a_child_that_is_forked_while_a_thread_holds_a_lock_is_refused(
+def test_a_child_forked_while_a_thread_has_a_lock_is_rejected(
     lock: str, events: EventLoop, last: FaultyStorage
 ) -> None:
     stack = beside(events, last, promote="second_touch")
@@ -371,7 +371,7 @@ def test_a_child_that_is_forked_while_a_thread_holds_a_lock_is_refused(
 
 
 @pytest.mark.parametrize("lock", ["write-back", "write buffer"])
-def test_a_worker_that_is_forked_amid_a_write_back_ends(
+def test_a_worker_forked_during_a_write_back_can_exit(
     lock: str, events: EventLoop, last: FaultyStorage
 ) -> None:
     stack = beside(events, last)
@@ -402,7 +402,7 @@ def test_a_worker_that_is_forked_amid_a_write_back_ends(
 @pytest.mark.parametrize(
     "options", [{"write": "through"}, {"write_back": "inline"}], ids=["through", "inline"]
 )
-def test_who_wants_rows_below_at_once_has_them_there(
+def test_rows_can_be_written_to_the_last_tier_immediately(
     events: EventLoop, last: FaultyStorage, options: dict[str, Any]
 ) -> None:
     stack = beside(events, last, **options)
@@ -412,7 +412,9 @@ def test_who_wants_rows_below_at_once_has_them_there(
         assert events.num_outstanding == 0
 
 
-def test_a_last_tier_that_evicts_or_bears_no_readers_is_written_within(events: EventLoop) -> None:
+def test_a_last_tier_that_evicts_or_supports_no_concurrent_readers_is_written_in_the_call(
+    events: EventLoop,
+) -> None:
     class Alone(FaultyStorage):
         def __init__(self) -> None:
             super().__init__(memory())
@@ -425,7 +427,7 @@ def test_a_last_tier_that_evicts_or_bears_no_readers_is_written_within(events: E
             assert events.num_outstanding == 0
 
 
-def test_updates_in_place_beside_writes_give_the_bits_of_a_plain_table(
+def test_updates_in_place_during_background_writes_have_the_bits_of_a_plain_table(
     events: EventLoop, last: FaultyStorage
 ) -> None:
     pytest.importorskip("sparring_hkv", reason="sparring-hkv is not installed")

@@ -35,7 +35,7 @@ def found_in(buffer: WriteBuffer, keys: range) -> dict[int, int]:
 
 
 @given(parts=PARTS, num_before=st.integers(0, 12), comes_back=st.booleans())
-def test_the_newest_row_of_each_key_is_held(
+def test_the_newest_row_of_each_key_is_kept(
     parts: list[list[int]], num_before: int, comes_back: bool
 ) -> None:
     buffer = WriteBuffer(1, np.float32)
@@ -67,7 +67,7 @@ def test_the_newest_row_of_each_key_is_held(
     assert not buffer
 
 
-def test_what_has_waited_for_long_is_not_copied_by_each_write() -> None:
+def test_rows_that_wait_for_long_are_not_copied_by_each_write() -> None:
     buffer = WriteBuffer(1, np.float32)
     add(buffer, list(range(100_000)), 0)
     oldest = buffer._contents.waiting[-1]
@@ -77,7 +77,7 @@ def test_what_has_waited_for_long_is_not_copied_by_each_write() -> None:
         assert len(buffer._contents.waiting) <= 5
 
 
-def test_a_reader_meets_each_row_here_or_below_at_every_line_that_moves_it() -> None:
+def test_a_reader_finds_each_row_in_the_buffer_or_the_tier_at_every_line_that_moves_it() -> None:
     buffer = WriteBuffer(1, np.float32)
     keys = list(range(5))
     below = 0  # what the tier has of each key

@@ -30,7 +30,7 @@ class HandleOutlivesTheStorage(MemoryStorage):
         return export_storage(other)
 
 
-@caught_by("test_native_handle_declares_what_the_storage_declares")
+@caught_by("test_native_handle_has_the_capabilities_of_the_storage")
 class HandleForgetsItsCapabilities(MemoryStorage):
     def __sparring_storage__(self) -> object:
         other = _copy_of(self)
@@ -57,7 +57,7 @@ class HandleCutsColumns(MemoryStorage):
         return export_storage(other)
 
 
-@caught_by("test_native_handle_of_a_bounded_storage_hands_back_what_leaves")
+@caught_by("test_native_handle_of_a_bounded_storage_returns_evicted_rows")
 class HandleDropsEvicted(MemoryStorage):
     def __sparring_storage__(self) -> object:
         other = _DropsEvicted(self.table, self._options)

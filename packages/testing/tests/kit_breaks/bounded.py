@@ -20,7 +20,7 @@ class HoldsOneMore(MemoryStorage):
         return max(0, super()._count_surplus(new) - 1)
 
 
-@caught_by("test_nothing_leaves_before_the_storage_is_full")
+@caught_by("test_nothing_is_evicted_before_the_storage_is_full")
 class EvictsEarly(MemoryStorage):
     def _count_surplus(self, new: Any) -> int:
         surplus = super()._count_surplus(new)
@@ -28,14 +28,14 @@ class EvictsEarly(MemoryStorage):
         return surplus if capacity is None else max(0, surplus + capacity // 10)
 
 
-@caught_by("test_every_upserted_key_is_held_or_was_handed_back_once")
+@caught_by("test_every_upserted_key_is_stored_or_was_returned_once_as_evicted")
 class EvictsInSilence(MemoryStorage):
     def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         super()._upsert_impl(keys, rows, scores)
         return self._nothing_evicted()
 
 
-@caught_by("test_one_call_may_bring_more_rows_than_fit")
+@caught_by("test_one_call_may_contain_more_rows_than_fit")
 class HandsBackOldRows(MemoryStorage):
     """Makes room before it updates, so that a key of the call itself may leave with its old row."""
 
@@ -53,7 +53,7 @@ class HandsBackOldRows(MemoryStorage):
         )
 
 
-@caught_by("test_rows_with_the_lowest_scores_leave")
+@caught_by("test_rows_with_the_lowest_scores_are_evicted")
 class EvictsTheHighest(MemoryStorage):
     def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         surplus = max(0, self._count_surplus(dict.fromkeys(keys.tolist())))
@@ -74,7 +74,7 @@ class EvictTakesAnyRows(MemoryStorage):
         return evicted
 
 
-@caught_by("test_new_row_that_scores_lowest_is_handed_back")
+@caught_by("test_new_row_with_the_lowest_score_is_returned_as_evicted")
 class NewRowsAlwaysStay(MemoryStorage):
     def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         if scores is not None and scores.max() == 1:
@@ -88,7 +88,7 @@ class TouchDoesNothing(MemoryStorage):
         pass
 
 
-@caught_by("test_lru_lets_the_oldest_rows_leave")
+@caught_by("test_lru_evicts_the_oldest_rows")
 class LruKeepsTheOldest(MemoryStorage):
     def _score(self, key: int, given: int | None) -> int:
         score = super()._score(key, given)
@@ -108,13 +108,13 @@ class TouchInserts(MemoryStorage):
         put(self, keys, self.find(keys).rows)
 
 
-@caught_by("test_given_scores_are_kept")
+@caught_by("test_given_scores_are_stored")
 class ForgetsGivenScores(MemoryStorage):
     def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         return super()._upsert_impl(keys, rows, None)
 
 
-@caught_by("test_full_storage_that_may_not_evict_refuses_and_is_unchanged")
+@caught_by("test_full_storage_that_may_not_evict_raises_and_is_unchanged")
 class RefusesHalfway(MemoryStorage):
     def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         try:
@@ -146,7 +146,7 @@ class MakesRoomForKnownKeys(MemoryStorage):
         return 0 if self.capacity is None else len(self._entries) + len(new) - self.capacity
 
 
-@caught_by("test_erased_rows_are_not_handed_back")
+@caught_by("test_erased_rows_are_not_returned_as_evicted")
 class HandsBackErasedRows(MemoryStorage):
     def _erase_impl(self, keys: Keys) -> int:
         self._erased = self._evicted(self._entries, keys[self.find(keys).found].tolist())
@@ -157,26 +157,26 @@ class HandsBackErasedRows(MemoryStorage):
         return getattr(self, "_erased", evicted) if len(evicted) else evicted
 
 
-@caught_by("test_evict_of_more_than_there_is_empties_the_storage")
+@caught_by("test_evict_of_more_rows_than_stored_empties_the_storage")
 class EvictLeavesOneRow(MemoryStorage):
     def _evict_impl(self, count: int) -> EvictedRows:
         return super()._evict_impl(min(count, len(self._entries) - 1))
 
 
-@caught_by("test_touch_takes_the_scores_that_are_given")
+@caught_by("test_touch_stores_the_given_scores")
 class TouchForgetsScores(MemoryStorage):
     def _touch_impl(self, keys: Keys, scores: Scores | None) -> None:
         super()._touch_impl(keys, None)
 
 
-@caught_by("test_upsert_without_scores_keeps_those_of_known_keys")
+@caught_by("test_upsert_without_scores_keeps_the_scores_of_known_keys")
 class UpsertWithoutScoresResets(MemoryStorage):
     def _score(self, key: int, given: int | None) -> int:
         is_custom = self._options.policy == "custom"
         return given or 0 if is_custom else super()._score(key, given)
 
 
-@caught_by("test_rows_with_the_lowest_scores_leave")
+@caught_by("test_rows_with_the_lowest_scores_are_evicted")
 class BucketsEvictAnyRow(MemoryStorage):
     """Declares buckets, of which any row leaves."""
 

@@ -23,7 +23,7 @@ class StaysOpen(MemoryStorage):
         return 0 if self.is_closed else super().erase(keys)
 
 
-@caught_by("test_close_twice_is_fine")
+@caught_by("test_close_may_be_called_twice")
 class ClosesOnce(MemoryStorage):
     def close(self) -> None:
         self._num_closed = getattr(self, "_num_closed", 0) + 1
@@ -32,13 +32,13 @@ class ClosesOnce(MemoryStorage):
         super().close()
 
 
-@caught_by("test_scan_under_way_raises_when_the_storage_is_closed")
+@caught_by("test_scan_in_progress_raises_when_the_storage_is_closed")
 class ScanOutlivesTheStorage(MemoryStorage):
     def _scan_impl(self, chunk_rows: int, columns: Columns) -> Iterator[ScanChunk]:
         yield from list(super()._scan_impl(chunk_rows, columns))
 
 
-@caught_by("test_close_and_reopen_finds_what_was_written")
+@caught_by("test_close_and_reopen_finds_the_written_rows")
 class IsNotPersistent(MemoryStorage):
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
@@ -83,7 +83,7 @@ class ForgetsNotesWhenCleared(MemoryStorage):
         write_note(self, "colour", None)
 
 
-@caught_by("test_load_that_did_not_end_is_known_after_reopening")
+@caught_by("test_incomplete_load_is_known_after_reopening")
 class ForgetsLoads(MemoryStorage):
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)

@@ -20,7 +20,7 @@ class UpsertKeepsTheCallersRows(KeepsArrays):
         return rows
 
 
-@caught_by("test_found_rows_are_the_callers_own")
+@caught_by("test_found_rows_belong_to_the_caller")
 class FindGivesItsOwnRows(KeepsArrays):
     def find(self, keys: npt.ArrayLike, *parts: Any, **options: Any) -> FindResult:
         result = super().find(keys, *parts, **options)
@@ -54,7 +54,7 @@ class CloseTakesArraysBack(MemoryStorage):
             self._given[:] = 0
 
 
-@caught_by("test_evicted_rows_are_the_callers_own")
+@caught_by("test_evicted_rows_belong_to_the_caller")
 class EvictedArraysAreReused(MemoryStorage):
     _buffer: Keys | None = None
 

@@ -37,13 +37,13 @@ class FindTouches(MemoryStorage):
             self._touch_impl(keys, None)
 
 
-@caught_by("test_find_gives_rows_in_the_order_of_its_keys")
+@caught_by("test_find_returns_rows_in_the_order_of_its_keys")
 class FindSorts(MemoryStorage):
     def _find_impl(self, keys: Keys, columns: Columns, rows: Rows, found: Found) -> None:
         super()._find_impl(np.sort(keys), columns, rows, found)
 
 
-@caught_by("test_columns_give_that_part_of_each_row")
+@caught_by("test_columns_select_a_part_of_each_row")
 class FindIgnoresTheBeginOfColumns(MemoryStorage):
     def _find_impl(self, keys: Keys, columns: Columns, rows: Rows, found: Found) -> None:
         super()._find_impl(keys, Columns(0, columns.end - columns.begin), rows, found)
@@ -57,7 +57,7 @@ class FindIgnoresOut(MemoryStorage):
         return super().find(keys, columns)
 
 
-@caught_by("test_empty_calls_are_ordinary")
+@caught_by("test_empty_calls_are_accepted")
 class FindRefusesNothing(MemoryStorage):
     def find(self, keys: npt.ArrayLike, *parts: Any, **options: Any) -> FindResult:
         if not np.size(keys):

@@ -24,14 +24,14 @@ from sparring.storage.memory import MemoryOptions, MemoryStorage
 from .registry import caught_by
 
 
-@caught_by("test_bad_keys_are_refused_and_change_nothing")
+@caught_by("test_invalid_keys_are_rejected_and_change_nothing")
 class RoundsFloatKeys(MemoryStorage):
     def upsert(self, keys: npt.ArrayLike, *parts: Any) -> EvictedRows:
         array = np.asarray(keys)
         return super().upsert(array.astype(np.int64) if array.dtype.kind == "f" else array, *parts)
 
 
-@caught_by("test_duplicate_keys_are_refused_and_change_nothing")
+@caught_by("test_duplicate_keys_are_rejected_and_change_nothing")
 class WritesBeforeItChecks(MemoryStorage):
     def upsert(self, keys: npt.ArrayLike, rows: npt.ArrayLike, *parts: Any) -> EvictedRows:
         if np.ndim(keys) == 1 and np.shape(rows) == (np.size(keys), self.table.width):
@@ -40,13 +40,13 @@ class WritesBeforeItChecks(MemoryStorage):
         return super().upsert(keys, rows, *parts)
 
 
-@caught_by("test_rows_of_wrong_dtype_are_refused_and_change_nothing")
+@caught_by("test_rows_of_wrong_dtype_are_rejected_and_change_nothing")
 class ConvertsRows(MemoryStorage):
     def upsert(self, keys: npt.ArrayLike, rows: npt.ArrayLike, *parts: Any) -> EvictedRows:
         return super().upsert(keys, np.asarray(rows, self.table.numpy_dtype), *parts)
 
 
-@caught_by("test_rows_of_16_bits_take_no_others")
+@caught_by("test_rows_of_16_bits_accept_no_other_dtype")
 class TakesAnyTwoBytes(MemoryStorage):
     def upsert(self, keys: npt.ArrayLike, rows: npt.ArrayLike, *parts: Any) -> EvictedRows:
         array = np.asarray(rows)
@@ -56,13 +56,13 @@ class TakesAnyTwoBytes(MemoryStorage):
         )
 
 
-@caught_by("test_touch_that_is_not_declared_is_refused")
+@caught_by("test_undeclared_touch_is_rejected")
 class TouchesInSecret(MemoryStorage):
     def touch(self, keys: npt.ArrayLike, scores: npt.ArrayLike | None = None) -> None:
         self._check_open()
 
 
-@caught_by("test_scores_that_are_not_taken_are_refused")
+@caught_by("test_unsupported_scores_are_rejected")
 class IgnoresScores(MemoryStorage):
     def upsert(self, keys: npt.ArrayLike, rows: npt.ArrayLike, *parts: Any) -> EvictedRows:
         return super().upsert(keys, rows)
@@ -83,20 +83,20 @@ class CountsRowsOnly(MemoryStorage):
         return len(self._entries) * self.table.row_bytes
 
 
-@caught_by("test_estimated_bytes_are_those_that_rows_take")
+@caught_by("test_estimated_bytes_equal_the_memory_of_rows")
 class EstimatesRowsOnly(MemoryStorage):
     @staticmethod
     def estimate(table: TableConfig, options: MemoryOptions, rows: int) -> dict[str, int]:
         return {"host": rows * table.row_bytes}
 
 
-@caught_by("test_rows_of_wrong_shape_are_refused_and_change_nothing")
+@caught_by("test_rows_of_wrong_shape_are_rejected_and_change_nothing")
 class FitsRows(MemoryStorage):
     def upsert(self, keys: npt.ArrayLike, rows: npt.ArrayLike, *parts: Any) -> EvictedRows:
         return super().upsert(keys, np.resize(rows, (np.size(keys), self.table.width)), *parts)
 
 
-@caught_by("test_columns_out_of_range_are_refused")
+@caught_by("test_columns_out_of_range_are_rejected")
 class CutsColumns(MemoryStorage):
     def find(self, keys: npt.ArrayLike, columns: Any = None, **options: Any) -> FindResult:
         if columns is not None:
@@ -104,13 +104,13 @@ class CutsColumns(MemoryStorage):
         return super().find(keys, columns, **options)
 
 
-@caught_by("test_ragged_keys_and_rows_are_refused_and_change_nothing")
+@caught_by("test_ragged_keys_and_rows_are_rejected_and_change_nothing")
 class FailsOnRaggedRows(MemoryStorage):
     def upsert(self, keys: npt.ArrayLike, rows: npt.ArrayLike, *parts: Any) -> EvictedRows:
         return super().upsert(keys, np.asarray(rows), *parts)
 
 
-@caught_by("test_columns_that_are_no_range_are_refused")
+@caught_by("test_columns_that_are_not_a_range_are_rejected")
 class RoundsColumns(MemoryStorage):
     def find(self, keys: npt.ArrayLike, columns: Any = None, **options: Any) -> FindResult:
         if columns is not None:
@@ -118,19 +118,19 @@ class RoundsColumns(MemoryStorage):
         return super().find(keys, columns, **options)
 
 
-@caught_by("test_scan_by_no_whole_number_of_rows_is_refused")
+@caught_by("test_scan_with_a_non_integer_chunk_size_is_rejected")
 class RoundsChunks(MemoryStorage):
     def scan(self, chunk_rows: int = 65_536, *parts: Any) -> Iterator[ScanChunk]:
         return super().scan(int(chunk_rows), *parts)
 
 
-@caught_by("test_evict_of_no_whole_number_is_refused_and_removes_nothing")
+@caught_by("test_evict_of_a_non_integer_count_is_rejected_and_removes_nothing")
 class RoundsWhatItEvicts(MemoryStorage):
     def evict(self, count: int) -> EvictedRows:
         return super().evict(int(count))
 
 
-@caught_by("test_out_that_cannot_be_written_is_refused")
+@caught_by("test_read_only_out_is_rejected")
 class WritesToReadOnlyMemory(MemoryStorage):
     def find(self, keys: npt.ArrayLike, *parts: Any, out: Rows | None = None) -> FindResult:
         if isinstance(out, np.ndarray) and out.shape == (np.size(keys), self.table.width):
@@ -138,7 +138,7 @@ class WritesToReadOnlyMemory(MemoryStorage):
         return super().find(keys, *parts, out=out)
 
 
-@caught_by("test_out_that_does_not_fit_is_refused")
+@caught_by("test_out_that_does_not_match_is_rejected")
 class ClearsOutBeforeItChecks(MemoryStorage):
     def find(self, keys: npt.ArrayLike, *parts: Any, out: Rows | None = None) -> FindResult:
         if out is not None:
@@ -146,7 +146,7 @@ class ClearsOutBeforeItChecks(MemoryStorage):
         return super().find(keys, *parts, out=out)
 
 
-@caught_by("test_bad_scores_are_refused_and_change_nothing")
+@caught_by("test_invalid_scores_are_rejected_and_change_nothing")
 class TakesBadScores(MemoryStorage):
     def _check_scores(self, scores: npt.ArrayLike | None, count: int) -> Scores | None:
         try:
@@ -155,26 +155,26 @@ class TakesBadScores(MemoryStorage):
             return None
 
 
-@caught_by("test_evict_of_a_negative_count_is_refused")
+@caught_by("test_evict_of_a_negative_count_is_rejected")
 class EvictTakesNegativeCounts(MemoryStorage):
     def evict(self, count: int) -> EvictedRows:
         return super().evict(max(0, count))
 
 
-@caught_by("test_evict_that_is_not_declared_is_refused")
+@caught_by("test_undeclared_evict_is_rejected")
 class EvictsInSecret(MemoryStorage):
     def evict(self, count: int) -> EvictedRows:
         self._check_open()
         return self._evict_impl(count)
 
 
-@caught_by("test_scores_of_a_policy_are_its_own")
+@caught_by("test_scores_are_set_by_the_policy")
 class TouchIgnoresScores(MemoryStorage):
     def touch(self, keys: npt.ArrayLike, scores: npt.ArrayLike | None = None) -> None:
         super().touch(keys)
 
 
-@caught_by("test_scores_that_are_not_kept_read_as_zero")
+@caught_by("test_unstored_scores_read_as_zero")
 class KeepsScoresThatItDoesNotDeclare(MemoryStorage):
     def _score(self, key: int, given: int | None) -> int:
         return super()._score(key, given) or 5

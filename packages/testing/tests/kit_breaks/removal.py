@@ -13,7 +13,7 @@ from sparring.storage.memory import MemoryStorage
 from .registry import caught_by, put
 
 
-@caught_by("test_erase_of_unknown_keys_is_no_error_and_counts_none")
+@caught_by("test_erase_of_unknown_keys_is_not_an_error_and_counts_none")
 class EraseCountsAll(MemoryStorage):
     def _erase_impl(self, keys: Keys) -> int:
         super()._erase_impl(keys)
@@ -29,7 +29,7 @@ class EraseTakesOneMore(MemoryStorage):
         return count
 
 
-@caught_by("test_erased_key_may_come_back")
+@caught_by("test_erased_key_may_be_inserted_again")
 class EraseIsForEver(MemoryStorage):
     def _erase_impl(self, keys: Keys) -> int:
         self._gone = getattr(self, "_gone", set()) | set(keys.tolist())

@@ -141,13 +141,13 @@ def _array(address: int, size: int, of: Any) -> npt.NDArray[Any]:
     return np.ctypeslib.as_array((of * size).from_address(address)) if size else np.empty(0, of)
 
 
-@caught_by("test_old_handles_are_looked_for_again")
+@caught_by("test_old_handles_are_looked_up_again")
 class HandlesOutliveTheirRows(KeepsHandles):
     def _is_current(self, generation: int) -> bool:
         return generation != 0
 
 
-@caught_by("test_old_handles_of_a_bounded_storage_are_looked_for_again")
+@caught_by("test_old_handles_of_a_bounded_storage_are_looked_up_again")
 class HandlesOutliveTheirEviction(HandlesOutliveTheirRows):
     pass
 
@@ -158,13 +158,13 @@ class GenerationsOfEachStorageAreItsOwn(KeepsHandles):
         return getattr(self, "_generation", 0) + 1
 
 
-@caught_by("test_rows_by_their_handles_are_those_that_find_gives")
+@caught_by("test_rows_by_handle_equal_the_rows_of_find")
 class HandlesForgetColumns(KeepsHandles):
     def _begin(self, column: int) -> int:
         return 0
 
 
-@caught_by("test_keys_without_a_handle_are_looked_for_by_an_update")
+@caught_by("test_an_update_looks_up_keys_without_a_handle")
 class NoHandleIsNoRow(KeepsHandles):
     def _row_of(self, key: int, handle: int | None) -> int:
         return super()._row_of(key, handle) if handle is None else handle

@@ -13,13 +13,13 @@ from sparring.storage.memory import MemoryStorage
 from .registry import caught_by
 
 
-@caught_by("test_scan_gives_every_row_exactly_once")
+@caught_by("test_scan_returns_every_row_exactly_once")
 class ScanDropsTheLastChunk(MemoryStorage):
     def _scan_impl(self, chunk_rows: int, columns: Columns) -> Iterator[ScanChunk]:
         yield from list(super()._scan_impl(chunk_rows, columns))[:-1]
 
 
-@caught_by("test_scan_gives_every_row_exactly_once")
+@caught_by("test_scan_returns_every_row_exactly_once")
 class ScanRepeats(MemoryStorage):
     def _scan_impl(self, chunk_rows: int, columns: Columns) -> Iterator[ScanChunk]:
         for chunk in super()._scan_impl(chunk_rows, columns):
@@ -27,19 +27,19 @@ class ScanRepeats(MemoryStorage):
             yield ScanChunk(chunk.keys[:1], chunk.rows[:1], chunk.scores[:1])
 
 
-@caught_by("test_scan_chunks_hold_at_most_chunk_rows")
+@caught_by("test_scan_chunks_have_at_most_chunk_rows")
 class ScanIgnoresChunkRows(MemoryStorage):
     def _scan_impl(self, chunk_rows: int, columns: Columns) -> Iterator[ScanChunk]:
         return super()._scan_impl(100, columns)
 
 
-@caught_by("test_scan_of_columns_gives_that_part_of_each_row")
+@caught_by("test_scan_of_columns_selects_a_part_of_each_row")
 class ScanIgnoresColumns(MemoryStorage):
     def _scan_impl(self, chunk_rows: int, columns: Columns) -> Iterator[ScanChunk]:
         return super()._scan_impl(chunk_rows, Columns(0, self.table.width))
 
 
-@caught_by("test_scanned_chunks_are_the_callers_own")
+@caught_by("test_scanned_chunks_belong_to_the_caller")
 class ScanReusesItsArrays(MemoryStorage):
     def _scan_impl(self, chunk_rows: int, columns: Columns) -> Iterator[ScanChunk]:
         buffer = np.empty(chunk_rows, np.int64)
@@ -58,7 +58,7 @@ class ScanHasOneCursor(MemoryStorage):
             yield chunks[self._cursor - 1]
 
 
-@caught_by("test_scan_beside_writes_gives_every_key_that_stays")
+@caught_by("test_scan_during_writes_returns_every_key_that_remains")
 class ScanCountsPositions(MemoryStorage):
     def _scan_impl(self, chunk_rows: int, columns: Columns) -> Iterator[ScanChunk]:
         position = 0
@@ -70,7 +70,7 @@ class ScanCountsPositions(MemoryStorage):
             position += chunk_rows + 7 * (len(self._entries) > 1_000)
 
 
-@caught_by("test_scan_of_an_empty_storage_gives_no_rows")
+@caught_by("test_scan_of_an_empty_storage_returns_no_rows")
 class ScanGivesARowOfNothing(MemoryStorage):
     def _scan_impl(self, chunk_rows: int, columns: Columns) -> Iterator[ScanChunk]:
         yield from super()._scan_impl(chunk_rows, columns)
@@ -79,7 +79,7 @@ class ScanGivesARowOfNothing(MemoryStorage):
             yield ScanChunk(np.zeros(1, np.int64), rows, np.zeros(1, np.uint64))
 
 
-@caught_by("test_scan_refuses_chunks_of_no_rows")
+@caught_by("test_scan_rejects_chunks_of_no_rows")
 class ScanTakesAnyChunkRows(MemoryStorage):
     def scan(self, chunk_rows: int = 100, columns: Columns | None = None) -> Iterator[ScanChunk]:
         return super().scan(max(1, chunk_rows), columns)

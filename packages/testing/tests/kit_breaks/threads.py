@@ -14,7 +14,7 @@ from .registry import Found, KeepsArrays, caught_by
 _WHILE = 0.002  # seconds in which another thread surely looks
 
 
-@caught_by("test_readers_beside_a_writer_see_old_or_new_rows_never_a_mixture")
+@caught_by("test_readers_during_writes_see_old_or_new_rows_never_a_mixture")
 class WritesRowsInTwoHalves(KeepsArrays):
     def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         half = self.table.width // 2
@@ -25,7 +25,7 @@ class WritesRowsInTwoHalves(KeepsArrays):
         return self._nothing_evicted()
 
 
-@caught_by("test_readers_beside_a_writer_see_old_or_new_rows_never_a_mixture")
+@caught_by("test_readers_during_writes_see_old_or_new_rows_never_a_mixture")
 class ReplacesByRemovingFirst(MemoryStorage):
     def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         self._erase_impl(keys)
@@ -33,7 +33,7 @@ class ReplacesByRemovingFirst(MemoryStorage):
         return super()._upsert_impl(keys, rows, scores)
 
 
-@caught_by("test_readers_beside_erasure_see_whole_rows_or_none")
+@caught_by("test_readers_during_erasure_see_whole_rows_or_none")
 class ErasesByZeroing(KeepsArrays):
     def _erase_impl(self, keys: Keys) -> int:
         for key in keys.tolist():
@@ -42,7 +42,7 @@ class ErasesByZeroing(KeepsArrays):
         return sum(self._arrays.pop(key, None) is not None for key in keys.tolist())
 
 
-@caught_by("test_readers_beside_each_other_agree")
+@caught_by("test_concurrent_readers_agree")
 class FindSharesItsScratch(MemoryStorage):
     def _find_impl(self, keys: Keys, columns: Columns, rows: Rows, found: Found) -> None:
         self._scratch = keys

@@ -40,7 +40,7 @@ class _FindsAllKeys(MemoryStorage):
         found[:] = True
 
 
-@caught_by("test_update_leaves_the_rows_that_find_and_upsert_would")
+@caught_by("test_update_equals_find_and_upsert")
 class UpdateForgetsTheLastKey(_ExportsAnother):
     exported = _ForgetsTheLastKey
 

@@ -39,13 +39,13 @@ class UpsertAdds(MemoryStorage):
         return put(self, keys, rows + old)
 
 
-@caught_by("test_every_int64_is_a_legal_key")
+@caught_by("test_every_int64_is_a_valid_key")
 class KeepsMinusOneForItself(MemoryStorage):
     def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         return put(self, keys[keys != -1], rows[keys != -1])
 
 
-@caught_by("test_extreme_key_alone")
+@caught_by("test_single_extreme_key_is_stored")
 class TakesTheSmallestKeyForAMissingOne(MemoryStorage):
     def _find_impl(self, keys: Keys, columns: Columns, rows: Rows, found: Found) -> None:
         super()._find_impl(keys, columns, rows, found)
@@ -114,7 +114,7 @@ class NeedsTwoRows(MemoryStorage):
         return put(self, keys, rows) if len(keys) > 1 else self._nothing_evicted()
 
 
-@caught_by("test_upsert_takes_known_and_new_keys_in_one_call")
+@caught_by("test_upsert_accepts_known_and_new_keys_in_one_call")
 class UpsertUpdatesOrInserts(MemoryStorage):
     def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         is_known = self.find(keys).found
@@ -122,14 +122,14 @@ class UpsertUpdatesOrInserts(MemoryStorage):
         return put(self, keys[chosen], rows[chosen])
 
 
-@caught_by("test_upsert_with_room_evicts_nothing")
+@caught_by("test_upsert_below_the_capacity_evicts_nothing")
 class UpsertReturnsWhatItWrote(MemoryStorage):
     def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         put(self, keys, rows)
         return EvictedRows(keys, rows, np.zeros(len(keys), np.uint64))
 
 
-@caught_by("test_strided_and_converted_arrays_are_read_right")
+@caught_by("test_strided_and_converted_arrays_are_read_correctly")
 class UpsertReadsMemoryInOrder(MemoryStorage):
     def upsert(self, keys: npt.ArrayLike, rows: npt.ArrayLike, *parts: Any) -> EvictedRows:
         array = np.asarray(rows)

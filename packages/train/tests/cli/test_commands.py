@@ -119,7 +119,7 @@ def run(site: Site, capsys: pytest.CaptureFixture[str]) -> Run:
 # -- train ----------------------------------------------------------------------
 
 
-def test_trace_says_where_the_trace_goes(run: Run) -> None:
+def test_trace_reports_its_file(run: Run) -> None:
     assert "trace path: out.json" in run("train", "run.yaml", "--trace", "out.json").out
     assert "trace path" not in run("train", "run.yaml").out
 
@@ -131,7 +131,7 @@ def test_train_prints_metrics_rows_and_time(run: Run) -> None:
         assert part in ending.out
 
 
-def test_many_tables_are_summed_up(site: Site, run: Run) -> None:
+def test_many_tables_are_summarized(site: Site, run: Run) -> None:
     source = FRAMEWORK.replace(
         'rows={"user": 610, "item": 9000}', 'rows={f"c{i}": 10 * i for i in range(1, 27)}'
     )
@@ -153,7 +153,7 @@ def test_train_json_is_the_last_line_of_standard_output(run: Run) -> None:
     assert len(ending.out.splitlines()) == 1
 
 
-def test_what_was_skipped_is_told(site: Site, run: Run) -> None:
+def test_skipped_gradients_are_reported(site: Site, run: Run) -> None:
     skipped = 'skipped={"rows_skipped_non_finite": 7},\n            seconds=1.5'
     (site.folder / "acme_frame_plugin.py").write_text(
         dedent(FRAMEWORK.replace("seconds=1.5", skipped))
@@ -162,7 +162,7 @@ def test_what_was_skipped_is_told(site: Site, run: Run) -> None:
     assert run("train", "run.yaml", "--json").last_json["rows_skipped_non_finite"] == 7
 
 
-def test_gradients_that_were_not_admitted_are_told(site: Site, run: Run) -> None:
+def test_gradients_that_were_not_admitted_are_reported(site: Site, run: Run) -> None:
     dropped = 'not_admitted={"user": 1200, "item": 34567},\n            seconds=1.5'
     (site.folder / "acme_frame_plugin.py").write_text(
         dedent(FRAMEWORK.replace("seconds=1.5", dropped))
@@ -210,7 +210,7 @@ def test_an_error_is_one_message_and_an_exit_code(
     assert (ending.code, ending.out, ending.err) == (code, "", message)
 
 
-def test_debug_shows_where_an_error_came_from(site: Site) -> None:
+def test_debug_shows_the_origin_of_an_error(site: Site) -> None:
     done = sparring("--debug", "train", "run.yaml", "seed=1", site=site)
     assert done.returncode not in (0, 130)
     assert "Traceback" in done.stderr
@@ -249,7 +249,7 @@ def test_ctrl_c_ends_the_process_with_130_and_no_traceback(site: Site) -> None:
     assert "Traceback" not in err
 
 
-def test_a_framework_that_cannot_run_here_says_why(site: Site, run: Run) -> None:
+def test_a_framework_that_cannot_run_here_reports_the_reason(site: Site, run: Run) -> None:
     source = FRAMEWORK.replace('module="acme"', "module='acme', unavailable=lambda: 'no device'")
     (site.folder / "acme_frame_plugin.py").write_text(dedent(source))
     ending = run("train", "run.yaml")
@@ -260,7 +260,7 @@ def test_a_framework_that_cannot_run_here_says_why(site: Site, run: Run) -> None
 # -- config ---------------------------------------------------------------------
 
 
-def test_config_check_says_one_line(run: Run) -> None:
+def test_config_check_prints_one_line(run: Run) -> None:
     ending = run("config", "check", "run.yaml")
     assert (ending.code, ending.out, ending.err) == (0, "run.yaml: correct\n", "")
 
@@ -276,7 +276,7 @@ def test_config_check_lists_every_error(run: Run) -> None:
     ]
 
 
-def test_config_check_looks_at_options_of_backends(run: Run) -> None:
+def test_config_check_validates_options_of_backends(run: Run) -> None:
     ending = run("config", "check", "run.yaml", "storage.options.capasity=3")
     assert ending.code == 2
     assert "unknown key 'capasity' in storage.options (did you mean capacity?)" in ending.err
@@ -295,7 +295,7 @@ def test_a_missing_file_is_a_clean_error(run: Run) -> None:
     assert ending.err.startswith("nothing.yaml: cannot read the file (found no such file")
 
 
-def test_a_metric_that_is_not_finite_is_null_and_said_on_standard_error(run: Run) -> None:
+def test_a_non_finite_metric_is_null_and_reported_on_standard_error(run: Run) -> None:
     ending = run("train", "run.yaml", "seed=6", "--json")
     assert ending.code == 0
     assert ending.last_json["metrics"] == {"rmse": None}

@@ -120,7 +120,7 @@ def test_ids_of_others_are_not_found(content: bytes, tmp_path: Path) -> None:
     # Without names, the time in the archive would be one.
     ids=["gzip", "parquet", "zip"],
 )
-def test_what_cannot_be_decoded_is_reported(damaged: bytes, tmp_path: Path) -> None:
+def test_undecodable_files_are_reported(damaged: bytes, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(damaged)
     (found,) = searched(tmp_path)
     assert found.problem
@@ -176,7 +176,7 @@ def erase(
 
 
 @pytest.mark.parametrize("options", [("--everywhere", "run.yaml"), ("--snapshots", "runs")])
-def test_files_of_a_run_and_places_that_are_named_are_searched(
+def test_files_of_a_run_and_named_places_are_searched(
     erase: Erase, options: tuple[str, ...]
 ) -> None:
     for place in ("runs/reports", "served"):

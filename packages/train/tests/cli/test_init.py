@@ -16,7 +16,7 @@ from sparring_train.config.reading.loader import parse_config
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_a_separate_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where runs save."""
     monkeypatch.chdir(tmp_path)
 
@@ -50,7 +50,9 @@ def written(
     return found.out, found.err
 
 
-def test_it_guesses_what_columns_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_guesses_the_roles_of_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text, unsure = written(capsys, write(tmp_path / "log.csv", log()))
     config = parse_config(text)
     data: Any = config.data
@@ -73,9 +75,7 @@ def test_it_guesses_what_columns_are(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert unsure.count("unsure:") == 5
 
 
-def test_roles_that_are_given_are_no_guesses(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_given_roles_are_not_guesses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "log.parquet", log())
     roles = ("label=clicked", "categorical=visits,row", "skip=time,tags", "weight=price")
     text, unsure = written(capsys, path, *roles)
@@ -87,7 +87,7 @@ def test_roles_that_are_given_are_no_guesses(
 
 @pytest.mark.parametrize("name", ["log.csv", "log.parquet"])
 @pytest.mark.parametrize("label", ["clicked", "rating"])
-def test_what_it_writes_trains(
+def test_the_written_configuration_trains(
     name: str, label: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("sparring_torch", reason="trains with torch")
@@ -103,7 +103,7 @@ def test_what_it_writes_trains(
     assert set(result["metrics"]) == ({"rmse"} if label == "rating" else {"auc", "log_loss"})
 
 
-def test_without_numbers_it_trains_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_numbers_it_also_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("sparring_torch", reason="trains with torch")
     columns = {name: log()[name] for name in ("user", "item_id", "clicked")}
     text, unsure = written(capsys, write(tmp_path / "log.csv", columns), "label=clicked")
@@ -122,7 +122,7 @@ def test_without_numbers_it_trains_too(tmp_path: Path, capsys: pytest.CaptureFix
         (["label=price", "skip=item_id,row"], "the label price is a number, for which"),
     ],
 )
-def test_what_it_cannot_write(
+def test_an_impossible_configuration_is_reported(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import re
@@ -133,7 +133,9 @@ def test_what_it_cannot_write(
     assert re.search(message, " ".join(said.split()))
 
 
-def test_a_log_without_a_label(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_without_a_label_is_supported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     columns = log()
     columns = {"who": columns["user"], "page_key": columns["item_id"], "price": columns["price"]}
     path = write(tmp_path / "log.csv", columns)
@@ -179,7 +181,7 @@ def trained(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> di
 
 
 @pytest.mark.parametrize("name", ["log.csv", "log.parquet"])
-def test_rows_of_users_and_items_without_a_label_get_two_towers_to_ask(
+def test_users_and_items_without_a_label_get_two_towers(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     columns = visits("user_id")
@@ -230,7 +232,7 @@ def test_sessions_with_times_get_a_model_of_sequences(
 
 @pytest.mark.parametrize("kind", ["two_towers", "sequence"])
 @pytest.mark.parametrize(("label", "positive"), [("clicked", 1), ("rating", 2.5)])
-def test_labels_say_which_rows_are_ranked(
+def test_labels_determine_which_rows_are_ranked(
     kind: str, label: str, positive: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     columns = visits("user")
@@ -246,7 +248,7 @@ def test_labels_say_which_rows_are_ranked(
     assert ("rows with at least 2.5 are positive" in unsure) == (label == "rating")
 
 
-def test_texts_that_are_no_lists_and_no_ids(
+def test_texts_that_are_neither_lists_nor_ids_are_skipped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     random = np.random.default_rng(4)
@@ -278,7 +280,7 @@ def test_texts_that_are_no_lists_and_no_ids(
     assert "bought: text that looks like dates; write dates as 2024-01-31" in unsure
 
 
-def test_columns_of_one_name_are_refused(
+def test_columns_of_one_name_are_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "log.csv"

@@ -22,7 +22,7 @@ from sparring_train.data.table import summary as looking
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_a_separate_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where files are and runs save."""
     monkeypatch.chdir(tmp_path)
 
@@ -81,7 +81,7 @@ def test_broken_rows_are_counted_and_left_out(
     assert "bad" not in "".join(written(capsys, name))
 
 
-def test_columns_that_are_not_used_make_no_bad_rows(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unused_columns_cause_no_bad_rows(capsys: pytest.CaptureFixture[str]) -> None:
     rows = lines()
     rows[9] = "u1,i2,cheap,1"
     write("log.csv", "user,item,price,clicked", rows)
@@ -101,7 +101,7 @@ def test_columns_that_are_not_used_make_no_bad_rows(capsys: pytest.CaptureFixtur
     assert trained(text, capsys)["rows"]["code"] == 100
 
 
-def test_german_files(capsys: pytest.CaptureFixture[str]) -> None:
+def test_german_files_are_read(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [
         f"Kunde {n % 40};Größe {n % 25};{n % 9}.{n % 7}00,5;{'ja' if n % 3 else 'nein'}"
         for n in range(600)
@@ -119,7 +119,7 @@ def test_german_files(capsys: pytest.CaptureFixture[str]) -> None:
     assert trained(text, capsys)["rows"] == {"Kunde": 40, "Grue": 25}
 
 
-def test_texts_that_mean_a_missing_value(capsys: pytest.CaptureFixture[str]) -> None:
+def test_texts_that_mean_a_missing_value_are_recognized(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [
         f"{'NULL' if n % 9 == 0 else f'u{n % 40}'},i{n % 25},{'?' if n % 5 == 0 else n / 4},"
         f"{'NA' if n % 7 == 0 else n % 60},{n % 2}"
@@ -138,7 +138,7 @@ def test_texts_that_mean_a_missing_value(capsys: pytest.CaptureFixture[str]) -> 
     assert "missing" not in next(each for each in text.splitlines() if "- user " in each)
 
 
-def test_numbers_of_two_decimal_signs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_numbers_with_two_decimal_signs_are_read(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [f"u{n % 9};i{n % 7};{n},5;{n},25;{n}.5;{n % 2}" for n in range(600)]
     write("log.csv", "user;item;price;cost;weight;clicked", rows)
     text, said = written(capsys, "log.csv")
@@ -150,7 +150,7 @@ def test_numbers_of_two_decimal_signs(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize("end", ["csv", "csv.gz", "parquet"])
-def test_all_files_are_looked_at(
+def test_all_files_are_read(
     end: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Columns that one file lacks cannot be used; the batch size is for the rows of all."""
@@ -186,7 +186,7 @@ def test_all_files_are_looked_at(
     assert "column 'extra' cannot be used: it is missing in" in said
 
 
-def test_the_estimated_number_of_rows_is_never_below_those_seen(
+def test_the_estimated_number_of_rows_is_at_least_the_number_seen(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The first rows are the longest, so that the rest seems to have fewer rows than it has.
@@ -203,7 +203,7 @@ def test_the_estimated_number_of_rows_is_never_below_those_seen(
     assert not summary.sample.is_exact
 
 
-def test_parquet_files_of_different_types(capsys: pytest.CaptureFixture[str]) -> None:
+def test_parquet_files_of_different_types_are_read(capsys: pytest.CaptureFixture[str]) -> None:
     rest = {"user": [f"u{n % 9}" for n in range(40)], "clicked": np.arange(40) % 2}
     tags = {"tags": [["a"]] * 20 + [["b"]] * 20}
     parquet.write_table(
@@ -234,7 +234,7 @@ def test_parquet_files_of_different_types(capsys: pytest.CaptureFixture[str]) ->
         ("user,item,outcome", 'u{},i{},"{}\nx', "row 2: found a quote that is not closed"),
     ],
 )  # fmt: skip
-def test_files_that_it_cannot_read(
+def test_unreadable_files_are_reported(
     header: str, row: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     label = ["label=outcome"] if "outcome" in header else []
@@ -350,7 +350,9 @@ def test_keys_of_the_configuration_may_be_given(capsys: pytest.CaptureFixture[st
         ("training.epoch=3", "'epoch' in training .did you mean epochs"),
     ],
 )
-def test_keys_that_do_not_fit(word: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_keys_that_do_not_match_are_rejected(
+    word: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     import re
 
     write("log.csv", "user,item,price,clicked", lines())

@@ -87,6 +87,6 @@ def test_the_shown_loss_is_smoothed() -> None:
     assert written(out) == "step 2  loss 1.1000  2 samples/s\n"
 
 
-def test_an_end_without_a_start_is_no_error() -> None:
+def test_an_end_without_a_start_is_not_an_error() -> None:
     for is_terminal in (False, True):
         make_progress(console(is_terminal=is_terminal), 5.0).on_end()

@@ -111,7 +111,7 @@ def ask(folder: Path, capsys: pytest.CaptureFixture[str]) -> Any:
 
 @pytest.mark.parametrize("name", ["dlrm", "deepfm", "factors"])
 @pytest.mark.parametrize("user", [4, 99])
-def test_scores_and_order_are_those_of_predict(
+def test_scores_and_order_equal_predict(
     name: str, user: int, ask: Any, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = ask("recommend", name, "--user", f"user {user}", "-k", "20")
@@ -132,7 +132,7 @@ def test_scores_and_order_are_those_of_predict(
     assert scores == pytest.approx([predicted[item] for item in best], rel=1e-5)
 
 
-def test_features_that_are_given_count_as_in_a_file(
+def test_given_features_count_as_in_a_file(
     ask: Any, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = {"brand": "-", "price": 700, "tags": "t9|-", "group": "g1", "age": 50}
@@ -160,7 +160,7 @@ def test_items_have_the_features_of_their_last_row_in_the_file(ask: Any, folder:
     assert score == pytest.approx(want, rel=1e-5)
 
 
-def test_features_of_a_tower_are_those_of_the_training_rows(ask: Any) -> None:
+def test_features_of_a_tower_are_from_the_training_rows(ask: Any) -> None:
     plain = ask("recommend", "towers", "--user", "user 5", "-k", "20", "--index", "exact")
     assert "left_empty" not in plain
     given = ask(
@@ -197,7 +197,7 @@ def test_features_of_a_tower_are_those_of_the_training_rows(ask: Any) -> None:
     assert compared
 
 
-def test_a_sequence_of_a_user_is_that_of_the_training_rows(
+def test_a_sequence_of_a_user_is_from_the_training_rows(
     ask: Any, rows: list[dict[str, Any]]
 ) -> None:
     # The file is not in the order of times; the last row of each user is the test.

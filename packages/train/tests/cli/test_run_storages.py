@@ -149,7 +149,7 @@ def test_erase_leaves_no_byte_of_a_person_in_snapshots_and_rocksdb(run: Run) -> 
     ],
     ids=["none", "nowhere", "empty", "receipt"],
 )
-def test_what_cannot_be_erased_is_refused(
+def test_tables_that_cannot_be_erased_from_are_rejected(
     run: Run, arguments: list[str], text: str, said: str
 ) -> None:
     Path("run.yaml").write_text(CONFIG.replace("STORAGE", "{backend: memory}"))

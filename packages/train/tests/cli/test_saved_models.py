@@ -103,7 +103,7 @@ def ask(folder: Path, capsys: pytest.CaptureFixture[str]) -> Any:
 
 
 @pytest.mark.parametrize("name", ["clicks", "ratings"])
-def test_a_saved_model_has_the_metrics_that_its_run_told(
+def test_a_saved_model_has_the_metrics_that_its_run_reported(
     ask: Any, name: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = ask("evaluate", name, "--json")
@@ -115,13 +115,13 @@ def test_a_saved_model_has_the_metrics_that_its_run_told(
     assert found["snapshot"].startswith(str(folder)) or found["snapshot"].startswith(name)
 
 
-def test_a_saved_model_needs_no_storage_but_memory(ask: Any, folder: Path) -> None:
+def test_a_saved_model_needs_only_storage_in_memory(ask: Any, folder: Path) -> None:
     newest = latest_snapshot(folder / "ratings")
     assert newest is not None
     assert read_run_config(newest, (), make_plugin_manager()).storage.backend == "memory"
 
 
-def test_data_that_were_moved_are_named(ask: Any, folder: Path) -> None:
+def test_moved_data_are_named(ask: Any, folder: Path) -> None:
     (folder / "ratings.csv").rename(folder / "moved.csv")
     try:
         assert "found no file" in ask("evaluate", "ratings", "--json")
@@ -130,7 +130,7 @@ def test_data_that_were_moved_are_named(ask: Any, folder: Path) -> None:
         (folder / "moved.csv").rename(folder / "ratings.csv")
 
 
-def test_predictions_are_those_of_the_model_in_the_order_of_the_file(folder: Path) -> None:
+def test_predictions_equal_the_model_in_the_order_of_the_file(folder: Path) -> None:
     assert main(["predict", "clicks", "clicks.csv", "-o", "out.csv"]) == 0
     assert main(["predict", "clicks", "clicks.csv", "-o", "out.parquet"]) == 0
     found = csv.read_csv(folder / "out.csv")["prediction"].to_numpy()
@@ -153,7 +153,7 @@ def test_predictions_need_no_label(folder: Path, capsys: pytest.CaptureFixture[s
     assert fits > neither > fits_not
 
 
-def test_predict_says_how_many_rows_have_an_id_without_a_row(
+def test_predict_reports_how_many_rows_have_an_id_without_a_row(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "some.csv").write_text("item,user,price\nSKU_1,ann,0.5\nSKU_1,user-1,0.5\n,bob,\n")
@@ -241,7 +241,7 @@ def test_a_user_without_a_row_is_answered_from_the_initial_row(ask: Any, feature
         (["nowhere", "clicks.csv"], "nowhere"),
     ],
 )
-def test_what_cannot_be_predicted_is_refused_and_nothing_written(
+def test_rows_that_cannot_be_predicted_are_rejected_and_nothing_is_written(
     ask: Any, arguments: list[str], reason: str, folder: Path
 ) -> None:
     before = set(folder.iterdir())
@@ -251,7 +251,7 @@ def test_what_cannot_be_predicted_is_refused_and_nothing_written(
 
 @pytest.mark.filterwarnings("error:The given NumPy array is not writable")
 @pytest.mark.parametrize("items", ["strings", "numbers"])
-def test_ids_of_another_file_are_made_as_those_of_the_run(
+def test_ids_of_another_file_are_computed_like_those_of_the_run(
     items: str, ask: Any, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Items of the run are `7` and `x7`; all those of the file that is asked about look like numbers.
@@ -321,7 +321,7 @@ def test_a_row_is_shown_by_its_string(ask: Any, capsys: pytest.CaptureFixture[st
     assert "no row" in capsys.readouterr().out
 
 
-def test_the_best_items_are_those_of_the_users_kind(ask: Any) -> None:
+def test_the_best_items_are_of_the_kind_of_the_user(ask: Any) -> None:
     clicks = ask("recommend", "clicks", "--user", "user-4", "-k", "6", "--item", "item", "--json")
     assert {each["item"] for each in clicks["items"]} == {f"SKU_{item}" for item in range(0, 12, 2)}
     ratings = ask("recommend", "ratings", "--user", "5", "-k", "6", "--json")
@@ -336,7 +336,7 @@ def _newest(folder: str) -> Snapshot:
     return newest
 
 
-def test_items_of_several_features_have_those_of_the_training_data(ask: Any) -> None:
+def test_items_of_several_features_have_the_values_of_the_training_data(ask: Any) -> None:
     asked = ["recommend", "towers", "--user", "user-4", "--index", "exact", "--json"]
     found = ask(*asked, "-k", "6")
     assert {each["item"] for each in found["items"]} == {f"SKU_{item}" for item in range(0, 12, 2)}
@@ -357,7 +357,7 @@ def test_items_of_several_features_have_those_of_the_training_data(ask: Any) -> 
     assert compared
 
 
-def test_a_table_with_a_label_needs_to_know_what_is_ranked(
+def test_a_table_with_a_label_requires_a_positive_value(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert folder.is_dir()
@@ -372,7 +372,7 @@ def test_new_items_of_several_features(ask: Any) -> None:
     assert len(ask(*asked)["items"]) < 12
 
 
-def test_an_index_of_faiss_answers_as_the_exact_one(ask: Any) -> None:
+def test_an_index_of_faiss_answers_like_the_exact_one(ask: Any) -> None:
     pytest.importorskip("faiss", reason="faiss-cpu is not installed")
     for asked in (
         ["recommend", "towers", "--user", "user-4", "-k", "5"],
@@ -389,7 +389,7 @@ def test_an_index_of_faiss_answers_as_the_exact_one(ask: Any) -> None:
                 assert one["score"] == pytest.approx(two["score"], rel=1e-4, abs=1e-5)
 
 
-def test_faiss_that_is_not_installed_is_refused_where_it_is_asked_for(
+def test_missing_faiss_is_reported_if_it_is_requested(
     ask: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(item_index, "find_spec", lambda name: None if name == "faiss" else name)
@@ -411,7 +411,7 @@ def test_new_items_are_not_in_the_training_data(ask: Any, folder: Path) -> None:
     assert left_out <= rated
 
 
-def test_what_else_is_known_changes_the_scores(ask: Any) -> None:
+def test_other_known_features_change_the_scores(ask: Any) -> None:
     asked = ["recommend", "clicks", "--user", "user-4", "-k", "2", "--item", "item", "--json"]
     plain = ask(*asked)["items"]
     assert ask(*asked, "--with", "price=0")["items"] == plain
@@ -447,7 +447,7 @@ def test_what_else_is_known_changes_the_scores(ask: Any) -> None:
         (["ratings", "--new"], "--new excludes the items of a user"),
     ],
 )
-def test_a_question_without_an_answer_is_refused(
+def test_a_query_without_an_answer_is_rejected(
     ask: Any, arguments: list[str], reason: str, features: Path
 ) -> None:
     if (name := arguments[0]) in ("typed", "required") and not Path(name).exists():
@@ -506,7 +506,7 @@ def test_neighbors_are_of_the_same_kind(ask: Any) -> None:
     assert "metric" in ask("neighbors", "ratings", "item", "3", "--metric", "angle")
 
 
-def test_a_snapshot_of_a_program_has_no_model_to_ask(ask: Any, tmp_path: Path) -> None:
+def test_a_snapshot_of_a_program_has_no_model_to_query(ask: Any, tmp_path: Path) -> None:
     from sparring_torch import Embedding, Optimizer
 
     module = Embedding(4, name="item", storage="memory")

@@ -23,7 +23,7 @@ def test_a_key_has_its_effect(key: str, runs: Runs) -> None:
     EFFECTS.show(key, runs)
 
 
-def test_effects_are_of_keys_that_there_are() -> None:
+def test_every_effect_belongs_to_an_existing_key() -> None:
     assert set(KEYS) == EFFECTS.keys()
 
 

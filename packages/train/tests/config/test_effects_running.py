@@ -46,7 +46,7 @@ def test_a_key_has_its_effect(key: str, runs: Runs) -> None:
     EFFECTS.show(key, runs)
 
 
-def test_effects_are_of_keys_that_there_are() -> None:
+def test_every_effect_belongs_to_an_existing_key() -> None:
     assert set(KEYS) >= EFFECTS.keys() >= {"exchange.chunk_rows"}
 
 
@@ -174,7 +174,7 @@ def _(runs: Runs) -> None:
     assert all(each["time"] and each["message"] for each in records)
 
 
-def test_what_ends_a_run_is_logged_as_json(
+def test_the_end_of_a_run_is_logged_as_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -248,7 +248,7 @@ def _(runs: Runs) -> None:
     assert resumed.end.metrics == runs.ratings().end.metrics
 
 
-def test_rows_that_one_rank_finds_are_refused_by_all(runs: Runs) -> None:
+def test_rows_that_one_rank_finds_are_rejected_by_all(runs: Runs) -> None:
     pytest.importorskip("sparring_rocksdb._native", reason="needs sparring-rocksdb")
     storage = "storage={backend: rocksdb, options: {path: 'rows-{rank}'}}"
     runs.ranks(storage)
@@ -290,12 +290,12 @@ def _steps_of_notes(runs: Runs, name: str, *given: str) -> list[int]:
     return [ChangeNote.from_bytes(each.read_bytes(), str(each)).step for each in found]
 
 
-def test_change_notes_of_rows_that_no_server_reads_are_refused(runs: Runs) -> None:
+def test_change_notes_of_rows_that_no_server_reads_are_rejected(runs: Runs) -> None:
     with pytest.raises(ConfigError, match="rows of table 'user' are in 'memory'"):
         runs.ratings("change_notes.every_steps=1")
 
 
-def test_change_notes_that_the_storage_does_not_keep_are_refused(runs: Runs) -> None:
+def test_change_notes_that_the_storage_does_not_support_are_rejected(runs: Runs) -> None:
     pytest.importorskip("sparring_rocksdb._native", reason="needs sparring-rocksdb")
     with pytest.raises(InvalidArgumentError, match="'rocksdb' cannot store change notes"):
         runs.ratings(
@@ -304,7 +304,7 @@ def test_change_notes_that_the_storage_does_not_keep_are_refused(runs: Runs) -> 
         )
 
 
-def test_keys_of_change_notes_that_are_never_published_are_refused(runs: Runs) -> None:
+def test_keys_of_change_notes_that_are_never_published_are_rejected(runs: Runs) -> None:
     with pytest.raises(ConfigError, match=r"change_notes\.keep has no effect"):
         runs.ratings("change_notes.keep=2")
 

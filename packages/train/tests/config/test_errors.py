@@ -276,7 +276,7 @@ def test_an_error_names_file_line_column_and_remedy(case: str) -> None:
     assert errors_of(text) == expected
 
 
-def test_a_few_aliases_cannot_stand_for_billions_of_values() -> None:
+def test_a_few_aliases_cannot_expand_to_billions_of_values() -> None:
     lines = ["a0: &a0 [1,1,1,1,1,1,1,1,1,1]"]
     for i in range(1, 12):
         lines.append(f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 10)}]")
@@ -285,7 +285,7 @@ def test_a_few_aliases_cannot_stand_for_billions_of_values() -> None:
     ]
 
 
-def test_of_very_many_errors_the_first_hundred_are_listed() -> None:
+def test_only_the_first_hundred_of_many_errors_are_listed() -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config(RATINGS + "".join(f"x{i}: 1\n" for i in range(150)))
     lines = str(caught.value).splitlines()
@@ -336,7 +336,7 @@ def test_an_error_of_an_override_names_the_override(override: str) -> None:
     assert errors_of(text, override) == [OVERRIDES[override]]
 
 
-def test_backends_and_their_options_are_checked_where_they_stand() -> None:
+def test_backends_and_their_options_are_checked_at_their_place() -> None:
     text = RATINGS + (
         "framework: torhc\n"
         "storage:\n"
@@ -366,7 +366,7 @@ def test_backends_and_their_options_are_checked_where_they_stand() -> None:
     assert "unknown key 'port' in rendezvous.options" in lines[4]
 
 
-def test_a_stack_without_its_package_is_reported_with_the_line_to_install() -> None:
+def test_a_stack_without_its_package_is_reported_with_the_install_command() -> None:
     text = RATINGS + "storage:\n  backend: tiered\n  options: {tiers: [memory, memory]}\n"
     with pytest.raises(ConfigError) as caught:
         parse_config(text, source="f", plugin_manager=make_plugin_manager(entry_points=False))
@@ -375,7 +375,7 @@ def test_a_stack_without_its_package_is_reported_with_the_line_to_install() -> N
 
 
 @pytest.mark.parametrize("name", ["mpi", "nccl"])
-def test_a_collective_without_its_package_is_reported_with_the_line_to_install(name: str) -> None:
+def test_a_collective_without_its_package_is_reported_with_the_install_command(name: str) -> None:
     text = RATINGS + f"collective:\n  backend: {name}\n"
     with pytest.raises(ConfigError) as caught:
         parse_config(text, source="f", plugin_manager=make_plugin_manager(entry_points=False))
@@ -398,7 +398,7 @@ def places_and_problems(text: str, *plugins: str) -> dict[str, str]:
     return found
 
 
-def test_an_unknown_backend_is_told_of_with_all_else_that_is_wrong() -> None:
+def test_an_unknown_backend_is_reported_together_with_all_other_errors() -> None:
     found = places_and_problems(
         RATINGS
         + "framework: torhc\n"
@@ -425,12 +425,12 @@ def test_an_unknown_backend_is_told_of_with_all_else_that_is_wrong() -> None:
     assert list(found) == ["10:7", "12:38", "13:20"]
 
 
-def test_a_wrong_backend_of_a_wrong_type_is_told_of_once() -> None:
+def test_a_wrong_backend_of_a_wrong_type_is_reported_once() -> None:
     text = RATINGS + "storage: {backend: 5, options: {capacity: 1}}\nframework: 7\nrendezvous: 3\n"
     assert list(places_and_problems(text)) == ["9:20", "10:12", "11:13"]
 
 
-def test_an_unknown_storage_of_a_stack_is_told_of_with_wrong_options_of_the_stack() -> None:
+def test_an_unknown_storage_of_a_stack_is_reported_with_wrong_options_of_the_stack() -> None:
     found = places_and_problems(
         RATINGS
         + "storage:\n  backend: tiered\n  options:\n    promot: always\n    write: bak\n"
@@ -441,7 +441,7 @@ def test_an_unknown_storage_of_a_stack_is_told_of_with_wrong_options_of_the_stac
     assert "did you mean 'memory'" in found["14:23"]
 
 
-def test_sections_that_contradict_each_other_are_all_told_of() -> None:
+def test_contradictory_sections_are_all_reported() -> None:
     text = (
         "data: {kind: synthetic_criteo}\nmodel: {kind: matrix_factorization}\n"
         "training: {micro_batches: 5000}\nsnapshots: {every_steps: 1, every_minutes: 1}\n"
@@ -452,17 +452,17 @@ def test_sections_that_contradict_each_other_are_all_told_of() -> None:
     assert list(places_and_problems(text)) == ["1:14", "4:26"]
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"missing\.yaml: .*found no such file"):
         load_config(tmp_path / "missing.yaml")
 
 
-def test_a_folder_is_no_configuration(tmp_path: Path) -> None:
+def test_a_folder_is_not_a_configuration(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="found a folder"):
         load_config(tmp_path)
 
 
-def test_a_pipe_is_refused_without_waiting_for_it(tmp_path: Path) -> None:
+def test_a_pipe_is_rejected_without_waiting_for_it(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ConfigError, match="found no regular file"):
         load_config(tmp_path / "pipe")
@@ -475,7 +475,7 @@ def test_a_file_that_is_not_utf8_names_the_byte(tmp_path: Path) -> None:
         load_config(path)
 
 
-def test_a_huge_file_is_refused_unread(tmp_path: Path) -> None:
+def test_a_huge_file_is_rejected_unread(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_bytes(b"#" * (CONFIG_LIMITS.max_bytes + 1))
     with pytest.raises(ConfigError, match="found more than 262,144 bytes"):
@@ -483,7 +483,7 @@ def test_a_huge_file_is_refused_unread(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read any file")
-def test_a_file_that_may_not_be_read_says_so(tmp_path: Path) -> None:
+def test_a_file_without_read_permission_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(RATINGS)
     path.chmod(0)
@@ -493,14 +493,14 @@ def test_a_file_that_may_not_be_read_says_so(tmp_path: Path) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.text(alphabet=st.sampled_from(" \n\t-:?[]{}&*!|>'\"%@#,abkind1.\x85\ufeff"), max_size=40))
-def test_no_text_whatever_ends_in_anything_but_a_config_error(text: str) -> None:
+def test_any_text_raises_only_config_errors(text: str) -> None:
     with pytest.raises(ConfigError):
         parse_config(text)
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.text(max_size=30), st.text(max_size=30))
-def test_no_override_whatever_ends_in_anything_but_a_config_error(key: str, value: str) -> None:
+def test_any_override_raises_only_config_errors(key: str, value: str) -> None:
     try:
         parse_config(RATINGS, [f"{key}={value}", f"data.{key}={value}", value])
     except ConfigError:

@@ -34,7 +34,7 @@ def former(name: str, now: dict[str, Any], **keys: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", FORMER)
-def test_a_stored_section_becomes_that_of_the_configuration(name: str) -> None:
+def test_a_stored_section_is_upgraded_to_the_current_form(name: str) -> None:
     now = describe_run(load_config(CONFIGS / f"{name}.yaml"))
     sections = upgrade_sections(former(name, now))
     config = run_type().model_validate(
@@ -45,7 +45,7 @@ def test_a_stored_section_becomes_that_of_the_configuration(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["criteo", "movielens"])
-def test_validation_by_chance_is_kept(name: str) -> None:
+def test_random_validation_is_kept(name: str) -> None:
     now = describe_run(load_config(CONFIGS / f"{name}.yaml"))
     sections = upgrade_sections(former(name, now, validation_fraction=0.2))
     way = "fraction" if name == "criteo" else "exact_fraction"
@@ -53,7 +53,7 @@ def test_validation_by_chance_is_kept(name: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["test_path", "validation_path"])
-def test_files_for_another_part_are_refused_with_the_new_form(key: str) -> None:
+def test_files_for_another_part_are_rejected_with_the_new_form(key: str) -> None:
     now = describe_run(load_config(CONFIGS / "criteo.yaml"))
     with pytest.raises(
         ConfigError, match=rf"data\.{key}: day_23.*configs/criteo\.yaml.*files: NAME"

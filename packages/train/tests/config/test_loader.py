@@ -51,7 +51,7 @@ def test_a_short_file_gets_all_defaults() -> None:
     assert config.report.path is None
 
 
-def test_the_exchange_section_gives_its_options() -> None:
+def test_the_exchange_section_sets_its_options() -> None:
     assert parse_config(RATINGS).exchange == ExchangeOptions()
     for written, chunk_rows in (("auto", None), ("null", None), ("4096", 4096)):
         text = RATINGS + f"exchange: {{chunk_rows: {written}, row_wire_dtype: int8}}\n"
@@ -62,7 +62,7 @@ def test_the_exchange_section_gives_its_options() -> None:
             parse_config(RATINGS + f"exchange: {{{wrong}}}\n")
 
 
-def test_what_ranks_compare_leaves_out_where_each_runs() -> None:
+def test_settings_that_ranks_compare_exclude_local_ones() -> None:
     shared = parse_config(RATINGS + "threads: 3\nreport: {path: one.html}\n").shared()
     assert shared == parse_config(RATINGS).shared()
     assert shared != parse_config(RATINGS + "seed: 3\n").shared()
@@ -130,12 +130,12 @@ def test_later_overrides_win() -> None:
     assert parse_config(RATINGS, ["seed=1", "seed=2"]).seed == 2
 
 
-def test_an_empty_section_may_be_filled_by_overrides() -> None:
+def test_overrides_may_fill_an_empty_section() -> None:
     config = parse_config(RATINGS + "training:\n", ["training.epochs=2"])
     assert config.training.epochs == 2
 
 
-def test_an_override_of_one_alias_leaves_the_other_alone() -> None:
+def test_an_override_of_one_alias_does_not_change_the_other() -> None:
     text = RATINGS + "optimizer:\n  sparse: &same {name: sgd, lr: 0.1}\n  dense: *same\n"
     config = parse_config(text, ["optimizer.sparse.lr=0.5"])
     assert (config.optimizer.sparse.lr, config.optimizer.dense.lr) == (0.5, 0.1)
@@ -145,12 +145,12 @@ def test_yes_and_no_are_text() -> None:
     assert parse_config(RATINGS, ["data.path=no"]).data.path == "no"  # type: ignore[union-attr]
 
 
-def test_hyperparameters_go_to_the_optimizer_as_they_stand() -> None:
+def test_hyperparameters_are_passed_to_the_optimizer_unchanged() -> None:
     config = parse_config(RATINGS, ["optimizer.dense={name: adam, lr: 0.1, betas: [0.8, 0.9]}"])
     assert config.optimizer.dense.hyperparameters == {"lr": 0.1, "betas": [0.8, 0.9]}
 
 
-def test_what_is_shown_reads_back_the_same() -> None:
+def test_the_shown_configuration_reads_back_the_same() -> None:
     config = parse_config(
         CLICKS,
         [
@@ -169,7 +169,7 @@ def test_what_is_shown_reads_back_the_same() -> None:
     path=st.text(min_size=1, max_size=30).filter(lambda text: os.path.normpath(text) == text),
     seed=st.integers(0, 2**63 - 1),
 )
-def test_any_text_survives_the_way_to_yaml_and_back(path: str, seed: int) -> None:
+def test_any_text_survives_a_round_trip_through_yaml(path: str, seed: int) -> None:
     config = run_type().model_validate(
         {
             "seed": seed,
@@ -227,6 +227,6 @@ tables:
     assert third.admission == Bloom(2, memory_bytes=4096)
 
 
-def test_a_model_keeps_its_initializer_where_none_is_configured() -> None:
+def test_a_model_keeps_its_initializer_unless_one_is_configured() -> None:
     wanted = TableConfig("user", 8, initializer=Uniform(-3.0, 3.0))
     assert TablesConfig().table_config(wanted).initializer == Uniform(-3.0, 3.0)

@@ -82,7 +82,7 @@ def test_paths_in_options_of_backends_start_there_too(tmp_path: Path) -> None:
         assert mine.storage.options["path"] == "mine"
 
 
-def test_what_is_shown_holds_in_any_folder(
+def test_the_shown_configuration_is_valid_in_any_folder(
     file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["config", "show", file, "data.path=mine.tsv"]) == 0
@@ -92,7 +92,7 @@ def test_what_is_shown_holds_in_any_folder(
     assert parse_config(config_as_yaml(shown), folder="/other") == shown
 
 
-def test_the_command_takes_another_folder_for_the_paths_of_a_file(
+def test_the_command_accepts_another_folder_for_the_paths_of_a_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("sparring_torch", reason="sparring-torch is not installed")

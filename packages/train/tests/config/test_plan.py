@@ -68,7 +68,7 @@ def rows(runs: Runs, name: str, *overrides: str) -> list[tuple[int, int]]:
     return [(each["user"]["rows"], each["item"]["rows"]) for each in tables]
 
 
-def test_tables_are_where_the_file_says(runs: Runs) -> None:
+def test_tables_are_placed_by_the_file(runs: Runs) -> None:
     users, items = runs.ratings().rows.values()
     path = write(runs, "wise.yaml", plan(("table_wise", [1]), ("data_parallel", "all")))
     assert rows(runs, "wise", f"plan={path}") == [(0, items), (users, items)]
@@ -79,7 +79,7 @@ def test_tables_are_where_the_file_says(runs: Runs) -> None:
     assert first.losses == pytest.approx(runs.ratings().losses, rel=1e-5)
 
 
-def test_columns_are_where_the_file_says(runs: Runs) -> None:
+def test_columns_are_placed_by_the_file(runs: Runs) -> None:
     users, items = runs.ratings().rows.values()
     path = write(runs, "columns.yaml", divided([1, 0], 2))
     first, _ = runs.ranks("metrics.path=columns-{rank}", f"plan={path}")
@@ -91,7 +91,7 @@ def test_columns_are_where_the_file_says(runs: Runs) -> None:
     assert first.losses == pytest.approx(runs.ratings().losses, rel=1e-5)
 
 
-def test_auto_makes_a_plan_and_says_it(runs: Runs) -> None:
+def test_auto_computes_a_plan_and_reports_it(runs: Runs) -> None:
     first, second = runs.ranks("plan=auto", "tables.memory_bytes=1 GiB")
     assert not second.messages
     assumptions, table = first.messages
@@ -104,7 +104,7 @@ def test_auto_makes_a_plan_and_says_it(runs: Runs) -> None:
     assert not runs.ratings("plan=auto").messages
 
 
-def test_auto_without_a_planner_is_row_wise_and_says_so(
+def test_auto_without_a_planner_is_row_wise_and_reports_it(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = runs.manager._registered.pop(("planners", "auto"))
@@ -120,7 +120,7 @@ def test_auto_without_a_planner_is_row_wise_and_says_so(
     )
 
 
-def test_other_ranks_are_refused_before_a_row_moves(runs: Runs) -> None:
+def test_a_plan_for_other_ranks_is_rejected_before_a_row_moves(runs: Runs) -> None:
     path = write(runs, "two.yaml", plan(("table_wise", [1]), ("row_wise", "all")))
     with pytest.raises(
         ConfigError, match=r"^two.yaml:5:1: the plan is for 2 ranks, .* has 1; start"
@@ -164,7 +164,7 @@ GOOD = ("row_wise", "all")
         ("tables: [", "1:10", "YAML"),
     ],
 )
-def test_a_file_that_does_not_fit_is_refused_with_its_line(
+def test_a_file_that_does_not_match_is_rejected_with_its_line(
     runs: Runs, text: str, place: str, words: str
 ) -> None:
     write(runs, "bad.yaml", text)
@@ -188,13 +188,13 @@ def test_a_declared_placement_must_agree(runs: Runs) -> None:
         runs.config(RATINGS, f"plan={path}", "tables.placement=replicated")
 
 
-def test_a_file_that_is_not_there_is_refused(runs: Runs) -> None:
+def test_a_missing_file_is_rejected(runs: Runs) -> None:
     with pytest.raises(ConfigError, match=r"plan: none.yaml: cannot read the file"):
         runs.config(RATINGS, "plan=none.yaml")
 
 
 @pytest.mark.parametrize("chosen", ["plan=auto", "plan=before.yaml"])
-def test_a_run_goes_on_with_other_ranks_and_another_plan(runs: Runs, chosen: str) -> None:
+def test_a_run_continues_with_other_ranks_and_another_plan(runs: Runs, chosen: str) -> None:
     write(runs, "before.yaml", plan(("table_wise", [1]), ("table_wise", [0])))
     folder = f"snapshots.url=of-{chosen.rpartition('=')[2]}"
     runs.ranks("training.steps=2", folder, chosen)

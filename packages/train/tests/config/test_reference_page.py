@@ -42,11 +42,11 @@ def test_every_key_is_described() -> None:
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
-def test_a_config_of_ours_loads(path: Path) -> None:
+def test_our_configs_load(path: Path) -> None:
     load_config(path)
 
 
-def test_the_configs_that_the_readme_promises_exist() -> None:
+def test_the_configs_in_the_readme_exist() -> None:
     assert {"quickstart.yaml", "movielens.yaml", "criteo.yaml"} <= {path.name for path in CONFIGS}
 
 

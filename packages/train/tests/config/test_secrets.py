@@ -50,7 +50,7 @@ WHERE: dict[str, str] = {
 
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("command", ["show", "check"])
-def test_a_secret_in_a_configuration_is_refused_and_not_repeated(
+def test_a_secret_in_a_configuration_is_rejected_and_not_repeated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], where: str, command: str
 ) -> None:
     config = tmp_path / "run.yaml"
@@ -81,7 +81,7 @@ def test_a_secret_in_a_configuration_is_refused_and_not_repeated(
         f"training.epochs=token {SECRET}",
     ],
 )
-def test_a_secret_in_an_override_is_refused_and_not_repeated(
+def test_a_secret_in_an_override_is_rejected_and_not_repeated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], override: str
 ) -> None:
     config = tmp_path / "run.yaml"
@@ -114,7 +114,7 @@ def test_a_secret_is_named_with_its_place(tmp_path: Path) -> None:
         lambda: StorageConfig(backend="redis", options={"password": SECRET}, colour=SECRET),  # type: ignore[call-arg]
     ],
 )
-def test_sections_made_in_code_neither_hold_nor_print_one(make: Any) -> None:
+def test_sections_created_in_code_neither_contain_nor_print_a_secret(make: Any) -> None:
     with pytest.raises(ValidationError) as refused:
         make()
     assert SECRET not in str(refused.value)
@@ -129,13 +129,13 @@ def test_sections_made_in_code_neither_hold_nor_print_one(make: Any) -> None:
         {"colour": {"token": SECRET}},
     ],
 )
-def test_options_that_are_refused_do_not_repeat_one(options: dict[str, Any]) -> None:
+def test_errors_of_rejected_options_do_not_repeat_a_secret(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError) as refused:
         open_storage("memory", TableConfig("item", 2), **options)
     assert SECRET not in str(refused.value) + repr(refused.value.details)
 
 
-def test_the_url_of_a_snapshot_holds_none() -> None:
+def test_the_url_of_a_snapshot_contains_no_secret() -> None:
     url = f"s3://key:{SECRET}@bucket/run"
     with StepContainer() as container:
         for call in (container.save, container.load):
@@ -144,7 +144,7 @@ def test_the_url_of_a_snapshot_holds_none() -> None:
             assert SECRET not in str(refused.value) + repr(refused.value.details)
 
 
-def test_what_says_where_a_secret_is_stays() -> None:
+def test_locations_of_secrets_are_kept() -> None:
     options = {
         "password_environment": "FILMS_PASSWORD",
         "password_file": "/run/secrets/films",

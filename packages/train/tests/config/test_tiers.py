@@ -73,7 +73,7 @@ def test_errors_of_tiers_have_their_places() -> None:
         ),
     ],
 )
-def test_stacks_that_cannot_be_are_refused_in_their_place(tiers: str, expected: str) -> None:
+def test_impossible_stacks_are_rejected_at_their_place(tiers: str, expected: str) -> None:
     assert expected in refusal(tiers)
 
 
@@ -86,7 +86,7 @@ def test_stacks_that_cannot_be_are_refused_in_their_place(tiers: str, expected: 
         ("deadline_seconds: 1\n", "local", False),
     ],
 )
-def test_a_stack_that_other_ranks_would_not_wait_for_is_refused(
+def test_a_stack_with_too_long_a_deadline_for_other_ranks_is_rejected(
     more: str, ranks: str, is_refused: bool
 ) -> None:
     more += f"collective: {{backend: {ranks}}}\n"

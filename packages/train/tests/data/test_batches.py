@@ -28,7 +28,7 @@ def test_rebatch_keeps_all_rows_in_order(sizes: list[int], batch_size: int) -> N
     assert all(0 < len(batch) <= batch_size for batch in batches)
 
 
-def test_rebatch_asks_for_no_more_than_it_needs() -> None:
+def test_rebatch_reads_only_as_much_as_it_needs() -> None:
     asked = []
 
     def parts():  # type: ignore[no-untyped-def]
@@ -41,13 +41,13 @@ def test_rebatch_asks_for_no_more_than_it_needs() -> None:
 
 
 @pytest.mark.parametrize("batch_size", [0, -1])
-def test_a_batch_size_below_one_is_refused_at_once(batch_size: int) -> None:
+def test_a_batch_size_below_one_is_rejected_at_once(batch_size: int) -> None:
     with pytest.raises(InvalidArgumentError, match="batch_size"):
         rebatch(iter([]), batch_size)
 
 
 @given(st.integers(0, 1000), st.integers(0, 1000), st.integers(-(2**63), 2**63 - 1))
-def test_a_row_is_held_out_wherever_its_stream_is_cut(first: int, cut: int, seed: int) -> None:
+def test_a_row_is_held_out_for_any_division_of_its_stream(first: int, cut: int, seed: int) -> None:
     def held_out(begin: int, end: int) -> list[bool]:
         rows = uniform_of_rows(begin, end - begin, seed=seed)
         return list(rows)
@@ -58,7 +58,7 @@ def test_a_row_is_held_out_wherever_its_stream_is_cut(first: int, cut: int, seed
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.01, 0.1, 0.5, 0.9])
-def test_the_share_held_out_is_the_share_asked_for(fraction: float) -> None:
+def test_the_share_held_out_is_the_requested_share(fraction: float) -> None:
     shares = [(uniform_of_rows(0, 100_000, seed=s) < fraction).mean() for s in range(5)]
     # Five standard deviations of a binomial share.
     assert shares == pytest.approx([fraction] * 5, abs=5 * (fraction / 100_000) ** 0.5)

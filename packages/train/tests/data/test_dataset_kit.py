@@ -178,19 +178,19 @@ class _Broken:
 
 
 BREAKS = {
-    "once": lambda kit, at: kit.test_every_example_comes_once(at, 400, False),
+    "once": lambda kit, at: kit.test_every_example_occurs_once(at, 400, False),
     "epochs": lambda kit, at: kit.test_every_epoch_has_the_same_examples(at),
     "seed": lambda kit, at: kit.test_the_seed_repeats_every_order(at),
     "ranks": lambda kit, at: kit.test_a_step_has_the_same_examples_at_every_number_of_ranks(
         at, 2, False
     ),
-    "schema": lambda kit, at: kit.test_batches_are_as_the_schema_says(at, False),
-    "steps": lambda kit, at: kit.test_steps_per_epoch_is_what_comes(at),
+    "schema": lambda kit, at: kit.test_batches_match_the_schema(at, False),
+    "steps": lambda kit, at: kit.test_steps_per_epoch_is_the_number_of_batches(at),
 }
 
 
 @pytest.mark.parametrize("promise", BREAKS)
-def test_the_kit_finds_a_broken_promise(promise: str, tmp_path: Path) -> None:
+def test_the_kit_detects_a_broken_guarantee(promise: str, tmp_path: Path) -> None:
     write_files(tmp_path, click_log(400))
 
     def open_broken(request: DatasetRequest) -> Any:

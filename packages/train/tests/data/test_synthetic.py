@@ -74,7 +74,7 @@ def test_the_best_auc_is_far_from_chance_and_from_certainty(log: ClickLog) -> No
     assert 0.8 < best_auc(log) < 0.87
 
 
-def test_no_prediction_from_what_is_seen_beats_the_best(log: ClickLog) -> None:
+def test_no_prediction_from_visible_data_beats_the_best(log: ClickLog) -> None:
     random = np.random.default_rng(0)
     for noise in (0.05, 0.5):
         logits = np.log(log.probabilities / (1 - log.probabilities))
@@ -82,7 +82,7 @@ def test_no_prediction_from_what_is_seen_beats_the_best(log: ClickLog) -> None:
         assert auc(worse, log.labels) < best_auc(log)
 
 
-def test_a_linear_model_of_popular_ids_comes_near_the_best(
+def test_a_linear_model_of_popular_ids_is_close_to_the_best(
     model: PlantedModel, log: ClickLog
 ) -> None:
     test = synthetic_log(20_000, model, "test")
@@ -113,7 +113,7 @@ def test_a_linear_model_of_popular_ids_comes_near_the_best(
     assert best_auc(test) - 0.03 < reached < best_auc(test)
 
 
-def test_ids_follow_the_power_law_that_was_asked_for() -> None:
+def test_ids_follow_the_requested_power_law() -> None:
     for skew in (0.8, 1.0, 1.5):
         model = PlantedModel(seed=2, skew=skew, max_ids=10_000, missing_fraction=0)
         ids = synthetic_log(100_000, model).ids[:, 2]
@@ -123,14 +123,14 @@ def test_ids_follow_the_power_law_that_was_asked_for() -> None:
         assert slope == pytest.approx(-skew, abs=0.1)
 
 
-def test_an_even_skew_draws_all_ids_alike() -> None:
+def test_an_even_skew_draws_all_ids_equally() -> None:
     model = PlantedModel(skew=0, max_ids=100, missing_fraction=0)
     counts = np.unique(synthetic_log(100_000, model).ids[:, 2], return_counts=True)[1]
     assert len(counts) == 100
     assert counts.min() > 800
 
 
-def test_cardinalities_reach_from_a_handful_to_max_ids() -> None:
+def test_cardinalities_range_from_a_handful_to_max_ids() -> None:
     model = PlantedModel(max_ids=5000, skew=0.2, missing_fraction=0)
     found = [len(np.unique(column)) for column in synthetic_log(200_000, model).ids.T]
     assert found == model.cardinalities.tolist()
@@ -143,7 +143,7 @@ def test_ids_are_raw_32_bit_numbers(log: ClickLog) -> None:
     assert 2**32 * 0.99 < present.max() < 2**32
 
 
-def test_the_share_of_missing_values_is_the_share_asked_for() -> None:
+def test_the_share_of_missing_values_is_the_requested_share() -> None:
     for fraction in (0.0, 0.2):
         log = synthetic_log(20_000, PlantedModel(missing_fraction=fraction))
         assert (log.ids < 0).mean() == pytest.approx(fraction, rel=0.35)
@@ -151,7 +151,7 @@ def test_the_share_of_missing_values_is_the_share_asked_for() -> None:
 
 
 @pytest.mark.parametrize("suffix", ["tsv", "parquet"])
-def test_files_are_read_as_the_log_that_is_in_memory(tmp_path: Path, suffix: str) -> None:
+def test_files_equal_the_log_in_memory(tmp_path: Path, suffix: str) -> None:
     model = PlantedModel(seed=9, missing_fraction=0.3)
     rows = (CHUNK_ROWS + 10, 500)
     _, test_path = write_synthetic(tmp_path, model, *rows, suffix)
@@ -170,7 +170,7 @@ def test_files_are_read_as_the_log_that_is_in_memory(tmp_path: Path, suffix: str
 @pytest.mark.parametrize(
     "option", [{"skew": -1}, {"skew": 5}, {"max_ids": 1}, {"missing_fraction": 0.6}]
 )
-def test_options_out_of_range_are_refused(option: dict[str, float]) -> None:
+def test_options_out_of_range_are_rejected(option: dict[str, float]) -> None:
     with pytest.raises(InvalidArgumentError, match=next(iter(option))):
         PlantedModel(**option)  # type: ignore[arg-type]
 

@@ -40,7 +40,7 @@ snapshots:
 """
 
 
-def test_a_program_gives_the_probabilities_of_the_model(
+def test_a_program_returns_the_probabilities_of_the_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, served, out = tmp_path / "clicks.yaml", str(tmp_path / "served"), tmp_path / "bundle"
@@ -73,7 +73,7 @@ snapshots: {url: runs}
 """
 
 
-def test_a_program_of_a_table_takes_numbers_and_ids(
+def test_a_program_of_a_table_accepts_numbers_and_ids(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("pyarrow", reason="reads CSV")

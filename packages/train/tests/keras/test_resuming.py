@@ -113,7 +113,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_learning_rates_are_those_of_the_configuration(
+def test_learning_rates_equal_the_configuration(
     optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sparring_train.keras import trainer as tf_training
@@ -138,7 +138,7 @@ def test_learning_rates_are_those_of_the_configuration(
     assert len([each for each in progress.messages if " is now " in each]) == 2
 
 
-def test_a_run_of_another_framework_goes_on_with_its_rows(tmp_path: Path) -> None:
+def test_a_run_of_another_framework_continues_with_its_rows(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed beside TensorFlow")
     with pytest.raises(Interrupted):
         train(tmp_path, "fused adagrad", Interrupting(24), framework="torch")
@@ -148,7 +148,7 @@ def test_a_run_of_another_framework_goes_on_with_its_rows(tmp_path: Path) -> Non
     assert any("was not written with tensorflow: rows and" in each for each in progress.messages)
 
 
-def test_state_comes_back_and_another_model_is_refused(tmp_path: Path) -> None:
+def test_state_is_restored_and_another_model_is_rejected(tmp_path: Path) -> None:
     def made(units: int) -> tuple[Any, Any]:
         inputs = keras.Input((2,), dtype="int64")
         rows = sparring_tf.Embedding(4, container=container, name="rows")(inputs)

@@ -50,7 +50,7 @@ def trained(settings: dict[str, Any]) -> TrainResult:
     return find_trainer("tensorflow", manager).train(run, manager, SilentProgress())
 
 
-def test_clicks_are_learnt() -> None:
+def test_clicks_are_learned() -> None:
     result = trained(config())
     assert result.steps == 12
     assert result.metrics["auc"] > 0.6
@@ -58,7 +58,7 @@ def test_clicks_are_learnt() -> None:
 
 
 @pytest.mark.parametrize("kind", ["ratings", "clicks"])
-def test_a_snapshot_alone_predicts_as_the_trained_model(kind: str, tmp_path: Path) -> None:
+def test_a_snapshot_predicts_like_the_trained_model(kind: str, tmp_path: Path) -> None:
     is_rating = kind == "ratings"
     sections: dict[str, Any] = {"snapshots": {"url": str(tmp_path / "run")}}
     if is_rating:
@@ -118,7 +118,7 @@ def test_an_unknown_optimizer_is_named() -> None:
         trained(config(optimizer={"dense": {"name": "adam", "lr": 0.1, "betas": 1}}))
 
 
-def test_a_method_without_a_rate_has_its_own() -> None:
+def test_a_method_without_a_rate_uses_its_default() -> None:
     """Not that of Keras: 0.001 for adam, as with any framework."""
     plain = trained(config(optimizer={"sparse": {"name": "adam"}}))
     assert (
@@ -130,18 +130,18 @@ def test_a_method_without_a_rate_has_its_own() -> None:
     )
 
 
-def test_numbers_of_single_tables_are_refused_with_an_optimizer_of_keras() -> None:
+def test_numbers_of_single_tables_are_rejected_with_an_optimizer_of_keras() -> None:
     own = {"tables": {"cat_1": {"lr": 0.2}}}
     with pytest.raises(InvalidArgumentError, match="tables is only supported for update methods"):
         trained(config(optimizer={"sparse": {"name": "keras.optimizers:Adagrad", "lr": 0.1} | own}))
 
 
-def test_prefetch_is_refused() -> None:
+def test_prefetch_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"training\.pipeline: .*framework: torch"):
         trained(config(training={"pipeline": True}))
 
 
-def test_a_gradient_that_is_not_finite_ends_the_run_or_is_skipped() -> None:
+def test_a_non_finite_gradient_ends_the_run_or_is_skipped() -> None:
     sparse = {"name": "sgd", "lr": 1e30}
     with pytest.raises(NonFiniteGradientError):
         trained(config(optimizer={"sparse": sparse}))
@@ -243,7 +243,7 @@ needs_mpi = pytest.mark.skipif(
 
 
 @needs_mpi
-def test_two_ranks_train_as_one(tmp_path: Path) -> None:
+def test_two_ranks_train_like_one(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(MANY_RANKS)
     command = ["-m", "sparring", "train", "run.yaml", "--json"]
     alone = on_ranks(1, command, tmp_path)
@@ -261,7 +261,7 @@ def test_two_ranks_train_as_one(tmp_path: Path) -> None:
         pytest.param(PLANNED, id="a plan", marks=pytest.mark.long),
     ],
 )
-def test_two_ranks_fit_a_keras_model_as_one(script: str, tmp_path: Path) -> None:
+def test_two_ranks_fit_a_keras_model_like_one(script: str, tmp_path: Path) -> None:
     """Ordinary variables begin as those of rank 0, and their gradients are averaged."""
     (tmp_path / "fit.py").write_text(script)
     alone, together = (on_ranks(number, ["fit.py"], tmp_path) for number in (1, 2))

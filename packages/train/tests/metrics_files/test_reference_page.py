@@ -45,7 +45,7 @@ def test_metric_is_on_the_page_with_its_unit(name: str) -> None:
         assert (unit.strip() == "–") == (name in WITHOUT_UNIT), f"{name} has no unit"
 
 
-def test_no_class_of_counters_is_left_out() -> None:
+def test_no_class_of_counters_is_omitted() -> None:
     sources = ROOT.glob("packages/*/src/**/*.py")
     found = {
         name

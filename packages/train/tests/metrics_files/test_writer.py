@@ -111,7 +111,7 @@ def fail_with(code: int) -> Callable[..., Any]:
     return fail
 
 
-def test_the_last_line_has_the_numbers_of_the_end(tmp_path: Path) -> None:
+def test_the_last_line_has_the_final_numbers(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "metrics.jsonl"
     with make() as container:
         with MetricsWriter(container, path, every_seconds=NEVER) as writer:
@@ -131,7 +131,7 @@ def test_the_last_line_has_the_numbers_of_the_end(tmp_path: Path) -> None:
     assert datetime.fromisoformat(last["time"]).utcoffset() == timedelta(0)
 
 
-def test_lines_are_written_while_steps_go_on_and_each_is_of_the_end_of_a_step(
+def test_lines_are_written_during_training_and_each_is_from_the_end_of_a_step(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "metrics.jsonl"
@@ -164,7 +164,7 @@ def test_nothing_is_written_by_the_thread_that_drives_steps(
     assert all(name.startswith("sparring-events-") for name in writers), writers
 
 
-def test_a_disk_that_is_full_is_told_at_the_next_step_which_may_be_taken_again(
+def test_a_full_disk_is_raised_by_the_next_step_which_may_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "metrics.jsonl"
@@ -187,7 +187,7 @@ def test_a_disk_that_is_full_is_told_at_the_next_step_which_may_be_taken_again(
         assert container.counters.steps == 2
 
 
-def test_half_a_line_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_a_line_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "metrics.jsonl"
     lines = JsonLines(path)
     lines.write({"steps": 1})
@@ -208,7 +208,7 @@ def test_half_a_line_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert lines_of(path) == [{"steps": 1}, {"steps": 3}]
 
 
-def test_a_line_that_a_kill_cut_short_stays_alone(tmp_path: Path) -> None:
+def test_a_line_truncated_by_a_kill_stays_separate(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"steps": 1}\n{"ste')
     JsonLines(path).write({"steps": 2})
@@ -217,7 +217,7 @@ def test_a_line_that_a_kill_cut_short_stays_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file_format", ["jsonl", "prometheus"])
 @pytest.mark.parametrize("place", ["below a file", "a folder"])
-def test_a_place_that_cannot_be_written_is_refused_before_the_first_step(
+def test_an_unwritable_place_is_rejected_before_the_first_step(
     place: str, file_format: str, tmp_path: Path
 ) -> None:
     if file_format == "prometheus":
@@ -232,14 +232,14 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_first_step(
     assert sorted(each.name for each in tmp_path.iterdir()) == ["file", "folder"]
 
 
-def test_a_full_device_is_refused_before_the_first_step() -> None:
+def test_a_full_device_is_rejected_before_the_first_step() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
     with make() as container, pytest.raises(StorageIOError, match="No space left"):
         MetricsWriter(container, "/dev/full")
 
 
-def test_a_slow_disk_skips_lines_and_holds_up_no_step(
+def test_a_slow_disk_skips_lines_and_delays_no_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "metrics.jsonl"
@@ -264,7 +264,7 @@ def test_a_slow_disk_skips_lines_and_holds_up_no_step(
     assert found[-1]["lines"] == {"num_skipped": 5}
 
 
-def test_a_full_event_loop_skips_lines_and_holds_up_no_step(tmp_path: Path) -> None:
+def test_a_full_event_loop_skips_lines_and_delays_no_step(tmp_path: Path) -> None:
     path, is_going_on = tmp_path / "metrics.jsonl", threading.Event()
     with make() as container, MetricsWriter(container, path, every_seconds=ALWAYS) as writer:
         for _ in range(container.events.capacity):
@@ -275,7 +275,7 @@ def test_a_full_event_loop_skips_lines_and_holds_up_no_step(tmp_path: Path) -> N
     assert [each["steps"]["steps"] for each in lines_of(path)] == [0, 1]
 
 
-def test_what_a_server_would_have_to_count_is_asked_for_at_the_end_only(
+def test_numbers_that_a_server_must_count_are_requested_only_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, asked = tmp_path / "metrics.jsonl", []
@@ -304,7 +304,7 @@ def test_what_a_server_would_have_to_count_is_asked_for_at_the_end_only(
     assert last["stack"]["tiers"][1]["rows"] > 0
 
 
-def test_a_program_that_ends_without_closing_writes_what_is_under_way(tmp_path: Path) -> None:
+def test_a_program_that_exits_without_closing_writes_pending_lines(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     program = (
         "import time\n"
@@ -339,7 +339,7 @@ def test_closing_twice_writes_once_and_later_steps_write_nothing(tmp_path: Path)
     assert len(lines_of(path)) == 2
 
 
-def test_a_writer_outlives_no_container(tmp_path: Path) -> None:
+def test_a_writer_keeps_no_container_alive(tmp_path: Path) -> None:
     container = make()
     writer = MetricsWriter(container, tmp_path / "metrics.jsonl")
     container.close()
@@ -347,7 +347,7 @@ def test_a_writer_outlives_no_container(tmp_path: Path) -> None:
         writer.close()
 
 
-def test_after_an_error_the_last_numbers_are_written_and_the_error_is_seen(
+def test_after_an_error_the_last_numbers_are_written_and_the_error_is_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "metrics.jsonl"
@@ -373,7 +373,7 @@ def test_after_an_error_the_last_numbers_are_written_and_the_error_is_seen(
 
 
 @pytest.mark.parametrize("name", ["metrics-{rank}-of-{world_size}.jsonl", "metrics.jsonl"])
-def test_each_rank_has_its_own_file_and_one_file_is_that_of_rank_0(
+def test_each_rank_has_its_own_file_and_a_single_file_belongs_to_rank_0(
     name: str, tmp_path: Path
 ) -> None:
     def body(collective: Collective) -> None:
@@ -398,7 +398,7 @@ def test_each_rank_has_its_own_file_and_one_file_is_that_of_rank_0(
     assert all(each["exchange"]["wire_bytes_sent"]["keys"] > 0 for each in lasts.values())
 
 
-def test_all_ranks_refuse_what_one_of_them_cannot_write(tmp_path: Path) -> None:
+def test_a_file_that_one_rank_cannot_write_is_rejected_on_all(tmp_path: Path) -> None:
     (tmp_path / "1").write_text("")
 
     def body(collective: Collective) -> str:
@@ -438,7 +438,7 @@ def test_a_disk_that_fails_one_rank_ends_the_next_step_on_all_and_no_later_one(
     assert all("writing metrics to" in message for message, _ in told)
 
 
-def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
+def test_wrong_arguments_are_rejected(tmp_path: Path) -> None:
     with make() as container:
         with pytest.raises(InvalidArgumentError, match="every_seconds: found 0"):
             MetricsWriter(container, tmp_path / "metrics", every_seconds=0)
@@ -504,7 +504,7 @@ def test_a_port_shows_the_newest_numbers_until_the_end(tmp_path: Path) -> None:
     assert len(lines_of(path)) == 3
 
 
-def test_each_rank_has_a_port_of_its_own() -> None:
+def test_each_rank_has_a_separate_port() -> None:
     pytest.importorskip("prometheus_client", reason="a port needs sparring[metrics]")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -521,7 +521,7 @@ def test_each_rank_has_a_port_of_its_own() -> None:
         assert f'sparring_steps_total{{rank="{rank}"}} 0.0' in text
 
 
-def test_a_port_that_is_taken_is_named_and_nothing_goes_on() -> None:
+def test_a_taken_port_is_named_and_nothing_runs() -> None:
     pytest.importorskip("prometheus_client", reason="a port needs sparring[metrics]")
     with make() as container, MetricsWriter(container, port=0) as writer:
         with pytest.raises(StorageIOError, match=rf":{writer.port} .*choose another metrics\.port"):
@@ -529,7 +529,7 @@ def test_a_port_that_is_taken_is_named_and_nothing_goes_on() -> None:
         assert len(container.after_step) == 1
 
 
-def test_without_prometheus_client_the_line_to_install_is_named(
+def test_without_prometheus_client_the_install_command_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)

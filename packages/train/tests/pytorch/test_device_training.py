@@ -99,7 +99,7 @@ def saved(folder: Path) -> dict[str, dict[int, np.ndarray[Any, Any]]]:
 
 @pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "torch.optim:Adam"])
 @pytest.mark.parametrize("admission", [None, {"kind": "frequency", "k": 2}], ids=["all", "filter"])
-def test_a_run_that_is_resumed_ends_with_the_bits_of_the_cpu(
+def test_a_resumed_run_ends_with_the_bits_of_the_cpu(
     ratings: Path,
     tmp_path: Path,
     optimizer: str,
@@ -138,7 +138,7 @@ def test_a_run_that_is_resumed_ends_with_the_bits_of_the_cpu(
 @pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "torch.optim:Adam"])
 @pytest.mark.parametrize("write", ["back", "through"])
 @pytest.mark.parametrize("below", ["hkv", "hkv, rocksdb"])
-def test_rows_go_down_from_a_device_and_come_up_again(
+def test_rows_are_evicted_from_a_device_and_promoted_again(
     ratings: Path, tmp_path: Path, optimizer: str, write: str, below: str, device_place: Any
 ) -> None:
     tiers: list[dict[str, Any]] = [hkv(device_place, capacity=40, policy="lru"), CPU]

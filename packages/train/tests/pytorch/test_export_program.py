@@ -49,7 +49,7 @@ def trained(tmp_path: Path) -> Path:
     return config
 
 
-def test_what_cannot_be_exported_is_refused(
+def test_models_that_cannot_be_exported_are_rejected(
     trained: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     out = tmp_path / "bundle"
@@ -72,7 +72,7 @@ def test_what_cannot_be_exported_is_refused(
 
 
 @pytest.mark.long
-def test_a_program_gives_the_probabilities_of_the_model(trained: Path, tmp_path: Path) -> None:
+def test_a_program_returns_the_probabilities_of_the_model(trained: Path, tmp_path: Path) -> None:
     served, out = str(tmp_path / "served"), tmp_path / "bundle"
     assert main(["publish", str(tmp_path / "runs"), served]) == 0
     assert main(["export-program", str(trained), str(out), "--served", served]) == 0
@@ -100,7 +100,9 @@ class Sum(torch.nn.Module):
 
 
 @pytest.mark.parametrize("shape", [[-1], [-1, 1]], ids=str)
-def test_a_program_predicts_as_its_model(shape: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_predicts_like_its_model(
+    shape: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     module: Any = types.ModuleType("summing")
     module.Sum = Sum
     monkeypatch.setitem(sys.modules, "summing", module)

@@ -72,11 +72,11 @@ class SavesNotAll(Model):
 """
 BREAKS = [
     ("NeverLearns", "test_training_lowers_the_loss"),
-    ("NeverLooksUp", "test_it_has_rows_in_each_table_that_it_asks_for"),
+    ("NeverLooksUp", "test_it_has_rows_in_each_declared_table"),
     ("DrawsByItself", "test_the_seed_repeats_a_run"),
-    ("DrawsByItself", "test_two_ranks_train_as_one"),
-    ("SavesNotAll", "test_a_saved_model_answers_as_the_trained_one"),
-    ("SavesNotAll", "test_a_run_goes_on_from_a_snapshot_as_if_it_had_not_ended"),
+    ("DrawsByItself", "test_two_ranks_train_like_one"),
+    ("SavesNotAll", "test_a_saved_model_answers_like_the_trained_one"),
+    ("SavesNotAll", "test_a_run_continues_from_a_snapshot_as_if_never_interrupted"),
 ]
 
 
@@ -87,7 +87,7 @@ class _Kit(ModelKindTests):
 @pytest.mark.parametrize(
     ("name", "test"), [("Model", None), *BREAKS], ids=lambda each: str(each).removeprefix("test_")
 )
-def test_the_kit_finds_a_broken_promise(
+def test_the_kit_detects_a_broken_guarantee(
     name: str, test: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "models_of_ones_own.py").write_text(BROKEN)
@@ -111,11 +111,11 @@ def test_the_kit_finds_a_broken_promise(
     model = {"kind": f"models_of_ones_own:{name}", "embedding_dim": 4}
     sections = {"model": model, "data": data, "optimizer": OPTIMIZER, "framework": "torch"}
     if test is None:
-        for each in {each for _, each in BREAKS} - {"test_two_ranks_train_as_one"}:
+        for each in {each for _, each in BREAKS} - {"test_two_ranks_train_like_one"}:
             (tmp_path / each).mkdir()
             getattr(_Kit(), each)(TrainingRuns(tmp_path / each, sections))
         return
     # Ranks that do not start would raise, too.
-    found = "Mismatched elements" if test == "test_two_ranks_train_as_one" else ""
+    found = "Mismatched elements" if test == "test_two_ranks_train_like_one" else ""
     with pytest.raises(AssertionError, match=found):
         getattr(_Kit(), test)(TrainingRuns(tmp_path, sections))

@@ -52,7 +52,7 @@ def recall_of_popularity(data: VisitsDataset) -> float:
 
 
 @pytest.mark.parametrize("model", [TOWERS, SEQUENCE], ids=["two towers", "sequence"])
-def test_planted_visits_are_learnt_better_than_by_popularity(model: str, runs: Runs) -> None:
+def test_planted_visits_are_learned_better_than_by_popularity(model: str, runs: Runs) -> None:
     ran = runs.visits(model, *STEPS)
     assert ran.losses[-1] < 0.5 * ran.losses[0]
     assert ran.end.metrics["recall@10"] > 3 * recall_of_popularity(visits())
@@ -64,7 +64,7 @@ def test_planted_visits_are_learnt_better_than_by_popularity(model: str, runs: R
     [["data.batch_size=50"], ["training.micro_batches=2"], ["data.parts=true"]],
     ids=["uneven parts", "micro-batches", "data of each rank"],
 )
-def test_three_ranks_train_as_one(given: list[str], runs: Runs) -> None:
+def test_three_ranks_train_like_one(given: list[str], runs: Runs) -> None:
     alone = runs.visits(TOWERS, *STEPS, *given)
     together = runs.ranks(TOWERS, *STEPS, *given, text=VISITS, world_size=3)
     assert together[0].losses == pytest.approx(alone.losses, rel=1e-6)
@@ -72,7 +72,7 @@ def test_three_ranks_train_as_one(given: list[str], runs: Runs) -> None:
         assert each.end.metrics == pytest.approx(alone.end.metrics, abs=1e-6)
 
 
-def test_three_ranks_train_a_sequence_model_as_one(runs: Runs) -> None:
+def test_three_ranks_train_a_sequence_model_like_one(runs: Runs) -> None:
     """Ranks are threads, which share torch's random numbers; so layers begin as in a snapshot."""
     given = (SEQUENCE, STEPS[1])
     runs.visits(*given, "training.epochs=1", "snapshots.url=begun")
@@ -94,7 +94,7 @@ def test_examples_without_a_user_or_an_item_are_left_out(runs: Runs) -> None:
     assert found.rows == whole.rows
 
 
-def test_a_run_goes_on_where_a_snapshot_was_saved(runs: Runs) -> None:
+def test_a_run_continues_from_a_snapshot(runs: Runs) -> None:
     """Counts of items are saved, or the correction would begin again."""
     whole = runs.visits(TOWERS, *STEPS)
     saved = (TOWERS, STEPS[1], "snapshots.url=on")

@@ -183,7 +183,7 @@ def test_a_table_that_evicts_is_resumed_exactly(backend: str, policy: str, tmp_p
     assert everything(tmp_path / "parts") == everything(tmp_path / "whole")
 
 
-def test_hyperparameters_are_those_of_the_configuration_and_changes_are_told(
+def test_hyperparameters_equal_the_configuration_and_changes_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began = config(tmp_path, "native nadam, momentum", every_steps=10, resume=True)
@@ -219,7 +219,7 @@ def test_hyperparameters_are_those_of_the_configuration_and_changes_are_told(
     ]
 
 
-def test_another_optimizer_of_ordinary_parameters_is_refused(tmp_path: Path) -> None:
+def test_another_optimizer_of_ordinary_parameters_is_rejected(tmp_path: Path) -> None:
     began = config(tmp_path, "native nadam, momentum", every_steps=10, resume=True)
     run(began, 25)
     changed = began.model_dump(mode="json")
@@ -228,7 +228,7 @@ def test_another_optimizer_of_ordinary_parameters_is_refused(tmp_path: Path) -> 
         run(run_type().model_validate(changed))
 
 
-def test_a_pipelined_run_that_is_interrupted_ends_with_the_same_bits(tmp_path: Path) -> None:
+def test_an_interrupted_pipelined_run_ends_with_the_same_bits(tmp_path: Path) -> None:
     expected, _ = run(config(tmp_path / "whole"))
     assert expected is not None
     plain = config(tmp_path / "parts", every_steps=7, resume=True)
@@ -244,7 +244,7 @@ def test_a_pipelined_run_that_is_interrupted_ends_with_the_same_bits(tmp_path: P
     assert everything(tmp_path / "parts") == everything(tmp_path / "whole")
 
 
-def test_a_run_goes_on_after_saves_that_fail(
+def test_a_run_continues_after_failed_saves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected, _ = run(config(tmp_path / "whole"))
@@ -268,7 +268,7 @@ def test_a_run_goes_on_after_saves_that_fail(
     assert len(list_snapshots(str(tmp_path / "run"))) == 3
 
 
-def test_the_last_state_is_saved_even_where_the_save_beside_the_last_step_failed(
+def test_the_last_state_is_saved_even_if_the_background_save_of_the_last_step_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit, calls = SnapshotWriter.commit, []
@@ -289,7 +289,7 @@ def test_the_last_state_is_saved_even_where_the_save_beside_the_last_step_failed
     assert newest.step == 100
 
 
-def test_a_run_goes_on_where_a_snapshot_cannot_even_begin(tmp_path: Path) -> None:
+def test_a_run_continues_if_a_snapshot_cannot_even_begin(tmp_path: Path) -> None:
     folder = tmp_path / "run"
 
     class Clearing(Interrupting):
@@ -308,9 +308,7 @@ def test_a_run_goes_on_where_a_snapshot_cannot_even_begin(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("place", ["a file", "below a file", "nowhere"])
-def test_a_folder_that_nothing_can_be_saved_in_is_refused_before_the_first_step(
-    place: str, tmp_path: Path
-) -> None:
+def test_an_unwritable_folder_is_rejected_before_the_first_step(place: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("as it was")
     urls = {"a file": tmp_path / "file", "below a file": tmp_path / "file/a/b"}
     chosen = config(tmp_path)
@@ -330,7 +328,7 @@ def test_a_folder_that_nothing_can_be_saved_in_is_refused_before_the_first_step(
     assert (tmp_path / "file").read_text() == "as it was"
 
 
-def test_a_report_goes_on_with_the_curves_of_the_snapshot(tmp_path: Path) -> None:
+def test_a_report_continues_with_the_curves_of_the_snapshot(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the report draws with matplotlib")
 
     def reporting(name: str, **snapshots: Any) -> RunConfig:
@@ -356,7 +354,7 @@ def test_a_report_goes_on_with_the_curves_of_the_snapshot(tmp_path: Path) -> Non
     assert main(["report", str(tmp_path / "whole.html"), str(tmp_path / "parts")]) == 0
 
 
-def test_a_run_that_is_over_is_evaluated_again_and_changes_nothing(tmp_path: Path) -> None:
+def test_a_finished_run_is_evaluated_again_and_changes_nothing(tmp_path: Path) -> None:
     first, _ = run(config(tmp_path / "run"))
     before = everything(tmp_path / "run")
     again, _ = run(config(tmp_path / "run", resume=True))
@@ -369,7 +367,7 @@ def test_a_run_that_is_over_is_evaluated_again_and_changes_nothing(tmp_path: Pat
     assert len(list_snapshots(str(tmp_path / "run"))) == 1
 
 
-def test_a_damaged_snapshot_is_told_of_and_the_one_before_it_taken(tmp_path: Path) -> None:
+def test_a_damaged_snapshot_is_reported_and_the_previous_one_is_loaded(tmp_path: Path) -> None:
     expected, _ = run(config(tmp_path / "run", every_steps=40))
     newest = latest_snapshot(str(tmp_path / "run"))
     assert newest is not None
@@ -386,7 +384,7 @@ def test_a_damaged_snapshot_is_told_of_and_the_one_before_it_taken(tmp_path: Pat
     assert open_snapshot(f"{newest.url}-2").step == 100
 
 
-def test_data_are_opened_while_rows_come_in(
+def test_data_are_opened_while_rows_are_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected, _ = run(config(tmp_path / "run", every_steps=60))
@@ -413,7 +411,7 @@ def test_data_are_opened_while_rows_come_in(
     assert "step-000000000060" in messages[0]
 
 
-def test_no_readable_snapshot_is_an_error_and_none_at_all_is_a_beginning(tmp_path: Path) -> None:
+def test_unreadable_snapshots_are_an_error_and_no_snapshots_are_a_new_run(tmp_path: Path) -> None:
     _, messages = run(config(tmp_path / "run", resume=True))
     assert "training starts from the beginning" in messages[0]
     newest = latest_snapshot(str(tmp_path / "run"))
@@ -423,7 +421,7 @@ def test_no_readable_snapshot_is_an_error_and_none_at_all_is_a_beginning(tmp_pat
         run(config(tmp_path / "run", resume=True))
 
 
-def test_a_run_with_other_data_is_refused(tmp_path: Path) -> None:
+def test_a_run_with_other_data_is_rejected(tmp_path: Path) -> None:
     run(config(tmp_path / "run"))
     chosen = config(tmp_path / "run", resume=True)
     other = chosen.model_copy(update={"seed": 2})
@@ -440,14 +438,12 @@ def test_a_run_with_other_data_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{}, {"step": "3", "epoch": 0, "batch": 0}])
-def test_a_position_that_is_none_is_refused(wrong: dict[str, Any]) -> None:
+def test_an_invalid_position_is_rejected(wrong: dict[str, Any]) -> None:
     with pytest.raises(SnapshotError, match="found no valid step, epoch and batch"):
         loop._position("runs/films/step-000000000003", wrong)
 
 
-def test_a_run_that_is_refused_has_changed_no_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rejected_run_has_changed_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(config(tmp_path / "run"))
     loads: list[str] = []
     monkeypatch.setattr(StepContainer, "load", lambda _, url, **__: loads.append(url))
@@ -460,7 +456,7 @@ def test_a_run_that_is_refused_has_changed_no_row(
 
 
 @pytest.mark.parametrize("full_every", [1, 3])
-def test_a_run_that_begins_anew_is_refused_where_another_one_was_saved(
+def test_a_run_from_the_beginning_is_rejected_if_another_one_was_saved(
     full_every: int, tmp_path: Path
 ) -> None:
     began = of_steps(4, config(tmp_path, every_steps=1, keep=2, full_every=full_every))
@@ -477,7 +473,7 @@ def test_a_run_that_begins_anew_is_refused_where_another_one_was_saved(
     assert list_snapshots(str(tmp_path)) == before
 
 
-def test_what_was_found_damaged_is_not_counted_by_the_run_that_went_on(tmp_path: Path) -> None:
+def test_damaged_snapshots_are_not_counted_by_the_run_that_continued(tmp_path: Path) -> None:
     chosen = config(tmp_path, every_steps=10, keep=2, resume=True)
     run(chosen, 45)
     damaged = next((tmp_path / "step-000000000040").glob("rows.*"))
@@ -492,19 +488,19 @@ def test_what_was_found_damaged_is_not_counted_by_the_run_that_went_on(tmp_path:
     assert [Path(each).name for each in list_snapshots(str(tmp_path))] == names
 
 
-def test_old_snapshots_go(tmp_path: Path) -> None:
+def test_old_snapshots_are_removed(tmp_path: Path) -> None:
     run(of_steps(4, config(tmp_path / "run", every_steps=1, keep=2)))
     names = ["step-000000000003", "step-000000000004"]
     assert [Path(url).name for url in list_snapshots(str(tmp_path / "run"))] == names
 
 
-def test_saving_by_the_clock(tmp_path: Path) -> None:
+def test_saves_follow_the_clock(tmp_path: Path) -> None:
     chosen = config(tmp_path / "run", every_minutes=1e-9, keep=1000, at_end=False)
     run(of_steps(7, chosen))
     assert len(list_snapshots(str(tmp_path / "run"))) == 7
 
 
-def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_killed_run_resumes(tmp_path: Path) -> None:
     expected, _ = run(config(tmp_path / "whole"))
     assert expected is not None
     chosen = config(tmp_path / "killed", every_steps=3, keep=2)
@@ -527,9 +523,7 @@ def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     assert everything(tmp_path / "killed") == everything(tmp_path / "whole")
 
 
-def test_a_folder_that_ends_with_the_command_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_in_memory_is_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "run.yaml"
     chosen = config(tmp_path).model_dump(mode="json", exclude_none=True)
     path.write_text(json.dumps(chosen))

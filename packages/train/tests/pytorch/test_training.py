@@ -102,7 +102,7 @@ def rating_config(path: Path, **more: Any) -> dict[str, Any]:
     } | more
 
 
-def test_a_run_writes_the_trace_that_is_asked_for(ratings: Path, tmp_path: Path) -> None:
+def test_a_run_writes_the_requested_trace(ratings: Path, tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     written = rating_config(ratings, training={"steps": 3}, report={"trace_path": str(path)})
     train(run_type().model_validate(written), make_plugin_manager(), SilentProgress())
@@ -111,7 +111,7 @@ def test_a_run_writes_the_trace_that_is_asked_for(ratings: Path, tmp_path: Path)
         assert names.count(name) == 3
 
 
-def test_what_is_exported_of_a_run_has_biases_apart(ratings: Path, tmp_path: Path) -> None:
+def test_an_export_of_a_run_has_separate_biases(ratings: Path, tmp_path: Path) -> None:
     url, out = str(tmp_path / "saved"), tmp_path / "out"
     run(rating_config(ratings, training={"steps": 3}, snapshots={"url": url}))
     (snapshot,) = list_snapshots(url)
@@ -144,7 +144,7 @@ def test_a_run_writes_its_counters_and_ends_with_the_final_ones(
     ]
 
 
-def test_metrics_that_cannot_be_written_are_refused_before_training(
+def test_metrics_that_cannot_be_written_are_rejected_before_training(
     ratings: Path, tmp_path: Path
 ) -> None:
     told = Told()
@@ -179,7 +179,7 @@ def run(config: dict[str, Any], told: Told | None = None) -> TrainResult:
 
 
 @pytest.mark.parametrize("kind", ["ratings", "clicks"])
-def test_a_snapshot_alone_predicts_as_the_trained_model(
+def test_a_snapshot_predicts_like_the_trained_model(
     kind: str, ratings: Path, tmp_path: Path
 ) -> None:
     snapshots = {"url": str(tmp_path / "run")}
@@ -236,7 +236,7 @@ def test_a_pipelined_run_gives_the_same_bits(
     assert plain.steps == pipelined.steps == 2 * (8 if kind == "ratings" else 3)
 
 
-def test_a_pipelined_run_ends_after_the_steps_that_were_asked_for(ratings: Path) -> None:
+def test_a_pipelined_run_ends_after_the_requested_steps(ratings: Path) -> None:
     found = run(rating_config(ratings, training={"steps": 5, "epochs": 3, "pipeline": True}))
     assert found.steps == 5
 
@@ -252,7 +252,7 @@ def test_ratings_are_learned_and_each_id_has_one_row(ratings: Path) -> None:
     assert told.metrics == {result.steps: result.metrics}
 
 
-def test_gradients_that_are_not_admitted_are_told_by_table(ratings: Path) -> None:
+def test_gradients_that_are_not_admitted_are_reported_by_table(ratings: Path) -> None:
     tables = {
         "admission": {"kind": "frequency", "k": 3},
         "overrides": {"item": {"admission": "all"}},
@@ -311,7 +311,7 @@ def test_torch_computes_small_batches_on_one_thread_unless_threads_is_given(
     assert found == {expected}
 
 
-def test_a_training_leaves_torch_as_it_was(ratings: Path) -> None:
+def test_a_training_restores_the_settings_of_torch(ratings: Path) -> None:
     state, threads = torch.random.get_rng_state(), torch.get_num_threads()
     run(rating_config(ratings, training={"epochs": 1}))
     assert torch.equal(state, torch.random.get_rng_state())
@@ -372,7 +372,7 @@ def test_steps_end_a_training_early() -> None:
     assert result.steps == told.total_steps == len(told.losses) == 5
 
 
-def test_a_report_is_written_where_it_is_asked_for(ratings: Path, tmp_path: Path) -> None:
+def test_a_report_is_written_to_the_requested_path(ratings: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the report draws with matplotlib")
     path = tmp_path / "report.html"
     result = run(rating_config(ratings, report={"path": str(path)}, training={"epochs": 1}))
@@ -403,9 +403,7 @@ def test_a_report_is_written_where_it_is_asked_for(ratings: Path, tmp_path: Path
     assert 0 <= age.total_seconds() < 600
 
 
-def test_ids_are_counted_once_however_often_they_are_trained_on(
-    ratings: Path, tmp_path: Path
-) -> None:
+def test_ids_are_counted_once_however_often_they_are_trained(ratings: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the report draws with matplotlib")
     path, found = tmp_path / "report.html", []
     for epochs in (1, 3):
@@ -431,14 +429,14 @@ def test_slices_are_of_the_last_evaluation(tmp_path: Path, interval: int | None)
     assert all(set(each.metrics) == {"auc", "log_loss"} for each in found.slices)
 
 
-def test_a_bad_gradient_ends_training_before_any_row_changes() -> None:
+def test_an_invalid_gradient_ends_training_before_any_row_changes() -> None:
     sparse = {"name": "sgd", "lr": 1e38}
     config = click_config(optimizer={"sparse": sparse, "dense": {"name": "sgd", "lr": 1e38}})
     with pytest.raises(NonFiniteGradientError, match=r"contains? NaN or infinity"):
         run(config)
 
 
-def test_bad_gradients_can_be_skipped_and_are_counted() -> None:
+def test_invalid_gradients_can_be_skipped_and_are_counted() -> None:
     training = {"epochs": 1, "non_finite_gradients": "skip"}
     optimizer = {"sparse": {"name": "sgd", "lr": 0.1}, "dense": {"name": "sgd", "lr": 1e38}}
     config = click_config(training=training, optimizer=optimizer)
@@ -450,7 +448,7 @@ def test_bad_gradients_can_be_skipped_and_are_counted() -> None:
     assert math.isnan(result.metrics["auc"])
 
 
-def test_a_run_ends_where_its_tables_outgrow_their_memory(ratings: Path) -> None:
+def test_a_run_ends_if_its_tables_outgrow_their_memory(ratings: Path) -> None:
     enough = rating_config(ratings, tables={"memory_bytes": "1 GiB"}, training={"steps": 3})
     assert run(enough).steps == 3
     told = Told()
@@ -460,7 +458,7 @@ def test_a_run_ends_where_its_tables_outgrow_their_memory(ratings: Path) -> None
     assert len(told.losses) == 1  # it is looked at before a step is written
 
 
-def test_wrong_data_is_refused_with_its_place(ratings: Path) -> None:
+def test_wrong_data_are_rejected_with_their_place(ratings: Path) -> None:
     ratings.write_text("user,item,rating\n1,2,3.5\n1,2,three\n")
     with pytest.raises(DataError) as caught:
         run(rating_config(ratings))
@@ -472,7 +470,7 @@ def test_wrong_data_is_refused_with_its_place(ratings: Path) -> None:
         run(rating_config(ratings))
 
 
-def test_wrong_optimizers_are_refused_by_their_key(ratings: Path) -> None:
+def test_wrong_optimizers_are_rejected_by_their_key(ratings: Path) -> None:
     def with_sparse(**choice: Any) -> dict[str, Any]:
         return rating_config(ratings, optimizer={"sparse": {"lr": 0.1} | choice})
 
@@ -488,7 +486,7 @@ def test_wrong_optimizers_are_refused_by_their_key(ratings: Path) -> None:
         run(click_config(optimizer={"dense": {"name": "adam", "lr": 0.1, "beta": 1}}))
 
 
-def test_an_unknown_backend_is_refused(ratings: Path) -> None:
+def test_an_unknown_backend_is_rejected(ratings: Path) -> None:
     with pytest.raises(PluginError, match="memory"):
         run(rating_config(ratings, storage={"backend": "memry"}))
 

@@ -131,7 +131,7 @@ def launched(launcher: str, num_ranks: int, arguments: list[str], folder: Path) 
 
 
 @pytest.mark.parametrize(("launcher", "num_ranks", "name"), LAUNCHES)
-def test_ranks_reach_what_one_process_reaches(
+def test_ranks_reach_the_results_of_one_process(
     launcher: str, num_ranks: int, name: str, folder: Path, alone: Mapping[str, TrainResult]
 ) -> None:
     # One line: only the first rank speaks. Some look the next batch up ahead.
@@ -157,7 +157,7 @@ def test_ranks_reach_what_one_process_reaches(
 @pytest.mark.skipif(
     why_unavailable("emulated") is not None, reason=str(why_unavailable("emulated"))
 )
-def test_ranks_with_tables_on_devices_reach_what_one_process_reaches(
+def test_ranks_with_tables_on_devices_reach_the_results_of_one_process(
     folder: Path, alone: Mapping[str, TrainResult]
 ) -> None:
     more = ["storage.backend=hkv", "storage.options.device=emulated", "--json"]
@@ -167,7 +167,7 @@ def test_ranks_with_tables_on_devices_reach_what_one_process_reaches(
     assert many["metrics"]["log_loss"] == pytest.approx(one.metrics["log_loss"], rel=2e-6)
 
 
-def test_ranks_that_read_other_settings_are_refused_naming_both(runs: Runs) -> None:
+def test_ranks_with_different_settings_are_rejected_naming_both(runs: Runs) -> None:
     settings = [
         runs.config(
             SMALL_RATINGS,

@@ -153,7 +153,7 @@ def test_evaluations_every_n_steps(pipeline: bool) -> None:
         assert (plain.metrics, plain.steps) == (result.metrics, result.steps)
 
 
-def test_the_last_step_is_validated_and_least_improvements_count() -> None:
+def test_the_last_step_is_validated_and_minimal_improvements_count() -> None:
     _, told = run(config({"epochs": 8, "steps": 33, "evaluation_interval_steps": 20}))
     assert list(told.validated) == [20, 33]
     result, _ = run(config({"epochs": 8, "patience": 2, "min_improvement": 0.5}))
@@ -162,7 +162,7 @@ def test_the_last_step_is_validated_and_least_improvements_count() -> None:
 
 
 @pytest.mark.parametrize("interrupt_at", [25, 75])
-def test_a_resumed_run_takes_the_same_decisions(interrupt_at: int, tmp_path: Path) -> None:
+def test_a_resumed_run_makes_the_same_decisions(interrupt_at: int, tmp_path: Path) -> None:
     training = {"epochs": 30, "patience": 2}
     whole, whole_told = run(config(training, snapshots={"url": str(tmp_path / "whole")}))
     saving = {"url": str(tmp_path / "cut"), "every_steps": 15, "keep": 2}
@@ -190,7 +190,7 @@ def test_a_resumed_run_takes_the_same_decisions(interrupt_at: int, tmp_path: Pat
     assert min(told.validated) == whole.steps + 20
 
 
-def test_a_best_snapshot_that_is_gone_is_told_of(tmp_path: Path) -> None:
+def test_a_missing_best_snapshot_is_reported(tmp_path: Path) -> None:
     training = {"epochs": 30, "patience": 2}
     saving = {"url": str(tmp_path), "every_steps": 1, "keep": 2}
     whole, _ = run(config(training))
@@ -206,7 +206,7 @@ def test_a_best_snapshot_that_is_gone_is_told_of(tmp_path: Path) -> None:
     assert any("cannot be loaded" in each for each in told.messages)
 
 
-def test_ranks_take_the_decisions_of_one_process(tmp_path: Path) -> None:
+def test_ranks_make_the_decisions_of_one_process(tmp_path: Path) -> None:
     chosen = config({"epochs": 30, "patience": 2}, tables={"dtype": "float64"})
     alone, _ = run(chosen)
     assert alone is not None

@@ -164,7 +164,9 @@ BROKEN: dict[str, tuple[Callable[[str], str], str]] = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_what_is_no_run_is_refused_in_one_line(files: Path, capsys: Printed, what: str) -> None:
+def test_a_file_that_is_not_a_run_is_rejected_in_one_line(
+    files: Path, capsys: Printed, what: str
+) -> None:
     change, message = BROKEN[what]
     text = (files / "a.html").read_text()
     (files / "x.html").write_text(change(text))
@@ -177,7 +179,7 @@ def test_what_is_no_run_is_refused_in_one_line(files: Path, capsys: Printed, wha
     assert not (files / "c.html").exists()
 
 
-def test_a_file_that_is_not_there_is_refused(files: Path, capsys: Printed) -> None:
+def test_a_missing_file_is_rejected(files: Path, capsys: Printed) -> None:
     assert main(["report", "a.html", "none.html"]) == 2
     assert "reading the report none.html failed: No such file" in capsys.readouterr().err
 
@@ -201,7 +203,7 @@ def test_snapshots_of_runs_with_a_report_are_compared(files: Path, capsys: Print
     assert "contains no report; set report.path" in capsys.readouterr().err
 
 
-def test_a_run_of_another_kind_has_no_difference_where_it_has_no_number() -> None:
+def test_a_run_of_another_kind_has_no_difference_if_it_has_no_number() -> None:
     nan = float("nan")
     other = a_run(metrics={"rmse": nan}, snapshot=SnapshotOfRun(url="u", step=1, manifest_hash="h"))
     sections = compare(("a", "b"), (a_run(), other)).sections

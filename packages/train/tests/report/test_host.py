@@ -23,7 +23,7 @@ print(before, with_it, peak_memory_bytes(), int(child.stdout))
 """
 
 
-def test_the_peak_of_a_process_is_its_own_and_not_that_of_the_one_that_started_it() -> None:
+def test_the_peak_of_a_process_excludes_its_parent() -> None:
     # In a process of its own: this one may have held more before.
     ran = subprocess.run([sys.executable, "-c", GROWS], check=True, capture_output=True, text=True)
     before, with_it, after, of_child = map(int, ran.stdout.split())
@@ -32,7 +32,7 @@ def test_the_peak_of_a_process_is_its_own_and_not_that_of_the_one_that_started_i
     assert 1 << 20 < of_child < after - (100 << 20)
 
 
-def test_a_system_that_does_not_tell_gives_none(tmp_path: Path) -> None:
+def test_a_system_without_a_peak_returns_none(tmp_path: Path) -> None:
     assert peak_memory_bytes(tmp_path / "none") == 0
     (tmp_path / "status").write_text("Name: python\n")
     assert peak_memory_bytes(tmp_path / "status") == 0

@@ -29,7 +29,7 @@ def test_ids_are_counted_as_a_counter_does(batches: list[list[int]], asked: list
     assert counts.one_in == 1
 
 
-def test_of_many_ids_a_part_is_counted_and_those_exactly() -> None:
+def test_of_many_ids_a_part_is_counted_exactly() -> None:
     random = np.random.default_rng(1)
     counts, expected = IdCounts(max_ids=500), Counter()
     for _ in range(40):
@@ -47,7 +47,7 @@ def test_of_many_ids_a_part_is_counted_and_those_exactly() -> None:
     assert len(counts.parts()[0]) <= 500
 
 
-def test_counts_of_ranks_are_joined() -> None:
+def test_counts_of_ranks_are_merged() -> None:
     random = np.random.default_rng(2)
     parts = [random.integers(0, 3000, size) for size in (5000, 300, 0)]
     expected = Counter(np.concatenate(parts).tolist())
@@ -66,7 +66,7 @@ def test_counts_of_ranks_are_joined() -> None:
     assert found[is_counted].tolist() == [expected[each] for each in known[is_counted].tolist()]
 
 
-def test_a_buffer_that_is_used_again_changes_no_count() -> None:
+def test_a_reused_buffer_changes_no_count() -> None:
     counts, buffer = IdCounts(), array([1, 1])
     counts.add(buffer)
     buffer[:] = 2

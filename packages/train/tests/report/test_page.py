@@ -89,7 +89,7 @@ def written(path: Path, recorder: RunRecorder, facts: Any = None, **options: Any
     return page
 
 
-def test_the_report_shows_what_was_reached_beside_the_best(tmp_path: Path) -> None:
+def test_the_report_shows_the_result_next_to_the_best(tmp_path: Path) -> None:
     facts = RESULT | {
         "started": "2026-05-03T11:00:59+00:00",
         "world_size": 3,
@@ -193,14 +193,14 @@ def test_numbers_that_are_not_finite_are_drawn_around(tmp_path: Path) -> None:
     assert np.isnan(found.series["loss"].values).tolist() == [False, True, True, False, False]
 
 
-def test_many_tables_are_folded_up(tmp_path: Path) -> None:
+def test_many_tables_are_collapsed(tmp_path: Path) -> None:
     rows = {f"table_{number}": number for number in range(40)}
     page = written(tmp_path / "report.html", recorded(num_tables=40), {"rows": rows})
     assert "details" in page.tags
     assert "All 40 tables" in page.text
 
 
-def test_a_report_is_replaced_whole_or_not_at_all(
+def test_a_report_is_replaced_completely_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "report.html"
@@ -223,7 +223,7 @@ def test_the_same_run_gives_the_same_bytes(whole: Path, tmp_path: Path) -> None:
     assert (tmp_path / "again.html").read_bytes() == whole.read_bytes()
 
 
-def test_without_matplotlib_the_line_to_install_is_named(
+def test_without_matplotlib_the_install_command_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -249,7 +249,7 @@ def test_long_series_are_thinned_and_keep_their_ends() -> None:
     assert gaps.min() == gaps.max()
 
 
-def test_steps_out_of_order_are_refused() -> None:
+def test_steps_out_of_order_are_rejected() -> None:
     recorder = RunRecorder()
     recorder.record(5, "loss", 1)
     with pytest.raises(InvalidArgumentError, match="step 4 after step 5"):

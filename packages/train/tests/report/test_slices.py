@@ -72,7 +72,7 @@ def told(slices: list[Slice]) -> dict[tuple[str, str], tuple[int, float]]:
     return {(each.feature, each.name): (each.num_samples, each.metrics["sum"]) for each in slices}
 
 
-def test_samples_are_divided_by_how_often_their_id_was_met() -> None:
+def test_samples_are_divided_by_the_frequency_of_their_id() -> None:
     times = {5: 1, 6: 9, 7: 10, 8: 99, 9: 100, -1: 500}
     training = [batch_of(user=[id_] * count) for id_, count in times.items()]
     tests = [batch_of(user=[4, 5, 6, 7]), batch_of(user=[8, 9, -1])]
@@ -86,7 +86,7 @@ def test_samples_are_divided_by_how_often_their_id_was_met() -> None:
     }
 
 
-def test_the_two_features_with_most_ids_are_looked_at() -> None:
+def test_the_two_features_with_most_ids_are_measured() -> None:
     training = [batch_of(few=[1, 1, 1], many=[1, 2, 3], some=[1, 1, 2])]
     found = sliced(training, training, ["few", "many", "some"])
     assert {each.feature for each in found} == {"many", "some"}
@@ -102,7 +102,7 @@ def test_a_sample_without_an_id_is_in_no_slice() -> None:
     }
 
 
-def test_of_very_many_ids_a_part_is_measured_and_said_so() -> None:
+def test_only_a_reported_part_of_very_many_ids_is_measured() -> None:
     random = np.random.default_rng(3)
     training = [batch_of(user=random.integers(0, 4000, 500)) for _ in range(20)]
     tests = [batch_of(user=random.integers(0, 6000, 3000))]
@@ -117,7 +117,7 @@ def test_of_very_many_ids_a_part_is_measured_and_said_so() -> None:
 
 @pytest.mark.parametrize("are_parts", [False, True])
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_ranks_measure_what_one_process_measures(world_size: int, are_parts: bool) -> None:
+def test_ranks_measure_the_same_as_one_process(world_size: int, are_parts: bool) -> None:
     random = np.random.default_rng(4)
 
     def batches(count: int, size: int) -> list[ColumnBatch]:
@@ -143,7 +143,7 @@ def test_ranks_measure_what_one_process_measures(world_size: int, are_parts: boo
     assert not any(others)
 
 
-def test_slices_are_measured_as_all_samples_are() -> None:
+def test_slices_are_measured_like_all_samples() -> None:
     random = np.random.default_rng(5)
     predictions, labels = random.random(100), random.integers(0, 2, 100).astype(np.float32)
     clicks, numbers = BinaryMetrics(), RegressionMetrics()

@@ -80,7 +80,7 @@ class FailureTests:
             assert results[rank]["seconds"] <= 4.0
 
     @pytest.mark.parametrize("operation", sorted(_WAITS))
-    def test_a_rank_that_gives_up_tells_those_that_wait_for_it_who_failed(
+    def test_a_rank_that_gives_up_reports_the_failed_rank_to_its_waiters(
         self, run_ranks: Any, operation: str
     ) -> None:
         results = run_ranks(3, wait_for_a_rank_that_gives_up, operation, deadline_seconds=20.0)
@@ -99,10 +99,10 @@ class FailureTests:
 
         check_with_deadlines(check)
 
-    def test_what_was_sent_before_leaving_arrives(self, run_ranks: Any) -> None:
+    def test_messages_sent_before_leaving_arrive(self, run_ranks: Any) -> None:
         assert run_ranks(2, send_and_leave)[0] == 6
 
-    def test_a_closed_collective_refuses_everything(self, run_ranks: Any) -> None:
+    def test_a_closed_collective_rejects_every_call(self, run_ranks: Any) -> None:
         assert run_ranks(2, use_after_close) == [5, 5]
 
 

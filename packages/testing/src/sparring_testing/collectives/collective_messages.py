@@ -44,7 +44,7 @@ class MessageTests:
     def test_a_buffer_may_change_once_its_send_is_done(self, run_ranks: Any) -> None:
         assert run_ranks(2, change_after_send)[1] == list(range(200))
 
-    def test_a_receive_becomes_done_by_asking(self, run_ranks: Any) -> None:
+    def test_a_receive_completes_by_polling(self, run_ranks: Any) -> None:
         assert run_ranks(2, poll_until_done) == [True, True]
 
     def test_a_work_may_be_waited_for_twice(self, run_ranks: Any) -> None:
@@ -60,12 +60,12 @@ class MessageTests:
         assert all(run_ranks(2, swap_large, _LARGE_BYTES, deadline_seconds=60.0))
 
     @pytest.mark.parametrize(("sent", "room"), [(4, 8), (8, 4), (0, 4), (4, 0), (100_000, 16)])
-    def test_a_message_of_another_size_is_refused(
+    def test_a_message_of_another_size_is_rejected(
         self, run_ranks: Any, sent: int, room: int
     ) -> None:
         assert run_ranks(2, disagree_on_size, sent, room, deadline_seconds=0.3)[1] == "refused"
 
-    def test_wrong_calls_are_refused(self, run_ranks: Any) -> None:
+    def test_wrong_calls_are_rejected(self, run_ranks: Any) -> None:
         for refused in run_ranks(2, call_wrongly):
             assert refused == ["rank", "rank", "tag", "tag", "contiguous", "read-only"]
 

@@ -23,7 +23,7 @@ class OperationTests:
     ) -> None:
         assert run_ranks(world_size, exchange_uneven) == [True] * world_size
 
-    def test_parts_of_no_size_are_ordinary(self, run_ranks: Any) -> None:
+    def test_empty_parts_are_accepted(self, run_ranks: Any) -> None:
         assert run_ranks(3, exchange_nothing) == [[[0, 4]] * 3] * 3
 
     @pytest.mark.parametrize("world_size", [1, 3])
@@ -53,7 +53,7 @@ class OperationTests:
     def test_arrays_of_other_shapes_are_not_reduced(self, run_ranks: Any) -> None:
         assert run_ranks(2, reduce_wrongly) == [["shape", "dtype", "parts", "one dtype"]] * 2
 
-    def test_a_barrier_holds_until_the_last_rank(self, run_ranks: Any) -> None:
+    def test_a_barrier_waits_for_the_last_rank(self, run_ranks: Any) -> None:
         waited = run_ranks(3, meet_late, 0.3)
         assert waited[0] >= 0.25
         assert waited[1] >= 0.25

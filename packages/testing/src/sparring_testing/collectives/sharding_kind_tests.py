@@ -109,7 +109,7 @@ class ShardingKindTests:
         layout = described.factory(_request("user", world_size, per_node))
         assert (layout.kind, layout.world_size) == (described.name, world_size)
 
-    def test_the_same_request_makes_the_same_layout(
+    def test_the_same_request_gives_the_same_layout(
         self, described: ShardingKindDescriptor
     ) -> None:
         requests = [_request(f"table-{each}", 8, 4) for each in range(12)]
@@ -121,7 +121,7 @@ class ShardingKindTests:
             assert np.array_equal(one.owners, other.owners)
             assert one.is_replicated == other.is_replicated
 
-    def test_all_ranks_make_the_same_layout(self, described: ShardingKindDescriptor) -> None:
+    def test_all_ranks_create_the_same_layout(self, described: ShardingKindDescriptor) -> None:
         """A process with a different environment and hash seed creates the same layouts."""
         requests = [_request(f"table-{each}", 8, 4) for each in range(12)]
         try:
@@ -148,7 +148,7 @@ class ShardingKindTests:
         expected = str([described.factory(each).digest for each in requests])
         assert done.stdout.decode().strip() == expected, "ranks would disagree on the layout"
 
-    def test_ranks_of_a_plan_own_the_rows_or_are_refused_by_name(
+    def test_ranks_of_a_plan_own_the_rows_or_are_rejected_by_name(
         self, described: ShardingKindDescriptor
     ) -> None:
         for ranks in _subsets(range(4)):
@@ -163,13 +163,13 @@ class ShardingKindTests:
             assert keepers <= set(ranks), f"with ranks {ranks}, rows are on {sorted(keepers)}"
 
     @pytest.mark.parametrize("world_size", [1, 2, 3])
-    def test_steps_change_rows_as_row_wise_does_bit_for_bit(
+    def test_steps_equal_row_wise_bit_for_bit(
         self, kind: str, plugin_manager: PluginManager, world_size: int
     ) -> None:
         expected = _train_on_ranks("row_wise", world_size, plugin_manager)
         assert np.array_equal(_train_on_ranks(kind, world_size, plugin_manager), expected)
 
-    def test_what_it_saves_loads_as_row_wise_and_back(
+    def test_its_saves_load_as_row_wise_and_vice_versa(
         self, kind: str, plugin_manager: PluginManager, tmp_path: Path
     ) -> None:
         expected = _train_on_ranks("row_wise", 2, plugin_manager, more=_STEPS)

@@ -61,7 +61,7 @@ class DatasetTests:
         violations = find_violations(type(self), DatasetTests)
         assert not violations, "\n".join(violations)
 
-    def test_batches_are_as_the_schema_says(
+    def test_batches_match_the_schema(
         self, open_dataset: OpenDataset, has_validation: bool
     ) -> None:
         data = open_dataset(DatasetRequest())
@@ -69,7 +69,7 @@ class DatasetTests:
             for batch in part:
                 _check_batch(batch, data.schema)
 
-    def test_every_example_comes_once(
+    def test_every_example_occurs_once(
         self, open_dataset: OpenDataset, num_examples: int | None, has_validation: bool
     ) -> None:
         data = open_dataset(DatasetRequest())
@@ -100,7 +100,7 @@ class DatasetTests:
         for one, other in zip(first, second, strict=True):
             assert _examples(one) == _examples(other)
 
-    def test_steps_per_epoch_is_what_comes(self, open_dataset: OpenDataset) -> None:
+    def test_steps_per_epoch_is_the_number_of_batches(self, open_dataset: OpenDataset) -> None:
         data = open_dataset(DatasetRequest())
         if data.steps_per_epoch is not None:
             assert len(list(data.batches(0))) == data.steps_per_epoch
@@ -119,7 +119,7 @@ class DatasetTests:
             steps = [_examples([batch]) for batch in part]
             assert _steps_of([each[number] for each in held_out]) == steps
 
-    def test_labels_are_in_the_range_that_is_told(self, open_dataset: OpenDataset) -> None:
+    def test_labels_are_in_the_declared_range(self, open_dataset: OpenDataset) -> None:
         data = open_dataset(DatasetRequest())
         if data.label_range is None:
             return

@@ -107,7 +107,7 @@ class FrameworkTests:
             model = make_model(table, container, "sgd", 0.1)
             assert np.array_equal(model.look_up(_FAR_APART), initial_rows(_FAR_APART, table))
 
-    def test_reading_makes_no_row(self, make_model: MakeModel, table: TableConfig) -> None:
+    def test_reading_creates_no_row(self, make_model: MakeModel, table: TableConfig) -> None:
         with StepContainer() as container:
             model = make_model(table, container, "sgd", 0.1)
             model.look_up(_FAR_APART)
@@ -139,7 +139,7 @@ class FrameworkTests:
         np.testing.assert_allclose(found, (rows * bags).sum(1), rtol=1e-4, atol=1e-7)
 
     @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "fused adagrad", "adam"])
-    def test_rows_after_100_steps_are_those_of_the_formula(
+    def test_rows_after_100_steps_equal_the_formula(
         self, make_model: MakeModel, table: TableConfig, optimizer: str
     ) -> None:
         generator = np.random.default_rng(4)
@@ -155,7 +155,7 @@ class FrameworkTests:
             np.testing.assert_allclose(model.look_up(known), rule.look_up(known), atol=1e-5)
             assert container.num_rows(table.name) == len(rule.rows)
 
-    def test_the_state_of_adagrad_lies_behind_the_embedding(
+    def test_the_state_of_adagrad_follows_the_embedding(
         self, make_model: MakeModel, table: TableConfig
     ) -> None:
         rule = _Adagrad(table, 0.05)
@@ -170,7 +170,7 @@ class FrameworkTests:
         sums = np.stack([rule.sums[int(key)] for key in keys])
         np.testing.assert_allclose(rows[:, _DIM:], sums, rtol=1e-5)
 
-    def test_rows_that_are_not_looked_up_do_not_move(
+    def test_rows_that_are_not_looked_up_do_not_change(
         self, make_model: MakeModel, table: TableConfig
     ) -> None:
         ids, others = np.array([1, 2], np.int64), np.array([3, 4], np.int64)
@@ -214,7 +214,7 @@ class FrameworkTests:
             model.step(np.empty(0, np.int64), np.empty((0, _DIM), np.float32))
             assert container.num_rows(table.name) == 0
 
-    def test_a_gradient_that_is_not_finite_changes_nothing(
+    def test_a_non_finite_gradient_changes_nothing(
         self, make_model: MakeModel, table: TableConfig
     ) -> None:
         targets = np.ones((7, _DIM), np.float32)
@@ -228,7 +228,7 @@ class FrameworkTests:
             assert np.array_equal(model.look_up(_FAR_APART), before)
 
     @pytest.mark.parametrize("optimizer", ["adagrad", "fused adagrad", "adam"])
-    def test_a_snapshot_goes_on_bit_by_bit(
+    def test_training_continues_from_a_snapshot_bit_by_bit(
         self, make_model: MakeModel, table: TableConfig, optimizer: str, tmp_path: Path
     ) -> None:
         targets = np.ones((7, _DIM), np.float32)
@@ -242,7 +242,7 @@ class FrameworkTests:
             assert _rows(other, table) == _rows(container, table)
             assert np.array_equal(loaded.look_up(_FAR_APART), model.look_up(_FAR_APART))
 
-    def test_rows_with_the_state_of_another_optimizer_are_refused(
+    def test_rows_with_the_state_of_another_optimizer_are_rejected(
         self, make_model: MakeModel, table: TableConfig, tmp_path: Path
     ) -> None:
         targets = np.ones((7, _DIM), np.float32)
@@ -255,7 +255,7 @@ class FrameworkTests:
                 other.load(url)
             assert other.num_rows(table.name) == 0
 
-    def test_a_snapshot_of_another_dim_is_refused(
+    def test_a_snapshot_of_another_dim_is_rejected(
         self, make_model: MakeModel, table: TableConfig, tmp_path: Path
     ) -> None:
         url = str(tmp_path / "snapshot")
@@ -269,7 +269,7 @@ class FrameworkTests:
                 other.load(url)
             assert other.num_rows(table.name) == 0
 
-    def test_a_closed_table_is_told_of(self, make_model: MakeModel, table: TableConfig) -> None:
+    def test_a_closed_table_raises(self, make_model: MakeModel, table: TableConfig) -> None:
         with StepContainer() as container:
             model = make_model(table, container, "sgd", 0.1)
             model.look_up(_FAR_APART)
@@ -278,7 +278,7 @@ class FrameworkTests:
         with pytest.raises(Exception, match="closed"):
             model.step(_FAR_APART, np.ones((7, _DIM), np.float32))
 
-    def test_floats_that_are_no_ids_are_refused(
+    def test_floats_that_are_not_ids_are_rejected(
         self, make_model: MakeModel, table: TableConfig
     ) -> None:
         with StepContainer() as container:

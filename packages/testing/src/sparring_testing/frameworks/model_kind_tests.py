@@ -92,7 +92,7 @@ class ModelKindTests:
         violations = find_violations(type(self), ModelKindTests)
         assert not violations, "\n".join(violations)
 
-    def test_it_has_rows_in_each_table_that_it_asks_for(self, trainings: TrainingRuns) -> None:
+    def test_it_has_rows_in_each_declared_table(self, trainings: TrainingRuns) -> None:
         config = trainings.config("run")
         asked = [table.name for table in config.model.tables(config.data.columns)]
         assert len(set(asked)) == len(asked)
@@ -110,11 +110,11 @@ class ModelKindTests:
         assert first.losses == second.losses
         assert first.metrics == second.metrics
 
-    def test_a_saved_model_answers_as_the_trained_one(self, trainings: TrainingRuns) -> None:
+    def test_a_saved_model_answers_like_the_trained_one(self, trainings: TrainingRuns) -> None:
         trained = trainings.train("run")
         assert trainings.evaluate_saved("run") == pytest.approx(trained.metrics, rel=1e-5)
 
-    def test_a_run_goes_on_from_a_snapshot_as_if_it_had_not_ended(
+    def test_a_run_continues_from_a_snapshot_as_if_never_interrupted(
         self, trainings: TrainingRuns
     ) -> None:
         whole = trainings.train("whole")
@@ -123,7 +123,7 @@ class ModelKindTests:
         assert [*first.losses, *rest.losses] == pytest.approx(whole.losses, rel=1e-5)
         trainings.check_equal_rows("whole", "parts")
 
-    def test_two_ranks_train_as_one(self, trainings: TrainingRuns) -> None:
+    def test_two_ranks_train_like_one(self, trainings: TrainingRuns) -> None:
         trainings.train("alone")
         trainings.train_on_ranks("ranks")
         trainings.check_equal_rows("alone", "ranks")

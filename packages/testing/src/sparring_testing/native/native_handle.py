@@ -66,13 +66,13 @@ class NativeHandleTests:
         handle.clear()
         assert storage.size == 0
 
-    def test_native_handle_declares_what_the_storage_declares(self, storage: Storage) -> None:
+    def test_native_handle_has_the_capabilities_of_the_storage(self, storage: Storage) -> None:
         declared, found = storage.capabilities, _open_handle(storage).capabilities
         for name in ("persistent", "concurrent_reads", "bounded", "evicts", "evict", "touch"):
             assert getattr(found, name) == getattr(declared, name), name
         assert (found.scores == "given") == (declared.scores == "given")
 
-    def test_native_handle_of_a_bounded_storage_hands_back_what_leaves(
+    def test_native_handle_of_a_bounded_storage_returns_evicted_rows(
         self, bounded_storage: Storage, rng: np.random.Generator
     ) -> None:
         storage, handle = bounded_storage, _open_handle(bounded_storage)

@@ -27,7 +27,7 @@ __all__ = ["RowHandleTests"]
 class RowHandleTests:
     """A row handle refers to the row of its key. If it is outdated, the key is looked up again."""
 
-    def test_rows_by_their_handles_are_those_that_find_gives(
+    def test_rows_by_handle_equal_the_rows_of_find(
         self, storage: Storage, rng: np.random.Generator
     ) -> None:
         abi, keys = _open_abi(storage), distinct_keys(rng, 300)
@@ -40,7 +40,7 @@ class RowHandleTests:
             assert shown == _found(storage, keys[order], columns)
         _assert_updates(abi, storage, known, rng)
 
-    def test_keys_without_a_handle_are_looked_for_by_an_update(
+    def test_an_update_looks_up_keys_without_a_handle(
         self, storage: Storage, rng: np.random.Generator
     ) -> None:
         abi, keys = _open_abi(storage), distinct_keys(rng, 100)
@@ -48,12 +48,12 @@ class RowHandleTests:
         storage.upsert(keys[:60], random_rows(rng, 60, storage.table))
         _assert_updates(abi, storage, known, rng)
 
-    def test_old_handles_are_looked_for_again(
+    def test_old_handles_are_looked_up_again(
         self, storage: Storage, rng: np.random.Generator
     ) -> None:
         _change_and_reuse(storage, rng, distinct_keys(rng, 60), makes_rows=True)
 
-    def test_old_handles_of_a_bounded_storage_are_looked_for_again(
+    def test_old_handles_of_a_bounded_storage_are_looked_up_again(
         self, bounded_storage: Storage, rng: np.random.Generator
     ) -> None:
         keys = distinct_keys(rng, 2 * require_capacity(bounded_storage))

@@ -35,7 +35,7 @@ class BoundedTests:
             assert storage.size <= capacity == storage.capacity
             assert len(read_contents(storage)) == storage.size
 
-    def test_nothing_leaves_before_the_storage_is_full(
+    def test_nothing_is_evicted_before_the_storage_is_full(
         self, bounded_storage: Storage, rng: np.random.Generator
     ) -> None:
         storage, capacity = bounded_storage, require_capacity(bounded_storage)
@@ -56,7 +56,7 @@ class BoundedTests:
         share = 1.0 if storage.capabilities.eviction_scope == "table" else 0.9
         assert storage.size >= share * capacity
 
-    def test_full_storage_that_may_not_evict_refuses_and_is_unchanged(
+    def test_full_storage_that_may_not_evict_raises_and_is_unchanged(
         self, bounded_storage: Storage, rng: np.random.Generator
     ) -> None:
         storage, capacity = bounded_storage, require_capacity(bounded_storage)
@@ -84,7 +84,7 @@ class BoundedTests:
         assert len(storage.upsert(keys, rows)) == 0
         assert_contains_rows(storage, keys, rows)
 
-    def test_every_upserted_key_is_held_or_was_handed_back_once(
+    def test_every_upserted_key_is_stored_or_was_returned_once_as_evicted(
         self, bounded_storage: Storage, rng: np.random.Generator
     ) -> None:
         storage, capacity = bounded_storage, require_capacity(bounded_storage)
@@ -96,7 +96,7 @@ class BoundedTests:
             ledger.upsert(chosen, random_rows(rng, len(chosen), storage.table), rng)
         ledger.check()
 
-    def test_one_call_may_bring_more_rows_than_fit(
+    def test_one_call_may_contain_more_rows_than_fit(
         self, bounded_storage: Storage, rng: np.random.Generator
     ) -> None:
         storage, capacity = bounded_storage, require_capacity(bounded_storage)
@@ -119,7 +119,7 @@ class BoundedTests:
             storage.find(keys[: len(keys) // 3])
         assert read_contents(storage) == before, "find changed scores"
 
-    def test_erased_rows_are_not_handed_back(
+    def test_erased_rows_are_not_returned_as_evicted(
         self, bounded_storage: Storage, rng: np.random.Generator
     ) -> None:
         storage, capacity = bounded_storage, require_capacity(bounded_storage)
@@ -130,7 +130,7 @@ class BoundedTests:
         evicted = storage.upsert(keys[capacity:], random_rows(rng, 2 * capacity, storage.table))
         assert not set(evicted.keys.tolist()) & set(keys[:capacity].tolist())
 
-    def test_evicted_rows_are_the_callers_own(
+    def test_evicted_rows_belong_to_the_caller(
         self, bounded_storage: Storage, rng: np.random.Generator
     ) -> None:
         storage, capacity = bounded_storage, require_capacity(bounded_storage)

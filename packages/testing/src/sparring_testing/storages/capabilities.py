@@ -41,25 +41,21 @@ class CapabilityTests:
             "bounded_options opened a storage that declares bounded=False"
         )
 
-    def test_touch_that_is_not_declared_is_refused(
-        self, storage: Storage, rng: np.random.Generator
-    ) -> None:
+    def test_undeclared_touch_is_rejected(self, storage: Storage, rng: np.random.Generator) -> None:
         require(not storage.capabilities.touch, "this storage declares touch=True")
         before = _fill(storage, rng)
         with pytest.raises(UnsupportedError, match="touch"):
             storage.touch(list(before)[:3])
         assert read_contents(storage) == before
 
-    def test_evict_that_is_not_declared_is_refused(
-        self, storage: Storage, rng: np.random.Generator
-    ) -> None:
+    def test_undeclared_evict_is_rejected(self, storage: Storage, rng: np.random.Generator) -> None:
         require(not storage.capabilities.evict, "this storage declares evict=True")
         before = _fill(storage, rng)
         with pytest.raises(UnsupportedError, match="evict"):
             storage.evict(1)
         assert read_contents(storage) == before
 
-    def test_scores_that_are_not_taken_are_refused(
+    def test_unsupported_scores_are_rejected(
         self, storage: Storage, rng: np.random.Generator
     ) -> None:
         require(storage.capabilities.scores != "given", "this storage declares scores='given'")
@@ -69,9 +65,7 @@ class CapabilityTests:
             storage.upsert(keys, random_rows(rng, 3, storage.table), [1, 2, 3])
         assert read_contents(storage) == before
 
-    def test_scores_that_are_not_kept_read_as_zero(
-        self, storage: Storage, rng: np.random.Generator
-    ) -> None:
+    def test_unstored_scores_read_as_zero(self, storage: Storage, rng: np.random.Generator) -> None:
         scores = storage.capabilities.scores
         require(scores == "none", f"this storage declares scores={scores!r}")
         before = _fill(storage, rng)
@@ -95,7 +89,7 @@ class CapabilityTests:
             # A storage may allocate in advance, but within limits.
             assert found <= 20 * payload + (64 << 20), f"{found} bytes for {payload} of payload"
 
-    def test_estimated_bytes_are_those_that_rows_take(
+    def test_estimated_bytes_equal_the_memory_of_rows(
         self, new_storage: MakeStorage, rng: np.random.Generator, estimate: Estimate | None
     ) -> None:
         if estimate is None:

@@ -30,7 +30,7 @@ _LOW_QUANTILE, _LOW_SHARE = 0.25, 0.75
 class EvictionTests:
     """The rows with the lowest scores are evicted, if the storage is full or on request."""
 
-    def test_rows_with_the_lowest_scores_leave(
+    def test_rows_with_the_lowest_scores_are_evicted(
         self, bounded_storage: Storage, rng: np.random.Generator
     ) -> None:
         storage = bounded_storage
@@ -45,7 +45,7 @@ class EvictionTests:
         assert len(evicted) > 0
         _assert_lowest_left(storage, before, evicted)
 
-    def test_new_row_that_scores_lowest_is_handed_back(
+    def test_new_row_with_the_lowest_score_is_returned_as_evicted(
         self, bounded_storage: Storage, rng: np.random.Generator
     ) -> None:
         storage, capacity = bounded_storage, require_capacity(bounded_storage)
@@ -83,7 +83,7 @@ class EvictionTests:
             ledger.book(evicted)
         ledger.check()
 
-    def test_evict_of_more_than_there_is_empties_the_storage(
+    def test_evict_of_more_rows_than_stored_empties_the_storage(
         self, bounded_storage: Storage, rng: np.random.Generator
     ) -> None:
         storage = bounded_storage
@@ -98,7 +98,7 @@ class EvictionTests:
         ledger.check()
         assert len(storage.evict(1)) == 0
 
-    def test_evict_of_a_negative_count_is_refused(
+    def test_evict_of_a_negative_count_is_rejected(
         self, bounded_storage: Storage, rng: np.random.Generator
     ) -> None:
         storage = bounded_storage

@@ -79,7 +79,7 @@ class LifecycleTests:
         with pytest.raises(ClosedError):
             _CALLS[call](storage)
 
-    def test_close_twice_is_fine(self, storage: Storage) -> None:
+    def test_close_may_be_called_twice(self, storage: Storage) -> None:
         assert not storage.is_closed
         storage.close()
         storage.close()
@@ -90,7 +90,7 @@ class LifecycleTests:
             storage.upsert([1], _ROW)
         assert storage.is_closed
 
-    def test_scan_under_way_raises_when_the_storage_is_closed(
+    def test_scan_in_progress_raises_when_the_storage_is_closed(
         self, storage: Storage, rng: np.random.Generator
     ) -> None:
         storage.upsert(distinct_keys(rng, 100), random_rows(rng, 100, storage.table))
@@ -109,7 +109,7 @@ class LifecycleTests:
         assert row_bytes(result.rows) == row_bytes(rows)
         assert sorted(key for chunk in chunks for key in chunk.keys.tolist()) == sorted(keys)
 
-    def test_close_and_reopen_finds_what_was_written(
+    def test_close_and_reopen_finds_the_written_rows(
         self, storage: Storage, reopen: ReopenStorage, rng: np.random.Generator
     ) -> None:
         keys = np.concatenate([EXTREME_KEYS, distinct_keys(rng, 300)])
@@ -170,7 +170,7 @@ class LifecycleTests:
         again = reopen(storage)
         assert (read_note(again, "colour"), read_note(again, "shape")) == ("grün", None)
 
-    def test_load_that_did_not_end_is_known_after_reopening(
+    def test_incomplete_load_is_known_after_reopening(
         self, storage: Storage, reopen: ReopenStorage, rng: np.random.Generator
     ) -> None:
         require(storage.capabilities.notes, "this storage declares notes=False")

@@ -45,7 +45,7 @@ class OwnershipTests:
         assert np.array_equal(passed_keys, keys)
         assert np.array_equal(passed_rows, rows)
 
-    def test_strided_and_converted_arrays_are_read_right(
+    def test_strided_and_converted_arrays_are_read_correctly(
         self, storage: Storage, rng: np.random.Generator
     ) -> None:
         keys = distinct_keys(rng, 200)
@@ -57,7 +57,7 @@ class OwnershipTests:
         storage.upsert(small, rows[:10])
         assert_contains_rows(storage, small.astype(np.uint64), rows[:10])
 
-    def test_found_rows_are_the_callers_own(
+    def test_found_rows_belong_to_the_caller(
         self, storage: Storage, rng: np.random.Generator
     ) -> None:
         keys = distinct_keys(rng, 100)
@@ -71,7 +71,7 @@ class OwnershipTests:
         storage.upsert(keys, random_rows(rng, 100, storage.table))
         assert np.array_equal(second.rows, rows), "a later upsert changed rows returned earlier"
 
-    def test_scanned_chunks_are_the_callers_own(
+    def test_scanned_chunks_belong_to_the_caller(
         self, storage: Storage, rng: np.random.Generator
     ) -> None:
         keys = distinct_keys(rng, 100)

@@ -47,7 +47,7 @@ class PolicyTests:
             storage.upsert(used, random_rows(rng, len(used), storage.table))
         _assert_stay(storage, _fill_bucket(storage, rng), used)
 
-    def test_lru_lets_the_oldest_rows_leave(
+    def test_lru_evicts_the_oldest_rows(
         self, open_bounded: OpenBounded, rng: np.random.Generator
     ) -> None:
         storage = open_bounded("lru")
@@ -74,7 +74,7 @@ class PolicyTests:
         assert {key: row.data for key, row in read_contents(storage).items()} == before
         assert storage.size == len(known)
 
-    def test_touch_takes_the_scores_that_are_given(
+    def test_touch_stores_the_given_scores(
         self, open_bounded: OpenBounded, rng: np.random.Generator
     ) -> None:
         storage = open_bounded("custom")
@@ -85,7 +85,7 @@ class PolicyTests:
         assert {key: row.score for key, row in held.items()} == {1: 2**64 - 1, 2: 20, 3: 5}
 
     @pytest.mark.parametrize("policy", _RECENCY_POLICIES)
-    def test_scores_of_a_policy_are_its_own(
+    def test_scores_are_set_by_the_policy(
         self, open_bounded: OpenBounded, rng: np.random.Generator, policy: str
     ) -> None:
         storage = open_bounded(policy)

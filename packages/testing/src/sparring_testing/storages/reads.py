@@ -31,7 +31,7 @@ class ReadingTests:
             storage.upsert(part, rows)
             assert_contains_rows(storage, part, rows)
 
-    def test_find_gives_rows_in_the_order_of_its_keys(
+    def test_find_returns_rows_in_the_order_of_its_keys(
         self, storage: Storage, rng: np.random.Generator
     ) -> None:
         keys = distinct_keys(rng, 500)
@@ -71,7 +71,7 @@ class ReadingTests:
         assert storage.size == size == 100
         assert read_contents(storage) == before, "find changed rows, scores or keys"
 
-    def test_columns_give_that_part_of_each_row(
+    def test_columns_select_a_part_of_each_row(
         self, new_storage: MakeStorage, rng: np.random.Generator
     ) -> None:
         table = make_table(dim=5, state_width=4)

@@ -53,7 +53,7 @@ class RejectionTests:
 
     @pytest.mark.parametrize("what", _BAD_KEYS)
     @pytest.mark.parametrize("operation", ["find", "upsert", "erase"])
-    def test_bad_keys_are_refused_and_change_nothing(
+    def test_invalid_keys_are_rejected_and_change_nothing(
         self, storage: Storage, rng: np.random.Generator, operation: str, what: str
     ) -> None:
         before = _fill(storage, rng)
@@ -64,7 +64,7 @@ class RejectionTests:
         _assert_unchanged(storage, before)
 
     @pytest.mark.parametrize("operation", ["find", "upsert", "erase"])
-    def test_duplicate_keys_are_refused_and_change_nothing(
+    def test_duplicate_keys_are_rejected_and_change_nothing(
         self, storage: Storage, rng: np.random.Generator, operation: str
     ) -> None:
         require(storage.validate, "make_storage opens storages with validate=False")
@@ -79,7 +79,7 @@ class RejectionTests:
         [(2, 3), (2, 5), (1, 4), (3, 4), (8,), (2, 2, 2)],
         ids=["too narrow", "too wide", "too few", "too many", "rank 1", "rank 3"],
     )
-    def test_rows_of_wrong_shape_are_refused_and_change_nothing(
+    def test_rows_of_wrong_shape_are_rejected_and_change_nothing(
         self, storage: Storage, rng: np.random.Generator, shape: tuple[int, ...]
     ) -> None:
         before = _fill(storage, rng)
@@ -88,7 +88,7 @@ class RejectionTests:
         _assert_unchanged(storage, before)
 
     @pytest.mark.parametrize("dtype", ["float64", "float16", "int32", "int64", "complex64"])
-    def test_rows_of_wrong_dtype_are_refused_and_change_nothing(
+    def test_rows_of_wrong_dtype_are_rejected_and_change_nothing(
         self, storage: Storage, rng: np.random.Generator, dtype: str
     ) -> None:
         before = _fill(storage, rng)
@@ -97,7 +97,7 @@ class RejectionTests:
         _assert_unchanged(storage, before)
 
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-    def test_rows_of_16_bits_take_no_others(
+    def test_rows_of_16_bits_accept_no_other_dtype(
         self, new_storage: MakeStorage, rng: np.random.Generator, dtype: str
     ) -> None:
         storage = new_storage(make_table(4, dtype))
@@ -109,7 +109,7 @@ class RejectionTests:
         _assert_unchanged(storage, before)
 
     @pytest.mark.parametrize("columns", [(0, 0), (2, 1), (-1, 2), (0, 5), (4, 5)])
-    def test_columns_out_of_range_are_refused(
+    def test_columns_out_of_range_are_rejected(
         self, storage: Storage, columns: tuple[int, int]
     ) -> None:
         with pytest.raises(InvalidArgumentError):
@@ -118,7 +118,7 @@ class RejectionTests:
             storage.scan(10, Columns(*columns))
 
     @pytest.mark.parametrize("operation", ["find", "upsert", "erase"])
-    def test_ragged_keys_and_rows_are_refused_and_change_nothing(
+    def test_ragged_keys_and_rows_are_rejected_and_change_nothing(
         self, storage: Storage, rng: np.random.Generator, operation: str
     ) -> None:
         before = _fill(storage, rng)
@@ -132,7 +132,7 @@ class RejectionTests:
         _assert_unchanged(storage, before)
 
     @pytest.mark.parametrize("what", _NO_RANGES)
-    def test_columns_that_are_no_range_are_refused(self, storage: Storage, what: str) -> None:
+    def test_columns_that_are_not_a_range_are_rejected(self, storage: Storage, what: str) -> None:
         columns = _NO_RANGES[what]
         with pytest.raises(InvalidArgumentError):
             storage.find([1], columns)
@@ -140,12 +140,14 @@ class RejectionTests:
             storage.scan(10, columns)
 
     @pytest.mark.parametrize("what", _NO_COUNTS)
-    def test_scan_by_no_whole_number_of_rows_is_refused(self, storage: Storage, what: str) -> None:
+    def test_scan_with_a_non_integer_chunk_size_is_rejected(
+        self, storage: Storage, what: str
+    ) -> None:
         with pytest.raises(InvalidArgumentError):
             storage.scan(_NO_COUNTS[what])
 
     @pytest.mark.parametrize("what", _NO_COUNTS)
-    def test_evict_of_no_whole_number_is_refused_and_removes_nothing(
+    def test_evict_of_a_non_integer_count_is_rejected_and_removes_nothing(
         self, bounded_storage: Storage, rng: np.random.Generator, what: str
     ) -> None:
         storage = bounded_storage
@@ -155,9 +157,7 @@ class RejectionTests:
             storage.evict(_NO_COUNTS[what])
         assert sorted(read_contents(storage)) == [1, 2], "a rejected call changed the table"
 
-    def test_out_that_cannot_be_written_is_refused(
-        self, storage: Storage, rng: np.random.Generator
-    ) -> None:
+    def test_read_only_out_is_rejected(self, storage: Storage, rng: np.random.Generator) -> None:
         before = _fill(storage, rng)
         read_only = np.ones((2, storage.table.width), storage.table.numpy_dtype)
         read_only.flags.writeable = False
@@ -168,7 +168,7 @@ class RejectionTests:
         assert (read_only == 1).all(), "a read-only out was written to"
         _assert_unchanged(storage, before)
 
-    def test_out_that_does_not_fit_is_refused(
+    def test_out_that_does_not_match_is_rejected(
         self, storage: Storage, rng: np.random.Generator
     ) -> None:
         before = _fill(storage, rng)

@@ -24,7 +24,7 @@ __all__ = ["ScanTests"]
 class ScanTests:
     """A scan returns all rows, in chunks that belong to the caller."""
 
-    def test_scan_gives_every_row_exactly_once(
+    def test_scan_returns_every_row_exactly_once(
         self, storage: Storage, rng: np.random.Generator
     ) -> None:
         keys = distinct_keys(rng, 3_000)
@@ -36,7 +36,7 @@ class ScanTests:
         assert [held[key].data for key in keys[:2_000].tolist()] == row_bytes(rows[:2_000])
 
     @pytest.mark.parametrize("chunk_rows", [1, 7, 999, 1_000, 1_001, 10**9])
-    def test_scan_chunks_hold_at_most_chunk_rows(
+    def test_scan_chunks_have_at_most_chunk_rows(
         self, storage: Storage, rng: np.random.Generator, chunk_rows: int
     ) -> None:
         keys = distinct_keys(rng, 1_000)
@@ -52,7 +52,7 @@ class ScanTests:
             seen += chunk.keys.tolist()
         assert sorted(seen) == sorted(keys.tolist())
 
-    def test_scan_of_columns_gives_that_part_of_each_row(
+    def test_scan_of_columns_selects_a_part_of_each_row(
         self, new_storage: MakeStorage, rng: np.random.Generator
     ) -> None:
         table = make_table(dim=4, state_width=3)
@@ -69,7 +69,7 @@ class ScanTests:
                 num_rows += len(chunk)
             assert num_rows == 300
 
-    def test_scan_of_an_empty_storage_gives_no_rows(self, storage: Storage) -> None:
+    def test_scan_of_an_empty_storage_returns_no_rows(self, storage: Storage) -> None:
         assert sum(len(chunk) for chunk in storage.scan()) == 0
 
     def test_two_scans_do_not_disturb_each_other(
@@ -83,7 +83,7 @@ class ScanTests:
                 keys_seen.extend([] if chunk is None else chunk.keys.tolist())
         assert sorted(seen[0]) == sorted(seen[1]) == sorted(keys.tolist())
 
-    def test_scan_beside_writes_gives_every_key_that_stays(
+    def test_scan_during_writes_returns_every_key_that_remains(
         self, storage: Storage, rng: np.random.Generator
     ) -> None:
         keys = distinct_keys(rng, 4_000)
@@ -102,6 +102,6 @@ class ScanTests:
         assert seen <= set(keys.tolist())
 
     @pytest.mark.parametrize("chunk_rows", [0, -1])
-    def test_scan_refuses_chunks_of_no_rows(self, storage: Storage, chunk_rows: int) -> None:
+    def test_scan_rejects_chunks_of_no_rows(self, storage: Storage, chunk_rows: int) -> None:
         with pytest.raises(InvalidArgumentError):
             storage.scan(chunk_rows)

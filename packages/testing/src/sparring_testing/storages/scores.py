@@ -16,7 +16,7 @@ __all__ = ["ScoreTests"]
 class ScoreTests:
     """A scan returns the scores that the caller set."""
 
-    def test_given_scores_are_kept(
+    def test_given_scores_are_stored(
         self, given_scores_storage: Storage, rng: np.random.Generator
     ) -> None:
         storage = given_scores_storage
@@ -29,7 +29,7 @@ class ScoreTests:
         storage.upsert(keys[:5], rows[:5], scores[5:10])
         assert _scores(storage, keys[:5]) == scores[5:10].tolist()
 
-    def test_upsert_without_scores_keeps_those_of_known_keys(
+    def test_upsert_without_scores_keeps_the_scores_of_known_keys(
         self, given_scores_storage: Storage, rng: np.random.Generator
     ) -> None:
         storage = given_scores_storage
@@ -40,7 +40,7 @@ class ScoreTests:
         assert _scores(storage, keys) == [*range(100, 110), *[0] * 10]
 
     @pytest.mark.parametrize("scores", [[1], [1, 2, 3], [[1, 2]], [1.0, 2.0], [-1, 2], ["1", "2"]])
-    def test_bad_scores_are_refused_and_change_nothing(
+    def test_invalid_scores_are_rejected_and_change_nothing(
         self, given_scores_storage: Storage, rng: np.random.Generator, scores: npt.ArrayLike
     ) -> None:
         storage = given_scores_storage

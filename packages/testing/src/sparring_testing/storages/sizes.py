@@ -23,7 +23,7 @@ _MILLION = int(os.environ.get("SPARRING_KIT_ROWS", "1000000"))
 class SizeTests:
     """Calls can have any size."""
 
-    def test_empty_calls_are_ordinary(self, storage: Storage, rng: np.random.Generator) -> None:
+    def test_empty_calls_are_accepted(self, storage: Storage, rng: np.random.Generator) -> None:
         table = storage.table
         storage.upsert([1, 2], random_rows(rng, 2, table))
         before = read_contents(storage)

@@ -32,9 +32,7 @@ _SECONDS = 0.4
 class ThreadTests:
     """Readers only see rows that were written."""
 
-    def test_readers_beside_each_other_agree(
-        self, storage: Storage, rng: np.random.Generator
-    ) -> None:
+    def test_concurrent_readers_agree(self, storage: Storage, rng: np.random.Generator) -> None:
         keys = distinct_keys(rng, 2_000)
         rows = random_rows(rng, 2_000, storage.table)
         storage.upsert(keys, rows)
@@ -52,7 +50,7 @@ class ThreadTests:
         with _frequent_switches(), ThreadPoolExecutor(_NUM_READERS) as threads:
             list(threads.map(read, range(_NUM_READERS)))
 
-    def test_readers_beside_a_writer_see_old_or_new_rows_never_a_mixture(
+    def test_readers_during_writes_see_old_or_new_rows_never_a_mixture(
         self, new_storage: MakeStorage, rng: np.random.Generator
     ) -> None:
         storage = new_storage(make_table(dim=256))
@@ -85,7 +83,7 @@ class ThreadTests:
 
         _run_concurrently([read, read, scan], write)
 
-    def test_readers_beside_erasure_see_whole_rows_or_none(
+    def test_readers_during_erasure_see_whole_rows_or_none(
         self, new_storage: MakeStorage, rng: np.random.Generator
     ) -> None:
         storage = new_storage(make_table(dim=256))

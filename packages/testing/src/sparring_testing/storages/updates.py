@@ -46,7 +46,7 @@ class UpdateTests:
     """`update_rows` changes rows and creates new ones."""
 
     @pytest.mark.parametrize("method", _METHODS)
-    def test_update_leaves_the_rows_that_find_and_upsert_would(
+    def test_update_equals_find_and_upsert(
         self, new_storage: MakeStorage, rng: np.random.Generator, method: str
     ) -> None:
         table = _table(method)

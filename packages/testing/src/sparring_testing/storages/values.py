@@ -30,7 +30,7 @@ _SIGNALLING_HALVES = (0x7F817F81, 0xFF81FF81, 0x7C017C01, 0x3F807F81, 0x7F813F80
 class ValueTests:
     """No key is reserved, and no value is altered."""
 
-    def test_every_int64_is_a_legal_key(self, storage: Storage, rng: np.random.Generator) -> None:
+    def test_every_int64_is_a_valid_key(self, storage: Storage, rng: np.random.Generator) -> None:
         keys = EXTREME_KEYS
         rows = random_rows(rng, len(keys), storage.table)
         assert not storage.find(keys).found.any()
@@ -45,7 +45,9 @@ class ValueTests:
         assert not storage.find(keys).found.any()
 
     @pytest.mark.parametrize("key", EXTREME_KEYS.tolist())
-    def test_extreme_key_alone(self, storage: Storage, rng: np.random.Generator, key: int) -> None:
+    def test_single_extreme_key_is_stored(
+        self, storage: Storage, rng: np.random.Generator, key: int
+    ) -> None:
         rows = random_rows(rng, 1, storage.table)
         storage.upsert([key], rows)
         others = np.setdiff1d(EXTREME_KEYS, key)

@@ -43,7 +43,7 @@ class WritingTests:
         storage.upsert(keys, zeros)
         assert_contains_rows(storage, keys, zeros)
 
-    def test_upsert_takes_known_and_new_keys_in_one_call(
+    def test_upsert_accepts_known_and_new_keys_in_one_call(
         self, storage: Storage, rng: np.random.Generator
     ) -> None:
         keys = distinct_keys(rng, 200)
@@ -54,7 +54,7 @@ class WritingTests:
         assert storage.size == 200
         assert_contains_rows(storage, keys, rows)
 
-    def test_upsert_with_room_evicts_nothing(
+    def test_upsert_below_the_capacity_evicts_nothing(
         self, storage: Storage, rng: np.random.Generator
     ) -> None:
         evicted = storage.upsert(distinct_keys(rng, 100), random_rows(rng, 100, storage.table))
@@ -75,7 +75,7 @@ class WritingTests:
         assert_contains_rows(storage, keys[~is_erased], rows[~is_erased])
         assert storage.size == (~is_erased).sum()
 
-    def test_erase_of_unknown_keys_is_no_error_and_counts_none(
+    def test_erase_of_unknown_keys_is_not_an_error_and_counts_none(
         self, storage: Storage, rng: np.random.Generator
     ) -> None:
         keys = distinct_keys(rng, 100)
@@ -87,7 +87,9 @@ class WritingTests:
         assert storage.erase(keys[40:60]) == 10
         assert storage.erase(keys[40:60]) == 0
 
-    def test_erased_key_may_come_back(self, storage: Storage, rng: np.random.Generator) -> None:
+    def test_erased_key_may_be_inserted_again(
+        self, storage: Storage, rng: np.random.Generator
+    ) -> None:
         keys = distinct_keys(rng, 100)
         for _ in range(5):
             rows = random_rows(rng, 100, storage.table)

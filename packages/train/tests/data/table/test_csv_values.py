@@ -60,7 +60,7 @@ def test_a_point_that_may_be_a_decimal_sign_is_a_bad_value(text: str) -> None:
     assert "decimal comma, because of data.decimal" in bad[0].expected
 
 
-def test_ids_that_were_written_with_a_decimal_comma_are_whole_numbers(tmp_path: Path) -> None:
+def test_ids_written_with_a_decimal_comma_are_integers(tmp_path: Path) -> None:
     lines = ["item;price;clicked", *(f"{n},0;1.000,5;{n % 2}" for n in range(40))]
     found = all_rows(write(tmp_path / "a.csv", lines), delimiter=";", decimal=",")
     assert {row[:2] for row in found} == {((n,), 1000.5) for n in range(40)}
@@ -71,7 +71,7 @@ def test_ids_that_were_written_with_a_decimal_comma_are_whole_numbers(tmp_path: 
     }
 
 
-def test_missing_values_have_no_id_and_are_no_number(tmp_path: Path) -> None:
+def test_missing_values_have_no_id_and_are_not_numbers(tmp_path: Path) -> None:
     lines = [f"i{n},t{n}|t2,{n},{n % 2}" for n in range(38)]
     lines += ["?,?,1,1", "i1,t1|?|NA,-,0"]
     path = write(tmp_path / "a.csv", ["item,tags,price,clicked", *lines])
@@ -130,12 +130,12 @@ def test_labels_may_be_texts(
         ({"label": None, "label_values": {"yes": 1}}, "requires a label column"),
     ],
 )
-def test_keys_of_csv_that_are_wrong(keys: dict[str, Any], message: str) -> None:
+def test_wrong_keys_of_csv_are_rejected(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         section("a.csv", **keys)
 
 
-def test_a_long_field_with_line_breaks_is_no_open_quote(tmp_path: Path) -> None:
+def test_a_long_field_with_line_breaks_is_not_an_open_quote(tmp_path: Path) -> None:
     long = "a word\n" * 40_000
     lines = [f'i{n},{n},{n % 2},"{long if n == 9 else "b"}"' for n in range(40)]
     found = all_rows(write(tmp_path / "a.csv", ["item,price,clicked,unread", *lines]))

@@ -50,7 +50,7 @@ def decoded(folder: Path, suffix: str, texts: list[str], **keys: Any) -> list[in
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), max_size=20))
-def test_numbers_are_those_that_python_reads(numbers: list[int]) -> None:
+def test_numbers_equal_those_that_python_reads(numbers: list[int]) -> None:
     for form in ("{:x}", "{:016X}"):
         found = parse_hexadecimal(pyarrow.array(map(form.format, numbers), pyarrow.string()))
         assert found.tolist() == np.array(numbers, np.uint64).view(np.int64).tolist()
@@ -62,7 +62,7 @@ def test_text_is_read_as_a_number(tmp_path: Path, suffix: str) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
-def test_a_missing_id_can_have_an_id_of_its_own(tmp_path: Path, suffix: str) -> None:
+def test_a_missing_id_can_have_a_separate_id(tmp_path: Path, suffix: str) -> None:
     found = decoded(tmp_path, suffix, TEXTS, missing_ids={"user": -5})
     assert found == [-5 if each is None else each for each in IDS]
 
@@ -78,7 +78,7 @@ def test_other_text_is_a_bad_row(tmp_path: Path, suffix: str, bad: str) -> None:
     assert decoded(tmp_path, suffix, texts, bad_rows="skip") == [31, 2]
 
 
-def test_whole_numbers_of_parquet_are_refused(tmp_path: Path) -> None:
+def test_integers_of_parquet_are_rejected(tmp_path: Path) -> None:
     table = pyarrow.table({"user": [1, 2], "clicked": [0, 1]})
     parquet.write_table(table, tmp_path / "ids.parquet")
     types = {"user": "hexadecimal"}

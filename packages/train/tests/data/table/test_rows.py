@@ -62,21 +62,21 @@ def test_labels_may_be_booleans_and_numbers_may_be_missing(name: str, tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
-def test_whole_numbers_are_ids_as_they_are(name: str, tmp_path: Path) -> None:
+def test_integers_are_ids_without_conversion(name: str, tmp_path: Path) -> None:
     ids = [-(2**63), 2**63 - 1, None, *range(37)]
     path = written(tmp_path, name, log(item=pyarrow.array(ids, pyarrow.int64())))
     found = all_rows(path, types={"item": "integer"})
     assert {row[0] for row in found} == {() if each is None else (each,) for each in ids}
 
 
-def test_ids_of_csv_are_strings_where_the_section_says_so(tmp_path: Path) -> None:
+def test_ids_of_csv_are_strings_if_configured(tmp_path: Path) -> None:
     path = written(tmp_path, "a.csv", log(item=[str(n) for n in range(40)]))
     assert {row[0] for row in all_rows(path)} == {(n,) for n in range(40)}
     texts = {row[0] for row in all_rows(path, types={"item": "string"})}
     assert texts == {(hash_strings([str(n)])[0],) for n in range(40)}
 
 
-def test_floats_are_ids_where_they_are_whole(tmp_path: Path) -> None:
+def test_integral_floats_are_ids(tmp_path: Path) -> None:
     path = written(tmp_path, "a.parquet", log(item=[None, *map(float, range(39))]))
     assert {row[0] for row in all_rows(path)} == {(), *((n,) for n in range(39))}
     path = written(tmp_path, "b.parquet", log(item=[0.5] * 40))
@@ -95,7 +95,7 @@ BAD = [
 
 @pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
 @pytest.mark.parametrize(("columns", "label", "message"), BAD)
-def test_a_bad_row_is_refused_by_file_and_row_or_skipped_and_counted(
+def test_a_bad_row_is_rejected_by_file_and_row_or_skipped_and_counted(
     name: str, columns: dict[str, Any], label: Label, message: str, tmp_path: Path
 ) -> None:
     path = written(tmp_path, name, log(**columns))
@@ -113,7 +113,7 @@ def test_a_bad_row_is_refused_by_file_and_row_or_skipped_and_counted(
         assert data.extra() == {"rows_skipped": 1}
 
 
-def test_a_line_of_csv_with_another_number_of_fields(tmp_path: Path) -> None:
+def test_a_line_of_csv_with_another_number_of_fields_is_a_bad_row(tmp_path: Path) -> None:
     path = written(tmp_path, "a.csv", log())
     lines = path.read_text().splitlines()
     lines[7] += ",1"
@@ -155,7 +155,7 @@ def test_a_quote_of_csv_that_is_not_closed_swallows_no_rows(
         all_rows(path, bad_rows=bad_rows)
 
 
-def test_texts_of_csv_that_stand_for_no_number(tmp_path: Path) -> None:
+def test_texts_of_csv_that_are_not_numbers_are_bad_values(tmp_path: Path) -> None:
     rows = [f"{n},{n},{n % 2}" for n in range(40)]
     rows[3], rows[5] = "NA,NULL,0", "5.0,nan,1"
     path = tmp_path / "a.csv"
@@ -171,7 +171,7 @@ def test_texts_of_csv_that_stand_for_no_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("row", [0, 30_000])
-def test_csv_that_is_not_utf_8_is_refused(row: int, tmp_path: Path) -> None:
+def test_csv_that_is_not_utf_8_is_rejected(row: int, tmp_path: Path) -> None:
     rows = [f"i{n % 7},{n},{n % 2}" for n in range(30_001)]
     rows[row] = "größe,1,0"
     path = tmp_path / "a.csv"
@@ -181,7 +181,7 @@ def test_csv_that_is_not_utf_8_is_refused(row: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed"])
-def test_packed_csv_that_is_damaged_is_refused(damage: str, tmp_path: Path) -> None:
+def test_damaged_compressed_csv_is_rejected(damage: str, tmp_path: Path) -> None:
     rows = "".join(f"i{n % 7},{n * 7919 % 10007},{n % 2}\n" for n in range(30_000))
     packed = gzip.compress(f"item,price,clicked\n{rows}".encode())
     middle = len(packed) // 2
@@ -193,7 +193,7 @@ def test_packed_csv_that_is_damaged_is_refused(damage: str, tmp_path: Path) -> N
             look(str(path))
 
 
-def test_whole_numbers_that_pandas_wrote_as_floats_are_ids(tmp_path: Path) -> None:
+def test_integers_that_pandas_wrote_as_floats_are_ids(tmp_path: Path) -> None:
     whole = written(tmp_path, "a.csv", log(item=list(range(40))))
     path = tmp_path / "b.csv"
     rows = [f"{n}.0,{n},{n % 2}" for n in range(40)]
@@ -210,7 +210,7 @@ def test_a_value_of_another_type_in_a_later_file_of_csv(tmp_path: Path) -> None:
         all_rows(tmp_path)
 
 
-def test_a_column_that_is_missing_or_changes_its_type(tmp_path: Path) -> None:
+def test_a_missing_column_or_a_changed_type_is_rejected(tmp_path: Path) -> None:
     for name in ("a.csv", "a.parquet"):
         path = written(tmp_path, name, log())
         with pytest.raises(DataError, match=rf"{name}.*: column 'cost' is missing.*item, price"):
@@ -221,7 +221,7 @@ def test_a_column_that_is_missing_or_changes_its_type(tmp_path: Path) -> None:
         all_rows(f"{tmp_path}/*.parquet")
 
 
-def test_types_that_no_column_of_its_kind_has(tmp_path: Path) -> None:
+def test_unsupported_column_types_are_rejected(tmp_path: Path) -> None:
     path = written(tmp_path, "a.parquet", log(day=pyarrow.array([None] * 40, pyarrow.date32())))
     with pytest.raises(DataError, match=r"column 'day': found the type date32.*, expected strings"):
         all_rows(path, categorical=["day"])
@@ -234,7 +234,7 @@ def test_types_that_no_column_of_its_kind_has(tmp_path: Path) -> None:
         all_rows(path, lists=["item"])
 
 
-def test_files_that_there_are_not(tmp_path: Path) -> None:
+def test_missing_files_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"found no file; set data\.path to a file, folder or pattern"
     ):
@@ -258,7 +258,7 @@ def test_files_that_there_are_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["log.csv", "log.parquet"])
-def test_splits_by_time_column_and_last_row_of_each_user(name: str, tmp_path: Path) -> None:
+def test_rows_are_split_by_time_column_and_last_row_of_each_user(name: str, tmp_path: Path) -> None:
     write_files(tmp_path, LOG)
     rows = LOG.to_pylist()
 
@@ -282,7 +282,7 @@ def test_splits_by_time_column_and_last_row_of_each_user(name: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["log.csv", "log.parquet"])
-def test_histories_are_what_the_user_had_before(name: str, tmp_path: Path) -> None:
+def test_histories_contain_the_earlier_items_of_the_user(name: str, tmp_path: Path) -> None:
     backwards = LOG.set_column(4, "at", pyarrow.array(range(300, 0, -1)))
     write_files(tmp_path, backwards)
     for world_size in (1, 3):
@@ -344,6 +344,6 @@ def test_a_loss_without_labels_gets_none(tmp_path: Path) -> None:
         ({"split": {"time": 0.1, "fraction": 0.1}}, "must contain a single rule"),
     ],
 )
-def test_sections_that_contradict_themselves(keys: dict[str, Any], message: str) -> None:
+def test_contradictory_sections_are_rejected(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         section("a.csv", **keys)

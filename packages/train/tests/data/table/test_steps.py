@@ -52,7 +52,7 @@ def expected_rows() -> list[Any]:
 
 
 @pytest.mark.parametrize("file", ["log.parquet", "log.csv", "one_group.parquet"])
-def test_every_row_comes_once_and_in_one_part(file: str, folder: Path) -> None:
+def test_every_row_occurs_once_and_in_one_part(file: str, folder: Path) -> None:
     train = [row for step in steps(folder / file) for row in step]
     test = held_out(folder / file)
     assert sorted(train + test) == sorted(expected_rows())
@@ -89,7 +89,7 @@ def test_each_rank_reads_only_its_own_row_groups(
     assert sum(map(len, read)) == len(set().union(*read)) == 15
 
 
-def test_epochs_have_orders_of_their_own_and_the_seed_repeats_them(folder: Path) -> None:
+def test_epochs_have_separate_orders_and_the_seed_repeats_them(folder: Path) -> None:
     path = folder / "log.parquet"
     first, second = steps(path, epoch=0), steps(path, epoch=1)
     assert first != second
@@ -103,14 +103,14 @@ def test_one_row_group_and_csv_give_the_same_steps(folder: Path) -> None:
 
 @pytest.mark.parametrize("world_size", [1, 3])
 @pytest.mark.parametrize("file", ["log.parquet", "log.csv"])
-def test_without_shuffle_rows_come_in_the_order_of_the_files(
+def test_without_shuffle_rows_are_in_the_order_of_the_files(
     file: str, world_size: int, folder: Path
 ) -> None:
     found = [row[3] for step in steps(folder / file, world_size, shuffle=False) for row in step]
     assert found == sorted(found)
 
 
-def test_whole_numbers_in_text_and_dictionaries_are_the_same_ids(tmp_path: Path) -> None:
+def test_integers_in_text_and_dictionaries_are_the_same_ids(tmp_path: Path) -> None:
     """Strings as hashes, plain, and in dictionaries: the same steps."""
     hashed = LOG
     for at, name in ((0, "user"), (1, "item")):
@@ -154,7 +154,7 @@ lengths = st.lists(st.integers(0, 300), min_size=1, max_size=30).filter(any)
 
 
 @given(rows=lengths, batch_size=st.integers(1, 200), world_size=st.integers(1, 40))
-def test_steps_take_each_row_of_each_lane_once(
+def test_steps_read_each_row_of_each_lane_once(
     rows: list[int], batch_size: int, world_size: int
 ) -> None:
     lanes = Lanes(np.array(rows), batch_size)
@@ -180,6 +180,6 @@ def test_steps_take_each_row_of_each_lane_once(
     assert np.array_equal(before, rows)
 
 
-def test_read_own_refuses_csv(folder: Path) -> None:
+def test_read_own_rejects_csv(folder: Path) -> None:
     with pytest.raises(DataError, match=r"log\.csv with data\.read: own requires Parquet files"):
         opened(section(folder / "log.csv", read="own"))

@@ -61,7 +61,7 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 50)), max_size=12))
-def test_a_set_of_ids_knows_what_is_new(added: list[list[int]]) -> None:
+def test_a_set_of_ids_detects_new_ones(added: list[list[int]]) -> None:
     ids, known = _IdSet(), set[int]()
     for each in added:
         distinct = np.unique(np.array(each, np.int64))

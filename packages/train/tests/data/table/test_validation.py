@@ -29,7 +29,7 @@ def parts(path: Path, **keys: Any) -> tuple[set[int], set[int], set[int]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_validation_takes_the_rows_before_those_of_the_test(name: str, tmp_path: Path) -> None:
+def test_validation_uses_the_rows_before_those_of_the_test(name: str, tmp_path: Path) -> None:
     write_files(tmp_path, LOG)
     path = tmp_path / name
     by_time = parts(path, time="at", split={"time": 0.1}, validation={"time": 0.1})
@@ -47,7 +47,7 @@ def test_validation_takes_the_rows_before_those_of_the_test(name: str, tmp_path:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_validation_by_chance_leaves_the_test_as_it_is(name: str, tmp_path: Path) -> None:
+def test_random_validation_does_not_change_the_test(name: str, tmp_path: Path) -> None:
     write_files(tmp_path, LOG)
     path = tmp_path / name
     _, alone = parts(path, split={"fraction": 0.3}, validation={"time": 0.01}, time="at")[:2]
