@@ -86,7 +86,7 @@ class Refresher:
                 self.last_seconds = time.perf_counter() - begin
                 newest = self._tables.versions()[0]
                 _log.info(
-                    "serves step %d, version %s, taken in %.3f s",
+                    "step %d, version %s, is now served; the switch took %.3f s",
                     newest.step, newest.hash, self.last_seconds,
                 )  # fmt: skip
             return RefreshResult(is_new)
