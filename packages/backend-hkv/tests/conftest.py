@@ -1,4 +1,4 @@
-"""Devices of tests, and how arrays get there: tests give NumPy's, and are written once."""
+"""Devices of tests: tests use NumPy arrays, and so are written once for all devices."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class OnHost:
                 given = torch.from_numpy(given)
         if not isinstance(given, torch.Tensor):
             return given
-        # In memory of its own also where the device is the CPU.
+        # In separate memory, even if the device is the CPU.
         there = given.to(self._device, copy=True)
         moved.append((given, there))
         return there
@@ -113,7 +113,7 @@ class _TakesNoHostArrays:
 
 
 def set_schedule(device: str, seed: int, num_threads: int = 2) -> None:
-    """Shuffles the emulator's lanes, warps and blocks; a GPU has an order of its own."""
+    """Shuffles the emulator's lanes, warps and blocks; a GPU has a different order."""
     if device.startswith("emulated"):
         import_module("sparring_hkv._emulated").set_schedule(seed=seed, num_threads=num_threads)
 
@@ -125,7 +125,7 @@ if not get_test_device().startswith("emulated"):
 
 @pytest.fixture(params=DEVICES, ids=lambda each: f"{each[0]} {each[1]}")
 def device_name(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Every device that there is to test on, but for the CPU; the emulator's in several orders."""
+    """All devices for tests except the CPU; the emulator's in several orders."""
     name, seed = request.param
     reason = why_unavailable(name.removesuffix(" by torch"))
     if reason is not None:
@@ -149,7 +149,7 @@ def named_kernels() -> Any:
 
 @pytest.fixture
 def shuffle(device_name: str) -> Callable[..., None]:
-    """Chooses another order, where the device lets us: ``shuffle(seed, num_threads)``."""
+    """Chooses another order, if the device supports it: ``shuffle(seed, num_threads)``."""
     return partial(set_schedule, device_name)
 
 

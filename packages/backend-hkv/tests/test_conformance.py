@@ -1,4 +1,4 @@
-"""The kit of core, on growing tables, on bounded ones of each policy, and on scored ones."""
+"""Runs core's kit on growing tables, on bounded ones of each policy, and on tables with scores."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from sparring_testing.storages.storage_tests import StorageTests
 
 POLICIES = ("none", "lru", "lfu", "epoch_lru", "epoch_lfu", "custom")
 
-# With 480 rows one run in some thousands has so uneven buckets that more protected rows leave than
-# the kit allows.
+# With 480 rows, one run in some thousands has such uneven buckets that more protected rows are
+# evicted than the kit allows.
 _CAPACITIES = {"lru": 960}
 
 

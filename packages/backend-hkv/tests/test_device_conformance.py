@@ -22,8 +22,8 @@ from sparring_testing.storages.storage_tests import StorageTests
 DEVICE = get_test_device()
 POLICIES = ("none", "lru", "lfu", "epoch_lru", "epoch_lfu", "custom")
 
-# With 480 rows one run in some thousands has so uneven buckets that more protected rows leave than
-# the kit allows.
+# With 480 rows, one run in some thousands has such uneven buckets that more protected rows are
+# evicted than the kit allows.
 _CAPACITIES = {"lru": 960}
 
 try:
@@ -33,7 +33,7 @@ except DeviceError as error:
 
 
 class DeviceTests(StorageTests):
-    """The kit, but for what an emulator is too slow for."""
+    """Runs the kit without the tests for which an emulator is too slow."""
 
     __test__ = False
 

@@ -1,4 +1,4 @@
-"""What callers see when a device has no memory, refuses a call, or fails."""
+"""Errors that callers get when a device has no memory, rejects a call, or fails."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DIM = 8
 
 
 class Opened:
-    """A table of float32 or 16-bit rows on an emulated device of its own, with keys 0 to 9."""
+    """A table of float32 or 16-bit rows on a separate emulated device, with keys 0 to 9."""
 
     def __init__(self, dtype: str = "float32") -> None:
         self.device = _emulated.Device()
@@ -176,7 +176,7 @@ def test_a_memory_callback_may_run_python_while_others_wait_for_the_table() -> N
 
     def give_back() -> bool:
         is_asked.set()
-        time.sleep(0.05)  # others get the interpreter, and want the table that this thread holds
+        time.sleep(0.05)  # others get the interpreter, and wait for the table that this thread uses
         opened.device.fail_from(-1)
         return True
 
@@ -369,6 +369,6 @@ def test_persistent_errors_of_the_runtime_differ_from_errors_of_a_call() -> None
     illegal_address, launch_failure, assertion, lost = 700, 719, 710, 226
     invalid_value, out_of_memory, not_supported, too_many_resources = 1, 2, 801, 701
     assert all(cuda.stays(code) for code in (illegal_address, launch_failure, assertion))
-    assert cuda.stays(lost) is None  # one that this code does not know: the GPU is asked
+    assert cuda.stays(lost) is None  # unknown to this code: the GPU is queried
     for code in (invalid_value, out_of_memory, not_supported, too_many_resources):
         assert cuda.stays(code) is False

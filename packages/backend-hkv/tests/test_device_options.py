@@ -1,4 +1,4 @@
-"""How tables of a device are asked for, and what is said where there is none."""
+"""Options of tables on a device, and the errors if there is no device."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class Pair:
 
 
 def test_calls_with_arrays_of_the_device_give_the_same_table(named_kernels: Any) -> None:
-    """One sequence as long as was asked for: with arrays of the GPU where it runs on one."""
+    """Runs one sequence of the requested length, with arrays of the GPU if it runs on one."""
     rng = np.random.default_rng(11)
     pair = Pair(named_kernels)
     for turn in range(NUM_OPERATIONS):

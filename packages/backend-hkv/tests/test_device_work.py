@@ -100,7 +100,7 @@ def test_evicted_rows_cost_one_wait_and_no_allocation(device: KernelSet) -> None
         states = rows.rows.view(np.float32).reshape(len(rows), -1)[:, -1]
         assert np.array_equal(states, 0.5 + numbers**2)
         works.append(work)
-    # How many are new, how many leave, and what left is in host memory.
+    # The number of new rows, the number of evicted rows, and the evicted rows are in host memory.
     assert [work["waits"] for work in works[1:]] == [3, 3, 3]
     assert [work["lasting_allocations"] for work in works[1:]] == [0, 0, 0]
 

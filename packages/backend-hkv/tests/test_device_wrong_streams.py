@@ -1,4 +1,4 @@
-"""Streams that a table on a device cannot use are refused before anything is put on them."""
+"""Streams that a table on a device cannot use are rejected before any work is submitted to them."""
 
 from __future__ import annotations
 

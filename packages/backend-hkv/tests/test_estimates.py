@@ -1,4 +1,4 @@
-"""Estimates of tables by their options, next to those of the kit."""
+"""Estimates of tables by their options, in addition to the estimates of the kit."""
 
 from __future__ import annotations
 
@@ -68,6 +68,6 @@ def test_more_rows_than_a_table_can_number_are_rejected() -> None:
     table = TableConfig("films", 2)
     with pytest.raises(CapacityError, match="at most 4,294,967,295 rows"):
         estimate_hkv_bytes(table, HkvOptions(), 2**32)
-    # A table that evicts holds as many as it can.
+    # A table that evicts stores as many rows as fit.
     bounded = HkvOptions(memory_bytes=1 << 30, policy="lru")
     assert estimate_hkv_bytes(table, bounded, 2**40)["host"] <= 1.01 * 2**30

@@ -1,4 +1,4 @@
-"""What leaves a full table of ``hkv``, and that nothing is lost on the way."""
+"""Which rows are evicted from a full table of ``hkv``, and that no row is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nvcc compiles the GPU code; nothing is fetched, and none is needed."""
+"""Selection of the nvcc that compiles the GPU code; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SOURCE = Path(__file__).parents[1] / "find_nvcc.py"
 
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The program, where only a CUDACXX that a test sets is an nvcc."""
+    """Runs the program with no other nvcc than the CUDACXX that a test sets."""
     spec = importlib.util.spec_from_file_location("find_nvcc", SOURCE)
     assert spec is not None
     assert spec.loader is not None
@@ -29,7 +29,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def write_fake_nvcc(folder: Path, release: str) -> Path:
-    """What answers as an nvcc of that release does."""
+    """A program that answers like an nvcc of that release."""
     folder.mkdir(parents=True, exist_ok=True)
     made = folder / "nvcc"
     made.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.1'\n")

@@ -1,4 +1,4 @@
-"""How much memory tables of ``hkv`` take, for kind keys and for hostile ones."""
+"""Memory of ``hkv`` tables for ordinary keys and for keys that were chosen to collide."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How tables of ``hkv`` are asked for, and what is refused."""
+"""Options of ``hkv`` tables, and the rejection of wrong ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers that the tests of a session share; each test has a prefix of its own."""
+"""Servers that the tests of a session share; each test has a separate prefix."""
 
 from __future__ import annotations
 
@@ -45,5 +45,5 @@ _NUMBERS = count()
 
 @pytest.fixture
 def new_prefix() -> Callable[[], str]:
-    """Gives a prefix that nobody used yet."""
+    """Returns a new prefix."""
     return lambda: f"test{next(_NUMBERS)}"

@@ -1,4 +1,4 @@
-"""Caches before a Redis that a trainer writes to: notes are kept with the rows."""
+"""Caches in front of a Redis that a trainer writes to: notes are stored with the rows."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_missing_table_is_rejected(server: RedisServer, new_prefix: Callable[[
     options = {"url": server.url, "prefix": new_prefix()}
     with pytest.raises(InvalidArgumentError, match="'redis' has no rows of it"):
         open_reader(options)
-    assert server.ask("KEYS", f"{options['prefix']}*") == []  # nothing was made
+    assert server.ask("KEYS", f"{options['prefix']}*") == []  # nothing was created
 
 
 def test_rows_without_notes_are_rejected(

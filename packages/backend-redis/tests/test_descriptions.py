@@ -1,4 +1,4 @@
-"""Rows in Redis say what they are, and are not taken for anything else."""
+"""Rows in Redis describe their table, and are rejected if they do not match."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_rows_written_by_other_code_are_rejected_with_a_working_command(
     assert other.row_label in str(refused.value)
     program, *arguments = shlex.split(str(refused.value).partition("to another location: ")[2])
     assert program == "sparring"
-    # What the method is called where sparring knows it by its width only, is the user's to say.
+    # sparring knows this method only by its width, so the user has to give its name.
     assert main(arguments) == 0
     with open_storage("redis", other, url=server.url, prefix=f"{prefix}-converted") as storage:
         assert storage.find([5, -1, 7]).found.all()

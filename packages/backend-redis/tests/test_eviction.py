@@ -1,4 +1,4 @@
-"""A Redis that removes rows when its memory is full is refused, unless somebody wants one."""
+"""A Redis that evicts rows when its memory is full is rejected, unless the user allows it."""
 
 from __future__ import annotations
 

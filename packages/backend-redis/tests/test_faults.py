@@ -1,4 +1,4 @@
-"""What each kind of failure looks like to the caller, one by one."""
+"""Each kind of failure, one by one, as the caller sees it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rows_of(version: float) -> np.ndarray:
 
 
 def opened(url: str, prefix: str, deadline_seconds: float = 10.0) -> Storage:
-    """By default with a deadline that nobody waits for."""
+    """By default with a deadline that no test reaches."""
     return open_storage(
         "redis", TABLE, url=url, prefix=prefix, num_buckets=16, deadline_seconds=deadline_seconds
     )
@@ -88,7 +88,7 @@ def test_an_erase_whose_reply_is_lost_is_not_sent_twice(
     proxy.arm(Fault(cut_reply_at=0))
     with pytest.raises(StorageIOError, match=r"cannot be repeated safely.*call again"):
         storage.erase(KEYS[:300])
-    # It ran, and only the number of what was there is lost.
+    # It ran, and only the number of erased rows is lost.
     assert storage.size == len(KEYS) - 300
     assert storage.erase(KEYS[:300]) == 0
     assert storage.erase(KEYS[300:400]) == 100
@@ -134,7 +134,7 @@ def test_an_unfinished_reply_is_awaited_until_the_deadline(
 def test_a_delayed_write_does_not_overwrite_a_newer_one(
     proxy: FaultProxy, new_prefix: Callable[[], str]
 ) -> None:
-    """It reaches the server when its caller has given up, and a newer row is there."""
+    """The delayed write reaches the server after its caller gave up, and a newer row is there."""
     newest: list[np.ndarray] = []
 
     def check(deadline: float) -> None:
@@ -220,7 +220,7 @@ def test_an_idle_connection_that_the_server_closed_costs_nothing(
     with opened(server.url, new_prefix()) as storage:
         storage.upsert(KEYS, rows_of(1))
         server.ask("CLIENT", "KILL", "TYPE", "normal")
-        # Also what may not be sent twice.
+        # Also calls that must not be sent twice.
         assert storage.erase(KEYS) == len(KEYS)
 
 
@@ -240,7 +240,7 @@ def test_a_forked_process_has_separate_connections(
         child.start()
         assert answer.get(timeout=30)
         child.join()
-        # One for the child, and one to ask.
+        # One for the child, and one to query the list.
         assert _num_connections(server) == before + 2
         assert (storage.find(KEYS).rows == 1).all()
         assert _num_connections(server) == before + 3

@@ -1,4 +1,4 @@
-"""What a process finds that comes after another one: whole rows, or the word that they are not."""
+"""A process finds whole rows of an earlier one, or the information that a load is incomplete."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_existing_rows_are_read_before_an_optimizer_is_known(server: RedisServer
         container.declare(table, StorageChoice("redis", options))
         initial = container.lookup(table.name, keys, is_registered=False).rows.copy()
     rows = np.arange(600, dtype=np.float32).reshape(100, 6)
-    # Looking made nothing: rows of any width may still come.
+    # The search created nothing: rows of any width may still be stored.
     with open_storage("redis", table.with_state(2, "somebody"), **options) as storage:
         storage.upsert(keys, rows)
     with StepContainer() as container:

@@ -1,4 +1,4 @@
-"""How Redis is found, and that no password is ever printed."""
+"""Options that locate Redis, and that no password is ever printed."""
 
 from __future__ import annotations
 

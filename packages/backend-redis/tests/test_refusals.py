@@ -31,7 +31,7 @@ pytestmark = [
 
 
 def check(**options: Any) -> None:
-    """Fails unless a row comes back as it went in."""
+    """Fails unless a row is read as it was written."""
     with open_storage("redis", TABLE, deadline_seconds=DEADLINE, **options) as storage:
         storage.upsert([7], np.ones((1, 4), np.float32))
         assert storage.find([7]).found.all()
@@ -52,7 +52,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @pytest.fixture(scope="module")
 def mutual(made: Certificates) -> Iterator[RedisServer]:
-    """It asks for certificates of its clients."""
+    """A server that requires certificates of its clients."""
     settings = {**made.server_settings, "tls-auth-clients": "yes"}
     with RedisServer(settings, access=Access(context=made.context)) as server:
         yield server
@@ -96,7 +96,7 @@ def test_a_server_that_requires_a_certificate_gets_ours(
 def test_a_file_of_the_wrong_kind_is_named(
     made: Certificates, tmp_path: Path, files: dict[str, str], expected: str
 ) -> None:
-    """Before anything is connected: nobody listens there."""
+    """The error is raised before a connection: no server listens there."""
     no_pem = tmp_path / "no.pem"
     no_pem.write_text("seed: 1\n")
     known = {

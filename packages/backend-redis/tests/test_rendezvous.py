@@ -74,7 +74,7 @@ def test_ranks_that_do_not_join_are_awaited_until_the_deadline(
         start = time.monotonic()
         with pytest.raises(DeadlineError, match="1 of 2 ranks joined"):
             meet(world_size=2, start_seconds=seconds, prefix=new_prefix())
-        # Of all that could be waited for by default, nothing is shorter than ten seconds.
+        # All default waits are at least ten seconds.
         assert seconds <= time.monotonic() - start < 10
 
     check_with_deadlines(check, (0.3, 3.0))

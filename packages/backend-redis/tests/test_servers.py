@@ -38,7 +38,7 @@ pytestmark = [
 
 
 def check(**options: Any) -> None:
-    """Fails unless rows come back as they went in."""
+    """Fails unless rows are read as they were written."""
     with open_storage("redis", TABLE, **options) as storage:
         storage.upsert(KEYS, ROWS)
         found = storage.find(KEYS)
@@ -65,7 +65,7 @@ def test_an_encrypted_server_whose_certificate_is_trusted(tmp_path: Path) -> Non
         authority = make_certificates(other).authority
         with pytest.raises(StorageIOError, match=r"(?i)certificate"):
             check(url=server.url, tls_ca_file=authority)
-        # In the clear nothing is understood.
+        # The server does not accept plain text.
         with pytest.raises((StorageIOError, DeadlineError)):
             check(port=server.port, deadline_seconds=0.3)
 
@@ -90,14 +90,14 @@ def permissions(user: str) -> list[str]:
 
 
 def guard(server: RedisServer, user: str, rules: list[str]) -> None:
-    """From now on only this user gets in."""
+    """From now on only this user can connect."""
     server.ask("ACL", "SETUSER", user, "on", f">{SECRET}", *rules)
     server.ask("ACL", "SETUSER", "default", "off")
 
 
 @pytest.fixture
 def password(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of the variable that holds it."""
+    """Returns the name of the variable that contains the password."""
     monkeypatch.setenv("FILMS_PASSWORD", SECRET)
     return "FILMS_PASSWORD"
 
@@ -211,7 +211,7 @@ def test_rows_outlive_a_server_that_keeps_a_log() -> None:
         with open_storage("redis", TABLE, url=server.url) as storage:
             server.kill()
             server.start()
-            # The connection that the storage still has leads nowhere.
+            # The existing connection of the storage is dead.
             assert (storage.find(KEYS).rows == ROWS).all()
             storage.upsert(KEYS[:1], ROWS[1:2])
             assert storage.erase(KEYS[:1]) == 1
@@ -235,7 +235,7 @@ def test_a_failover_is_followed() -> None:
 
 
 def test_a_silent_sentinel_does_not_hide_the_other_one() -> None:
-    """It accepts and says nothing, as a stopped machine does."""
+    """Accepts connections and never replies, like a stopped machine."""
     with RedisSentinel() as watched, socket.create_server(("127.0.0.1", 0)) as silent:
         hosts = f"127.0.0.1:{silent.getsockname()[1]},127.0.0.1:{watched.sentinel.port}"
         url = f"redis+sentinel://{hosts}/{watched.service}"
@@ -245,7 +245,7 @@ def test_a_silent_sentinel_does_not_hide_the_other_one() -> None:
                 storage.upsert(KEYS, ROWS)
                 client = storage._client  # type: ignore[attr-defined]
                 start = time.monotonic()
-                # The silent one would be given a third of it.
+                # The silent server gets at most a third of the deadline.
                 client.topology.refresh(Deadline(20.0))
                 assert time.monotonic() - start < 5, "the one that answered is asked first"
 

@@ -166,7 +166,7 @@ def filled(server: RedisServer, prefix: str) -> dict[str, Any]:
 def test_a_slow_server_does_not_prolong_a_call_of_many_commands(
     server: RedisServer, new_prefix: Callable[[], str], call: str
 ) -> None:
-    """Each answer comes within the deadline; all of them do not."""
+    """Each reply arrives within the deadline; all replies together do not."""
 
     def check(deadline: float) -> None:
         options = {**filled(server, new_prefix()), "deadline_seconds": deadline}

@@ -1,4 +1,4 @@
-"""A server for tests starts also where somebody took the port that was free a moment ago."""
+"""A server for tests also starts if another process took the port that was free before."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GivePorts = Callable[..., list[int]]
 
 @pytest.fixture
 def give_ports(monkeypatch: pytest.MonkeyPatch) -> GivePorts:
-    """Makes servers choose these ports first; what is left of them is returned, and shrinks."""
+    """Makes servers try these ports first; returns the list of remaining ports, which shrinks."""
     real = module.free_port
 
     def give(*ports: int) -> list[int]:
@@ -31,7 +31,7 @@ def give_ports(monkeypatch: pytest.MonkeyPatch) -> GivePorts:
 
 @pytest.fixture
 def folders(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """All that servers make from now on."""
+    """Records all folders that servers create from now on."""
     made: list[Path] = []
     real = tempfile.mkdtemp
 
@@ -45,7 +45,7 @@ def folders(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 @pytest.fixture
 def taken_port() -> Iterator[int]:
-    """Somebody listens there, and says nothing."""
+    """A socket that accepts connections and never replies."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield int(listener.getsockname()[1])
 
@@ -66,7 +66,7 @@ def test_a_port_that_was_taken_meanwhile(
         assert [each.exists() for each in folders] == [False, True]
         started.ask("SET", "mine", 1)
         assert server.ask("EXISTS", "mine") == 0
-        # A restart is at the same place, as who uses the server knows no other.
+        # A restart uses the same port, because users of the server know no other.
         port = started.port
         started.kill()
         started.start()

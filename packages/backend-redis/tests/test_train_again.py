@@ -1,4 +1,4 @@
-"""`sparring train` over rows in Redis that an earlier run left: refused, or resumed."""
+"""`sparring train` over rows in Redis that an earlier run left: rejected, or resumed."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_run_from_the_beginning_is_rejected_if_rows_exist(
     )
     assert "resume the earlier run (--resume), use another path or prefix" in said
     assert "step 1" not in said
-    # Another prefix holds no rows, and the refused run changed none.
+    # Another prefix has no rows, and the rejected run changed none.
     code, expected, _ = train(storage(server, other, is_stacked))
     assert code == 0
     assert train(kept, saved, "--resume")[:2] == (0, expected)

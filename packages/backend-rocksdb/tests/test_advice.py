@@ -1,4 +1,4 @@
-"""The command that a refused table names: who runs it, goes on."""
+"""After the command in the error message of a rejected table, the run continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kit of core, on tables in folders of their own, and on tables that share one."""
+"""Runs core's kit on tables in separate folders, and on tables that share one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sparring_testing.storages.storage_tests import StorageTests
 
 
 class TestRocksdb(StorageTests):
-    """The defaults, each table in a folder of its own."""
+    """The defaults, with a separate folder for each table."""
 
     @pytest.fixture
     def make_storage(self, tmp_path: Path) -> Callable[..., RocksdbStorage]:
@@ -34,7 +34,7 @@ class TestRocksdb(StorageTests):
 
 
 class TestRocksdbWithLittleMemory(TestRocksdb):
-    """Buffers that are written out all the time, and hardly a key known by heart."""
+    """Buffers that are flushed all the time, and a bound of few known keys."""
 
     @pytest.fixture
     def make_storage(self, tmp_path: Path) -> Callable[..., RocksdbStorage]:

@@ -1,4 +1,4 @@
-"""Damaged files and full disks are told as what they are, and what was acknowledged stays."""
+"""Damaged files and full disks raise typed errors, and acknowledged rows remain."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_full_disk_raises_a_typed_error_and_writes_succeed_once_space_is_free(
 
 
 def check_holds(storage: Storage, acknowledged: dict[int, int]) -> None:
-    """Rows of what was acknowledged are there; of the part that failed, old or new rows."""
+    """Checks that acknowledged rows exist, and that rows of the failed part are old or new ones."""
     found = storage.find(KEYS)
     assert storage.size == found.found.sum()
     parts = np.array_split(KEYS, 10)

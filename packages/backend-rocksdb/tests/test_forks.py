@@ -1,4 +1,4 @@
-"""A forked child leaves the database to its parent: it neither hangs nor spoils it."""
+"""A forked child leaves the database to its parent: it neither hangs nor damages it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROWS = np.ones((5_000, 3), np.float32)
 
 
 def in_child(body: Callable[[], None]) -> int:
-    """Runs `body` in a fork of this process; 0 where it did not raise."""
+    """Runs `body` in a fork of this process; returns 0 if it did not raise."""
     child = os.fork()
     if not child:
         signal.alarm(10)  # ends a child that hangs

@@ -1,4 +1,4 @@
-"""A process that is killed while it loads a snapshot leaves a table that nobody trains on by chance."""
+"""A process that is killed while it loads a snapshot leaves a table that cannot be trained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What options promise of disks and memory is what the system sees: syncs, reads, open files, time."""
+"""Options have their effect on disks and memory, as the system shows:
+
+syncs, reads, open files, time.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +83,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def syncs(library: Path, folder: Path, *, sync_writes: bool, is_stack: bool) -> dict[str, int]:
-    """How often each kind of call waited for the disk."""
+    """Returns how often each kind of call waited for the disk."""
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(folder), str(sync_writes), str(is_stack)],
         env={**os.environ, "LD_PRELOAD": str(library)},
@@ -118,7 +121,7 @@ def test_without_sync_writes_only_flush_and_close_wait_for_the_disk(
 
 
 def read_calls() -> int:
-    """Calls of this process, so far, that read from files."""
+    """Returns the number of calls of this process so far that read from files."""
     counters = Path("/proc/self/io")
     if not counters.exists():
         pytest.skip("needs /proc/self/io, which counts what is read")
@@ -127,7 +130,7 @@ def read_calls() -> int:
 
 
 def reads_of(storage: RocksdbStorage, keys: Any) -> int:
-    """How many reads it takes to look for `keys`, a hundred at a time."""
+    """Returns the number of reads of a search for `keys`, a hundred at a time."""
     before = read_calls()
     for part in np.array_split(keys, len(keys) // 100):
         storage.find(part)
@@ -135,7 +138,7 @@ def reads_of(storage: RocksdbStorage, keys: Any) -> int:
 
 
 def written_out(folder: Path, **options: Any) -> RocksdbStorage:
-    """A table whose rows lie in files of their own and nowhere else, opened with `options`."""
+    """A table whose rows are only in separate files, opened with `options`."""
     made = RocksdbOptions(path=folder / "made", **options)
     with RocksdbStorage(TABLE, made) as storage:
         storage.upsert(KEYS, np.ones((NUM_ROWS, 16), np.float32))
@@ -148,7 +151,7 @@ def test_filters_avoid_reads_for_missing_keys(tmp_path: Path) -> None:
     for bits in (0.0, 4.0, 10.0):
         folder = tmp_path / str(bits)
         with written_out(folder, bloom_bits_per_key=bits, block_cache_bytes=MAX_BYTES) as storage:
-            assert not storage.find(KEYS[:1] + 1).found.any()  # what is read of a file once
+            assert not storage.find(KEYS[:1] + 1).found.any()  # reads each file's metadata once
             reads[bits] = reads_of(storage, KEYS[::20] + 1)
     # A block of 4 KiB has about 50 rows, and is read once.
     assert reads[0.0] > 200, reads
@@ -193,7 +196,7 @@ def test_direct_io_bypasses_the_page_cache(tmp_path: Path, direct_io: bool) -> N
                 file = str(handle.readlink())
                 information = Path(f"/proc/self/fdinfo/{handle.name}").read_text()
             except FileNotFoundError:
-                continue  # that of the listing itself
+                continue  # reads of the listing itself
             if file.startswith(str(tmp_path)) and file.endswith(".sst"):
                 (flags,) = (line for line in information.splitlines() if "flags" in line)
                 is_direct.append(bool(int(flags.split()[1], 8) & direct))

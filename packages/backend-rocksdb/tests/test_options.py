@@ -1,4 +1,4 @@
-"""How tables of ``rocksdb`` are asked for, what is refused, and what options do."""
+"""Options of ``rocksdb`` tables: which are rejected, and the effects of the others."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_a_folder_whose_creation_was_interrupted_is_accepted(tmp_path: Path) -> 
     sparring.open_storage("rocksdb", TABLE, path=made).close()
     sparring.open_storage("rocksdb", TABLE, path=made).close()
     (made / "CURRENT").unlink()
-    for each in made.iterdir():  # all that a database has is known
+    for each in made.iterdir():  # all folders of a database are known
         (tmp_path / "cut" / each.name).parent.mkdir(exist_ok=True)
         (tmp_path / "cut" / each.name).touch()
     _reject_foreign_folder(tmp_path / "cut")

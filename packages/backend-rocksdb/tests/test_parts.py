@@ -1,4 +1,4 @@
-"""A folder knows which part of a table lies in it: another one is refused, not half found."""
+"""A folder stores which part of a table it contains: another part is rejected."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def with_path(value: Any, path: str) -> Any:
 def train(
     storage: dict[str, Any], path: str, world_size: int, load: str = "", plan: Any = "row_wise"
 ) -> list[int]:
-    """One step over all keys on each rank. Returns how many rows each one has."""
+    """Runs one step over all keys on each rank. Returns the number of rows of each rank."""
     choice = StorageChoice(**with_path(storage, path))
     group = LocalGroup(world_size)
 
@@ -129,7 +129,7 @@ def test_existing_rows_are_read_before_an_optimizer_is_known(
         container.declare(TABLE, choice)
         found = container.lookup(TABLE.name, KEYS)
         assert found.rows.tobytes() == trained.tobytes()
-        # The optimizer that made them goes on.
+        # The optimizer that created them can continue.
         container.set_state(TABLE.name, state, adagrad.name)
         assert found.shadow_id is not None
         container.resources.accumulate(found.shadow_id, np.ones_like(found.rows))
@@ -168,7 +168,7 @@ def test_a_failed_search_for_rows_is_repeated(tmp_path: Path) -> None:
         storage.upsert(KEYS, np.ones((len(KEYS), TABLE.dim), np.float32))
     with StepContainer() as container:
         container.declare(TABLE, StorageChoice("rocksdb", {**options, "block_bytes": 8192}))
-        # Somebody has the folder open, with other options.
+        # Another storage has the folder open, with other options.
         with open_storage("rocksdb", TABLE, **options):
             for _ in range(2):
                 with pytest.raises(InvalidArgumentError):

@@ -1,4 +1,4 @@
-"""What lies in a folder: tables with their labels, shared in a process, kept from other processes."""
+"""Folders of tables: labels, sharing within a process, and locks against other processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folder that one process writes, and others read meanwhile: ``secondary``."""
+"""A folder that one process writes while others read it: ``secondary``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sparring_rocksdb.options import RocksdbOptions
 TABLE = TableConfig("item", 4)
 KEYS = np.arange(1_000)
 
-# Writes version after version of all rows, each in one call; says each that is acknowledged.
+# Writes version after version of all rows, each in one call; prints each acknowledged one.
 WRITER = """
 import sys
 

@@ -1,4 +1,4 @@
-"""A process that is killed while rows go down to RocksDB beside its steps keeps all that was flushed."""
+"""A process that is killed while rows are written to RocksDB keeps all flushed rows."""
 
 from __future__ import annotations
 

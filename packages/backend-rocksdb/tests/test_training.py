@@ -1,4 +1,4 @@
-"""What keeps the rows makes no difference to what is learnt, bit for bit."""
+"""The storage of rows does not change the trained model by a bit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def trained(capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
-    """What ``sparring train --json`` says at its end."""
+    """Returns the final JSON of ``sparring train --json``."""
 
     def train(config: str, *overrides: str) -> dict[str, Any]:
         assert main(["train", str(ROOT / "configs" / config), *overrides, "--json"]) == 0
@@ -155,7 +155,7 @@ def test_a_rejected_resume_leaves_rows_unchanged(
             }
 
     trained("rocksdb.yaml", *given, saved, "training.steps=9")
-    # The rows go on beyond the snapshot, so that loading it would change them.
+    # Training continues beyond the snapshot, so that loading it would change the rows.
     trained(
         "rocksdb.yaml", *given, saved, "training.steps=20", "snapshots.at_end=false", "--resume"
     )

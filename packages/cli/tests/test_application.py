@@ -1,4 +1,4 @@
-"""The command line: commands of core and of plugins, and what becomes of their errors."""
+"""The command line: commands of core and of plugins, and the handling of their errors."""
 
 from __future__ import annotations
 

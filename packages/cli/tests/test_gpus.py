@@ -1,4 +1,4 @@
-"""What ``doctor`` says of GPUs: with a driver, with one that fails, and without."""
+"""The report of ``doctor`` about GPUs: with a driver, with a failing one, and without."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``doctor`` reads from the system, on systems that tell much, little or nothing."""
+"""The values that ``doctor`` reads from systems that report much, little or nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the native library cannot be loaded: who starts all the same, and who says why not."""
+"""Without the native library some commands start, and others report why they cannot run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run_python(tmp_path: Path) -> RunPython:
     site.mkdir()
     (site / "sitecustomize.py").write_text(BREAKING)
 
-    # What is installed may be found by it too.
+    # An installed one may be found by it, too.
     paths = [str(site), *filter(None, [os.environ.get("PYTHONPATH")])]
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:

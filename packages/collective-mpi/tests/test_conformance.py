@@ -26,7 +26,7 @@ def launcher(world_size: int) -> Any:
 
 @pytest.fixture(scope="module")
 def worlds() -> Iterator[dict[int, RankProcesses]]:
-    """The processes of each world size; they start when they are first asked for."""
+    """The processes of each world size; they start at their first use."""
     pools = {size: RankProcesses(size, "mpi", {}, launcher(size)) for size in (1, 2, 3)}
     yield pools
     for pool in pools.values():

@@ -1,4 +1,4 @@
-"""MPI jobs end in time if a rank fails, and refuse what cannot work."""
+"""MPI jobs end in time if a rank fails, and reject invalid setups."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_stopped_rank_ends_the_job_within_the_deadline_and_is_named(
 @pytest.mark.parametrize(
     ("deadline", "how", "words"),
     [
-        # Two ranks notice; the second may have been told by the first.
+        # Two ranks detect it; the second may have received a notice of the first.
         ("600", "closed", r"(it|rank \d reports that rank 1) left the group"),
         ("3", "abandoned", "find out why rank 1 failed"),
     ],
@@ -152,7 +152,7 @@ def test_a_rank_that_raises_ends_the_job_at_once_or_at_the_deadline(
 
 @needs_mpi
 def test_a_world_that_differs_from_the_launchers_is_rejected() -> None:
-    # In a process of its own, because importing mpi4py starts MPI.
+    # In a separate process, because importing mpi4py starts MPI.
     code = (
         "from sparring.contracts import Membership\n"
         "from sparring_mpi.collective import join_mpi\n"

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.alone
 def run_threads(
     world_size: int, body: Any, *arguments: Any, deadline_seconds: float = 10.0
 ) -> list[Any]:
-    """Runs `body` once for each rank, each on a thread of its own."""
+    """Runs `body` once per rank, each on a separate thread."""
     gpus, group = open_fake_nccl(), LocalGroup(world_size, deadline_seconds=deadline_seconds)
     gpus.library.fake_reset()
 

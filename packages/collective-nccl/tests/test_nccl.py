@@ -55,7 +55,7 @@ def test_device_buffers_of_one_exchange_go_as_one_group(gpus: FakeGpus) -> None:
     def body(collective: NcclCollective) -> Any:
         peers = [peer for peer in range(3) if peer != collective.rank]
         got = {peer: GpuArray.of(np.zeros(4 + peer)) for peer in peers}
-        # All ranks send first and wait last: one after the other, nobody would ever get on.
+        # All ranks send first and wait last: if they waited in turn, none would make progress.
         mine = np.full(4 + collective.rank, collective.rank + 1.5)
         works = [collective.send(GpuArray.of(mine), peer) for peer in peers]
         works += [collective.receive(got[peer], peer) for peer in peers]
@@ -305,7 +305,7 @@ def test_a_rejected_communicator_is_an_error_at_start(gpus: FakeGpus) -> None:
 
 
 def test_a_rank_that_sees_only_its_own_gpu_uses_it(gpus: FakeGpus) -> None:
-    """By its number on the machine it would ask for one that it does not see."""
+    """With its number on the machine, the rank would use a GPU that it does not see."""
     gpus.library.fake_show_devices(1)
     try:
         assert gpus.cuda.retain_context(3) == gpus.cuda.retain_context(0)

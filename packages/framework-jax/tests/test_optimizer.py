@@ -191,7 +191,7 @@ def test_a_gradient_that_is_accumulated_twice_is_rejected(native: Any) -> None:
         InvalidArgumentError, match=r"'user' was already accumulated.*call step\(\)"
     ):
         optimizer.step(batch, gradients)
-    # Another gradient of the batch, such as that of a second loss, is added.
+    # Another gradient of the batch, such as the gradient of a second loss, is added.
     tables.accumulate(batch, {"user": jnp.ones_like(batch.rows["user"])})
     optimizer.step()
     np.testing.assert_allclose(looked_up(tables), before - 2, rtol=1e-6)
@@ -212,7 +212,7 @@ def test_a_step_without_gradients_after_a_lookup_warns() -> None:
         warnings.simplefilter("error")
         batch = tables.lookup({"user": IDS})
         optimizer.step(batch, {"user": jnp.ones_like(batch.rows["user"])})
-        # Nothing was looked up for training, as on a rank without examples.
+        # Nothing was looked up for training, for example on a rank without examples.
         optimizer.step()
     tables.container.close()
 

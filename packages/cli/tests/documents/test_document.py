@@ -1,4 +1,4 @@
-"""Documents: their overrides, and what messages about them say and keep to themselves."""
+"""Documents: their overrides, and the contents of messages about them."""
 
 from __future__ import annotations
 

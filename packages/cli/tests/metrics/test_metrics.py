@@ -1,4 +1,4 @@
-"""Counters, gauges and histograms, and what Prometheus's client makes of them."""
+"""Counters, gauges and histograms, and their export by Prometheus's client."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_counters_add_up_by_their_labels() -> None:
     assert registry.value("pulls_total", table="item") == 5
     assert registry.value("pulls_total", table="tag") == 0
     assert registry.value("others_total") == 0
-    # Without labels there is a number from the beginning, so that a rate of it can be told.
+    # Without labels the number exists from the start, so that its rate can be computed.
     registry.counter("errors_total", "Errors")
     assert samples(registry, "errors_total") == [({}, 0)]
 

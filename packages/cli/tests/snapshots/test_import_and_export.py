@@ -1,4 +1,4 @@
-"""``sparring export --to npy|faiss`` and ``sparring import``: what goes out can come in."""
+"""``sparring export --to npy|faiss`` and ``sparring import``: exported rows can be imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands about snapshots: what they print, write and exit with."""
+"""Commands about snapshots: their output, their files and their exit codes."""
 
 from __future__ import annotations
 

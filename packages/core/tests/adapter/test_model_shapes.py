@@ -1,4 +1,4 @@
-"""What models ask of their tables, and what of a table every adapter takes over."""
+"""Requirements of models for their tables, and settings of tables that every adapter applies."""
 
 from __future__ import annotations
 

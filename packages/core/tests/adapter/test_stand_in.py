@@ -1,4 +1,4 @@
-"""Rows that differ by rounding are told from rows that were computed otherwise."""
+"""Rows that differ by rounding are distinguished from rows that were computed differently."""
 
 from __future__ import annotations
 

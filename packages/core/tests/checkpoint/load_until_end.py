@@ -1,4 +1,4 @@
-"""A rank that ends, or is ended, while rows of a snapshot come in beside it.
+"""A rank that ends, or is killed, while rows of a snapshot are loaded in the background.
 
     python -m …load_until_end FOLDER WAY IS_CLOSED BACKEND OPTIONS DEADLINE
 
@@ -43,7 +43,7 @@ begun = threading.Event()
 
 
 def write_snapshot(folder: Path) -> None:
-    """One that is large enough to be read ahead, in several segments."""
+    """A snapshot that is large enough to be read ahead, in several segments."""
     options = SnapshotOptions(num_ranges=4, buffer_bytes=1 << 17, small_bytes=1)
     writer = SnapshotWriter(str(folder / "snapshot"), step=1, options=options)
     keys = np.arange(NUM_ROWS)
@@ -55,7 +55,7 @@ def write_snapshot(folder: Path) -> None:
 
 
 class _Slow(MemoryStorage):
-    """Says when rows come, and how many there were at the end."""
+    """Reports when rows arrive, and how many there were at the end."""
 
     def __init__(self, folder: Path, rank: int, seconds: float) -> None:
         super().__init__(TABLE)
@@ -109,7 +109,7 @@ def run(folder: Path, way: str, is_closed: bool, collective: Collective) -> None
 
 
 def _write(path: Path, text: str) -> None:
-    """So that a reader finds the whole text or no file."""
+    """Written atomically, so that a reader finds the whole text or no file."""
     unfinished = path.with_name(f"{path.name}.unfinished")
     unfinished.write_text(text)
     unfinished.rename(path)

@@ -1,4 +1,4 @@
-"""A training that ends, in one way or another, while a slow save runs beside its steps.
+"""A training that ends in different ways while a slow save runs in the background.
 
 python save_until_exit.py FOLDER WAY IS_CLOSED
 """
@@ -55,7 +55,7 @@ def main(folder: Path, way: str, is_closed: bool) -> None:
     fill(container, 1)
     container.save(str(folder / "one"))
     fill(container, 2)
-    # A save is given what its options say, not what other work is given.
+    # The executor of a save receives the options of saves, not of other work.
     container.events.deadline_seconds = events.EXIT_SECONDS = 0.1
     options = SaveOptions()
     if way == "too slow":

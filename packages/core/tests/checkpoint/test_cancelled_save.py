@@ -1,4 +1,4 @@
-"""A save that is given up holds nobody up, keeps nothing, and takes nothing that others still need."""
+"""A cancelled save blocks nothing, keeps nothing, and removes nothing that others need."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_steps_keep_no_rows_for_a_cancelled_save(
         storage.upsert(np.arange(10), np.ones((10, 4), np.float32))
 
         def looks(writer: SnapshotWriter, cause: BaseException | None = None) -> None:
-            # What follows may take seconds: other ranks are told, files removed.
+            # The rest may take seconds: other ranks are notified, and files are removed.
             running = container.saves.running
             budget = running.budget if running is not None else UndoBudget(0)
             found.append(
@@ -167,7 +167,7 @@ def interrupted(*_: object) -> None:
 
 
 def open_files() -> set[str]:
-    """What open descriptors of this process lead to, files that are gone included."""
+    """Returns the targets of open descriptors of this process, including removed files."""
     found = set()
     for each in Path("/proc/self/fd").iterdir():
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""A frozen table gives the rows of one moment, whatever is written meanwhile."""
+"""A frozen table returns the rows of one moment, independent of later writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`StepContainer.flush`: rows are made durable on the event loop, and nothing changes them meanwhile."""
+"""`StepContainer.flush`:
+
+rows become durable on the event loop, and nothing changes them meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ SECONDS = 20.0
 
 
 class SlowFlush(MemoryStorage):
-    """Its flush lasts until it is let go, and fails if it was told to."""
+    """A flush that lasts until it is released, and fails on request."""
 
     def __init__(self, table: TableConfig) -> None:
         super().__init__(table)

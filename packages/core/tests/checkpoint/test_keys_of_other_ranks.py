@@ -1,4 +1,4 @@
-"""A rank neither takes nor saves rows of keys that another rank owns."""
+"""A rank neither accepts nor saves rows of keys that another rank owns."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def on_ranks(body: Callable[[StepContainer, int], Any], placement: Any = "sharde
 
 
 def put_unchecked(container: StepContainer, keys: Any) -> None:
-    """As a storage has them that was given with rows of its own."""
+    """Rows of foreign keys, as in a storage that was opened with existing rows."""
     storage = container.storage("item")
     restore(storage, keys, rows_of(keys), np.zeros(len(keys), np.uint64))
 

@@ -1,4 +1,4 @@
-"""`load(blocking=False)`: rows come in on the event loop, and nothing uses them before they are there."""
+"""`load(blocking=False)`: rows are loaded on the event loop, and nothing uses them before."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NAMES = ("films", "actors")
 
 
 class SlowRestore(MemoryStorage):
-    """Takes rows of a snapshot once it is let go, and fails if it was told to."""
+    """Loads rows of a snapshot once it is released, and fails on request."""
 
     def __init__(self, table: TableConfig) -> None:
         super().__init__(table)
@@ -89,7 +89,7 @@ def filters(container: StepContainer) -> list[Any]:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> tuple[str, list[Any]]:
-    """The URL of a snapshot of step 3, all rows 3.0, and what its filters counted."""
+    """Returns the URL of a snapshot of step 3 with all rows 3.0 and the counters of its filters."""
     url = str(tmp_path / "three")
     made = [MemoryStorage(table(name)) for name in NAMES]
     with StepContainer() as container:

@@ -1,4 +1,4 @@
-"""A program that ends while rows come in beside it waits for them, and ranks that are left are told."""
+"""A program that ends during a background load waits for it, and the other ranks are notified."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_survivors_name_a_rank_that_is_killed_while_all_load(tmp_path: Path) -> 
             wait_for(failed, DEADLINE_SECONDS + 20)
             said = json.loads(failed.read_text())
             assert (said["class"], said["rank"]) == ("PeerFailure", victim), said
-            # Beyond the deadline: until ranks meet next, and a chunk is written.
+            # Beyond the deadline: until the next exchange, and until a chunk is written.
             assert said["time"] - gone < DEADLINE_SECONDS + 4
             assert not (tmp_path / f"{rank}.loaded").exists()
     finally:

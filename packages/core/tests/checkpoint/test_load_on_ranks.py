@@ -1,4 +1,4 @@
-"""Several ranks load beside what else they do: all of them wait, and all are told of one that fails."""
+"""Several ranks load in the background: all of them wait, and all report a failing one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SECONDS = 20.0
 
 
 class SlowRestore(MemoryStorage):
-    """Takes rows of a snapshot slowly."""
+    """Loads rows of a snapshot slowly."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(TableConfig("user", 4))
@@ -197,7 +197,7 @@ def test_a_rank_that_cancels_its_load_notifies_the_others_at_once(url: str) -> N
             error = error_of(lambda: loading.result(SECONDS))
             assert f"rank {BROKEN} failed" in str(error)
             assert "was stopped (CancelledError())" in str(error)
-        report_failure.wait()  # who cancelled uses nothing before
+        report_failure.wait()  # the rank that cancelled uses no row before
         is_free.set()
         container.loads.join()
         container.load(url)

@@ -82,7 +82,7 @@ def contents(container: StepContainer) -> dict[str, dict[int, tuple[bytes, int]]
 
 
 def counted(container: StepContainer) -> list[Any]:
-    """All that is no row."""
+    """Returns everything except rows."""
     return [
         container.counters,
         [entry.admission_filter and entry.admission_filter.save() for entry in container.entries()],
@@ -174,7 +174,7 @@ def test_steps_wait_for_a_save_that_keeps_too_many_old_rows(
         saved = contents(container)
         options = SaveOptions(undo_bytes=1)
         task = container.save(str(tmp_path / "a"), blocking=False, options=options)
-        step(container, 3)  # fills the room
+        step(container, 3)  # fills the buffer
         assert not gate.is_set()
         threading.Timer(0.3, gate.set).start()
         step(container, 4)
@@ -333,7 +333,7 @@ def test_a_failed_save_is_raised_by_the_next_step_and_training_continues(tmp_pat
 
 def test_background_saves_change_no_counter_of_tiers(tmp_path: Path) -> None:
     def counts(saves: bool) -> list[Any]:
-        # Within, as a row that is on its way is not promoted, and how long it is depends on others.
+        # In the foreground, because rows in flight are not promoted, and their time varies.
         with make("tiered", **STACKS[4][1], write_back="inline") as container:
             for number in range(12):
                 if saves and number % 4 == 0:

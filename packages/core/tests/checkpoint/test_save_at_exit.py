@@ -1,4 +1,4 @@
-"""A program that ends while a save runs beside its steps finishes the save first."""
+"""A program that ends while a background save runs finishes the save first."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def make(collective: Collective, owners: ShardMap | None = None) -> StepContaine
 
 
 def step(container: StepContainer, number: int) -> None:
-    """Step `number`: every rank has the same batch, so that any number of them trains alike."""
+    """Runs step `number`: every rank has the same batch, so any number of ranks trains equally."""
     random = np.random.default_rng(number)
     requests = [(table.name, random.integers(0, 400, 60)) for table in TABLES]
     for found in container.lookup_all(requests):
@@ -90,7 +90,7 @@ def contents(container: StepContainer) -> dict[str, dict[int, bytes]]:
 
 
 def joined(parts: list[dict[str, dict[int, bytes]]]) -> dict[str, dict[int, bytes]]:
-    """The rows of all ranks; replicated rows must be alike."""
+    """Returns the rows of all ranks; replicated rows must be equal."""
     result: dict[str, dict[int, bytes]] = {table.name: {} for table in TABLES}
     for part in parts:
         for name, rows in part.items():
@@ -102,7 +102,7 @@ def joined(parts: list[dict[str, dict[int, bytes]]]) -> dict[str, dict[int, byte
 
 
 def train(world_size: int, first: int, last: int, load: str | None, save: str | None) -> Any:
-    """Rows of all ranks after some steps, and the sum of what was not admitted."""
+    """Returns the rows of all ranks after some steps, and the sum of rejected admissions."""
 
     def body(collective: Collective) -> tuple[Any, int]:
         with make(collective) as container:
@@ -127,7 +127,7 @@ def test_any_number_of_ranks_continues(before: int, after: int, tmp_path: Path) 
     loaded, _ = train(after, 10, 10, url, None)
     assert loaded == saved
     went_on, dropped = train(after, 10, 20, url, None)
-    # Sums over other numbers of ranks differ in their last bits; which rows there are does not.
+    # Sums over other numbers of ranks differ in their last bits; the set of rows does not.
     for name, rows in went_on.items():
         assert rows.keys() == expected[name].keys(), name
     assert dropped == expected_dropped
@@ -182,7 +182,7 @@ def test_after_a_failed_commit_ranks_agree_on_a_base_again(
     def fails_once(writer: SnapshotWriter) -> Any:
         calls.append(writer.step)
         if len(calls) == 2:
-            # The other rank has done its part, and knows of no failure.
+            # The other rank has finished its part, and knows of no failure.
             writer._attempt.await_manifest(10.0)
             raise OSError("disk gone")
         return commit(writer)

@@ -1,4 +1,4 @@
-"""What a save is given, and refuses."""
+"""Options of a save, and the rejection of invalid ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A save beside steps takes its share of a core, and holds no more old rows than it may."""
+"""A background save uses its share of a core, and keeps no more old rows than allowed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sparring.storage.open import open_storage
 
 
 class Clock:
-    """Time that passes where somebody works or sleeps; processor time of each thread."""
+    """Time that passes when a thread works or sleeps; processor time of each thread."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -117,7 +117,7 @@ def test_a_save_does_not_pause_when_it_runs_out_of_space_for_old_rows(clock: Clo
     budget.give_back(kept.num_bytes)
     clock.work(0.1)
     made.pause()
-    # What was done in a hurry is not paid for afterwards.
+    # Work done without pauses is not compensated later.
     assert clock.slept == pytest.approx(0.9)
 
 
@@ -130,7 +130,7 @@ def test_a_save_stops_pausing_once_it_is_awaited(clock: Clock) -> None:
 
 
 class WritingThrottle(Throttle):
-    """In place of each pause a step writes to a table."""
+    """Writes to a table in each step instead of a pause."""
 
     def __init__(self, budget: UndoBudget, storage: Storage) -> None:
         super().__init__(1.0, budget)

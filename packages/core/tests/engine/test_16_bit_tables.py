@@ -85,7 +85,7 @@ def test_native_code_has_the_same_row_layout(dtype: str, dim: int, state_width: 
     table = TableConfig("t", dim, dtype, state_width=state_width)
     view = _native.TableView(dtype, kernels.initializer_spec(table))
     storage = open_storage("memory", table)
-    view.attach(get_capsule(storage), state_width)  # refuses other row_bytes
+    view.attach(get_capsule(storage), state_width)  # rejects another row_bytes
     view.detach()
 
 
@@ -332,7 +332,7 @@ def test_embeddings_keep_their_bits_when_the_state_is_replaced(dtype: str) -> No
     assert not found.view(np.uint8)[:, 6:8].any()
 
 
-# ---- what stochastic rounding is for
+# ---- the purpose of stochastic rounding
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -349,8 +349,8 @@ def test_the_mean_of_many_small_steps_equals_float32(dtype: str) -> None:
     moved = made.lookup("item", keys, is_registered=False).rows - start
     expected = -rate * num_steps
     place = 2.0 ** (-11 if dtype == "float16" else -8)  # between neighbors from 0.5 to 1
-    assert rate < place / 40  # to nearest no row would ever move
-    # The variance of one step is at most place * rate: a place down, with probability rate/place.
+    assert rate < place / 40  # to nearest, no row would ever change
+    # The variance of one step is at most unit * rate: one unit down, with probability rate / unit.
     deviation = np.sqrt(num_steps * place * rate)
     assert np.abs(moved - expected).max() < 8 * deviation
     assert abs(moved.mean() - expected) < 4 * deviation / np.sqrt(moved.size)

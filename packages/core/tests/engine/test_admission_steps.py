@@ -92,7 +92,7 @@ def test_an_id_gets_a_row_in_the_kth_step(apply: Apply, storage: str) -> None:
         train(made, ids, apply)
         assert made.num_rows("t") == num_rows
         assert made.counters.gradients_not_admitted == made.num_not_admitted("t") == num_dropped
-    # Each was dropped once; what was dropped is lost, not kept back.
+    # Each was dropped once; dropped gradients are lost, not delayed.
     assert values(made, [7, 11, 9, -1, 2**63 - 1, -(2**63)]) == [-3, -1, 0, 0, -1, -1]
     assert made.counters.rows_updated == 6
     assert made.counters.steps == 6

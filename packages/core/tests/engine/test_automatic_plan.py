@@ -190,7 +190,7 @@ def test_a_job_keeps_an_explicit_plan_and_computes_an_automatic_one(
     (first,), (second,) = run_ranks(2, body)
     assert first == second
     assert set(first.tables) == {"user", "shop"}
-    # Rank 0 alone says it.
+    # Only rank 0 logs it.
     assert [each.getMessage() for each in caplog.records] == [
         "plan auto: rows are guessed",
         "user is here",
@@ -213,7 +213,7 @@ def test_a_storage_reports_its_capacity_and_whether_it_supports_replication() ->
     assert replicated.kinds == ("data_parallel",)
     with open_storage("memory", table, capacity=7) as storage:
         opened = of(storage)
-    # Its rows are sharded already: a plan with data_parallel would be refused.
+    # Its rows are sharded already: a plan with data_parallel would be rejected.
     assert (opened.rows, opened.is_in_memory, opened.supports_replication) == (7, True, False)
 
 

@@ -79,7 +79,7 @@ def test_a_row_expires_after_steps_without_a_visit(storage: Any, by_rows: bool) 
             ([3], [3]),
             ([1], [1, 3]),
         ):
-            made.lookup("t", np.array([1, 2]), is_registered=False)  # a read is no visit
+            made.lookup("t", np.array([1, 2]), is_registered=False)  # a read is not a visit
             train(made, ids, by_rows=by_rows)
             assert keys_of(made) == left
         assert made.counters.rows_expired == 2

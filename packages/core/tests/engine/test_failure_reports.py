@@ -78,7 +78,7 @@ def test_an_update_method_that_fails_on_one_rank_after_the_vote_is_reported_to_t
                 method.failure = failure
                 with pytest.raises(PartialStepError) as mine:
                     made.apply_methods(choices)
-                ended.wait(LONG)  # it is told, not found out by the end of this rank
+                ended.wait(LONG)  # notified, instead of noticing the end of this rank
                 assert rows(made) == -1
                 return mine.value
             made.apply_methods(choices)
@@ -113,7 +113,7 @@ def test_ids_of_a_manual_step_that_one_rank_rejects_are_rejected_by_all_and_trai
             with pytest.raises(InvalidArgumentError) as caught, made.step(descend) as step:
                 step.lookup("films", ids)
             assert time.monotonic() - begin < SOON
-            ended.wait(LONG)  # the end of a rank would tell the other too
+            ended.wait(LONG)  # the end of a rank would also notify the other
             with made.step(descend) as step:
                 found = step.lookup("films", IDS)
                 step.accumulate(found, np.ones_like(found.rows))

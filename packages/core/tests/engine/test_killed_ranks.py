@@ -38,7 +38,7 @@ pytestmark = pytest.mark.alone
 WORLD_SIZE = 3
 TRIALS = int(os.environ.get("SPARRING_FAILURE_TRIALS", "1"))
 DEADLINES = (5.0, 15.0)
-# Of tests in which a rank is killed, and the others know it long before.
+# For tests in which a rank is killed, and the others notice it much earlier.
 FAR_DEADLINE_SECONDS = 60.0
 KILLED_SECONDS = 10.0
 # The interpreter takes two seconds of processor time to end with torch, and others may use it too.
@@ -156,7 +156,7 @@ def check_survivors(ranks: Ranks, victim: int, since: float, seconds: float) -> 
         print(f"rank {rank}, {failed['time'] - since:.3f} s: {failed['message']}")
         assert failed["rank"] == victim
         assert failed["operation"] in ("pull", "push", "commit")
-        # Lookups are made table by table; a push and what follows are for all of them.
+        # Lookups are sent table by table; a push and the following messages are for all tables.
         is_of_one = failed["operation"] == "pull"
         assert (failed["table"] in ("user", "item")) is is_of_one
         assert failed["step"] == failed["steps_applied"] == failed["counted"] >= STEPS_TO_START
@@ -209,7 +209,7 @@ def test_survivors_name_a_rank_whose_link_was_cut(ranks: Ranks, rng: random.Rand
             cut = time.time()
             links.cut(victim)
             check_survivors(ranks, victim, cut, deadline * 1.1)
-            # Whom the rank itself blames it cannot know, but it ends in time too.
+            # The rank cannot know which rank it will name, but it also ends in time.
             assert ranks.failed(victim, deadline)["time"] - cut <= deadline * 1.1
 
     check_with_deadlines(check, DEADLINES)

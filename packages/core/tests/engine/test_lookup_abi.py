@@ -1,4 +1,4 @@
-"""Lookups by table number, as in a native caller."""
+"""Lookups by table number, as by a native caller."""
 
 from __future__ import annotations
 
@@ -314,7 +314,7 @@ def test_a_load_that_could_not_begin_leaves_rows_readable(
             status, _, found = asking.result(10)
             assert (status, (found == 3).all()) == (0, True)
         finally:
-            container.entry("rows").end_load()  # else the thread would wait for ever
+            container.entry("rows").end_load()  # otherwise the thread would wait forever
 
 
 def test_a_load_cancelled_before_it_began_delays_no_lookup(ids: Any, tmp_path: Path) -> None:

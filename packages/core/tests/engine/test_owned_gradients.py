@@ -30,7 +30,7 @@ def add_one(updates: Any) -> None:
 
 @pytest.mark.parametrize(
     ("world_size", "is_fused"),
-    [(3, True), (3, False), (1, False)],  # alone, a step by methods adds up natively
+    [(3, True), (3, False), (1, False)],  # on one rank, a step by methods sums natively
     ids=["methods", "function", "alone"],
 )
 def test_a_rank_that_cannot_add_its_gradients_notifies_all(

@@ -88,7 +88,7 @@ def test_finish_returns_the_rows_of_a_lookup_after_the_step(world_size: int, way
 
         def ids_of(step: int, rank: int) -> list[tuple[str, np.ndarray]]:
             (user, some), item = repeating_ids(step, rank)
-            # More new keys with each step than a small table holds, and many of the last one's.
+            # More new keys in each step than a small table stores, and many of the previous step's.
             new = np.arange(40 * step, 40 * step + 70 * is_evicting)
             return [(user, np.concatenate([some, new])), item]
 
@@ -156,7 +156,7 @@ def test_bytes_of_a_refresh_match_the_documentation() -> None:
         return rank, places // 8
 
     sent = dict(on_ranks(2, body))
-    # Of the 50 keys that changed, those that the other rank owns.
+    # The changed ones among 50 keys that the other rank owns.
     assert sent[0] == 0
     assert 0 < sent[1] < 50
 

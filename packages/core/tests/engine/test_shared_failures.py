@@ -96,7 +96,7 @@ def test_an_interrupted_load_on_one_rank_stops_all(call: str, tmp_path: Path) ->
             if collective.rank == BROKEN:
                 begin_load(container.storage("user"), "elsewhere")
             error = error_of(lambda: CALLS[call](container, tmp_path))
-            # Nobody has left: ranks go on together once it is mended.
+            # No rank has left: the ranks continue together once it is repaired.
             if collective.rank == BROKEN:
                 end_load(container.state.tables.open(container.entry("user")))
             container.discard()

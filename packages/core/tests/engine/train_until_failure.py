@@ -1,4 +1,4 @@
-"""A rank that trains without end, for tests that kill, stop or disconnect it.
+"""A rank that trains endlessly, for tests that kill, stop or disconnect it.
 
     python -m …train_until_failure BACKEND OPTIONS DEADLINE FOLDER
 
@@ -54,7 +54,7 @@ class _Training:
         self.container = StepContainer(
             collective=collective,
             rendezvous=rendezvous,
-            # Many messages, so that a random moment finds each kind of them under way.
+            # Many messages, so that a random moment finds each kind of them in flight.
             exchange=ExchangeOptions(chunk_rows=32, chunks_in_flight=2),
         )
         self._rank = collective.rank

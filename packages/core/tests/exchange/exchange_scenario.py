@@ -116,7 +116,7 @@ def train(
         for found in found_all:
             assert found.shadow_id is not None
             repeats = np.bincount(found.inverse, minlength=len(found.keys))[:, None]
-            # Of sum((row - key % 3) ** 2) / 2 over the ids.
+            # The gradient of sum((row - key % 3) ** 2) / 2 over the ids.
             gradient = (found.rows - (found.keys % 3)[:, None]) * repeats / divisor
             made.resources.accumulate(found.shadow_id, gradient.astype(found.rows.dtype))
         if scenario.is_fused:

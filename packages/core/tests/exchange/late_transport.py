@@ -87,7 +87,7 @@ class _LateCollective(Collective):
         self.group = group
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing is buffered."""
 
     def _send_impl(self, buffer: Any, destination: int, tag: int) -> Work:
         work = _Late(self.group, (self.rank, destination, tag), buffer)

@@ -30,6 +30,6 @@ class OnDevice:
 def wanted(
     storage: Storage | None, table: TableConfig, keys: Any, num_columns: int | None = None
 ) -> PullRequest:
-    """Returns the first columns of rows; None: their embeddings."""
+    """Returns the first columns of rows, or their embeddings if None."""
     columns = Columns(0, table.dim if num_columns is None else num_columns)
     return PullRequest(storage, table, keys, columns)

@@ -289,7 +289,7 @@ def test_both_directions_of_a_turn_are_one_group_of_nccl(gpus: FakeGpus) -> None
         storages = shards(collective, shard_map, "emulated")
         options = ExchangeOptions(chunk_rows=50, chunks_in_flight=4)
         with RingExchange(collective, shard_map, options) as exchange:
-            # Rank 1 asks for more than rank 0, and so has turns that only bring rows.
+            # Rank 1 requests more than rank 0, and so has turns that only receive rows.
             keys = _gpu_array(np.arange(200 + 200 * collective.rank))
             device = OnDevice(exchange, device_kernels())
             device.pull_all([wanted(storages[0], ITEM, keys)])
@@ -301,7 +301,7 @@ def test_both_directions_of_a_turn_are_one_group_of_nccl(gpus: FakeGpus) -> None
             f"from {other}",
             f"to {other}",
         ]
-        # Of each turn rows and whether they were found, each way where there are any.
+        # For each turn: rows and whether they were found, in each direction if there are any.
         both = [f"from {other}"] * 2, [f"to {other}"] * 2
         shapes = [[part.split(" ", 1)[1] for part in line.split(", ")] for line in lines[1:]]
         assert both[0] + both[1] in shapes
@@ -320,7 +320,7 @@ def test_empty_batches_are_accepted(world_size: int) -> None:
             device = OnDevice(exchange, device_kernels())
             pulled = device.pull_all([wanted(None, ITEM, _gpu_array(nothing))])[0]
             assert pulled.rows.shape == (0, 6)
-            # Nobody has a storage yet: rows that are not there.
+            # No rank has a storage yet, so rows are missing.
             keys = nothing if collective.rank else np.arange(100)
             pulled = device.pull_all([wanted(None, ITEM, _gpu_array(keys))])[0]
             assert not np.any(pulled.rows)
@@ -433,7 +433,7 @@ def test_a_failing_storage_is_reported_on_all_ranks(gpus: FakeGpus, way: str) ->
             requests = [wanted(storages[0], ITEM, _gpu_array(np.arange(200)))]
             with pytest.raises((PeerFailure, UnsupportedError)) as caught:
                 device.pull_all(requests)
-            have_raised.wait(60)  # so that no one's end is taken for the cause
+            have_raised.wait(60)  # so that the end of a rank is not taken for the cause
         return str(caught.value)
 
     found = run_ranks(way, 3, body)

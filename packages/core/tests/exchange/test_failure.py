@@ -85,7 +85,7 @@ def error_of(call: Callable[[], Any]) -> SparringError:
     return caught.value
 
 
-# -- set up otherwise --------------------------------------------------------------
+# -- different setups ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_rank_that_runs_out_of_batches_is_named_at_the_step_boundary(world_siz
         assert (error.rank, error.step, error.steps_applied) == (last, 2, 2)
         assert f"rank {last}" in str(error)
         assert "tables contain 2 steps" in str(error)
-    # Of several survivors one may hear of it from another, whose words are other ones.
+    # With several survivors, one may be notified by another, with a different message.
     if world_size == 2:
         assert "rank 1 ended training after 2 steps" in str(survivors[0])
 
@@ -238,7 +238,7 @@ def test_a_rank_may_end_while_others_read_their_own_rows(
 
         if collective.rank == 1:
             storage._find_impl = slow_find  # type: ignore[method-assign]
-        # Rank 0 asks for none of rank 1's rows, and is done long before it.
+        # Rank 0 requests none of rank 1's rows, and finishes long before it.
         everything = np.arange(400)
         owners = ShardMap.balanced(2).owners[partition(everything)]
         keys = everything if collective.rank else everything[owners == 0]
@@ -297,7 +297,7 @@ def test_after_a_failure_the_exchange_stays_failed() -> None:
     run_ranks(2, body, 5.0)
 
 
-# -- a rank that refuses -------------------------------------------------------------
+# -- a rank that rejects -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_fused", [True, False], ids=["fused", "function"])
@@ -442,8 +442,10 @@ class _Killed(BaseException):
 
 
 def test_a_rank_that_dies_anywhere_leaves_no_half_applied_step() -> None:
-    """Rank 1 of 3 ends at its nth message, for many n; survivors name it, and their tables are
-    exactly those before or after a step, as the error says."""
+    """Rank 1 of 3 ends at its nth message, for many n.
+
+    Survivors name it, and their tables have the rows before or after a step, as the error reports.
+    """
     options = ExchangeOptions(chunk_rows=4, chunks_in_flight=2)
 
     def undisturbed(collective: Collective) -> tuple[list[dict[int, bytes]], int]:

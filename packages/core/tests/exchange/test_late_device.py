@@ -36,7 +36,7 @@ class DirectCollective(LocalCollective):
     devices = ("cpu", "late")
 
     def _receive_impl(self, buffer: Any, source: int, tag: int) -> Work:
-        # Whoever fills it does so at once, and on no stream.
+        # Code that fills it does so at once, and on no stream.
         return super()._receive_impl(buffer.view(np.ndarray), source, tag)
 
 
@@ -112,7 +112,7 @@ def test_streams_are_ordered_by_events(world_size: int, is_direct: bool) -> None
         device = LateDevice(seed=100 * rank)
         late = LateKernels(device)
 
-        # The caller's arrays are late too: they are made on its own stream, just before.
+        # The caller's arrays are late, too: they are created on its own stream, just before.
         def made(array: Any) -> Any:
             given = device.given(array)
             out = device.empty(array.shape, array.dtype.name)

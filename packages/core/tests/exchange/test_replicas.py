@@ -82,7 +82,7 @@ def train(
         ]
         for (_, ids), found in zip(wanted, made.lookup_all(wanted), strict=True):
             counts = np.bincount(found.inverse, minlength=len(found.keys))[:, None]
-            # One process has the sum of what ranks have, and they take the mean.
+            # One process has the sum over ranks, and replicas use the mean.
             divisor = world_size if len(ranks) > 1 else 1
             gradient = (found.rows + 1) * counts.astype(found.rows.dtype) / divisor
             assert len(ids) == counts.sum()
@@ -108,7 +108,7 @@ def test_replicas_equal_each_other_and_one_process(world_size: int, method: str,
     if wire == "exact":
         for key, row in alone["small"].items():
             np.testing.assert_allclose(held[0]["small"][key], row, rtol=2e-6, atol=2e-6)
-    # The other table is as sharded as ever.
+    # The other table remains sharded.
     keys = [key for each in held for key in each["large"]]
     assert sorted(keys) == sorted(alone["large"])
 

@@ -117,8 +117,8 @@ def test_all_ranks_measure_the_same_chunk_size() -> None:
 @pytest.mark.parametrize(
     ("small", "large", "expected"),
     [
-        (50e-6, 50e-6 + 1e-9, MAX_CHUNK_ROWS),  # bandwidth beyond measure
-        (100e-6, 100e-6 + 8.4e-3, 1024),  # 1 Gbit/s, 70 us a message
+        (50e-6, 50e-6 + 1e-9, MAX_CHUNK_ROWS),  # bandwidth above any measurement
+        (100e-6, 100e-6 + 8.4e-3, 1024),  # 1 Gbit/s, 70 us per message
         (60e-6, 60e-6 + 0.84e-3, 4096),  # 10 Gbit/s, the same
         (1e-6, 1.0, MIN_CHUNK_ROWS),
     ],
@@ -204,7 +204,7 @@ def test_gradients_are_added_in_the_order_of_hops(chunk_rows: int) -> None:
     owners = ShardMap.balanced(3).owners[kernels.partition(keys)]
 
     def body(collective: Collective) -> list[float]:
-        # Only in this order they come to 1: beside 1e8 a 1 is lost.
+        # Only in this order is the result 1: added to 1e8, a 1 is lost.
         by_hop = np.array([1e8, -1e8, 1], np.float32)
         gradients = by_hop[(owners - collective.rank) % 3][:, None].copy()
         options = ExchangeOptions(chunk_rows)

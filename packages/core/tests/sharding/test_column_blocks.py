@@ -1,5 +1,4 @@
-"""Tables that are sharded by columns train the bits of one process, and reject what they do not
-support."""
+"""Tables sharded by columns train the bits of one process, and reject unsupported updates."""
 
 from __future__ import annotations
 
@@ -145,7 +144,7 @@ def test_a_function_over_rows_receives_each_table_once_with_its_blocks_stacked()
 def test_gradients_summed_before_the_step_are_scaled_by_blocks() -> None:
     def body(collective: Collective) -> Any:
         with open_container(collective, "column_wise", "sgd") as container:
-            for _ in range(2):  # what comes later is added
+            for _ in range(2):  # later batches are added
                 found = container.lookup("user", np.array([7, 8 + collective.rank]))
                 assert found.shadow_id is not None
                 ones = np.ones(found.rows.shape, np.float32)
@@ -269,7 +268,7 @@ def test_updates_that_couple_columns_are_rejected_by_name(
             with pytest.raises(UnsupportedError, match=words):
                 container.apply_methods({"user": MethodChoice(made, parse_hyper(made, hyper), 1)})
             assert not any(rows for *_, rows in collect_pieces(container))
-            train(container, [collective.rank], "sgd")  # it goes on
+            train(container, [collective.rank], "sgd")  # it continues
 
     run_ranks(2, body)
 

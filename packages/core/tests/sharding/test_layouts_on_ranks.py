@@ -109,7 +109,7 @@ def test_all_kinds_have_the_bits_of_one_process(world_size: int) -> None:
         assert (
             joined([each["user"] for each in held], is_replicated=is_replicated) == expected["user"]
         )
-        # Which the plan does not name.
+        # A table that the plan does not name.
         assert joined([each["item"] for each in held], is_replicated=False) == expected["item"]
         if kind == "table_wise":
             assert [len(each["user"]) for each in held[:-1]] == [0] * (world_size - 1)

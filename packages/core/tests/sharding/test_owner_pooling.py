@@ -550,7 +550,7 @@ def test_an_error_of_one_rank_is_raised_on_all() -> None:
             wanted = BagLookup("user", ids, offsets + (collective.rank == 1))
             with pytest.raises(InvalidArgumentError, match="offsets"):
                 look_up_bags(container.state, [wanted], is_training=True)
-            # And by the way of rows, as modules refuse a batch.
+            # Also for the transfer by rows, as when modules reject a batch.
             own_error = InvalidArgumentError("no such feature")
             begin = partial(look_up, container, {"user": one_bag([1])})
             if collective.rank:

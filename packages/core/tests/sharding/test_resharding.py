@@ -119,7 +119,7 @@ def test_full_filters_of_all_blocks_forget_the_same_keys_even_after_a_load(
             found = container.lookup("user", random.integers(0, 20_000, 7_000))
             assert found.shadow_id is not None
             container.resources.accumulate(found.shadow_id, np.ones_like(found.rows))
-            # It refuses a step in which blocks would get other rows.
+            # The base rejects a step in which blocks would get different rows.
             choice = MethodChoice(method, parse_hyper(method, {}), step + 1)
             container.apply_methods({"user": choice})
         return collect_pieces(container), container.num_forgotten("user")

@@ -1,4 +1,4 @@
-"""Small snapshots for tests, and what they should hold."""
+"""Small snapshots for tests, and their expected contents."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ def save(
 
 
 def rows_by_key(snapshot: Snapshot, table: str = "item", **options: Any) -> Contents:
-    """All rows; fails where a key comes twice."""
+    """Returns all rows; fails if a key occurs twice."""
     found: Contents = {}
-    # All of them first: a snapshot may say only at the end that it gave a key twice.
+    # All of them first: a snapshot may report only at the end that it returned a key twice.
     for chunk in list(scan_rows(snapshot, table, **options)):
         for key, row, score in zip(chunk.keys, chunk.rows, chunk.scores, strict=True):
             assert int(key) not in found, f"key {key} comes twice"

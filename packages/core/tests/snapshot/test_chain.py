@@ -1,4 +1,4 @@
-"""Deltas: chains that are whole read as what they amount to; others are refused."""
+"""Deltas: intact chains are read as their newest rows; others are rejected."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def contents_of(version: int, keys: range) -> Contents:
 
 @pytest.fixture
 def chain(tmp_path: Path) -> list[Snapshot]:
-    """0 to 999; then 500 to 1,199 anew and 0 to 99 erased; then 50 to 59 back and 990 erased."""
+    """0 to 999; then 500 to 1,199 rewritten, 0 to 99 erased; then 50 to 59 restored, 990 erased."""
     first = save(tmp_path, 1, make_chunk(range(1_000)), options=small_files())
     second = save(tmp_path, 2, make_chunk(range(500, 1_200), 1), base=first.url, erased=range(100))
     third = save(tmp_path, 3, make_chunk(range(50, 60), 2), base=second.url, erased=[990, 4_242])
@@ -60,7 +60,7 @@ def test_a_chain_reads_as_its_newest_rows(
     assert verify_snapshot(newest).is_sound
     assert verify_snapshot(newest).num_rows == {"item": len(EXPECTED)}
     assert [each.step for each in newest.chain] == [3, 2, 1]
-    # An older one of the chain is what it was.
+    # An older snapshot of the chain is unchanged.
     assert rows_by_key(chain[0]) == contents_of(0, range(1_000))
 
 
@@ -176,9 +176,9 @@ def test_retention_keeps_a_new_save_next_to_snapshots_of_higher_steps(
         mine.append(save(tmp_path, step, make_chunk(range(step)), base=base))
         retain(tmp_path, 2, newest=[each.url for each in mine])
         assert len(rows_by_key(open_snapshot(mine[-1].url))) == step
-    # The two newest are one chain: another one is kept beside it.
+    # The two newest are one chain: another one is kept as well.
     assert list_snapshots(tmp_path) == [mine[0].url, mine[1].url, of_others[1].url]
-    # What lies elsewhere has no say here, whatever it is called.
+    # Snapshots elsewhere do not count here, even if they have such a name.
     elsewhere = save(tmp_path / "elsewhere", 4, make_chunk(range(5)))
     more = [save(tmp_path, step, make_chunk(range(5))) for step in (23, 24)]
     retain(tmp_path, 2, newest=[elsewhere.url])

@@ -1,4 +1,4 @@
-"""Damage is found, wherever it is, and named with file and offset."""
+"""Damage is found at any position, and reported with file and offset."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_truncated_swapped_or_missing_file_is_found(snapshot: Snapshot) -> Non
 
 
 def test_the_hash_of_the_whole_file_is_also_checked(snapshot: Snapshot) -> None:
-    """Block hashes that fit wrong bytes do not pass where the file's own hash does not."""
+    """Block hashes that match wrong bytes are not enough if the file's own hash does not match."""
     entry = snapshot.files("item")[0]
     snapshot._files[entry.name] = entry.model_copy(update={"hash": "0" * 32})
     assert "the file has the hash" in verify_snapshot(snapshot).problems[0].message

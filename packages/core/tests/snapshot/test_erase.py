@@ -1,4 +1,4 @@
-"""Keys are taken out of all snapshots of a folder; interrupted anywhere, everything can be loaded."""
+"""Keys are removed from all snapshots of a folder, which can be loaded after any interruption."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def has_bytes_of(root: Path, key: int) -> bool:
 
 
 def check_whole(root: Path, expected: dict[int, dict[int, bytes]]) -> None:
-    """Of each step one snapshot at least, sound, with all rows but those that are erased."""
+    """Checks that each step has an intact snapshot with all rows except the erased ones."""
     found: dict[int, Any] = {}
     for url in list_snapshots(str(root)):
         assert verify_snapshot(open_snapshot(url)).is_sound

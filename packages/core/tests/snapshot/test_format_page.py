@@ -1,4 +1,4 @@
-"""Each invariant of the format's page is named by a test, and each test names one that is there."""
+"""Each invariant on the format's page is named by a test, and each named invariant exists."""
 
 from __future__ import annotations
 

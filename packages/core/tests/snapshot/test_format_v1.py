@@ -78,7 +78,7 @@ def train(made: StepContainer, ids: Sequence[int]) -> None:
 
 
 def write(folder: str) -> None:
-    """Writes both, and what they hold."""
+    """Writes both snapshots, and their expected contents."""
 
     def body(collective: Collective) -> list[Contents]:
         options = SaveOptions(is_base=True)

@@ -1,4 +1,4 @@
-"""Hostile snapshots are refused with a typed error, in little memory, and nothing outside is touched."""
+"""Hostile snapshots raise a typed error, need little memory, and change nothing outside."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Plain = dict[str, Any]
 
 
 class Hostile:
-    """A sound snapshot in the hands of somebody who knows the format."""
+    """An intact snapshot that a test modifies consistently, like an attacker."""
 
     def __init__(self, snapshot: Snapshot, outside: Path) -> None:
         self.folder = Path(snapshot.url)
@@ -44,7 +44,7 @@ class Hostile:
         self.write_text(json.dumps(self.plain)[:-1].encode() + b",")
 
     def replace_data(self, data: bytes, entry: Plain | None = None) -> None:
-        """Puts other bytes in a file's place, and has the manifest agree."""
+        """Replaces the bytes of a file, and updates the manifest accordingly."""
         entry = self.rows if entry is None else entry
         (self.folder / entry["name"]).write_bytes(data)
 
@@ -111,7 +111,7 @@ def tensors(*made: Tensor, num_keys: int = 2) -> Callable[[Hostile], None]:
 
 
 def segment_partitions(text: str) -> Callable[[Hostile], None]:
-    """Of a file with one segment, of key 0, which is of partition 0."""
+    """Of a file with one segment, with key 0, which is in partition 0."""
     return lambda hostile: hostile.replace_tensors(rows_tensors(1), 1, text)
 
 

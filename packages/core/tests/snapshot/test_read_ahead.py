@@ -62,7 +62,7 @@ def test_an_iteration_that_stops_early_leaves_no_thread_and_nothing_open() -> No
     assert len(_names()) == 1
     ahead.close()  # type: ignore[attr-defined]
     assert _names() == []
-    # Closed, as the files that it reads must be, though somebody keeps it.
+    # Closed, like the files that it reads, although a reference to it exists.
     assert ended.is_set()
     assert made == [0, 1]
 

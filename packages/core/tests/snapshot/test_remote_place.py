@@ -36,8 +36,10 @@ from .snapshot_samples import ITEM, make_chunk, rows_by_key, save, small_files
 
 
 class CachingFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec ships no types
-    """Remembers listings, as those of object stores do: what other processes write since, it does not
-    see before it is told to forget them."""
+    """Caches listings, like object stores.
+
+    Later changes by other processes are only seen after the cache was cleared.
+    """
 
     protocol = "caching"
     listings: ClassVar[dict[str, Any]] = {}
@@ -85,7 +87,7 @@ class CachingFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec ships
         if path is None:
             self.listings.clear()
             return
-        # As s3fs: the folder, and those above it.
+        # Like s3fs: the folder, and its parents.
         path = self._strip_protocol(path)
         while path:
             self.listings.pop(path, None)
@@ -93,7 +95,7 @@ class CachingFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec ships
 
 
 class OtherProcess(CachingFileSystem):
-    """The same files, with listings of its own."""
+    """The same files, with separate listings."""
 
     protocol = "other"
     listings: ClassVar[dict[str, Any]] = {}
@@ -104,7 +106,7 @@ class OtherProcess(CachingFileSystem):
 
 
 class UnsizedFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec ships no types
-    """Does not say how long files are, as servers need not."""
+    """Reports no file sizes, because servers need not."""
 
     protocol = "unsized"
 
@@ -315,7 +317,7 @@ def test_a_busy_rank_learns_at_its_next_check_why_another_failed(
     assert all("disk gone" in each for each in errors)
     assert f"rank {broken} failed, and nothing was committed" in errors[2]
     assert len(list_snapshots(root)) == 1
-    # What tells of it stays until it is stale.
+    # Files of the attempt remain until they are stale.
     left = {each.partition("-")[2] for each in set(files(root)) - kept}
     assert {"failed-00000.json", "failed-00002.json"} <= left
     assert left <= {f"failed-0000{rank}.json" for rank in range(3)}

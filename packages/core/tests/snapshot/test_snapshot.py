@@ -1,4 +1,4 @@
-"""Snapshots: what was written is what is read, by whoever reads it."""
+"""Snapshots: any reader reads the written rows."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_reader_of_rows_written_early_reads_only_its_partitions(
     wanted = np.zeros(4096, np.bool_)
     wanted[1000:1300] = True
     given = [keys for entry in files for keys in snapshot.segments(entry, wanted)]
-    # 300 partitions lie in 3 of 16 ranges.
+    # 300 partitions are in 3 of 16 ranges.
     assert sum(map(len, given)) == pytest.approx(20_000 * 3 / 16, rel=0.1)
     found = [part.keys for part in scan_rows(snapshot, "item", np.flatnonzero(wanted))]
     assert set(np.concatenate(found)) == set(chunk.keys[wanted[kernels.partition(chunk.keys)]])
@@ -257,7 +257,7 @@ def test_memory_does_not_grow_with_the_table(
     finally:
         tracemalloc.stop()
     assert sum(entry.size_bytes for entry in snapshot.files()) > 100e6
-    # What makes a chunk here takes some of it.
+    # Creating a chunk here takes some of it.
     assert written < 120 << 20
     assert read < 32 << 20
 

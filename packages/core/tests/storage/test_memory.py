@@ -1,4 +1,4 @@
-"""The kit on the `memory` storage, and what the kit does not ask."""
+"""Runs the kit on the `memory` storage, and tests its other properties."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The native handle: frozen 1.0, wrapping in both directions, refusal of another version."""
+"""The native handle: frozen 1.0, wrapping in both directions, rejection of another version."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_a_rejected_version_names_the_distribution_of_the_class(
     class OwnStorage(NativeStorage):
         pass
 
-    # A module of pytest itself stands for a backend of another distribution.
+    # A module of pytest represents a backend of another distribution.
     OwnStorage.__module__ = "_pytest.own"
     with pytest.raises(VersionError, match=rf"pytest {version('pytest')} was built for.*ABI 2\.0"):
         OwnStorage(Made(tiny, table.row_bytes, 2).capsule(), table)
@@ -237,7 +237,7 @@ def test_a_python_storage_crosses_the_native_interface_in_both_directions() -> N
 )
 def test_a_wrapped_python_storage_declares_its_properties(options: dict[str, object]) -> None:
     inner, outer = exported(**options)
-    # What crosses says nothing of the scope: the weaker promise holds in any case.
+    # The interface does not describe the scope, so the weaker guarantee is declared.
     expected = replace(inner.capabilities, eviction_scope="bucket")
     assert outer.capabilities == expected
     assert not outer.capabilities.native, "its callbacks call Python"

@@ -1,4 +1,4 @@
-"""`open_storage`: backends by name, options checked, and storages that keep the contract."""
+"""`open_storage`: backends by name, validated options, and storages that follow the contract."""
 
 from __future__ import annotations
 

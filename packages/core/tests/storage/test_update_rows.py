@@ -1,4 +1,4 @@
-"""`update_rows` refuses what it cannot apply before any row has changed."""
+"""`update_rows` rejects invalid updates before any row has changed."""
 
 from __future__ import annotations
 
