@@ -1,4 +1,4 @@
-"""Every parameter that has a name of Keras or keras-rs has an effect, or raises unless it is its default.
+"""Every parameter with a name of Keras or keras-rs has an effect, or raises if it is not default.
 
 The parameters are those of the signatures: a new one without an entry here fails.
 """

@@ -48,7 +48,7 @@ ALL_IDS = np.arange(NUM_IDS, dtype=np.int64) * 10**16
 
 
 def trained(layer: Any, optimizer: Any, ids: Any, steps: int) -> None:
-    """Steps towards targets that are drawn anew in each step."""
+    """Steps towards targets that are drawn again in each step."""
     generator = np.random.default_rng(7)
     for _ in range(steps):
         targets = generator.normal(size=(len(ids), DIM)).astype(np.float32)

@@ -44,7 +44,7 @@ STARTS = {"keras_sgd": (), "keras_momentum": (0,), "keras_rmsprop": (0,), "keras
 
 
 def slices(gradients: Any) -> Any:
-    """Gradients of the rows of `IDS`, as returned by a tape."""
+    """Returns gradients of the rows of `IDS`, as returned by a tape."""
     return tf.IndexedSlices(tf.constant(gradients, tf.float32), tf.constant(IDS), [0, DIM])
 
 

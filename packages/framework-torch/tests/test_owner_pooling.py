@@ -56,7 +56,7 @@ def collection(**more: Any) -> EmbeddingBagCollection:
 
 
 def batch(step: int, rank: int, *, weights: bool = False) -> KeyedJaggedTensor:
-    """Some ranks lack features, and some batches are empty."""
+    """Some ranks have no ids of some features, and some batches are empty."""
     random = np.random.default_rng((step, rank))
     lengths = random.integers(0, 5, (3, BATCH))
     if (step + rank) % 3 == 0:

@@ -81,7 +81,7 @@ def test_only_newer_files_are_read(training: Any, served: Any) -> None:
     training.save(training.draw(KEYS[:100], 2))
     training.publish(base=training.served_url(1))
     assert served.refresh(warm_up=wanted)
-    # Of the delta, but not of its base.
+    # The pages of the delta are read, but not those of its base.
     assert 0 < served.warmed_up.directory_bytes < 4096
     assert not served.refresh(warm_up=wanted)
     assert len(looked) == 1

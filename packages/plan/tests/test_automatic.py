@@ -1,4 +1,4 @@
-"""The planner of ``plan="auto"``: what it makes of a request, and what it has to assume."""
+"""The planner of ``plan="auto"``: its plans, and its assumptions."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_tables_that_do_not_fit_are_rejected_if_all_sizes_are_given() -> None:
     large = table("large", 128, rows=10**8)
     with pytest.raises(CapacityError, match="are missing on each of 4 ranks"):
         automatic.plan_from_request(request(large))
-    # A size that was assumed stops no job.
+    # An assumed size does not stop a job.
     made = automatic.plan_from_request(
         request(large, table("user"), table("pinned", rows=9, kinds=("table_wise",)))
     )

@@ -1,4 +1,4 @@
-"""Calibrations are whole, name what they measured, and are what plans are made of."""
+"""Calibrations are complete, name their measurements, and are the input of plans."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ tables:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Less work, which changes no path."""
+    """Less work, with the same code paths."""
     real = calibrate.MeasuredStorage
 
     def fewer(*parts: Any) -> MeasuredStorage:
@@ -90,7 +90,7 @@ def test_disk_and_server_are_measured_if_given_and_left_unchanged(tmp_path: Path
     assert found.storages.keys() == {"hkv", "redis", "rocksdb"}
     assert found.storages["redis"].memory == "remote"
     assert found.storages["redis"].latency_us > found.storages["hkv"].latency_us
-    # The folder of the measurement is no part of the calibration.
+    # The folder of the measurement is not part of the calibration.
     assert found.storages["rocksdb"].options == {"path": "rows"}
     assert list(disk.iterdir()) == []
 
@@ -181,7 +181,7 @@ def test_missing_values_of_the_topology_are_measured_ones(tmp_path: Path) -> Non
 def test_fitted_lines_match_the_measurements() -> None:
     points = [(x, (5 + 2 * x) * 1e-9) for x in (8.0, 32.0, 128.0)]
     assert storage_timings._line(points) == pytest.approx((5, 2))
-    # Times that fall with the width, or would be negative at none, are no costs.
+    # Times that decrease with the width, or would be negative at width 0, are not costs.
     falling = storage_timings._line([(1.0, 3e-9), (2.0, 1e-9)])
     assert falling == pytest.approx((2, 0))
     steep = storage_timings._line([(10.0, 1e-9), (20.0, 9e-9)])
@@ -193,7 +193,7 @@ def test_a_slower_storage_costs_more(monkeypatch: pytest.MonkeyPatch) -> None:
     manager = make_plugin_manager()
     asked = MeasuredStorage("memory", "host", {}, {}, 1_000, 500, ("sgd",))
     usual = measure_storage_costs(asked, manager)
-    # The clock of a machine a hundred times as slow.
+    # The clock of a machine that is 100 times slower.
     real = storage_timings.measure_best_seconds
     monkeypatch.setattr(storage_timings, "measure_best_seconds", lambda call: 100 * real(call))
     slow = measure_storage_costs(asked, manager)

@@ -1,4 +1,4 @@
-"""A job that is started again with other ranks finds its rows, by a plan that is made for these."""
+"""A job that is restarted with other ranks finds its rows under a plan for these ranks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KEYS = np.arange(-30, 30)
 def train(
     collective: Collective, steps: range, *, load: str = "", save: str = "", plan: str = "auto"
 ) -> dict[str, Any]:
-    """Kind and rows of each table, on this rank and as all ranks read them, after some steps."""
+    """Kind and rows of each table after some steps, on this rank and as all ranks read them."""
     manager, size = make_plugin_manager(), collective.world_size
     workloads = tuple(
         describe_workload(
@@ -68,7 +68,7 @@ def train(
         for step in steps:
             random = np.random.default_rng(step)
             ids = random.integers(-30, 30, 24)
-            # Sums of these are exact in any order, so that any ranks give the same bits.
+            # Sums of these are exact in any order, so any number of ranks has the same bits.
             numbers = random.integers(-64, 65, (24, 6)) / np.float32(64)
             mine = slice(collective.rank, None, size)
             found = container.lookup_all([(table.name, ids[mine]) for table in TABLES])

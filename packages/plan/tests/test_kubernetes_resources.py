@@ -1,4 +1,7 @@
-"""`sparring plan kubernetes`: a plan as a Job, and a serving snapshot as servers; what it rejects."""
+"""`sparring plan kubernetes`:
+
+a plan as a Job, a serving snapshot as servers, and rejected input.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ Files = tuple[str, str, str]
 
 @pytest.fixture
 def files(tmp_path: Path) -> Files:
-    """A plan, its inputs, a configuration."""
+    """Files of a plan, its inputs and a configuration."""
     plan, inputs, run = (tmp_path / name for name in ("plan.yaml", "inputs.yaml", "run.yaml"))
     inputs.write_text(INPUTS)
     run.write_text(RUN)
@@ -67,7 +70,7 @@ def test_a_node_of_the_plan_is_a_pod_with_its_ranks(files: Files, tmp_path: Path
     )
     assert {each["metadata"]["name"] for each in made.values()} == {"films"}
     assert made["Job"]["spec"]["template"]["spec"]["subdomain"] == "films"
-    # Of each rank 10 GiB for tables and 2 GiB for the rest.
+    # For each rank 10 GiB for tables and 2 GiB for the rest.
     assert pod["resources"] == {
         "requests": {"cpu": "12", "memory": "48Gi"},
         "limits": {"memory": "48Gi"},

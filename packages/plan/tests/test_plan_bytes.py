@@ -1,4 +1,7 @@
-"""What ranks send under a plan is what its simulation says: bytes by kind, and messages, to 1 %."""
+"""Ranks send what the simulation of their plan predicts:
+
+bytes by kind, and messages, within 1 %.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +119,7 @@ def test_ranks_send_the_predicted_bytes(
         found = list(threads.map(lambda rank: sent_by(group.join(rank), plan), range(ranks)))
     measured = np.asarray(found, np.float64)
     predicted = np.stack([sent.headers, sent.keys, sent.rows, sent.gradients, sent.messages], 1)
-    # Where a stream ends near the end of a chunk, the number of messages is off by one of them.
+    # If a stream ends near the end of a chunk, the number of messages is off by one.
     np.testing.assert_allclose(predicted[:, :4].sum(1), measured[:, :4].sum(1), rtol=0.01)
     np.testing.assert_array_equal(predicted[:, 0], measured[:, 0])
     np.testing.assert_allclose(predicted[:, 1:4], measured[:, 1:4], rtol=0.03)

@@ -119,7 +119,7 @@ def test_a_replay_sends_the_bytes_and_messages_of_the_formulas(
     sent = compute_traffic(placement, inputs, calibration).sent
     ranks = clusters[0].ranks
     assert step.method == "replay"
-    # Where one node stands for all, a key that is left over counts at another hop.
+    # If one node represents all, a remaining key counts at another hop.
     rest = 0 if placement.owns.any() else 3 * (8 + 129 + 136)
     far, totals = (getattr(sent, name)[: len(ranks)] for name in ("far", "total"))
     assert [each.far_bytes for each in ranks] == pytest.approx(far, rel=0, abs=rest)
@@ -151,7 +151,7 @@ def test_one_table_over_all_ranks_takes_the_time_of_the_ring(
 def test_one_node_represents_all_if_all_ranks_own_equal_shares(
     place: Place, calibration: Calibration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A number of keys that all owners have alike, so that rounding changes nothing.
+    # A number of keys that is equal for all owners, so that rounding changes nothing.
     table = {"films": {"dim": 64, "features": {"f": {"ids": 4}}, "rows": 512, "skew": 0}}
     inputs = inputs_of(tables=table, samples=4096)
     placement = place(inputs)
@@ -177,7 +177,7 @@ def test_overlap_and_imbalance_are_visible_in_a_replayed_step(
     assert uneven.seconds > 1.5 * even.seconds
     placement = place(inputs)
     slow = simulate_plan(placement, inputs, calibration, has_one_core=True)
-    # One core does one thing after the other: no less than the sum of what it has to do.
+    # One core works sequentially: it needs at least the sum of its work.
     assert slow.seconds > even.seconds >= placement.load.max(axis=1).max() * 0.99
     assert slow.compute_share == slow.message_share
 
@@ -242,7 +242,7 @@ def test_a_plan_is_simulated_unchanged(calibration: Calibration) -> None:
     assert made[0].step is not None
     assert kept[0].step is not None
     assert kept[0].step.seconds > made[0].step.seconds
-    assert kept[1] == made[1]  # of another number of ranks: made
+    assert kept[1] == made[1]  # computed for another number of ranks
     full = inputs_of(topology=NODES | {"memory": {"host": "40 MiB"}})
     with pytest.raises(CapacityError, match="rank 2 needs"):
         simulate_sheet(full, calibration, [4], edited)
@@ -356,7 +356,7 @@ def test_names_of_tables_are_text_in_a_report(calibration: Calibration) -> None:
 def test_unequal_ranks_are_counted_by_their_node(place: Place, calibration: Calibration) -> None:
     inputs = inputs_of()
     sent = compute_traffic(place(inputs, users=0, films=0, country=0), inputs, calibration).sent
-    # Rank 0 answers two ranks of the other node, and one of its own; rank 1 asks no one far.
+    # Rank 0 answers two ranks of the other node and one of its own; rank 1 requests none far away.
     headers = 3 * 512
     assert sent.far[1] == 2 * headers
     assert sent.far[0] == 2 * headers + sent.rows[0] * 2 // 3
@@ -376,7 +376,7 @@ def test_the_best_plans_are_ranked_by_their_simulated_steps(
     others = list_neighbors(best)
     assert all(each.fits and each.seconds <= best.seconds * 1.01 for each in others)
     assert len({tuple(each.option) for each in (best, *others)}) == len(others) + 1
-    # One that is as good when added up and shorter when replayed is taken.
+    # A plan with an equal sum of times and a shorter replay is selected.
     quicker = best.copy()
     times = {id(best): 2.0, id(quicker): 1.0}
 

@@ -1,4 +1,4 @@
-"""Memory of ranks that trained, against what their plan had said."""
+"""Memory of ranks that trained, compared with the prediction of their plan."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_bytes_of_trained_ranks_equal_the_plan(kind: str, method: str) -> None:
     table = {"dim": 16, "method": method, "rows": _NUM_ROWS, "features": {"f": {"ids": 1}}}
     topology = {"nodes": 1, "ranks_per_node": _RANKS, "memory": {"host": "1 GiB"}}
     inputs = PlanInputs.model_validate(
-        # So few samples that what a batch takes is nothing next to the table.
+        # So few samples that the memory of a batch is negligible compared to the table.
         {"topology": topology, "samples": 16, "kinds": [kind], "tables": {"films": table}}
     )
     plan = make_plan(inputs, calibration)

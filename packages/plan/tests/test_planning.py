@@ -1,4 +1,4 @@
-"""A plan is legal, no worse than proven, the same each time; bad files are refused by line."""
+"""A plan is valid, as good as proven, and reproducible; invalid files are rejected by line."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def written(tmp_path: Path) -> Path:
 
 
 def test_memory_is_a_limit_that_balance_does_not_cross(calibration: Calibration) -> None:
-    # By load the two large tables should share a rank, and the busy one have the other.
+    # By load, the two large tables should share a rank, and the busy one should have the other.
     large = {"dim": 64, "rows": 1_000_000, "features": {"f": {"ids": 1}}}
     busy = {"dim": 64, "rows": 50_000, "features": {"f": {"ids": 60}}, "skew": 0}
     topology = {"nodes": 1, "ranks_per_node": 2, "memory": {"host": "500 MiB"}}
@@ -85,7 +85,7 @@ def test_unique_keys_equal_the_exact_sum(skew: float, num_rows: int) -> None:
 
 
 def test_costs_equal_a_manual_computation(calibration: Calibration) -> None:
-    # One id a sample of so many rows that none repeats: u = 1000 keys of 16 float32.
+    # One id per sample, of so many rows that none repeats: u = 1000 keys of 16 float32.
     table = {"dim": 16, "rows": 4 * 10**9, "skew": 0, "features": {"f": {"ids": 1}}}
     topology = {
         "nodes": 4, "ranks_per_node": 1, "memory": {"host": "1 TiB"}, "message_us": 10,
@@ -103,7 +103,7 @@ def test_costs_equal_a_manual_computation(calibration: Calibration) -> None:
     out, back = RESOURCES.index("far_out"), RESOURCES.index("far_in")
     keys, rows, gradients = 8.0, 16 * 4 + 1.0, 8 + 16 * 4.0
     each = costs["row_wise", "rows"]
-    # A rank asks for three quarters of its keys, and answers as many of others.
+    # A rank requests three quarters of its keys, and answers as many requests of others.
     assert options.base[each, out] == pytest.approx(750 * (keys + rows + gradients) / 1e9)
     assert options.base[each, back] == options.base[each, out]
     each = costs["table_wise", "pooled"]
@@ -113,7 +113,7 @@ def test_costs_equal_a_manual_computation(calibration: Calibration) -> None:
     # 12 ends of messages with each of three ranks, and 6 messages one after the other.
     driving = calibration.exchange.steps.seconds(1) + 36 * 10e-6 + 6 * 20e-6
     assert options.fixed[RESOURCES.index("messages")] == pytest.approx(driving)
-    # An id made distinct, a key routed and placed; finds, sums and updates are of every asker.
+    # An id is deduplicated, a key routed and placed; finds, sums and updates are for all requests.
     steps, hkv = calibration.exchange.steps, calibration.storages["hkv"]
     compute, row = RESOURCES.index("compute"), 16 * 4.0
     pooling = calibration.exchange.pool_ns_per_byte * row * 1e-9
@@ -123,7 +123,7 @@ def test_costs_equal_a_manual_computation(calibration: Calibration) -> None:
     find, update = hkv.find_ns + hkv.find_ns_per_byte * row, hkv.update_ns + 16 * 0.5
     owning = 4000 * (find + update + calibration.exchange.add_ns) * 1e-9
     assert options.shard[each, compute] == pytest.approx(owning)
-    # Half of a part of a bag is of the rank that asks, half of the owner.
+    # Half of a part of a bag belongs to the requesting rank, half to the owner.
     each = costs["table_wise", "pooled"]
     half = 1000 * steps.bags.seconds(row) / 2
     assert options.base[each, compute] == pytest.approx(half)
@@ -134,7 +134,8 @@ def test_costs_equal_a_manual_computation(calibration: Calibration) -> None:
 
 
 def test_pooled_bytes_count_the_bags_that_use_an_owner(calibration: Calibration) -> None:
-    # 100 bags of 20 ids: an owner of half of the nodes is in nearly all of them, one of 1 / 64 is not.
+    # 100 bags of 20 ids: an owner of half of the rows is in nearly all of them, an owner of 1 / 64
+    # is not.
     table = {"dim": 16, "rows": 10**9, "skew": 0, "features": {"f": {"ids": 20}}}
     topology = {
         "nodes": 64, "ranks_per_node": 2, "memory": {"host": "1 TiB"}, "near": {"gbit": 8},
@@ -147,7 +148,7 @@ def test_pooled_bytes_count_the_bags_that_use_an_owner(calibration: Calibration)
     for each in options.of(0):
         shape = options.shape_of(each)
         if shape.transfer == "pooled" and shape.span is not Span.ALL:
-            # Of the 127 ranks that ask 126 are on other nodes, whose bytes share the node's link.
+            # 126 of the 127 requesting ranks are on other nodes, whose bytes share the node's link.
             told[shape.num_shards] = options.shard[each, back] / (126 * 2 * 16 * 4 / 1e9)
     assert told.keys() == {1, 2, 4, 8, 16, 32, 64}
     for owners, bags in told.items():
@@ -211,7 +212,7 @@ def test_tables_that_do_not_fit_are_rejected_with_solutions(calibration: Calibra
     assert "missing on each of 4 ranks" in text
     for way in ("- rows of bfloat16 and rowwise_adagrad", "- rowwise_adagrad for all", "nodes in"):
         assert way in text
-    # Another kind of memory, where these tables may not be, is of no help.
+    # Another kind of memory, which these tables may not use, does not help.
     value["topology"]["memory"]["disk"], value["storages"] = 1 << 40, ["hkv"]
     with pytest.raises(CapacityError, match=r"in host memory .* are missing on each of 4 ranks"):
         make_plan(PlanInputs.model_validate(value), calibration)
@@ -264,7 +265,7 @@ def test_a_plan_survives_writing_and_reading(
     assert main(["plan", "make", str(written), "--output", str(first)]) == 0
     assert "3 tables on 4 ranks" in capfd.readouterr().out
     assert main(["plan", "make", str(written)]) == 0
-    assert capfd.readouterr().out == first.read_text()  # nothing of the solver's either
+    assert capfd.readouterr().out == first.read_text()  # no output of the solver either
     assert read_document(first).as_model(Plan).to_yaml() == first.read_text()
     assert main(["plan", "check", str(first), str(written)]) == 0
     told = capfd.readouterr().out
@@ -278,7 +279,7 @@ def test_a_plan_survives_writing_and_reading(
     assert "pooled" in told
     assert main(["plan", "diff", str(first), str(first)]) == 0
     assert capfd.readouterr().out.startswith("0 tables differ, 0.0 MiB move")
-    # What a person edits is checked, costed and compared.
+    # An edited plan is checked, costed and compared.
     lines = first.read_text().splitlines()
     at = lines.index("  users:")
     lines[at + 1 : at + 6] = [

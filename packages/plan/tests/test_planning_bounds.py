@@ -1,4 +1,7 @@
-"""No plan is under a bound, and searches come near it: by trying all plans, and in exact arithmetic."""
+"""No plan is below a bound, and searches are close to it:
+
+by enumeration, and in exact arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +124,10 @@ def test_reduction_keeps_the_best_plan(calibration: Calibration) -> None:
 
 
 def exact_bound(options: Options, prices: Any, memory_prices: Any) -> Fraction:
-    """The Lagrangian bound of these prices in exact arithmetic, as written in the explanation."""
+    """Returns the Lagrangian bound of these prices in exact arithmetic.
+
+    The explanation contains its formula.
+    """
     ranks = options.num_ranks
     each = [Fraction(float(price)) for price in prices]
     of_byte = [Fraction(float(price)) for price in memory_prices]

@@ -1,4 +1,4 @@
-"""What a person pins or edits in a plan is kept by `make`, and `check` says what it costs."""
+"""Pins and edits of a plan are kept by `make`, and `check` reports their cost."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def written(tmp_path: Path) -> Path:
 
 
 def edited(text: str, table: str, **changes: str) -> str:
-    """The file of a plan with other values of a table."""
+    """Writes the file of a plan with other values of a table."""
     lines = text.splitlines()
     at = lines.index(f"  {table}:")
     after = next(
@@ -77,7 +77,7 @@ def test_pins_and_edits_are_kept_and_have_the_cost_reported_by_check(
     assert read_plan(plan).tables["users"].kind != "table_wise"
     text = edited(first, "users", **choice)
     if how == "pinned":
-        # As one who pins it after `make` has written it: no digest tells an edit.
+        # Like a pin that is added after `make` has written the file: no digest detects the edit.
         made = (
             read_document(plan)
             .as_model(Plan)
@@ -101,7 +101,7 @@ def test_pins_and_edits_are_kept_and_have_the_cost_reported_by_check(
     assert again.tables["users"].ranks == [2]
     assert again.kept == ["users"]
     assert again.step_ms >= read_document(plan).as_model(Plan).bound_ms
-    # Once kept it is pinned, so it stays for good; check says what it costs.
+    # Once kept it is pinned, so it remains; check reports its cost.
     capsys.readouterr()
     assert main(["plan", "check", str(plan), str(written)]) == 0
     told = capsys.readouterr().out
@@ -144,7 +144,7 @@ def test_pins_are_kept_in_the_best_of_all_plans(calibration: Calibration) -> Non
         found = search(options)
         if found is None:
             continue
-        # A table is held where no search would put it: the option that is the worst of those that fit.
+        # A table is pinned to an option that no search would select: the worst of those that fit.
         worst = max(
             (each for each in options.of(0)),
             key=lambda each: (options.base + options.shard)[each].max(),

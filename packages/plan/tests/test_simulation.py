@@ -1,4 +1,4 @@
-"""Simulated time is what one gets by hand, and simulated ranks are what a whole cluster does."""
+"""Simulated times equal manual computations, and simulated ranks equal a whole cluster."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def load(num_keys: int, **others: int | float | str) -> Workload:
 
 
 def test_two_ranks_take_the_manually_computed_time() -> None:
-    # 10 keys, 5 for the other rank. Each of the messages waits for the one before it.
+    # 10 keys, 5 for the other rank. Each message waits for the previous one.
     keys, rows, gradients = 5 * 8, 32, 64  # 5 * (4 + 1) and 5 * (8 + 4), on multiples of 8
     expected = sum(1 + each / 1000 for each in (HEADER, keys, rows, HEADER, gradients, HEADER))
     step = simulate(RING, 2, network(1000, 1.0), FREE, load(10))
     assert step.seconds == pytest.approx(expected)
     assert step.wire_bytes == 3 * HEADER + keys + rows + gradients
     assert step.num_messages == 6
-    # Each message is a second on its way; at each end its bytes keep a link at work for a while.
+    # Each message takes a second; at each end its bytes occupy a link for a while.
     assert step.idle_share == pytest.approx((6 - step.wire_bytes / 1000) / expected)
     step = simulate(SEQUENTIAL, 2, network(1000, 1.0), FREE, load(10))
     assert step.seconds == pytest.approx(expected + 3 * (1 + SHAPE / 1000))
@@ -73,7 +73,7 @@ def test_few_chunks_in_flight_wait_for_the_round_trip() -> None:
 
 def test_messages_cost_the_threads_at_both_ends() -> None:
     costly = replace(network(1e15), message_seconds=1.0)
-    # Three headers are sent, then taken; the other exchanges are one message each way.
+    # Three headers are sent, then received; the other exchanges are one message in each direction.
     step = simulate(SEQUENTIAL, 4, costly, FREE, load(40))
     assert step.seconds == pytest.approx(9 * (3 + 3))
     assert step.message_share == pytest.approx(1)
@@ -125,7 +125,7 @@ def test_a_simulation_rejects_invalid_settings() -> None:
 
 def test_a_machine_determines_the_costs_of_rows_and_messages() -> None:
     found: Calibration = calibrate(8, "memory")
-    # Which of them is larger depends on what else the machine does.
+    # Which of them is larger depends on the load of the machine.
     for each in (found.move_seconds_per_row, found.find_seconds_per_row, found.add_seconds_per_row):
         assert 0 < each < 1e-3
     assert 1e-7 < found.message_seconds < 1e-2

@@ -1,4 +1,4 @@
-"""Estimates of storages before there are any."""
+"""Estimates of storages before they are opened."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def plugins() -> PluginManager:
 
 
 class Silent:
-    """A backend that estimates nothing."""
+    """A backend without an estimate."""
 
     @hookimpl
     def sparring_register_storage(self) -> list[StorageDescriptor]:

@@ -1,4 +1,4 @@
-"""Storages of plans: stacks, hits of their tiers, bytes against real storages, growth, sketches."""
+"""Storages of plans: stacks, hits of tiers, bytes compared to real storages, growth, sketches."""
 
 from __future__ import annotations
 
@@ -116,7 +116,8 @@ def test_misses_are_of_distinct_keys_and_none_where_all_rows_fit() -> None:
     assert hits.key_misses(tables, empty) == 1
     assert hits.key_misses(tables, full) == 0
     assert hits.id_hits(tables, full) == 1
-    # Rare keys are a larger part of the distinct keys than of the ids, and of more ids still more.
+    # Rare keys are a larger part of the distinct keys than of the ids, and even larger for more
+    # ids.
     of_ids = 1 - hits.id_hits(tables, some)[0]
     of_keys, of_all = hits.key_misses(tables, some)[0], hits.key_misses_of_all(tables, some)[0]
     assert of_ids < of_keys < of_all < 1
@@ -206,7 +207,7 @@ def test_bytes_of_a_plan_equal_real_storages(
     inputs = inputs_of(table, storages=[choice])
     (model,) = make_storage_models(inputs, Calibration.model_validate(costs), ["t"])
     assert model.name == storage
-    # Of one rank of two.
+    # For one rank of two.
     rows = num_rows // 2
     told = model.bytes(np.array([float(rows)]), np.array([0]), 1)[0, model._memories.index("host")]
     state = inputs.tables["t"].state_width
@@ -349,7 +350,7 @@ def test_expiry_limits_a_table_to_the_rows_that_arrive_in_a_lifetime() -> None:
     assert growth.rows_on(30) == growth.rows_on(400) == 30 * 50
     spec = TableSpec(dim=8, features={"f": {"ids": 1}}, growth=growth)
     assert spec.expected_rows == 1500
-    # A table that shrinks is planned as large as it is today.
+    # A shrinking table is planned with its current size.
     shrinking = TableSpec(
         dim=8, features={"f": {"ids": 1}}, growth=growth.model_copy(update={"rows": 9000})
     )
@@ -365,7 +366,7 @@ def test_the_day_of_full_memory_is_the_first_with_missing_bytes(calibration: Cal
     assert told is not None
     assert told.endswith(": host of rank 0")
     day = int(told.partition(":")[0].removeprefix("day "))
-    # 8 GiB of each of two ranks hold about 100 million rows of 128 bytes and their index.
+    # 8 GiB on each of two ranks store about 100 million rows of 128 bytes and their index.
     assert 90 < day < 125
     for horizon, fits in ((day - 2, True), (day, False)):
         if fits:
@@ -382,7 +383,7 @@ def test_the_day_of_full_memory_is_the_first_with_missing_bytes(calibration: Cal
 
 
 def counted(ids: Any, size: int) -> float:
-    """Distinct keys of batches of so many ids, on average."""
+    """Returns the mean number of distinct keys in batches of so many ids."""
     batches = [ids[at : at + size] for at in range(0, len(ids) - size + 1, size)]
     return float(np.mean([len(np.unique(each)) for each in batches]))
 
@@ -397,7 +398,7 @@ def test_unique_keys_of_a_sketch_equal_those_counted_in_other_batches(skew: floa
     fresh = random.choice(num_rows, 200_000, p=share)
     bins = sketch.key_bins(num_rows)
     assert (bins.counts * bins.probability).sum() == pytest.approx(1)
-    # A quarter of what was sketched is met by keys that the sketch did not show: without them it would
+    # A quarter of the sketched rate is for keys that the sketch did not see: without them it would
     # be 8 % less.
     for size, within in ((500, 0.03), (5_000, 0.03), (50_000, 0.05)):
         told = bins.unique_keys(np.array([float(size)]))[0]

@@ -15,7 +15,7 @@ ITEM, USER = TableConfig("item", 4, seed=3), TableConfig("user", 2)
 
 
 def rows_of_step(step: int) -> dict[str, dict[int, list[float]]]:
-    """Rows of which every element tells the step."""
+    """Rows in which every element is the step."""
     return {
         "item": {key: [step, key, -key, 0.5] for key in range(100)},
         "user": {key: [step, key] for key in range(0, 100, 2)},
@@ -42,5 +42,5 @@ def service(tables: MemoryTables) -> LookupService:
 
 @pytest.fixture
 def ids() -> np.ndarray:
-    """Ids that have rows, and that have none; they repeat."""
+    """Ids with and without rows, some of them repeated."""
     return np.array([7, -1, 7, 99, 100, 2**63 - 1, -(2**63), 0], np.int64)

@@ -1,4 +1,4 @@
-"""Who may change tables, on a server with and without tokens, and what the audit log says of it."""
+"""Permissions to change tables, on servers with and without tokens, and the audit log."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_loopback_addresses_are_local_and_no_others(peer: str, is_local: bool) -
 
 
 def own_address() -> str:
-    """An address of this machine that is not loopback."""
+    """Returns an address of this machine that is not loopback."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # sends nothing

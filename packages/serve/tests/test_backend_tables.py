@@ -1,4 +1,4 @@
-"""A server with caches before a Redis answers rows that training goes on to change."""
+"""A server with caches in front of a Redis whose rows training continues to change."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def train(*overrides: str) -> None:
 
 
 def rows_in(redis: RedisServer) -> Any:
-    """Embeddings in Redis itself."""
+    """Returns embeddings in Redis itself."""
     table = TableConfig("item", 4, state_width=4, state_method="adagrad")
     with open_storage("redis", table, url=redis.url) as storage:
         return storage.find(KEYS).rows[:, :4]
@@ -172,7 +172,7 @@ def test_a_client_that_takes_flags_gets_cached_rows_while_redis_is_away(
                 answer = stale.pull({"item": KEYS}, missing=missing)
                 assert (answer.status["item"][is_left_out[:60]] == RowStatus.STALE).all()
                 assert (answer.rows["item"][has_row] == before[has_row]).all()
-            # If there is no row to send, another replica is asked instead.
+            # If there is no row to send, another replica is called instead.
             assert flag.pull({"item": KEYS[50:]}).version is None
 
 

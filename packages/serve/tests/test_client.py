@@ -45,7 +45,7 @@ def rows_of_step(step: int) -> dict[str, Any]:
 
 
 class Cluster:
-    """Shards of two replicas, and a client of them; each replica has tables of its own."""
+    """Shards with two replicas, and a client of them; each replica has separate tables."""
 
     def __init__(self, num_shards: int = 3, *, limits: Limits | None = None, **config: Any) -> None:
         names = tuple(
@@ -169,7 +169,7 @@ def test_a_failing_replica_is_hidden_if_another_answers(fault: str) -> None:
         answer = cluster.client.pull({"item": ids})
         check(answer.rows["item"], answer.found["item"], ids)
     if fault != "busy":
-        # It is asked first no more.
+        # It is no longer called first.
         sent = [each.address for each in cluster.transport.sent[-3:]]
         assert all("r1" in each for each in sent)
 
@@ -181,7 +181,7 @@ def test_a_patient_client_waits_for_restarting_replicas() -> None:
     cluster.transport.fault = lambda send: "" if send.waits else "cut"
     answer = cluster.client.pull({"item": ids})
     check(answer.rows["item"], answer.found["item"], ids)
-    # Who takes flagged rows does not wait for them.
+    # A client that accepts flagged rows does not wait for them.
     flagging = cluster.client_of(cluster.shards, on_failure="flag")
     cluster.transport.fault = lambda send: ""
     flagging.pull({"item": ids})
@@ -208,7 +208,7 @@ def test_a_patient_client_waits_again_if_the_awaited_connection_is_lost() -> Non
     answer = cluster.client.pull({"item": ids})
     check(answer.rows["item"], answer.found["item"], ids)
     assert len(lost) == 6
-    # Servers that answer nothing else are asked again, after pauses, until the deadline.
+    # Servers without another answer are called again, after pauses, until the deadline.
     cluster.transport.fault = lambda _: "lost"
     begin, before = cluster.transport.clock.now, len(cluster.transport.sent)
     with pytest.raises(ReplicasFailedError, match="check the logs of these servers"):
@@ -306,7 +306,7 @@ def test_one_version_covers_all_shards_during_a_refresh() -> None:
     assert [each.step for each in mixed.versions] == [1, 2]
     for name in ("s1r0:1", "s1r1:1", "s2r0:1", "s2r1:1"):
         cluster.publish(2, name)
-    # Learnt from the answers to the next pull.
+    # Learned from the answers to the next pull.
     steps = [cluster.client.pull({"item": ids}).versions[0].step for _ in range(2)]
     assert steps == [1, 2]
 

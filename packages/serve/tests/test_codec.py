@@ -1,4 +1,7 @@
-"""The codec: what is written is read, whatever arrives raises `MessageError` or is a message."""
+"""The codec:
+
+written messages are read, and any other bytes are a message or raise `MessageError`.
+"""
 
 from __future__ import annotations
 
@@ -110,13 +113,13 @@ def test_damaged_messages_are_a_message_or_rejected() -> None:
         b"\x0a\x05ab",  # shorter than its length
         b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",  # a length of 2**64 - 1
         b"\x08" + b"\xff" * 11,  # a number without an end
-        b"\x0b\x0c",  # a group, which proto3 has not
+        b"\x0b\x0c",  # a group, which does not exist in proto3
         b"\x02\x00",  # a field of the number 0
         b"\x22\x02\xff\xff",  # a text that is not UTF-8
         b"\x21" + bytes(8),  # a text of another wire type
         b"\x22\x81\x20" + b"a" * 4097,  # a text that is too long
         b"\x0a\x00" * 8193,  # too many items
-        b"\x78\x00" * 8193,  # too many fields that no one knows
+        b"\x78\x00" * 8193,  # too many unknown fields
     ],
 )
 def test_bytes_beyond_the_limits_are_rejected(content: bytes) -> None:

@@ -1,4 +1,4 @@
-"""A server that starts while the newest version is damaged serves the newest intact one, and says so."""
+"""A server with a damaged newest version serves the newest intact one, and reports it."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_a_repaired_version_is_served_after_a_minute(
     with served.serve() as server, LookupClient(server.address, LONG) as client:
         flip_rows(newest)
         num_tried = len(tried)
-        # Every byte of a version is hashed to find damage: not in every look.
+        # Every byte of a version is hashed to find damage, so not in every check.
         assert "damaged" in server.refresher.refresh().refused
         assert len(tried) == num_tried
         monkeypatch.setattr(packed_tables_module, "_RETRY_SECONDS", 0)

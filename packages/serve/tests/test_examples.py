@@ -1,4 +1,4 @@
-"""The clients of ``examples`` that need none of our packages pull rows from a real server."""
+"""The clients of ``examples``, which need none of our packages, pull rows from a real server."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_stale_rows_are_the_last_seen_ones_with_their_age() -> None:
     assert np.allclose(ages[lost & seen], 70.0, atol=0.1)
     assert np.isnan(ages[~(lost & seen)]).all()
     assert answer.age_seconds == ages[lost & seen].max()
-    # Ids that repeat are counted once, as they are sent once.
+    # Repeated ids are counted once, because they are sent once.
     distinct = np.unique(repeated[lost & seen])
     assert cluster.client.metrics.value("degraded_rows_total", given="stale") == len(distinct)
     # The rows of a shard that is back are fresh again.
@@ -167,7 +167,7 @@ def test_table_metadata_outlive_their_servers() -> None:
     cluster.client.pull({"item": [1]})
     cluster.stop()
     with pytest.raises(StorageIOError):
-        cluster.client.describe()  # forgets what it knew, to ask again
+        cluster.client.describe()  # forgets its state, to request again
     assert cluster.client.pull({"item": [1]}).status["item"].tolist() == [INITIAL]
 
 

@@ -1,4 +1,4 @@
-"""Clients take strings for ids, and hash them as training does."""
+"""Clients accept strings as ids, and hash them like training."""
 
 from __future__ import annotations
 

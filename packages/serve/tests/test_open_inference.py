@@ -53,7 +53,7 @@ def answer_of(service: LookupService, request: InferRequest | bytes) -> InferRep
     return decode(InferReply, infer(service, content, 10.0))
 
 
-# Of each parameter of Triton and KServe the place, the value that means nothing, others, and the advice.
+# Of each parameter of Triton and KServe: place, value without a meaning, other values, advice.
 PARAMETERS = [
     ("request", "sequence_id", 0, [7, "session"], "are independent"),
     ("request", "sequence_start", False, [True], "are independent"),
@@ -69,7 +69,7 @@ PARAMETERS = [
     ("output", "shared_memory_region", "", ["region"], "in the messages"),
     ("output", "shared_memory_offset", 0, [64], "in the messages"),
     ("output", "shared_memory_byte_size", 0, [64], "in the messages"),
-    # Nothing is known of others, so that no value means nothing.
+    # Other parameters are unknown, so no value of them is without a meaning.
     *(
         (
             position,

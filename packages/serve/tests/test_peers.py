@@ -1,4 +1,4 @@
-"""Clients of other makers, in an environment of their own: generated code, probes, tritonclient."""
+"""Third-party clients in a separate environment: generated code, probes, tritonclient."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PYTHON = os.environ.get("SPARRING_SERVE_PEERS_PYTHON")
 TENSORFLOW_PYTHON = os.environ.get("SPARRING_SERVE_TENSORFLOW_PYTHON")
 PEERS = Path(__file__).parent / "peers"
 
-# None of our packages but what is installed there.
+# None of our packages except the installed ones.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 

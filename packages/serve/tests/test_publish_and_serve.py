@@ -1,4 +1,4 @@
-"""Snapshots of a run, published, served from mapped files, and asked for: also by real processes.
+"""Snapshots of a run are published, served from mapped files, and requested, also by processes.
 
 Longer than other files, because all of it starts from one run that publishes.
 """
@@ -54,7 +54,10 @@ KEYS = np.arange(500, dtype=np.int64)
 
 
 class Run:
-    """A run that saves its tables; every element of a row of step s is s, but one, which is the key."""
+    """A run that saves its tables.
+
+    Every element of a row of step s is s, except one, which is the key.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.url, self.out = str(folder / "runs"), str(folder / "served")
@@ -140,7 +143,7 @@ def test_a_delta_is_loaded_while_the_server_answers(run: Run) -> None:
         check(answer.rows["item"][100:200], KEYS[100:200], 2)
         check(answer.rows["item"][200:], KEYS[200:], 1)
         assert answer.found["item"].tolist() == [False, False] + [True] * 498
-        # The one before is kept, and may be asked for.
+        # The previous version is kept, and can be requested.
         before = client.pull({"item": KEYS}, version=old)
         check(before.rows["item"], KEYS, 1)
         assert before.versions[0].hash == old
@@ -216,7 +219,7 @@ def test_int8_rows_are_sent_as_stored(run: Run) -> None:
             assert described == {"item": "int8", "user": "float32"}
         packed = ClientConfig(deadline_seconds=9.0, row_dtype="int8")
         with LookupClient(server.address, packed) as client:
-            # Stored so, they are the same bits; of a table that is not, they are rounded.
+            # Stored in this dtype, rows are bit-identical; rows of other tables are rounded.
             assert np.array_equal(client.pull({"item": KEYS}).rows["item"], stored)
             both = client.pull({"item": KEYS, "user": KEYS})
             assert np.allclose(both.rows["user"][:, 1], KEYS, atol=2)
@@ -251,7 +254,7 @@ def test_a_scan_returns_each_row_of_one_version_once_over_shards(run: Run) -> No
     ):
         chunks = client.scan("item", chunk_rows=64)
         seen = [next(chunks)]
-        # Newer versions come meanwhile; the scan goes on over the one that it began with.
+        # Newer versions arrive meanwhile; the scan continues with the version of its beginning.
         run.save(KEYS[:50], erased=[60], is_delta=True)
         assert run.publish().is_delta
         for server in (first, second):
@@ -293,7 +296,7 @@ def test_recommendations_are_from_all_shards_of_packed_files(run: Run) -> None:
         LookupClient([[first.address], [second.address]], LONG) as client,
     ):
         found = client.recommend("item", axis, 3, exclude=[[499], []])
-        # The element that is the key decides.
+        # The element with the key decides.
         assert found.keys.tolist() == [[498, 497, 496], [0, 1, 2]]
         run.save(KEYS[-2:], erased=[498], is_delta=True)
         assert run.publish(item="int8").is_delta
@@ -475,7 +478,7 @@ def test_a_killed_or_stopped_replica_is_not_noticed(start_replica: StartReplica)
     with LookupClient(addresses, patient) as client:
         for number in (0, 1):
             check(client.pull({"item": KEYS}).rows["item"], KEYS, 1)
-            # Where it is the one that is asked first, its connection breaks, or it never answers.
+            # If it is called first, its connection breaks, or it never answers.
             os.kill(replicas[number].process.pid, signal.SIGSTOP)
             check(client.pull({"item": KEYS}).rows["item"], KEYS, 1)
             replicas[number].end(signal.SIGKILL)

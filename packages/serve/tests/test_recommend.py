@@ -1,4 +1,4 @@
-"""Recommendations equal those of sorting all products, whatever the shards; of one version."""
+"""Recommendations equal sorting all products, for any shards, and are from one version."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_query_may_be_a_key_of_another_table(num_shards: int) -> None:
     known = np.array([rows[3], rows[17]])
     part = Recommendations(found.keys[:2], found.scores[:2], found.counts[:2], found.version)
     check(part, 1, known, 5)
-    # One without a row asks by its initial value.
+    # A query without a row uses its initial value.
     strange = expected_of(1, initial_rows(np.array([99]), USER), 5)[0]
     assert found.keys[2:].tolist() == [*strange, found.keys[0].tolist()]
 
@@ -180,7 +180,7 @@ def test_answers_are_from_one_version_and_follow_newer_ones(queries: Any) -> Non
     client = cluster.client
     check(client.recommend("item", queries), 1, expected(1), 10)
     first = client.describe().common_version()
-    # One shard is ahead: the version that both have is asked for.
+    # One shard is newer: the version that both have is requested.
     for name in cluster.shards.shards[0]:
         cluster.tables[name].publish(2, cluster.part(2, 0))
         cluster.tables[name].refresh()
@@ -188,12 +188,12 @@ def test_answers_are_from_one_version_and_follow_newer_ones(queries: Any) -> Non
     for name in cluster.shards.shards[1]:
         cluster.tables[name].publish(2, cluster.part(2, 1))
         cluster.tables[name].refresh()
-    client.recommend("item", queries)  # told of the newest, the client goes on to it
+    client.recommend("item", queries)  # notified of the newest version, the client uses it
     check(client.recommend("item", queries), 2, expected(2), 10)
     check(client.recommend("item", queries, version=first), 1, expected(1), 10)
     for step in (3, 4):
         cluster.publish(step)
-    # What the client held to is gone from all servers: it begins again.
+    # All servers removed the version that the client used, so it starts again.
     check(client.recommend("item", queries), 4, expected(4), 10)
     with pytest.raises(VersionGoneError, match="request the newest"):
         client.recommend("item", queries, version=first)
@@ -224,7 +224,7 @@ def test_a_failing_replica_is_replaced_and_a_failing_shard_is_an_error() -> None
             (ReplicasFailedError, DeadlineError), match=r"no replica (replied|returned)"
         ):
             client.recommend("item", {"user": [1, 2, 3, 4]})
-    # Whole or not at all: no part is given for the rest.
+    # All or nothing: no part is returned without the rest.
     with pytest.raises((ReplicasFailedError, DeadlineError), match="shard 2: no replica replied"):
         cluster.client.recommend("item", QUERIES)
 

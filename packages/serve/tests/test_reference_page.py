@@ -1,4 +1,4 @@
-"""The reference page has every key, metric and method, as the sources say."""
+"""The reference page has every key, metric and method of the sources."""
 
 from __future__ import annotations
 

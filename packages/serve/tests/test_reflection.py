@@ -1,4 +1,4 @@
-"""Server reflection: a client that knows nothing of our messages learns them from the server."""
+"""Server reflection: a client that does not know our messages reads them from the server."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def own_class(name: str) -> Any:
 
 @pytest.mark.parametrize("file", PROTO_FILES)
 def test_described_messages_equal_our_classes(file: str) -> None:
-    """Of each message the dataclass has the same fields, by number and kind on the wire."""
+    """For each message, the dataclass has the same fields, by number and kind on the wire."""
     forms = {"double": "real", "bool": "flag", "string": "text", "bytes": "data"}
     proto = read_proto(file)
     assert proto.messages

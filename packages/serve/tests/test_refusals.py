@@ -1,4 +1,4 @@
-"""What does not fit is refused, and the message names both sides: calls over a real port."""
+"""Mismatches are rejected, and the message names both sides: calls over a real port."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Serve = Callable[..., LookupServer]
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    """Starts a server of one table, on a port that may be that of one that has ended."""
+    """Starts a server with one table, possibly on the port of a stopped server."""
     started: list[LookupServer] = []
 
     def start(
@@ -128,7 +128,7 @@ def test_a_version_of_other_tables_is_rejected_and_the_old_one_is_served(
 
 @pytest.fixture
 def older() -> Iterator[str]:
-    """A server that knows no method of ours."""
+    """A server without our methods."""
     server = grpc.server(ThreadPoolExecutor(1))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
@@ -208,7 +208,7 @@ def test_a_too_long_answer_is_rejected_before_the_lookup(serve: Serve) -> None:
 
 
 def test_messages_over_the_limit_of_all_servers_are_rejected_by_grpc(serve: Serve) -> None:
-    # A channel of another make: ours sends no such message.
+    # A third-party channel: ours sends no such message.
     with grpc.insecure_channel(
         serve().address, options=[("grpc.max_send_message_length", -1)]
     ) as channel:

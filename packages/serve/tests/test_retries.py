@@ -149,7 +149,7 @@ def test_overloaded_servers_are_not_reported_as_wrong_addresses(serve: Serve) ->
     with LookupClient(server.address, ClientConfig(deadline_seconds=10)) as client:
         client.describe()
         try:
-            # One call holds the thread; others fill the queue of the server.
+            # One call occupies the thread; others fill the queue of the server.
             for _ in range(40):
                 holders.append(threading.Thread(target=client.pull, args=({"item": large},)))
                 holders[-1].start()
@@ -265,7 +265,7 @@ def test_a_hung_shard_costs_one_deadline_and_is_retried_every_100_ms(
         assert 0.8 * deadline < timed() < 1.2 * deadline
         begin = time.monotonic()
         later = [timed() for _ in range(200)]
-        # Those that ask whether the shard answers again wait for 50 ms.
+        # Calls that check whether the shard answers again wait for 50 ms.
         assert max(later) < 0.5 * deadline
         assert np.median(later) < 0.04
         num_probes = sum(each >= PROBE_SECONDS for each in later)

@@ -1,4 +1,4 @@
-"""What the policies of pushes and of calls between shards do that those of lookups do not."""
+"""Differences of the policies of pushes and of calls between shards from those of lookups."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def run(
 def test_a_push_without_an_answer_is_resent_until_its_deadline() -> None:
     transport, outcomes = run(UNTIL_ANSWERED, lambda _: HANG)
     times, sends = zip(*transport.sent, strict=True)
-    # Half of the time that is left, at least a second, so that a lost answer leaves time to ask again.
+    # Half of the remaining time, at least a second, so that a lost answer leaves time for a retry.
     assert [round(each.timeout_seconds, 1) for each in sends[:3]] == [4.0, 2.0, 1.0]
     assert all(each.timeout_seconds >= min(1.0, 8.0 - at) for at, each in transport.sent)
     assert transport.clock.now == pytest.approx(8.0)
-    # It is sent at once after a hang: no circuit opens.
+    # It is sent immediately after a hang: no circuit opens.
     assert times[1] - 4.0 <= 0.01
     assert [each.waits for each in sends] == [False] + [True] * (len(sends) - 1)
     assert outcomes == [HANG]

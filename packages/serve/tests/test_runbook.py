@@ -1,4 +1,4 @@
-"""The runbook has alarms on metrics that exist, and says of each what to look at and what to type."""
+"""The runbook has alarms on existing metrics, and for each the steps and commands."""
 
 from __future__ import annotations
 

@@ -380,7 +380,7 @@ def test_tokens_have_roles_and_are_read_again(serve: Serve, tmp_path: Path) -> N
             client.pull({"item": [1]})
         write(mine, PULL)
         assert client.pull({"item": [1]}).found["item"].all()
-        # A file that says nothing useful leaves what was read before.
+        # An invalid file leaves the previous tokens in use.
         write(tokens, "pull short\n")
         assert client.pull({"item": [1]}).found["item"].all()
         write(tokens, f"pull {OTHER}\nadmin {ADMIN}\n")

@@ -34,7 +34,7 @@ Serve = Callable[..., LookupServer]
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
-    """Starts servers; constants of the options are replaced by those that are given."""
+    """Starts servers; constants of the options are replaced by the given ones."""
     started: list[LookupServer] = []
 
     def start(**constants: float) -> LookupServer:
@@ -56,7 +56,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
 
 
 def first(connection: RawConnection, kind: FrameKind, seconds: float = 10) -> Any:
-    """The first frame of a kind that is no acknowledgement."""
+    """Returns the first frame of a kind that is not an acknowledgement."""
     found = (
         each for each in connection.frames(seconds) if each.kind == kind and not each.flags & ACK
     )
@@ -78,7 +78,7 @@ def test_an_old_connection_is_ended_after_its_calls(serve: Serve) -> None:
         stream = connection.begin(f"/{SERVICE}/Pull", timeout="1S")
         assert first(connection, FrameKind.GOAWAY) is not None
         assert 0.3 < time.monotonic() - begin < 1
-        # The call under way goes on.
+        # The call in flight continues.
         connection.send(stream, PULL, is_last=True)
         assert connection.status(stream, 10) == 0
         assert connection.is_closed(10)

@@ -1,4 +1,4 @@
-"""The service without a network: answers, and refusals with their statuses."""
+"""The service without a network: answers, and errors with their statuses."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_wrong_calls_are_rejected_with_the_fix(service: LookupService) -> None:
         service.pull(b"\x0a", 1.0)
     assert service.metrics.value("rejected_total", reason="deadline") == 3
     assert service.metrics.value("pulls_total", code="NOT_FOUND") == 1
-    # A name that is not served makes no series of its own.
+    # An unknown name creates no series in the metrics.
     assert service.metrics.value("pulls_total", table="itm") == 0
 
 
@@ -149,7 +149,7 @@ def test_ids_tables_and_bytes_are_limited(tables: MemoryTables) -> None:
 
 def test_calls_are_admitted_while_their_bytes_fit() -> None:
     admission = Admission(100)
-    with admission.of(500):  # it is alone
+    with admission.of(500):  # it is the only call
         with (
             pytest.raises(StatusError, match="500 of 100 bytes are in flight") as caught,
             admission.of(1),

@@ -1,4 +1,4 @@
-"""Calls that send nothing, a part, or everything slowly: they hold no thread past their deadline."""
+"""Calls that send nothing, a part, or everything slowly occupy no thread past their deadline."""
 
 from __future__ import annotations
 
@@ -262,6 +262,6 @@ def test_the_wait_for_a_thread_counts_as_time_of_a_pull(serve: Serve) -> None:
         go_on.set()
         first.join()
         second.join()
-    # Both took the time, and only one of them in the tables.
+    # Both took the time, but only one of them in the tables.
     assert seconds() > 0.9
     assert server.watch.waited_seconds() == 0

@@ -1,4 +1,4 @@
-"""A server whose threads are all stuck is noticed, and its process ends with a code of its own."""
+"""A server whose threads are all stuck is detected, and its process ends with exit code 70."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def hold(watch: CallWatch, seconds: float, until: threading.Event) -> threading.Thread:
-    """Holds a call with a deadline on a thread of its own."""
+    """Runs a call with a deadline on a separate thread."""
     held = threading.Event()
 
     def call() -> None:

@@ -1,4 +1,4 @@
-"""A storage that fails when it is told to, as a disk or a server would."""
+"""A storage that fails on request, like a broken disk or server."""
 
 from __future__ import annotations
 

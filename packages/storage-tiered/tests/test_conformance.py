@@ -1,4 +1,4 @@
-"""The kit for storages on stacks of several backends: a stack of storages is a storage."""
+"""Runs the kit for storages on stacks of several backends, which are storages, too."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class TestHkvOverSqlite(PersistentTests):
 @needs_hkv
 @needs_sqlite
 class TestHkvOverSqliteInBackground(PersistentTests):
-    """As in a container: rows go down on the thread of an event loop."""
+    """As in a container: rows are written on the thread of an event loop."""
 
     above: ClassVar[tuple[Any, ...]] = (SMALL,)
     settings: ClassVar[dict[str, Any]] = {"promote": "always"}

@@ -1,5 +1,4 @@
-"""A stack over a tier whose rows lie in memory is read without the interpreter, and is the same stack
-as one over any other storage."""
+"""A stack over an in-memory tier is read without the interpreter, with the same results."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ def stack_over(*below: Any, **options: Any) -> Any:
 
 @pytest.fixture(params=["always", "second_touch", "never"])
 def stacks(request: pytest.FixtureRequest) -> Iterator[list[TieredStorage]]:
-    """Two that differ in how their lower tiers are read, and one with a tier between."""
+    """Two stacks that differ in how their lower tiers are read, and one with a tier in between."""
     made = [
         stack_over(*below, promote=request.param)
         for below in (["memory"], ["hkv"], [{**ABOVE, "options": {"capacity": 1_920}}, "hkv"])

@@ -1,4 +1,4 @@
-"""Collectives that break one promise, and the test of the kit that notices."""
+"""Collectives that break one guarantee, and the test of the kit that detects it."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_break_is_caught(
         def run(
             world_size: int, body: Any, *arguments: Any, deadline_seconds: float = 10.0
         ) -> list[Any]:
-            # A break may keep the others waiting; five seconds are enough to notice.
+            # A break may keep the others waiting; five seconds are enough to detect it.
             group = LocalGroup(world_size, deadline_seconds=min(deadline_seconds, 5.0))
 
             def on_rank(rank: int) -> Any:
@@ -185,7 +185,7 @@ def test_break_is_caught(
     with monkeypatch.context() as shorter:
         # A break would only be tried again with the longer ones.
         shorter.setattr(deadlines, "DEADLINES", deadlines.DEADLINES[:1])
-        # pytest.raises inside a body fails with an exception of its own, which is no Exception.
+        # pytest.raises inside a body fails with an exception that is not derived from Exception.
         with pytest.raises((Exception, pytest.fail.Exception)):
             standard_test(run_ranks(broken))
     standard_test(run_ranks(LocalCollective))

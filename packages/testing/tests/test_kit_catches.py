@@ -1,4 +1,4 @@
-"""Each deliberate bug is caught by the standard test that is there for it."""
+"""Each deliberate bug is caught by its standard test."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ pytest_plugins = ["pytester"]
 
 @pytest.fixture(autouse=True)
 def short_differences(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under CI pytest spells out every difference, and here each test is a failure on purpose."""
+    """Under CI, pytest prints every difference, and here each test fails on purpose."""
     for name in ("CI", "BUILD_NUMBER"):
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(autouse=True)
 def first_failures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One failure is enough, for nobody reads the smallest; and no bug is missed by chance."""
+    """One failure is enough, because no one reads the smallest; and no bug is missed by chance."""
     settings = hypothesis.settings(
         machine._SETTINGS, phases=[hypothesis.Phase.generate], max_examples=400
     )
@@ -90,7 +90,7 @@ def test_break_is_caught(pytester: pytest.Pytester, name: str) -> None:
         """
     )
     assert __name__ in sys.modules
-    # The kit draws other keys each time, and one time in some hundreds they show nothing of a bug.
+    # The kit draws other keys each time, and in one of some hundred runs they do not show a bug.
     result = pytester.inline_run(
         "-p", "no:cacheprovider", "--sparring-seed=1", f"test_broken.py::TestBroken::{test}"
     )

@@ -1,4 +1,4 @@
-"""The pages about storages say what the code says."""
+"""The pages about storages match the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The guard of the kit, its seed, and what it says to an author who left something out."""
+"""The guard of the kit, its seed, and its messages to an author who left something out."""
 
 from __future__ import annotations
 

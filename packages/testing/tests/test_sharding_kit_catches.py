@@ -1,4 +1,4 @@
-"""Sharding kinds that break one promise, and the test of the kit that notices."""
+"""Sharding kinds that break one guarantee, and the test of the kit that detects it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def layout(request: LayoutRequest, owners: Any, kind: str = "broken") -> Layout:
 
 
 def chosen(request: LayoutRequest, first: int) -> Layout:
-    """One rank: that of the plan, else the one given."""
+    """All rows on one rank: the rank of the plan, or the given one."""
     if len(request.ranks) > 1:
         raise InvalidArgumentError(f"table {request.table.name!r}: one rank", table="user")
     return layout(request, request.ranks[0] if request.ranks else first)
@@ -76,7 +76,7 @@ def says_another_kind(request: LayoutRequest) -> Layout:
 
 
 class TwoOwners(Layout):
-    """Rank 0 keeps what others own too."""
+    """Rank 0 stores the rows of other owners, too."""
 
     def partitions_of(self, rank: int) -> Any:
         return np.arange(4096) if rank == 0 else super().partitions_of(rank)
@@ -88,7 +88,7 @@ def gives_a_partition_to_two(request: LayoutRequest) -> Layout:
 
 
 class Elsewhere(Layout):
-    """Says that it is replicated, and is not: each rank keeps its own rows alone."""
+    """Claims to be replicated, but each rank only stores its own rows."""
 
     @property
     def digest(self) -> str:  # type: ignore[override]

@@ -123,7 +123,7 @@ def one_process() -> Iterator[OneProcess]:
 
 
 def made_gradients(seed: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Of both tables; ids repeat."""
+    """Gradients of both tables, with repeated ids."""
     random = np.random.default_rng(seed)
     return {
         name: (

@@ -1,5 +1,4 @@
-"""A server on loopback that speaks the part of WebHDFS that fsspec asks for, with files in a "
-"dictionary."""
+"""A server on loopback that supports the part of WebHDFS that fsspec uses."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ class _Handler(BaseHTTPRequestHandler):
     lock: threading.Lock
 
     def log_message(self, *_: Any) -> None:
-        """Says nothing."""
+        """Writes no log."""
 
     def _handle(self) -> None:
         split = urlsplit(self.path)
@@ -48,7 +47,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer({"RemoteException": error}, 404)
 
     def _redirect(self) -> None:
-        """To a data node, which is this server."""
+        """Redirects to a data node, which is this server."""
         host, port = self.server.server_address[:2]
         location = f"http://{host!s}:{port}{self.path}&isDataNode=true"
         self._answer({}, 307, Location=location)
@@ -112,7 +111,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def fake_webhdfs() -> Iterator[str]:
-    """Yields the URL of the server, as fsspec takes it."""
+    """Yields the URL of the server in fsspec's form."""
     state = {"files": {}, "folders": set(), "lock": threading.Lock()}
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), state))
     thread = threading.Thread(target=server.serve_forever, daemon=True)

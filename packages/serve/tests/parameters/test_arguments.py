@@ -1,4 +1,4 @@
-"""Whatever a client is given: an answer, or an error of sparring with what was wrong."""
+"""For any argument of a client: an answer, or an error of sparring that names the problem."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ PARTS: dict[str, Callable[[ParameterClient, Any], object]] = {
 
 
 def of_sparring(call: Callable[[], Any]) -> str:
-    """The message of its error, which must be one of sparring; empty where there is none."""
+    """Returns the message of its error, which must be an error of sparring, or an empty text."""
     try:
         found = call()
         if hasattr(found, "__next__"):

@@ -1,4 +1,4 @@
-"""Flushes tell of pushes that were queued and not applied, also where an answer is lost."""
+"""Flushes report failed queued pushes, also if an answer is lost."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_closing_a_client_raises_failures_of_pushes_that_were_queued(
     client.push(PUSH)
     with pytest.raises(PushFailedError, match=NOT_APPLIED):
         client.close()
-    client.close()  # it is closed, and says it once
+    client.close()  # it is closed, and warns once
     with ParameterClient(full_disk.address) as told:
         told.push(PUSH)
         with pytest.raises(PushFailedError, match=NOT_APPLIED):

@@ -30,7 +30,7 @@ def s3() -> Iterator[str]:
             patch.setenv(name, "test")
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         bucket = f"tables-{uuid.uuid4().hex}"
-        # One that another test made is of a server that is gone.
+        # The instance of another test uses a server that no longer runs.
         fsspec.get_filesystem_class("s3").clear_instance_cache()
         fsspec.filesystem("s3").mkdir(bucket)
         yield f"s3://{bucket}"

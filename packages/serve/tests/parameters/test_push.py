@@ -1,4 +1,4 @@
-"""Pushes: the bits of the engine, applied once, refused before any row changes."""
+"""Pushes: the bits of the engine, applied once, rejected before any row changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A shard that is killed has all pushes that it acknowledged; what is lost is reported."""
+"""A killed shard has all pushes that it acknowledged; lost pushes are reported."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def go_down(log: Path) -> None:
     content = newest.read_bytes()
     boot = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
     assert boot in content
-    # The header's checksum is made again, as another machine would have written it.
+    # The header's checksum is recomputed, as if another machine had written it.
     size, _, kind = struct.unpack_from("<IQB", content, 8)
     header = content[21 : 21 + size].replace(boot, b"0" * len(boot))
     check = xxhash.xxh3_64_intdigest(bytes([kind]) + header)

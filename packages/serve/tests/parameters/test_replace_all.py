@@ -1,4 +1,4 @@
-"""First rows of a service that learns: all tables at once, by a snapshot."""
+"""First rows of a service that learns: all tables are replaced at once, by a snapshot."""
 
 from __future__ import annotations
 

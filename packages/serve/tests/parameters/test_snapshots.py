@@ -100,7 +100,7 @@ def test_a_push_that_is_partly_in_a_snapshot_is_rejected_by_other_shards(
     with shards.client() as client:
         client.save("a")
     whole = make_shards(2, folders=[str(tmp_path)])
-    with whole.client() as client:  # the same shards have each their own
+    with whole.client() as client:  # the same shards each have their own
         client.load("a")
         assert client.push(made_gradients(0), token=Token("a", 1)).was_known == (0,)
     one = make_shards(1, folders=[str(tmp_path)])
@@ -219,7 +219,7 @@ def test_pushes_during_a_save_are_applied_and_not_saved(
     for seed in range(2):
         one_process.push(made_gradients(seed))
     found = shards.rows(IDS)
-    # The first shard may have been saved a push later or so: those of the second are exact.
+    # The first shard may be saved a push later: the pushes of the second are exact.
     from sparring_serve import ShardReplicas
 
     own = ShardReplicas(shards.map.shards).shard_of(IDS) == 1
@@ -235,7 +235,7 @@ def test_a_shard_counts_its_pushes_exactly_if_some_arrive_while_the_save_begins(
     calls = []
 
     def push_before_the_second_call(send: Send) -> str:
-        """The first call asks for the number of pushes, the second one saves."""
+        """The first call requests the number of pushes, the second one saves."""
         if send.method == "SavePart":
             calls.append(send.address)
             if len(calls) == 2:
@@ -263,7 +263,7 @@ def test_an_unreachable_shard_is_named_with_its_connection(tmp_path: Path, metho
         with open_parameter_server(config) as server:
             given = ClientConfig(deadline_seconds=8)
             with ParameterClient([[server.address], [nowhere]], given) as client:
-                if method == "load":  # of a snapshot that is there
+                if method == "load":  # of an existing snapshot
                     with one_shard(tmp_path) as other, ParameterClient(other.address) as its:
                         its.save("a")
                 refused = f"nothing was changed: shard 2 of 2 at {nowhere} .*Connection refused"
@@ -338,7 +338,7 @@ def test_other_tables_and_tokens_are_kept_if_one_table_is_loaded(
         assert client.push(made_gradients(2), token=token).was_known == (0, 1)
         with pytest.raises(SnapshotError, match="'usr'"):
             client.load("a", tables=["usr"])
-        # Its method goes on with the steps that its rows have.
+        # Its method continues with the step count of its rows.
         client.push({"user": made_gradients(3)["user"]}, wait="applied")
     one_process.push(made_gradients(0))
     one_process.push(made_gradients(1))
@@ -364,7 +364,7 @@ async def _load_for_asyncio(shards: Shards, name: str, tables: list[str]) -> Non
 
 
 class AsyncOf:
-    """A transport for asyncio, of one that is not."""
+    """A transport for asyncio, made from a synchronous one."""
 
     def __init__(self, transport: FaultyTransport) -> None:
         self._transport = transport

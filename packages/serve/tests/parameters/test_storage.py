@@ -37,7 +37,7 @@ def choice(server: LookupServer) -> StorageChoice:
 
 
 def trained(choice: StorageChoice, seed: int, steps: int = 10, lr: float = 0.1) -> np.ndarray:
-    """The loss of an `EmbeddingBagCollection` at each step, by sparring's optimizer of torch."""
+    """Returns the loss of an `EmbeddingBagCollection` at each step, with sparring's optimizer."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
     sparring_torch = pytest.importorskip("sparring_torch", reason="sparring-torch is not installed")
     with StepContainer() as container:

@@ -18,7 +18,7 @@ from grpc_tools import protoc
 
 
 def rejections(client, tensor):
-    """Statuses of requests with parameters that have no effect here."""
+    """Returns statuses of requests with parameters that have no effect here."""
     for options in (
         {"outputs": [triton.InferRequestedOutput("rows", class_count=2)]},
         {"sequence_id": 7, "sequence_start": True},
@@ -56,7 +56,7 @@ def main() -> None:
         found["found"] = [bool(table.found[0] >> position & 1) for position in range(4)]
         found["version"] = [answer.version.step, answer.version.hash, answer.newest]
         found["age_seconds"] = answer.age_seconds
-        # Each message that came has no field that the .proto does not know.
+        # No received message has a field that is not in the .proto.
         again = messages.PullReply.FromString(answer.SerializeToString())
         assert again == answer
         described = service.Describe(messages.DescribeRequest(), timeout=5)

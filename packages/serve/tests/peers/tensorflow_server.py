@@ -10,7 +10,7 @@ from importlib.metadata import version
 
 import numpy as np
 
-# First, as in a program that has a model: generated code of a later protobuf would now fail.
+# First, like a program with a model: generated code of a later protobuf would now fail.
 import tensorflow as tf
 
 from sparring.contracts import TableConfig

@@ -23,13 +23,13 @@ TABLE = TableConfig("item", 4)
 
 
 def rows_of(keys: npt.ArrayLike, version: float) -> Rows:
-    """Rows whose elements all say key and version, so that a torn one shows."""
+    """Rows whose elements all contain key and version, so that a torn row is detected."""
     column = np.asarray(keys, np.float64) * 1_000 + version
     return np.repeat(column[:, None], TABLE.dim, axis=1).astype(np.float32)
 
 
 class ReadOnly(Storage):
-    """Another process's view of a storage: its own `close`, and an end that can be cut.
+    """A view of a storage in another process, which can be closed and cut separately.
 
     Attributes:
         is_cut: finds fail.
@@ -102,7 +102,7 @@ class Trainer:
 def open_reader(
     backend: Storage, folder: Path, *, capacity: int | None = None, **options: Any
 ) -> CachedStorage:
-    """A reader that looks for notes when it is told to."""
+    """A reader that only checks for notes on request."""
     cache = MemoryStorage(
         TABLE, MemoryOptions(capacity=capacity, policy="lru" if capacity else "none")
     )

@@ -1,4 +1,4 @@
-"""A reader with a cache before a backend sees what the trainer's notes tell of, and nothing older."""
+"""A reader with a cache in front of a backend sees the rows of the notes, and nothing older."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_new_keys_are_found_after_the_note(trainer: Trainer, tmp_path: Path) -> 
         trainer.write(new, 1)
         assert (
             reader.find(new).found.sum() < 50
-        )  # the filter rules them out but for false positives
+        )  # the filter excludes them except for false positives
         trainer.publish()
         reader.refresh()
         assert reader.find(new).found.all()
@@ -147,7 +147,7 @@ def test_a_restarted_trainer_covers_unpublished_changes(trainer: Trainer, tmp_pa
 
 
 def test_missing_notes_are_noticed(trainer: Trainer, tmp_path: Path) -> None:
-    """As where Redis lost its memory: the trainer begins again with note 1."""
+    """Like a Redis that lost its memory: the trainer starts again with note 1."""
     with open_reader(trainer.backend, tmp_path) as reader:
         for version in range(2, 6):
             trainer.write(KEYS, version)
@@ -171,7 +171,7 @@ def test_missing_notes_are_noticed(trainer: Trainer, tmp_path: Path) -> None:
 def test_a_restarted_sequence_of_notes_is_noticed_by_its_first_note(
     trainer: Trainer, tmp_path: Path
 ) -> None:
-    """Its numbers do not begin at 1 again, where the reader may be."""
+    """Its numbers do not restart at 1, where the reader may be."""
     with open_reader(trainer.backend, tmp_path) as reader:
         reader.find(KEYS)
         for each in (tmp_path / "item").iterdir():
@@ -196,7 +196,7 @@ def test_cached_rows_are_found_while_the_backend_is_unavailable(
             reader.find(KEYS)
         view.is_cut = False
         with pytest.raises(StorageIOError, match="50 of the keys are not in the cache"):
-            reader.find(KEYS)  # no trip so soon after a failure
+            reader.find(KEYS)  # no request so soon after a failure
 
 
 def test_a_note_that_cannot_be_applied_is_applied_by_the_next_refresh(
@@ -224,7 +224,7 @@ def test_a_bounded_cache_evicts(trainer: Trainer, tmp_path: Path) -> None:
         assert reader.counters().cached_rows == 10
         view.num_asked = 0
         reader.find(np.array([0]))
-        assert view.num_asked == 0  # hits keep a key in
+        assert view.num_asked == 0  # hits keep a key in the cache
 
 
 def test_the_timer_applies_notes(trainer: Trainer, tmp_path: Path) -> None:

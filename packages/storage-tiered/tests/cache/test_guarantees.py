@@ -1,4 +1,4 @@
-"""Rows in a cache are whole, never go back, and follow every note, whatever overlaps or dies."""
+"""Rows in a cache are whole, never become older, and follow every note."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def test_a_failed_emptying_of_a_cache_is_repeated_later(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After the failure the base is that of the new trainer, so the retried note looks complete."""
+    """After the failure the base belongs to the new trainer, so the retried note looks complete."""
     if begins == "restarted":
         trainer.publish()
     with open_reader(backend, tmp_path, poll_seconds=0.01, drop_seconds=drop_seconds) as reader:
@@ -335,7 +335,7 @@ def test_a_trainer_may_die_while_it_publishes(
         if num_left < 4:
             with pytest.raises(Killed):
                 dying.publish()
-        reader.refresh()  # what is there is whole
+        reader.refresh()  # each existing note is whole
         again = Trainer(backend, tmp_path)
         again.write(KEYS[30:40], 3)
         again.publish()
@@ -354,7 +354,7 @@ def test_a_trainer_may_die_while_it_publishes(
 def test_a_reader_may_start_after_a_trainer_died_before_its_first_note(
     trainer: Trainer, backend: MemoryStorage, tmp_path: Path
 ) -> None:
-    """The base is of a note that is not there, and that may never come."""
+    """The base belongs to a note that does not exist, and that may never be written."""
     dying = Trainer(backend, tmp_path)
     log = dying.publisher._tables[0].log = DyingLog(str(tmp_path), "item")
     log.num_left = 2  # the base, and no note
@@ -374,7 +374,7 @@ def test_a_reader_may_start_after_a_trainer_died_before_its_first_note(
 def test_a_read_that_cannot_be_cached_is_no_longer_in_flight(
     trainer: Trainer, tmp_path: Path
 ) -> None:
-    """Otherwise all that happens later would be kept for it."""
+    """Otherwise all later changes would be kept for it."""
     with open_reader(trainer.backend, tmp_path) as reader:
         cache, fills = reader._cache, reader._fills
         upsert = cache.upsert
@@ -391,13 +391,13 @@ def test_a_read_that_cannot_be_cached_is_no_longer_in_flight(
 
 
 def test_one_note_contains_the_rows_of_all_ranks(tmp_path: Path) -> None:
-    """Ranks write their own rows to a place that all share."""
+    """Ranks write their own rows to a shared location."""
     group = LocalGroup(2, deadline_seconds=30)
     shared = MemoryStorage(TABLE)
     turn = threading.Lock()
 
     class Part(MemoryStorage):
-        """This rank's rows, and the place that has those of all."""
+        """The rows of this rank, in the location with those of all."""
 
         def _upsert_impl(self, keys: Keys, rows: Any, scores: Any) -> Any:
             with turn:

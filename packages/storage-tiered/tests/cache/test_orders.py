@@ -1,4 +1,4 @@
-"""No row goes back, whatever the order of the steps of finds, of looks for notes, and of a trainer.
+"""No row becomes older for any order of the steps of finds, checks for notes, and a trainer.
 
 Each runs on a thread of its own, of which one at a time goes on. A seed chooses which, at each step.
 """
@@ -29,7 +29,7 @@ SEEDS = 300
 
 
 class Turns:
-    """Threads of which one goes on."""
+    """Threads of which one runs at a time."""
 
     def __init__(self, chosen: random.Random) -> None:
         self._chosen = chosen
@@ -40,14 +40,14 @@ class Turns:
         self._resting: threading.Semaphore | None = None
 
     def step(self) -> None:
-        """Lets another go on, perhaps."""
+        """Lets another thread run, by chance."""
         if self._waiting and self._chosen.random() < 0.5:
             own = self._current
             self._pass_on()
             own.acquire()
 
     def rest(self) -> None:
-        """Lets others go a long way, perhaps."""
+        """Lets other threads run for many steps, by chance."""
         if self._chosen.random() < 0.5:
             self._resting = self._current
         self.step()
@@ -90,7 +90,7 @@ class Turns:
 
 
 class Coroutines:
-    """The part of asyncio that the follower uses; `finish` runs one of them at a time."""
+    """The part of asyncio that the follower uses; `finish` runs one coroutine at a time."""
 
     Lock = asyncio.Lock
 
@@ -125,7 +125,7 @@ class Coroutines:
 
 
 class World:
-    """A trainer and a reader of a few rows, and what was written and seen."""
+    """A trainer and a reader of a few rows, with the written and the seen rows."""
 
     def __init__(
         self, trainer: Trainer, log: FolderLog, loop: Coroutines, chosen: random.Random

@@ -1,4 +1,4 @@
-"""What is counted of each tier is what happened: keys, bytes, and the time that it took."""
+"""Counters of each tier equal the actual keys, bytes and time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CHOICE = MethodChoice(SGD(), SGD.hyperparameters(lr=0.5), 1)
 
 
 class Slow(FaultyStorage):
-    """Every call takes a while."""
+    """Every call takes some time."""
 
     def _find_impl(self, keys: Keys, columns: Columns, rows: Rows, found: Any) -> None:
         time.sleep(SECONDS)
@@ -99,13 +99,13 @@ def test_hits_bytes_and_time_of_reads_are_counted_for_each_tier(promote: str) ->
         first, second, third = counters
         assert [each.hits for each in counters] == [10, 20, 70]
         assert first.misses == 140
-        # Whole rows, where they may come up.
+        # Whole rows, which may be promoted.
         below = TABLE.row_bytes if promote == "always" else PART_BYTES
         assert [each.read_bytes for each in counters] == [10 * PART_BYTES, 20 * below, 70 * below]
-        # The filter of the second does not forget the 70 keys that went on down.
+        # The filter of the second tier does not forget the 70 keys that were evicted from it.
         assert 70 <= second.misses == second.bloom_false_positives <= 75
         assert third.misses == third.bloom_false_positives <= 5
-        # The upsert asked after 100 unseen keys, the lookup after 50.
+        # The upsert looked up 100 unseen keys, the find 50.
         assert second.bloom_skips + second.bloom_false_positives == 220
         assert third.bloom_skips + third.bloom_false_positives == 150
         spent = [each.read_seconds for each in counters]
@@ -137,7 +137,7 @@ def test_time_of_background_writes_is_also_counted() -> None:
         assert last.write_seconds >= SECONDS
 
 
-# -- first tiers whose rows native code reads and changes where they lie -------
+# -- first tiers whose rows native code reads and changes in place -------
 
 
 def native(table: TableConfig, *below: Any, **options: Any) -> TieredStorage:
@@ -168,7 +168,7 @@ def test_bytes_and_time_of_updates_in_place_are_counted(below: str) -> None:
         below_now = np.arange(300)[~stack.tiers[0].find(np.arange(300)).found][:50]
         assert len(below_now) == 50
         update_rows(stack, below_now, ones[:50], CHOICE)
-        # Read below, written above, and changed there.
+        # Read in a lower tier, written to the first, and changed there.
         assert first.written_bytes == (11 * 300 + 2 * 50) * table.row_bytes
         last = stack.tier_counters()[1]
         assert (last.hits, last.read_bytes) == (50, 50 * table.row_bytes)

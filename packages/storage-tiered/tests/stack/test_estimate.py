@@ -1,4 +1,4 @@
-"""Estimates of the bytes of stacks before there are any."""
+"""Estimates of the bytes of stacks before they are opened."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TABLE = TableConfig("films", 16)
 
 
 class Silent:
-    """A backend that estimates nothing."""
+    """A backend without an estimate."""
 
     @hookimpl
     def sparring_register_storage(self) -> list[StorageDescriptor]:

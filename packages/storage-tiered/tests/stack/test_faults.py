@@ -129,7 +129,7 @@ class StackMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pool = np.arange(40 * self.scale, dtype=np.int64) * 7 - 100
-        # Written at the start and never erased: readers beside must find them at any moment.
+        # Written at the start and never erased: concurrent readers must find them at any moment.
         self.kept = self.pool[: 10 * self.scale]
         self.places = ExitStack()
         self.model: dict[int, int] = {}
@@ -356,7 +356,7 @@ class StackMachine(RuleBasedStateMachine):
             self.doubtful.pop(key, None)
 
     def _wait_at_most(self, seconds: float) -> None:
-        """As the option deadline_seconds; long where waits end well, or a busy machine would fail."""
+        """The option deadline_seconds; long if waits succeed, or a busy machine would fail."""
         self.stack._demotion.write_back.deadline_seconds = seconds
 
     def _allowed(self, key: int) -> set[int]:
@@ -376,7 +376,7 @@ class StackMachine(RuleBasedStateMachine):
 
 
 class NativeAbove(StackMachine):
-    """Rows of the first tier are read and changed where they lie."""
+    """Rows of the first tier are read and changed in place."""
 
     scale = 15
     num_examples = 20
@@ -388,7 +388,7 @@ class NativeAbove(StackMachine):
 
 
 class NativeThroughout(NativeAbove):
-    """Rows of the tiers below are read without the interpreter, too."""
+    """Rows of the lower tiers are read without the interpreter, too."""
 
     breaks = False
 
@@ -440,7 +440,7 @@ def test_a_scan_returns_no_row_from_before_an_update_in_place() -> None:
         chunks = stack.scan(30)
         given = [next(chunks)]
         below = keys[~stack.tiers[0].find(keys).found][::10]
-        # They come up, some to places that the scan has passed.
+        # They are promoted, some to places that the scan has passed.
         update_rows(stack, below, np.full((len(below), 3), -1, np.float32), ADD_ONE)
         given += chunks
         found = {

@@ -1,4 +1,4 @@
-"""What a stack has flushed is durable: its last tier was told to make it so, after it had the rows."""
+"""Flushed rows of a stack are durable: its last tier is flushed after it has the rows."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_flushed_rows_outlive_a_power_loss(
     stack.erase(KEYS[:7])
     stack.flush()
     assert disk.durable == rows_of(KEYS[7:41])
-    stack.flush()  # nothing is new above: the last tier may hold what it has not made durable
+    stack.flush()  # nothing is new above: the last tier may have rows that are not durable
     assert disk.num_flushes == 5
 
 

@@ -1,4 +1,4 @@
-"""What users may set on a stack, and how they are told what is wrong with it."""
+"""Options of stacks, and the errors for invalid ones."""
 
 from __future__ import annotations
 

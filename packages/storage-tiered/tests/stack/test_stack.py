@@ -1,4 +1,4 @@
-"""How rows move between tiers, and what a stack tells when one of them fails."""
+"""How rows move between tiers, and which errors a stack raises if one of them fails."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def keys_in(storage: Storage) -> set[int]:
 
 
 class Watched(FaultyStorage):
-    """Counts the keys that it is asked for and given."""
+    """Counts the keys that are read from it and written to it."""
 
     def __init__(self, inner: Storage) -> None:
         super().__init__(inner)
@@ -180,7 +180,7 @@ def test_failure_of_a_lower_tier_is_raised_by_the_next_write_which_changes_nothi
     assert stack.size == 20
     assert not stack.find(KEYS[20:30]).found.any()
     assert np.array_equal(stack.find(KEYS[:20]).rows, ROWS[:20])
-    stack.upsert(KEYS[20:30], ROWS[20:30])  # told of once, it goes on in memory
+    stack.upsert(KEYS[20:30], ROWS[20:30])  # reported once, it continues in memory
     last.breakage = None
     stack.upsert(KEYS[30:40], ROWS[30:40])
     assert stack.num_buffered_rows == 0
@@ -270,7 +270,7 @@ def test_a_closed_stack_frees_rows_in_memory_and_finds_none() -> None:
     assert stack.find(KEYS).found.all()
     stack.close()
     assert [each() for each in tables] == [None, None]
-    # As a call that was under way, or the engine's, which checks nothing.
+    # Like a call in flight, or a call of the engine, which checks nothing.
     with pytest.raises(ClosedError, match="films"):
         stack._find_impl(KEYS, Columns(0, 3), np.empty_like(ROWS), np.empty(len(KEYS), np.bool_))
 

@@ -1,4 +1,4 @@
-"""Steps of a container over stacks: what goes wrong beside them is told before any row changes."""
+"""Steps of a container over stacks: background failures are raised before any row changes."""
 
 from __future__ import annotations
 

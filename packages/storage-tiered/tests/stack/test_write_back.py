@@ -1,4 +1,4 @@
-"""Rows go down to the last tier beside the steps that follow: bounded, and none of them lost."""
+"""Rows are written to the last tier in the background: bounded, and none of them is lost."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def last() -> Iterator[FaultyStorage]:
 
 
 def beside(events: EventLoop, last: Storage, **options: Any) -> TieredStorage:
-    """A first tier of 10 rows over `last`, which is written to beside."""
+    """A first tier of 10 rows over `last`, which is written in the background."""
     stack = stack_of(memory(10), last, **options)
     stack.use_background(events)
     return stack
 
 
 def hang(stack: TieredStorage, last: FaultyStorage) -> None:
-    """Keys 0 to 9 are being written down, half of them are; 10 to 19 are in the first tier."""
+    """Keys 0 to 9 are being written, half of them are; 10 to 19 are in the first tier."""
     stack.upsert(KEYS[:10], ROWS[:10])
     last.breakage = "hung"
     stack.upsert(KEYS[10:20], ROWS[10:20])
@@ -140,7 +140,7 @@ def test_a_write_waits_for_space_and_reports_the_time(
 ) -> None:
     stack = beside(events, last, buffer_bytes=25 * ROW_BYTES)
     hang(stack, last)
-    stack.upsert(KEYS[20:30], ROWS[20:30])  # there is room for these
+    stack.upsert(KEYS[20:30], ROWS[20:30])  # there is space for these
     before = stack.tier_counters()[1].wait_seconds
     mender = threading.Timer(0.5, setattr, (last, "breakage", None))
     mender.start()
@@ -242,7 +242,7 @@ def test_recounting_waits_for_rows_that_are_being_written(events: EventLoop) -> 
 
     last = LandsWhileItIsCounted(memory())
     first = memory(10)
-    first.upsert(KEYS[:10], ROWS[:10])  # of an earlier time: nobody knows what lies below
+    first.upsert(KEYS[:10], ROWS[:10])  # of an earlier run: the keys in the lower tier are unknown
     stack = stack_of(first, last)
     stack.use_background(events)
     last.breakage = "hung"
@@ -289,7 +289,7 @@ def test_write_that_has_not_started_is_cancelled(last: FaultyStorage) -> None:
     with EventLoop(num_threads=1) as events:
         is_free = threading.Event()
         events.submit(lambda: is_free.wait(60), name="another's work")
-        # Whatever waited for the other's work would be refused.
+        # Any call that waits for the other work would be rejected.
         stack = beside(events, last, buffer_bytes=15 * ROW_BYTES, deadline_seconds=5.0)
         for begin in range(0, 100, 10):
             stack.upsert(KEYS[begin : begin + 10], ROWS[begin : begin + 10])
@@ -388,7 +388,7 @@ def test_a_worker_forked_during_a_write_back_can_exit(
     assert is_held.wait(10)
 
     def work() -> None:
-        # As a loader of batches does, which has the container by chance, and looks nothing up.
+        # Like a data loader, which inherits the container but looks nothing up.
         gc.collect()
 
     worker = multiprocessing.get_context("fork").Process(target=work)

@@ -1,4 +1,7 @@
-"""Rows on their way: the newest of a key is met, whatever departs, lands or comes back meanwhile."""
+"""Rows in flight:
+
+the newest row of a key is found, whichever rows depart, land or return meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +83,7 @@ def test_rows_that_wait_for_long_are_not_copied_by_each_write() -> None:
 def test_a_reader_finds_each_row_in_the_buffer_or_the_tier_at_every_line_that_moves_it() -> None:
     buffer = WriteBuffer(1, np.float32)
     keys = list(range(5))
-    below = 0  # what the tier has of each key
+    below = 0  # version of each key in the tier
     allowed = {0}
     num_looks = 0
 
@@ -104,7 +107,7 @@ def test_a_reader_finds_each_row_in_the_buffer_or_the_tier_at_every_line_that_mo
     add(buffer, keys, 0)
     for number in range(1, 13):
         watched(buffer.depart)
-        allowed = {number - 1, number}  # a new row comes to light at one of these lines
+        allowed = {number - 1, number}  # a new row becomes visible at one of these lines
         watched(partial(add, buffer, keys, number))
         allowed = {number}
         if number % 3:

@@ -37,7 +37,7 @@ class EvictsInSilence(MemoryStorage):
 
 @caught_by("test_one_call_may_contain_more_rows_than_fit")
 class HandsBackOldRows(MemoryStorage):
-    """Makes room before it updates, so that a key of the call itself may leave with its old row."""
+    """Evicts before it updates, so that a key of the call may be evicted with its old row."""
 
     def _upsert_impl(self, keys: Keys, rows: Rows, scores: Scores | None) -> EvictedRows:
         if self.capacity is None or not self.capabilities.evicts:
@@ -178,7 +178,7 @@ class UpsertWithoutScoresResets(MemoryStorage):
 
 @caught_by("test_rows_with_the_lowest_scores_are_evicted")
 class BucketsEvictAnyRow(MemoryStorage):
-    """Declares buckets, of which any row leaves."""
+    """Declares buckets, but evicts any row."""
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)

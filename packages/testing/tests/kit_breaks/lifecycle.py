@@ -1,4 +1,4 @@
-"""Bugs of closing and opening again."""
+"""Bugs of closing and reopening."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class IsNotPersistent(MemoryStorage):
 
 @caught_by("test_close_and_reopen_after_clear_finds_nothing")
 class ClearSparesTheDisk(MemoryStorage):
-    """Persistent: what it holds when it is closed is in `disk`, where `reopen` finds it."""
+    """Persistent: `disk` contains the rows of a closed storage, and `reopen` finds them there."""
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)

@@ -1,4 +1,4 @@
-"""Bugs of refusal and of declared capabilities."""
+"""Bugs of rejected input and of declared capabilities."""
 
 from __future__ import annotations
 

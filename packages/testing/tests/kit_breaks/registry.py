@@ -1,4 +1,4 @@
-"""The list of deliberate bugs, and what they are made of."""
+"""The list of deliberate bugs, and their building blocks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BREAKS: dict[str, tuple[Broken, str]] = {}
 
 
 def caught_by(test: str) -> Callable[[Broken], Broken]:
-    """Enters a broken storage in the list."""
+    """Adds a broken storage to the list."""
 
     def enter(storage: Broken) -> Broken:
         BREAKS[storage.__name__] = (storage, test)
@@ -29,7 +29,7 @@ def caught_by(test: str) -> Callable[[Broken], Broken]:
 
 
 def put(storage: MemoryStorage, keys: Keys, rows: Rows) -> EvictedRows:
-    """The intact upsert, for breaks that alter what they pass on."""
+    """Returns the intact upsert, for bugs that alter its arguments."""
     return MemoryStorage._upsert_impl(storage, keys, np.ascontiguousarray(rows), None)
 
 

@@ -28,7 +28,7 @@ _MOST_ROWS = 4096
 
 
 class KeepsHandles(MemoryStorage):
-    """Rows are shown in the slots of an arena, and a slot is used again. Not broken itself."""
+    """Rows are in the slots of an arena, and slots are reused. Not broken itself."""
 
     def __init__(self, table: TableConfig, options: MemoryOptions | None = None) -> None:
         super().__init__(table, options)
@@ -126,7 +126,7 @@ class KeepsHandles(MemoryStorage):
             call.context, call.count, places.ctypes.data, rows.ctypes.data, is_new.ctypes.data
         )
         call.inserted = int(is_new.sum())
-        # An address says which row has changed, also where a bug takes it for another key's.
+        # An address identifies the changed row, even if a bug uses it for another key.
         key_at = {self._address(key): key for key in self._slots}
         changed = {
             key_at.get(address, key): ctypes.string_at(row, self.table.row_bytes)

@@ -63,7 +63,7 @@ class ScanCountsPositions(MemoryStorage):
     def _scan_impl(self, chunk_rows: int, columns: Columns) -> Iterator[ScanChunk]:
         position = 0
         while position < len(self._entries):
-            # Erasing what was already given moves the rest to the front.
+            # Erasing returned rows moves the rest to the front.
             keys = np.array(list(self._entries)[::-1][position : position + chunk_rows], np.int64)
             rows = self.find(keys, columns).rows
             yield ScanChunk(keys, rows, np.zeros(len(keys), np.uint64))
