@@ -1,4 +1,4 @@
-"""The examples in docstrings print what they show."""
+"""The examples in docstrings print the shown output."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Options have their effect on disks and memory, as the system shows:
-
-syncs, reads, open files, time.
-"""
+"""Options have their effect on the syncs, reads and open files that the system reports."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    """Runs in a folder, which is the current one while the tests of a module last."""
+    """Runs in a folder, which is the current one during the tests of a module."""
     # It imports PyTorch.
     from .config.config_runs import made_runs
 

@@ -1,4 +1,4 @@
-"""Runs that release 0.1 has saved are gone on with by every release.
+"""Runs that release 0.1 saved are continued by every release.
 
 `format_v1/<framework>` was written by `python packages/train/tests/test_format_v1.py FRAMEWORK FOLDER` of
 release 0.1, and is never written again.

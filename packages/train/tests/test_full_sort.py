@@ -75,7 +75,7 @@ def test_seen_items_take_no_place() -> None:
     without = full_sort([[1.0]], [1, 2, 3], items, seen=([2, 1], [0, 2]), **asked)
     assert [with_all[k].mrr for k in (1, 2)] == [0, 0]
     assert [without[k].mrr for k in (1, 2)] == [1, 1]
-    # It has fewer items than places, of which none is filled twice.
+    # It has fewer items than places, and none is used twice.
     assert without[2].precision == 0.5
 
 

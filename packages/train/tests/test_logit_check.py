@@ -1,4 +1,4 @@
-"""A model whose outputs are probabilities is reported, whatever the size of its batches."""
+"""A model whose outputs are probabilities is reported, for any batch size."""
 
 from __future__ import annotations
 

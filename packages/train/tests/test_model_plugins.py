@@ -1,4 +1,4 @@
-"""The kind of model that a page shows trains, as a plugin, in both frameworks."""
+"""The kind of model on the page trains, as a plugin, in both frameworks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Classes that a configuration names: one syntax, and a message for everything that can be wrong."""
+"""Classes in configurations: one syntax, and a message for every possible error."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from sparring_train.named_classes import create, find_class
 
 
 class Base:
-    """What classes must be derived from."""
+    """Base class of all classes of this kind."""
 
 
 class Sized(Base):
-    """One of them."""
+    """A class of this kind."""
 
     def __init__(self, first: int, size: int = 1) -> None:
         if size < 1:
@@ -31,7 +31,7 @@ class Sized(Base):
 
 
 def function() -> None:
-    """No class."""
+    """Not a class."""
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,7 @@
-"""Optimizers by the names that configurations use: update methods first, then the framework's own."""
+"""Optimizers by their names in configurations:
+
+update methods first, then those of the framework.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,11 @@ from sparring_train.optimizer_names import (
 
 
 class Base:
-    """What the optimizers of a framework inherit from."""
+    """Base class of the optimizers of a framework."""
 
 
 class Nesterov(Base):
-    """One of them."""
+    """An optimizer of a framework."""
 
 
 @pytest.fixture

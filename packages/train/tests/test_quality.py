@@ -1,4 +1,4 @@
-"""Metrics against their definitions, counted out pair by pair."""
+"""Metrics equal their definitions, counted pair by pair."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_auc_of_perfect_reversed_and_constant_scores() -> None:
 
 
 def test_auc_stays_exact_for_many_samples() -> None:
-    count = 3_000_000  # The sum of ranks is above what float32 holds.
+    count = 3_000_000  # The sum of ranks exceeds the range of float32.
     labels = np.arange(count) % 2
     assert auc(np.zeros(count, np.float32), labels) == 0.5
     assert auc(labels.astype(np.float32), labels) == 1.0

@@ -1,4 +1,4 @@
-"""Metrics of rankings against scikit-learn, torchmetrics, and values worked out by hand."""
+"""Metrics of rankings equal scikit-learn, torchmetrics, and manually computed values."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_grouped_auc_is_the_weighted_mean_of_scikit_learns() -> None:
 
 
 def test_grouped_auc_compares_within_groups_only() -> None:
-    # The user of large scores clicked less: over all, the AUC is below half.
+    # The user with large scores clicked less: over all users, the AUC is below a half.
     scores, labels, groups = [1, 2, 3, 10, 11, 12], [0, 1, 1, 0, 0, 1], [1, 1, 1, 2, 2, 2]
     assert grouped_auc(scores, labels, groups).value == 1.0
     assert roc_auc_score(labels, scores) < 0.7

@@ -1,4 +1,4 @@
-"""What ranks share out, they bring together again as it was."""
+"""Data that ranks divide are merged to the original."""
 
 from __future__ import annotations
 

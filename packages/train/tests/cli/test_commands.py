@@ -1,4 +1,4 @@
-"""`sparring train` and `sparring config`: what they print, where, and with which exit code."""
+"""`sparring train` and `sparring config`: their output, its destination, and the exit codes."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_ctrl_c_ends_the_process_with_130_and_no_traceback(site: Site) -> None:
         stderr=subprocess.PIPE,
         text=True,
         env=environment(site),
-        # A job in the background of a shell starts with SIGINT ignored, and so would its children.
+        # A background job of a shell starts with SIGINT ignored, and so would its children.
         preexec_fn=lambda: signal.signal(  # noqa: PLW1509 - no other thread runs here
             signal.SIGINT, signal.default_int_handler
         ),

@@ -1,4 +1,4 @@
-"""`sparring erase` finds ids in files that it does not change, whatever they are encoded as."""
+"""`sparring erase` finds ids in files that it does not change, in any encoding."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_ids_of_others_are_not_found(content: bytes, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "damaged",
     [gzip.compress(TEXT)[:-20], parquet_of("zstd", a=[EMAIL] * 9)[:-9], zip_of(TEXT)[:40]],
-    # Without names, the time in the archive would be one.
+    # Without names, the time in the archive would be found.
     ids=["gzip", "parquet", "zip"],
 )
 def test_undecodable_files_are_reported(damaged: bytes, tmp_path: Path) -> None:
@@ -189,11 +189,11 @@ def test_files_of_a_run_and_named_places_are_searched(
     assert code == 0
     files = {each["path"]: each["num_ids"] for each in receipt["files"]}  # type: ignore[attr-defined]
     remaining = {Path(path).name for path, count in files.items() if count}
-    # The dictionary of another column has the address, too: erase it from that table.
+    # The dictionary of another column contains the address, too: erase it from that table.
     (other,) = [Path(each).name for each in files if "/strings/sender/" in each]
     assert remaining == {"predictions.csv.gz", "rows.packed", other}
     assert "train.log" in {Path(each).name for each in files}
-    # A snapshot does not tell where the metrics of its run are.
+    # A snapshot does not contain the path of the metrics of its run.
     names = {Path(each).name for each in files}
     assert ("metrics-0.jsonl" in names) == (options[0] == "--everywhere")
     unknown = [each["place"] for each in receipt["remains"]]  # type: ignore[attr-defined]

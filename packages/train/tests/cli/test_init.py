@@ -1,4 +1,4 @@
-"""`sparring init`: the configuration that it writes trains, and it says what it was unsure of."""
+"""`sparring init`: the written configuration trains, and uncertain guesses are reported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sparring_train.config.reading.loader import parse_config
 
 @pytest.fixture(autouse=True)
 def _in_a_separate_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where runs save."""
+    """Changes to the folder in which runs save."""
     monkeypatch.chdir(tmp_path)
 
 
@@ -153,7 +153,7 @@ def test_a_log_without_a_label_is_supported(
 
 
 def visits(of: str, num_rows: int = 1500) -> dict[str, Any]:
-    """Users, or sessions, of even and of odd numbers, who visit items of their kind."""
+    """Users, or sessions, with even and odd numbers, who visit items of their kind."""
     random = np.random.default_rng(3)
     users, items = random.integers(0, 30, num_rows), random.integers(0, 12, num_rows)
     items += (users + items) % 2
@@ -215,7 +215,7 @@ def test_sessions_with_times_get_a_model_of_sequences(
     assert main(asked) == 0
     items = json.loads(capsys.readouterr().out)["items"]
     assert all(int(each["item"].removeprefix("SKU_")) % 2 for each in items)
-    # The session has no row, and leaves out what it has.
+    # The session has no row, and gets the items that it does not contain.
     asked[-3:] = ["-k", "20", "--json", "--user", "u4"]
     found = []
     for more in ([], ["--new"]):

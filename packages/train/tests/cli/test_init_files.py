@@ -23,7 +23,7 @@ from sparring_train.data.table import summary as looking
 
 @pytest.fixture(autouse=True)
 def _in_a_separate_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where files are and runs save."""
+    """Changes to the folder that contains the files and the saves of runs."""
     monkeypatch.chdir(tmp_path)
 
 
@@ -128,7 +128,7 @@ def test_texts_that_mean_a_missing_value_are_recognized(capsys: pytest.CaptureFi
     write("log.csv", "user,item,price,age,clicked", rows)
     text, said = written(capsys, "log.csv")
     data: Any = parse_config(text).data
-    # NA among numbers needs no mention.
+    # NA among numbers needs no setting.
     assert data.missing_values == ("NULL", "?")
     assert data.numeric == ("price", "age")
     assert "user: 'NULL' is read as a missing value; remove it from missing_values if" in said
@@ -153,7 +153,10 @@ def test_numbers_with_two_decimal_signs_are_read(capsys: pytest.CaptureFixture[s
 def test_all_files_are_read(
     end: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Columns that one file lacks cannot be used; the batch size is for the rows of all."""
+    """Columns that are missing in one file cannot be used.
+
+    The batch size counts the rows of all files.
+    """
     for number in range(4):
         columns: dict[str, Any] = {
             "user": [f"u{n % 90}" for n in range(20_000)],
@@ -189,7 +192,7 @@ def test_all_files_are_read(
 def test_the_estimated_number_of_rows_is_at_least_the_number_seen(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The first rows are the longest, so that the rest seems to have fewer rows than it has.
+    # The first rows are the longest, so the estimated number of rows is too low.
     write(
         "log.csv",
         "user,item,clicked",

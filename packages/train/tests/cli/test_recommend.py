@@ -67,7 +67,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 
 @pytest.fixture(scope="module")
 def rows() -> list[dict[str, Any]]:
-    """Rows of users and items in the order of their times, except that the file begins with the last."""
+    """Rows of users and items in the order of their times, except that the last row is first."""
     random = np.random.default_rng(5)
     pairs = random.integers(0, (NUM_USERS, NUM_ITEMS), (900, 2)).tolist()
     made = [
@@ -203,7 +203,7 @@ def test_a_sequence_of_a_user_is_from_the_training_rows(
     # The file is not in the order of times; the last row of each user is the test.
     visits = sorted((row["at"], row["item_id"]) for row in rows if row["user_id"] == "user 6")
     history = [item for _, item in visits[:-1]]
-    for count in (21, 20):  # the model reads at most 20 and the item after them
+    for count in (21, 20):  # the model reads at most 20 items and the item after them
         given = ",".join(history[-count:])
         plain = ask("recommend", "sequence", "--user", "user 6", "-k", "20", "--index", "exact")
         found = ask(
@@ -260,7 +260,7 @@ def test_columns_of_other_languages_need_two_options_in_one_message(ask: Any, fo
         "data.categorical=[Kunde, Artikel, tags]",
     ]
     assert main(["train", "run.yaml", *MODELS["dlrm"], *keys, "snapshots.url=german"]) == 0
-    # Of two features, the other one is known; which is which is not.
+    # With two features, the other one is known, but not which of them it is.
     refused = ask("recommend", "german", "--user", "user 4")
     assert "give --item FEATURE --user-feature FEATURE, one of Kunde, Artikel, tags" in refused
     found = ask("recommend", "german", "--user", "user 4", "--item", "Artikel")

@@ -1,4 +1,4 @@
-"""`sparring get` and `sparring erase`: rows that a run has left, shown and removed."""
+"""`sparring get` and `sparring erase`: rows of a finished run, shown and removed."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_erase_leaves_no_byte_of_a_person_in_snapshots_and_rocksdb(run: Run) -> 
     assert run("get", "run.yaml", "user", str(PERSON))[0] == 1
     assert run("get", "runs", "user", str(PERSON))[0] == 1
     assert run("get", "runs", "user", str(OTHERS[0]))[0] == 0
-    # The run goes on from what was written, and a second erasure finds nothing.
+    # The run continues from the rewritten snapshot, and a second erasure finds nothing.
     code, _, said = run("train", "run.yaml", "training.epochs=1", "--resume")
     assert code == 0, said
     assert "resumed from" in said
@@ -238,7 +238,7 @@ def test_erase_by_a_string_leaves_no_text_and_no_row_of_the_person(trained_on_st
     assert searched.items() > {"metrics.jsonl": 0, "notes.txt": 1}.items()
     assert not any(count for name, count in searched.items() if name != "notes.txt")
     assert receipt["lines_without_a_row"] == []
-    # Without the configuration, the snapshot tells which columns belong to the table.
+    # Without the configuration, the snapshot determines which columns belong to the table.
     code, _, said = run("erase", "what", "--keys", "ids.txt", "--snapshots", "runs")
     assert code == 0, said
 
@@ -254,7 +254,7 @@ def test_an_erasure_is_audited_without_its_ids(trained_on_strings: Run) -> None:
     who = f"by '{receipt['user']}' on {receipt['host']}: "
     assert line.startswith(f"audit: erase of 1 ids from table 'who' {who}done after ")
     assert line.endswith(f" s, request id {receipt['request_id']}, receipt done.json")
-    # One that fails has a line, too, and no receipt.
+    # A failed one also has a line, and no receipt.
     code, _, said = run("erase", "nobody", *options, "failed.json")
     assert code == 1, said
     [line] = [each for each in said.splitlines() if each.startswith("audit: ")]

@@ -1,4 +1,4 @@
-"""`sparring evaluate`, `predict`, `recommend`, `neighbors`: what was trained is asked."""
+"""`sparring evaluate`, `predict`, `recommend`, `neighbors`: queries to a trained model."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ snapshots: {url: towers}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Clicks of users on items of their own kind, even or odd, and ratings alike; trained."""
+    """Clicks of users on items of their own kind, even or odd, and such ratings; trained."""
     made = tmp_path_factory.mktemp("asked")
     random = np.random.default_rng(3)
     users, items = random.integers(0, 20, 1500), random.integers(0, 12, 1500)
@@ -90,7 +90,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def ask(folder: Path, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Runs a command; its JSON, or the last line of what it says where it fails."""
+    """Runs a command. Returns its JSON, or the last line of its error."""
     assert folder.is_dir()
 
     def run(*arguments: str) -> Any:
@@ -254,7 +254,7 @@ def test_rows_that_cannot_be_predicted_are_rejected_and_nothing_is_written(
 def test_ids_of_another_file_are_computed_like_those_of_the_run(
     items: str, ask: Any, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # Items of the run are `7` and `x7`; all those of the file that is asked about look like numbers.
+    # Items of the run are `7` and `x7`; all items of the queried file look like numbers.
     lines = [
         f"u{n % 9},{'x' * (n % 2 and items == 'strings')}{n % 12},{n % 3 % 2}" for n in range(600)
     ]
@@ -290,7 +290,7 @@ def test_ids_of_another_file_are_computed_like_those_of_the_run(
 def test_a_file_to_predict_has_histories_as_lists(
     ask: Any, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The rows that they follow from are those of the run."""
+    """The known rows are those of the run."""
     lines = [f"u{n % 9},i{n * 7 % 12},{n},{n % 3 % 2}" for n in range(600)]
     (folder / "visits.csv").write_text("\n".join(["user,item,at,clicked", *lines]) + "\n")
     history = "time: at, history: {of: item, by: user, length: 5},"
@@ -342,7 +342,7 @@ def test_items_of_several_features_have_the_values_of_the_training_data(ask: Any
     assert {each["item"] for each in found["items"]} == {f"SKU_{item}" for item in range(0, 12, 2)}
     assert found["index"] == "exact"
     assert len(ask(*asked, "-k", "100")["items"]) == 12
-    # The score of an item is that of its examples, which have all its features.
+    # The score of an item is the score of its examples, which have all its features.
     scores = {each["item"]: each["score"] for each in found["items"]}
     with open_run(_newest("towers"), (), make_plugin_manager()) as (_, model):
         batch = next(iter(model.source.data.test_batches()))

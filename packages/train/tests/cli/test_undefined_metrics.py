@@ -1,4 +1,7 @@
-"""Metrics that the test rows do not determine: the command, its JSON and the report say why."""
+"""Metrics that the test rows do not determine:
+
+the command, its JSON and the report name the reason.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small runs of `sparring train` that one key of a configuration makes different, and all its keys."""
+"""Small runs of `sparring train` that differ by one key of a configuration, and all its keys."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ storage: {backend: memory}
 
 @dataclass
 class Ran(SilentProgress):
-    """What a run told and gave."""
+    """Output and results of a run."""
 
     result: TrainResult | None = None
     losses: list[float] = field(default_factory=list)
@@ -120,20 +120,20 @@ class Ran(SilentProgress):
 
 
 class GroupOptions(Options):
-    """Of the collective `threads`."""
+    """Options of the collective `threads`."""
 
     group: str = "one"
 
 
 class PlaceOptions(Options):
-    """Of the rendezvous `threads`."""
+    """Options of the rendezvous `threads`."""
 
     rank: int = 0
     world_size: int = 1
 
 
 class CountingCollective(LocalCollective):
-    """Counts the messages that this rank waits for at a time."""
+    """Counts the messages for which this rank waits at a time."""
 
     def __init__(self, group: LocalGroup, rank: int) -> None:
         super().__init__(group, rank)
@@ -198,7 +198,7 @@ class _Meeting(ThreadRendezvous):
 
 
 class Runs:
-    """Runs in a folder, which is the current one; a run that was made is not made again."""
+    """Runs in a folder, which is the current one; each run is executed only once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -252,23 +252,23 @@ class Runs:
         return self._made[key]
 
     def config(self, text: str, *overrides: str) -> RunConfig:
-        """As `sparring train` reads it."""
+        """Reads a configuration like `sparring train`."""
         return parse_config(text, overrides, plugin_manager=self.manager)
 
     def train(self, config: RunConfig) -> Ran:
-        """As `sparring train` does."""
+        """Runs a configuration like `sparring train`."""
         ran = Ran()
         ran.result = find_trainer(config.framework, self.manager).train(config, self.manager, ran)
         return ran
 
     def snapshot(self, folder: str) -> Snapshot:
-        """The newest one in a folder."""
+        """Returns the newest snapshot in a folder."""
         found = latest_snapshot(folder)
         assert found is not None
         return found
 
     def first_values(self, *overrides: str) -> dict[str, npt.NDArray[Any]]:
-        """Table → embeddings as they are before a step has changed them."""
+        """Returns the embeddings of each table before a step has changed them."""
         folder = f"values{len(self._made)}"
         steps = "optimizer.sparse={name: sgd, lr: 1.0e-60}"
         self.ratings(f"snapshots.url={folder}", "model.dim=31", steps, *overrides)
@@ -279,17 +279,17 @@ class Runs:
         }
 
     def lines(self, name: str) -> list[dict[str, Any]]:
-        """What was written to a file of JSON lines."""
+        """Returns the contents of a file of JSON lines."""
         return [json.loads(line) for line in (self.folder / name).read_text().splitlines()]
 
     def spans(self, name: str) -> list[str]:
-        """The names of spans in a trace."""
+        """Returns the names of spans in a trace."""
         events = json.loads((self.folder / name).read_text())["traceEvents"]
         return [event["name"] for event in events]
 
 
 def made_runs(folder: Path) -> Iterator[Runs]:
-    """For a fixture: runs in `folder`, which is the current one meanwhile."""
+    """For a fixture: runs in `folder`, which is the current folder during the test."""
     before = Path.cwd()
     os.chdir(folder)
     yield Runs(folder)
@@ -300,10 +300,10 @@ Effect = Callable[[Runs], None]
 
 
 class Effects(dict[str, Effect]):
-    """Key, as `all_keys` writes it → what shows its effect."""
+    """Key, as `all_keys` writes it → the function that shows its effect."""
 
     def of(self, *keys: str) -> Callable[[Effect], Effect]:
-        """Registers a function as what shows the effect of `keys`."""
+        """Registers a function that shows the effect of `keys`."""
 
         def register(effect: Effect) -> Effect:
             assert not self.keys() & set(keys)
@@ -318,13 +318,16 @@ class Effects(dict[str, Effect]):
 
 
 def all_keys() -> list[str]:
-    """Every key that a file may have, once for each model that has it: ``data:table.path`` is a key of
-    the section of that kind, ``optimizer.sparse.*`` any that the section hands on."""
+    """Returns every key of a configuration, once for each model that has it.
+
+    ``data:table.path`` is a key of the section of that kind, ``optimizer.sparse.*`` any key that
+    the section passes on.
+    """
     return list(_keys_below("", run_type(), {run_type()}))
 
 
 def is_of_ranking(key: str) -> bool:
-    """Whether a key is one of the models that rank items."""
+    """Returns whether a key belongs to the models that rank items."""
     own = tuple(f"model:package.module:Class.{name}" for name in ("user", "item", "positive"))
     return key in own or key.startswith(("model:two_towers.", "model:sequence."))
 

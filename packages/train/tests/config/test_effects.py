@@ -276,7 +276,7 @@ def _(runs: Runs) -> None:
 
 
 def values(runs: Runs, initializer: str) -> Any:
-    """The embeddings that both tables begin with, in one row."""
+    """Returns the initial embeddings of both tables, in one row."""
     found = runs.first_values(f"tables.initializer={initializer}")
     return np.concatenate([found["user"], found["item"]]).reshape(-1)
 
@@ -355,7 +355,7 @@ def _(runs: Runs) -> None:
 
 
 def rows_of_once(runs: Runs, admission: str) -> int:
-    """Users that earn a row where each of 216 comes in one step."""
+    """Returns the number of users with a row if each of 216 occurs in one step."""
     return runs.ratings("data.path=once.csv", f"tables.admission={admission}").rows["user"]
 
 
@@ -416,7 +416,7 @@ def _(runs: Runs) -> None:
 def _(runs: Runs) -> None:
     override = "tables.overrides={item: {expire: {after_steps: 5}}}"
     found = runs.ratings("data.path=once.csv", "tables.expire={after_steps: 2}", override)
-    # Of 14 steps, each of other ids: 16, and 8 in the last one.
+    # 14 steps with different ids: 16, and 8 in the last one.
     assert found.rows == {"user": 16 + 8, "item": 4 * 16 + 8}
     assert found.end.skipped == {"rows_expired": 2 * 216 - 24 - 72}
     assert "rows_expired" not in runs.ratings().end.skipped
@@ -424,7 +424,7 @@ def _(runs: Runs) -> None:
 
 @EFFECTS.of("tables.expire.after_days")
 def _(runs: Runs) -> None:
-    # The clock is looked at after steps 100 and 200.
+    # The clock is checked after steps 100 and 200.
     found = runs.ratings(
         "data.path=once.csv", "data.batch_size=1", "tables.expire={after_days: 1.0e-9}"
     )
@@ -472,7 +472,7 @@ def _(runs: Runs) -> None:
 
 
 def differs_after_the_first_step(one: Ran, other: Ran) -> bool:
-    """Whether another optimizer was at work: the first loss is that of the initial values."""
+    """Returns whether another optimizer was used: the first loss is that of the initial values."""
     return one.losses[0] == other.losses[0] and one.losses[1:] != other.losses[1:]
 
 

@@ -78,7 +78,7 @@ def _(runs: Runs) -> None:
 
 @EFFECTS.of(*(f"model:{kind}.normalize" for kind in KINDS))
 def _(runs: Runs) -> None:
-    # Products of short vectors are nearly equal; those of length 1 are from -1 to 1.
+    # Products of short vectors are nearly equal; products of vectors of length 1 are from -1 to 1.
     for plain, longer in both(runs, "model.normalize=true"):
         assert abs(longer.losses[0] - plain.losses[0]) > 0.001
 
@@ -91,7 +91,7 @@ def _(runs: Runs) -> None:
 
 @EFFECTS.of(*(f"model:{kind}.positive" for kind in KINDS))
 def _(runs: Runs) -> None:
-    clicks = "data.label=binary"  # half of them are 0, and left out without a word
+    clicks = "data.label=binary"  # half of them are 0, and left out without a message
     for run in (runs.visits, lambda *given: sequence(runs, *given)):
         plain, every = run(clicks), run(clicks, "model.positive=0")
         assert plain.losses[0] < 0.7 * every.losses[0]

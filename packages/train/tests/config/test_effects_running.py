@@ -1,6 +1,4 @@
-"""Every key of a configuration has an effect on `sparring train`: training, snapshots, ranks, what
-is written, and any section that `test_effects` does not have.
-"""
+"""Every key of a configuration has an effect on `sparring train`: training, snapshots, ranks."""
 
 from __future__ import annotations
 
@@ -147,7 +145,7 @@ def _(runs: Runs) -> None:
 
 @EFFECTS.of("logging.level", "logging.format")
 def _(runs: Runs) -> None:
-    # Of an unbounded tier a warning is logged for each table.
+    # For an unbounded tier, a warning is logged for each table.
     Path("run.yaml").write_text(RATINGS)
     stack = ["storage.backend=tiered", "storage.options={tiers: [memory, memory]}"]
 
@@ -282,7 +280,7 @@ def _(runs: Runs) -> None:
 
 
 def _steps_of_notes(runs: Runs, name: str, *given: str) -> list[int]:
-    """Trains in a RocksDB of its own; the steps of the notes in a folder."""
+    """Trains in a separate RocksDB; returns the steps of the notes in a folder."""
     pytest.importorskip("sparring_rocksdb._native", reason="needs sparring-rocksdb")
     storage = f"storage={{backend: rocksdb, options: {{path: 'rows-{name}'}}}}"
     runs.ratings(storage, f"change_notes.url=notes-{name}", *given)
@@ -345,7 +343,7 @@ def _(runs: Runs) -> None:
 
 @EFFECTS.of("plan")
 def _(runs: Runs) -> None:
-    # Of files: see `test_plan`.
+    # For files, see `test_plan`.
     assert not runs.ranks()[0].messages
     assert "plan auto: " in runs.ranks("plan=auto")[0].messages[0]
 
@@ -379,7 +377,7 @@ def _(runs: Runs) -> None:
 
 
 def last_page(runs: Runs, *overrides: str) -> tuple[str, str]:
-    """The address of a run's metrics, and what is shown there when it has ended."""
+    """Returns the address of a run's metrics, and the page after the run."""
     pytest.importorskip("prometheus_client", reason="metrics.port needs it")
     shown: list[tuple[str, str]] = []
     close = PrometheusPage.close

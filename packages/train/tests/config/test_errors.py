@@ -1,4 +1,4 @@
-"""What is wrong in a configuration is said once, all at once, with its place."""
+"""Errors of a configuration are reported once, all together, with their places."""
 
 from __future__ import annotations
 
@@ -384,9 +384,10 @@ def test_a_collective_without_its_package_is_reported_with_the_install_command(n
 
 
 def places_and_problems(text: str, *plugins: str) -> dict[str, str]:
-    """line:column → what is wrong there, with the parts of core and of the plugin modules named.
+    """Returns line:column → error, with the parts of core and of the given plugin modules.
 
-    Core alone offers no framework, which is said at 1:1."""
+    Core has no framework, which is an error at 1:1.
+    """
     manager = make_plugin_manager(entry_points=False)
     for plugin in plugins:
         manager.load(PluginSource(plugin, plugin, "1", partial(import_module, plugin)))
@@ -447,7 +448,7 @@ def test_contradictory_sections_are_all_reported() -> None:
         "training: {micro_batches: 5000}\nsnapshots: {every_steps: 1, every_minutes: 1}\n"
     )
     assert list(places_and_problems(text)) == ["1:14", "3:27", "4:26", "4:44"]
-    # One that is wrong itself is not held against the others.
+    # An invalid key does not cause errors of other keys.
     text = text.replace("synthetic_criteo", "synthetic").replace("every_steps: 1", "every_steps: x")
     assert list(places_and_problems(text)) == ["1:14", "4:26"]
 

@@ -1,4 +1,4 @@
-"""Reading configurations: defaults, overrides, and the way back to YAML."""
+"""Reading configurations: defaults, overrides, and the conversion back to YAML."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_any_text_survives_a_round_trip_through_yaml(path: str, seed: int) -> No
             "seed": seed,
             "data": {
                 "kind": "table",
-                # A configuration that was read holds paths without `.` and `/` at their ends.
+                # A configuration contains paths without `.` and without `/` at their ends.
                 "path": resolve_path(path, ""),
                 "label": "rating",
                 "categorical": ["user", "item"],

@@ -1,4 +1,4 @@
-"""The memory that all tables together may take, as configurations say it."""
+"""The memory that all tables may use together, as set by configurations."""
 
 from __future__ import annotations
 

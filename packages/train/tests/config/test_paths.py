@@ -1,4 +1,4 @@
-"""Relative paths start at the file's folder, those of overrides at the current directory."""
+"""Relative paths start at the file's folder, paths of overrides at the current directory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_paths_of_overrides_start_at_the_current_directory(file: str) -> None:
     given = ["data.path=mine.tsv", "snapshots={url: runs/a}", "plan=auto"]
     config = load_config(file, given)
     assert (config.data.path, config.snapshots.url, config.plan) == ("mine.tsv", "runs/a", "auto")
-    # A section of an override is of the current directory as a whole.
+    # A section in an override belongs to the current directory as a whole.
     whole = load_config(
         file, ["data={kind: table, path: a.tsv, label: clicked, categorical: [user]}"]
     )

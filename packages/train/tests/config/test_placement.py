@@ -1,4 +1,4 @@
-"""Sharded and replicated tables, as configurations say it."""
+"""Sharded and replicated tables, as set by configurations."""
 
 from __future__ import annotations
 

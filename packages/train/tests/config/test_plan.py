@@ -1,4 +1,7 @@
-"""`plan`: tables of a run are sharded by the file of a plan, or by the plan that is made for it."""
+"""`plan`:
+
+tables of a run are sharded by the file of a plan, or by a plan that is computed for it.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ def write(runs: Runs, name: str, text: str) -> str:
 
 
 def rows(runs: Runs, name: str, *overrides: str) -> list[tuple[int, int]]:
-    """Rows of users and of items, of each rank."""
+    """Returns the rows of users and of items of each rank."""
     runs.ranks(f"metrics.path={name}-{{rank}}", *overrides)
     tables = [runs.lines(f"{name}-{rank}")[-1]["tables"] for rank in (0, 1)]
     return [(each["user"]["rows"], each["item"]["rows"]) for each in tables]
@@ -100,7 +103,7 @@ def test_auto_computes_a_plan_and_reports_it(runs: Runs) -> None:
         "plan auto: 2 tables on 2 ranks, 1 per node; batches of 8 samples per rank"
     )
     assert first.losses == pytest.approx(runs.ratings().losses, rel=1e-5)
-    # One rank has nothing to plan.
+    # One rank needs no plan.
     assert not runs.ratings("plan=auto").messages
 
 

@@ -14,7 +14,7 @@ from sparring_train.config.reference import render_reference_page
 from sparring_train.config.run_type import run_type
 
 REPOSITORY = Path(__file__).parents[4]
-# Those of plans and of a lookup service are no runs; the tests of their packages load them.
+# Files of plans and of a lookup service are not runs; the tests of their packages load them.
 CONFIGS = sorted(
     each
     for each in (REPOSITORY / "configs").glob("*.yaml")

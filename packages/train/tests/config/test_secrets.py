@@ -1,4 +1,4 @@
-"""No password that was written into a configuration is ever printed."""
+"""No password in a configuration is ever printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stacks in configurations: what is wrong with them is said with its place."""
+"""Stacks in configurations: errors are reported with their places."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ __all__ = ["register"]
 
 
 def register(effects: Effects) -> None:
-    """Registers what shows the effects of keys of the section `data`."""
+    """Registers a function that shows the effects of keys of the section `data`."""
 
     @effects.of("data:synthetic_criteo.validation_samples")
     def _(runs: Runs) -> None:
@@ -41,7 +41,7 @@ def register(effects: Effects) -> None:
         assert trained["null"] == 64
         assert trained["{exact_fraction: 0.25}"] == 48
         assert trained["{time: 0.25}"] == 48
-        # Places 70 to 79 are 10 rows, of which two are for the test.
+        # Places 70 to 79 are 10 rows, two of which are for the test.
         assert trained["{time_from: 70}"] == 56
         assert trained["{leave_one_out: user}"] == 54
         assert trained["{fraction: 0.4}"] < 50

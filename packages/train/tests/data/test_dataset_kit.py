@@ -1,4 +1,4 @@
-"""Kinds of data that are built in keep what the kit tests; and the kit finds what breaks it."""
+"""Built-in kinds of data pass the kit, and the kit detects violations."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class TestClickFiles(DatasetTests):
 
 
 class _Broken:
-    """A data set that breaks one promise."""
+    """A data set that breaks one guarantee."""
 
     def __init__(self, data: Any, promise: str, request: DatasetRequest) -> None:
         self._data, self._promise, self._request = data, promise, request

@@ -1,4 +1,4 @@
-"""The synthetic click log: deterministic, skewed, and honest about the best that can be reached."""
+"""The synthetic click log: deterministic, skewed, and with a correct value of the best result."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_a_program_returns_the_probabilities_of_the_model(
             found = program(tf.constant(dense), tf.constant(ids)).numpy()
             assert found.shape == (size,)
             assert ((found > 0) & (found < 1)).all()
-        # Ids that were trained have rows of their own, and the others initial values.
+        # Trained ids have rows, and other ids have initial values.
         assert len(np.unique(found)) > 1
 
 

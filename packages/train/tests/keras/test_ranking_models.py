@@ -1,4 +1,4 @@
-"""Models of TensorFlow on columns learn what those of PyTorch learn from equal initial weights.
+"""Models of TensorFlow on columns learn the same as PyTorch's from equal initial weights.
 
 Tests are named so that `nox -s tests_tensorflow` runs them where there is torch too.
 """

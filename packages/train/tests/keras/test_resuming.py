@@ -1,4 +1,4 @@
-"""A run with TensorFlow that is interrupted and resumed ends as one that never was."""
+"""A run with TensorFlow that is interrupted and resumed ends like an uninterrupted one."""
 
 from __future__ import annotations
 

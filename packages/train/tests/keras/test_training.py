@@ -1,4 +1,4 @@
-"""`sparring train` with `framework: tensorflow`: clicks, several ranks, and what is refused."""
+"""`sparring train` with `framework: tensorflow`: clicks, several ranks, and rejected settings."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_an_unknown_optimizer_is_named() -> None:
 
 
 def test_a_method_without_a_rate_uses_its_default() -> None:
-    """Not that of Keras: 0.001 for adam, as with any framework."""
+    """Not the default of Keras: 0.001 for adam, as with any framework."""
     plain = trained(config(optimizer={"sparse": {"name": "adam"}}))
     assert (
         plain.metrics
@@ -222,7 +222,7 @@ with optimizer.container as container:
 
 
 def on_ranks(num_ranks: int, command: list[str], folder: Path) -> Any:
-    """The last line of what the first rank prints."""
+    """Returns the last line that the first rank prints."""
     launcher = [] if num_ranks == 1 else [str(MPIEXEC), "-n", str(num_ranks)]
     ran = subprocess.run(
         [*launcher, sys.executable, *command],
@@ -262,7 +262,7 @@ def test_two_ranks_train_like_one(tmp_path: Path) -> None:
     ],
 )
 def test_two_ranks_fit_a_keras_model_like_one(script: str, tmp_path: Path) -> None:
-    """Ordinary variables begin as those of rank 0, and their gradients are averaged."""
+    """Ordinary variables start with the values of rank 0, and their gradients are averaged."""
     (tmp_path / "fit.py").write_text(script)
     alone, together = (on_ranks(number, ["fit.py"], tmp_path) for number in (1, 2))
     assert alone == pytest.approx(together, abs=1e-5)

@@ -52,7 +52,7 @@ def test_no_class_of_counters_is_omitted() -> None:
         for path in sources
         for name in re.findall(r"^class (\w+Counters)\b", path.read_text(), re.M)
     }
-    # Those of a cached table are on the page of the lookup service, by their names there.
+    # The counters of a cached table are on the page of the lookup service, with their names there.
     listed = {each.__name__ for each in CLASSES} | {"CacheCounters"}
     assert found == listed - {"TrainResult", "WireBytes"}
 

@@ -1,4 +1,4 @@
-"""Metrics that are written while steps go on: what stands in the file, by whom, and what fails."""
+"""Metrics that are written during training: the contents of the file, the thread, and failures."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 def is_of(
     found: Mapping[str, Any], container: StepContainer, tables: Sequence[str] = ("plain", "stack")
 ) -> bool:
-    """Whether a line has the numbers that the container has now."""
+    """Returns whether a line has the current numbers of the container."""
     assert found["steps"] == asdict(container.counters)
     assert found["prefetches"] == asdict(container.prefetches.counters)
     assert found["saves"] == asdict(container.saves.counters)
@@ -139,7 +139,7 @@ def test_lines_are_written_during_training_and_each_is_from_the_end_of_a_step(
         for number in range(4):
             step(container, number)
             container.events.drain()
-            # Rows of the stack go down beside the line that is written.
+            # Rows of the stack are written to the lower tier at the same time as the line.
             assert is_of(lines_of(path)[-1], container, ["plain"])
     assert [each["steps"]["steps"] for each in lines_of(path)] == [0, 1, 2, 3, 4, 4]
 

@@ -1,4 +1,4 @@
-"""What trainings with torch need: few threads, and devices to have tables on."""
+"""Requirements of trainings with torch: few threads, and devices for tables."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def device_place(request: pytest.FixtureRequest) -> Place:
 
 @pytest.fixture(autouse=True)
 def one_torch_thread() -> Iterator[None]:
-    """Tests are small: threads would only wait for each other."""
+    """Tests are small, so threads would only wait for each other."""
     import torch
 
     before = torch.get_num_threads()

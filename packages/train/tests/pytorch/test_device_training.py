@@ -1,5 +1,4 @@
-"""`sparring train` with tables on a device, alone and as the first of several tiers: the same bits as
-on the CPU, also where a run is interrupted and resumed. A GPU's model rounds otherwise."""
+"""`sparring train` with tables on a device has the bits of the CPU, also with tiers and resumed."""
 
 from __future__ import annotations
 
@@ -116,7 +115,7 @@ def test_a_resumed_run_ends_with_the_bits_of_the_cpu(
         }  # fmt: skip
         chosen = config(ratings, storage, optimizer, **more)
         if name == "device":
-            # What one device saved, the other goes on with.
+            # A save of one device is continued by the other.
             assert run(chosen, 3) is None
             assert run({**chosen, "storage": CPU}, 6) is None
             assert run(chosen, 9) is None

@@ -1,4 +1,4 @@
-"""``sparring export-program``: what it refuses, and a program of a click model."""
+"""``sparring export-program``: rejected models, and a program of a click model."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ def test_a_program_returns_the_probabilities_of_the_model(trained: Path, tmp_pat
             found = program(dense, ids)
             assert found.shape == (size,)
             assert ((found > 0) & (found < 1)).all()
-        # Ids that were trained have rows of their own, and the others initial values.
+        # Trained ids have rows, and other ids have initial values.
         assert len(found.unique()) > 1
 
 
 class Sum(torch.nn.Module):
-    """A model of the user's own: the sum of all embeddings, ``(b,)`` or ``(b, 1)``."""
+    """A custom model: the sum of all embeddings, ``(b,)`` or ``(b, 1)``."""
 
     def __init__(self, embeddings: Any, num_numbers: int, shape: list[int]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Kinds of models that are built in keep what the kit tests; and the kit finds what breaks it."""
+"""Built-in kinds of models pass the kit, and the kit detects violations."""
 
 from __future__ import annotations
 

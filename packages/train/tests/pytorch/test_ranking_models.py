@@ -1,4 +1,7 @@
-"""Two towers and the sequence model: on ranks as alone, better than popularity, tested over all items."""
+"""Two towers and the sequence model:
+
+on ranks, better than popularity, and tested over all items.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ def visits(**settings: Any) -> VisitsDataset:
 
 
 def recall_of_popularity(data: VisitsDataset) -> float:
-    """Of the ten items that come most in training and that the user has not seen."""
+    """Returns the recall of the ten most frequent items that the user has not seen."""
     counts = Counter(item for _, _, item, _, _ in data.train)
     seen = {(user, item) for user, _, item, _, _ in data.train}
     hits = 0
@@ -95,7 +98,7 @@ def test_examples_without_a_user_or_an_item_are_left_out(runs: Runs) -> None:
 
 
 def test_a_run_continues_from_a_snapshot(runs: Runs) -> None:
-    """Counts of items are saved, or the correction would begin again."""
+    """Counts of items are saved, or the correction would start again."""
     whole = runs.visits(TOWERS, *STEPS)
     saved = (TOWERS, STEPS[1], "snapshots.url=on")
     first = runs.visits(*saved, "training.epochs=4")
@@ -126,7 +129,7 @@ def test_items_of_a_step_are_those_of_all_ranks() -> None:
 
 
 class Planted:
-    """Vectors of ids, which evaluation asks for."""
+    """Vectors of ids, which evaluation reads."""
 
     def __init__(self) -> None:
         self._random = np.random.default_rng(8)
@@ -135,7 +138,7 @@ class Planted:
 
     def predict(self, batch: ColumnBatch) -> Any:
         users = self.users[batch.ids["user"].ids]
-        # Those of users are asked for with any item.
+        # Vectors of users are requested with any item.
         return np.stack([users, self.items[(batch.ids["item"].ids - 1000) % 80]])
 
 
@@ -167,7 +170,7 @@ def test_all_items_are_ranked_without_those_seen(query: str | None) -> None:
 
 
 class Sessions(VisitsDataset):
-    """Visits with a further feature: each user has one session, of another id."""
+    """Visits with a further feature: each user has one session, with another id."""
 
     def batches(self, epoch: int) -> Iterator[ColumnBatch]:
         return map(self._with_session, super().batches(epoch))

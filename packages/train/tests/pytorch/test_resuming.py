@@ -1,4 +1,4 @@
-"""A run that is interrupted and resumed ends as one that never was."""
+"""A run that is interrupted and resumed ends like an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def run(chosen: RunConfig, interrupt_at: int = -1) -> tuple[TrainResult | None, 
 
 
 def everything(folder: Path) -> dict[str, Any]:
-    """All that the newest snapshot holds, but for the order of rows."""
+    """Returns the contents of the newest snapshot, independent of the order of rows."""
     snapshot = latest_snapshot(str(folder))
     assert snapshot is not None
     found: dict[str, Any] = {"step": snapshot.step}
@@ -234,7 +234,7 @@ def test_an_interrupted_pipelined_run_ends_with_the_same_bits(tmp_path: Path) ->
     plain = config(tmp_path / "parts", every_steps=7, resume=True)
     training = plain.training.model_copy(update={"pipeline": True})
     chosen = plain.model_copy(update={"training": training})
-    # 50 steps make an epoch: the next batch, of another epoch, is looked up when the 50th is saved.
+    # An epoch has 50 steps: the next batch, of another epoch, is looked up when the 50th is saved.
     for at in (36, 51, 57):
         run(chosen, at)
     result, messages = run(chosen)
@@ -380,7 +380,7 @@ def test_a_damaged_snapshot_is_reported_and_the_previous_one_is_loaded(tmp_path:
     assert "step-000000000080" in messages[1]
     assert result is not None
     assert result.metrics == expected.metrics
-    # The damaged one stays for somebody to look at; the new one has another name.
+    # The damaged snapshot is kept for inspection; the new one has another name.
     assert open_snapshot(f"{newest.url}-2").step == 100
 
 
@@ -482,7 +482,7 @@ def test_damaged_snapshots_are_not_counted_by_the_run_that_continued(tmp_path: P
     assert any("resumed from" in each and "after step 30" in each for each in messages)
     names = ["step-000000000030", "step-000000000040", "step-000000000040-2"]
     assert [Path(each).name for each in list_snapshots(str(tmp_path))] == names
-    # The run remembers, though it need not try that one again.
+    # The run remembers it, although it need not try that snapshot again.
     run(chosen, 55)
     names = ["step-000000000040", "step-000000000040-2", "step-000000000050"]
     assert [Path(each).name for each in list_snapshots(str(tmp_path))] == names

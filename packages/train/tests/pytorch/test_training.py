@@ -1,4 +1,4 @@
-"""`sparring train` with torch: what goes in, what is told on the way, what comes out."""
+"""`sparring train` with torch: its input, its messages and its results."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from ..data.criteo_files import click_section, write_synthetic
 
 
 class Told(SilentProgress):
-    """Keeps what it was told."""
+    """Records the reports."""
 
     def __init__(self) -> None:
         self.total_steps: int | None = -1
@@ -69,7 +69,7 @@ class Told(SilentProgress):
 
 @pytest.fixture
 def ratings(tmp_path: Path) -> Path:
-    """600 ratings that a bias for each user and item explains, with ids far apart."""
+    """600 ratings that biases of users and items can explain, with widely spread ids."""
     random = np.random.default_rng(5)
     users, items = random.integers(0, 20, 600), random.integers(0, 30, 600)
     scores = 3 + random.normal(size=20)[users] * 0.7 + random.normal(size=30)[items] * 0.7
@@ -244,7 +244,7 @@ def test_a_pipelined_run_ends_after_the_requested_steps(ratings: Path) -> None:
 def test_ratings_are_learned_and_each_id_has_one_row(ratings: Path) -> None:
     told = Told()
     result = run(rating_config(ratings), told)
-    assert result.metrics["rmse"] < 0.5  # 1.05 with the mean alone, 0.14 from rounding.
+    assert result.metrics["rmse"] < 0.5  # 1.05 with only the mean, 0.14 from rounding.
     assert result.rows == {"user": 20, "item": 30}
     assert told.total_steps == result.steps == 12 * math.ceil(540 / 64)
     assert sum(told.samples) == 12 * 540
@@ -258,7 +258,7 @@ def test_gradients_that_are_not_admitted_are_reported_by_table(ratings: Path) ->
         "overrides": {"item": {"admission": "all"}},
     }
     result = run(rating_config(ratings, tables=tables))
-    # Each of the 20 users comes in more than two of the steps.
+    # Each of the 20 users occurs in more than two of the steps.
     assert result.rows == {"user": 20, "item": 30}
     assert result.not_admitted == {"user": 40}
     assert result.metrics["rmse"] < 0.5
@@ -271,7 +271,7 @@ def test_a_model_of_many_tables_takes_admission_from_the_configuration() -> None
     assert filtered.not_admitted.keys() == filtered.rows.keys()
     assert all(filtered.rows[name] <= everything.rows[name] for name in everything.rows)
     assert sum(filtered.rows.values()) < sum(everything.rows.values()) * 0.8
-    # Each id that has no row was dropped once or twice, each that has one twice.
+    # Each id without a row was dropped once or twice, each id with one twice.
     for name, count in filtered.not_admitted.items():
         rows, all_ids = filtered.rows[name], everything.rows[name]
         assert rows + all_ids <= count <= 2 * all_ids
@@ -420,7 +420,7 @@ def test_slices_are_of_the_last_evaluation(tmp_path: Path, interval: int | None)
     data = click_section(log, batch_size=80)
     path = tmp_path / "report.html"
     training = {"epochs": 1, "evaluation_interval_steps": interval}
-    # How many steps there are is not known before the log has been read.
+    # The number of steps is unknown before the log has been read.
     result = run(click_config(data=data, training=training, report={"path": str(path)}))
     found = read_report(path)
     assert found.series["auc"].steps == sorted(set(found.series["auc"].steps))
@@ -444,7 +444,7 @@ def test_invalid_gradients_can_be_skipped_and_are_counted() -> None:
     assert result.steps == 12
     assert 0 < result.skipped["dense_steps_skipped_non_finite"] < 12
     assert result.skipped["rows_skipped_non_finite"] > 0
-    # Predictions that are NaN have no AUC, and that is said rather than guessed.
+    # NaN predictions have no AUC, which is reported rather than guessed.
     assert math.isnan(result.metrics["auc"])
 
 

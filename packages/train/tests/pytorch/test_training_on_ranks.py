@@ -1,4 +1,4 @@
-"""One configuration trains alike in one process and in many, whoever launches them."""
+"""One configuration trains equally in one process and in many, with every launcher."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ..config.config_runs import Runs
 
 DEADLINE_SECONDS = 150
 PYTHON = Path(sys.executable)
-# The agent takes a free port by itself, and keeps it.
+# The agent selects a free port, and keeps it.
 TORCHRUN = [str(PYTHON), "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
 MPIEXEC = str(PYTHON.parent / "mpiexec") if (PYTHON.parent / "mpiexec").exists() else ""
 MPIEXEC = MPIEXEC or shutil.which("mpiexec") or ""
@@ -101,7 +101,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, TrainResult]:
-    """What one process reaches, by configuration."""
+    """Returns the results of one process, by configuration."""
     folder, manager = write_inputs(tmp_path_factory.mktemp("alone")), make_plugin_manager()
     more = [f"data.path={folder}/ratings.csv", f"report.path={folder}/report.html"]
     reached = {}
@@ -119,7 +119,7 @@ def launched(launcher: str, num_ranks: int, arguments: list[str], folder: Path) 
     }[launcher]
     done = subprocess.run(
         [*command, "-m", "sparring", "train", *arguments],
-        check=False,  # the assertion below shows what it wrote
+        check=False,  # the assertion below shows its output
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -134,7 +134,7 @@ def launched(launcher: str, num_ranks: int, arguments: list[str], folder: Path) 
 def test_ranks_reach_the_results_of_one_process(
     launcher: str, num_ranks: int, name: str, folder: Path, alone: Mapping[str, TrainResult]
 ) -> None:
-    # One line: only the first rank speaks. Some look the next batch up ahead.
+    # One line: only the first rank prints. Some ranks prefetch the next batch.
     more = [f"training.pipeline={str(num_ranks == 3).lower()}", "--json"]
     (together,) = launched(launcher, num_ranks, [name, *more], folder)
     one, many, metric = alone[name], json.loads(together), METRICS[name]

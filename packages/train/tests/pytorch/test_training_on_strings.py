@@ -1,4 +1,4 @@
-"""A log of strings trains to the same metrics, bit for bit, as one whose columns hold their hashes."""
+"""A log of strings trains to the same metrics, bit for bit, as a log of their hashes."""
 
 from __future__ import annotations
 

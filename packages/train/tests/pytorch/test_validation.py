@@ -1,4 +1,4 @@
-"""Validation: the best step is kept, training stops early, and a resumed run takes the same decisions."""
+"""Validation: the best step is kept, training stops early, and a resumed run decides equally."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CLICKS: dict[str, Any] = {
 
 
 class Told(SilentProgress):
-    """Keeps what a run told; ends it by an error after a step."""
+    """Records the reports of a run; ends it by an error after a step."""
 
     def __init__(self, interrupt_at: int = -1) -> None:
         self.interrupt_at = interrupt_at
@@ -98,7 +98,7 @@ def test_training_stops_and_ends_with_the_best_step(watch: str, tmp_path: Path) 
     assert result.steps == best + 40 < 600
     assert result.best_step == best
     assert result.validation == told.validated[best]
-    # The test comes once, and of the best step: a run that ends there has the same metrics.
+    # There is one test, of the best step: a run that ends there has the same metrics.
     assert told.tested == [best]
     alone, _ = run(config({"epochs": best // 20, "keep_best": False}))
     assert alone is not None
@@ -107,7 +107,7 @@ def test_training_stops_and_ends_with_the_best_step(watch: str, tmp_path: Path) 
     assert [open_snapshot(each).step for each in urls][-1] == result.steps
     at_best = next(each for each in urls if open_snapshot(each).step == best)
     assert rows_in(urls[-1]) == rows_in(at_best)
-    # The saved model is that of the best step, too.
+    # The saved model is from the best step, too.
     with open_run(open_snapshot(urls[-1]), (), make_plugin_manager()) as (_, model):
         ranks = Ranks(model.source.container.collective)
         found = model.source.evaluate(model.predict, ranks, part="validation")
@@ -177,7 +177,7 @@ def test_a_resumed_run_makes_the_same_decisions(interrupt_at: int, tmp_path: Pat
     assert {**cut.validated, **told.validated} == whole_told.validated
     ends = [list_snapshots(tmp_path / name)[-1] for name in ("whole", "cut")]
     assert rows_in(ends[0]) == rows_in(ends[1])
-    # What has ended stays so.
+    # A finished run stays finished.
     again, told = run(config(training, snapshots=saving | {"resume": True}))
     assert again is not None
     assert (again.steps, again.metrics) == (whole.steps, whole.metrics)

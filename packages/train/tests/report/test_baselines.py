@@ -1,4 +1,4 @@
-"""Baselines of a report: the mean, and the mean of each id; and where they are shown."""
+"""Baselines of a report: the mean, the mean of each id, and where they are shown."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TRAINING, TEST = [drawn(70), drawn(70)], drawn(50)
 
 
 def expected(feature: str) -> float:
-    """The error of the mean of each id, sample by sample."""
+    """Returns the error of the mean of each id, computed sample by sample."""
     labels = np.concatenate([each.labels for each in TRAINING]).astype(np.float64)
     mean, seen = labels.mean(), {}
     for batch in TRAINING:

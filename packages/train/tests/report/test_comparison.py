@@ -1,4 +1,7 @@
-"""`sparring report A B`: what differs is shown, what is no run is refused in one line."""
+"""`sparring report A B`:
+
+differences are shown, and files that are not runs are rejected in one line.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts of the machine and the process in a report."""
+"""Facts about the machine and the process in a report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ print(before, with_it, peak_memory_bytes(), int(child.stdout))
 
 
 def test_the_peak_of_a_process_excludes_its_parent() -> None:
-    # In a process of its own: this one may have held more before.
+    # In a separate process, because this one may have used more memory before.
     ran = subprocess.run([sys.executable, "-c", GROWS], check=True, capture_output=True, text=True)
     before, with_it, after, of_child = map(int, ran.stdout.split())
     assert with_it > before + (250 << 20)

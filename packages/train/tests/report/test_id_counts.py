@@ -1,4 +1,4 @@
-"""Counts of ids in a report: exact, of all ids or of a fair part of them."""
+"""Counts of ids in a report: exact, for all ids or for a random part of them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_of_many_ids_a_part_is_counted_exactly() -> None:
     is_counted = found != NOT_COUNTED
     assert counts.one_in == 32
     assert found[is_counted].tolist() == [expected[each] for each in known[is_counted].tolist()]
-    # As many of those that were never met: the part is drawn by hash alone.
+    # The part has as many unseen ids, because it is selected only by hash.
     for part in (known < 0, known >= 0):
         assert is_counted[part].mean() == pytest.approx(1 / 32, rel=0.4)
     assert len(counts.parts()[0]) <= 500

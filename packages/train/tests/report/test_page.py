@@ -1,4 +1,4 @@
-"""The report: whole, self-contained, escaped, and true to what was recorded."""
+"""The report is complete, self-contained, escaped, and equal to the recorded values."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def data_of(recorder: RunRecorder, **facts: Any) -> RunData:
 
 
 class Page(HTMLParser):
-    """What a browser would make of the page."""
+    """Parses a page like a browser."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ NAMES = ["new ids", "known ids", "rare ids", "ids in between", "frequent ids"]
 
 
 class Listed:
-    """Keeps the labels: who is in a slice."""
+    """Stores the labels: which samples are in a slice."""
 
     def __init__(self) -> None:
         self.labels: list[float] = []

@@ -61,7 +61,7 @@ def opened(data: TableData, world_size: int = 1, label: Label | None = "binary")
 
 
 def batches(parts: Iterable[Iterable[ColumnBatch]]) -> list[ColumnBatch]:
-    """Whole batches of what ranks give."""
+    """Returns the whole batches of all ranks."""
     whole = []
     for step in zip(*parts, strict=True):
         if step[0].total is None:

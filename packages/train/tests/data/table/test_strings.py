@@ -1,4 +1,4 @@
-"""Strings of ids, as a run with `data.dictionary` keeps them."""
+"""Strings of ids, as stored by a run with `data.dictionary`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_every_string_is_found_by_its_id(name: str, world_size: int, tmp_path: P
             assert find_strings(url, feature, hash_strings(strings)) == strings
     files = list(tmp_path.glob("runs/strings/item/*.parquet"))
     rows = sum(parquet.read_metadata(each).num_rows for each in files)
-    # Once by each rank, and never the empty one.
+    # Once by each rank, and never the empty string.
     assert rows == len(strings_in("item")) or world_size > 1
     assert find_strings(runs, "item", [1, 2]) == [None, None]
     assert find_strings(runs, "user", hash_strings([""])) == [None]

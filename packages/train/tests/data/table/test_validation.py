@@ -1,4 +1,4 @@
-"""Rows that are kept for validation: chosen by the ways of the test, and never among its rows."""
+"""Validation rows are selected like test rows, and never among them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = ("log.csv", "log.parquet")
 
 
 def parts(path: Path, **keys: Any) -> tuple[set[int], set[int], set[int]]:
-    """Places of the rows to train on, for the test and for validation."""
+    """Returns the places of the rows for training, for the test and for validation."""
     (data,) = opened(section(path, **keys))
     found = tuple(
         {int(row[3]) for batch in part for row in rows_of(batch)}
@@ -55,7 +55,7 @@ def test_random_validation_does_not_change_the_test(name: str, tmp_path: Path) -
     assert test == alone
     assert len(validation) == pytest.approx(105, abs=25)
     assert len(train) == pytest.approx(105, abs=25)
-    # By another way for the test, too.
+    # Also with another method for the test.
     _, test, validation = parts(path, time="at", split={"time": 0.5}, validation={"fraction": 0.2})
     assert test == set(range(150, 300))
     assert len(validation) == pytest.approx(30, abs=15)
