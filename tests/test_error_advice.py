@@ -299,7 +299,7 @@ def functions() -> dict[str, list[Function]]:
 
 
 def lineage(made: Class) -> list[Class]:
-    """Returns a class and its bases in this repository; a base of its own package comes first."""
+    """Returns a class and its bases in this repository; a base in the same package comes first."""
     found, waiting = [made], list(made.bases)
     while waiting:
         known = [each for each in classes().get(waiting.pop(0), []) if each not in found]

@@ -19,7 +19,7 @@ RENDEZVOUS, GRPC, METRICS, HEALTH, REDIS = 29500, 7433, 9433, 7434, 6379
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod: its labels, and those of its namespace."""
+    """The labels of a pod and of its namespace."""
 
     name: str
     labels: Mapping[str, str]

@@ -17,9 +17,9 @@ from sparring_testing.devices import get_test_device, why_unavailable
 
 
 class OnHost:
-    """A kernel set that takes NumPy's arrays, has them on its device, and gives NumPy's back.
+    """A kernel set for NumPy arrays, which it copies to its device and back.
 
-    What a call writes into an array is in that array when it returns.
+    When a call returns, its NumPy arrays contain everything that it wrote.
     """
 
     def __init__(self, kernels: KernelSet, device: str) -> None:
@@ -71,8 +71,10 @@ class OnHost:
 
 
 def opened_kernels(device: str) -> Any:
-    """The kernels of a device on NumPy's arrays; ``emulated by torch`` has tensors in between, as a
-    GPU has."""
+    """The kernels of a device for NumPy arrays.
+
+    ``emulated by torch`` passes tensors to the kernels, like a GPU.
+    """
     kind, _, index = device.removesuffix(" by torch").partition(":")
     descriptor = make_plugin_manager().kernels(kind)
     if device == "emulated":
@@ -94,7 +96,7 @@ def opened_kernels(device: str) -> Any:
 
 
 class _TakesNoHostArrays:
-    """A native module that refuses NumPy's arrays, as that of a GPU does; tensors pass."""
+    """A native module that rejects NumPy arrays, like the module of a GPU, and accepts tensors."""
 
     def __init__(self, native: Any) -> None:
         self._native = native
@@ -137,7 +139,7 @@ def device_name(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def device(device_name: str) -> Any:
-    """Its kernels."""
+    """Returns the kernels of the device."""
     return opened_kernels(device_name)
 
 

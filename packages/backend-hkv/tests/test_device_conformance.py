@@ -73,8 +73,10 @@ class TestHkvOnADevice(DeviceTests):
 
 
 class TestHkvOnADeviceWithScores(DeviceTests):
-    """A table that grows and keeps the caller's scores; bounds are in bytes, and rows beyond a
-    small budget lie in pinned memory."""
+    """A table that grows and keeps the caller's scores.
+
+    Bounds are in bytes, and rows beyond a small budget are in pinned memory.
+    """
 
     __test__ = True
     bounded_options: ClassVar[Mapping[str, Mapping[str, Any]]] = {

@@ -1,6 +1,6 @@
-"""Random sequences of calls give the same tables on a device as on the CPU, where nothing leaves.
+"""Random sequences of calls give the same tables on a device as on the CPU, without evictions.
 
-``SPARRING_OPERATIONS`` sets how many calls; ``SPARRING_TEST_DEVICE`` which device. Tables that evict
+``SPARRING_OPERATIONS`` sets the number of calls, ``SPARRING_TEST_DEVICE`` the device. Tables that evict
 are compared with a model in ``native/device_table/device_sequence_test.cc``.
 """
 
@@ -79,7 +79,7 @@ def test_the_same_calls_give_the_same_tables(policy: str, dtype: str) -> None:
 
 
 class Pair:
-    """A table on the CPU and one on the device, which get the same calls by arrays that lie there."""
+    """A table on the CPU and one on the device, with the same calls on their own arrays."""
 
     def __init__(self, kernels: Any) -> None:
         self._method = BUILTIN_METHODS["rowwise_adagrad"]()

@@ -1,4 +1,4 @@
-"""Several tables of a device in one set of launches and with one wait: as each alone, bit for bit."""
+"""Several tables of a device in one call have the same bits as separate calls for each table."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Every parameter with a name of Keras or keras-rs has an effect, or raises if it is not default.
 
-The parameters are those of the signatures: a new one without an entry here fails.
+The parameters are read from the signatures: a new one without an entry here fails.
 """
 
 from __future__ import annotations

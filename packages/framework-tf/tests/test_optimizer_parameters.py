@@ -1,6 +1,6 @@
 """Parameters of `Optimizer`, and of Keras's optimizers that it is given, have their effect or raise.
 
-The parameters are those of the signatures: a new one without an entry here fails.
+The parameters are read from the signatures: a new one without an entry here fails.
 """
 
 from __future__ import annotations

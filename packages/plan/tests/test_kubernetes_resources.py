@@ -1,7 +1,4 @@
-"""`sparring plan kubernetes`:
-
-a plan as a Job, a serving snapshot as servers, and rejected input.
-"""
+"""`sparring plan kubernetes` writes plans as Jobs and serving snapshots as servers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Ranks send what the simulation of their plan predicts:
-
-bytes by kind, and messages, within 1 %.
-"""
+"""Ranks send the bytes and messages that the simulation of their plan predicts, within 1 %."""
 
 from __future__ import annotations
 

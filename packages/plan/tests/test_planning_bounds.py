@@ -1,7 +1,4 @@
-"""No plan is below a bound, and searches are close to it:
-
-by enumeration, and in exact arithmetic.
-"""
+"""No plan is below a bound, and searches are close to it."""
 
 from __future__ import annotations
 

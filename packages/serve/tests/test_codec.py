@@ -1,7 +1,4 @@
-"""The codec:
-
-written messages are read, and any other bytes are a message or raise `MessageError`.
-"""
+"""Written messages are read, and other bytes are a message or raise `MessageError`."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def answer_of(service: LookupService, request: InferRequest | bytes) -> InferRep
     return decode(InferReply, infer(service, content, 10.0))
 
 
-# Of each parameter of Triton and KServe: place, value without a meaning, other values, advice.
+# Each parameter of Triton and KServe: place, value without a meaning, other values, advice.
 PARAMETERS = [
     ("request", "sequence_id", 0, [7, "session"], "are independent"),
     ("request", "sequence_start", False, [True], "are independent"),

@@ -1,4 +1,4 @@
-"""Differences of the policies of pushes and of calls between shards from those of lookups."""
+"""Retry policies of pushes and of calls between shards, where they differ from lookups."""
 
 from __future__ import annotations
 

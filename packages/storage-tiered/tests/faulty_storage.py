@@ -17,19 +17,19 @@ __all__ = ["FaultyStorage"]
 
 
 class FaultyStorage(Storage):
-    """Passes everything on, until it is broken.
+    """Passes all calls on, until it is broken.
 
     Args:
-        inner: what keeps the rows.
+        inner: storage of the rows.
 
     Attributes:
         breakage: None: it works. ``writes``: writes fail and change nothing. ``halfway``: writes
-            fail after the first half of their keys. ``lost``: everything fails, as after a lost
-            connection. ``slow``: everything ends with its deadline. ``hung``: writes stop after the
-            first half of their keys until it is mended, or fail after `hung_seconds`.
-        hung_seconds: see there.
-        delay_seconds: a write takes so long, half of it before its second half of keys.
-        num_failures: how often it has failed.
+            fail after the first half of their keys. ``lost``: all calls fail, like after a lost
+            connection. ``slow``: all calls end with their deadline. ``hung``: writes stop after the
+            first half of their keys until it is repaired, or fail after `hung_seconds`.
+        hung_seconds: duration of a hung write.
+        delay_seconds: duration of a write, half of it before the second half of its keys.
+        num_failures: number of failed calls.
         is_amid_write: set while a hung write has written its first half.
     """
 

@@ -1,7 +1,4 @@
-"""Optimizers by their names in configurations:
-
-update methods first, then those of the framework.
-"""
+"""Optimizers by their names in configurations; update methods are found first."""
 
 from __future__ import annotations
 

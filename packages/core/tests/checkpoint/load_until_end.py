@@ -2,10 +2,10 @@
 
     python -m …load_until_end FOLDER WAY IS_CLOSED BACKEND OPTIONS DEADLINE
 
-WAY is how the program ends: ``end``, ``error``, ``interrupt``, ``too slow`` (for the program to wait for
-it), or ``use``: it looks rows up. It writes ``RANK.started`` with its process id when the first rows come
-in, ``RANK.loaded`` when all are there, and ``RANK.failed`` what its lookup raised. What it loads,
-`write_snapshot` has put into FOLDER.
+WAY is how the program ends: ``end``, ``error``, ``interrupt``, ``too slow`` (a load that outlasts the
+wait of the program), or ``use``, which looks up rows. The program writes ``RANK.started`` with its
+process id when the first rows are loaded, ``RANK.loaded`` after all rows, and ``RANK.failed`` with the
+error of its lookup. It loads the snapshot that `write_snapshot` wrote to FOLDER.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`StepContainer.flush`:
-
-rows become durable on the event loop, and nothing changes them meanwhile.
-"""
+"""`StepContainer.flush` makes rows durable on the event loop, without changes meanwhile."""
 
 from __future__ import annotations
 

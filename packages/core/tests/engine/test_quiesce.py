@@ -20,8 +20,10 @@ DOCUMENTED = {
 
 
 class Busy:
-    """A state with all kinds of background work; records what is joined or checked, and fails in
-    one."""
+    """A state with all kinds of background work, one of which fails.
+
+    It records which work is joined or checked.
+    """
 
     def __init__(self, failing: int | None = None) -> None:
         self.steps: list[int] = []

@@ -2,12 +2,12 @@
 
     python -m …train_until_failure BACKEND OPTIONS DEADLINE FOLDER
 
-The launcher's variables say which rank it is; OPTIONS is JSON. In FOLDER it writes, as
-``RANK.started``, its process id once it has made a few steps, and as ``RANK.failed`` what
-`PeerFailure` said, when, and the rows that it holds. The failure then ends it, uncaught.
+The launcher's variables set the rank; OPTIONS is JSON. After a few steps, the program writes its process
+id to ``RANK.started`` in FOLDER. At a failure, it writes the message of `PeerFailure`, the time and its
+rows to ``RANK.failed``, and the uncaught exception ends it.
 
-What is trained depends on the step and the rank alone, so that `rows_after` can say what an undisturbed
-run holds after as many steps.
+Rows only depend on the step and the rank, so that `rows_after` can compute the rows of an undisturbed
+run after as many steps.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A training with the same result on W ranks and in one process, for any collective and rendezvous.
 
-Every rank runs `train`; the process that runs alone gives `Alone` its number of ranks, and then trains
-on the batches of all of them, joined.
+Every rank runs `train`. A single process passes the number of ranks to `Alone`, and then trains on the
+joined batches of all of them.
 
-The batches hold what is uncommon: ranks without samples, a table that only one rank looks up, a step
+The batches contain uncommon cases: ranks without samples, a table that only one rank looks up, a step
 where one rank has all ids, keys at both ends of int64.
 """
 

@@ -1,9 +1,9 @@
 """Ranks as threads, over the least cooperative transport that the contract allows.
 
-A message leaves its buffer only when the receiver has asked for it and looks, and the send is done only
-then: as large messages of MPI behave. Whoever overwrites a buffer too early, or waits for a send before
-it receives, is found out. Messages also need several looks, at random, so that they come in every
-order that the contract leaves open.
+A message leaves its buffer only when the receiver has requested it and polls. Only then is the send
+complete, as for large messages of MPI. Code that overwrites a buffer too early, or waits for a send
+before it receives, fails. Messages also need a random number of polls, so that they arrive in every
+order that the contract allows.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class LateGroup:
     """State that the ranks share.
 
     Args:
-        seed: of how many looks messages take.
-        is_hasty: a receive takes the first message there is, though an earlier receive waits for it.
-            The contract does not allow that, but a transport that looks a message up when asked
-            whether it has come does so, unless receives are looked at in order.
+        seed: seed of the random number of polls that messages take.
+        is_hasty: a receive takes the first message, although an earlier receive waits for it. The
+            contract does not allow this, but a transport that looks up messages when it is polled
+            does so, unless receives are polled in order.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class LateGroup:
         self.deadline_seconds = deadline_seconds
         self.lock = threading.Lock()
         self.random = random.Random(seed)
-        # (source, destination, tag) -> what was sent, and who waits, in order
+        # (source, destination, tag) -> sent messages, and waiting receives, in order
         self.sent: dict[tuple[int, int, int], deque[_Late]] = defaultdict(deque)
         self.wanted: dict[tuple[int, int, int], deque[_Late]] = defaultdict(deque)
 

@@ -198,7 +198,7 @@ def test_a_collective_supports_one_exchange(is_closed: bool) -> None:
 
 @pytest.mark.parametrize("chunk_rows", [1, 1000])
 def test_gradients_are_added_in_the_order_of_hops(chunk_rows: int) -> None:
-    """The sum starts with a rank's own gradients, then adds those of the previous ranks, in order."""
+    """The sum starts with a rank's own gradients, then adds the gradients of previous ranks."""
     table = TableConfig("item", 1)
     keys = np.arange(60)
     owners = ShardMap.balanced(3).owners[kernels.partition(keys)]

@@ -1,6 +1,6 @@
 """Calls a lookup service by generated code of grpcio-tools, a health probe, and tritonclient.
 
-Runs in an environment of its own: python generated_client.py ADDRESS PROTO. Prints one line of JSON.
+Runs in a separate environment: python generated_client.py ADDRESS PROTO. Prints one line of JSON.
 """
 
 import importlib

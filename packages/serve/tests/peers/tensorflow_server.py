@@ -1,7 +1,7 @@
-"""Serves one table next to TensorFlow, whose pin of protobuf must not matter: python tensorflow_server.py
+"""Serves one table next to TensorFlow, whose pin of protobuf must have no effect.
 
-Runs in an environment of its own. Prints a line of JSON with the address and versions, and serves
-until its standard input ends.
+Runs in a separate environment: python tensorflow_server.py. Prints a line of JSON with the address and
+versions, and serves until its standard input ends.
 """
 
 import json

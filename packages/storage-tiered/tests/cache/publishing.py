@@ -34,7 +34,7 @@ class ReadOnly(Storage):
     Attributes:
         is_cut: finds fail.
         before_return: called when a find has read its rows.
-        num_asked: keys that were asked for.
+        num_asked: number of requested keys.
     """
 
     def __init__(self, inner: Storage) -> None:

@@ -1,6 +1,6 @@
 """No row becomes older for any order of the steps of finds, checks for notes, and a trainer.
 
-Each runs on a thread of its own, of which one at a time goes on. A seed chooses which, at each step.
+Each runs on a separate thread, and only one thread runs at a time. A seed selects it at each step.
 """
 
 from __future__ import annotations

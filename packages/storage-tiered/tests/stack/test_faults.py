@@ -1,5 +1,8 @@
-"""No row is lost on its way: evictions, a lower tier that fails and comes back, readers and writes
-beside, updates in place; between tiers of Python and native ones."""
+"""No row is lost between tiers, in Python and in native code.
+
+Tests combine evictions, a lower tier that fails and recovers, concurrent readers and writes, and
+updates in place.
+"""
 
 from __future__ import annotations
 
@@ -61,8 +64,10 @@ def rows_of(version: int, count: int) -> np.ndarray[Any, Any]:
 
 
 class Reader:
-    """Reads the kept keys again and again, by `find` and, in turn, where they lie; a version must
-    never go back."""
+    """Reads the kept keys repeatedly, alternately by `find` and in place.
+
+    A version must never decrease.
+    """
 
     def __init__(self, stack: TieredStorage, kept: Keys) -> None:
         self._stack = stack
@@ -111,7 +116,7 @@ class Reader:
 
 
 class StackMachine(RuleBasedStateMachine):
-    """A stack beside the dict that it should equal, over a last tier that breaks."""
+    """A stack over a last tier that breaks, and a dict with its expected contents."""
 
     scale = 1
     """How many keys there are for each that the rules count."""

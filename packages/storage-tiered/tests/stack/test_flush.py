@@ -30,11 +30,11 @@ WAYS = [
 
 
 class Disk(FaultyStorage):
-    """What it holds outlives a power loss only once it was flushed.
+    """A storage whose rows only outlive a power loss after a flush.
 
     Attributes:
-        durable: key → row, as they were at its last flush.
-        num_flushes: how often it was flushed.
+        durable: key → row at the last flush.
+        num_flushes: number of flushes.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,4 @@
-"""Rows in flight:
-
-the newest row of a key is found, whichever rows depart, land or return meanwhile.
-"""
+"""The newest row of a key in flight is found, whichever rows depart, land or return."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Metrics that the test rows do not determine:
-
-the command, its JSON and the report name the reason.
-"""
+"""The command, its JSON and the report name the reason of an undefined metric."""
 
 from __future__ import annotations
 

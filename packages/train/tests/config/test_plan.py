@@ -1,7 +1,4 @@
-"""`plan`:
-
-tables of a run are sharded by the file of a plan, or by a plan that is computed for it.
-"""
+"""Tables of a run are sharded by the file of a plan, or by a plan that is computed for it."""
 
 from __future__ import annotations
 

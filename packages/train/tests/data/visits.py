@@ -1,7 +1,7 @@
 """A kind of data for tests: visits of planted sessions, in memory.
 
-Items are in groups, and in a group one leads to the next; a user has a group. A history is what the user
-visited before, oldest first.
+Items are in groups; in a group, each item leads to the next, and each user has a group. A history
+contains the earlier visits of the user, oldest first.
 """
 
 from __future__ import annotations

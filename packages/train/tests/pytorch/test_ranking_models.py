@@ -1,7 +1,4 @@
-"""Two towers and the sequence model:
-
-on ranks, better than popularity, and tested over all items.
-"""
+"""Two towers and the sequence model on ranks, compared to popularity."""
 
 from __future__ import annotations
 

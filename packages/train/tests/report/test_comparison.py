@@ -1,7 +1,4 @@
-"""`sparring report A B`:
-
-differences are shown, and files that are not runs are rejected in one line.
-"""
+"""`sparring report A B` shows differences, and rejects files that are not runs in one line."""
 
 from __future__ import annotations
 
