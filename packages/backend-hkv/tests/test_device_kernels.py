@@ -107,7 +107,7 @@ def test_segments_are_summed_in_a_fixed_order(
     assert _equal(
         device.segment_sum(values, segments, 1000), cpu.segment_sum(values, segments, 1000)
     )
-    # One segment with far more than 1,024 rows is cut into stretches.
+    # One segment with far more than 1,024 rows is divided.
     segments[generator.random(5000) < 0.6] = 3
     first = device.segment_sum(values, segments, 1000)
     shuffle(99, 3)
@@ -157,7 +157,7 @@ def test_rows_of_16_bits_are_rounded_with_equal_bits(
         cpu.encode(values, expected, each)
         device.encode(values, _shared(ours), each)
         assert _equal(ours, expected)
-        # Of NaNs, only that they are is the same for all ways to decode.
+        # Decoders agree on which elements are NaN, but not on their bits.
         back = device.decode(_shared(ours))
         assert np.array_equal(back, cpu.decode(expected), equal_nan=True)
 

@@ -57,7 +57,7 @@ def test_waits_end_on_the_pool(streams: Streams) -> None:
     with streams.open() as stream:
         task = stream.reached()
         found = []
-        # Ends on the pool or, where the wait has ended by now, at once on this thread.
+        # Runs on the pool or, if the wait has ended by now, immediately on this thread.
         task._future.add_done_callback(lambda _: found.append(_native.is_pool_thread()))
         task.result(5.0)
         assert task.done()

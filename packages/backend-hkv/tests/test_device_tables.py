@@ -147,7 +147,7 @@ def test_non_finite_sums_change_no_table(device: Any) -> None:
     storages, keys = opened(3), np.arange(10)
     choice = MethodChoice(METHOD, HYPER, 1)
     values = np.ones((2000, DIM), np.float32)
-    # A long segment and a short one; a wide row and a narrow one.
+    # A long segment and a short one, and a wide row and a narrow one.
     for place, bad in ((0, np.inf), (1999, np.nan), (700, 3e38)):
         for width in (DIM, 3):
             given = values[:, :width].copy()
@@ -193,7 +193,7 @@ def test_new_keys_are_admitted_table_by_table(device: Any) -> None:
             ],
             changes=done,
         )
-    # The one before it has changed; that one has not.
+    # The previous table has changed; this one has not.
     assert [each.num_new for each in done] == [10]
     assert [storage.size for storage in storages] == [5, 20]
     assert storages[1].find(more).found.all()

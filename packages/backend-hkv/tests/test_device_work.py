@@ -64,7 +64,7 @@ def test_a_step_over_known_keys_uses_little_device_memory(device: KernelSet) -> 
     launches = {name: part["launches"] for name, part in known.items()}
     assert launches == {"pool": 2, "dedup": 4, "back": 6, "finite": 1, "update": 3}
     assert (_total(known, "copies"), _total(known, "fills"), _total(known, "waits")) == (3, 2, 3)
-    # What it needs comes from the pool of temporary memory, in the order of the stream.
+    # Temporary arrays come from the pool of temporary memory, in the order of the stream.
     assert _total(known, "lasting_allocations") == 0
 
 

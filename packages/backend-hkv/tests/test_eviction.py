@@ -64,7 +64,7 @@ def leave(storage: HkvStorage, keys: list[int]) -> list[int]:
     return evicted.keys.tolist()
 
 
-# A table of 40 rows is one bucket, so the order in which rows leave is exact.
+# A table of 40 rows is one bucket, so the order of evictions is exact.
 
 
 def test_lru_evicts_the_least_recently_used_rows() -> None:

@@ -211,6 +211,6 @@ def test_a_rate_limit_slows_down_writes(tmp_path: Path) -> None:
         start = time.monotonic()
         storage.checkpoint(tmp_path / "written out")
         seconds = time.monotonic() - start
-    # 1.5 MB of rows and keys, of which the first tenth of a second's share goes at once. Without a
-    # limit it is a hundredth of a second or so.
+    # 1.5 MB of rows and keys, of which the limit's share of the first 0.1 s is written at once.
+    # Without a limit, the write takes about 0.01 s.
     assert seconds > 0.4

@@ -29,7 +29,7 @@ def random_inputs(seed: int) -> PlanInputs:
             "skew": float(random.uniform(0, 1.3)),
         }  # fmt: skip
         largest = max(largest, rows * (8 + 12 * dim))
-    # From too little for the largest table on one rank to enough for all.
+    # From too little memory for the largest table on one rank to enough for all tables.
     memory = (8 << 20) + int(largest * random.uniform(0.7, 2.5))
     topology = {
         "nodes": nodes, "ranks_per_node": within, "memory": {"host": memory},

@@ -242,7 +242,7 @@ def test_measured_costs_of_steps_are_used_by_the_simulation(
             for inputs, plan in asked
         ]
 
-    # A machine with these costs, whose clock knows nothing of the model.
+    # A machine with these costs, whose clock is independent of the model.
     slow = StepCosts(
         step_us=500, table_us=70, way_us=300,
         ids=RowCosts(ns=9, ns_per_byte=0.1), rows=RowCosts(ns=40, ns_per_byte=0.9),

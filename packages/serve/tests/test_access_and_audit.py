@@ -133,7 +133,7 @@ def test_without_tokens_other_machines_may_only_look_up(
     pull = PullRequest((TableIds("item", bytes(8)),))
     assert call(foreign, "Pull", pull)[0] == "OK"
     assert call(foreign, "Describe", DescribeRequest())[0] == "OK"
-    # From this machine everything is accepted.
+    # All calls from this machine are accepted.
     assert call(f"127.0.0.1:{server.port}", "Push", PushRequest(client="a", sequence=1))[0] == "OK"
     config = ClientConfig(insecure=True)
     with (

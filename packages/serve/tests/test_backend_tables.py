@@ -168,7 +168,7 @@ def test_a_client_that_takes_flags_gets_cached_rows_while_redis_is_away(
             assert flag.metrics.value("degraded_rows_total", **given) == 10
             status = initial.pull({"item": KEYS}, missing=missing).status["item"]
             assert (status[is_left_out[:60]] == RowStatus.INITIAL).all()
-            for _ in range(2):  # a stale row is not kept as a fresh one
+            for _ in range(2):  # a stale row is not stored as a fresh one
                 answer = stale.pull({"item": KEYS}, missing=missing)
                 assert (answer.status["item"][is_left_out[:60]] == RowStatus.STALE).all()
                 assert (answer.rows["item"][has_row] == before[has_row]).all()

@@ -102,7 +102,7 @@ def test_a_pull_has_the_rows_of_all_shards_in_the_order_of_ids(
     assert answer.is_complete
     assert answer.version is not None
     assert (answer.version.step, len(answer.versions), answer.age_seconds) == (1, 1, 10.0)
-    # Keys are sent once each, though ids repeat.
+    # Keys are sent once each, although ids repeat.
     sent = sum(len(each.request) for each in cluster.transport.sent if each.method == "Pull")
     assert sent < 8 * (len(np.unique(ids)) + 10) * 1.1
 

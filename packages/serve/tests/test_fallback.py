@@ -84,7 +84,7 @@ def test_all_replicas_that_answer_give_fresh_rows_and_absent_ones() -> None:
 def test_stale_rows_are_the_last_seen_ones_with_their_age() -> None:
     cluster = Cluster(on_failure="stale")
     cluster.client.pull({"item": IDS})
-    # Half of the rows are gone in the version after it, and the others have changed.
+    # The next version has no rows for half of the keys, and other values for the rest.
     cluster.publish(rows_of_step(2, range(50, 100)), at=990.0)
     repeated = np.concatenate([IDS, IDS[:50]])
     cluster.client.pull({"item": repeated})
@@ -106,7 +106,7 @@ def test_stale_rows_are_the_last_seen_ones_with_their_age() -> None:
     # Repeated ids are counted once, because they are sent once.
     distinct = np.unique(repeated[lost & seen])
     assert cluster.client.metrics.value("degraded_rows_total", given="stale") == len(distinct)
-    # The rows of a shard that is back are fresh again.
+    # The rows of a recovered shard are fresh again.
     cluster.stop("none")
     assert cluster.client.pull({"item": IDS}).is_complete
 
@@ -202,7 +202,7 @@ def test_the_cache_is_bounded_and_never_mixes_up_rows() -> None:
     assert np.array_equal(rows[kept, 1], keys[kept] % 1000)
     assert np.array_equal(rows[kept, 0], [newest[each] for each in keys[kept].tolist()])
     assert np.array_equal(published[kept], rows[kept, 0])
-    # Key 0 is in no slot only because its array begins with zeros.
+    # Key 0 is in no slot, because the array of slots starts with zeros.
     assert np.isnan(cache.read("item", np.array([0]), np.zeros((1, 2), np.float32))).all()
     assert np.isnan(cache.read("user", np.array([0]), np.zeros((1, 2), np.float32))).all()
 

@@ -239,7 +239,7 @@ def test_shards_map_only_their_partitions(run: Run) -> None:
             LookupClient(first.address, LONG) as client,
             pytest.raises(ReplicasFailedError, match=r"shard 1: no replica replied .127.0.0.1:1"),
         ):
-            # It takes the map of the server, whose addresses are others.
+            # The client loads the map of the server, which has other addresses.
             client.pull({"item": KEYS})
 
 
@@ -339,7 +339,7 @@ def test_published_snapshots_are_removed_when_newer_ones_arrive(run: Run) -> Non
         with serve(run) as server:
             assert server.service.tables.versions()[0].hash == published.written.hash
     assert kinds == [True, True, False, True, True]
-    # Each with its base, the newest first.
+    # Each version with its base, the newest first.
     assert removed == ["step-003", "step-002", "step-001"]
 
 
@@ -348,7 +348,7 @@ def test_a_full_snapshot_is_due_when_deltas_have_grown(run: Run) -> None:
     run.save()
     publish_newest(run.url, run.out, options)
     kinds = []
-    # 2 tables of 500 rows: 100 and 104 changed or erased in each, then a quarter is passed.
+    # 2 tables of 500 rows: 100 and 104 changed or erased rows in each, which exceeds a quarter.
     for erased in ((), range(4), (), ()):
         run.save(KEYS[100:200], erased=list(erased), is_delta=True)
         published = publish_newest(run.url, run.out, options)
@@ -507,7 +507,7 @@ def test_a_shard_without_replicas_is_reported_within_the_deadline(
             raising.pull({"item": KEYS})
         assert time.monotonic() - begin < 10  # and not the minutes of a connection
         replica.end(signal.SIGKILL)
-        time.sleep(CIRCUIT_SECONDS)  # until a call is sent again
+        time.sleep(CIRCUIT_SECONDS)  # until a call is retried
         with pytest.raises(ReplicasFailedError, match="UNAVAILABLE"):
             raising.pull({"item": KEYS})
         answer = flagging.pull({"item": KEYS})
@@ -533,7 +533,7 @@ def test_rows_of_a_missing_server_are_stale_or_initial(
             answer = client.pull({"item": KEYS[:400], "user": unseen})
             assert time.monotonic() - begin < 10
             is_stale = answer.status["item"] == RowStatus.STALE
-            assert is_stale.sum() > 390  # of 100,000 places a few have two keys
+            assert is_stale.sum() > 390  # in 100,000 slots, a few have two keys
             check(answer.rows["item"][is_stale], KEYS[:400][is_stale], 1)
             assert (answer.stale_seconds["item"][is_stale] >= 0).all()
             assert (answer.status["user"] == RowStatus.INITIAL).all()

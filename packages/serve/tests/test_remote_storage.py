@@ -85,7 +85,7 @@ def test_a_model_reads_fallback_values_when_no_server_answers(
     if on_failure == "initial":
         assert np.array_equal(rows, initial_rows(ids, ITEM))
     else:
-        # NaN is seen; an initial value would pass for a row.
+        # NaN is detected; an initial value could be mistaken for a row.
         assert np.isnan(rows[1]).all()
         assert np.isnan(rows[0]).all() == (on_failure == "flag")
 

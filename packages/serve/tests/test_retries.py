@@ -356,7 +356,7 @@ def test_a_circuit_opens_only_for_replicas_that_answer_nothing() -> None:
     assert breaker.state("a:1", 1.0, 1.0) is CircuitState.CLOSED
     breaker.note_deadline("a:1", began=1.0, seconds=1.0)
     assert breaker.state("a:1", 2.0, 1.0) is CircuitState.OPEN
-    # Others are not affected, nor are calls that are far more patient.
+    # Other calls are not affected, nor are calls with much longer deadlines.
     assert breaker.state("b:1", 2.0, 1.0) is CircuitState.CLOSED
     assert breaker.state("a:1", 2.0, 10.0) is CircuitState.CLOSED
     now = 2.0

@@ -451,7 +451,7 @@ def test_tls_authenticates_both_sides_and_files_are_read_again(
     for wrong in (config(theirs, theirs), config(mine, None), config(mine, mine), ClientConfig()):
         with LookupClient(server.address, wrong) as client, pytest.raises(ReplicasFailedError):
             client.pull({"item": [1]}, deadline_seconds=1)
-    # Another certificate in the same place is for connections from then on.
+    # A replaced certificate is used for later connections.
     other = make_certificate(tmp_path / "new", "server")
     other.with_suffix(".key").replace(mine.with_suffix(".key"))
     other.replace(mine)

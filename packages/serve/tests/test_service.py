@@ -209,6 +209,6 @@ def test_recently_requested_ids_are_kept_within_limits() -> None:
         recent.note("item", np.arange(call * 10_000, call * 10_000 + 10_000))
     recent.note("item", np.array([990_001, 5, 5]))
     ids = recent.newest_first()["item"]
-    # 63 calls of 4,096 ids, and the one of two new ones.
+    # 63 calls of 4,096 ids, and the call with two new ones.
     assert (len(ids), len(np.unique(ids))) == (63 * 4096 + 1, len(ids))
     assert ids[:3].tolist() == [990_001, 5, 990_000]

@@ -46,7 +46,7 @@ class TestMemoryOverMemory(StorageTests):
 
 
 @needs_hkv
-@pytest.mark.long  # of short runs, stacks on a device and over sqlite have each part of it
+@pytest.mark.long  # in short runs, other stacks cover its parts
 class TestHkvOverMemory(StorageTests):
     @pytest.fixture
     def make_storage(self) -> MakeStorage:
@@ -99,7 +99,7 @@ class PersistentTests(StorageTests):
 
 @needs_hkv
 @needs_sqlite
-@pytest.mark.long  # of short runs, the stack of three promotes at the second touch
+@pytest.mark.long  # short runs cover it by the stack of three tiers
 class TestHkvOverSqlite(PersistentTests):
     above: ClassVar[tuple[Any, ...]] = (SMALL,)
     settings: ClassVar[dict[str, Any]] = {"promote": "second_touch"}

@@ -72,7 +72,7 @@ def test_rows_and_counters_equal_a_stack_that_python_reads(
         ]
         for stack in stacks[:2]
     )
-    # A sample of many keys may pass the filter where one of the others would not.
+    # A sample of many keys may pass the filter although one of the others would not.
     below = [by_interpreter[1], in_memory[1]]
     assert below[0].bloom_skips - below[1].bloom_skips <= 0.01 * below[0].bloom_skips
     alike = {"bloom_skips": 0, "bloom_false_positives": 0, "misses": 0}

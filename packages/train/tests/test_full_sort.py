@@ -30,7 +30,7 @@ class Case:
         self.keys = random.permutation(NUM_ITEMS * 3)[:NUM_ITEMS] - NUM_ITEMS
         self.items = random.integers(-2, 3, (NUM_ITEMS, DIM)).astype(np.float32)
         lists = [random.choice(self.keys, each, replace=False) for each in range(NUM_USERS)]
-        # The first user has seen nothing; each fifth has no test item.
+        # The first user has seen nothing; every fifth user has no test item.
         self.seen = [each[: len(each) // 2].tolist() for each in lists]
         self.relevant = [
             [] if user % 5 == 0 else each[len(each) // 2 :].tolist()

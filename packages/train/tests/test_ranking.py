@@ -73,7 +73,8 @@ def test_values_equal_torchmetrics(k: int) -> None:
 
 def test_values_equal_a_manual_computation() -> None:
     ranked = [[7, -1, 3], [4, 5, 6], [1, 2, 3], [9, 8, 7]]
-    # The third has no relevant item; of the fourth, one is given twice, and one is ranked elsewhere only.
+    # The third has no relevant item; of the fourth, one is given twice, and one is only ranked
+    # elsewhere.
     relevant = jagged([[3, 7], [1], [], [8, 8, 4]])
     found = compute_ranking_metrics(ranked, relevant, k=3)
     of_two = 1 + 1 / math.log2(3)

@@ -78,7 +78,7 @@ def _end(container: StepContainer, way: str, folder: Path) -> None:
     if way == "error":
         raise RuntimeError("the model has a mistake")
     if way == "interrupt":
-        # A shell that starts something in the background has it ignore Ctrl-C.
+        # A background job of a shell ignores Ctrl-C.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.kill(os.getpid(), 2)
         time.sleep(10)

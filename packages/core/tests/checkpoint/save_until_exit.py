@@ -42,7 +42,7 @@ def end(way: str) -> None:
     if way == "error":
         raise RuntimeError("the model diverged")
     if way == "interrupt":
-        # A shell that starts something in the background has it ignore Ctrl-C.
+        # A background job of a shell ignores Ctrl-C.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.kill(os.getpid(), 2)
         time.sleep(10)
@@ -55,7 +55,7 @@ def main(folder: Path, way: str, is_closed: bool) -> None:
     fill(container, 1)
     container.save(str(folder / "one"))
     fill(container, 2)
-    # The executor of a save receives the options of saves, not of other work.
+    # A save uses the deadline of its options, not the deadline of other work.
     container.events.deadline_seconds = events.EXIT_SECONDS = 0.1
     options = SaveOptions()
     if way == "too slow":

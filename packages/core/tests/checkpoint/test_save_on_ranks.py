@@ -175,7 +175,7 @@ def test_after_a_failed_commit_ranks_agree_on_a_base_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit, calls = SnapshotWriter.commit, []
-    # Rank 0 dies, or is too slow, before the other rank learns how the commit ended.
+    # Rank 0 dies, or is too slow, before the other rank knows the result of the commit.
     monkeypatch.setattr(SnapshotWriter, "await_commit", SnapshotWriter._release)
     monkeypatch.setattr("sparring.snapshot.commit.GRACE_SECONDS", 0.1)
 
@@ -367,7 +367,7 @@ def test_a_rank_that_dies_during_a_save_causes_a_deadline_error_on_the_others(
         writer.abandon(caught.value)
         return str(sorted(path.name for path in next(tmp_path.iterdir()).iterdir()))
 
-    # Rank 0 may just be committing: nothing of the other rank is removed or added.
+    # Rank 0 may be committing, so nothing of the other rank is removed or added.
     assert run_ranks(2, body)[1] == "['part-00000.json', 'part-00001.json']"
 
 

@@ -141,7 +141,7 @@ def test_a_snapshot_of_format_1_is_loaded_and_continued(
 
     parts = run_ranks(world_size, body)
     assert joined(each[0] for each in parts) == json.loads((FOLDER / f"{name}.json").read_text())
-    # Filters and visits were loaded too: 4 comes for the second time, and 1 has expired.
+    # Filters and visits were loaded, too: 4 occurs for the second time, and 1 has expired.
     went_on = joined(each[1] for each in parts)
     assert went_on["counted"].keys() == went_on["bloom"].keys() == {"2", "3", "4"}
     assert went_on["expiring"].keys() == {"2", "3", "4", "5", str(2**63 - 1)}

@@ -26,7 +26,7 @@ def test_the_next_item_is_created_while_one_is_in_use() -> None:
     seen = []
     for item in read_ahead(items()):
         assert begun[item + 1].wait(_SECONDS)
-        # One ahead, not all of them: each takes memory.
+        # One item ahead, not all of them, because each takes memory.
         assert not any(each.is_set() for each in begun[item + 2 :])
         seen.append(item)
     assert seen == [0, 1, 2]

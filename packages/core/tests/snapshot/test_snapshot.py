@@ -242,7 +242,7 @@ def test_memory_does_not_grow_with_the_table(
         for begin in range(0, 100_000, 10_000):
             yield make_chunk(np.arange(begin, begin + 10_000), table=table)
 
-    # tracemalloc sees NumPy's memory, and none that is mapped.
+    # tracemalloc sees NumPy's memory, but no mapped memory.
     monkeypatch.setattr("sparring.snapshot.row_router.allocate_returnable", np.zeros)
     tracemalloc.start()
     try:

@@ -100,14 +100,14 @@ def test_a_read_that_a_note_overtakes_leaves_no_older_row(trainer: Trainer, tmp_
 
         def overtaken() -> Any:
             fills.begin = begin
-            reader.find(KEYS[:10])  # of version 1, and they stay in the cache
+            reader.find(KEYS[:10])  # of version 1, which stay in the cache
             trainer.write(KEYS[:10], 2)
             view.before_return = Once(take_note)
             return begin()
 
         def take_note() -> None:
             trainer.publish()
-            view.is_cut = True  # the note is taken, and its keys cannot be read again yet
+            view.is_cut = True  # the note is processed, and its keys cannot be read again yet
             with pytest.raises(StorageIOError):
                 reader.refresh()
             view.is_cut = False

@@ -429,7 +429,7 @@ def test_every_row_is_found_for_any_failure_of_a_lower_tier(machine: type[StackM
         stateful_step_count=30,
         deadline=None,
         print_blob=True,
-        # A race shows once in many runs, so there is nothing to shrink.
+        # A race occurs once in many runs, so there is nothing to shrink.
         phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
         suppress_health_check=list(hypothesis.HealthCheck),
     )

@@ -117,7 +117,7 @@ def test_a_row_that_was_only_read_is_not_written_to_a_lower_tier_again() -> None
         stack.find(KEYS[start : start + 5])
         stack.upsert([777], ROWS[:1])
     assert stack.tier_counters()[0].evictions > 100
-    # Key 777 itself, if it was pushed out; a filter may take a clean row for a dirty one.
+    # Key 777 itself, if it was evicted; a filter may mistake a clean row for a dirty one.
     assert last.num_written - written <= 5
 
 
@@ -328,6 +328,6 @@ def test_reads_of_a_save_are_not_counted() -> None:
     assert np.array_equal(found, with_an_unknown_key != 777)
     chunks = stack.scan(7)
     next(chunks)
-    stack._stack.num_writes += 1  # a write during the scan, which now looks rows up again
+    stack._stack.num_writes += 1  # a write during the scan, which now looks up rows again
     assert sum(map(len, chunks)) == 93
     assert [tier.as_dict() for tier in stack.tier_counters()] == before

@@ -117,7 +117,7 @@ def test_ids_of_others_are_not_found(content: bytes, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "damaged",
     [gzip.compress(TEXT)[:-20], parquet_of("zstd", a=[EMAIL] * 9)[:-9], zip_of(TEXT)[:40]],
-    # Without names, the time in the archive would be found.
+    # Without names, the ids of the tests would contain the time in the archive.
     ids=["gzip", "parquet", "zip"],
 )
 def test_undecodable_files_are_reported(damaged: bytes, tmp_path: Path) -> None:

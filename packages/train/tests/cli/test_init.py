@@ -215,7 +215,7 @@ def test_sessions_with_times_get_a_model_of_sequences(
     assert main(asked) == 0
     items = json.loads(capsys.readouterr().out)["items"]
     assert all(int(each["item"].removeprefix("SKU_")) % 2 for each in items)
-    # The session has no row, and gets the items that it does not contain.
+    # The session has no row, and items that it already contains are left out.
     asked[-3:] = ["-k", "20", "--json", "--user", "u4"]
     found = []
     for more in ([], ["--new"]):

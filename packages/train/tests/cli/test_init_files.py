@@ -86,7 +86,7 @@ def test_unused_columns_cause_no_bad_rows(capsys: pytest.CaptureFixture[str]) ->
     rows[9] = "u1,i2,cheap,1"
     write("log.csv", "user,item,price,clicked", rows)
     assert "bad_rows" not in written(capsys, "log.csv", "skip=price")[0]
-    # As ids they may be anything, though all of the first rows are numbers.
+    # As ids, all values are valid, although all of the first rows are numbers.
     write("log.csv", "user,item,code,clicked", [each.replace(".", "") for each in rows])
     config: Any = parse_config(written(capsys, "log.csv", "categorical=code")[0])
     assert (config.data.bad_rows, config.data.types) == ("refuse", {})

@@ -119,7 +119,7 @@ def test_scores_and_order_equal_predict(
     if user == 99:  # its own columns are unknown, and stay empty
         asked = [{**row, "group": "-", "age": "-"} for row in asked]
         assert found["without_row"] == ["user_id 'user 99'"]
-    # The model of factors reads only users and items.
+    # The matrix factorization reads only users and items.
     empty = ["group", "age"] if user == 99 and name != "factors" else None
     assert found.get("left_empty") == empty
     write_rows(folder / "asked.csv", asked)

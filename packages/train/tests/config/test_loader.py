@@ -165,7 +165,7 @@ def test_the_shown_configuration_reads_back_the_same() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(
-    # Relative paths are read in normal form: "a/" as "a".
+    # Relative paths are normalized: "a/" becomes "a".
     path=st.text(min_size=1, max_size=30).filter(lambda text: os.path.normpath(text) == text),
     seed=st.integers(0, 2**63 - 1),
 )

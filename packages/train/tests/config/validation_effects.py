@@ -33,7 +33,7 @@ def register(effects: Effects) -> None:
             "{column: clicked, value: 1}",
             "{leave_one_out: user}",
         ):
-            # The column has one value only, for which no AUC is defined.
+            # The column has only one value, for which no AUC is defined.
             watch = () if way == "null" else ("training.watch=log_loss",)
             ran = run_table(runs, "data.time=at", f"data.validation={way}", *watch)
             trained[way] = sum(ran.samples)

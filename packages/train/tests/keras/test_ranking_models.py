@@ -114,7 +114,7 @@ training: {micro_batches: 2, epochs: 2}
 storage: {backend: memory}
 """
 
-# Dropout would be drawn by each rank for its part.
+# Each rank would draw dropout for its part.
 ON_RANKS = {
     "two_towers": ("model={kind: two_towers, embedding_dim: 4, layers: [8], positive: 3}",),
     "sequence": (

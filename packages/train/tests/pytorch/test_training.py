@@ -455,7 +455,7 @@ def test_a_run_ends_if_its_tables_outgrow_their_memory(ratings: Path) -> None:
     with pytest.raises(CapacityError, match=r"tables\.memory_bytes") as caught:
         run(rating_config(ratings, tables={"memory_bytes": 1000}), told)
     assert caught.value.details["budget_bytes"] == 1000
-    assert len(told.losses) == 1  # it is looked at before a step is written
+    assert len(told.losses) == 1  # it is checked before a step is written
 
 
 def test_wrong_data_are_rejected_with_their_place(ratings: Path) -> None:

@@ -53,7 +53,7 @@ LAUNCHES = [
     pytest.param("mpiexec", 3, "clicks.yaml", marks=[needs_mpi, pytest.mark.long]),
 ]
 
-# The last batch of clicks is one sample: all other ranks have none of it.
+# The last batch of clicks has one sample, so all other ranks have none.
 RATINGS = """
 seed: 3
 threads: 1
