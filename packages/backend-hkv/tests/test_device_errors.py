@@ -274,9 +274,9 @@ def test_state_that_a_gpu_cannot_read_is_rejected() -> None:
     choice = MethodChoice(update, update.hyperparameters(lr=0.1), 1)
     keys, found, gradients = np.arange(3), np.zeros(3, np.bool_), np.ones((3, 4), np.float32)
     rows = np.zeros(19, np.float16)[1:].reshape(3, 6)  # 2 bytes off a multiple of 4
-    with pytest.raises(InvalidArgumentError, match="multiple of 4 bytes, found one at 2 beyond"):
+    with pytest.raises(InvalidArgumentError, match=r"multiple of 4 bytes, found .* 2 "):
         kernels.initialize(rows, keys, found, table, None)
-    with pytest.raises(InvalidArgumentError, match="multiple of 4 bytes, found one at 2 beyond"):
+    with pytest.raises(InvalidArgumentError, match=r"multiple of 4 bytes, found .* 2 "):
         kernels.update(table, choice, keys, rows, gradients)
     assert not rows.any()
     kernels.initialize(rows, keys, found, TableConfig("t", 6, dtype="float16", seed=3), None)

@@ -203,7 +203,7 @@ def test_a_table_occurs_once_in_an_update_and_often_in_a_lookup(device: Any) -> 
     (storage,), keys = opened(1), np.arange(3)
     choice = MethodChoice(METHOD, HYPER, 1)
     update = StorageUpdate(storage, choice, keys, np.ones((3, DIM), np.float32), STATE)
-    with pytest.raises(InvalidArgumentError, match="named twice"):
+    with pytest.raises(InvalidArgumentError, match="twice in one"):
         device.update_tables([update, update])
     device.update_tables([update])
     lookup = StorageLookup(storage, storage.table, keys, np.arange(4))

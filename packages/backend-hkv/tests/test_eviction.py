@@ -105,6 +105,6 @@ def test_full_table_without_policy_rejects_whole_calls() -> None:
     keys = list(range(95))
     storage.upsert(keys, rows_of(keys, 0))
     before = held_by(storage)
-    with pytest.raises(CapacityError, match=r"6 of them new: the table holds 95 of at most 100"):
+    with pytest.raises(CapacityError, match=r"6 of them new: the table .* 95 of at most 100"):
         storage.upsert([1, *range(200, 206)], rows_of([1, *range(200, 206)], 1))
     assert held_by(storage) == before

@@ -70,7 +70,7 @@ def test_more_rows_than_can_be_numbered_are_rejected_with_the_limit_and_the_fix(
 
 
 def test_memory_for_less_than_one_row_is_rejected_with_the_minimum() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"at least one row of 16 bytes.*found 100"):
+    with pytest.raises(InvalidArgumentError, match=r"one row of 16 bytes.*found 100"):
         HkvStorage(TABLE, HkvOptions(memory_bytes=100))
 
 

@@ -154,7 +154,7 @@ def test_a_checkpoint_contains_the_rows_of_its_moment(filled: Path, tmp_path: Pa
     with opened(filled) as storage:
         storage.checkpoint(copy)
         storage.upsert([5, 6], ROWS[:2] + 1)
-        with pytest.raises(InvalidArgumentError, match="does not exist yet"):
+        with pytest.raises(InvalidArgumentError, match="does not exist"):
             storage.checkpoint(copy)
         with opened(copy) as copied:
             assert copied.size == 3

@@ -145,7 +145,7 @@ std::string spread_fault(const Tensor& gradient, const Tensor& ids, const Tensor
       is_sum_of(num_ids, integers(lengths), TF_TensorElementCount(lengths.get()));
   if (is_whole && (num_weights == 0 || num_weights == num_ids)) return "";
   return "found " + std::to_string(num_ids) + " ids and " + std::to_string(num_weights) +
-         " weights, which are not those of the lengths";
+         " weights, which do not match the sum of the lengths";
 }
 
 template <class T>
@@ -169,7 +169,8 @@ void spread_as(Run& run, TF_OpKernelContext* context) {
     const int64_t dim = TF_NumDims(anchor.get()) == 2 ? TF_Dim(anchor.get(), 1) : width + 1;
     width_left -= dim;
     if (width_left < 0 || (feature + 1 == num_features && width_left != 0)) {
-      return run.refuse("SparringSpread: anchors must be (0, dim), of as many dims as the gradient");
+      return run.refuse("SparringSpread: anchors must be (0, dim), and their dims must add up to "
+                        "the gradient's");
     }
     const int64_t count = std::accumulate(length, length + num_bags, int64_t{0});
     const Tensor own_ids = run.output({count}, TF_INT64, feature);

@@ -63,7 +63,7 @@ Reader opened(const std::string& path) {
   made.pool = reinterpret_cast<Read>(dlsym(library, "sparring_program_pool"));
   made.error = reinterpret_cast<const char* (*)()>(dlsym(library, "sparring_program_error"));
   if (made.lookup == nullptr || made.pool == nullptr || made.error == nullptr) {
-    made.fault = path + " has no functions of programs: it is of an older release; upgrade "
+    made.fault = path + " has no functions for programs, because it is of an older release; upgrade "
                         "sparring-packed, and export the program again";
   }
   return made;

@@ -235,7 +235,7 @@ def test_invalid_requests_are_rejected(trained: Any) -> None:
             tables.lookup("item", [1], out=np.empty((2, 24), np.float32))
         with pytest.raises(InvalidArgumentError, match="from 0 to 2"):
             tables.pool("item", [1, 2], [0, 1])
-        with pytest.raises(InvalidArgumentError, match="fall at bag 1"):
+        with pytest.raises(InvalidArgumentError, match="at bag 1"):
             tables.pool("item", [1, 2], [0, 2, 1, 2])
         with pytest.raises(InvalidArgumentError, match="one more element"):
             tables.pool("item", [], [])
@@ -243,7 +243,7 @@ def test_invalid_requests_are_rejected(trained: Any) -> None:
             tables.pool("item", [1, 2], [0, 2], [1.0])
         with pytest.raises(InvalidArgumentError, match="mode must be sum or mean"):
             tables.pool("item", [1], [0, 1], mode="max")  # type: ignore[arg-type]
-        with pytest.raises(InvalidArgumentError, match="is not kept; kept are"):
+        with pytest.raises(InvalidArgumentError, match="is not kept; .*kept"):
             tables.pull({"item": [1]}, version="0" * 32)
         with pytest.raises(InvalidArgumentError, match="dtype must be fp32 or stored"):
             tables.pull({"item": [1]}, dtype="int8")  # type: ignore[arg-type]
@@ -270,7 +270,7 @@ def test_partitions_that_are_not_open_are_rejected_and_not_mapped(training: Any)
     ):
         assert part.mapped_bytes < whole.mapped_bytes / 3
         assert (bits(part.lookup("item", ids[ours])) == bits(training.expected(ids[ours]))).all()
-        with pytest.raises(InvalidArgumentError, match="open are partitions 0 to 1023"):
+        with pytest.raises(InvalidArgumentError, match="partitions 0 to 1023"):
             part.lookup("item", ids)
         scanned = np.concatenate([keys for keys, _ in part.scan("item")])
         assert sorted(scanned) == sorted(ids[:4_000][ours[:4_000]])

@@ -119,7 +119,7 @@ int main(int argc, char** argv) {
       update(*embeddings, keys);
       update(*states, keys);
     } else {
-      std::cerr << "unknown work " << work << "\n";
+      std::cerr << "unknown workload " << work << "\n";
       return 2;
     }
     const std::chrono::duration<double, std::nano> time = std::chrono::steady_clock::now() - start;

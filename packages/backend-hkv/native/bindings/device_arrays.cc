@@ -141,7 +141,7 @@ DeviceArray::DeviceArray(const DeviceHandle& device, const py::handle& object, c
                        (where.first == kCpu || where.second == device.number());
   if (!is_here) {
     refuse(std::string(name) + " is on " + text_of(where.first, where.second) +
-           ", and these kernels work on " + device.device().name() + "; move it there");
+           ", but these kernels run on " + device.device().name() + "; move it there");
   }
   try {
     // -1: the array is ready on the caller's stream.
@@ -149,7 +149,7 @@ DeviceArray::DeviceArray(const DeviceHandle& device, const py::handle& object, c
                                    : object.attr("__dlpack__")(py::arg("stream") = -1);
   } catch (py::error_already_set& error) {
     refuse(std::string(name) + " cannot be shared by DLPack: " + error.what() +
-           "; hand over one without gradient, writable, of a plain dtype");
+           "; pass a writable array without gradient, of a dtype that DLPack supports");
   }
   const auto* tensor =
       static_cast<const DlTensor*>(PyCapsule_GetPointer(capsule_.ptr(), "dltensor"));

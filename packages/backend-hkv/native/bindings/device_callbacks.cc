@@ -40,7 +40,7 @@ void Asking::ask(int64_t count, const int64_t* positions, uint8_t* is_admitted) 
     const py::array_t<int64_t> given(static_cast<py::ssize_t>(size), host_keys.data());
     const auto answered = py::array_t<bool, py::array::c_style | py::array::forcecast>(admit(given));
     if (answered.ndim() != 1 || answered.shape(0) != count)
-      refuse("admission must answer with one bool for each key");
+      refuse("admit must return one bool for each key");
     for (size_t i = 0; i < size; ++i) answers[i] = answered.data()[i] ? 1 : 0;
   }
   device->write(is_admitted, answers.data(), size, stream);

@@ -159,7 +159,7 @@ void pool_storage(DeviceHandle& handle, uint64_t stream_address, const py::objec
 // Returns the table of a storage that this module created.
 DeviceTable& table_of(SparringStorage* storage) {
   if (storage->find != border::Callbacks<DeviceStorage>::find)
-    refuse("tables in one call must be sparring-hkv's own, on one device");
+    refuse("all tables of one call must be tables of sparring-hkv on one device");
   return static_cast<DeviceStorage*>(storage->self)->table();
 }
 
@@ -341,7 +341,7 @@ class Update {
       }
       kernels::update(*updating.device, updating.stream, updating.update);
     });
-    if (refused != 0) updating.call->call.error = {"its rows could not be changed", nullptr, nullptr};
+    if (refused != 0) updating.call->call.error = {"the rows could not be changed", nullptr, nullptr};
   }
 
   DeviceArray keys_;

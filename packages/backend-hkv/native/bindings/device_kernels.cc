@@ -76,7 +76,7 @@ std::vector<int64_t> dedup_tables(DeviceHandle& handle, uint64_t stream, const p
   to_inverse.check_shape({count});
   if (offsets.size() < 2 || offsets.front() != 0 || offsets.back() != count ||
       !std::is_sorted(offsets.begin(), offsets.end()))
-    refuse("offsets must go up from 0 to the number of ids, " + std::to_string(count));
+    refuse("offsets must ascend from 0 to the number of ids, " + std::to_string(count));
   auto* const ids_data = from.as<int64_t>();
   auto* const keys_data = to_keys.as<int64_t>();
   auto* const inverse_data = to_inverse.as<int64_t>();
@@ -157,7 +157,7 @@ std::optional<DeviceArray> optional_array(const DeviceHandle& handle, const py::
 // Returns the number of bags for offsets (b + 1).
 int64_t num_bags_of(const DeviceArray& offsets) {
   if (offsets.shape().size() != 1 || offsets.length() < 1)
-    refuse("offsets must have one dimension and one number more than there are bags");
+    refuse("offsets must have one dimension, and one element more than there are bags");
   return offsets.length() - 1;
 }
 
@@ -203,7 +203,7 @@ void scatter(DeviceHandle& handle, uint64_t stream, const py::object& source,
   const int64_t count = checked_count(places.length(), "values");
   const int64_t num_bags = bags ? num_bags_of(*bags) : count;
   if (from.length() != num_bags) {
-    refuse("there must be a row of values for each of " + std::to_string(num_bags) +
+    refuse("values must have one row for each of " + std::to_string(num_bags) +
            " bags, found " + std::to_string(from.length()));
   }
   const int64_t dim = from.shape()[1];
@@ -265,8 +265,8 @@ void check_state_alignment(const DeviceArray& rows, const kernels::RowLayout& la
   const auto address = reinterpret_cast<uintptr_t>(rows.bytes());
   if (layout.state_width == 0 || address % static_cast<uintptr_t>(unit) == 0) return;
   refuse("rows with state must begin at a multiple of " + std::to_string(unit) +
-         " bytes, found one at " + std::to_string(address % static_cast<uintptr_t>(unit)) +
-         " beyond; copy them first");
+         " bytes, found an address that is " + std::to_string(address % static_cast<uintptr_t>(unit)) +
+         " bytes larger; copy them first");
 }
 
 void initialize(DeviceHandle& handle, uint64_t stream, const Initializer& initializer,
@@ -288,8 +288,8 @@ void initialize(DeviceHandle& handle, uint64_t stream, const Initializer& initia
   arguments.values = kernels::prepare(initializer, type);
   arguments.layout = kernels::make_row_layout(type, dim, state_width);
   if (arguments.layout.row_bytes != row_bytes) {
-    refuse("rows of " + std::to_string(row_bytes) + " bytes hold no embedding of " +
-           std::to_string(dim) + " and state behind it");
+    refuse("rows of " + std::to_string(row_bytes) + " bytes cannot contain an embedding of " +
+           std::to_string(dim) + " elements followed by state; pass the width of the table");
   }
   check_state_alignment(to, arguments.layout);
   if (state_array) {
@@ -403,7 +403,7 @@ void update(DeviceHandle& handle, uint64_t stream, const kernels::Update& step,
   arguments.layout =
       kernels::make_row_layout(type, dim, updates::state_width_of(step.method, dim));
   if (arguments.layout.row_bytes != row_bytes) {
-    refuse("rows of " + std::to_string(arguments.layout.row_bytes) + " bytes were asked for, found " +
+    refuse("rows of " + std::to_string(arguments.layout.row_bytes) + " bytes are expected, found " +
            std::to_string(row_bytes));
   }
   check_state_alignment(to, arguments.layout);

@@ -46,7 +46,7 @@ void bind_machine(py::module_& module, py::class_<DeviceHandle>& handle) {
     device::emulator::set_schedule({seed, num_threads});
   }, py::arg("seed"), py::arg("num_threads") = 2);
   module.def("num_waits", [] { return device::EmulatedDevice::num_waits_of_all(); },
-             "How often anybody waited for any emulated device.");
+             "Returns the number of waits for all emulated devices.");
   handle.def_property_readonly("work", [](DeviceHandle& self) {
     const device::EmulatedDevice& machine = emulated(self);
     py::dict found;
@@ -56,19 +56,19 @@ void bind_machine(py::module_& module, py::class_<DeviceHandle>& handle) {
     found["waits"] = machine.num_waits();
     found["lasting_allocations"] = machine.num_lasting_allocations();
     return found;
-  }, "How much was put on the device so far.");
+  }, "Numbers of operations on the device so far, by kind.");
   handle.def("refuse_once", [](DeviceHandle& self, int64_t n) { emulated(self).refuse_once(n); });
   module.def("current_device", [] { return device::EmulatedRuntime::current(); });
   module.def("set_current_device",
              [](int number) { device::EmulatedRuntime::choose(number); });
   module.def("num_default_uses", [] { return device::EmulatedDevice::streams.num_default_uses(); },
-             "How often the default stream of any emulated device was given work.");
+             "Returns how often work was enqueued on the default stream of any emulated device.");
   module.def("begin_capture", [](uint64_t stream) {
     device::EmulatedDevice::streams.begin_capture(reinterpret_cast<device::Stream>(stream));
   });
   module.def("end_capture", [](uint64_t stream) {
     return device::EmulatedDevice::streams.end_capture(reinterpret_cast<device::Stream>(stream));
-  }, "Ends the capture of a stream; whether nothing has spoilt it.");
+  }, "Ends the capture of a stream, and returns whether it is valid.");
   handle.def("fail_from", [](DeviceHandle& self, int64_t n) { emulated(self).fail_from(n); })
       .def("break_down",
            [](DeviceHandle& self, std::string text) { emulated(self).break_down(std::move(text)); })
@@ -100,7 +100,7 @@ void bind_machine(py::module_& module, py::class_<DeviceHandle>&) {
       case device::CudaSeverity::kLost: return py::bool_(true);
       default: return py::none();
     }
-  }, "Whether an error of the CUDA runtime stays until the process ends; None: the GPU is asked.");
+  }, "Returns whether an error of the CUDA runtime persists until the process ends; None: unknown.");
 }
 
 #endif
@@ -144,10 +144,10 @@ PYBIND11_MODULE(SPARRING_HKV_MODULE, module) {
     found["temporary_bytes"] = use.temporary_bytes;
     found["kept_bytes"] = use.kept_bytes;
     return found;
-  }, "Bytes of tables, bytes of calls under way, and bytes given back that are kept.");
+  }, "Bytes of tables, bytes of calls in progress, and freed bytes that are kept for later calls.");
   handle.def("add_reclaimer", &DeviceHandle::add_reclaimer, py::arg("function"),
-             "function() gives back memory of the device that it keeps unused, and says whether "
-             "there was any; asked where the device has none left.");
+             "Adds a function that releases unused memory of the device, and returns whether there was any. "
+             "It is called if the device has no memory left.");
   bind_machine(module, handle);
   module.def("streams", [](const DeviceHandle& self) {
     // The table of streams exists until the process ends.

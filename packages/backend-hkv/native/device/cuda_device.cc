@@ -61,14 +61,14 @@ struct Pool {
   void make(int index, uint64_t kept_bytes) {
     int has_pools = 0;
     throw_if_failed(cudaDeviceGetAttribute(&has_pools, cudaDevAttrMemoryPoolsSupported, index),
-                    "asking for memory pools");
+                    "querying memory pools");
     if (has_pools == 0) return;
     cudaMemPoolProps properties{};
     properties.allocType = cudaMemAllocationTypePinned;
     properties.location = {cudaMemLocationTypeDevice, index};
-    throw_if_failed(cudaMemPoolCreate(&pool, &properties), "making a memory pool");
+    throw_if_failed(cudaMemPoolCreate(&pool, &properties), "creating a memory pool");
     throw_if_failed(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &kept_bytes),
-                    "setting up the memory pool");
+                    "configuring the memory pool");
   }
   void trim() const {
     if (pool != nullptr && cudaMemPoolTrimTo(pool, 0) != cudaSuccess) cudaGetLastError();
@@ -91,7 +91,7 @@ class CudaDevice : public Device {
   CudaDevice(int index, uint64_t kept_bytes) : index_(index) {
     const Using here(index_);
     check_status(cudaDeviceGetAttribute(&num_multiprocessors_, cudaDevAttrMultiProcessorCount, index_),
-          "asking for the number of multiprocessors");
+          "querying the number of multiprocessors");
     load_kernels();
     temporary_.make(index_, kept_bytes);
     lasting_.make(index_, 0);
@@ -109,10 +109,10 @@ class CudaDevice : public Device {
     const Using here(index_);
     size_t free_bytes = 0;
     size_t total_bytes = 0;
-    check_status(cudaMemGetInfo(&free_bytes, &total_bytes), "asking how much memory is free");
+    check_status(cudaMemGetInfo(&free_bytes, &total_bytes), "querying the free memory");
     return {free_bytes, total_bytes};
   }
-  void use() const override { check_status(cudaSetDevice(index_), "choosing the device"); }
+  void use() const override { check_status(cudaSetDevice(index_), "selecting the device"); }
   void check() const override { memory(); }
 
   void* allocate(size_t num_bytes, Stream stream, Lifetime lifetime) override {
@@ -185,7 +185,7 @@ class CudaDevice : public Device {
   Stream make_stream() override {
     const Using here(index_);
     cudaStream_t stream = nullptr;
-    check_status(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "making a stream");
+    check_status(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream");
     return stream;
   }
   void free_stream(Stream stream) noexcept override {
@@ -211,7 +211,7 @@ class CudaDevice : public Device {
   Event make_event() override {
     const Using here(index_);
     cudaEvent_t event = nullptr;
-    check_status(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event");
+    check_status(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event");
     return event;
   }
   void free_event(Event event) noexcept override {
@@ -234,7 +234,7 @@ class CudaDevice : public Device {
       cudaGetLastError();
       return false;
     }
-    check_status(status, "asking for an event");
+    check_status(status, "querying an event");
     return true;
   }
   void order_after(Event event, Stream stream) override {
@@ -245,12 +245,12 @@ class CudaDevice : public Device {
   void call_on_host(Stream stream, void (*call)(void*), void* argument) override {
     LaunchBatch::flush_current();
     const Using here(index_);
-    check_status(cudaLaunchHostFunc(of(stream), call, argument), "putting a host call on a stream");
+    check_status(cudaLaunchHostFunc(of(stream), call, argument), "enqueueing a host call on a stream");
   }
 
   int current() const override {
     int number = index_;
-    check_status(cudaGetDevice(&number), "asking for the current device");
+    check_status(cudaGetDevice(&number), "querying the current device");
     return number;
   }
   void make_current(int number) const noexcept override {
@@ -327,8 +327,8 @@ GpuCount count_gpus() {
 std::unique_ptr<Device> make_cuda_device(int index, uint64_t kept_bytes) {
   const GpuCount gpus = count_gpus();
   if (index < 0 || index >= gpus.count) {
-    throw DeviceError("cuda:" + std::to_string(index) + " was asked for, there are " +
-                      std::to_string(gpus.count) + " GPUs" +
+    throw DeviceError("cuda:" + std::to_string(index) + " does not exist; the number of visible GPUs is " +
+                      std::to_string(gpus.count) +
                       (gpus.reason.empty() ? "" : " (" + gpus.reason + ")"));
   }
   return std::make_unique<CudaDevice>(index, kept_bytes);

@@ -53,7 +53,7 @@ bool is_captured(cudaStream_t stream) {
     cudaGetLastError();
     return true;
   }
-  throw_if_failed(status, "asking whether a stream is captured");
+  throw_if_failed(status, "querying whether a stream is being captured");
   return capture != cudaStreamCaptureStatusNone;
 }
 

@@ -44,7 +44,7 @@ void a_gpu_that_nobody_chose_gets_no_context() {
   CHECK(FakeRuntime::contexts == std::set<int>{3} && FakeRuntime::current() == 3);
 }
 
-void a_gpu_that_was_chosen_is_put_back() {
+void a_gpu_that_was_chosen_is_restored() {
   FakeRuntime::contexts = {};
   FakeRuntime::choose(1);
   { const Scope scope(3); }
@@ -57,7 +57,7 @@ void a_gpu_that_was_chosen_is_put_back() {
   CHECK(FakeRuntime::current() == 0);
 }
 
-void nothing_is_chosen_twice() {
+void no_gpu_is_chosen_twice() {
   FakeRuntime::contexts = {};
   FakeRuntime::chosen = 0;
   // The calls above created a context on it.
@@ -65,7 +65,7 @@ void nothing_is_chosen_twice() {
   CHECK(FakeRuntime::contexts == std::set<int>{0});
 }
 
-void captures_of_others_are_left_alone_within_it() {
+void captures_of_other_threads_stay_valid_within_it() {
   FakeRuntime::capture_mode = 1;
   {
     const Scope outer(3);
@@ -81,8 +81,8 @@ void captures_of_others_are_left_alone_within_it() {
 int main() {
   return sparring::testing::run({
       {"a GPU that was not chosen gets no context", a_gpu_that_nobody_chose_gets_no_context},
-      {"a GPU that was chosen is put back", a_gpu_that_was_chosen_is_put_back},
-      {"nothing is chosen twice", nothing_is_chosen_twice},
-      {"captures of others are left alone within it", captures_of_others_are_left_alone_within_it},
+      {"a GPU that was chosen is restored", a_gpu_that_was_chosen_is_restored},
+      {"no GPU is chosen twice", no_gpu_is_chosen_twice},
+      {"captures of other threads stay valid within it", captures_of_other_threads_stay_valid_within_it},
   });
 }

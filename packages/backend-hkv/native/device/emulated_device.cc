@@ -98,7 +98,7 @@ EmulatedDevice::~EmulatedDevice() {
   if (late_ != nullptr) late_->finish();
   breakdown_.clear();
   end_writes();
-  if (!pieces_.empty()) die("memory was not given back");
+  if (!pieces_.empty()) die("memory was not freed");
 }
 
 MemoryInfo EmulatedDevice::memory() const {
@@ -189,8 +189,9 @@ void EmulatedDevice::free_piece(void* memory, size_t num_bytes, Kind kind) noexc
   if (memory == nullptr) return;
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto piece = pieces_.find(memory);
-  if (piece == pieces_.end()) die("memory was freed that is not in use");
-  if (piece->second != std::pair(num_bytes, kind)) die("memory was freed as other than it is");
+  if (piece == pieces_.end()) die("memory that is not in use was freed");
+  if (piece->second != std::pair(num_bytes, kind)) die("memory was freed with another size or "
+                                                       "kind than it was allocated with");
   auto* bytes = static_cast<unsigned char*>(memory);
   if (!is_border(bytes - watched_bytes)) die("memory was written before its beginning");
   if (!is_border(bytes + num_bytes)) die("memory was written beyond its end");

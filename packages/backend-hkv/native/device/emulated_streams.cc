@@ -37,7 +37,7 @@ void EmulatedStreams::use(Stream stream) {
   const auto found = streams_.find(stream);
   if (found == streams_.end() || !found->second.is_captured) return;
   found->second.is_spoilt = true;
-  throw DeviceError("the stream is being captured, and its capture is spoilt now");
+  throw DeviceError("the stream is being captured, and the capture is now invalid");
 }
 
 void EmulatedStreams::use(Stream stream, int device) {
@@ -56,7 +56,7 @@ void EmulatedStreams::use_unsafely() {
     known.is_spoilt = does_spoil = true;
   }
   if (does_spoil)
-    throw DeviceError("operation not permitted when a stream is capturing; the capture is spoilt now");
+    throw DeviceError("operation not permitted when a stream is capturing; the capture is now invalid");
 }
 
 uint64_t EmulatedStreams::num_default_uses() const {

@@ -14,8 +14,6 @@
 // the kernel is incorrect: launch throws KernelError with the kernel, block, warp
 // and both locations. Only endless loops without an atomic or a warp operation
 // can hang.
-//
-// loops without an atomic or a warp operation in them.
 #ifndef SPARRING_HKV_DEVICE_EMULATOR_H_
 #define SPARRING_HKV_DEVICE_EMULATOR_H_
 

@@ -36,7 +36,7 @@ struct Operations {
   }
 };
 
-void warp_operations_give_what_cuda_gives() {
+void warp_operations_have_the_results_of_cuda() {
   EmulatedDevice device;
   for (const uint64_t seed : seeds) {
     emulator::set_schedule({.seed = seed, .num_threads = 3});
@@ -70,7 +70,7 @@ struct Reverses {
   }
 };
 
-void warps_of_a_block_meet() {
+void warps_of_a_block_synchronize() {
   EmulatedDevice device;
   for (const uint64_t seed : seeds) {
     emulator::set_schedule({.seed = seed});
@@ -100,7 +100,7 @@ struct AddsUp {
   }
 };
 
-void atomics_race_and_lose_nothing() {
+void concurrent_atomics_lose_nothing() {
   EmulatedDevice device;
   for (const uint64_t seed : seeds) {
     emulator::set_schedule({.seed = seed, .num_threads = 4});
@@ -162,7 +162,7 @@ bool names(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-void broken_kernels_are_reported_not_hung() {
+void incorrect_kernels_are_reported_and_do_not_hang() {
   uint32_t result = 0;
   for (const uint64_t seed : seeds) {
     emulator::set_schedule({.seed = seed});
@@ -174,7 +174,7 @@ void broken_kernels_are_reported_not_hung() {
     alignas(16) const char bytes[64] = {};
     CHECK(names(error_of(Misaligned{bytes}), "16 bytes"));
     // The stacks are reused.
-    warps_of_a_block_meet();
+    warps_of_a_block_synchronize();
   }
 }
 
@@ -188,7 +188,7 @@ struct Order {
   }
 };
 
-void seeds_draw_orders() {
+void seeds_determine_orders() {
   EmulatedDevice device;
   std::vector<std::vector<uint32_t>> orders;
   for (const uint64_t seed : {0, 1, 2, 2}) {
@@ -206,10 +206,10 @@ void seeds_draw_orders() {
 
 int main() {
   return sparring::testing::run({
-      {"warp operations give what cuda gives", warp_operations_give_what_cuda_gives},
-      {"warps of a block meet", warps_of_a_block_meet},
-      {"atomics race and lose nothing", atomics_race_and_lose_nothing},
-      {"broken kernels are reported not hung", broken_kernels_are_reported_not_hung},
-      {"seeds draw orders", seeds_draw_orders},
+      {"warp operations have the results of CUDA", warp_operations_have_the_results_of_cuda},
+      {"warps of a block synchronize", warps_of_a_block_synchronize},
+      {"concurrent atomics lose nothing", concurrent_atomics_lose_nothing},
+      {"incorrect kernels are reported and do not hang", incorrect_kernels_are_reported_and_do_not_hang},
+      {"seeds determine orders", seeds_determine_orders},
   });
 }

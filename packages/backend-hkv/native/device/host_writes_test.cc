@@ -52,7 +52,7 @@ void sources_are_read_before_the_call_returns() {
   }
 }
 
-void pieces_are_used_again_and_bounded() {
+void buffers_are_reused_and_limited() {
   EmulatedDevice device;
   Buffer to(device, 64, nullptr);
   const std::vector<char> from = numbered(64, 1);
@@ -90,7 +90,7 @@ int main() {
   return sparring::testing::run({
       {"a plain copy reads its source late", a_plain_copy_reads_its_source_late},
       {"sources are read before the call returns", sources_are_read_before_the_call_returns},
-      {"pieces are used again, and bounded", pieces_are_used_again_and_bounded},
+      {"buffers are reused and limited", buffers_are_reused_and_limited},
       {"without pinned memory it waits", without_pinned_memory_it_waits},
   });
 }

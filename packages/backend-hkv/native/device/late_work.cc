@@ -63,7 +63,7 @@ void LateWork::wait(Stream stream) {
   const auto found = lines_.find(stream);
   if (found == lines_.end()) return;
   while (!found->second->empty()) {
-    if (!step()) throw std::logic_error("late work: streams wait for one another");
+    if (!step()) throw std::logic_error("late work: the streams wait for each other");
   }
 }
 
@@ -71,7 +71,7 @@ void LateWork::wait_event(Event event) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = points_.find(event);
   while (found != points_.end() && !found->second->is_reached) {
-    if (!step()) throw std::logic_error("late work: streams wait for one another");
+    if (!step()) throw std::logic_error("late work: the streams wait for each other");
   }
 }
 
@@ -86,7 +86,7 @@ void LateWork::finish() {
   const std::lock_guard<std::mutex> lock(mutex_);
   while (step()) {
   }
-  if (!all_.empty()) throw std::logic_error("late work: streams wait for one another");
+  if (!all_.empty()) throw std::logic_error("late work: the streams wait for each other");
 }
 
 }  // namespace sparring::device

@@ -58,7 +58,7 @@ void launch_now(Device& device, const Shape& shape, Stream stream, const Kernel&
     throw_if_failed(cudaFuncSetAttribute(run_kernel<Kernel>,
                                          cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          static_cast<int>(shape.shared_bytes)),
-                    "asking for shared memory");
+                    "requesting shared memory");
   }
   // Not <<<>>>, whose failure could not be told from an earlier error of the thread.
   cudaLaunchConfig_t config{};

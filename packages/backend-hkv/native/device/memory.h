@@ -55,7 +55,7 @@ class OutOfDeviceMemory : public std::runtime_error {
                            std::to_string(available) + " are free"),
         asked_bytes(asked),
         free_bytes(available),
-        note(used_for.empty() ? "" : " (" + used_for + "; the driver does not say how many)") {}
+        note(used_for.empty() ? "" : " (" + used_for + "; the driver does not report the amount)") {}
   uint64_t asked_bytes;
   uint64_t free_bytes;
   std::string note;  // appended to the message

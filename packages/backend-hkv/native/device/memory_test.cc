@@ -21,7 +21,7 @@ void fresh_memory_is_poisoned() {
   CHECK(reinterpret_cast<uintptr_t>(buffer.as<void>()) % 256 == 0);
 }
 
-void out_of_memory_says_what_was_asked_and_is_free() {
+void out_of_memory_reports_the_requested_and_the_free_bytes() {
   EmulatedDevice device(1000);
   const Buffer held(device, 600, nullptr);
   try {
@@ -49,7 +49,7 @@ void the_nth_allocation_fails() {
   const Buffer again(device, 1, nullptr);
 }
 
-void an_allocation_that_finds_no_memory_asks_others_once() {
+void an_allocation_without_free_memory_calls_the_reclaimer_once() {
   EmulatedDevice device(1000);
   auto held = std::make_unique<Buffer>(device, 600, nullptr);
   int num_asked = 0;
@@ -84,7 +84,7 @@ void an_allocation_that_finds_no_memory_asks_others_once() {
   }
 }
 
-void a_broken_device_refuses_everything() {
+void a_failed_device_rejects_everything() {
   EmulatedDevice device;
   char byte = 0;
   device.break_down("lost");
@@ -119,7 +119,7 @@ void waits_are_counted() {
   device.free_stream(stream);
 }
 
-void captures_go_on_while_another_thread_uses_the_device() {
+void captures_stay_valid_while_another_thread_uses_the_device() {
   EmulatedDevice device;
   const Stream stream = device.make_stream();
   const Stream captured = device.make_stream();
@@ -142,7 +142,7 @@ void captures_go_on_while_another_thread_uses_the_device() {
   device.free_stream(captured);
 }
 
-void sorts_stably_by_chosen_bits() {
+void sorts_stably_by_the_selected_bits() {
   EmulatedDevice device;
   const std::vector<uint64_t> keys = {0x31, 0x12, 0x33, 0x11, 0x24, 0x15};
   std::vector<uint32_t> values(keys.size());
@@ -177,15 +177,16 @@ void sums_and_selects() {
 int main() {
   return sparring::testing::run({
       {"fresh memory is poisoned", fresh_memory_is_poisoned},
-      {"out of memory says what was asked and is free", out_of_memory_says_what_was_asked_and_is_free},
+      {"out of memory reports the requested and the free bytes",
+       out_of_memory_reports_the_requested_and_the_free_bytes},
       {"the nth allocation fails", the_nth_allocation_fails},
-      {"an allocation that finds no memory asks others once",
-       an_allocation_that_finds_no_memory_asks_others_once},
-      {"a broken device refuses everything", a_broken_device_refuses_everything},
+      {"an allocation without free memory calls the reclaimer once",
+       an_allocation_without_free_memory_calls_the_reclaimer_once},
+      {"a failed device rejects everything", a_failed_device_rejects_everything},
       {"waits are counted", waits_are_counted},
-      {"captures go on while another thread uses the device",
-       captures_go_on_while_another_thread_uses_the_device},
-      {"sorts stably by chosen bits", sorts_stably_by_chosen_bits},
+      {"captures stay valid while another thread uses the device",
+       captures_stay_valid_while_another_thread_uses_the_device},
+      {"sorts stably by the selected bits", sorts_stably_by_the_selected_bits},
       {"sums and selects", sums_and_selects},
   });
 }

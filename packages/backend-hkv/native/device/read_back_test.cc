@@ -22,7 +22,7 @@ struct Source {
   Buffer memory;
 };
 
-void everything_comes_whole_however_long_it_is() {
+void data_of_any_length_are_copied_completely() {
   const auto device = std::make_shared<EmulatedDevice>();
   ReadBack read_back(device, 100);
   for (const size_t first : {0, 1, 99, 100, 101, 250, 1000}) {
@@ -39,7 +39,7 @@ void everything_comes_whole_however_long_it_is() {
   }
 }
 
-void short_spans_share_one_wait_and_long_ones_take_no_more_memory() {
+void short_spans_share_one_wait_and_long_ones_need_no_more_memory() {
   const auto device = std::make_shared<EmulatedDevice>();
   ReadBack read_back(device, 100);
   const Source source(*device, 1000);
@@ -53,7 +53,7 @@ void short_spans_share_one_wait_and_long_ones_take_no_more_memory() {
   CHECK(device->num_lasting_allocations() == before);
 }
 
-void without_pinned_memory_it_copies_straight() {
+void without_pinned_memory_it_copies_directly() {
   const auto device = std::make_shared<EmulatedDevice>();
   ReadBack read_back(device, 100);
   const Source source(*device, 1000);
@@ -67,7 +67,7 @@ void without_pinned_memory_it_copies_straight() {
   device->fail_from(-1);
 }
 
-void wherever_it_is_refused_the_next_read_is_whole() {
+void after_any_rejected_operation_the_next_read_is_complete() {
   const auto device = std::make_shared<EmulatedDevice>();
   ReadBack read_back(device, 100);
   const Source source(*device, 350);
@@ -93,11 +93,11 @@ void wherever_it_is_refused_the_next_read_is_whole() {
 
 int main() {
   return sparring::testing::run({
-      {"everything comes whole however long it is", everything_comes_whole_however_long_it_is},
-      {"short spans share one wait, and long ones take no more memory",
-       short_spans_share_one_wait_and_long_ones_take_no_more_memory},
-      {"without pinned memory it copies straight", without_pinned_memory_it_copies_straight},
-      {"wherever it is refused the next read is whole",
-       wherever_it_is_refused_the_next_read_is_whole},
+      {"data of any length are copied completely", data_of_any_length_are_copied_completely},
+      {"short spans share one wait, and long ones need no more memory",
+       short_spans_share_one_wait_and_long_ones_need_no_more_memory},
+      {"without pinned memory it copies directly", without_pinned_memory_it_copies_directly},
+      {"after any rejected operation the next read is complete",
+       after_any_rejected_operation_the_next_read_is_complete},
   });
 }

@@ -10,13 +10,13 @@ namespace sparring::device {
 
 [[noreturn]] inline void refuse_device_of_stream(const std::string& found,
                                                  const std::string& wanted) {
-  throw StreamRefused("the stream belongs to " + found + ", and the call to " + wanted +
-                      "; hand over a stream of " + wanted);
+  throw StreamRefused("the stream belongs to " + found + ", but the call to " + wanted +
+                      "; pass a stream of " + wanted);
 }
 
 [[noreturn]] inline void refuse_captured_stream() {
   throw StreamRefused(
-      "the stream is being captured into a graph, and a table's work cannot be repeated by one; "
+      "the stream is being captured into a graph, but a graph cannot repeat the work of a table; "
       "call it before or after the capture, or on a stream that is not captured");
 }
 

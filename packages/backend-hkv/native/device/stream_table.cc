@@ -18,7 +18,7 @@ struct Holder {
 SparringStatus refuse(SparringStreamCall* call, SparringStatus status, const char* message) noexcept {
   char* const copy = static_cast<char*>(std::malloc(std::strlen(message) + 1));
   if (copy == nullptr) {
-    call->error = {"no memory was left for the message", nullptr, nullptr};
+    call->error = {"the message of the error could not be allocated", nullptr, nullptr};
   } else {
     std::strcpy(copy, message);
     call->error = {copy, [](SparringError* error) { std::free(error->owner); }, copy};

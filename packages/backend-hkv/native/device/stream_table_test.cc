@@ -17,7 +17,7 @@ SparringStreamCall make_call() {
   return call;
 }
 
-void the_table_drives_the_device() {
+void the_functions_of_the_table_control_the_device() {
   const auto device = std::make_shared<EmulatedDevice>();
   const SparringStreams& streams = *streams_of(device);
   CHECK(&streams == streams_of(device) && std::string(streams.device) == "emulated");
@@ -48,7 +48,7 @@ void the_table_drives_the_device() {
   CHECK(streams.free_stream(streams.self, &call) == SPARRING_OK);
 }
 
-void host_calls_come_on_one_thread_that_lives_on() {
+void host_calls_run_on_one_thread_that_keeps_running() {
   const auto device = std::make_shared<EmulatedDevice>();
   const SparringStreams& streams = *streams_of(device);
   SparringStreamCall call = make_call();
@@ -63,7 +63,7 @@ void host_calls_come_on_one_thread_that_lives_on() {
   CHECK(seen[0] == seen[1] && seen[0] != std::this_thread::get_id());
 }
 
-void a_failed_device_answers_with_its_message() {
+void a_failed_device_returns_its_message() {
   const auto device = std::make_shared<EmulatedDevice>();
   const SparringStreams& streams = *streams_of(device);
   SparringStreamCall call = make_call();
@@ -88,7 +88,7 @@ void a_failed_device_answers_with_its_message() {
   CHECK(streams.free_event(streams.self, &call) == SPARRING_OK);
 }
 
-void a_refused_call_is_not_a_lost_device() {
+void a_rejected_call_is_not_a_lost_device() {
   const auto device = std::make_shared<EmulatedDevice>();
   const SparringStreams& streams = *streams_of(device);
   const int64_t from = 1;
@@ -108,10 +108,10 @@ void a_refused_call_is_not_a_lost_device() {
 
 int main() {
   return sparring::testing::run({
-      {"the table drives the device", the_table_drives_the_device},
-      {"host calls come on one thread that lives on",
-       host_calls_come_on_one_thread_that_lives_on},
-      {"a failed device answers with its message", a_failed_device_answers_with_its_message},
-      {"a refused call is not a lost device", a_refused_call_is_not_a_lost_device},
+      {"the functions of the table control the device", the_functions_of_the_table_control_the_device},
+      {"host calls run on one thread that keeps running",
+       host_calls_run_on_one_thread_that_keeps_running},
+      {"a failed device returns its message", a_failed_device_returns_its_message},
+      {"a rejected call is not a lost device", a_rejected_call_is_not_a_lost_device},
   });
 }

@@ -44,7 +44,7 @@ std::vector<int64_t> some_ids(size_t count, uint64_t distinct) {
   return ids;
 }
 
-void dedup_numbers_keys_as_they_first_occur() {
+void dedup_numbers_keys_by_first_occurrence() {
   for (const uint64_t distinct : {1, 40, 100000}) {
     const std::vector<int64_t> ids = some_ids(3000, distinct);
     std::vector<int64_t> expected_keys;
@@ -92,7 +92,7 @@ void route_groups_keys_by_owner() {
 }
 
 // Integers, so that sums are exact in any order.
-void sums_lose_nothing_however_long_segments_are() {
+void sums_of_segments_of_any_length_lose_nothing() {
   const int64_t count = 6000;
   const int64_t num_rows = 300;
   const int64_t dim = 37;
@@ -138,7 +138,7 @@ float sum_of_long(const std::vector<float>& values, size_t begin) {
 // The sum of a hot key is divided among many blocks, in the documented order; short sums are
 // computed
 // row by row.
-void hot_keys_are_summed_in_the_promised_order() {
+void frequent_keys_are_summed_in_the_documented_order() {
   const std::vector<size_t> lengths = {1000, 7000, 3, 1024, 1025, 5000, 512, 0, 30, 1100};
   for (const int64_t dim : {8, 5}) {
     std::vector<int64_t> targets;
@@ -199,7 +199,7 @@ void pooling_adds_the_rows_of_bags() {
 }
 
 // Every other row is created, then all are updated; all schedules give the same bytes.
-void rows_are_made_and_changed_where_they_lie() {
+void rows_are_created_and_changed_in_place() {
   for (const RowType type : {RowType::float32, RowType::float64, RowType::bfloat16}) {
     const int64_t dim = 21;
     const int64_t count = 90;
@@ -264,13 +264,13 @@ void out_of_memory_is_reported_and_leaks_nothing() {
 
 int main() {
   return sparring::testing::run({
-      {"dedup numbers keys as they first occur", dedup_numbers_keys_as_they_first_occur},
+      {"dedup numbers keys by first occurrence", dedup_numbers_keys_by_first_occurrence},
       {"route groups keys by owner", route_groups_keys_by_owner},
-      {"sums lose nothing however long segments are",
-       sums_lose_nothing_however_long_segments_are},
-      {"hot keys are summed in the promised order", hot_keys_are_summed_in_the_promised_order},
+      {"sums of segments of any length lose nothing",
+       sums_of_segments_of_any_length_lose_nothing},
+      {"frequent keys are summed in the documented order", frequent_keys_are_summed_in_the_documented_order},
       {"pooling adds the rows of bags", pooling_adds_the_rows_of_bags},
-      {"rows are made and changed where they lie", rows_are_made_and_changed_where_they_lie},
+      {"rows are created and changed in place", rows_are_created_and_changed_in_place},
       {"out of memory is reported and leaks nothing",
        out_of_memory_is_reported_and_leaks_nothing},
   });

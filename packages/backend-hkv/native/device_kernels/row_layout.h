@@ -21,7 +21,8 @@ inline RowType row_type_named(const std::string& name) {
   if (name == "float64") return RowType::float64;
   if (name == "float16") return RowType::float16;
   if (name == "bfloat16") return RowType::bfloat16;
-  throw std::invalid_argument("dtype '" + name + "' is none of a table");
+  throw std::invalid_argument("dtype '" + name +
+                              "' is not a dtype of tables; choose float32, float64, float16 or bfloat16");
 }
 
 constexpr int64_t element_bytes(RowType type) {

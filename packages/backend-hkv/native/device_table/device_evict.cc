@@ -78,8 +78,8 @@ void DeviceTable::State::hand_over(const SparringEvictionSink& sink, const Depar
 void DeviceTable::State::check_taken(int32_t answer) {
   if (answer == 0) return;
   throw StatusError(SPARRING_INTERNAL,
-                    "evicted rows: the sink refused them; they have left the table all the "
-                    "same, and those that it did not take are lost");
+                    "evicted rows: the sink rejected them; they were removed from the table "
+                    "nevertheless, and rows that the sink did not accept are lost");
 }
 
 void DeviceTable::State::upsert_evicting(SparringUpsert& call) {

@@ -1,6 +1,6 @@
-// Calls of a table from several streams, on a device whose streams are late: no work is done when a
-// call returns, and a seed determines the order that events leave open. Callers free their arrays
-// at once, as frameworks do. SPARRING_OPERATIONS sets the length of a sequence.
+// Calls of a table from several streams, on a device whose streams are late: their work begins only
+// after the call returned, and a seed determines the order of work that events do not order. Callers
+// free their arrays at once, as frameworks do. SPARRING_OPERATIONS sets the length of a sequence.
 #include <algorithm>
 #include <cstdlib>
 #include <deque>
@@ -310,10 +310,10 @@ void tables_whose_rows_spill() {
 
 int main() {
   return sparring::testing::run({
-      {"growing tables are what their calls in order make, on any stream", growing_tables},
-      {"so are those with scores", growing_tables_with_scores},
-      {"those that chain within memory", chaining_tables_within_memory},
-      {"those whose rows spill to host memory", tables_whose_rows_spill},
-      {"those that evict", evicting_tables},
+      {"growing tables equal calls in order, on any stream", growing_tables},
+      {"the same with scores", growing_tables_with_scores},
+      {"the same with chains and a memory limit", chaining_tables_within_memory},
+      {"the same with rows in host memory", tables_whose_rows_spill},
+      {"the same with eviction", evicting_tables},
   });
 }

@@ -42,14 +42,14 @@ uint64_t bytes_of(const TableOptions& options, const DeviceLayout& layout) {
 DeviceLayout make_device_layout(const TableOptions& options) {
   if (options.row_bytes == 0) refuse("row_bytes must be at least 1; found 0");
   if (options.capacity < -1 || options.capacity == 0) {
-    refuse("capacity must be at least 1 row, or -1 for no bound; found " +
+    refuse("capacity must be at least 1 row, or -1 for no limit; found " +
            std::to_string(options.capacity));
   }
   const bool has_capacity = options.capacity > 0;
   const uint64_t most_rows = has_capacity ? static_cast<uint64_t>(options.capacity) : kMaxRows;
   if (most_rows > kMaxRows) {
     refuse("capacity must be at most " + std::to_string(kMaxRows) +
-           " rows, which is what 32 bits can number; found " + std::to_string(options.capacity));
+           " rows, because row numbers have 32 bits; found " + std::to_string(options.capacity));
   }
   if (options.memory_bytes == 0) {
     if (!has_capacity || options.policy == PolicyKind::kNone) {
@@ -61,7 +61,7 @@ DeviceLayout make_device_layout(const TableOptions& options) {
     return bytes_of(options, fixed_layout(options, rows)) <= options.memory_bytes;
   };
   if (!fits(1)) {
-    refuse("memory_bytes must hold at least one row of " + std::to_string(options.row_bytes) +
+    refuse("memory_bytes must be enough for one row of " + std::to_string(options.row_bytes) +
            " bytes and its index, " + std::to_string(bytes_of(options, fixed_layout(options, 1))) +
            " bytes; found " + std::to_string(options.memory_bytes));
   }

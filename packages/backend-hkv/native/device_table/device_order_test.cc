@@ -52,14 +52,14 @@ struct Streams {
   }
 };
 
-void a_read_comes_after_the_last_write_of_another_stream() {
+void a_read_runs_after_the_last_write_of_another_stream() {
   Streams streams;
   streams.write(streams.a, 1);
   streams.read(streams.b, 2);
   CHECK(streams.device.comes_after(streams.b, 1));
 }
 
-void a_write_comes_after_all_reads_of_other_streams() {
+void a_write_runs_after_all_reads_of_other_streams() {
   Streams streams;
   streams.read(streams.a, 1);
   streams.read(streams.b, 2);
@@ -69,7 +69,7 @@ void a_write_comes_after_all_reads_of_other_streams() {
   CHECK(streams.device.comes_after(streams.a, 2) && streams.device.comes_after(streams.a, 3));
 }
 
-void a_write_comes_after_reads_of_a_stream_whose_address_came_again() {
+void a_write_runs_after_reads_of_a_stream_whose_address_was_reused() {
   Streams streams;
   streams.read(streams.a, 1);
   streams.device.forget(streams.a);
@@ -85,7 +85,7 @@ void reads_wait_for_no_reads() {
   CHECK(!streams.device.comes_after(streams.b, 1));
 }
 
-void a_detour_comes_between() {
+void a_detour_runs_in_between() {
   Streams streams;
   streams.device.work(streams.a, 1);
   {
@@ -101,13 +101,13 @@ void a_detour_comes_between() {
 
 int main() {
   return sparring::testing::run({
-      {"a read comes after the last write of another stream",
-       a_read_comes_after_the_last_write_of_another_stream},
-      {"a write comes after all reads of other streams",
-       a_write_comes_after_all_reads_of_other_streams},
-      {"a write comes after reads of a stream whose address came again",
-       a_write_comes_after_reads_of_a_stream_whose_address_came_again},
+      {"a read runs after the last write of another stream",
+       a_read_runs_after_the_last_write_of_another_stream},
+      {"a write runs after all reads of other streams",
+       a_write_runs_after_all_reads_of_other_streams},
+      {"a write runs after reads of a stream whose address was reused",
+       a_write_runs_after_reads_of_a_stream_whose_address_was_reused},
       {"reads wait for no reads", reads_wait_for_no_reads},
-      {"a detour comes between", a_detour_comes_between},
+      {"a detour runs in between", a_detour_runs_in_between},
   });
 }

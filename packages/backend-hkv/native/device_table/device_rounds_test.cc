@@ -20,7 +20,7 @@ Keys range(int64_t begin, int64_t end) {
 
 // In an evict with several rounds, rows that were evicted are returned and counted, and the call
 // never reports that the table is unchanged.
-void refusals_amid_an_evict_leave_what_the_rounds_before_did() {
+void rejections_during_an_evict_keep_the_results_of_earlier_rounds() {
   DeviceTableOptions options = device_options(16, -1, PolicyKind::kLru);
   options.round_bytes = 5 * 16;
   int num_partial = 0;
@@ -48,7 +48,7 @@ void refusals_amid_an_evict_leave_what_the_rounds_before_did() {
   CHECK(num_partial > 0);
 }
 
-void more_rows_than_can_be_counted_are_not_scanned_at_once() {
+void a_scan_returns_at_most_as_many_rows_as_can_be_counted() {
   DeviceClient client(device_options(16));
   client.set_device(kGpu);
   CHECK(client.upsert(range(0, 10), 1) == SPARRING_OK);
@@ -69,9 +69,9 @@ void more_rows_than_can_be_counted_are_not_scanned_at_once() {
 
 int main() {
   return sparring::testing::run({
-      {"refusals amid an evict leave what the rounds before did",
-       refusals_amid_an_evict_leave_what_the_rounds_before_did},
-      {"more rows than can be counted are not scanned at once",
-       more_rows_than_can_be_counted_are_not_scanned_at_once},
+      {"rejections during an evict keep the results of earlier rounds",
+       rejections_during_an_evict_keep_the_results_of_earlier_rounds},
+      {"a scan returns at most as many rows as can be counted",
+       a_scan_returns_at_most_as_many_rows_as_can_be_counted},
   });
 }

@@ -81,10 +81,10 @@ void DeviceTable::scan(SparringScan& call) {
   State& state = *state_;
   if (call.cursor[1] != 0) {
     throw StatusError(SPARRING_INVALID_ARGUMENT,
-                      "cursor must be zero or come from the chunk before; found " +
+                      "cursor must be zero or the cursor of the previous chunk; found " +
                           std::to_string(call.cursor[1]));
   }
-  state.check_count(call.capacity, "capacity", "ask for smaller chunks");
+  state.check_count(call.capacity, "capacity", "request smaller chunks");
   state.read(call.call.stream, "scan", [&] { state.scan(call); });
 }
 
@@ -168,7 +168,7 @@ void DeviceTable::State::show(SparringVisit& call) {
   const int32_t answer = call.show(call.context, 0, call.count, shown.as<const void*>());
   if (answer != 0) {
     throw StatusError(SPARRING_INTERNAL,
-                      "the visitor of the rows returned " + std::to_string(answer));
+                      "the visitor of the rows returned " + std::to_string(answer) + ", expected 0");
   }
 }
 

@@ -191,13 +191,13 @@ void tables_whose_rows_spill() {
 
 int main() {
   return sparring::testing::run({
-      {"growing tables equal the model and the CPU's table", growing_tables},
+      {"growing tables equal the model and the CPU table", growing_tables},
       {"the same with wide rows", growing_tables_of_wide_rows},
       {"the same with scores", growing_tables_with_scores},
       {"the same with a capacity", growing_tables_with_a_capacity},
-      {"the same within a number of bytes, in chains", chaining_tables_within_memory},
-      {"the same where rows spill to host memory", tables_whose_rows_spill},
-      {"evicting tables equal the model, and hand over what it does", evicting_tables},
-      {"so do tiny ones", tiny_evicting_tables},
+      {"the same with chains and a memory limit", chaining_tables_within_memory},
+      {"the same with rows in host memory", tables_whose_rows_spill},
+      {"evicting tables and their evicted rows equal the model", evicting_tables},
+      {"the same with tiny tables", tiny_evicting_tables},
   });
 }

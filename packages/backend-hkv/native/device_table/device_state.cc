@@ -74,12 +74,12 @@ void DeviceTable::State::run(const std::string& what, const std::function<void()
     throw StatusError(SPARRING_DEVICE_MEMORY,
                       what + " on " + device.name() + ": " +
                           border::device_memory_text({error.asked_bytes, error.free_bytes}) + error.note +
-                          "; the table is unchanged. Divide the call, free memory there, or let "
-                          "rows lie in host memory beyond device_memory_bytes");
+                          "; the table is unchanged. Divide the call, free memory there, or set "
+                          "device_memory_bytes, beyond which rows are stored in host memory");
   } catch (const device::DeviceLost& error) {
     const std::lock_guard<std::mutex> held(failure_mutex);
     failure = device.name() + " has failed (" + error.what() +
-              "), and this table refuses everything since; restart the process, and load a "
+              "), and this table rejects all calls since then; restart the process, and load a "
               "snapshot";
     throw StatusError(SPARRING_DEVICE_LOST, what + ": " + failure);
   } catch (const device::StreamRefused& error) {
@@ -87,8 +87,8 @@ void DeviceTable::State::run(const std::string& what, const std::function<void()
                                                      error.what() + ". The table is unchanged");
   } catch (const device::DeviceError& error) {
     throw StatusError(SPARRING_DEVICE_FAILED,
-                      what + ": " + device.name() + " refused it (" + error.what() +
-                          "); the table is unchanged and usable");
+                      what + ": " + device.name() + " rejected it (" + error.what() +
+                          "); the table is unchanged and usable. Call again, or fix the cause");
   }
 }
 
@@ -121,12 +121,12 @@ void DeviceTable::State::write(device::Stream stream, const std::string& what,
       throw;
     } catch (const device::DeviceError& error) {
       end(stream, &DeviceOrder::end_write);
-      if (is_changing) throw device::DeviceLost(error.what() + std::string(", amid a change"));
+      if (is_changing) throw device::DeviceLost(error.what() + std::string(", in the middle of a change"));
       throw;
     } catch (const device::OutOfDeviceMemory& error) {
       end(stream, &DeviceOrder::end_write);
       if (is_changing)
-        throw device::DeviceLost(error.what() + error.note + std::string(", amid a change"));
+        throw device::DeviceLost(error.what() + error.note + std::string(", in the middle of a change"));
       throw;
     } catch (const StatusError& error) {
       end(stream, &DeviceOrder::end_write);
@@ -193,7 +193,7 @@ void DeviceTable::State::check_scores(const uint64_t* scores) const {
   if (scores != nullptr && !policy.takes_scores()) {
     throw StatusError(SPARRING_UNSUPPORTED,
                       std::string("scores: policy ") + policy.name() +
-                          " takes none; leave them out, or use policy custom, lfu or epoch_lfu");
+                          " does not accept them; omit them, or use policy custom, lfu or epoch_lfu");
   }
 }
 
@@ -204,7 +204,7 @@ void DeviceTable::State::check_room(int64_t count, uint64_t num_missing, uint64_
                     layout.is_bounded};
   throw StatusError(SPARRING_CAPACITY,
                     std::string(what) + " of " + std::to_string(count) + " keys, " +
-                        std::to_string(num_missing) + " of them new: the table holds " +
+                        std::to_string(num_missing) + " of them new: the table contains " +
                         std::to_string(size) + " of at most " + std::to_string(layout.max_rows) +
                         " rows, and " + remedy_when_full(same));
 }

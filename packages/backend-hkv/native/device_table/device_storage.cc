@@ -160,7 +160,7 @@ void DeviceStorage::visit(SparringVisit& call) {
     const int32_t answer = call.show(call.context, at, count, shown);
     if (answer != 0) {
       throw StatusError(SPARRING_INTERNAL,
-                        "the visitor of the rows returned " + std::to_string(answer));
+                        "the visitor of the rows returned " + std::to_string(answer) + ", expected 0");
     }
   }
 }
@@ -202,7 +202,7 @@ void DeviceStorage::update(SparringUpdate& call) {
                                       missing.data(), is_admitted.data());
     if (answer != 0) {
       throw StatusError(SPARRING_INTERNAL,
-                        "the admission of new keys returned " + std::to_string(answer));
+                        "the admission of new keys returned " + std::to_string(answer) + ", expected 0");
     }
   }
 

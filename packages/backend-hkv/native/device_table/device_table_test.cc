@@ -31,7 +31,7 @@ uint64_t waits_of(DeviceClient& client, const std::function<void()>& call) {
   return client.device().num_waits() - before;
 }
 
-void calls_wait_no_more_than_the_header_says() {
+void calls_wait_only_as_documented_in_the_header() {
   DeviceClient growing(device_options(16));
   growing.set_device(kGpu);
   CHECK(growing.upsert(range(0, 600), 1) == SPARRING_OK);
@@ -49,7 +49,7 @@ void calls_wait_no_more_than_the_header_says() {
   CHECK(waits_of(evicting, [&] { evicting.upsert(range(400, 500), 1, nullptr, &left); }) == 2);
 }
 
-void tables_with_room_at_hand_do_not_wait_to_insert() {
+void tables_with_allocated_memory_do_not_wait_to_insert() {
   DeviceTableOptions options = device_options(16);
   DeviceClient client(options);
   client.set_device(kGpu);
@@ -181,7 +181,7 @@ void out_of_memory_changes_nothing() {
   every_failing_allocation_leaves_the_table(device_options(16, -1, PolicyKind::kLru), evict_some);
 }
 
-void a_table_that_does_not_fit_is_refused_with_what_is_free() {
+void a_table_that_does_not_fit_is_rejected_with_the_free_bytes() {
   try {
     DeviceClient client(device_options(1000, 10000, PolicyKind::kLru), 1 << 20);
     CHECK(false);
@@ -190,7 +190,7 @@ void a_table_that_does_not_fit_is_refused_with_what_is_free() {
   }
 }
 
-void a_failed_device_is_refused_for_ever() {
+void a_failed_device_is_rejected_permanently() {
   DeviceClient client(device_options(16));
   CHECK(client.upsert(range(0, 10), 1) == SPARRING_OK);
   client.device().break_down("the GPU is lost");
@@ -198,7 +198,7 @@ void a_failed_device_is_refused_for_ever() {
   CHECK(client.message().find("the GPU is lost") != std::string::npos);
   client.device().break_down("");
   CHECK(client.upsert(range(10, 20), 1) == SPARRING_DEVICE_LOST);
-  CHECK(client.message().find("refuses everything since") != std::string::npos);
+  CHECK(client.message().find("rejects all calls since") != std::string::npos);
 }
 
 // The device rejects the n-th operation of a call, for each n. Before the table changes, that is an
@@ -231,7 +231,7 @@ void a_refused_call_leaves_the_table(const DeviceTableOptions& options,
   CHECK(num_unchanged > (kIsSlow ? 0 : 1));
 }
 
-void refusals_of_one_call_leave_the_table() {
+void rejections_of_one_call_do_not_change_the_table() {
   const DeviceTableOptions evicting = device_options(16, 200, PolicyKind::kLru);
   for (const DeviceTableOptions& options : {device_options(16), evicting}) {
     a_refused_call_leaves_the_table(options, upsert_many);
@@ -285,7 +285,7 @@ void pinned_memory_is_freed_when_nothing_uses_it() {
   CHECK(device->num_early_frees() == 0);
 }
 
-void lists_that_grow_hold_nothing_unwritten() {
+void lists_that_grow_contain_no_uninitialized_memory() {
   DeviceTableOptions options = device_options(16);
   DeviceClient client(options);
   const Keys hostile = colliding_keys(3000, 40);
@@ -297,7 +297,7 @@ void lists_that_grow_hold_nothing_unwritten() {
   CHECK(client.device().num_unwritten_copies() == 0);
 }
 
-void arrays_of_another_device_are_refused() {
+void arrays_of_another_device_are_rejected() {
   DeviceClient client(device_options(16));
   client.set_device({2, 1});
   CHECK(client.upsert(range(0, 10), 1) == SPARRING_INVALID_ARGUMENT);
@@ -305,7 +305,7 @@ void arrays_of_another_device_are_refused() {
   CHECK(client.message().find("(type 2, id 1)") != std::string::npos);
 }
 
-void rows_beyond_the_budget_lie_in_pinned_memory() {
+void rows_beyond_the_budget_are_in_pinned_memory() {
   DeviceTableOptions options = device_options(1024);
   options.device_memory_bytes = 100000;
   DeviceClient client(options);
@@ -368,7 +368,7 @@ void updates_that_evict_equal_find_change_and_upsert() {
   }
 }
 
-void visits_show_rows_where_they_lie() {
+void visits_show_rows_in_place() {
   DeviceClient client(device_options(20));
   CHECK(client.upsert(range(0, 50), 1) == SPARRING_OK);
   const Keys keys = {3, 3, 100, -1, 49};
@@ -396,7 +396,7 @@ void visits_show_rows_where_they_lie() {
   }
 }
 
-void colliding_keys_chain_and_come_apart_again() {
+void colliding_keys_form_chains_and_are_separated_later() {
   DeviceClient client(device_options(16));
   const Keys hostile = colliding_keys(1000, 40);
   CHECK(client.upsert(hostile, 1) == SPARRING_OK);
@@ -431,7 +431,7 @@ void repeated_keys_do_not_break_the_table() {
   emulator::set_schedule(before);
 }
 
-void memory_follows_the_rows() {
+void memory_grows_and_shrinks_with_the_rows() {
   const int64_t num_rows = kIsSlow ? 2000 : 20000;
   DeviceClient client(device_options(64));
   CHECK(client.upsert(range(0, 10), 1) == SPARRING_OK);
@@ -450,7 +450,7 @@ void memory_follows_the_rows() {
   CHECK(evicting.stat().memory_bytes > static_cast<uint64_t>(num_rows) * 45);
 }
 
-void bytes_are_accounted_for_what_they_are_for() {
+void bytes_are_counted_by_purpose() {
   DeviceTableOptions options = device_options(64);
   options.device_memory_bytes = 200000;
   DeviceClient client(options);
@@ -468,26 +468,27 @@ void bytes_are_accounted_for_what_they_are_for() {
 
 int main() {
   return sparring::testing::run({
-      {"calls wait no more than the header says", calls_wait_no_more_than_the_header_says},
-      {"tables with room at hand do not wait to insert",
-       tables_with_room_at_hand_do_not_wait_to_insert},
+      {"calls wait only as documented in the header", calls_wait_only_as_documented_in_the_header},
+      {"tables with allocated memory do not wait to insert",
+       tables_with_allocated_memory_do_not_wait_to_insert},
       {"out of memory changes nothing", out_of_memory_changes_nothing},
-      {"a table that does not fit is refused with what is free",
-       a_table_that_does_not_fit_is_refused_with_what_is_free},
-      {"a failed device is refused for ever", a_failed_device_is_refused_for_ever},
-      {"refusals of one call leave the table", refusals_of_one_call_leave_the_table},
+      {"a table that does not fit is rejected with the free bytes",
+       a_table_that_does_not_fit_is_rejected_with_the_free_bytes},
+      {"a failed device is rejected permanently", a_failed_device_is_rejected_permanently},
+      {"rejections of one call do not change the table", rejections_of_one_call_do_not_change_the_table},
       {"a find that fails is followed by writers", a_find_that_fails_is_followed_by_writers},
       {"pinned memory is freed when nothing uses it", pinned_memory_is_freed_when_nothing_uses_it},
-      {"lists that grow hold nothing unwritten", lists_that_grow_hold_nothing_unwritten},
-      {"arrays of another device are refused", arrays_of_another_device_are_refused},
-      {"rows beyond the budget lie in pinned memory", rows_beyond_the_budget_lie_in_pinned_memory},
+      {"lists that grow contain no uninitialized memory", lists_that_grow_contain_no_uninitialized_memory},
+      {"arrays of another device are rejected", arrays_of_another_device_are_rejected},
+      {"rows beyond the budget are in pinned memory", rows_beyond_the_budget_are_in_pinned_memory},
       {"updates equal those of the CPU", updates_equal_those_of_the_cpu},
       {"updates that evict equal find, change and upsert",
        updates_that_evict_equal_find_change_and_upsert},
-      {"visits show rows where they lie", visits_show_rows_where_they_lie},
-      {"colliding keys chain and come apart again", colliding_keys_chain_and_come_apart_again},
+      {"visits show rows in place", visits_show_rows_in_place},
+      {"colliding keys form chains and are separated later",
+       colliding_keys_form_chains_and_are_separated_later},
       {"repeated keys do not break the table", repeated_keys_do_not_break_the_table},
-      {"memory follows the rows", memory_follows_the_rows},
-      {"bytes are accounted for what they are for", bytes_are_accounted_for_what_they_are_for},
+      {"memory grows and shrinks with the rows", memory_grows_and_shrinks_with_the_rows},
+      {"bytes are counted by purpose", bytes_are_counted_by_purpose},
   });
 }

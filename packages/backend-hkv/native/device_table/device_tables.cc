@@ -35,7 +35,7 @@ struct DeviceTable::Together {
       states.push_back(each.table->state_.get());
       states.back()->check_count(each.call->count);
       if (each.call->columns.end > each.table->row_bytes())
-        throw StatusError(SPARRING_INVALID_ARGUMENT, "columns must end within a row");
+        throw StatusError(SPARRING_INVALID_ARGUMENT, "visit: columns must end within a row");
     }
     const device::Stream stream = visits.front().call->call.stream;
     within(states, &State::read, stream, "visit of " + std::to_string(visits.size()) + " tables", [&] {
@@ -56,7 +56,8 @@ struct DeviceTable::Together {
     for (const TableUpdate& each : updates) {
       State* const state = each.table->state_.get();
       if (std::find(states.begin(), states.end(), state) != states.end())
-        throw StatusError(SPARRING_INVALID_ARGUMENT, "a table was named twice in one update; join its keys");
+        throw StatusError(SPARRING_INVALID_ARGUMENT, "update: a table occurs twice in one call; "
+                                                     "combine its keys");
       state->check_count(each.call->count);
       state->check_scores(each.call->scores);
       states.push_back(state);

@@ -191,10 +191,10 @@ DeviceTableOptions options_of(int64_t capacity, PolicyKind policy) {
   return options;
 }
 
-void tables_that_grow_are_what_they_are_alone() { run(options_of(-1, PolicyKind::kNone)); }
-void tables_that_evict_are_what_they_are_alone() { run(options_of(600, PolicyKind::kLru)); }
+void growing_tables_equal_separate_calls() { run(options_of(-1, PolicyKind::kNone)); }
+void evicting_tables_equal_separate_calls() { run(options_of(600, PolicyKind::kLru)); }
 
-void no_table_is_half_changed_by_a_call_that_fails() {
+void no_table_is_partially_changed_by_a_failed_call() {
   int num_lost = 0;
   for (int64_t call = 0; call < 60; ++call) {
     Tables tables(std::make_unique<device::EmulatedDevice>(), options_of(-1, PolicyKind::kNone));
@@ -235,9 +235,9 @@ void no_table_is_half_changed_by_a_call_that_fails() {
 
 int main() {
   return sparring::testing::run({
-      {"tables that grow are what they are alone", tables_that_grow_are_what_they_are_alone},
-      {"tables that evict are what they are alone", tables_that_evict_are_what_they_are_alone},
-      {"no table is half changed by a call that fails",
-       no_table_is_half_changed_by_a_call_that_fails},
+      {"growing tables equal separate calls", growing_tables_equal_separate_calls},
+      {"evicting tables equal separate calls", evicting_tables_equal_separate_calls},
+      {"no table is partially changed by a failed call",
+       no_table_is_partially_changed_by_a_failed_call},
   });
 }

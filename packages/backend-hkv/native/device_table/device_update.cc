@@ -108,7 +108,7 @@ void DeviceTable::State::admit(Insertion& insertion, SparringUpdate& update) {
                                       is_admitted.as<uint8_t>());
   if (answer != 0) {
     throw StatusError(SPARRING_INTERNAL,
-                      "the admission of new keys returned " + std::to_string(answer));
+                      "the admission of new keys returned " + std::to_string(answer) + ", expected 0");
   }
   launch(stream, count,
          RefuseKeys{positions, is_admitted.as<uint8_t>(), count,

@@ -43,7 +43,7 @@ void small_arena_is_small_and_waste_is_bounded() {
   }
 }
 
-void memory_stays_within_what_the_limit_announces() {
+void memory_stays_within_the_bytes_for_the_limit() {
   for (const uint64_t element_bytes : {uint64_t{4}, uint64_t{100}, uint64_t{832}, uint64_t{70'001}}) {
     for (const uint64_t limit : {uint64_t{1}, uint64_t{7}, uint64_t{1000}, uint64_t{3000}}) {
       Arena arena(element_bytes, limit);
@@ -63,7 +63,7 @@ int main() {
       {"elements keep their addresses and bytes while it grows",
        elements_keep_their_addresses_and_bytes_while_it_grows},
       {"small arena is small and waste is bounded", small_arena_is_small_and_waste_is_bounded},
-      {"memory stays within what the limit announces",
-       memory_stays_within_what_the_limit_announces},
+      {"memory stays within the bytes for the limit",
+       memory_stays_within_the_bytes_for_the_limit},
   });
 }

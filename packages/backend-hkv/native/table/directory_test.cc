@@ -10,7 +10,7 @@ using namespace sparring::hkv;
 
 namespace {
 
-void splits_lead_each_hash_to_the_bucket_of_its_prefix() {
+void splits_map_each_hash_to_the_bucket_of_its_prefix() {
   std::mt19937_64 random(2);
   Directory directory(Directory::kGrowing);
   std::map<uint64_t, std::pair<uint32_t, uint32_t>> buckets;  // first hash: (number, depth)
@@ -73,8 +73,8 @@ void words_are_counted() {
 
 int main() {
   return sparring::testing::run({
-      {"splits lead each hash to the bucket of its prefix",
-       splits_lead_each_hash_to_the_bucket_of_its_prefix},
+      {"splits map each hash to the bucket of its prefix",
+       splits_map_each_hash_to_the_bucket_of_its_prefix},
       {"fixed directory is monotonic and even", fixed_directory_is_monotonic_and_even},
       {"words are counted", words_are_counted},
   });

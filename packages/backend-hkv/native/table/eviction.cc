@@ -77,8 +77,8 @@ void EvictionBuffer::finish() {
   flush();
   if (is_refused_) {
     throw StatusError(SPARRING_INTERNAL,
-                      "evicted rows: the sink refused them; they have left the table all the "
-                      "same, and those that it did not take are lost");
+                      "evicted rows: the sink rejected them; they were removed from the table "
+                      "nevertheless, and rows that the sink did not accept are lost");
   }
 }
 

@@ -105,7 +105,7 @@ void fixed_index_agrees_with_a_map() {
        spread_keys(10'000), rows);
 }
 
-void colliding_keys_take_no_more_buckets_than_promised() {
+void colliding_keys_use_no_more_buckets_than_promised() {
   const uint64_t rows = 4800;
   // All keys fall into one bucket of a fixed index: its chain must fit into
   // rows / 60 buckets, although keys are inserted and erased.
@@ -157,7 +157,7 @@ void chain_splits_once_the_table_has_grown() {
   check_same(index, oracle);
 }
 
-void collect_gives_every_entry_once_in_chunks_of_any_size() {
+void collect_returns_every_entry_once_in_chunks_of_any_size() {
   std::vector<int64_t> keys = spread_keys(3000);
   const std::vector<int64_t> colliding = colliding_keys(500, 40);
   keys.insert(keys.end(), colliding.begin(), colliding.end());
@@ -205,12 +205,12 @@ int main() {
   return sparring::testing::run({
       {"growing index agrees with a map", growing_index_agrees_with_a_map},
       {"fixed index agrees with a map", fixed_index_agrees_with_a_map},
-      {"colliding keys take no more buckets than promised",
-       colliding_keys_take_no_more_buckets_than_promised},
+      {"colliding keys use no more buckets than promised",
+       colliding_keys_use_no_more_buckets_than_promised},
       {"colliding keys do not explode the directory", colliding_keys_do_not_explode_the_directory},
       {"chain splits once the table has grown", chain_splits_once_the_table_has_grown},
-      {"collect gives every entry once in chunks of any size",
-       collect_gives_every_entry_once_in_chunks_of_any_size},
+      {"collect returns every entry once in chunks of any size",
+       collect_returns_every_entry_once_in_chunks_of_any_size},
       {"small index is small and large one is mostly full",
        small_index_is_small_and_large_one_is_mostly_full},
   });

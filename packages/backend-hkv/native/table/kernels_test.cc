@@ -75,7 +75,7 @@ void kernels_agree_for_any_row_size() {
 }
 
 // Large outputs are written with streaming stores.
-void large_outputs_are_right_whatever_their_alignment() {
+void large_outputs_of_any_alignment_are_correct() {
   constexpr uint64_t kRowBytes = 256;
   constexpr size_t kCount = 5000;
   Keys keys;
@@ -114,7 +114,7 @@ void large_outputs_are_right_whatever_their_alignment() {
 }
 
 // For any fraction of existing keys, in buckets with and without chains.
-void mixed_keys_are_found_as_others_are() {
+void mixed_keys_are_found_like_others() {
   constexpr uint64_t kRowBytes = 64;
   constexpr size_t kCount = 4000;
   for (const uint64_t num_fixed_buckets : {Directory::kGrowing, uint64_t{8}, uint64_t{100}}) {
@@ -179,9 +179,9 @@ int main() {
   return sparring::testing::run({
       {"digest scans agree", digest_scans_agree},
       {"kernels agree for any row size", kernels_agree_for_any_row_size},
-      {"large outputs are right whatever their alignment",
-       large_outputs_are_right_whatever_their_alignment},
-      {"mixed keys are found as others are", mixed_keys_are_found_as_others_are},
+      {"large outputs of any alignment are correct",
+       large_outputs_of_any_alignment_are_correct},
+      {"mixed keys are found like others", mixed_keys_are_found_like_others},
       {"digests are no keys", digests_are_no_keys},
   });
 }

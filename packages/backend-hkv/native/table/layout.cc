@@ -36,7 +36,7 @@ Layout make_layout(const TableOptions& options, uint64_t overhead_bytes) {
   }
   if (options.capacity < -1 || options.capacity == 0) {
     throw StatusError(SPARRING_INVALID_ARGUMENT,
-                      "capacity must be at least 1 row, or -1 for no bound; found " +
+                      "capacity must be at least 1 row, or -1 for no limit; found " +
                           std::to_string(options.capacity));
   }
   const bool has_capacity = options.capacity > 0;
@@ -44,7 +44,7 @@ Layout make_layout(const TableOptions& options, uint64_t overhead_bytes) {
   if (most_rows > kMaxRows) {
     throw StatusError(SPARRING_INVALID_ARGUMENT,
                       "capacity must be at most " + std::to_string(kMaxRows) +
-                          " rows, which is what 32 bits can number; found " +
+                          " rows, because row numbers have 32 bits; found " +
                           std::to_string(options.capacity));
   }
   if (options.memory_bytes == 0) {
@@ -59,7 +59,7 @@ Layout make_layout(const TableOptions& options, uint64_t overhead_bytes) {
   if (!fits(1)) {
     const uint64_t least = bytes_of(options, fixed_layout(options, 1), overhead_bytes);
     throw StatusError(SPARRING_INVALID_ARGUMENT,
-                      "memory_bytes must hold at least one row of " +
+                      "memory_bytes must be enough for one row of " +
                           std::to_string(options.row_bytes) + " bytes and its index, " +
                           std::to_string(least) + " bytes; found " +
                           std::to_string(options.memory_bytes));
@@ -75,8 +75,8 @@ Layout make_layout(const TableOptions& options, uint64_t overhead_bytes) {
 
 std::string remedy_when_full(const Layout& layout) {
   if (layout.max_rows == kMaxRows) {
-    return "no table of hkv can number more; share it among more ranks, admit fewer ids, or bound "
-           "it by capacity or memory_bytes with a policy that evicts";
+    return "a table of hkv cannot contain more; distribute it over more ranks, admit fewer ids, or limit "
+           "it with capacity or memory_bytes and a policy that evicts";
   }
   return "its policy is none; raise its capacity or memory_bytes, or choose a policy that evicts";
 }

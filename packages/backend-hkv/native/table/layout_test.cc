@@ -20,21 +20,21 @@ bool is_refused(const TableOptions& options, const std::string& word) {
   return false;
 }
 
-void options_out_of_range_are_refused() {
+void options_out_of_range_are_rejected() {
   CHECK(is_refused({.row_bytes = 0}, "row_bytes"));
   CHECK(is_refused({.row_bytes = 4, .capacity = 0}, "capacity"));
   CHECK(is_refused({.row_bytes = 4, .capacity = -2}, "capacity"));
   CHECK(is_refused({.row_bytes = 4, .memory_bytes = 500}, "memory_bytes"));
 }
 
-void buckets_are_four_fifths_full_at_capacity() {
+void buckets_are_80_percent_full_at_capacity() {
   const Layout layout =
       make_layout({.row_bytes = 4, .capacity = 48'000, .policy = PolicyKind::kLru}, 0);
   CHECK(layout.num_fixed_buckets == 1000 && layout.max_buckets == 1000);
   CHECK(layout.max_rows == 48'000 && layout.is_bounded);
 }
 
-void tighter_bound_holds() {
+void the_tighter_limit_applies() {
   TableOptions options{.row_bytes = 256, .capacity = 100, .memory_bytes = 1 << 30};
   CHECK(make_layout(options, 0).max_rows == 100);
   options.memory_bytes = 40'000;
@@ -43,7 +43,7 @@ void tighter_bound_holds() {
 }
 
 // A test cannot fill 2^32 rows, so the message for that case is requested directly.
-void a_table_without_a_bound_says_what_bounds_it() {
+void a_table_without_a_limit_reports_what_limits_it() {
   for (const PolicyKind policy : {PolicyKind::kNone, PolicyKind::kLru}) {
     const Layout unbounded = make_layout({.row_bytes = 4, .policy = policy}, 0);
     CHECK(unbounded.max_rows == 4'294'967'295);
@@ -56,7 +56,7 @@ void a_table_without_a_bound_says_what_bounds_it() {
 
 // For all sizes of tables, row sizes and policies: the memory limit is never
 // exceeded, and most of it is used.
-void memory_bound_holds_and_is_used() {
+void the_memory_limit_is_kept_and_used() {
   for (const PolicyKind policy : {PolicyKind::kNone, PolicyKind::kLru}) {
     for (const uint64_t row_bytes : {uint64_t{4}, uint64_t{100}, uint64_t{5000}}) {
       for (const uint64_t memory : {uint64_t{60'000}, uint64_t{5'000'000}}) {
@@ -90,10 +90,10 @@ void memory_bound_holds_and_is_used() {
 
 int main() {
   return sparring::testing::run({
-      {"options out of range are refused", options_out_of_range_are_refused},
-      {"buckets are four fifths full at capacity", buckets_are_four_fifths_full_at_capacity},
-      {"tighter bound holds", tighter_bound_holds},
-      {"a table without a bound says what bounds it", a_table_without_a_bound_says_what_bounds_it},
-      {"memory bound holds and is used", memory_bound_holds_and_is_used},
+      {"options out of range are rejected", options_out_of_range_are_rejected},
+      {"buckets are 80 percent full at capacity", buckets_are_80_percent_full_at_capacity},
+      {"the tighter limit applies", the_tighter_limit_applies},
+      {"a table without a limit reports what limits it", a_table_without_a_limit_reports_what_limits_it},
+      {"the memory limit is kept and used", the_memory_limit_is_kept_and_used},
   });
 }

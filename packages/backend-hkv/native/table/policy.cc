@@ -38,11 +38,11 @@ const char* Policy::name() const {
 void Policy::set_epoch(uint64_t epoch) {
   if (!has_epochs()) {
     throw StatusError(SPARRING_UNSUPPORTED, std::string("epoch: the policy is ") + name() +
-                                                ", which has none; use epoch_lru or epoch_lfu");
+                                                ", which has no epochs; use epoch_lru or epoch_lfu");
   }
   if (epoch > ScoreRule::kMost32 || epoch < rule_.epoch) {
     throw StatusError(SPARRING_INVALID_ARGUMENT,
-                      "epoch must be from the present one, " + std::to_string(rule_.epoch) +
+                      "epoch must be from the current one, " + std::to_string(rule_.epoch) +
                           ", to 4294967295; found " + std::to_string(epoch));
   }
   if (epoch != rule_.epoch) rule_.call = 0;

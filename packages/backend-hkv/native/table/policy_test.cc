@@ -18,7 +18,7 @@ void lru_counts_calls() {
   CHECK(policy.initial(nullptr) == 2);
 }
 
-void lfu_adds_up_and_stops_at_the_top() {
+void lfu_counts_up_and_stops_at_the_maximum() {
   Policy policy(PolicyKind::kLfu);
   CHECK(policy.initial(nullptr) == 1 && policy.initial(&kFive) == 5);
   CHECK(policy.updated(10, nullptr) == 11 && policy.updated(10, &kFive) == 15);
@@ -26,7 +26,7 @@ void lfu_adds_up_and_stops_at_the_top() {
   CHECK(policy.updated(kMost, &kMost) == kMost);
 }
 
-void restoring_takes_scores_as_they_are() {
+void restoring_stores_scores_unchanged() {
   for (const PolicyKind kind : {PolicyKind::kLru, PolicyKind::kLfu, PolicyKind::kEpochLru,
                                 PolicyKind::kEpochLfu, PolicyKind::kCustom}) {
     Policy policy(kind);
@@ -44,7 +44,7 @@ void restoring_takes_scores_as_they_are() {
   CHECK(lru.initial(nullptr) == 8 && !lru.takes_scores());
 }
 
-void epochs_come_before_what_is_counted() {
+void epochs_take_precedence_over_counts() {
   Policy lru(PolicyKind::kEpochLru);
   lru.begin_call();
   lru.begin_call();
@@ -61,13 +61,13 @@ void epochs_come_before_what_is_counted() {
   CHECK(lfu.initial(&kMost) == kMost);
 }
 
-void custom_keeps_what_was_given() {
+void custom_stores_the_given_scores() {
   Policy policy(PolicyKind::kCustom);
   CHECK(policy.initial(nullptr) == 0 && policy.initial(&kFive) == 5);
   CHECK(policy.updated(9, nullptr) == 9 && policy.updated(9, &kFive) == 5);
 }
 
-void wrong_names_and_epochs_are_refused() {
+void wrong_names_and_epochs_are_rejected() {
   const auto refuses = [](const auto& body) {
     try {
       body();
@@ -90,10 +90,10 @@ void wrong_names_and_epochs_are_refused() {
 int main() {
   return sparring::testing::run({
       {"lru counts calls", lru_counts_calls},
-      {"lfu adds up and stops at the top", lfu_adds_up_and_stops_at_the_top},
-      {"epochs come before what is counted", epochs_come_before_what_is_counted},
-      {"custom keeps what was given", custom_keeps_what_was_given},
-      {"restoring takes scores as they are", restoring_takes_scores_as_they_are},
-      {"wrong names and epochs are refused", wrong_names_and_epochs_are_refused},
+      {"lfu counts up and stops at the maximum", lfu_counts_up_and_stops_at_the_maximum},
+      {"epochs take precedence over counts", epochs_take_precedence_over_counts},
+      {"custom stores the given scores", custom_stores_the_given_scores},
+      {"restoring stores scores unchanged", restoring_stores_scores_unchanged},
+      {"wrong names and epochs are rejected", wrong_names_and_epochs_are_rejected},
   });
 }

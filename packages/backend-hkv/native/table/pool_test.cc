@@ -12,7 +12,7 @@ using namespace sparring::hkv;
 
 namespace {
 
-void numbers_in_use_are_distinct_and_released_ones_come_back() {
+void numbers_in_use_are_distinct_and_released_ones_are_reused() {
   std::mt19937_64 random(1);
   Pool pool(12, 5000, 4);
   std::vector<uint32_t> used;
@@ -33,7 +33,7 @@ void numbers_in_use_are_distinct_and_released_ones_come_back() {
   CHECK(std::set<uint32_t>(used.begin(), used.end()).size() == used.size());
 }
 
-void reserve_beyond_the_limit_is_refused_and_changes_nothing() {
+void reserve_beyond_the_limit_is_rejected_and_changes_nothing() {
   Pool pool(256, 10, 0);
   for (int i = 0; i < 8; ++i) pool.allocate();
   pool.release(3);
@@ -53,9 +53,9 @@ void reserve_beyond_the_limit_is_refused_and_changes_nothing() {
 
 int main() {
   return sparring::testing::run({
-      {"numbers in use are distinct and released ones come back",
-       numbers_in_use_are_distinct_and_released_ones_come_back},
-      {"reserve beyond the limit is refused and changes nothing",
-       reserve_beyond_the_limit_is_refused_and_changes_nothing},
+      {"numbers in use are distinct and released ones are reused",
+       numbers_in_use_are_distinct_and_released_ones_are_reused},
+      {"reserve beyond the limit is rejected and changes nothing",
+       reserve_beyond_the_limit_is_rejected_and_changes_nothing},
   });
 }

@@ -40,7 +40,7 @@ void set_policy_option(Policy& policy, const char* name, const char* value) {
     policy.set_epoch(whole_number(name, value));
   } else {
     throw StatusError(SPARRING_INVALID_ARGUMENT,
-                      "option '" + option + "' is unknown; known are epoch, scores and calls");
+                      "option '" + option + "' is unknown; choose epoch, scores or calls");
   }
 }
 

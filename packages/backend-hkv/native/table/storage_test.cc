@@ -12,7 +12,7 @@ using namespace sparring::hkv::testing;
 
 namespace {
 
-void version_and_names_are_in_place() {
+void version_and_names_are_set() {
   Client client({.row_bytes = 8, .policy = PolicyKind::kLru});
   CHECK(client.get()->version.major == 1 && client.get()->version.minor == SPARRING_STORAGE_ABI_MINOR);
   CHECK(client.get()->struct_bytes == sizeof(SparringStorage));
@@ -32,7 +32,7 @@ void capabilities_follow_the_options() {
         (reads | SPARRING_BOUNDED | SPARRING_EVICTS | SPARRING_SCORES_GIVEN));
 }
 
-void broken_arguments_are_refused_by_name() {
+void invalid_arguments_are_rejected_by_name() {
   Client client({.row_bytes = 8, .policy = PolicyKind::kLru});
   CHECK(client.upsert({1, 2}, 0) == SPARRING_OK);
   const Rows before = client.scan();
@@ -110,7 +110,7 @@ void empty_calls_are_ordinary() {
   CHECK(client.scan().empty());
 }
 
-void sink_that_refuses_is_reported_and_the_eviction_stands() {
+void a_failing_sink_is_reported_and_the_rows_stay_evicted() {
   Client client({.row_bytes = 8, .capacity = 10, .policy = PolicyKind::kLru});
   Keys keys;
   for (int64_t key = 0; key < 30; ++key) keys.push_back(key);
@@ -141,13 +141,13 @@ void repeated_keys_do_not_break_the_table() {
 
 int main() {
   return sparring::testing::run({
-      {"version and names are in place", version_and_names_are_in_place},
+      {"version and names are set", version_and_names_are_set},
       {"capabilities follow the options", capabilities_follow_the_options},
-      {"broken arguments are refused by name", broken_arguments_are_refused_by_name},
+      {"invalid arguments are rejected by name", invalid_arguments_are_rejected_by_name},
       {"epoch is parsed strictly", epoch_is_parsed_strictly},
       {"empty calls are ordinary", empty_calls_are_ordinary},
-      {"sink that refuses is reported and the eviction stands",
-       sink_that_refuses_is_reported_and_the_eviction_stands},
+      {"a failing sink is reported and the rows stay evicted",
+       a_failing_sink_is_reported_and_the_rows_stay_evicted},
       {"repeated keys do not break the table", repeated_keys_do_not_break_the_table},
   });
 }

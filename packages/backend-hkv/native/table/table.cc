@@ -104,7 +104,7 @@ void Table::visit(SparringVisit& call) const {
   call.generation = generation_;
   if (answer != 0) {
     throw StatusError(SPARRING_INTERNAL,
-                      "the visitor of the rows returned " + std::to_string(answer));
+                      "the visitor of the rows returned " + std::to_string(answer) + ", expected 0");
   }
 }
 
@@ -139,7 +139,7 @@ int32_t Table::show_handles(const SparringVisit& call) const {
 }
 
 void Table::scan(SparringScan& call) const {
-  border::check(call.cursor[1] == 0, "cursor must be zero or come from the chunk before",
+  border::check(call.cursor[1] == 0, "cursor must be zero or the cursor of the previous chunk",
                 call.cursor[1]);
   const SharedLock lock(lock_);
   std::vector<Entry> entries;
@@ -214,7 +214,7 @@ void Table::check_scores(const uint64_t* scores) const {
   if (scores != nullptr && !policy_.takes_scores()) {
     throw StatusError(SPARRING_UNSUPPORTED,
                       std::string("scores: policy ") + policy_.name() +
-                          " takes none; leave them out, or use policy custom, lfu or epoch_lfu");
+                          " does not accept them; omit them, or use policy custom, lfu or epoch_lfu");
   }
 }
 

@@ -95,7 +95,7 @@ void colliding_keys_are_only_slower() {
   run_machine({.row_bytes = 12, .memory_bytes = 200'000}, keys, nullptr, 40);
 }
 
-void full_table_without_policy_refuses_and_is_unchanged() {
+void a_full_table_without_policy_rejects_rows_and_is_unchanged() {
   for (const TableOptions& options :
        {TableOptions{.row_bytes = 16, .capacity = 500},
         TableOptions{.row_bytes = 16, .memory_bytes = 40'000}}) {
@@ -163,7 +163,7 @@ void evicting_table_loses_nothing() {
   }
 }
 
-void lowest_score_leaves_and_ties_go_to_the_smaller_key() {
+void the_lowest_score_is_evicted_and_for_ties_the_smaller_key() {
   // A table of 40 rows has one bucket, so the order is exact.
   Client client({.row_bytes = 8, .capacity = 40, .policy = PolicyKind::kCustom});
   Keys keys;
@@ -189,7 +189,7 @@ void lowest_score_leaves_and_ties_go_to_the_smaller_key() {
   CHECK(lowest[7].first == -1000 && lowest[8].first == -10);
 }
 
-void find_leaves_scores_alone_and_touch_renews_them() {
+void find_does_not_change_scores_and_touch_updates_them() {
   Client client({.row_bytes = 8, .capacity = 30, .policy = PolicyKind::kLru});
   Keys keys;
   for (int64_t key = 0; key < 30; ++key) keys.push_back(key);
@@ -204,7 +204,7 @@ void find_leaves_scores_alone_and_touch_renews_them() {
   CHECK(evicted.size() == 2 && evicted[0].first == 3 && evicted[1].first == 4);
 }
 
-void evict_takes_the_lowest_of_the_whole_table() {
+void evict_removes_the_lowest_scores_of_the_whole_table() {
   Client client({.row_bytes = 8, .policy = PolicyKind::kCustom});
   std::mt19937_64 random(8);
   std::vector<std::pair<uint64_t, int64_t>> order;
@@ -241,7 +241,7 @@ void full_table_with_an_empty_bucket_evicts_elsewhere() {
   CHECK(client.find({key})[0] == make_row(key, 2, 8));
 }
 
-void memory_is_given_back_by_clear() {
+void clear_frees_memory() {
   Client client({.row_bytes = 256});
   const uint64_t empty = client.stat().memory_bytes;
   CHECK(empty <= 16'384);
@@ -260,16 +260,17 @@ int main() {
   return sparring::testing::run({
       {"growing table agrees with a map", growing_table_agrees_with_a_map},
       {"colliding keys are only slower", colliding_keys_are_only_slower},
-      {"full table without policy refuses and is unchanged",
-       full_table_without_policy_refuses_and_is_unchanged},
+      {"a full table without policy rejects rows and is unchanged",
+       a_full_table_without_policy_rejects_rows_and_is_unchanged},
       {"evicting table loses nothing", evicting_table_loses_nothing},
-      {"lowest score leaves and ties go to the smaller key",
-       lowest_score_leaves_and_ties_go_to_the_smaller_key},
-      {"find leaves scores alone and touch renews them",
-       find_leaves_scores_alone_and_touch_renews_them},
-      {"evict takes the lowest of the whole table", evict_takes_the_lowest_of_the_whole_table},
+      {"the lowest score is evicted and for ties the smaller key",
+       the_lowest_score_is_evicted_and_for_ties_the_smaller_key},
+      {"find does not change scores and touch updates them",
+       find_does_not_change_scores_and_touch_updates_them},
+      {"evict removes the lowest scores of the whole table",
+       evict_removes_the_lowest_scores_of_the_whole_table},
       {"full table with an empty bucket evicts elsewhere",
        full_table_with_an_empty_bucket_evicts_elsewhere},
-      {"memory is given back by clear", memory_is_given_back_by_clear},
+      {"clear frees memory", clear_frees_memory},
   });
 }

@@ -115,7 +115,7 @@ void Table::check_room(int64_t count, uint64_t num_missing, const char* operatio
   if (num_missing <= layout_.max_rows - size) return;
   throw StatusError(SPARRING_CAPACITY,
                     std::string(operation) + " of " + std::to_string(count) + " keys, " +
-                        std::to_string(num_missing) + " of them new: the table holds " +
+                        std::to_string(num_missing) + " of them new: the table contains " +
                         std::to_string(size) + " of at most " + std::to_string(layout_.max_rows) +
                         " rows, and " + remedy_when_full(layout_));
 }
@@ -260,7 +260,7 @@ void Table::keep_admitted(const SparringUpdate& call, Located& located) {
                                     missing.data(), is_admitted.data());
   if (answer != 0) {
     throw StatusError(SPARRING_INTERNAL,
-                      "the admission of new keys returned " + std::to_string(answer));
+                      "the admission of new keys returned " + std::to_string(answer) + ", expected 0");
   }
   size_t kept = 0;
   for (size_t i = 0; i < missing.size(); ++i) {

@@ -209,7 +209,7 @@ void an_update_that_fails_changes_nothing() {
 }
 
 // Rows, scores and evictions are equal to those of find, change and upsert.
-void an_update_evicts_as_an_upsert_does() {
+void an_update_evicts_like_an_upsert() {
   for (const PolicyKind policy : {PolicyKind::kLru, PolicyKind::kLfu}) {
     const TableOptions options{.row_bytes = kRowBytes, .capacity = 2000, .policy = policy};
     Client updated(options);
@@ -289,7 +289,7 @@ std::vector<Bytes> shown_without(Client& client, const Keys& keys) {
   return shown.rows;
 }
 
-void handles_save_the_look_until_a_row_leaves() {
+void handles_save_the_search_until_a_row_is_removed() {
   const Keys keys = {5, 100, -1, 7, 5};
   const auto make = [&] {
     auto client = std::make_unique<Client>(
@@ -359,7 +359,7 @@ SparringStatus update_by(Client& client, const Keys& keys, Changer& changer,
   return status;
 }
 
-void an_update_by_handles_is_that_without() {
+void an_update_with_handles_equals_one_without() {
   for (const int64_t capacity : {int64_t{-1}, int64_t{500}}) {
     const auto policy = capacity < 0 ? PolicyKind::kNone : PolicyKind::kLru;
     const TableOptions options{.row_bytes = kRowBytes, .capacity = capacity, .policy = policy};
@@ -400,8 +400,8 @@ int main() {
       {"an update changes known rows and inserts admitted ones",
        an_update_changes_known_rows_and_inserts_admitted_ones},
       {"an update that fails changes nothing", an_update_that_fails_changes_nothing},
-      {"an update evicts as an upsert does", an_update_evicts_as_an_upsert_does},
-      {"handles save the look until a row leaves", handles_save_the_look_until_a_row_leaves},
-      {"an update by handles is that without", an_update_by_handles_is_that_without},
+      {"an update evicts like an upsert", an_update_evicts_like_an_upsert},
+      {"handles save the search until a row is removed", handles_save_the_search_until_a_row_is_removed},
+      {"an update with handles equals one without", an_update_with_handles_equals_one_without},
   });
 }

@@ -80,8 +80,8 @@ std::string settle(const std::string& folder, bool secondary) {
     std::filesystem::create_directories(folder, error);
   } else if (!std::filesystem::exists(std::filesystem::path(folder) / "CURRENT", error)) {
     throw StatusError(SPARRING_IO, folder +
-                                       ": there is no database to read as a secondary; have the process "
-                                       "that writes open it first, or leave the option secondary out");
+                                       ": there is no database to read as a secondary; open it "
+                                       "first in the process that writes, or omit the option secondary");
   }
   std::filesystem::path path;
   if (!error) path = std::filesystem::canonical(folder, error);
@@ -89,9 +89,9 @@ std::string settle(const std::string& folder, bool secondary) {
     error = std::make_error_code(std::errc::not_a_directory);
   }
   if (error) {
-    throw StatusError(SPARRING_IO, folder + ": the folder cannot be made or read (" +
+    throw StatusError(SPARRING_IO, folder + ": the folder cannot be created or read (" +
                                        error.message() +
-                                       "); name one that this process may write to");
+                                       "); set path to a folder that this process may write to");
   }
   return path.string();
 }
@@ -114,9 +114,9 @@ std::shared_ptr<Database> Database::open(const std::string& folder,
     std::unique_ptr<Database> made(new Database(folder_path, options));
     found = all.entries.emplace(place, Registry::Entry{std::move(made), 0}).first;
   } else if (!(found->second.database->options_ == options)) {
-    refuse(place + " is open in this process already, with other options: " +
+    refuse(place + " is already open in this process with other options: " +
            found->second.database->options_.difference(options) +
-           "; give all tables of a folder the same, or name another folder");
+           "; set the same options for all tables of a folder, or set path to another folder");
   }
   ++found->second.num_users;
   return {found->second.database.get(), [place](const Database* used) {
@@ -183,19 +183,20 @@ void Database::check_format() {
   if (status.IsNotFound()) {
     const std::unique_ptr<rocksdb::Iterator> records(db_->NewIterator({}, catalogue()));
     records->SeekToFirst();
-    check(records->status(), asked("read the catalogue"));
+    check(records->status(), asked("read the catalog"));
     check_writable("open a database without tables");
     if (records->Valid() || families_.size() > 1) {
-      refuse(folder_ + " holds a RocksDB database that sparring did not make; name another folder");
+      refuse(folder_ + " contains a RocksDB database that sparring did not create; set path to "
+                       "another folder");
     }
     rocksdb::WriteOptions durable;
     durable.sync = true;
-    check(db_->Put(durable, catalogue(), kFormatKey, kFormat), asked("write the catalogue"));
+    check(db_->Put(durable, catalogue(), kFormatKey, kFormat), asked("write the catalog"));
     return;
   }
-  check(status, asked("read the catalogue"));
+  check(status, asked("read the catalog"));
   if (found != kFormat) {
-    refuse(folder_ + " was written in the format '" + found + "', this is '" + kFormat +
+    refuse(folder_ + " has the format '" + found + "', but this sparring-rocksdb reads '" + kFormat +
            "'; open it with the version of sparring-rocksdb that wrote it");
   }
 }
@@ -209,14 +210,14 @@ void Database::catch_up() const {
     std::this_thread::sleep_for(kPause);
     status = db_->TryCatchUpWithPrimary();
   }
-  check(status, asked("read what another process wrote"));
+  check(status, asked("read the writes of another process"));
 }
 
 void Database::check_writable(const char* what) const {
   if (!is_secondary()) return;
   throw StatusError(SPARRING_UNSUPPORTED, asked(what) +
                                               ": it was opened with secondary=true, to read what another "
-                                              "process writes; write there, or leave secondary out");
+                                              "process writes; write there, or omit secondary");
 }
 
 std::optional<std::string> Database::label(const std::string& table) const {
@@ -234,7 +235,7 @@ std::vector<std::string> Database::tables() const {
        records->Next()) {
     names.push_back(records->key().ToString().substr(kLabelPrefix.size()));
   }
-  check(records->status(), asked("read the catalogue"));
+  check(records->status(), asked("read the catalog"));
   return names;
 }
 
@@ -265,30 +266,30 @@ rocksdb::ColumnFamilyHandle* Database::take(const std::string& table, const std:
   const std::lock_guard lock(mutex_);
   if (taken_.contains(table)) {
     refuse("table '" + table + "' in " + folder_ +
-           " is open in this process already; close that storage first, or share it");
+           " is already open in this process; close that storage first, or share it");
   }
   const std::optional<std::string> found = this->label(table);
   if (found.has_value() && *found != label) {
-    refuse("table '" + table + "' in " + folder_ + " was made as '" + *found +
-           "' meanwhile, asked was '" + label + "'; open it again");
+    refuse("table '" + table + "' in " + folder_ + " was created as '" + *found +
+           "' in the meantime, expected '" + label + "'; open it again");
   }
   const std::string name = kFamilyPrefix + table;
-  if (!found.has_value() || !families_.contains(name)) check_writable("make a table");
+  if (!found.has_value() || !families_.contains(name)) check_writable("create a table");
   rocksdb::ColumnFamilyHandle*& family = families_[name];
   if (family == nullptr) {
     const rocksdb::Status status = db_->CreateColumnFamily(family_options_, name, &family);
     if (!status.ok()) families_.erase(name);
-    check(status, asked("make table '" + table + "'"));
+    check(status, asked("create table '" + table + "'"));
   }
   if (!found.has_value()) {
     // The column family may exist and be empty, if a process ended before this was written.
     rocksdb::WriteBatch batch;
-    check(batch.Put(catalogue(), kLabelPrefix + table, label), asked("make table '" + table + "'"));
+    check(batch.Put(catalogue(), kLabelPrefix + table, label), asked("create table '" + table + "'"));
     check(batch.Put(catalogue(), rows_key(table), encode_num_rows(0)),
-          asked("make table '" + table + "'"));
+          asked("create table '" + table + "'"));
     rocksdb::WriteOptions durable;
     durable.sync = true;
-    check(db_->Write(durable, &batch), asked("make table '" + table + "'"));
+    check(db_->Write(durable, &batch), asked("create table '" + table + "'"));
   }
   taken_.insert(table);
   return family;
@@ -321,8 +322,8 @@ int64_t Database::read_num_rows(const std::string& table) const {
     num_rows |= uint64_t{static_cast<unsigned char>(found[i])} << (8 * i);
   }
   if (found.size() != 8 || num_rows > INT64_MAX) {
-    throw StatusError(SPARRING_CORRUPT, asked("the number of rows of table '" + table + "'") +
-                                            " is no number; restore a checkpoint or snapshot");
+    throw StatusError(SPARRING_CORRUPT, asked("read the number of rows of table '" + table + "'") +
+                                            ": it is not a number; restore a checkpoint or snapshot");
   }
   return static_cast<int64_t>(num_rows);
 }
@@ -351,12 +352,12 @@ void Database::checkpoint(const std::string& folder) const {
   std::error_code error;
   const std::filesystem::path target = std::filesystem::absolute(folder).lexically_normal();
   if (std::filesystem::exists(target, error)) {
-    refuse(what + ": there is something of this name; name a folder that does not exist yet");
+    refuse(what + ": it already exists; specify a folder that does not exist");
   }
   std::filesystem::create_directories(target.parent_path(), error);
   if (error) {
-    throw StatusError(SPARRING_IO, what + ": the folder above it cannot be made (" +
-                                       error.message() + "); name another place");
+    throw StatusError(SPARRING_IO, what + ": its parent folder cannot be created (" +
+                                       error.message() + "); specify another folder");
   }
   rocksdb::Checkpoint* made = nullptr;
   check(rocksdb::Checkpoint::Create(db_.get(), &made), what);

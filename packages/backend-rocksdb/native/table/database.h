@@ -35,8 +35,8 @@ namespace sparring::flash {
 
 // The error message in a forked child.
 inline constexpr const char* kOfParent =
-    " was opened before this process was forked, and is its parent's; use it there, or start this "
-    "process by spawn";
+    " was opened before this process was forked, and belongs to the parent process; use it there, or "
+    "start this process with spawn";
 
 struct DatabaseOptions {
   uint64_t block_cache_bytes = 256 << 20;

@@ -17,7 +17,7 @@ namespace {
 
 std::string bytes_of(int64_t key) { return {KeyBytes(code_of(key)).data(), KeyBytes::size()}; }
 
-void order_of_bytes_is_that_of_integers() {
+void the_order_of_bytes_is_the_order_of_integers() {
   std::vector<int64_t> keys{std::numeric_limits<int64_t>::min(),
                             std::numeric_limits<int64_t>::max(), -1, 0, 1, 255, 256, -256, -257};
   std::mt19937_64 random(1);
@@ -28,7 +28,7 @@ void order_of_bytes_is_that_of_integers() {
   }
 }
 
-void bytes_lead_back_to_the_key() {
+void bytes_are_converted_back_to_the_key() {
   std::mt19937_64 random(2);
   for (int i = 0; i < 1000; ++i) {
     const auto key = static_cast<int64_t>(random());
@@ -49,7 +49,7 @@ void check_in_order(const std::vector<int64_t>& keys) {
   }
 }
 
-void keys_of_a_call_are_sorted_with_their_places() {
+void keys_of_a_call_are_sorted_with_their_positions() {
   std::mt19937_64 random(3);
   for (const size_t count : {0, 1, 2, 100, 511, 512, 5000}) {
     for (const int shift : {0, 20, 44}) {
@@ -71,8 +71,8 @@ void keys_of_a_call_are_sorted_with_their_places() {
 
 int main() {
   return sparring::testing::run({
-      {"order of bytes is that of integers", order_of_bytes_is_that_of_integers},
-      {"bytes lead back to the key", bytes_lead_back_to_the_key},
-      {"keys of a call are sorted with their places", keys_of_a_call_are_sorted_with_their_places},
+      {"the order of bytes is the order of integers", the_order_of_bytes_is_the_order_of_integers},
+      {"bytes are converted back to the key", bytes_are_converted_back_to_the_key},
+      {"keys of a call are sorted with their positions", keys_of_a_call_are_sorted_with_their_positions},
   });
 }

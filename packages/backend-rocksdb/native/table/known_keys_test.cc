@@ -44,9 +44,9 @@ void random_writes(uint64_t budget_bytes, bool stays_complete) {
   check_says_the_truth(known, {}, kCodes);
 }
 
-void what_it_says_is_true_with_room_for_all() { random_writes(1 << 20, true); }
-void what_it_says_is_true_with_room_for_some() { random_writes(1 << 15, false); }
-void what_it_says_is_true_without_room() { random_writes(0, false); }
+void results_are_correct_with_space_for_all_keys() { random_writes(1 << 20, true); }
+void results_are_correct_with_space_for_some_keys() { random_writes(1 << 15, false); }
+void results_are_correct_without_space() { random_writes(0, false); }
 
 void every_code_can_be_known() {
   KnownKeys known(1 << 16, false);
@@ -64,9 +64,9 @@ void every_code_can_be_known() {
 
 int main() {
   return sparring::testing::run({
-      {"what it says is true with room for all", what_it_says_is_true_with_room_for_all},
-      {"what it says is true with room for some", what_it_says_is_true_with_room_for_some},
-      {"what it says is true without room", what_it_says_is_true_without_room},
+      {"results are correct with space for all keys", results_are_correct_with_space_for_all_keys},
+      {"results are correct with space for some keys", results_are_correct_with_space_for_some_keys},
+      {"results are correct without space", results_are_correct_without_space},
       {"every code can be known", every_code_can_be_known},
   });
 }

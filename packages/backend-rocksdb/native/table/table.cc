@@ -226,7 +226,7 @@ void Table::update(SparringUpdate& call) {
   if (!missing.empty() && call.admit != nullptr &&
       call.admit(call.context, static_cast<int64_t>(missing.size()), missing.data(),
                  is_admitted.data()) != 0) {
-    throw StatusError(SPARRING_INTERNAL, asked("update") + ": admit failed; no row was changed");
+    throw StatusError(SPARRING_INTERNAL, asked("update") + ": the callback admit failed; no row was changed");
   }
   std::vector<uint8_t> is_left_out(n, 0);
   for (size_t i = 0; i < missing.size(); ++i) {
@@ -309,7 +309,7 @@ void Table::commit(rocksdb::WriteBatch& batch, int64_t num_rows,
 }
 
 void Table::scan(SparringScan& call) {
-  border::check(call.cursor[1] == 0, "cursor must be zero or come from the chunk before",
+  border::check(call.cursor[1] == 0, "cursor must be zero or the cursor of the previous chunk",
                 call.cursor[1]);
   if (call.cursor[0] == 0) database_->catch_up();
   rocksdb::ReadOptions options;

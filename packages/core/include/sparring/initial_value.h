@@ -1,7 +1,7 @@
 // The initial value of a key, and the hash functions of keys and of table names.
 //
 // THESE BITS ARE PART OF THE FORMATS and never change: another device, framework or version must
-// compute the same ones. The partition of a key decides which rank owns it and which file of a snapshot
+// compute the same bits. The partition of a key decides which rank owns it and which file of a snapshot
 // contains it. A key without a row reads as its initial value, and nothing is stored for it.
 //
 // Element `column` of the embedding of `key` is computed as follows, in IEEE double with
@@ -17,7 +17,7 @@
 //   4. uniform(low, high), and xavier with low = -limit, high = limit:
 //        value = low + u * (high - low), clamped to [lower, upper]. Here lower is
 //        the smallest number of the dtype above low, and upper the largest below
-//        high (if the dtype has none between: the one nearest to low, for both).
+//        high (if the dtype has no number between them, both are the one nearest to low).
 //      normal(mean, stddev):
 //        value = mean + normal(u) * stddev.
 //      truncated_normal(mean, stddev):
@@ -33,7 +33,7 @@
 //
 // REQUIRES: the compiler fuses no multiplication with an addition (-ffp-contract=off, -fmad=false).
 // No header of the standard library with inline functions is included: native/kernels/level.h of core
-// has the reason, and all functions are inlined for the same one.
+// explains why, and all functions are inlined for the same reason.
 #ifndef SPARRING_INITIAL_VALUE_H_
 #define SPARRING_INITIAL_VALUE_H_
 
@@ -324,7 +324,7 @@ struct Initializer {
   uint64_t philox_key;
 };
 
-// The same, prepared for rows of one type.
+// An initializer, prepared for rows of one type.
 struct InitialValues {
   InitialKind kind;
   uint64_t philox_key;

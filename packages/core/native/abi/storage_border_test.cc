@@ -103,7 +103,7 @@ Arguments arguments_on(int32_t device_type) {
   return arguments;
 }
 
-void what_a_table_has_not_is_null() {
+void missing_optional_methods_are_null() {
   const Made<Least> least;
   const SparringStorage& storage = *least.storage;
   CHECK(storage.version.major == SPARRING_STORAGE_ABI_MAJOR);
@@ -116,13 +116,13 @@ void what_a_table_has_not_is_null() {
   CHECK(!storage.visit && !storage.update);
 }
 
-void what_a_table_has_is_offered() {
+void existing_optional_methods_are_exported() {
   const Made<Most> most;
   const SparringStorage& storage = *most.storage;
   CHECK(storage.touch && storage.evict && storage.set_option && storage.visit && storage.update);
 }
 
-void touch_and_evict_are_null_where_no_scores_are_kept() {
+void touch_and_evict_are_null_if_no_scores_are_stored() {
   auto table = std::make_shared<Most>();
   table->has_scores = false;
   SparringStorage* storage = make_storage<Most>(table, "test 1.0");
@@ -131,7 +131,7 @@ void touch_and_evict_are_null_where_no_scores_are_kept() {
   storage->release(storage);
 }
 
-void release_lets_go_of_the_table() {
+void release_frees_the_reference_to_the_table() {
   const auto table = std::make_shared<Least>();
   SparringStorage* storage = make_storage<Least>(table, "test 1.0");
   CHECK(table.use_count() == 2);
@@ -161,7 +161,7 @@ void exceptions_become_statuses_and_messages() {
   CHECK(answer([] { throw 7; }) == Answer(SPARRING_INTERNAL, "an unknown exception"));
 }
 
-void a_table_words_its_own_want_of_memory() {
+void a_table_provides_its_own_message_for_a_lack_of_memory() {
   Made<Most> most;
   most.table->act = [] { throw std::bad_alloc(); };
   const auto [status, message] = most.call(most.storage->flush, arguments_on<SparringPlain>(2));
@@ -177,7 +177,7 @@ void a_call_keeps_the_table_in_use() {
   CHECK(most.table->num_in_use == 0);
 }
 
-void calls_of_a_closed_table_are_refused() {
+void calls_of_a_closed_table_are_rejected() {
   Made<Most> most;
   most.table->is_closed = true;
   const auto [status, message] = most.call(most.storage->clear, arguments_on<SparringPlain>(2));
@@ -185,7 +185,7 @@ void calls_of_a_closed_table_are_refused() {
   CHECK(most.table->num_calls == 0);
 }
 
-void devices_are_refused_unless_the_table_takes_them() {
+void devices_are_rejected_unless_the_table_supports_them() {
   Made<Least> least;
   const auto [status, message] = least.call(least.storage->clear, arguments_on<SparringPlain>(2));
   CHECK(status == SPARRING_UNSUPPORTED && message.find("type 2") != std::string::npos);
@@ -195,8 +195,8 @@ void devices_are_refused_unless_the_table_takes_them() {
         SPARRING_UNSUPPORTED);
 }
 
-// Changes one of the valid arguments: the call fails with the name of the argument, and
-// does not reach the table.
+// Checks that a call with one invalid argument fails with the name of the argument, and does
+// not reach the table.
 template <class Table, class Arguments, class Change>
 bool refuses(Made<Table>& made, SparringStatus (*callback)(void*, Arguments*),
              const Arguments& valid, const Change& change, const char* named) {
@@ -210,7 +210,7 @@ bool refuses(Made<Table>& made, SparringStatus (*callback)(void*, Arguments*),
   return status == SPARRING_INVALID_ARGUMENT && message.starts_with(named);
 }
 
-void broken_arguments_are_refused_by_name() {
+void invalid_arguments_are_rejected_by_name() {
   Made<Most> most;
   const SparringStorage& storage = *most.storage;
   const std::array<int64_t, 2> keys{1, 2};
@@ -292,7 +292,7 @@ void broken_arguments_are_refused_by_name() {
   CHECK(update_refuses([](auto& call) { call.change = nullptr; }, "change"));
 }
 
-void loops_cover_everything_once_on_lent_threads() {
+void loops_cover_everything_once_on_the_threads_of_an_executor() {
   const testing::ThreadExecutor executor(3);
   const SparringExecutor* const none = nullptr;
   for (const SparringExecutor* lent : {executor.get(), none}) {
@@ -306,7 +306,7 @@ void loops_cover_everything_once_on_lent_threads() {
   }
 }
 
-void exceptions_of_a_loop_reach_who_started_it() {
+void exceptions_of_a_loop_reach_its_caller() {
   const testing::ThreadExecutor executor(3);
   std::atomic<int64_t> num_done{0};
   CHECK_THROWS(parallel_for(executor.get(), 1'000, 10,
@@ -328,12 +328,12 @@ struct Handling : Least {
   }
 };
 
-void an_older_caller_is_served_and_its_memory_left_alone() {
+void an_older_caller_is_supported_and_its_memory_is_not_overwritten() {
   Made<Handling> made;
   auto visit = arguments_on<SparringVisit>(1);
   visit.show = [](void*, int64_t, int64_t, const void* const*) { return int32_t{0}; };
   const void* const none = nullptr;
-  // The caller's memory after the older struct.
+  // Memory of the caller that follows the older struct.
   visit.handles = &none;
   visit.generation = 3;
   visit.call.struct_bytes = offsetof(SparringVisit, handles);
@@ -356,22 +356,24 @@ void an_older_caller_is_served_and_its_memory_left_alone() {
 int main() {
   using namespace sparring::border;
   return sparring::testing::run({
-      {"what a table has not is NULL", what_a_table_has_not_is_null},
-      {"what a table has is offered", what_a_table_has_is_offered},
-      {"touch and evict are NULL where no scores are kept",
-       touch_and_evict_are_null_where_no_scores_are_kept},
-      {"release lets go of the table", release_lets_go_of_the_table},
+      {"missing optional methods are NULL", missing_optional_methods_are_null},
+      {"existing optional methods are exported", existing_optional_methods_are_exported},
+      {"touch and evict are NULL if no scores are stored",
+       touch_and_evict_are_null_if_no_scores_are_stored},
+      {"release frees the reference to the table", release_frees_the_reference_to_the_table},
       {"flush of a table that buffers nothing is OK", flush_of_a_table_that_buffers_nothing_is_ok},
       {"exceptions become statuses and messages", exceptions_become_statuses_and_messages},
-      {"a table words its own want of memory", a_table_words_its_own_want_of_memory},
+      {"a table provides its own message for a lack of memory",
+       a_table_provides_its_own_message_for_a_lack_of_memory},
       {"a call keeps the table in use", a_call_keeps_the_table_in_use},
-      {"calls of a closed table are refused", calls_of_a_closed_table_are_refused},
-      {"devices are refused unless the table takes them",
-       devices_are_refused_unless_the_table_takes_them},
-      {"broken arguments are refused by name", broken_arguments_are_refused_by_name},
-      {"loops cover everything once on lent threads", loops_cover_everything_once_on_lent_threads},
-      {"exceptions of a loop reach who started it", exceptions_of_a_loop_reach_who_started_it},
-      {"an older caller is served, and its memory left alone",
-       an_older_caller_is_served_and_its_memory_left_alone},
+      {"calls of a closed table are rejected", calls_of_a_closed_table_are_rejected},
+      {"devices are rejected unless the table supports them",
+       devices_are_rejected_unless_the_table_supports_them},
+      {"invalid arguments are rejected by name", invalid_arguments_are_rejected_by_name},
+      {"loops cover everything once on the threads of an executor",
+       loops_cover_everything_once_on_the_threads_of_an_executor},
+      {"exceptions of a loop reach its caller", exceptions_of_a_loop_reach_its_caller},
+      {"an older caller is supported, and its memory is not overwritten",
+       an_older_caller_is_supported_and_its_memory_is_not_overwritten},
   });
 }

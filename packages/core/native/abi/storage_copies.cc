@@ -17,7 +17,7 @@ constexpr int64_t kBlock = 256;
 
 [[noreturn]] void refuse_answer(const char* who, int32_t answer) {
   throw StorageError(SPARRING_INTERNAL,
-                     std::string(who) + " returned " + std::to_string(answer));
+                     std::string(who) + " returned " + std::to_string(answer) + ", expected 0");
 }
 
 }  // namespace

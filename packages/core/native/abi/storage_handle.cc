@@ -51,7 +51,7 @@ std::string version_text(SparringVersion version) {
 
 StorageHandle::StorageHandle(SparringStorage* storage) : storage_(storage) {
   if (storage == nullptr) {
-    throw StorageError(SPARRING_INTERNAL, "the storage capsule is empty");
+    throw StorageError(SPARRING_INTERNAL, "the storage capsule is empty; open the storage again");
   }
   if (storage->version.major != SPARRING_STORAGE_ABI_MAJOR) {
     // Only version and release may be read, because another major version may have moved
@@ -63,7 +63,9 @@ StorageHandle::StorageHandle(SparringStorage* storage) : storage_(storage) {
       !storage->erase || !storage->scan || !storage->stat || !storage->flush ||
       !storage->clear || !storage->release || !storage->distribution) {
     throw StorageError(SPARRING_INTERNAL,
-                       "the storage lacks a callback that version 1.0 requires");
+                       "the storage has no callback for an operation that ABI version 1.0 "
+                       "requires; report this to "
+                       "the authors of the backend");
   }
   const SparringStat found = stat();
   row_bytes_ = found.row_bytes;
@@ -123,7 +125,8 @@ bool StorageHandle::offers_evict() const {
 void StorageHandle::touch(SparringTouch& arguments) const {
   auto callback = optional(&SparringStorage::touch);
   if (callback == nullptr) {
-    throw StorageError(SPARRING_UNSUPPORTED, "the storage does not offer touch");
+    throw StorageError(SPARRING_UNSUPPORTED, "touch: the storage does not support it; choose a "
+                                             "backend or policy that does");
   }
   prepare(arguments);
   check(callback(storage_->self, &arguments), arguments.call, "touch");
@@ -132,7 +135,8 @@ void StorageHandle::touch(SparringTouch& arguments) const {
 int64_t StorageHandle::evict(int64_t wanted, EvictedRows* evicted) const {
   auto callback = optional(&SparringStorage::evict);
   if (callback == nullptr) {
-    throw StorageError(SPARRING_UNSUPPORTED, "the storage does not offer evict");
+    throw StorageError(SPARRING_UNSUPPORTED, "evict: the storage does not support it; choose a "
+                                             "backend or policy that does");
   }
   SparringEvict arguments{};
   prepare(arguments);
@@ -197,7 +201,8 @@ void StorageHandle::set_option(const std::string& name,
                                const std::string& value) const {
   auto callback = optional(&SparringStorage::set_option);
   if (callback == nullptr) {
-    throw StorageError(SPARRING_UNSUPPORTED, "the storage takes no options while open");
+    throw StorageError(SPARRING_UNSUPPORTED, "set_option: the storage has no options that can be "
+                                             "set while it is open");
   }
   SparringSetOption arguments{};
   prepare(arguments);

@@ -136,7 +136,7 @@ void bind_admission(py::module_& module) {
   using namespace sparring::bindings;
   py::class_<AdmissionFilter, Filter>(
       module, "AdmissionFilter",
-      "Decides which keys without a row may have one. Safe for use by several threads.")
+      "Decides which keys without a row may get one. Thread-safe.")
       .def_static("frequency", &make_frequency, py::arg("k"), py::arg("memory_bytes"))
       .def_static("probability", &make_probability, py::arg("p"), py::arg("seed"),
                   py::arg("table"))
@@ -144,16 +144,18 @@ void bind_admission(py::module_& module) {
                   py::arg("expected_keys"), py::arg("memory_bytes"), py::arg("seed"),
                   py::arg("table"))
       .def("decide", &decide, py::arg("keys").noconvert(), py::arg("step"),
-           "Whether each of keys (u) may have a row in this step; counts nothing.")
+           "Returns whether each of the keys (u) may get a row in this step; counts nothing.")
       .def("record", &record, py::arg("keys").noconvert(), py::arg("is_admitted").noconvert(),
-           "Counts keys (u) of a step that was applied, with what `decide` answered.")
+           "Counts the keys (u) of an applied step, given the result of `decide`.")
       .def("admit", &admit, py::arg("keys").noconvert(), py::arg("step"),
-           "Both: decides and counts.")
-      .def("save", &save, "All that was counted; docs/format/admission.md.")
-      .def("load", &load, py::arg("saved"), "Takes over what an equal filter has saved.")
+           "Calls `decide` and `record` atomically.")
+      .def("save", &save, "Returns all counters; see docs/format/admission.md.")
+      .def("load", &load, py::arg("saved"), "Replaces all counters by those that an equal filter saved.")
       .def("join", &join, py::arg("saved"),
-           "Adds what an equal bloom filter of another rank has saved.")
-      .def_property_readonly("memory_bytes", &AdmissionFilter::memory_bytes, "Of counters.")
+           "Merges the saved counters of an equal Bloom filter of another rank.")
+      .def_property_readonly("memory_bytes", &AdmissionFilter::memory_bytes,
+                             "Size of the counters in bytes.")
       .def_property_readonly("num_forgotten", &AdmissionFilter::num_forgotten,
-                             "Keys whose counter was dropped, or never made, for want of room.");
+                             "Number of keys whose counter was dropped or not created because the "
+                             "memory was full.");
 }

@@ -15,13 +15,13 @@
 
 namespace sparring::bindings {
 
-// For `expected` shapes: any length.
+// Stands for any length in the shapes that are passed as `expected`.
 inline constexpr pybind11::ssize_t kAny = -1;
 
 // Sets sparring.errors.InvalidArgumentError as Python's current error.
 void set_refusal(const char* message);
 
-// Raises it.
+// Raises InvalidArgumentError.
 [[noreturn]] void refuse(const std::string& message);
 
 // Raises InvalidArgumentError unless `array` is C-contiguous and its elements are aligned
@@ -72,7 +72,7 @@ bool has_dtype(const pybind11::array& array) {
          (dtype.byteorder() == '=' || dtype.byteorder() == '|');
 }
 
-// The data of an array that is only read.
+// Returns the data of an array that is only read.
 template <class T>
 const T* input(const pybind11::array& array, const char* name,
                std::initializer_list<pybind11::ssize_t> shape) {
@@ -81,7 +81,7 @@ const T* input(const pybind11::array& array, const char* name,
   return static_cast<const T*>(array.data());
 }
 
-// The same, or NULL for None.
+// Like input(), but returns NULL for None.
 template <class T>
 const T* optional_input(const pybind11::object& object, const char* name,
                         std::initializer_list<pybind11::ssize_t> shape) {
@@ -92,7 +92,7 @@ const T* optional_input(const pybind11::object& object, const char* name,
   return input<T>(pybind11::reinterpret_borrow<pybind11::array>(object), name, shape);
 }
 
-// The data of an array that is written.
+// Returns the data of an array that is written.
 template <class T>
 T* output(pybind11::array& array, const char* name,
           std::initializer_list<pybind11::ssize_t> shape) {
@@ -101,7 +101,7 @@ T* output(pybind11::array& array, const char* name,
   return static_cast<T*>(array.mutable_data());
 }
 
-// Returns `out` if it is given, which must fit, or else a new array.
+// Returns `out`, which must have this shape, or a new array if `out` is None.
 template <class T>
 pybind11::array given_or_new(const pybind11::object& out, pybind11::ssize_t rows,
                              pybind11::ssize_t columns) {
@@ -112,7 +112,7 @@ pybind11::array given_or_new(const pybind11::object& out, pybind11::ssize_t rows
   return array;
 }
 
-// The row type of the array's dtype; raises InvalidArgumentError for any other.
+// Returns the row type of the array's dtype. Raises InvalidArgumentError for other dtypes.
 kernels::RowType row_type_of(const pybind11::array& array, const char* name);
 
 // Calls body(T{}) with the array's dtype, float or double.

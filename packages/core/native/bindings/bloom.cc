@@ -66,7 +66,7 @@ Filter load(const py::bytes& saved) {
   } catch (const std::invalid_argument& error) {
     reason = error.what();
   }
-  refuse("saved bytes of a Bloom filter: " + reason + "; have them made again");
+  refuse("saved bytes of a Bloom filter: " + reason + "; create them again");
 }
 
 }  // namespace

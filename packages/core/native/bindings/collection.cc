@@ -55,7 +55,8 @@ double largest_of(const PyGradientSources::Part<T>& part) {
   return largest;
 }
 
-// One embedding per bag and feature, concatenated. `known`: one per feature, or empty.
+// Computes one embedding per bag and feature, concatenated. `known`: the known rows of each feature, or
+// empty.
 template <class T>
 py::array pooled(const std::vector<FeatureIds<T>>& inputs, const std::vector<KnownRows>& known,
                  const std::vector<int64_t>& columns, int64_t num_bags, int64_t width) {
@@ -70,7 +71,7 @@ py::array pooled(const std::vector<FeatureIds<T>>& inputs, const std::vector<Kno
   return out;
 }
 
-// One embedding per id and feature. `known`: one per feature, or empty.
+// Computes one embedding per id and feature. `known`: the known rows of each feature, or empty.
 template <class T>
 py::list gathered(const std::vector<FeatureIds<T>>& inputs, const std::vector<KnownRows>& known) {
   py::list outputs;
@@ -93,14 +94,14 @@ class PyBatchPlan {
   template <class T>
   struct Table {
     SharedView view;
-    std::vector<size_t> features;                    // that look up in it
+    std::vector<size_t> features;                    // features that look up in the table
     std::shared_ptr<const collection::TablePlan<T>> plan;  // or NULL: its storage has no handles
   };
   template <class T>
   struct Part {
     std::vector<FeatureIds<T>> inputs;
     std::vector<int64_t> columns;
-    int64_t num_bags;  // of each feature, or kAny where ids are not pooled
+    int64_t num_bags;  // number of bags of each feature, or kAny if ids are not pooled
     int64_t width;
     std::vector<Table<T>> tables;
   };
@@ -175,7 +176,7 @@ class PyBatchPlan {
     const bool is_pooled = part.num_bags != kAny;
     const size_t num_wanted = is_pooled ? 1 : part.inputs.size();
     if (given.size() != num_wanted) {
-      refuse(std::to_string(num_wanted) + " gradients were asked for, found " +
+      refuse(std::to_string(num_wanted) + " gradients are expected, found " +
              std::to_string(given.size()));
     }
     PyGradientSources::Part<T> sources;
@@ -210,9 +211,10 @@ class PyCollection {
   // (table, pooling) of each feature, in the order of their columns.
   explicit PyCollection(const std::vector<std::pair<SharedView, std::string>>& features) {
     for (const auto& [table, pooling] : features) {
-      if (!table) refuse("a table must not be None");
+      if (!table) refuse("collection: a table must not be None");
       if (table->is_double() != features.front().first->is_double()) {
-        refuse("tables of one collection must compute in one dtype");
+        refuse("the tables of a collection must have the same computing dtype; create a "
+               "collection per dtype");
       }
       features_.push_back({table, width_, is_mean(pooling)});
       width_ += table->view().layout.dim;
@@ -273,7 +275,7 @@ class PyCollection {
 
   bool is_double() const { return features_.front().table->is_double(); }
 
-  // `num_bags`: of each feature, or kAny where ids are not pooled.
+  // `num_bags`: number of bags of each feature, or kAny if ids are not pooled.
   template <class T>
   PyBatchPlan make_plan(std::vector<FeatureIds<T>> inputs, int64_t num_bags, py::object owners,
                         bool finds_rows) const {
@@ -303,7 +305,7 @@ class PyCollection {
     for (size_t i = 0; i < features_.size(); ++i) {
       if (places[i] < 0 || (places[i] + 1) * num_bags >= offsets.shape(0)) {
         refuse("feature " + std::to_string(i) + " has place " + std::to_string(places[i]) +
-               ", but offsets are for fewer features of " + std::to_string(num_bags) + " bags");
+               ", but offsets contain fewer features of " + std::to_string(num_bags) + " bags");
       }
       inputs.push_back({&features_[i].table->view(), from, ends + places[i] * num_bags, num_bags,
                         scales, features_[i].is_mean});
@@ -317,13 +319,13 @@ class PyCollection {
     const auto* from = input<int64_t>(ids, "ids", {kAny});
     check_count(ids.shape(0));
     if (spans.size() != features_.size()) {
-      refuse(std::to_string(features_.size()) + " spans were asked for, found " +
+      refuse(std::to_string(features_.size()) + " spans are expected, found " +
              std::to_string(spans.size()));
     }
     std::vector<FeatureIds<T>> inputs;
     for (size_t i = 0; i < features_.size(); ++i) {
       const auto [begin, end] = spans[i];
-      if (begin < 0 || begin > end || end > ids.shape(0)) refuse("a span is outside ids");
+      if (begin < 0 || begin > end || end > ids.shape(0)) refuse("spans must be ranges within ids");
       inputs.push_back(
           {&features_[i].table->view(), from + begin, nullptr, end - begin, nullptr, false});
     }
@@ -332,7 +334,7 @@ class PyCollection {
 
   void check_places(const std::vector<int64_t>& places) const {
     if (places.size() == features_.size()) return;
-    refuse(std::to_string(features_.size()) + " places were asked for, found " +
+    refuse(std::to_string(features_.size()) + " places are expected, found " +
            std::to_string(places.size()));
   }
 
@@ -362,7 +364,7 @@ class PyCollection {
   int64_t width_ = 0;
 };
 
-// A number by which native callers use a collection, valid for the lifetime of this object.
+// The number by which native callers use a collection. It is valid for the lifetime of this object.
 class PyPublication {
  public:
   PyPublication() : number_(collection::new_number()) {}
@@ -427,7 +429,7 @@ PyGradientSources key_gradients(const SharedView& table, const py::array& keys,
 void check_row_bytes(const py::array& rows, const collection::KeyRows& keys) {
   const auto found = static_cast<uint64_t>(rows.shape(1) * rows.itemsize());
   if (found == keys.storage->row_bytes()) return;
-  refuse("rows of " + std::to_string(keys.storage->row_bytes()) + " bytes were asked for, found " +
+  refuse("rows of " + std::to_string(keys.storage->row_bytes()) + " bytes are expected, found " +
          std::to_string(found));
 }
 
@@ -469,15 +471,15 @@ PyTableView::PyTableView(const std::string& dtype, const kernels::InitializerSpe
 void PyTableView::attach(py::capsule capsule, int64_t state_width) {
   const char* name = capsule.name();
   if (name == nullptr || std::strcmp(name, SPARRING_STORAGE_CAPSULE) != 0) {
-    refuse(std::string("a capsule named \"") + SPARRING_STORAGE_CAPSULE + "\" was asked for");
+    refuse(std::string("a capsule named \"") + SPARRING_STORAGE_CAPSULE + "\" is expected");
   }
   auto* storage = capsule.get_pointer<SparringStorage>();
   const auto layout =
       kernels::make_row_layout(view_.layout.type, view_.layout.dim, state_width);
   const abi::StorageHandle handle(storage);
   if (handle.row_bytes() != static_cast<uint64_t>(layout.row_bytes)) {
-    refuse("rows of " + std::to_string(layout.row_bytes) + " bytes were asked for, the storage has " +
-           std::to_string(handle.row_bytes()));
+    refuse("rows of " + std::to_string(layout.row_bytes) + " bytes are expected, but the rows of the storage "
+           "have " + std::to_string(handle.row_bytes()) + " bytes; open it for this table");
   }
   capsule_ = std::move(capsule);
   handle_.emplace(handle);
@@ -539,7 +541,7 @@ py::tuple evicted_arrays(const abi::EvictedRows& evicted, int64_t row_bytes) {
 
 const collection::KeyRows& PyRowHandles::rows() const {
   if (table_->view().storage != rows_.storage) {
-    refuse("rows were looked up in a storage that the table no longer has; run forward again");
+    refuse("the rows were looked up in a storage that the table no longer has; run the forward pass again");
   }
   return rows_;
 }

@@ -28,7 +28,7 @@ exchange::WireType wire_type(std::string_view name) {
   refuse("a wire dtype must be bfloat16, float16 or int8, found '" + std::string(name) + "'");
 }
 
-// Contiguous bytes of any dtype; where they begin must suit float32.
+// Checks that the array has this number of contiguous bytes, aligned for float32, of any dtype.
 void check_bytes(const py::array& array, const char* name, int64_t expected) {
   const bool is_contiguous = (array.flags() & py::array::c_style) != 0;
   if (!is_contiguous || array.nbytes() != expected ||
@@ -69,7 +69,7 @@ int64_t row_bytes_of(const py::array& rows, const char* name) {
 
 void place_rows(const py::array& rows, const py::array& places, py::array& out) {
   const int64_t row_bytes = row_bytes_of(rows, "rows");
-  if (row_bytes_of(out, "out") != row_bytes) refuse("rows and out must have rows of one size");
+  if (row_bytes_of(out, "out") != row_bytes) refuse("rows and out must have rows of the same size");
   const auto* at = input<int64_t>(places, "places", {rows.shape(0)});
   const int64_t count = rows.shape(0);
   const void* const from = rows.data();

@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "bindings/arrays.h"
 #include "bindings/gil.h"
 #include "execution/detached_task.h"
 #include "execution/framework_threads.h"
@@ -57,7 +58,10 @@ int threads_of_loop(int64_t count, int64_t grain, double range_seconds) {
 }
 
 void borrow_threads(uintptr_t parallel_for, uintptr_t num_threads) {
-  if (parallel_for == 0 || num_threads == 0) sparring::bindings::refuse("an address must not be 0");
+  if (parallel_for == 0 || num_threads == 0) {
+    sparring::bindings::refuse(
+        "borrow_threads: an address must not be 0; pass the addresses of both functions");
+  }
   using sparring::execution::FrameworkThreads;
   sparring::execution::borrow(
       {reinterpret_cast<decltype(FrameworkThreads::parallel_for)>(parallel_for),
@@ -76,16 +80,17 @@ void bind_execution(py::module_& module) {
         Pool::process().configure(threads);
       },
       py::arg("threads"),
-      "0 means the number of usable cores. ValueError out of range, PoolBusyError with work.");
+      "Sets the number of threads; 0 means the number of usable cores. Raises ValueError if it is out "
+      "of range, and PoolBusyError if the pool has work.");
   module.def("pool_num_threads", [] { return Pool::process().num_threads(); });
   module.def("pool_submit", &submit, py::arg("function"),
-             "Calls function() once on a worker thread, or on this one where none can be had; it must "
+             "Calls function() once on a worker thread, or on this thread if none can be started; it must "
              "not raise.");
   module.def("pool_threads_of_loop", &threads_of_loop, py::arg("count"), py::arg("grain"),
              py::arg("range_seconds"),
-             "Runs a loop whose ranges keep a core busy; returns how many threads took part.");
+             "Runs a loop whose ranges keep a core busy, and returns the number of threads that took part.");
   module.def("borrow_threads", &borrow_threads, py::arg("parallel_for"), py::arg("num_threads"),
-             "Addresses of two functions as of FrameworkThreads, for loops of the calling thread.");
+             "Uses the functions of FrameworkThreads at these addresses for loops of the calling thread.");
   module.def("give_back_threads", &sparring::execution::give_back);
   module.def("is_pool_thread", &Pool::is_pool_thread);
   module.def("usable_cores", &sparring::execution::usable_cores);

@@ -145,7 +145,8 @@ SparringStatus scan(void* self, SparringScan* a) {
     auto keys = parts[2].cast<py::array_t<int64_t, py::array::c_style>>();
     auto rows = parts[3].cast<py::array_t<uint8_t, py::array::c_style>>();
     auto scores = parts[4].cast<py::array_t<uint64_t, py::array::c_style>>();
-    if (keys.size() > a->capacity) throw std::runtime_error("scan overran its capacity");
+    if (keys.size() > a->capacity) throw std::runtime_error("scan: the storage returned more rows "
+                                                            "than the capacity");
     a->cursor[0] = cursor.first;
     a->cursor[1] = cursor.second;
     a->is_done = parts[1].cast<bool>() ? 1 : 0;
@@ -199,7 +200,7 @@ void send_evicted(const SparringEvictionSink& sink, const py::object& evicted) {
   auto rows = parts[1].cast<py::array_t<uint8_t, py::array::c_style>>();
   auto scores = parts[2].cast<py::array_t<uint64_t, py::array::c_style>>();
   if (sink.receive(sink.context, keys.size(), keys.data(), rows.data(), scores.data()) != 0) {
-    throw std::runtime_error("the receiver of evicted rows failed");
+    throw std::runtime_error("the callback for evicted rows failed");
   }
 }
 

@@ -37,7 +37,7 @@ void send(const SparringEvictionSink& sink, const EvictedRows& evicted) {
   if (sink.receive == nullptr || evicted.keys.empty()) return;
   if (sink.receive(sink.context, static_cast<int64_t>(evicted.keys.size()), evicted.keys.data(),
                    evicted.rows.data(), evicted.scores.data()) != 0) {
-    throw StorageError(SPARRING_INTERNAL, "the receiver of evicted rows failed");
+    throw StorageError(SPARRING_INTERNAL, "the callback for evicted rows failed");
   }
 }
 

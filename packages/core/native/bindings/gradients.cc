@@ -102,7 +102,7 @@ class PyGradientAccumulator {
     }
     if (!has_room) {
       refuse("at most " + std::to_string(sparring::kernels::kMostIds) +
-             " keys can be added up; apply the step before adding more");
+             " keys can be summed; apply the step before adding more");
     }
   }
 
@@ -127,18 +127,18 @@ class PyGradientAccumulator {
 void bind_gradients(py::module_& module) {
   py::class_<PyGradientAccumulator>(
       module, "GradientAccumulator",
-      "Adds gradients up by key, in native memory. Keys are unique within one `add`.")
+      "Sums gradients by key in native memory. The keys of one `add` must be unique.")
       .def(py::init<int64_t, std::string_view>(), py::arg("dim"), py::arg("dtype") = "float32")
       .def("add", &PyGradientAccumulator::add, py::arg("keys"), py::arg("gradients"),
            "Adds gradients (u, dim) of keys (u) int64.")
       .def("take", &PyGradientAccumulator::take,
-           "Returns keys (u), in the order in which they first came, and their sums (u, dim), "
+           "Returns the keys (u), in the order of their first occurrence, and their sums (u, dim), "
            "and resets the accumulator.")
       .def("keys_from", &PyGradientAccumulator::keys_from, py::arg("begin"),
-           "The keys so far from place `begin` on, in the order in which they first came.")
-      .def("clear", &PyGradientAccumulator::clear, "Drops what has been added up.")
+           "Returns the keys from position `begin` on, in the order of their first occurrence.")
+      .def("clear", &PyGradientAccumulator::clear, "Drops all sums.")
       .def("__len__", &PyGradientAccumulator::size)
-      .def_property_readonly("size", &PyGradientAccumulator::size, "Keys so far.")
+      .def_property_readonly("size", &PyGradientAccumulator::size, "Number of keys.")
       .def_property_readonly("dim", &PyGradientAccumulator::dim)
       .def_property_readonly("memory_bytes", &PyGradientAccumulator::memory_bytes);
 }

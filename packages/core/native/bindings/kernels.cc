@@ -129,7 +129,7 @@ py::array gather(const py::array& rows, const py::array& inverse, const py::obje
 // The number of bags of offsets (b + 1).
 int64_t num_bags_of(const py::array& offsets) {
   if (offsets.ndim() != 1 || offsets.shape(0) < 1) {
-    refuse("offsets must have one dimension and one number more than there are bags");
+    refuse("offsets must have one dimension, and one element more than there are bags");
   }
   return offsets.shape(0) - 1;
 }
@@ -266,7 +266,8 @@ void initialize(py::array& rows, const py::array& keys, const py::array& found,
   }
   arguments.layout = layout_of_rows(type, spec.dim, rows.shape(1) * rows.itemsize());
   if (arguments.layout.row_bytes != rows.shape(1) * rows.itemsize()) {
-    refuse("rows that are " + std::to_string(rows.shape(1)) + " wide hold no state of float32");
+    refuse("rows that are " + std::to_string(rows.shape(1)) +
+           " wide cannot end with a state of float32; pass the width of the table");
   }
   const int64_t state_width = arguments.layout.state_width;
   if (type == kernels::RowType::float64) {
@@ -288,9 +289,9 @@ kernels::HalfRows half_rows(const py::array& rows, int64_t dim, bool is_written)
                         rows.strides(1) != 2;
   if (rows.ndim() != 2 || rows.shape(1) < dim || is_apart) {
     refuse("rows must have two dimensions, " + std::to_string(dim) +
-           " columns, and contiguous ones");
+           " columns, and contiguous rows; copy them first");
   }
-  if (is_written && !rows.writeable()) refuse("rows must be writable");
+  if (is_written && !rows.writeable()) refuse("rows must be writable; pass a copy");
   return {type, const_cast<void*>(rows.data()), rows.strides(0), rows.shape(0), dim};
 }
 
@@ -352,7 +353,7 @@ void check_offsets(const py::array& offsets, int64_t count, const char* name) {
   const auto* from = input<int64_t>(offsets, name, {kAny});
   const int64_t place = kernels::first_bad_offset(from, num_bags, count);
   if (place < 0) return;
-  refuse(std::string(name) + " must begin with 0, never fall, and end with " +
+  refuse(std::string(name) + " must begin with 0, not decrease, and end with " +
          std::to_string(count) + ", the number of ids; found " + std::to_string(from[place]) +
          " at place " + std::to_string(place) +
          (place > 0 ? " after " + std::to_string(from[place - 1]) : ""));

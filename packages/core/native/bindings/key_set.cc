@@ -1,4 +1,4 @@
-// sparring._native.KeySet: the keys that were changed.
+// sparring._native.KeySet: a set of changed keys.
 #include "kernels/key_set.h"
 
 #include <pybind11/numpy.h>
@@ -66,13 +66,13 @@ class PyKeySet {
 
 void bind_key_set(py::module_& module) {
   using sparring::bindings::PyKeySet;
-  py::class_<PyKeySet>(module, "KeySet", "A set of keys. Safe for use by several threads.")
+  py::class_<PyKeySet>(module, "KeySet", "A set of keys. Thread-safe.")
       .def(py::init<>())
       .def("add", &PyKeySet::add, py::arg("keys").noconvert(),
-           "Adds keys (n). Which of them were not in the set.")
+           "Adds keys (n), and returns which of them were not in the set.")
       .def("contains", &PyKeySet::contains, py::arg("keys").noconvert(),
-           "Which of keys (n) are in the set.")
-      .def("keys", &PyKeySet::keys, "All of them, in no order.")
+           "Returns which of the keys (n) are in the set.")
+      .def("keys", &PyKeySet::keys, "Returns all keys, in any order.")
       .def("__len__", &PyKeySet::size)
       .def_property_readonly("memory_bytes", &PyKeySet::memory_bytes);
 }

@@ -36,7 +36,7 @@ SparringStorage* from_capsule(const py::capsule& capsule) {
   const char* name = capsule.name();
   if (name == nullptr || std::strcmp(name, SPARRING_STORAGE_CAPSULE) != 0) {
     throw py::type_error(std::string("a capsule named \"") +
-                         SPARRING_STORAGE_CAPSULE + "\" was asked for, found \"" +
+                         SPARRING_STORAGE_CAPSULE + "\" is expected, found \"" +
                          (name != nullptr ? name : "") + "\"");
   }
   return capsule.get_pointer<SparringStorage>();
@@ -194,7 +194,8 @@ class PyStorageHandle {
       handle_.scan(arguments);
     }
     if (arguments.count < 0 || arguments.count > capacity) {
-      throw StorageError(SPARRING_INTERNAL, "scan gave more rows than it had room for");
+      throw StorageError(SPARRING_INTERNAL, "scan: the storage returned more rows than fit into "
+                                            "the chunk; report this to its authors");
     }
     return py::make_tuple(
         std::make_pair(arguments.cursor[0], arguments.cursor[1]),
@@ -268,7 +269,7 @@ class PyStorageHandle {
   }
 
   static void check_filters(const std::vector<const BlockedBloom*>& filters) {
-    if (filters.empty()) throw py::value_error("there is no filter to ask");
+    if (filters.empty()) throw py::value_error("filters must contain at least one filter");
   }
 
   // The arrays for a find in a lower tier, for at most `count` keys.
@@ -279,7 +280,7 @@ class PyStorageHandle {
       if (!staged_rows) return;
       check_shapes(staged_rows->shape(0), *staged_rows, row_bytes);
       if (staged_rows->shape(0) < count || stride_of(*staged_rows) != row_bytes) {
-        throw py::value_error("staged_rows must have room for all missing rows, without gaps");
+        throw py::value_error("staged_rows must have space for all missing rows, and be contiguous");
       }
       rows = static_cast<char*>(staged_rows->mutable_data());
     }
@@ -300,7 +301,7 @@ class PyStorageHandle {
   py::capsule capsule_;
   StorageHandle handle_;
   uint64_t row_bytes_ = 0;
-  mutable tiers::History history_;  // as a lower tier
+  mutable tiers::History history_;  // of finds in this storage as a lower tier
 };
 
 }  // namespace

@@ -56,7 +56,7 @@ class Streams {
 
   uint64_t make_stream() const {
     SparringStreamCall call = make_call();
-    run(streams_->make_stream, "making a stream", call);
+    run(streams_->make_stream, "creating a stream", call);
     return reinterpret_cast<uint64_t>(call.stream);
   }
 
@@ -153,7 +153,7 @@ void bind_streams(py::module_& module) {
       .def("order_after", &Streams::order_after, py::arg("stream"), py::arg("other"))
       .def("begin_wait", &Streams::begin_wait, py::arg("stream"), py::arg("deadline_seconds"),
            py::arg("function"),
-           "Calls function(kind, message) once, both None where the stream came there.")
+           "Calls function(kind, message) once; both are None if the stream reached its present position.")
       .def("pinned", &Streams::pinned, py::arg("num_bytes"))
       .def("copy", &Streams::copy, py::arg("to"), py::arg("from_"), py::arg("num_bytes"),
            py::arg("stream"));

@@ -84,7 +84,7 @@ py::array hash_list(const py::list& strings) {
       bytes = PyUnicode_AsUTF8AndSize(each, &size);
       if (bytes == nullptr) {
         PyErr_Clear();
-        refuse("strings[" + std::to_string(i) + "] cannot be written as UTF-8; it has half of a "
+        refuse("strings[" + std::to_string(i) + "] cannot be encoded as UTF-8, because it contains half of a "
                "surrogate pair");
       }
     } else if (PyBytes_Check(each)) {

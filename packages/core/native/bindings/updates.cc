@@ -46,7 +46,7 @@ void update_rows_as(const UpdateSpec& spec, const py::array& keys, py::array& ro
   const T* values = input<T>(gradients, "gradients", {count, spec.layout.dim});
   check_layout(rows, "rows", {count, kAny}, true);
   if (rows.shape(1) * rows.itemsize() != spec.layout.row_bytes) {
-    refuse("rows of " + std::to_string(spec.layout.row_bytes) + " bytes were asked for, found " +
+    refuse("rows of " + std::to_string(spec.layout.row_bytes) + " bytes are expected, found " +
            std::to_string(rows.shape(1) * rows.itemsize()));
   }
   auto* const bytes = static_cast<std::byte*>(rows.mutable_data());
@@ -163,7 +163,8 @@ class PyFusedStep {
   // The rows that the table at `place` evicted: keys (n), rows (n, row_bytes) uint8, scores (n).
   // REQUIRES: apply() was called.
   py::tuple evicted(size_t place) const {
-    if (place >= outcomes_.size()) refuse("no step was applied to a table at this place");
+    if (place >= outcomes_.size()) refuse("evicted: apply() was not called, or the step has no "
+                                          "table at this position");
     return evicted_arrays(outcomes_[place].evicted,
                           parts_[place].table->view().layout.row_bytes);
   }
@@ -186,12 +187,12 @@ class PyFusedStep {
   static void check(const TablePart& part) {
     const kernels::RowLayout& rows = part.table->view().layout;
     const kernels::RowLayout& wanted = part.spec.layout;
-    if (part.table->view().storage == nullptr) refuse("a table has no storage");
+    if (part.table->view().storage == nullptr) refuse("step: a table has no storage; open it first");
     if (rows.type != wanted.type || rows.dim != wanted.dim ||
         rows.state_width != wanted.state_width) {
       refuse("rows of dim " + std::to_string(rows.dim) + " with " +
              std::to_string(rows.state_width) + " elements of state do not fit the method, which " +
-             "wants dim " + std::to_string(wanted.dim) + " and " +
+             "requires dim " + std::to_string(wanted.dim) + " and " +
              std::to_string(wanted.state_width));
     }
     if (part.initial_state) {
@@ -203,7 +204,7 @@ class PyFusedStep {
     }
     for (const PyGradientSources* source : part.sources) {
       if (source->is_double() != part.table->is_double()) {
-        refuse("gradients have another dtype than their table");
+        refuse("gradients must have the computing dtype of their table; convert them");
       }
     }
   }
@@ -289,9 +290,9 @@ void bind_updates(py::module_& module) {
       .def("may_be_nonfinite", &PyFusedStep::may_be_nonfinite)
       .def("count_new", &PyFusedStep::count_new, py::arg("place"))
       .def("keys", &PyFusedStep::keys, py::arg("place"),
-           "A copy of the keys (u) that have a gradient.")
+           "Returns a copy of the keys (u) that have a gradient.")
       .def("apply", &PyFusedStep::apply)
       .def("evicted", &PyFusedStep::evicted, py::arg("place"),
-           "What left the table to make room: keys (n), rows (n, row_bytes) uint8, scores (n).")
+           "Returns the rows that the table evicted: keys (n), rows (n, row_bytes) uint8, scores (n).")
       .def("outcomes", &PyFusedStep::outcomes);
 }

@@ -79,7 +79,7 @@ SparringStatus guarded(SparringError& error, Function&& function) {
     set_error(error, refused.what());
     return refused.status;
   } catch (const std::bad_alloc&) {
-    set_error(error, "no memory is left for a lookup");
+    set_error(error, "lookup: the system has no memory left; use smaller batches");
     return SPARRING_OUT_OF_MEMORY;
   } catch (const std::exception& failed) {
     set_error(error, failed.what());
@@ -99,13 +99,13 @@ const Published& find_usable(const Registry& known, int64_t number) {
     const auto refusal = known.refusals.find(number);
     if (refusal != known.refusals.end()) refuse(SPARRING_INVALID_ARGUMENT, refusal->second);
     refuse(SPARRING_CLOSED,
-           "the tables that are looked up in are gone: the layer that held them was dropped, or "
-           "made in another process; make the layer again, or load the model again");
+           "lookup: the tables do not exist, because their layer was deleted or was created in another "
+           "process; create the layer again, or load the model again");
   }
   for (const PublishedFeature& feature : found->second.features) {
     if (feature.table->is_closed) {
       refuse(SPARRING_CLOSED,
-             "the container of the tables that are looked up in is closed; make another");
+             "lookup: the container of the tables is closed; create another one");
     }
   }
   return found->second;
@@ -124,8 +124,8 @@ void with_collection(int64_t number, Function&& function) {
   }
   if (is_any(*collection, Rows::cut_short)) {
     refuse(SPARRING_CLOSED,
-           "a load into the tables that are looked up in was cut short, and they hold a part of "
-           "the rows; load a snapshot again (container.load) before going on");
+           "lookup: a load into the tables was cut short, and they contain only a part of the rows; load "
+           "a snapshot again (container.load) before continuing");
   }
   function(*collection);
 }
@@ -148,7 +148,7 @@ void gather_as(const Published& collection, const SparringGather& asked) {
 SparringStatus gather(int64_t number, SparringGather* asked) {
   return guarded(asked->error, [&] {
     with_collection(number, [&](const Published& collection) {
-      check_equal("features of a collection whose ids are looked up one by one", 1,
+      check_equal("the number of features in a lookup without bags", 1,
                   static_cast<int64_t>(collection.features.size()));
       const TableView& table = *collection.features.front().table;
       check_equal("dim", table.layout.dim, asked->dim);
@@ -171,9 +171,9 @@ std::vector<int64_t> offsets_of(const SparringPool& asked) {
     const int64_t length = asked.lengths[bag];
     if (length < 0 || length > asked.count - end) {
       refuse(SPARRING_INVALID_ARGUMENT,
-             "bag " + std::to_string(bag) + " has length " + std::to_string(length) + ", where " +
-                 std::to_string(asked.count - end) + " ids are left of " +
-                 std::to_string(asked.count));
+             "bag " + std::to_string(bag) + " has length " + std::to_string(length) + ", but only " +
+                 std::to_string(asked.count - end) + " of the " + std::to_string(asked.count) +
+                 " ids are left");
     }
     end += length;
     offsets[static_cast<size_t>(bag + 1)] = end;

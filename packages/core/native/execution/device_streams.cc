@@ -20,7 +20,8 @@ void call_streams(const SparringStreams& streams, SparringStreamFunction functio
   if (error.release != nullptr) error.release(&error);
   const std::string message = std::string(streams.device) + ": " + doing + " failed: " + found;
   if (status != SPARRING_DEVICE_LOST) throw StreamError(message);
-  throw StreamLostError(message + "; a GPU that was lost needs a new process");
+  throw StreamLostError(message + "; restart the process, because a lost GPU cannot be used again "
+                                  "in this one");
 }
 
 void check_streams(const SparringStreams& streams) {
@@ -33,15 +34,15 @@ void check_streams(const SparringStreams& streams) {
   };
   throw std::invalid_argument(
       "streams of version " + text(streams.version.major, streams.version.minor) + ", " +
-      std::to_string(streams.struct_bytes) + " bytes, were given; this sparring reads version " +
-      text(SPARRING_STREAMS_ABI_MAJOR, SPARRING_STREAMS_ABI_MINOR) + " of at least " +
+      std::to_string(streams.struct_bytes) + " bytes, were passed, but this sparring requires version " +
+      text(SPARRING_STREAMS_ABI_MAJOR, SPARRING_STREAMS_ABI_MINOR) + " with at least " +
       std::to_string(sizeof(SparringStreams)) +
-      " bytes: install releases of sparring and of the backend that belong together");
+      " bytes; install releases of sparring and of the backend that belong together");
 }
 
 StreamEvent::StreamEvent(const SparringStreams& streams, void* stream) : streams_(streams) {
   SparringStreamCall call = make_call();
-  call_streams(streams, streams.make_event, "making an event", call);
+  call_streams(streams, streams.make_event, "creating an event", call);
   event_ = call.event;
   call.stream = stream;
   try {
@@ -64,7 +65,7 @@ StreamEvent::~StreamEvent() {
 bool StreamEvent::is_reached() const {
   SparringStreamCall call = make_call();
   call.event = event_;
-  call_streams(streams_, streams_.query_event, "what was on a stream", call);
+  call_streams(streams_, streams_.query_event, "work on a stream", call);
   return call.is_done != 0;
 }
 

@@ -145,7 +145,7 @@ void loops_nest() {
   }
 }
 
-void a_loop_of_a_thread_of_the_framework_stays_on_it() {
+void a_loop_of_a_frameworks_thread_stays_on_that_thread() {
   const Borrowed two(2);
   std::atomic<int> num_elsewhere{0};
   parallel_for(64, 1, [&](int64_t, int64_t) {
@@ -158,7 +158,7 @@ void a_loop_of_a_thread_of_the_framework_stays_on_it() {
   CHECK(num_elsewhere == 0);
 }
 
-void an_exception_arrives_once_all_ranges_have_ended() {
+void an_exception_is_thrown_after_all_ranges_have_ended() {
   const Borrowed two(2);
   std::atomic<int> num_running{0};
   bool is_caught = false;
@@ -175,7 +175,7 @@ void an_exception_arrives_once_all_ranges_have_ended() {
   CHECK(is_caught && num_running == 0 && num_loops == 1);
 }
 
-void a_framework_that_fails_leaves_the_loop_to_its_caller() {
+void if_a_framework_fails_the_caller_runs_the_loop() {
   for (auto* const loop : {fail, fail_late}) {
     const Borrowed two(2, loop);
     check_each_index_once(1000, 1);
@@ -237,12 +237,12 @@ int main() {
       {"every index is visited once", every_index_is_visited_once},
       {"ranges run on the caller and the framework", ranges_run_on_the_caller_and_the_framework},
       {"loops nest", loops_nest},
-      {"a loop of a thread of the framework stays on it",
-       a_loop_of_a_thread_of_the_framework_stays_on_it},
-      {"an exception arrives once all ranges have ended",
-       an_exception_arrives_once_all_ranges_have_ended},
-      {"a framework that fails leaves the loop to its caller",
-       a_framework_that_fails_leaves_the_loop_to_its_caller},
+      {"a loop of a framework's thread stays on that thread",
+       a_loop_of_a_frameworks_thread_stays_on_that_thread},
+      {"an exception is thrown after all ranges have ended",
+       an_exception_is_thrown_after_all_ranges_have_ended},
+      {"if a framework fails, the caller runs the loop",
+       if_a_framework_fails_the_caller_runs_the_loop},
       {"a framework with too few threads is not used", a_framework_with_too_few_threads_is_not_used},
       {"other threads stay on the pool", other_threads_stay_on_the_pool},
       {"threads can be given back", threads_can_be_given_back},

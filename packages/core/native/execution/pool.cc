@@ -47,18 +47,17 @@ Pool::Pool() {
 
 void Pool::configure(int threads) {
   if (threads < 0 || threads > max_threads) {
-    throw std::invalid_argument("the pool can have 0 (automatic) to " +
-                                std::to_string(max_threads) + " threads, " +
-                                std::to_string(threads) + " were asked for");
+    throw std::invalid_argument("the pool must have 0 (automatic) to " +
+                                std::to_string(max_threads) + " threads, found " +
+                                std::to_string(threads));
   }
   const int wanted = threads == 0 ? default_threads() : threads;
   const std::lock_guard lock(mutex_);
   if (is_orphan_ || wanted == executor_.concurrency) return;
   if (is_at_work || !becomes_idle(configure_patience) || num_computing_.load() != 0) {
-    throw PoolBusyError("the pool has work and keeps its " +
-                        std::to_string(executor_.concurrency) + " threads; " +
-                        std::to_string(wanted) +
-                        " were asked for: configure it before work begins");
+    throw PoolBusyError("the pool has work, so its size cannot change from " +
+                        std::to_string(executor_.concurrency) + " to " + std::to_string(wanted) +
+                        " threads; configure it before work begins");
   }
   arena_.reset();
   executor_.concurrency = wanted;

@@ -124,7 +124,7 @@ void all_threads_are_workers_while_the_caller_waits() {
   CHECK(!Pool::is_pool_thread());
 }
 
-void busy_pool_refuses_configure() {
+void a_busy_pool_rejects_configure() {
   const Configured two(2);
   static std::counting_semaphore<> gate{0};
   CallTask task;
@@ -218,8 +218,8 @@ int main() {
       {"a loop ends while all workers are blocked", a_loop_ends_while_all_workers_are_blocked},
       {"all threads are workers while the caller waits",
        all_threads_are_workers_while_the_caller_waits},
-      {"a busy pool refuses configure", busy_pool_refuses_configure},
-      {"the lent executor is the pool", lent_executor_is_the_pool},
+      {"a busy pool rejects configure", a_busy_pool_rejects_configure},
+      {"the exported executor is the pool", lent_executor_is_the_pool},
       {"a forked child of an idle pool has all threads",
        forked_child_of_an_idle_pool_has_all_threads},
       {"a forked child of a busy pool still works", forked_child_of_a_busy_pool_still_works},

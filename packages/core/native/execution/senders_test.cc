@@ -62,7 +62,7 @@ void nothing_runs_before_start() {
   CHECK(has_run);
 }
 
-void an_exception_skips_what_follows_and_is_thrown_by_sync_wait() {
+void an_exception_skips_later_senders_and_is_thrown_by_sync_wait() {
   bool has_run = false;
   CHECK(error_of([&] {
           sync_wait(schedule(threads) | then([] { throw std::runtime_error("a"); }) |
@@ -99,7 +99,7 @@ void bulk_covers_all_indices_and_keeps_values() {
   sync_wait(schedule(threads) | bulk(0, [](int64_t) { throw std::runtime_error("called"); }));
 }
 
-void bulk_chunked_keeps_to_its_grain() {
+void ranges_of_bulk_chunked_have_at_least_the_grain() {
   std::atomic<int64_t> num_seen{0}, num_short{0};
   sync_wait(schedule(threads) | bulk_chunked(1'000, 64, [&](int64_t begin, int64_t end) {
               if (end - begin < 64 && end != 1'000) ++num_short;
@@ -178,7 +178,7 @@ detached_task hop_often(int times, std::shared_ptr<int> guard, std::atomic<int>&
   ended.count_down();
 }
 
-void tasks_hop_concurrently_and_free_what_they_hold() {
+void tasks_change_schedulers_concurrently_and_free_their_memory() {
   std::atomic<int> on_pool{0};
   std::latch ended(3);
   auto guard = std::make_shared<int>(1);
@@ -212,18 +212,18 @@ int main() {
   return sparring::testing::run({
       {"values pass through then", values_pass_through_then},
       {"nothing runs before start", nothing_runs_before_start},
-      {"an exception skips what follows and is thrown by sync_wait",
-       an_exception_skips_what_follows_and_is_thrown_by_sync_wait},
+      {"an exception skips later senders and is thrown by sync_wait",
+       an_exception_skips_later_senders_and_is_thrown_by_sync_wait},
       {"a value whose move throws is an error", a_value_whose_move_throws_is_an_error},
       {"bulk covers all indices and keeps values", bulk_covers_all_indices_and_keeps_values},
-      {"bulk_chunked keeps to its grain", bulk_chunked_keeps_to_its_grain},
+      {"ranges of bulk_chunked have at least the grain", ranges_of_bulk_chunked_have_at_least_the_grain},
       {"an exception in a loop is the error", an_exception_in_a_loop_is_the_error},
       {"loops nest and wait on workers", loops_nest_and_wait_on_workers},
       {"an executor runs on the caller and others", an_executor_runs_on_the_caller_and_others},
       {"the pool is another thread", the_pool_is_another_thread},
       {"exceptions are thrown into coroutines", exceptions_are_thrown_into_coroutines},
-      {"tasks hop concurrently and free what they hold",
-       tasks_hop_concurrently_and_free_what_they_hold},
+      {"tasks change schedulers concurrently and free their memory",
+       tasks_change_schedulers_concurrently_and_free_their_memory},
       {"a hundred thousand tasks all run", a_hundred_thousand_tasks_all_run},
   });
 }

@@ -207,7 +207,7 @@ void StreamWait::begin() noexcept {
     event_ = std::make_shared<StreamEvent>(streams_, stream_);
     number = StreamWaits::process().add(*this);
     call.argument = reinterpret_cast<void*>(number);
-    return call_streams(streams, streams.call_on_host, "putting a host call on a stream", call);
+    return call_streams(streams, streams.call_on_host, "enqueueing a host call on a stream", call);
   } catch (...) {
     error = std::current_exception();
   }
@@ -222,8 +222,8 @@ void StreamWait::run() noexcept {
   if (is_late_) {
     const double seconds = std::chrono::duration<double>(deadline_).count();
     on_failed(std::make_exception_ptr(StreamDeadlineError(
-        std::string(streams_.device) + ": a stream was given " + std::to_string(seconds) +
-        " s and has not come where it was awaited; allow more, or find out what it waits for")));
+        std::string(streams_.device) + ": a stream did not reach the awaited position within " +
+        std::to_string(seconds) + " s; allow more time, or find out what it waits for")));
   } else if (failure_ != nullptr) {
     on_failed(std::move(failure_));
   } else {

@@ -39,7 +39,7 @@ auto on_stream(const FakeDevice& device, FakeStream& stream,
   return schedule(stream_scheduler(device.streams(), &stream, deadline));
 }
 
-void it_resumes_on_the_pool_when_the_stream_has_come_there() {
+void it_resumes_on_the_pool_when_the_stream_has_reached_the_position() {
   FakeDevice& device = make_device();
   FakeStream stream;
   std::atomic<int> done{0};
@@ -57,7 +57,7 @@ void it_resumes_on_the_pool_when_the_stream_has_come_there() {
   CHECK(device.num_events == 0);
 }
 
-void what_is_put_on_the_stream_later_is_not_waited_for() {
+void work_that_is_enqueued_later_is_not_waited_for() {
   FakeDevice& device = make_device();
   FakeStream stream;
   std::atomic<bool> may_end{false};
@@ -137,7 +137,7 @@ void a_lost_device_is_an_error_not_a_hang() {
     wait_for(on_stream(device, stream));
     CHECK(false);
   } catch (const StreamLostError& error) {
-    CHECK(std::string(error.what()).find("fake:0: what was on a stream failed: the device was "
+    CHECK(std::string(error.what()).find("fake:0: work on a stream failed: the device was "
                                          "lost") == 0);
   }
   CHECK(steady_clock::now() - begin < std::chrono::seconds(5));
@@ -161,7 +161,7 @@ void errors_are_thrown_into_coroutines() {
   CHECK(caught == "on the caller");
 }
 
-void the_deadline_holds_even_where_the_device_hangs_when_asked() {
+void the_deadline_is_kept_even_if_a_query_of_the_device_hangs() {
   FakeDevice& device = make_device();
   FakeStream stream;
   std::atomic<bool> may_end{false};
@@ -230,7 +230,7 @@ void a_forked_child_after_a_wait_has_all_threads() {
   }
 }
 
-void a_wait_goes_on_over_a_fork() {
+void a_wait_continues_after_a_fork() {
   FakeDevice& device = make_device();
   FakeStream stream;
   std::atomic<bool> may_end{false};
@@ -248,7 +248,7 @@ void a_wait_goes_on_over_a_fork() {
   ended.wait();
 }
 
-void streams_of_another_version_are_refused() {
+void streams_of_another_version_are_rejected() {
   SparringStreams streams = make_device().streams();
   check_streams(streams);
   streams.version.major = 2;
@@ -262,21 +262,21 @@ int main() {
   using namespace sparring::execution;
   Pool::process().configure(3);
   return sparring::testing::run({
-      {"it resumes on the pool when the stream has come there",
-       it_resumes_on_the_pool_when_the_stream_has_come_there},
-      {"what is put on the stream later is not waited for",
-       what_is_put_on_the_stream_later_is_not_waited_for},
+      {"it resumes on the pool when the stream has reached the position",
+       it_resumes_on_the_pool_when_the_stream_has_reached_the_position},
+      {"work that is enqueued later is not waited for",
+       work_that_is_enqueued_later_is_not_waited_for},
       {"coroutines await streams in turn", coroutines_await_streams_in_turn},
       {"several streams are awaited at once", several_streams_are_awaited_at_once},
       {"a lost device is an error, not a hang", a_lost_device_is_an_error_not_a_hang},
       {"errors are thrown into coroutines", errors_are_thrown_into_coroutines},
-      {"the deadline holds even where the device hangs when asked",
-       the_deadline_holds_even_where_the_device_hangs_when_asked},
+      {"the deadline is kept even if a query of the device hangs",
+       the_deadline_is_kept_even_if_a_query_of_the_device_hangs},
       {"a wait may end before its host call is on the stream",
        a_wait_may_end_before_its_host_call_is_on_the_stream},
       {"many waits run concurrently", many_waits_run_concurrently},
       {"a forked child after a wait has all threads", a_forked_child_after_a_wait_has_all_threads},
-      {"a wait goes on over a fork", a_wait_goes_on_over_a_fork},
-      {"streams of another version are refused", streams_of_another_version_are_refused},
+      {"a wait continues after a fork", a_wait_continues_after_a_fork},
+      {"streams of another version are rejected", streams_of_another_version_are_rejected},
   });
 }

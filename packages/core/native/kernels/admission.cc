@@ -48,7 +48,7 @@ void AdmissionFilter::join(std::string_view saved) {
 }
 
 void AdmissionFilter::join_impl(std::string_view) {
-  throw std::invalid_argument("this kind of filter joins none");
+  throw std::invalid_argument("filters of this kind cannot be merged");
 }
 
 }  // namespace sparring::kernels

@@ -39,7 +39,7 @@ std::vector<uint8_t> admit(AdmissionFilter& filter, const std::vector<int64_t>& 
 }
 
 // Small enough that keys of one cluster are freed, moved and wrap around the end.
-void frequency_counts_as_a_map_does() {
+void frequency_counts_like_a_map() {
   for (uint32_t seed = 0; seed < 50; ++seed) {
     std::mt19937_64 random(seed);
     const uint32_t k = 2 + seed % 4;
@@ -66,7 +66,7 @@ void frequency_counts_as_a_map_does() {
 }
 
 // New keys for a full filter of 75 keys: all counts are halved once.
-void frequency_ages_as_a_map_does() {
+void frequency_ages_like_a_map() {
   for (uint32_t seed = 0; seed < 50; ++seed) {
     std::mt19937_64 random(seed);
     FrequencyFilter filter(100, 100 * FrequencyFilter::kSlotBytes);
@@ -100,7 +100,7 @@ void deciding_counts_nothing() {
   }
 }
 
-void any_flipped_bit_is_refused_and_changes_nothing() {
+void any_flipped_bit_is_rejected_and_changes_nothing() {
   for (const auto& filter : one_of_each()) {
     std::vector<int64_t> keys;
     for (int64_t key = 0; key < 50; ++key) keys.push_back(key * 77);
@@ -121,7 +121,7 @@ void any_flipped_bit_is_refused_and_changes_nothing() {
   }
 }
 
-void threads_may_share_a_filter() {
+void several_threads_may_use_a_filter() {
   for (const auto& filter : one_of_each()) {
     const std::string empty = filter->save();
     std::atomic<int> num_admitted = 0;
@@ -153,11 +153,11 @@ void threads_may_share_a_filter() {
 int main() {
   using namespace sparring::kernels;
   return sparring::testing::run({
-      {"frequency counts as a map does", frequency_counts_as_a_map_does},
-      {"frequency ages as a map does", frequency_ages_as_a_map_does},
+      {"frequency counts like a map", frequency_counts_like_a_map},
+      {"frequency ages like a map", frequency_ages_like_a_map},
       {"deciding counts nothing", deciding_counts_nothing},
-      {"any flipped bit is refused and changes nothing",
-       any_flipped_bit_is_refused_and_changes_nothing},
-      {"threads may share a filter", threads_may_share_a_filter},
+      {"any flipped bit is rejected and changes nothing",
+       any_flipped_bit_is_rejected_and_changes_nothing},
+      {"several threads may use a filter", several_threads_may_use_a_filter},
   });
 }

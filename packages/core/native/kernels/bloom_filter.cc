@@ -112,7 +112,7 @@ void BloomFilter::record_impl(const int64_t* keys, const uint8_t* is_admitted, i
       const uint64_t block = block_of(hash_of(keys[i + kAhead], seed_), shape_.num_blocks);
       __builtin_prefetch(counters_ + block * static_cast<uint64_t>(block_bytes(k_)), 1);
     }
-    if (is_admitted[i] != 0) continue;  // it has as many as count
+    if (is_admitted[i] != 0) continue;  // the counter is already at its largest value
     Counters counters(*this, keys[i]);
     counters.raise_to(std::min(counters.lowest() + 1, k_ - 1));
   }

@@ -170,7 +170,7 @@ void FrequencyFilter::load_impl(std::string_view saved) {
   reader.expect_end();
   if (num_forgotten > INT64_MAX) throw std::invalid_argument("a number in them is out of range");
   if (std::adjacent_find(keys.begin(), keys.end(), std::greater_equal<>()) != keys.end()) {
-    throw std::invalid_argument("their keys do not ascend");
+    throw std::invalid_argument("their keys are not in ascending order");
   }
   if (std::any_of(counts.begin(), counts.end(),
                   [&](uint32_t count) { return count == 0 || count >= k_; })) {
@@ -179,7 +179,7 @@ void FrequencyFilter::load_impl(std::string_view saved) {
   const auto num_keys = static_cast<int64_t>(size);
   if (num_keys > most_slots_ / 4 * 3) {
     throw std::invalid_argument("they have " + std::to_string(num_keys) +
-                                " keys, more than memory_bytes has room for, " +
+                                " keys, but memory_bytes has space for at most " +
                                 std::to_string(most_slots_ / 4 * 3));
   }
   int64_t capacity = slots_.capacity();

@@ -101,7 +101,7 @@ void callers_on_several_threads_do_not_disturb_each_other() {
   CHECK(num_wrong == 0);
 }
 
-void a_nested_call_has_scratch_of_its_own() {
+void a_nested_call_has_separate_scratch_memory() {
   struct Kept {
     int64_t memory_bytes() const { return bytes; }
     int64_t bytes = 0;
@@ -156,7 +156,7 @@ int main() {
   return sparring::testing::run({
       {"callers on several threads do not disturb each other",
        callers_on_several_threads_do_not_disturb_each_other},
-      {"a nested call has scratch of its own", a_nested_call_has_scratch_of_its_own},
+      {"a nested call has separate scratch memory", a_nested_call_has_separate_scratch_memory},
       {"values need the alignment of one float", values_need_the_alignment_of_one_element<float>},
       {"values need the alignment of one double", values_need_the_alignment_of_one_element<double>},
       {"an index keeps its keys while it grows", an_index_keeps_its_keys_while_it_grows},

@@ -4,7 +4,7 @@
 //            quarters full; empty slots contain kEmpty
 //
 //   home      h        h        h
-//   slot    │ 7 │ ∅ │ 42 │ 3 │ 9 │ ∅ │      3 is one behind its home, as 42 has it
+//   slot    │ 7 │ ∅ │ 42 │ 3 │ 9 │ ∅ │      3 is one slot behind its home, which contains 42
 //
 // INVARIANTS
 //   1. kEmpty is also a valid key; `has_empty_` is true if it is in the set.

@@ -12,7 +12,7 @@ namespace sparring::kernels {
 namespace {
 
 // Comparison with std::set over many batches, with extreme and repeated keys.
-void answers_as_a_set_does() {
+void results_equal_those_of_a_set() {
   std::mt19937_64 random(7);
   KeySet keys;
   std::set<int64_t> expected;
@@ -35,7 +35,7 @@ void answers_as_a_set_does() {
   CHECK(std::set<int64_t>(all.begin(), all.end()) == expected);
 }
 
-void an_empty_set_takes_no_memory() {
+void an_empty_set_uses_no_memory() {
   const KeySet keys;
   CHECK(keys.memory_bytes() == 0);
   const int64_t least = std::numeric_limits<int64_t>::min();
@@ -50,7 +50,7 @@ void an_empty_set_takes_no_memory() {
 int main() {
   using namespace sparring::kernels;
   return sparring::testing::run({
-      {"answers as a set does", answers_as_a_set_does},
-      {"an empty set takes no memory", an_empty_set_takes_no_memory},
+      {"results equal those of a set", results_equal_those_of_a_set},
+      {"an empty set uses no memory", an_empty_set_uses_no_memory},
   });
 }

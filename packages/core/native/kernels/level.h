@@ -38,7 +38,7 @@ template <class T>
 struct PoolArguments {
   const T* rows;           // (u, dim)
   const int64_t* inverse;  // (n), each in [0, u)
-  const int64_t* offsets;  // (b + 1), never falling, from 0 to n
+  const int64_t* offsets;  // (b + 1), non-decreasing, from 0 to n
   const T* weights;        // (n), or NULL: all one
   T* out;                  // (b, dim), all written
   int64_t count;           // n
@@ -51,7 +51,7 @@ struct WeightGradientArguments {
   const T* gradient;       // (b, dim)
   const T* rows;           // (u, dim)
   const int64_t* inverse;  // (n), each in [0, u)
-  const int64_t* offsets;  // (b + 1), never falling, from 0 to n
+  const int64_t* offsets;  // (b + 1), non-decreasing, from 0 to n
   T* out;                  // (n), all written
   int64_t count;           // n
   int64_t dim;
@@ -104,13 +104,13 @@ struct InitializeArguments {
 template <class T>
 struct ShownPoolArguments {
   const void* const* rows;  // (count) embeddings (dim) of the rows' type, none NULL
-  const int64_t* offsets;   // (b + 1), never falling
+  const int64_t* offsets;   // (b + 1), non-decreasing
   const T* weights;         // (n), or NULL: all one
   T* out;                   // (b, stride), of which (b, dim) are written
   int64_t stride;
   int64_t begin;
   int64_t count;
-  int64_t bag;  // the bag of the id before `begin`, or any empty ones after it
+  int64_t bag;  // the bag of the id before `begin`, or an empty bag after that one
   int64_t dim;
   bool is_mean;  // divide by the number of ids in the bag
 };

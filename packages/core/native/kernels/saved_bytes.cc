@@ -68,18 +68,18 @@ SavedReader::SavedReader(std::string_view saved, SavedKind kind) {
   uint32_t header[2];
   std::memcpy(header, saved.data() + kMagicBytes, sizeof header);
   if (header[0] != kVersion) {
-    throw std::invalid_argument("they are of format version " + std::to_string(header[0]) +
-                                ", this program knows " + std::to_string(kVersion));
+    throw std::invalid_argument("they have format version " + std::to_string(header[0]) +
+                                ", but this release reads version " + std::to_string(kVersion));
   }
   if (header[1] != static_cast<uint32_t>(kind)) {
-    throw std::invalid_argument(std::string("they are of kind ") + kind_name(header[1]) + ", not " +
+    throw std::invalid_argument(std::string("their kind is ") + kind_name(header[1]) + ", expected " +
                                 kind_name(static_cast<uint32_t>(kind)));
   }
   const std::string_view summed = saved.substr(0, saved.size() - kWord);
   uint64_t sum;
   std::memcpy(&sum, saved.data() + summed.size(), kWord);
   if (summed.size() % kWord != 0 || checksum(summed) != sum) {
-    throw std::invalid_argument("they are damaged or cut: their checksum does not match");
+    throw std::invalid_argument("they are damaged or truncated, because their checksum does not match");
   }
   payload_ = summed.substr(kHeaderBytes);
 }
@@ -87,16 +87,15 @@ SavedReader::SavedReader(std::string_view saved, SavedKind kind) {
 void SavedReader::expect(uint64_t wanted, const char* what) {
   const uint64_t found = take();
   if (found != wanted) {
-    throw std::invalid_argument("they are of another filter: " + std::string(what) + " is " +
-                                std::to_string(found) + " there and " + std::to_string(wanted) +
-                                " here");
+    throw std::invalid_argument("they were saved by another filter: " + std::string(what) + " is " +
+                                std::to_string(found) + ", expected " + std::to_string(wanted));
   }
 }
 
 void SavedReader::expect_end() const {
   if (payload_.size() >= kWord ||
       std::any_of(payload_.begin(), payload_.end(), [](char byte) { return byte != 0; })) {
-    throw std::invalid_argument("there are more of them than the counters need");
+    throw std::invalid_argument("there are more bytes than the counters need");
   }
 }
 

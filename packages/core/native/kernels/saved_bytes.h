@@ -21,7 +21,7 @@
 namespace sparring::kernels {
 
 static_assert(std::endian::native == std::endian::little,
-              "saved counters are copied as they lie in memory");
+              "saved counters are copied without a conversion, and must be little-endian");
 
 // `bloom` counts for an admission filter; `key_filter` is a BlockedBloom.
 enum class SavedKind : uint32_t { frequency = 1, probability = 2, bloom = 3, key_filter = 4 };

@@ -74,7 +74,7 @@ class FakeDevice {
       ++self.num_events;
     });
     streams_.free_event = [](void* self, SparringStreamCall*) -> SparringStatus {
-      // Its memory stays, for work on a stream that still reaches for it.
+      // Its memory is kept, because work on a stream may still use it.
       --static_cast<FakeDevice*>(self)->num_events;
       return SPARRING_OK;
     };

@@ -159,7 +159,7 @@ constexpr int64_t kOnce = 20'000;
 constexpr SparringColumns kWhole{0, kRowBytes};
 constexpr SparringColumns kSome{8, 16};
 
-void rows_and_places_are_those_of_the_tier() {
+void rows_and_positions_are_those_of_the_tier() {
   const testing::ThreadExecutor threads(4);
   for (const SparringExecutor* executor : {threads.get(), (const SparringExecutor*)nullptr}) {
     for (const bool is_staged : {true, false}) {
@@ -175,7 +175,7 @@ void rows_and_places_are_those_of_the_tier() {
   }
 }
 
-void a_filter_that_lets_too_much_pass_costs_trips_only() {
+void a_filter_with_false_positives_only_costs_finds() {
   Case asked(kMany, 5, 1, kWhole);
   const Below below = asked.run(nullptr, true);
   asked.check(below, 5, true);
@@ -183,7 +183,7 @@ void a_filter_that_lets_too_much_pass_costs_trips_only() {
   CHECK(asked.table->num_asked == asked.num_missing);
 }
 
-void keys_that_the_filters_rule_out_cost_no_trip() {
+void keys_that_the_filters_exclude_cost_no_find() {
   Case asked(kMany, 1'000'000, 1'000'000, kWhole);
   const Below below = asked.run(nullptr, true);
   CHECK(below.num_skipped >= asked.num_missing - 1);
@@ -224,7 +224,7 @@ int64_t num_in_vain(Case& asked, int64_t one_of, int64_t round = 0) {
 }
 
 // For any share of missing keys; a sample may contain none of them if they are rare.
-void few_keys_are_asked_for_in_vain() {
+void few_finds_of_missing_keys_are_useless() {
   for (const int64_t one_of : {2, 8, 31, 100, 500, 2'999}) {
     Case asked(kMany, 1, 1, kWhole);
     come_to_trust(asked);
@@ -233,7 +233,7 @@ void few_keys_are_asked_for_in_vain() {
 }
 
 // Otherwise all keys would be looked up in the filters without benefit.
-void trust_takes_many_keys_that_all_were_there() {
+void trust_requires_many_consecutive_found_keys() {
   Case asked(kMany, 1, 1, kWhole);
   CHECK(num_in_vain(asked, 2'999) == 0);
   come_to_trust(asked);
@@ -241,7 +241,7 @@ void trust_takes_many_keys_that_all_were_there() {
   CHECK(num_in_vain(asked, 2'999, 1) == 0);
 }
 
-void trust_that_was_wrong_takes_twice_as_many_keys() {
+void after_a_wrong_trust_twice_as_many_found_keys_are_required() {
   Case asked(kMany, 1, 1, kWhole);
   int64_t patience = asked.history.patience;
   for (int64_t round = 0; round < 4; ++round) {
@@ -255,7 +255,7 @@ void trust_that_was_wrong_takes_twice_as_many_keys() {
   CHECK(asked.history.patience == patience);
 }
 
-void the_filters_are_asked_for_few_keys() {
+void few_keys_are_looked_up_in_the_filters() {
   Case few(700, 1, 1, kWhole);
   come_to_trust(few);
   CHECK(few.num_missing < 512);
@@ -263,7 +263,7 @@ void the_filters_are_asked_for_few_keys() {
   CHECK(num_in_vain(few, 700) == 0);
 }
 
-void unseen_keys_that_go_on_coming_cost_no_trip() {
+void continuously_missing_keys_cost_no_find() {
   for (const int64_t one_of : {int64_t{7}, int64_t{100}, int64_t{2'999}, kOnce}) {
     Case asked(kMany, 1, 1, kWhole);
     come_to_trust(asked);
@@ -304,7 +304,7 @@ void threads_beside_each_other_soon_cost_no_trip() {
   CHECK(late <= 20);  // the cost of one lost update; otherwise hundreds
 }
 
-void two_tiers_are_asked_in_one_call() {
+void two_tiers_are_searched_in_one_call() {
   const testing::ThreadExecutor threads(4);
   for (const SparringExecutor* executor : {threads.get(), (const SparringExecutor*)nullptr}) {
     for (const bool is_staged : {true, false}) {
@@ -340,7 +340,7 @@ void two_tiers_are_asked_in_one_call() {
   }
 }
 
-void a_tier_that_fails_is_heard() {
+void the_error_of_a_tier_is_rethrown() {
   const testing::ThreadExecutor threads(4);
   Case asked(kMany, 1, 1, kWhole);
   asked.table->failing_key = kMany - 1 - (kMany - 1) % 3 - 1;
@@ -353,19 +353,19 @@ void a_tier_that_fails_is_heard() {
 int main() {
   using namespace sparring::tiers;
   return sparring::testing::run({
-      {"rows and places are those of the tier", rows_and_places_are_those_of_the_tier},
-      {"a filter that lets too much pass costs trips only",
-       a_filter_that_lets_too_much_pass_costs_trips_only},
-      {"keys that the filters rule out cost no trip", keys_that_the_filters_rule_out_cost_no_trip},
-      {"few keys are asked for in vain", few_keys_are_asked_for_in_vain},
-      {"trust takes many keys that all were there",
-       trust_takes_many_keys_that_all_were_there},
-      {"trust that was wrong takes twice as many keys",
-       trust_that_was_wrong_takes_twice_as_many_keys},
-      {"the filters are asked for few keys", the_filters_are_asked_for_few_keys},
-      {"unseen keys that go on coming cost no trip", unseen_keys_that_go_on_coming_cost_no_trip},
-      {"concurrent threads soon cost no trip", threads_beside_each_other_soon_cost_no_trip},
-      {"two tiers are asked in one call", two_tiers_are_asked_in_one_call},
-      {"a tier that fails is heard", a_tier_that_fails_is_heard},
+      {"rows and positions are those of the tier", rows_and_positions_are_those_of_the_tier},
+      {"a filter with false positives only costs finds",
+       a_filter_with_false_positives_only_costs_finds},
+      {"keys that the filters exclude cost no find", keys_that_the_filters_exclude_cost_no_find},
+      {"few finds of missing keys are useless", few_finds_of_missing_keys_are_useless},
+      {"trust requires many consecutive found keys",
+       trust_requires_many_consecutive_found_keys},
+      {"after a wrong trust, twice as many found keys are required",
+       after_a_wrong_trust_twice_as_many_found_keys_are_required},
+      {"few keys are looked up in the filters", few_keys_are_looked_up_in_the_filters},
+      {"continuously missing keys cost no find", continuously_missing_keys_cost_no_find},
+      {"concurrent threads soon cost no useless find", threads_beside_each_other_soon_cost_no_trip},
+      {"two tiers are searched in one call", two_tiers_are_searched_in_one_call},
+      {"the error of a tier is rethrown", the_error_of_a_tier_is_rethrown},
   });
 }

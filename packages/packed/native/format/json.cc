@@ -25,13 +25,13 @@ class JsonParser {
   Json whole_text() {
     Json value = parse(0);
     skip_space();
-    if (at_ != text_.size()) fail("text behind the value");
+    if (at_ != text_.size()) fail("there is text after the value");
     return value;
   }
 
  private:
   [[noreturn]] void fail(const char* why) const {
-    refuse("byte " + std::to_string(at_) + " is no JSON of a manifest: " + why);
+    refuse("byte " + std::to_string(at_) + " is not valid JSON of a manifest: " + why);
   }
 
   void skip_space() {
@@ -86,7 +86,7 @@ class JsonParser {
       if (peek() != '"') fail("a name was expected");
       std::string name = parse_string();
       if (!take(':')) fail("':' was expected");
-      if (!members.emplace(std::move(name), parse(depth + 1)).second) fail("a name is given twice");
+      if (!members.emplace(std::move(name), parse(depth + 1)).second) fail("a name occurs twice");
     } while (take(','));
     if (!take('}')) fail("'}' was expected");
     return members;
@@ -109,14 +109,14 @@ class JsonParser {
     std::string value;
     take('"');
     while (at_ < text_.size() && text_[at_] != '"') {
-      if (static_cast<unsigned char>(text_[at_]) < 0x20) fail("a control character in a text");
+      if (static_cast<unsigned char>(text_[at_]) < 0x20) fail("a string contains a control character");
       if (text_[at_] == '\\') {
         if (++at_ == text_.size()) break;
         if (text_[at_] != '"' && text_[at_] != '\\' && text_[at_] != '/') value += '\\';
       }
       value += text_[at_++];
     }
-    if (at_ == text_.size()) fail("a text without an end");
+    if (at_ == text_.size()) fail("a string has no end");
     ++at_;
     return value;
   }
@@ -160,7 +160,7 @@ const Json::Array& Json::array(const char* what) const {
 
 const std::string& Json::text(const char* what) const {
   if (const auto* value = std::get_if<std::string>(&value_)) return *value;
-  refuse(std::string(what) + " must be a text");
+  refuse(std::string(what) + " must be a string");
 }
 
 int64_t Json::whole(const char* what, int64_t least, int64_t most) const {
@@ -179,7 +179,7 @@ double Json::number(const char* what) const {
 }
 
 const Json& Json::at(const char* name) const {
-  const Object& members = object("what holds a name");
+  const Object& members = object("the value");
   const auto found = members.find(name);
   if (found == members.end()) refuse(std::string("it has no ") + name);
   return found->second;

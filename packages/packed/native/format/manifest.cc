@@ -36,7 +36,7 @@ bool is_name(std::string_view text) {
 
 const std::string& name_of(const Json& value, const char* what) {
   const std::string& text = value.text(what);
-  if (!is_name(text)) refuse(std::string(what) + " '" + text.substr(0, 80) + "' is no legal name");
+  if (!is_name(text)) refuse(std::string(what) + " '" + text.substr(0, 80) + "' is not a valid file name");
   return text;
 }
 
@@ -82,11 +82,11 @@ FileEntry file_of(const Json& value) {
   file.kind = value.at("kind").text("kind");
   file.table = name_of(value.at("table"), "table");
   const Json::Array& partitions = value.at("partitions").array("partitions");
-  if (partitions.size() != 2) refuse("partitions of file " + file.name + " are no range");
+  if (partitions.size() != 2) refuse("partitions of file " + file.name + " are not a range");
   file.partition_begin = static_cast<int32_t>(partitions[0].whole("partitions", 0, kNumPartitions));
   file.partition_end = static_cast<int32_t>(partitions[1].whole("partitions", 0, kNumPartitions));
   if (file.partition_begin >= file.partition_end) {
-    refuse("partitions of file " + file.name + " are no range");
+    refuse("partitions of file " + file.name + " are not a range");
   }
   file.num_keys = static_cast<uint64_t>(value.at("num_keys").whole("num_keys", 0, kMostKeys));
   file.size_bytes = static_cast<uint64_t>(value.at("size_bytes").whole("size_bytes", 0, kMostWhole));
@@ -101,12 +101,12 @@ std::string_view without_hash(std::string_view text, std::string* hash) {
   constexpr size_t kBytes = kHead.size() + 32 + kTail.size();
   if (text.size() < kBytes + kLeastHashedBytes || !text.ends_with(kTail) ||
       text.substr(text.size() - kBytes, kHead.size()) != kHead) {
-    refuse("it does not end with its hash: cut off, or no manifest");
+    refuse("it does not end with its hash, so it is truncated or not a manifest");
   }
   const std::string_view body = text.substr(0, text.size() - kBytes);
   *hash = text.substr(body.size() + kHead.size(), 32);
   const std::string found = xxh3_128(body.data(), body.size());
-  if (*hash != found) refuse("its bytes hash to " + found + ", it says " + hash->substr(0, 32));
+  if (*hash != found) refuse("its bytes have the hash " + found + ", expected " + hash->substr(0, 32));
   return body;
 }
 
@@ -118,11 +118,11 @@ Manifest parse_manifest(std::string_view text) {
   const Json json = Json::parse(text);
   if (json.at("format").text("format") != "sparring serving snapshot") {
     refuse("its format is '" + json.at("format").text("format").substr(0, 80) +
-           "', expected 'sparring serving snapshot'; make one with sparring_packed.write");
+           "', expected 'sparring serving snapshot'; create one with sparring_packed.write");
   }
   const int64_t version = json.at("version").whole("version", 1, kMostWhole);
   if (version != kFileVersion) {
-    refuse("its format has version " + std::to_string(version) + ", this library reads version " +
+    refuse("its format has version " + std::to_string(version) + ", but this library reads version " +
            std::to_string(kFileVersion) + "; use a later release of sparring-packed");
   }
   manifest.step = json.at("step").whole("step", 0, kMostWhole);
@@ -146,7 +146,7 @@ Manifest parse_manifest(std::string_view text) {
     if (!names.insert(file.name).second) refuse("file " + file.name + " is listed twice");
     const bool is_known = std::any_of(manifest.tables.begin(), manifest.tables.end(),
                                       [&](const TableEntry& table) { return table.name == file.table; });
-    if (!is_known) refuse("file " + file.name + " is of table " + file.table + ", not listed");
+    if (!is_known) refuse("file " + file.name + " belongs to table " + file.table + ", which is not listed");
     manifest.files.push_back(std::move(file));
   }
   return manifest;

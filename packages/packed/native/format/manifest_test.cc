@@ -28,7 +28,7 @@ void xxh3_has_its_published_values() {
   CHECK(xxh3_128(bytes.data(), 4096) == "e12cd72144990fe57135ffa504f1bc71");
 }
 
-void json_is_read_as_it_stands() {
+void json_is_parsed_exactly() {
   const Json json = Json::parse(R"({"a": [1, -2, 1.5e3, true, null, "x\"y"], "b": {}})");
   CHECK(json.at("a").array("a").size() == 6);
   CHECK(json.at("a").array("a")[1].whole("", -5, 5) == -2);
@@ -38,7 +38,7 @@ void json_is_read_as_it_stands() {
   CHECK(json.at("b").object("b").empty());
 }
 
-void what_is_no_json_is_refused() {
+void invalid_json_is_rejected() {
   for (const char* text : {"", "{", "[1,]", "{\"a\":1,\"a\":2}", "01x", "nul", "\"", "1 2", "{1:2}",
                            "[\"\n\"]", "\"\\"}) {
     CHECK_THROWS(Json::parse(text), StatusError);
@@ -46,7 +46,7 @@ void what_is_no_json_is_refused() {
   CHECK_THROWS(Json::parse(std::string(10'000, '[')), StatusError);
 }
 
-void values_of_another_kind_are_refused() {
+void values_of_another_type_are_rejected() {
   const Json json = Json::parse("{\"a\": 1}");
   CHECK_THROWS(json.at("b"), StatusError);
   CHECK_THROWS(json.at("a").text("a"), StatusError);
@@ -55,7 +55,7 @@ void values_of_another_kind_are_refused() {
   CHECK_THROWS(json.array("it"), StatusError);
 }
 
-void a_text_without_its_hash_is_no_manifest() {
+void a_text_without_its_hash_is_not_a_manifest() {
   CHECK_THROWS(parse_manifest(""), StatusError);
   CHECK_THROWS(parse_manifest(std::string(1000, ' ')), StatusError);
   const std::string tail = "\n \"hash\": \"" + std::string(32, '0') + "\"\n}\n";
@@ -68,9 +68,9 @@ void a_text_without_its_hash_is_no_manifest() {
 int main() {
   return sparring::testing::run({
       {"xxh3 has its published values", xxh3_has_its_published_values},
-      {"JSON is read as it stands", json_is_read_as_it_stands},
-      {"what is no JSON is refused", what_is_no_json_is_refused},
-      {"values of another kind are refused", values_of_another_kind_are_refused},
-      {"a text without its hash is no manifest", a_text_without_its_hash_is_no_manifest},
+      {"JSON is parsed exactly", json_is_parsed_exactly},
+      {"invalid JSON is rejected", invalid_json_is_rejected},
+      {"values of another type are rejected", values_of_another_type_are_rejected},
+      {"a text without its hash is not a manifest", a_text_without_its_hash_is_not_a_manifest},
   });
 }

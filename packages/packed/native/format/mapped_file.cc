@@ -46,7 +46,7 @@ class Descriptor {
 uint64_t length_of(int descriptor, const std::string& what) {
   struct stat found;
   if (::fstat(descriptor, &found) != 0) refuse_io(what);
-  if (!S_ISREG(found.st_mode)) refuse(what + " is no regular file");
+  if (!S_ISREG(found.st_mode)) refuse(what + " is not a regular file");
   return static_cast<uint64_t>(found.st_size);
 }
 
@@ -65,7 +65,9 @@ std::string Folder::read(const std::string& name, uint64_t most) const {
   const Descriptor file(::openat(descriptor_, name.c_str(), kRead));
   if (file.get() < 0) refuse_io(what);
   const uint64_t size = length_of(file.get(), what);
-  if (size > most) refuse(what + " has " + std::to_string(size) + " bytes, at most " + std::to_string(most));
+  if (size > most) {
+    refuse(what + " has " + std::to_string(size) + " bytes, expected at most " + std::to_string(most));
+  }
   std::string text(size, '\0');
   uint64_t at = 0;
   while (at < size) {
@@ -106,7 +108,7 @@ MappedFile::MappedFile(const Folder& folder, const std::string& name, uint64_t s
   if (file.get() < 0) refuse_io(what);
   const uint64_t found = length_of(file.get(), what);
   if (found != size_bytes || found == 0) {
-    refuse(what + " has " + std::to_string(found) + " bytes, its manifest says " +
+    refuse(what + " has " + std::to_string(found) + " bytes, expected " +
            std::to_string(size_bytes));
   }
   void* const data = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.get(), 0);

@@ -128,12 +128,12 @@ Table Tables::table(const std::string& name, int64_t dim) const {
   const auto found = tables_.find(name);
   if (found == tables_.end()) {
     throw std::runtime_error("the serving snapshot has no table '" + name +
-                             "', which the program looks up in; bind one of the same model");
+                             "', which the program reads; bind a serving snapshot of the same model");
   }
   if (found->second.dim != dim) {
     throw std::runtime_error("table '" + name + "' has dim " + std::to_string(found->second.dim) +
                              " in the serving snapshot, and the program needs " +
-                             std::to_string(dim) + "; bind one of the same model");
+                             std::to_string(dim) + "; bind a serving snapshot of the same model");
   }
   return found->second;
 }
@@ -189,8 +189,8 @@ int32_t sparring_program_bind(const char* bundle, const char* served) {
     if (binding.is_exact() && found != binding.hash()) {
       throw std::runtime_error(
           std::string("the program of ") + bundle + " is bound to version " + binding.hash() +
-          " of its tables, and the newest of " + served + " is " + found +
-          "; name the folder of that version, or export the program again (follow=True lets a "
+          " of its tables, but the newest version in " + served + " is " + found +
+          "; pass the folder of that version, or export the program again (follow=True lets a "
           "program read later versions)");
     }
     for (const auto& [name, dim] : binding.dims) tables->table(name, dim);
@@ -207,7 +207,7 @@ int32_t sparring_program_refresh(const char* bundle, int32_t* is_changed) {
     if (binding.is_exact()) {
       throw std::runtime_error(std::string("the program of ") + bundle + " is bound to version " +
                                binding.hash() +
-                               " alone; export it with follow=True to let it read later ones");
+                               " only; export it with follow=True if it may read later versions");
     }
     *is_changed = sparring::program::find(binding.handle)->refresh() ? 1 : 0;
   });

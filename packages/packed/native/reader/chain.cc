@@ -84,13 +84,14 @@ Manifest base_of(const Found& delta, const std::string& folder) {
   } catch (const StatusError& error) {
     throw StatusError(error.status(), "serving snapshot " + delta.path + " is a delta over " +
                                           manifest.base_name + ", which cannot be used: " +
-                                          error.what() + "; take a full one");
+                                          error.what() + "; use a full one");
   }
   if (base.hash != manifest.base_hash) {
     throw StatusError(SPARRING_INVALID_ARGUMENT,
                       "serving snapshot " + delta.path + " is a delta over " + manifest.base_name +
-                          " with the hash " + manifest.base_hash + ", there it has " + base.hash +
-                          "; take a full one");
+                          " with the hash " + manifest.base_hash +
+                          ", but that snapshot has the hash " + base.hash +
+                          "; use a full one");
   }
   return base;
 }
@@ -125,7 +126,7 @@ std::shared_ptr<const Version> load_version(const std::string& path, const LoadO
     if (options.verifies_all) layers.back()->verify();
     if (base != nullptr) layers.insert(layers.end(), base->layers.begin(), base->layers.end());
     if (layers.size() > kMostLayers) {
-      border::refuse("serving snapshot " + path + " is over more than " +
+      border::refuse("serving snapshot " + path + " is a delta over more than " +
                      std::to_string(kMostLayers - 1) + " deltas; publish a full one");
     }
     if (next.path.empty()) break;

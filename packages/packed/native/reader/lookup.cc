@@ -33,10 +33,10 @@ constexpr int64_t kStreamedBytes = 4 << 20;
 void check_partition(const Version& version, int64_t id) {
   const int partition = partition_of(id);
   if (version.partitions.has(partition)) return;
-  border::refuse("id " + std::to_string(id) + " is of partition " + std::to_string(partition) +
-                 ", open are partitions " + std::to_string(version.partitions.begin) + " to " +
+  border::refuse("id " + std::to_string(id) + " is in partition " + std::to_string(partition) +
+                 ", but only partitions " + std::to_string(version.partitions.begin) + " to " +
                  std::to_string(version.partitions.end - 1) +
-                 "; ask who serves it, or open all partitions");
+                 " are open; request it from the shard that serves it, or open all partitions");
 }
 
 // Result of the search for a group of ids.
@@ -169,8 +169,8 @@ void write_row(const Table& table, const LookupOptions& options, int64_t id, con
   } else if (!encode_row(table.entry.dtype, values.data(), dim, static_cast<uint8_t*>(out))) {
     throw StatusError(SPARRING_UNSUPPORTED,
                       "the initial value of id " + std::to_string(id) + " of table " +
-                          table.entry.name + " is beyond " +
-                          std::string(kDtypeNames[table.entry.dtype]) + "; ask for float32 rows");
+                          table.entry.name + " exceeds the range of " +
+                          std::string(kDtypeNames[table.entry.dtype]) + "; request float32 rows");
   }
 }
 

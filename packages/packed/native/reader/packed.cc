@@ -116,7 +116,7 @@ void check_same_tables(const Version& newer, const Version& older) {
   };
   if (described(newer) != described(older)) {
     refuse("serving snapshot " + newer.layers.front()->name + " has tables " + described(newer) +
-           ", open are " + described(older) + "; close, and open the new one");
+           ", but the open tables are " + described(older) + "; close them, and open the new snapshot");
   }
 }
 
@@ -127,7 +127,8 @@ const Version& named_version(const SparringPacked::State& state, const char* has
     if (version->manifest().hash == hash) return *version;
     kept += (kept.empty() ? "" : ", ") + version->manifest().hash;
   }
-  refuse("version " + std::string(hash).substr(0, 40) + " is not kept; kept are " + kept);
+  refuse("version " + std::string(hash).substr(0, 40) +
+         " is not kept; request one of the kept versions " + kept);
 }
 
 const Table& numbered_table(const Version& version, int32_t table) {
@@ -169,7 +170,7 @@ void check_bags(const SparringPackedRequest& request, const Table& table) {
   }
   for (int64_t bag = 0; bag < request.num_bags; ++bag) {
     if (request.offsets[bag] > request.offsets[bag + 1]) {
-      refuse("offsets of table " + name + " fall at bag " + std::to_string(bag));
+      refuse("offsets of table " + name + " decrease at bag " + std::to_string(bag));
     }
   }
 }

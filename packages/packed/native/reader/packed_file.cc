@@ -56,11 +56,11 @@ void PackedFile::check(const FileEntry& entry, const TableEntry& table) const {
             header_.partition_end == entry.partition_end,
         "partitions");
   check(std::all_of(std::begin(header_.zeros), std::end(header_.zeros), [](uint8_t byte) { return byte == 0; }),
-        "what must be zero");
+        "the reserved part");
   const Sections sections =
       sections_of(header_.num_keys, header_.num_buckets, header_.record_bytes);
   if (sections.file_bytes != file_->size()) {
-    refuse(path_, "its header gives " + std::to_string(sections.file_bytes) + " bytes, it has " +
+    refuse(path_, "its header specifies " + std::to_string(sections.file_bytes) + " bytes, but it has " +
                       std::to_string(file_->size()));
   }
 }
@@ -68,7 +68,9 @@ void PackedFile::check(const FileEntry& entry, const TableEntry& table) const {
 void PackedFile::verify() const {
   read_ahead();
   const std::string found = xxh3_128(file_->data(), file_->size());
-  if (found != hash_) refuse(path_, "it hashes to " + found + ", its manifest says " + hash_);
+  if (found != hash_) {
+    refuse(path_, "it has the hash " + found + ", expected " + hash_ + " according to the manifest");
+  }
 }
 
 void PackedFile::refuse_bucket(uint64_t bucket) const {

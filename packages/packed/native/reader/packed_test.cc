@@ -98,7 +98,7 @@ class Served {
   std::string path_;
 };
 
-void rows_are_looked_up_and_pooled_on_lent_threads() {
+void rows_are_looked_up_and_pooled_on_the_threads_of_an_executor() {
   Served served;
   const std::string hash = served.write(1, kNumRows, "");
   auto open = new_arguments<SparringPackedOpen>();
@@ -143,7 +143,7 @@ void rows_are_looked_up_and_pooled_on_lent_threads() {
   sparring_packed_close(open.packed);
 }
 
-void a_delta_is_taken_and_another_one_refused() {
+void a_matching_delta_is_loaded_and_another_one_rejected() {
   Served served;
   const std::string first = served.write(1, 100, "");
   auto open = new_arguments<SparringPackedOpen>();
@@ -155,7 +155,7 @@ void a_delta_is_taken_and_another_one_refused() {
   CHECK(sparring_packed_refresh(open.packed, &refresh) == SPARRING_OK && refresh.is_changed == 0);
   served.write(3, 10, std::string(32, '0'));
   CHECK(sparring_packed_refresh(open.packed, &refresh) == SPARRING_INVALID_ARGUMENT);
-  CHECK(message_of(refresh).find("take a full one") != std::string::npos);
+  CHECK(message_of(refresh).find("use a full one") != std::string::npos);
 
   const int64_t ids[] = {5, 50};
   float rows[2 * kDim];
@@ -174,7 +174,7 @@ void a_delta_is_taken_and_another_one_refused() {
   sparring_packed_close(open.packed);
 }
 
-void wrong_arguments_are_refused_with_a_message() {
+void wrong_arguments_are_rejected_with_a_message() {
   Served served;
   served.write(1, 10, "");
   auto open = new_arguments<SparringPackedOpen>();
@@ -274,7 +274,7 @@ void ids_that_were_chosen_to_collide_are_packed() {
   pack.file_bytes = file.size();
   pack.file = file.data();
   CHECK(sparring_packed_pack(&pack) == SPARRING_INVALID_ARGUMENT);
-  CHECK(message_of(pack).find("given twice") != std::string::npos);
+  CHECK(message_of(pack).find("occurs twice") != std::string::npos);
 }
 
 std::string hex_hash(const std::string& content) {
@@ -397,9 +397,11 @@ void programs_read_what_they_are_bound_to_while_it_is_refreshed() {
 
 int main() {
   return sparring::testing::run({
-      {"rows are looked up and pooled on lent threads", rows_are_looked_up_and_pooled_on_lent_threads},
-      {"a delta is taken and another one refused", a_delta_is_taken_and_another_one_refused},
-      {"wrong arguments are refused with a message", wrong_arguments_are_refused_with_a_message},
+      {"rows are looked up and pooled on the threads of an executor",
+       rows_are_looked_up_and_pooled_on_the_threads_of_an_executor},
+      {"a matching delta is loaded and another one rejected",
+       a_matching_delta_is_loaded_and_another_one_rejected},
+      {"wrong arguments are rejected with a message", wrong_arguments_are_rejected_with_a_message},
       {"ids of some partitions are spread over all buckets",
        ids_of_some_partitions_are_spread_over_all_buckets},
       {"ids that were chosen to collide are packed", ids_that_were_chosen_to_collide_are_packed},

@@ -46,7 +46,7 @@ void FileSet::add(std::unique_ptr<PackedFile> file, int32_t begin, int32_t end) 
   const auto first = file_of_partition_.begin() + begin;
   const auto last = file_of_partition_.begin() + end;
   if (std::any_of(first, last, [](uint16_t at) { return at != 0; })) {
-    throw StatusError(SPARRING_CORRUPT, file->path() + " has partitions of another file, too");
+    throw StatusError(SPARRING_CORRUPT, file->path() + " has the same partitions as another file");
   }
   files_.push_back(std::move(file));
   std::fill(first, last, static_cast<uint16_t>(files_.size()));
@@ -71,9 +71,10 @@ void Layer::verify() const {
     const std::string found =
         file.size() < kLeastHashedBytes ? "nothing: it is too short" : xxh3_128(file.data(), file.size());
     if (found != entry.hash) {
-      throw StatusError(SPARRING_CORRUPT, path + "/" + entry.name + " is damaged: it hashes to " +
-                                              found + ", its manifest says " + entry.hash +
-                                              "; copy or publish the serving snapshot again");
+      throw StatusError(SPARRING_CORRUPT, path + "/" + entry.name + " is damaged: it has the hash " +
+                                              found + ", expected " + entry.hash +
+                                              " according to the manifest; copy or publish the "
+                                              "serving snapshot again");
     }
   }
 }
@@ -138,12 +139,12 @@ std::shared_ptr<const Version> make_version(std::vector<std::shared_ptr<const La
       if (place == full.size()) {
         throw StatusError(SPARRING_INVALID_ARGUMENT,
                           "serving snapshot " + layer->name + " has table " + tables[i].name +
-                              ", its base has " + listed(full) + "; publish a full snapshot");
+                              ", but its base has " + listed(full) + "; publish a full snapshot");
       }
       if (tables[i] != full[place]) {
         throw StatusError(SPARRING_INVALID_ARGUMENT,
                           "table " + tables[i].name + " of serving snapshot " + layer->name +
-                              " has " + described(tables[i]) + ", its base has " +
+                              " has " + described(tables[i]) + ", but its base has " +
                               described(full[place]) + "; publish a full snapshot");
       }
       const TableLayer* const table = layer->tables[i].get();

@@ -76,7 +76,7 @@ void check_arguments(const SparringPackedSelect& arguments) {
   border::check_count(arguments.num_queries, "num_queries");
   border::check_count(arguments.num_rows, "num_rows");
   check(arguments.k >= 1, "k must be at least 1", arguments.k);
-  check(arguments.capacity > arguments.k, "capacity must be above k", arguments.capacity);
+  check(arguments.capacity > arguments.k, "capacity must be greater than k", arguments.capacity);
   if (arguments.num_queries == 0) return;
   check_given(arguments.best != nullptr, "best");
   check_given(arguments.counts != nullptr, "counts");
@@ -87,12 +87,12 @@ void check_arguments(const SparringPackedSelect& arguments) {
   for (int64_t query = 0; query < arguments.num_queries; ++query) {
     const int64_t count = arguments.counts[query];
     check(count >= 0 && count < arguments.capacity,
-          "counts must be 0 at first, and be left as they are then", count);
+          "counts must be 0 in the first call, and must not be changed between calls", count);
   }
   const int64_t* const offsets = arguments.excluded_offsets;
   if (offsets == nullptr) return;
   if (offsets[0] < 0 || !std::is_sorted(offsets, offsets + arguments.num_queries + 1)) {
-    refuse("excluded_offsets must not be negative, and never fall");
+    refuse("excluded_offsets must not be negative, and must not decrease");
   }
   check_given(arguments.excluded != nullptr || offsets[arguments.num_queries] == 0, "excluded");
 }

@@ -113,7 +113,7 @@ void test_levels() {
 
 int main() {
   return sparring::testing::run({
-      {"the best are those of a sort", test_alone},
+      {"the best are those of a sorted list", test_alone},
       {"the best are the same on threads", test_on_threads},
       {"the best are the same at each SIMD level", test_levels},
       {"inputs that do not match are rejected", test_inputs_that_do_not_match_are_rejected},

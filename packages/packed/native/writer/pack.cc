@@ -74,7 +74,7 @@ void check_unique(const Directory& directory, const std::vector<int64_t>& sorted
     bucket.assign(sorted.begin() + directory.start[i], sorted.begin() + directory.start[i + 1]);
     std::sort(bucket.begin(), bucket.end());
     const auto twice = std::adjacent_find(bucket.begin(), bucket.end());
-    if (twice != bucket.end()) refuse("id " + std::to_string(*twice) + " is given twice");
+    if (twice != bucket.end()) refuse("id " + std::to_string(*twice) + " occurs twice; pass each id once");
   }
 }
 
@@ -98,8 +98,8 @@ void check(const SparringPackedPack& arguments) {
   for (int64_t i = 0; i < arguments.count; ++i) {
     const int partition = partition_of(arguments.ids[i]);
     if (partition < arguments.partition_begin || partition >= arguments.partition_end) {
-      refuse("id " + std::to_string(arguments.ids[i]) + " is of partition " +
-             std::to_string(partition) + ", not of this file's");
+      refuse("id " + std::to_string(arguments.ids[i]) + " is in partition " +
+             std::to_string(partition) + ", which is not in the range of this file");
     }
   }
 }
@@ -143,9 +143,9 @@ class RowWriter {
     decode_source(arguments_.source_dtype, source, dim, values_.data());
     if (!encode_row(arguments_.dtype, values_.data(), dim, row_.data())) {
       refuse("the embedding of id " + std::to_string(arguments_.ids[at]) + " of table " +
-             arguments_.table + " is not finite, or beyond 65504: " +
+             arguments_.table + " is not finite, or exceeds 65504: " +
              std::string(kDtypeNames[arguments_.dtype]) +
-             " cannot hold it; store the table as fp32 or bf16");
+             " cannot represent it; store the table as fp32 or bf16");
     }
     std::memcpy(row, row_.data(), row_.size());
     if (arguments_.dtype == arguments_.source_dtype) return;
@@ -188,7 +188,7 @@ void pack(SparringPackedPack& arguments) {
   const Directory directory = best_directory(arguments, num_buckets);
   if (directory.max_bucket > kMostBucketKeys) {
     refuse(std::to_string(directory.max_bucket) + " ids of table " + arguments.table +
-           " fall into one bucket: an id is given many times");
+           " fall into one bucket, because an id occurs many times; pass each id once");
   }
   const Header header = header_of(arguments, directory);
   auto* const file = static_cast<uint8_t*>(arguments.file);

@@ -1,14 +1,15 @@
 /*
  * The functions of NCCL and of the CUDA driver that the nccl collective calls, for ranks that
- * are threads of one process. Device memory is the host's.
+ * are threads of one process. Device memory is host memory.
  *
- * What it keeps of the real ones, as that is what programs get wrong:
- * - A stream does one item after another. The sends and receives of a group are one item: it
- *   has passed when all of them have, and whatever comes behind it waits for that.
- * - A send meets a receive of the same communicator, in the order of posting between two ranks.
- *   There are no tags. A message of another size than its buffer is an error of both.
- * - Nothing is noticed but by asking: streams move on when an event is asked for.
- * - A communicator that was aborted frees whoever is blocked in it, and tells no other rank.
+ * It follows those rules of the real libraries that programs violate most easily:
+ * - A stream executes its items one after the other. The sends and receives of a group are one
+ *   item, which ends when all of them have ended; later items wait for it.
+ * - A send is matched with a receive of the same communicator. Between two ranks, messages are
+ *   matched in the order of their calls, because there are no tags. If the sizes of a send and
+ *   its receive differ, both communicators report an error.
+ * - Streams progress only when a program queries an event.
+ * - Aborting a communicator ends the calls that are blocked in it. Other ranks are not notified.
  */
 #include <pthread.h>
 #include <stdint.h>
@@ -141,7 +142,7 @@ static void move_on(void) {
     has_moved = 0;
     for (Stream* each = streams; each != NULL; each = each->next) {
       while (each->head != NULL && has_passed(each->head)) {
-        /* Never freed, as ops and events may still be looked at; tests are short. */
+        /* Items are never freed, because ops and events may still be read; tests are short. */
         each->head = each->head->next;
         if (each->head == NULL) each->tail = NULL;
         has_moved = 1;
@@ -259,7 +260,7 @@ static int post(int is_send, void* memory, size_t count, int type, int peer, Com
 int ncclSend(void* memory, size_t count, int type, int peer, Comm* comm, Stream* stream) {
   LOCKED;
   REFUSE_IF_ASKED("ncclSend");
-  if (group_depth == 0) RETURN(INVALID_USAGE); /* the collective always groups */
+  if (group_depth == 0) RETURN(INVALID_USAGE); /* the collective always uses groups */
   RETURN(post(1, memory, count, type, peer, comm, stream));
 }
 
@@ -344,7 +345,7 @@ int cuStreamCreate(Stream** out, unsigned flags) {
 int cuStreamWaitEvent(Stream* stream, Event* event, unsigned flags) {
   (void)flags;
   LOCKED;
-  /* One that was never recorded is no event to wait for. */
+  /* An event that was never recorded is not waited for. */
   if (event->is_recorded) put(stream, WAIT)->event = event;
   RETURN(SUCCESS);
 }
@@ -382,7 +383,7 @@ int cuEventQuery(Event* event) {
 }
 
 int cuEventDestroy_v2(Event* event) {
-  (void)event; /* streams may still hold it */
+  (void)event; /* streams may still refer to it */
   LOCKED;
   --num_events;
   RETURN(SUCCESS);
@@ -390,7 +391,7 @@ int cuEventDestroy_v2(Event* event) {
 
 /* ---- for tests --------------------------------------------------------- */
 
-/* Forgets everything. REQUIRES: no communicator is in use. */
+/* Resets all state. REQUIRES: no communicator is in use. */
 void fake_reset(void) {
   LOCKED;
   comms = NULL, streams = NULL, posted = last_posted = NULL;
@@ -398,14 +399,14 @@ void fake_reset(void) {
   pthread_mutex_unlock(&mutex);
 }
 
-/* Some thread captures a graph in CUDA's default mode. */
+/* Sets whether another thread captures a graph in CUDA's default mode. */
 void fake_capture(int does) {
   LOCKED;
   is_capturing = does;
   pthread_mutex_unlock(&mutex);
 }
 
-/* Calls of `name` answer `code` from now on; 0: no longer. */
+/* Makes calls of the function `name` return `code`; 0 ends this. */
 void fake_refuse(const char* name, int code) {
   LOCKED;
   snprintf(refused, sizeof refused, "%s", name);
@@ -413,14 +414,14 @@ void fake_refuse(const char* name, int code) {
   pthread_mutex_unlock(&mutex);
 }
 
-/* ncclGroupEnd blocks until its communicator is aborted. */
+/* Sets whether ncclGroupEnd blocks until its communicator is aborted. */
 void fake_block_groups(int does) {
   LOCKED;
   blocks_group_end = does;
   pthread_mutex_unlock(&mutex);
 }
 
-/* What the rank's newest communicator was given: a line for each group. */
+/* Returns the operations of the rank's newest communicator, one line per group. */
 const char* fake_log(int rank) {
   const char* found = "";
   LOCKED;
@@ -431,7 +432,7 @@ const char* fake_log(int rank) {
   return found;
 }
 
-/* The rank's newest communicator fails by itself. */
+/* Makes the rank's newest communicator report `code` as an asynchronous error. */
 void fake_fail(int rank, int code) {
   LOCKED;
   for (Comm* each = comms; each != NULL; each = each->next) {
@@ -440,7 +441,7 @@ void fake_fail(int rank, int code) {
   pthread_mutex_unlock(&mutex);
 }
 
-/* Puts a write on the stream that waits to be released. */
+/* Enqueues a write on the stream, which waits until it is released. */
 void* fake_hold(Stream* stream, char* memory, int value, size_t num_bytes) {
   LOCKED;
   Item* item = put(stream, HELD_WRITE);

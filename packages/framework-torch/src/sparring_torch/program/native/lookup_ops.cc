@@ -37,7 +37,7 @@ using Read = decltype(&sparring_program_lookup);
 
 void read(Read function, const std::string& handle, const std::vector<std::string>& tables,
           const std::vector<int64_t>& dims, std::vector<SparringPackedRequest>& requests) {
-  if (tables.size() != dims.size()) throw std::runtime_error("each table needs a dim");
+  if (tables.size() != dims.size()) throw std::runtime_error("lookup: each table must have a dim");
   std::vector<const char*> names;
   for (const std::string& each : tables) names.push_back(each.c_str());
   const auto count = static_cast<int64_t>(requests.size());
@@ -165,7 +165,7 @@ Tensor pooled_lookup(std::string handle, std::string names, std::vector<int64_t>
   if (form == kLengths) {
     int64_t total = 0;
     for (int64_t& each : starts) {
-      if (each < 0) throw std::runtime_error("a length of a bag is negative");
+      if (each < 0) throw std::runtime_error("lookup of bags: lengths must not be negative");
       total += each;
       each = total - each;
     }
@@ -177,7 +177,8 @@ Tensor pooled_lookup(std::string handle, std::string names, std::vector<int64_t>
     for (int64_t bag = 0; bag <= num_bags; ++bag) starts.push_back(bag * length);
   }
   if (starts.back() != ids.count()) {
-    throw std::runtime_error("bags end at id " + std::to_string(starts.back()) + ", and there are " +
+    throw std::runtime_error("lookup of bags: the bags end at id " + std::to_string(starts.back()) +
+                             ", but there are " +
                              std::to_string(ids.count()) + " ids");
   }
   const float* all_weights = nullptr;
@@ -185,7 +186,7 @@ Tensor pooled_lookup(std::string handle, std::string names, std::vector<int64_t>
   if (weights.has_value()) {
     kept_weights = weights->is_contiguous() ? *weights : torch::stable::contiguous(*weights);
     if (kept_weights.scalar_type() != ScalarType::Float) {
-      throw std::runtime_error("weights must be float32");
+      throw std::runtime_error("lookup of bags: weights must be float32; convert them");
     }
     all_weights = static_cast<const float*>(kept_weights.const_data_ptr());
   }
@@ -197,7 +198,7 @@ Tensor pooled_lookup(std::string handle, std::string names, std::vector<int64_t>
     const int64_t place = form == kLengths ? places[output] : 0;
     const auto first = starts.begin() + place * num_bags;
     if (static_cast<int64_t>(starts.size()) < (place + 1) * num_bags + 1) {
-      throw std::runtime_error("there are fewer lengths than bags");
+      throw std::runtime_error("lookup of bags: there are fewer lengths than bags");
     }
     std::vector<int64_t>& offsets = all_offsets[output];
     offsets.assign(first, first + num_bags + 1);
@@ -238,14 +239,14 @@ Tensor flat_lookup(std::string handle, std::string names, std::vector<int64_t> d
     int64_t total = starts.back();
     for (int64_t bag = 0; bag < stride; ++bag) {
       const int64_t length = counts[static_cast<size_t>(feature * stride + bag)];
-      if (length < 0) throw std::runtime_error("a length of a bag is negative");
+      if (length < 0) throw std::runtime_error("lookup of bags: lengths must not be negative");
       total += length;
     }
     starts.push_back(total);
   }
   if (starts.back() != ids.count()) {
-    throw std::runtime_error("lengths add up to " + std::to_string(starts.back()) +
-                             ", and there are " + std::to_string(ids.count()) + " ids");
+    throw std::runtime_error("lookup: lengths add up to " + std::to_string(starts.back()) +
+                             ", but there are " + std::to_string(ids.count()) + " ids");
   }
   Tensor flat = floats(given, {num_elements, 1});
   auto* to = static_cast<float*>(flat.mutable_data_ptr());
@@ -258,7 +259,7 @@ Tensor flat_lookup(std::string handle, std::string names, std::vector<int64_t> d
     request.ids = ids.data() + starts[place];
     request.rows = to;
     room -= request.count * dims[output];
-    if (room < 0) throw std::runtime_error("there are more rows than the program was told");
+    if (room < 0) throw std::runtime_error("lookup: there are more rows than num_elements");
     to += request.count * dims[output];
   }
   read(&sparring_program_lookup, handle, of_outputs, dims, requests);
