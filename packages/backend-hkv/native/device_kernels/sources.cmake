@@ -14,9 +14,11 @@ if(TARGET sparring_hkv_emulator)
   add_library(sparring_hkv_emulated_kernels STATIC ${device_kernel_sources})
   target_include_directories(sparring_hkv_emulated_kernels PUBLIC native)
   target_link_libraries(sparring_hkv_emulated_kernels PUBLIC sparring_hkv_emulator sparring::storage_abi)
-  # -ffp-contract: see native/device/cuda.cmake. -O1 takes half as long to compile as -O3; only tests run these.
+  # -ffp-contract: see native/device/cuda.cmake. -O1 takes half as long to compile as -O3, and -O0 less with
+  # sanitizers; only tests run these.
   target_compile_options(sparring_hkv_emulated_kernels PRIVATE
-    -Wall -Wextra -Wpedantic -Wconversion -Wshadow -ffp-contract=off -O1)
+    -Wall -Wextra -Wpedantic -Wconversion -Wshadow -ffp-contract=off
+    $<IF:$<BOOL:${SPARRING_SANITIZE}>,-O0,-O1>)
 endif()
 if(SPARRING_HKV_HAS_CUDA)
   sparring_hkv_add_cuda_library(sparring_hkv_cuda_kernels ${device_kernel_sources})
