@@ -18,15 +18,16 @@ from sessions import measurements, releases, sanitizers  # noqa: F401
 from sessions.environments import (
     CXX_TESTS,
     FAMILY,
+    FOR_THIS_GPU,
     GIVEN_WHEELS,
     PACKAGES,
     ROOT,
     TEMPLATES,
     TENSORFLOW,
-    TEST_ARCHITECTURE,
     TEST_EXTRAS,
     TEST_MODULES,
     TORCH,
+    WITHOUT_A_GPU,
     build_wheels,
     cached,
     find_nvcc,
@@ -54,6 +55,12 @@ LIGHTNING = ("lightning==2.6.6", "lightning-utilities", "torchmetrics", "pyyaml"
 # Device files of GPU drivers: Linux, and Linux under Windows.
 GPU_DEVICES = (Path("/dev/nvidia0"), Path("/dev/dxg"))
 
+
+def has_gpu() -> bool:
+    """Returns whether this machine has a GPU with a driver."""
+    return any(each.exists() for each in GPU_DEVICES)
+
+
 # Makes `quickstart` compile GPU code on a machine without a GPU.
 WITH_GPU = "--gpu"
 
@@ -66,7 +73,7 @@ def quickstart(session: nox.Session) -> None:
     train`.
     """
     overrides = [each for each in session.posargs if each != WITH_GPU]
-    compiles_gpu_code = WITH_GPU in session.posargs or any(each.exists() for each in GPU_DEVICES)
+    compiles_gpu_code = WITH_GPU in session.posargs or has_gpu()
     session.log("1 of 4: installs PyTorch and tools, a download of some 250 MB; about 1 minute")
     session.install(TORCH, silent=True)
     install_build_tools(session)
@@ -160,7 +167,7 @@ def run_tests(session: nox.Session, *, at_length: bool = False) -> Path:
     nvcc = find_nvcc(session)
     build_wheels(
         session, wheels, *packages, extras=TEST_EXTRAS, options=options, nvcc=nvcc,
-        architecture=TEST_ARCHITECTURE,
+        gpu_settings=FOR_THIS_GPU if has_gpu() else WITHOUT_A_GPU,
     )  # fmt: skip
     install_made(session, wheels, *packages, extras=TEST_EXTRAS)
     install_programs(session)

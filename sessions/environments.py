@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -79,8 +79,13 @@ TEST_MODULES = {"backend-hkv": ("SPARRING_HKV_EMULATED",)}
 FIND_NVCC = PACKAGES / "backend-hkv/find_nvcc.py"
 GPU_OPTION = "SPARRING_HKV_CUDA"
 
-# Tests compile GPU code for one architecture, a third less work; `build` and `cuda_releases` for all.
-TEST_ARCHITECTURE = "90"
+# Tests compile GPU code for the GPU of the machine. Without one, they only check that it compiles: for
+# one architecture, not optimized and not assembled. `build` and `cuda_releases` compile for all.
+FOR_THIS_GPU = ("--config-settings=cmake.define.CMAKE_CUDA_ARCHITECTURES=native",)
+WITHOUT_A_GPU = (
+    "--config-settings=cmake.define.CMAKE_CUDA_ARCHITECTURES=90-virtual",
+    "--config-settings=cmake.define.CMAKE_CUDA_FLAGS_RELEASE=-O0 -Xcicc -O0",
+)
 
 # If this variable is set, tests run without nvcc.
 WITHOUT_NVCC = "SPARRING_WITHOUT_NVCC"
@@ -193,12 +198,12 @@ def build_wheels(
     extras: Mapping[str, str] = MappingProxyType({}),
     options: Collection[str] = (),
     nvcc: str | None = None,
-    architecture: str | None = None,
+    gpu_settings: Sequence[str] = (),
 ) -> None:
     """Builds wheels of core and the given packages. Installs core's, because the others need its header.
 
     C++ tests and test modules in `options` are built together with the wheels, so that nothing is
-    compiled twice. GPU code is compiled for all architectures unless one is given.
+    compiled twice. `gpu_settings` are build settings of GPU code.
     """
     settings = {
         package: [
@@ -208,9 +213,7 @@ def build_wheels(
         for package in CXX_TESTS
     }
     settings["backend-hkv"].append(gpu_setting(nvcc))
-    if architecture is not None:
-        chosen = f"--config-settings=cmake.define.CMAKE_CUDA_ARCHITECTURES={architecture}"
-        settings["backend-hkv"].append(chosen)
+    settings["backend-hkv"] += gpu_settings
     install_build_tools(session)
     shutil.rmtree(folder, ignore_errors=True)
     make_wheel(session, "core", folder, *settings["core"])

@@ -68,7 +68,7 @@ void every_failing_allocation_leaves_the_table(const DeviceTableOptions& options
   const Rows before = client.scan();
   for (const bool is_staged : {false, true}) {
     int64_t num_failed = 0;
-    for (;; num_failed += kIsSlow ? 3 : 1) {
+    for (;; num_failed += kIsSlow ? 7 : 1) {
       CHECK(num_failed < 100);
       client.set_device(is_staged ? SparringDevice{1, 0} : kGpu);
       client.device().fail_from(num_failed);
@@ -206,7 +206,7 @@ void a_failed_device_is_rejected_permanently() {
 void a_refused_call_leaves_the_table(const DeviceTableOptions& options,
                                      const std::function<SparringStatus(DeviceClient&)>& call) {
   int num_unchanged = 0;
-  for (int64_t n = 0;; n += kIsSlow ? 7 : 1) {
+  for (int64_t n = 0;; n += kIsSlow ? 17 : 1) {
     CHECK(n < 200);
     DeviceClient client(options);
     CHECK(client.upsert(range(0, 90), 1) == SPARRING_OK);

@@ -169,7 +169,7 @@ void run(const DeviceTableOptions& options) {
     std::mt19937_64 random(seed);
     Tables together(device::EmulatedDevice::make_late(seed), options);
     Tables alone(std::make_unique<device::EmulatedDevice>(), options);
-    for (int round = 0; round < (kIsSlow ? 8 : 25); ++round) {
+    for (int round = 0; round < (kIsSlow ? 4 : 25); ++round) {
       const std::vector<Keys> keys = draw(random, round == 0 ? 800 : 60);
       const int stream = static_cast<int>(random() % 2);
       CHECK(!together.update(keys, stream, true, 3));
@@ -196,7 +196,7 @@ void evicting_tables_equal_separate_calls() { run(options_of(600, PolicyKind::kL
 
 void no_table_is_partially_changed_by_a_failed_call() {
   int num_lost = 0;
-  for (int64_t call = 0; call < 60; ++call) {
+  for (int64_t call = 0; call < 60; call += kIsSlow ? 5 : 1) {
     Tables tables(std::make_unique<device::EmulatedDevice>(), options_of(-1, PolicyKind::kNone));
     std::mt19937_64 random(7);
     const std::vector<Keys> keys = draw(random, 50);
