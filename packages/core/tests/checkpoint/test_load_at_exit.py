@@ -48,7 +48,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["end", "interrupt", pytest.param("error", marks=pytest.mark.long)])
 def test_a_program_that_exits_without_closing_waits_for_its_rows(way: str, tmp_path: Path) -> None:
     ended = run(tmp_path, way, "left open")
     code, message = WAYS[way]
@@ -57,7 +57,7 @@ def test_a_program_that_exits_without_closing_waits_for_its_rows(way: str, tmp_p
     assert "at exit" not in ended.stderr
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["end", "error", pytest.param("interrupt", marks=pytest.mark.long)])
 def test_a_block_that_ends_waits_for_its_rows_unless_by_an_error(way: str, tmp_path: Path) -> None:
     ended = run(tmp_path, way, "closed")
     code, message = WAYS[way]

@@ -30,8 +30,22 @@ def numbers_in(url: Path) -> set[float]:
     return {float(number) for chunk in chunks for number in np.unique(chunk.rows)}
 
 
-@pytest.mark.parametrize("closed", ["closed", "left open"])
-@pytest.mark.parametrize("way", WAYS)
+SHORT = {
+    ("end", "left open"),
+    ("exit", "closed"),
+    ("error", "left open"),
+    ("interrupt", "left open"),
+}
+
+
+@pytest.mark.parametrize(
+    ("way", "closed"),
+    [
+        pytest.param(way, closed, marks=[] if (way, closed) in SHORT else pytest.mark.long)
+        for way in WAYS
+        for closed in ("closed", "left open")
+    ],
+)
 def test_a_program_that_exits_finishes_its_save(way: str, closed: str, tmp_path: Path) -> None:
     command = [sys.executable, str(PROGRAM), str(tmp_path), way, closed]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -29,7 +29,9 @@ def _level(request: pytest.FixtureRequest) -> Iterator[None]:
     kernels.set_simd_level(before)
 
 
-@pytest.fixture(params=[1, 2, 4], ids="{} threads".format)
+@pytest.fixture(
+    params=[1, pytest.param(2, marks=pytest.mark.long), 3], ids="{} threads".format
+)
 def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
     before = _native.pool_num_threads()
     _native.pool_configure(request.param)
@@ -114,7 +116,7 @@ batches = st.builds(
 modes = st.sampled_from(["sum", "mean"])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(batches, modes, st.booleans())
 def test_pool_has_the_bits_of_sums_taken_in_order(
     batch: Batch, mode: Any, is_weighted: bool
@@ -125,7 +127,7 @@ def test_pool_has_the_bits_of_sums_taken_in_order(
     assert np.array_equal(out, expected_pool(batch, mode, weights))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(batches, modes, st.booleans())
 def test_pool_backward_has_the_bits_of_sums_taken_in_order(
     batch: Batch, mode: Any, is_weighted: bool
@@ -137,7 +139,7 @@ def test_pool_backward_has_the_bits_of_sums_taken_in_order(
     assert np.array_equal(out, expected_backward(batch, mode, weights))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(batches, modes)
 def test_pool_weight_gradient_is_a_dot_product(batch: Batch, mode: Any) -> None:
     out = kernels.pool_weight_gradient(
@@ -200,7 +202,7 @@ def test_segment_sum_has_the_bits_of_sums_taken_in_order(dim: int, dtype: Any) -
 
 @pytest.mark.usefixtures("_threads")
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("num_rows", "dim"), [(3, 70), (5_000, 16), (60_000, 3), (700, 150)])
+@pytest.mark.parametrize(("num_rows", "dim"), [(3, 70), (5_000, 16), (20_000, 3)])
 def test_large_batches_have_the_same_bits_for_any_thread_count(
     num_rows: int, dim: int, dtype: Any
 ) -> None:

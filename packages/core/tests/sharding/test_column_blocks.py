@@ -36,8 +36,17 @@ from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 DIVIDED = ("column_wise", "table_column_wise", "grid")
 
 
-@pytest.mark.parametrize("method", ["sgd", "adagrad", "adam"])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+SHORT = {(1, "sgd"), (2, "adagrad"), (3, "adam"), (4, "sgd")}
+
+
+@pytest.mark.parametrize(
+    ("world_size", "method"),
+    [
+        pytest.param(size, method, marks=[] if (size, method) in SHORT else pytest.mark.long)
+        for size in (1, 2, 3, 4)
+        for method in ("sgd", "adagrad", "adam")
+    ],
+)
 def test_blocks_have_the_bits_of_one_process(world_size: int, method: str) -> None:
     with open_container(None, "", method) as alone:
         train(alone, range(world_size), method)
@@ -58,17 +67,16 @@ def test_blocks_have_the_bits_of_one_process(world_size: int, method: str) -> No
 
 
 @pytest.mark.parametrize(
-    "more",
+    ("kind", "more"),
     [
-        {"dtype": "bfloat16"},
-        {"dtype": "float64"},
-        {"admission": Frequency(2)},
-        {"admission": Probability(0.5)},
-        {"expire": Expiry(after_steps=2)},
+        ("column_wise", {"dtype": "bfloat16"}),
+        ("grid", {"dtype": "float64"}),
+        ("grid", {"admission": Frequency(2)}),
+        ("column_wise", {"admission": Probability(0.5)}),
+        ("grid", {"expire": Expiry(after_steps=2)}),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("kind", ["column_wise", "grid"])
 def test_blocks_of_a_key_are_created_and_removed_together(
     kind: str, more: Mapping[str, Any]
 ) -> None:

@@ -76,8 +76,17 @@ def train(container: StepContainer, ranks: list[int]) -> list[Any]:
     return seen
 
 
-@pytest.mark.parametrize("more", [{}, {"admission": Frequency(2)}], ids=["plain", "admission"])
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize(
+    ("world_size", "more"),
+    [
+        pytest.param(3, {"admission": Frequency(2)}, id="3-admission"),
+        pytest.param(4, {}, id="4-plain"),
+        pytest.param(2, {}, id="2-plain", marks=pytest.mark.long),
+        pytest.param(2, {"admission": Frequency(2)}, id="2-admission", marks=pytest.mark.long),
+        pytest.param(3, {}, id="3-plain", marks=pytest.mark.long),
+        pytest.param(4, {"admission": Frequency(2)}, id="4-admission", marks=pytest.mark.long),
+    ],
+)
 def test_pooled_blocks_have_the_bits_of_one_process(world_size: int, more: dict[str, Any]) -> None:
     with open_container(None, "", **more) as alone:
         outputs = train(alone, list(range(world_size)))

@@ -39,6 +39,7 @@ from sparring_testing.processes.sharded_jobs import (
 )
 
 MORE = {"admission": Frequency(2), "expire": Expiry(after_steps=40)}
+NAMES = list(KINDS)
 NUM_STEPS = 3
 
 
@@ -74,17 +75,24 @@ def alone(steps: int, world_size: int) -> Rows:
         return join_pieces([collect_pieces(container)])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "others"),
+    [
+        # Two others of each kind, so that each kind is also loaded twice.
+        *((kind, [NAMES[i - 1], NAMES[i - 3]]) for i, kind in enumerate(NAMES)),
+        *(pytest.param(kind, NAMES, marks=pytest.mark.long) for kind in NAMES),
+    ],
+)
 def test_a_save_of_one_kind_is_loaded_and_continued_by_every_other(
-    kind: str, tmp_path: Path
+    kind: str, others: list[str], tmp_path: Path
 ) -> None:
     url = str(tmp_path / "saved")
     saved(kind, 3, url)
     expected, after = alone(NUM_STEPS, 3), alone(NUM_STEPS + 2, 3)
     assert scanned(url) == expected
     assert len(after) > len(expected) > 10, "counts of admission decide of rows to come"
-    for place, other in enumerate(KINDS):
-        world_size = (2, 4)[(place + list(KINDS).index(kind)) % 2]
+    for place, other in enumerate(others):
+        world_size = (2, 4)[(place + NAMES.index(kind)) % 2]
 
         def body(collective: Collective, other: str = other) -> Any:
             with open_container(collective, other, **MORE) as container:
@@ -142,13 +150,26 @@ def test_full_filters_of_all_blocks_forget_the_same_keys_even_after_a_load(
     )
 
 
-@pytest.mark.parametrize("kind", ["row_wise", "column_wise", "grid"])
-def test_deltas_are_saved_by_blocks_over_any_base(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "others"),
+    [
+        ("row_wise", ["column_wise"]),
+        ("column_wise", ["grid"]),
+        ("grid", ["row_wise"]),
+        *(
+            pytest.param(each, ["row_wise", "column_wise", "grid"], marks=pytest.mark.long)
+            for each in ("row_wise", "column_wise", "grid")
+        ),
+    ],
+)
+def test_deltas_are_saved_by_blocks_over_any_base(
+    kind: str, others: list[str], tmp_path: Path
+) -> None:
     """S10b: a base of one sharding kind and a delta of another, read whole and by columns."""
     root = [str(tmp_path / name) for name in ("base", "delta", "last", "full")]
     saved(kind, 3, root[0])
     expected = alone(NUM_STEPS, 3)
-    for other in ("row_wise", "column_wise", "grid"):
+    for other in others:
         urls = [str(tmp_path / f"{other}-{name}") for name in ("first", "second")]
 
         def body(collective: Collective, other: str = other, urls: Any = urls) -> None:
