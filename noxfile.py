@@ -122,8 +122,8 @@ AT_LENGTH = {
 
 # Sizes of `tests` that are smaller than those of a plain pytest run.
 IN_SHORT = {
-    "SPARRING_KIT_EXAMPLES": "10",
-    "SPARRING_KIT_ROWS": "200000",
+    "SPARRING_KIT_EXAMPLES": "5",
+    "SPARRING_KIT_ROWS": "120000",
     "SPARRING_OPERATIONS": "100",
 }
 

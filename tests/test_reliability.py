@@ -27,18 +27,19 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize(
     ("name", "trials"),
     [
-        ("snapshot_kills", 12),
-        ("training_kills", 12),
-        ("snapshot_damage", 110),
-        ("snapshot_space", 30),
-        ("snapshot_calls", 110),
-        ("serving_channel", 60),
-        ("serving_deltas", 60),
+        ("snapshot_kills", 8),
+        ("training_kills", 8),
+        ("snapshot_damage", 55),
+        ("snapshot_space", 15),
+        ("snapshot_calls", 44),
+        ("serving_channel", 24),
+        ("serving_deltas", 24),
         ("serving_filters", 30_000),
         ("parameter_faults", 200),
-        ("parameter_kills", 3),
-        # It measures the latency of replies.
-        pytest.param("serving_faults", 6, marks=pytest.mark.alone),
+        ("parameter_kills", 1),
+        pytest.param("parameter_kills", 3, marks=pytest.mark.long),
+        # It measures the latency of replies. Tests of sparring-serve also kill and stop replicas.
+        pytest.param("serving_faults", 6, marks=[pytest.mark.alone, pytest.mark.long]),
     ],
 )
 def test_a_few_trials_find_nothing(
