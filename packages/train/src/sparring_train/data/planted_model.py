@@ -126,7 +126,8 @@ class PlantedModel:
 
     def _calibrate(self) -> None:
         """Scales the three sums to their share of the logit's variance, and sets the logit's mean."""
-        columns = self._columns(self._random("calibration"), _CALIBRATION_ROWS)
+        random = self._random("calibration")
+        columns = self._columns(random, _CALIBRATION_ROWS, _CALIBRATION_ROWS)
         shares = (_VARIANCE_OF_WEIGHTS, _VARIANCE_OF_EFFECTS, _VARIANCE_OF_PAIRS)
         self._scales = np.ones(3)
         deviations = self._sums(columns).std(axis=1)
@@ -141,26 +142,28 @@ class PlantedModel:
 
     def _chunk(self, part: str, number: int, num_rows: int) -> ClickLog:
         random = self._random(part, number)
-        # Always generates a whole chunk, so that a shorter log is a prefix of a longer one.
-        columns = self._columns(random, CHUNK_ROWS)
+        # Always draws a whole chunk, so that a shorter log is a prefix of a longer one.
+        columns = self._columns(random, CHUNK_ROWS, num_rows)
         probabilities = _sigmoid(self._sums(columns).sum(axis=0) + self._bias)
-        is_click = random.random(CHUNK_ROWS) < probabilities
+        is_click = random.random(CHUNK_ROWS)[:num_rows] < probabilities
         ids = _mix((columns.ranks.astype(np.uint64) ^ self._salts) & np.uint64(0xFFFFFFFF))
         return ClickLog(
-            integers=columns.integers[:num_rows],
-            is_missing_integer=columns.is_missing_integer[:num_rows],
-            ids=np.where(columns.ranks < 0, MISSING_IDS, ids.view(np.int64))[:num_rows],
-            labels=is_click.astype(np.float32)[:num_rows],
-            probabilities=probabilities[:num_rows],
+            integers=columns.integers,
+            is_missing_integer=columns.is_missing_integer,
+            ids=np.where(columns.ranks < 0, MISSING_IDS, ids.view(np.int64)),
+            labels=is_click.astype(np.float32),
+            probabilities=probabilities,
         )
 
-    def _columns(self, random: np.random.Generator, num_rows: int) -> _Columns:
-        ranks = self._ranks(random.random((num_rows, NUM_FEATURES)))
-        ranks[random.random(ranks.shape) < self._missing_id] = -1
-        normal = random.normal(size=(num_rows, NUM_INTEGERS))
+    def _columns(self, random: np.random.Generator, num_drawn: int, num_rows: int) -> _Columns:
+        """Returns the first `num_rows` of `num_drawn` rows."""
+        of_ids, of_integers = (num_drawn, NUM_FEATURES), (num_drawn, NUM_INTEGERS)
+        ranks = self._ranks(random.random(of_ids)[:num_rows])
+        ranks[random.random(of_ids)[:num_rows] < self._missing_id] = -1
+        normal = random.normal(size=of_integers)[:num_rows]
         integers = np.exp(self._location + self._spread * normal).astype(np.int64)
         integers[:, 1] -= 2  # This column of Criteo's log may be negative.
-        is_missing = random.random(integers.shape) < self._missing_integer
+        is_missing = random.random(of_integers)[:num_rows] < self._missing_integer
         return _Columns(ranks, np.where(is_missing, 0, integers), is_missing)
 
     def _ranks(self, uniform: Floats) -> Ints:
