@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
 pytest.importorskip("sparring_packed", reason="pip install sparring-packed")
 
-from sparring_testing import ModelKindTests
+from sparring_testing import ModelKindTests, overrides_kit
 from sparring_testing.frameworks.model_kind_tests import TrainingRuns
 
 OPTIMIZER = {"sparse": {"name": "sgd", "lr": 1.0}, "dense": {"name": "sgd", "lr": 0.1}}
@@ -28,6 +28,11 @@ class TestTwoTowers(ModelKindTests):
     @pytest.fixture
     def model(self) -> dict[str, Any]:
         return {"kind": "two_towers", "embedding_dim": 4, "layers": [8], "positive": 1}
+
+    @overrides_kit(reason="it starts processes, which the short suite does for one model only")
+    @pytest.mark.long
+    def test_two_ranks_train_like_one(self, trainings: TrainingRuns) -> None:
+        super().test_two_ranks_train_like_one(trainings)
 
 
 BROKEN = """
@@ -84,12 +89,20 @@ class _Kit(ModelKindTests):
     """Not named as a test class: pytest does not collect it."""
 
 
+@pytest.mark.parametrize("has_processes", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("name", "test"), [("Model", None), *BREAKS], ids=lambda each: str(each).removeprefix("test_")
 )
 def test_the_kit_detects_a_broken_guarantee(
-    name: str, test: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    test: str | None,
+    has_processes: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if not has_processes:
+        # A second run in this process takes the place of a run on ranks.
+        monkeypatch.setattr(TrainingRuns, "train_on_ranks", TrainingRuns.train)
     (tmp_path / "models_of_ones_own.py").write_text(BROKEN)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "models_of_ones_own", raising=False)
@@ -111,11 +124,11 @@ def test_the_kit_detects_a_broken_guarantee(
     model = {"kind": f"models_of_ones_own:{name}", "embedding_dim": 4}
     sections = {"model": model, "data": data, "optimizer": OPTIMIZER, "framework": "torch"}
     if test is None:
-        for each in {each for _, each in BREAKS} - {"test_two_ranks_train_like_one"}:
+        for each in {each for _, each in BREAKS}:
             (tmp_path / each).mkdir()
             getattr(_Kit(), each)(TrainingRuns(tmp_path / each, sections))
         return
     # Ranks that do not start would raise, too.
-    found = "Mismatched elements" if test == "test_two_ranks_train_like_one" else ""
+    found = "Mismatched elements" if test == "test_two_ranks_train_like_one" else None
     with pytest.raises(AssertionError, match=found):
         getattr(_Kit(), test)(TrainingRuns(tmp_path, sections))

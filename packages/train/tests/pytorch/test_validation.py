@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,12 +21,14 @@ from sparring_train.run.ranks import Ranks
 from sparring_train.run.result import SilentProgress, TrainResult
 from sparring_train.run.saved_run import open_run
 
+from ..config.config_runs import Runs
+
 CLICKS: dict[str, Any] = {
     "seed": 1,
     "threads": 1,
     "data": {
         "kind": "synthetic_criteo",
-        "samples": 800,
+        "samples": 400,
         "test_samples": 300,
         "validation_samples": 300,
         "batch_size": 40,
@@ -39,7 +38,7 @@ CLICKS: dict[str, Any] = {
     "storage": {"backend": "memory"},
     "optimizer": {"sparse": {"name": "adagrad", "lr": 0.5}},
 }
-"""20 steps an epoch; it learns its samples by heart in a few epochs."""
+"""10 steps an epoch; it learns its samples by heart in a few epochs."""
 
 
 class Told(SilentProgress):
@@ -94,13 +93,13 @@ def test_training_stops_and_ends_with_the_best_step(watch: str, tmp_path: Path) 
     assert result is not None
     values = {step: metrics[watch] for step, metrics in told.validated.items()}
     best = (max if watch == "auc" else min)(values, key=lambda step: values[step])
-    assert list(values) == list(range(20, result.steps + 1, 20))
-    assert result.steps == best + 40 < 600
+    assert list(values) == list(range(10, result.steps + 1, 10))
+    assert result.steps == best + 20 < 300
     assert result.best_step == best
     assert result.validation == told.validated[best]
     # There is one test, of the best step: a run that ends there has the same metrics.
     assert told.tested == [best]
-    alone, _ = run(config({"epochs": best // 20, "keep_best": False}))
+    alone, _ = run(config({"epochs": best // 10, "keep_best": False}))
     assert alone is not None
     assert result.metrics == pytest.approx(alone.metrics, rel=1e-6)
     urls = list_snapshots(tmp_path / "run")
@@ -126,15 +125,15 @@ def test_the_best_step_needs_no_folder_of_snapshots(tmp_path: Path) -> None:
 
 
 def test_without_keep_best_the_last_step_is_tested() -> None:
-    last, told = run(config({"epochs": 6, "keep_best": False}))
-    whole, _ = run(config({"epochs": 6, "keep_best": True}))
+    last, told = run(config({"epochs": 5, "keep_best": False}))
+    whole, _ = run(config({"epochs": 5, "keep_best": True}))
     data = {name: each for name, each in CLICKS["data"].items() if name != "validation_samples"}
-    plain, _ = run(config({"epochs": 6}, data=data))
+    plain, _ = run(config({"epochs": 5}, data=data))
     assert last is not None
     assert whole is not None
     assert plain is not None
-    assert list(told.validated) == [20, 40, 60, 80, 100, 120]
-    assert last.best_step == whole.best_step != 120
+    assert list(told.validated) == [10, 20, 30, 40, 50]
+    assert last.best_step == whole.best_step != 50
     # Evaluation changes nothing.
     assert last.metrics == plain.metrics != whole.metrics
 
@@ -154,18 +153,18 @@ def test_evaluations_every_n_steps(pipeline: bool) -> None:
 
 
 def test_the_last_step_is_validated_and_minimal_improvements_count() -> None:
-    _, told = run(config({"epochs": 8, "steps": 33, "evaluation_interval_steps": 20}))
-    assert list(told.validated) == [20, 33]
+    _, told = run(config({"epochs": 8, "steps": 17, "evaluation_interval_steps": 10}))
+    assert list(told.validated) == [10, 17]
     result, _ = run(config({"epochs": 8, "patience": 2, "min_improvement": 0.5}))
     assert result is not None
-    assert (result.best_step, result.steps) == (20, 60)
+    assert (result.best_step, result.steps) == (10, 30)
 
 
-@pytest.mark.parametrize("interrupt_at", [25, 75])
+@pytest.mark.parametrize("interrupt_at", [37, pytest.param(12, marks=pytest.mark.long)])
 def test_a_resumed_run_makes_the_same_decisions(interrupt_at: int, tmp_path: Path) -> None:
     training = {"epochs": 30, "patience": 2}
     whole, whole_told = run(config(training, snapshots={"url": str(tmp_path / "whole")}))
-    saving = {"url": str(tmp_path / "cut"), "every_steps": 15, "keep": 2}
+    saving = {"url": str(tmp_path / "cut"), "every_steps": 8, "keep": 2}
     _, cut = run(config(training, snapshots=saving), interrupt_at)
     resumed, told = run(config(training, snapshots=saving | {"resume": True}))
     assert whole is not None
@@ -187,42 +186,38 @@ def test_a_resumed_run_makes_the_same_decisions(interrupt_at: int, tmp_path: Pat
     longer, told = run(more)
     assert longer is not None
     assert longer.steps > whole.steps
-    assert min(told.validated) == whole.steps + 20
+    assert min(told.validated) == whole.steps + 10
 
 
 def test_a_missing_best_snapshot_is_reported(tmp_path: Path) -> None:
     training = {"epochs": 30, "patience": 2}
-    saving = {"url": str(tmp_path), "every_steps": 1, "keep": 2}
+    saving = {"url": str(tmp_path), "every_steps": 4, "keep": 2}
     whole, _ = run(config(training))
     assert whole is not None
     assert whole.best_step is not None
-    run(config(training, snapshots=saving), whole.best_step + 25)
+    run(config(training, snapshots=saving), whole.best_step + 15)
     kept = [open_snapshot(each).step for each in list_snapshots(tmp_path)]
     # It is kept, although it is not one of the newest two.
-    assert whole.best_step == kept[0] < kept[1] - 10
+    assert whole.best_step == kept[0] < kept[1] - 5
     shutil.rmtree(list_snapshots(tmp_path)[0])
     result, told = run(config(training, snapshots=saving | {"resume": True}))
     assert result is not None
     assert any("cannot be loaded" in each for each in told.messages)
 
 
-def test_ranks_make_the_decisions_of_one_process(tmp_path: Path) -> None:
-    chosen = config({"epochs": 30, "patience": 2}, tables={"dtype": "float64"})
-    alone, _ = run(chosen)
-    assert alone is not None
-    path = tmp_path / "run.yaml"
-    path.write_text(json.dumps(chosen.model_dump(mode="json", exclude_none=True)))
-    launch = "-m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node 2"
-    command = [sys.executable, *launch.split(), "-m", "sparring", "train", str(path), "--json"]
-    for snapshots in ((), (f"snapshots.url={tmp_path / 'run'}",)):
-        ended = subprocess.run(
-            [*command, *snapshots], capture_output=True, text=True, timeout=150, check=False
-        )
-        assert ended.returncode == 0, ended.stderr
-        result = json.loads(ended.stdout.splitlines()[-1])
-        assert (result["best_step"], result["steps"]) == (alone.best_step, alone.steps)
-        assert result["metrics"] == pytest.approx(alone.metrics, rel=1e-4)
-        assert result["validation"] == pytest.approx(alone.validation, rel=1e-4)
+def test_ranks_make_the_decisions_of_one_process(runs: Runs) -> None:
+    # Ranks are threads. See `test_training_on_ranks` for processes, and for runs without snapshots.
+    given = (
+        "training.epochs=30", "training.patience=2", "data.validation={exact_fraction: 0.3}",
+        "tables.dtype=float64", "optimizer.sparse.lr=0.3",
+    )  # fmt: skip
+    alone = runs.ratings(*given).end
+    assert alone.best_step is not None
+    assert alone.best_step < alone.steps
+    for each in runs.ranks(*given, "snapshots.url=ranks"):
+        assert (each.end.best_step, each.end.steps) == (alone.best_step, alone.steps)
+        assert each.end.metrics == pytest.approx(alone.metrics, rel=1e-6)
+        assert each.end.validation == pytest.approx(alone.validation, rel=1e-6)
 
 
 def test_validation_rows_that_determine_no_metric_are_rejected(tmp_path: Path) -> None:
