@@ -31,7 +31,9 @@ def pytest_configure() -> None:
 
     def find_once(only: str | None = None) -> Iterator[PluginSource]:
         # A folder is modified when a distribution is installed in it.
-        modified = (Path(each).stat().st_mtime_ns if Path(each).exists() else 0 for each in sys.path)
+        modified = (
+            Path(each).stat().st_mtime_ns if Path(each).exists() else 0 for each in sys.path
+        )
         return iter(find(only, metadata.distributions, *sys.path, *modified))
 
     registry.find_plugins = find_once

@@ -120,7 +120,7 @@ AT_LENGTH = {
     "SPARRING_OPERATIONS": "1000",
 }
 
-# Sizes of `tests` that are smaller than those of a plain pytest run.
+# Sizes of `tests` that are smaller than in a plain pytest run.
 IN_SHORT = {
     "SPARRING_KIT_EXAMPLES": "5",
     "SPARRING_KIT_ROWS": "120000",

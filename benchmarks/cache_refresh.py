@@ -25,7 +25,7 @@ _AT_ONCE = 65_536
 
 
 def measure(scale: Scale) -> list[Figure]:
-    """Returns the ratio of both times, and that of finding cached keys during a refresh."""
+    """Returns the ratio of both times, and the ratio of times of finding cached keys during a refresh."""
     from sparring_redis.testing.server import RedisServer, redis_server_missing
 
     what = "refresh of a cache, 1 % changed, compared with reading 1 % of the keys"

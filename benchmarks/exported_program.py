@@ -120,7 +120,7 @@ def _measure(framework: str, calls: Calls, tables: Any, ids: Any, scale: Scale) 
         (f"sums of bags of {BAG}", pooled, lambda: tables.pool("item", ids, ends)),
     ):
         if not np.array_equal(ours().numpy(), bare()):
-            raise AssertionError("the rows of the operator differ from those of the reader")
+            raise AssertionError("the operator and the reader return different rows")
         timings = alternate({"ours": ours, "bare": bare}, rounds=scale.rounds(ROUNDS))
         # The minimum of all rounds, because it is random which of the two gets mapped memory.
         ratio = min(timings["ours"].seconds) / min(timings["bare"].seconds)

@@ -1,4 +1,4 @@
-"""Differences of rows from those of a dense `torch.nn.EmbeddingBag` after 200 random steps."""
+"""Differences of rows from the rows of a dense `torch.nn.EmbeddingBag` after 200 random steps."""
 
 from __future__ import annotations
 

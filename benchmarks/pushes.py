@@ -68,7 +68,7 @@ def measure(scale: Scale) -> list[Figure]:
                 each.push({"item": (some, gradients[: len(some)])}, wait="applied")
         pulled = client.pull({"item": ids[0]}).rows["item"]
         if not np.array_equal(pulled, engine.rows(ids[0])):
-            raise AssertionError("the rows of the service differ from those of the engine here")
+            raise AssertionError("the service and the engine here have different rows")
         timings = alternate(
             {
                 "push": _applied(client, ids, gradients),
@@ -81,7 +81,7 @@ def measure(scale: Scale) -> list[Figure]:
             rounds=scale.rounds(ROUNDS),
             warm_up=5,
         )
-        # Separately, because its writes would delay those of the others on the same disk.
+        # Separately, because its writes would delay the writes of the others on the same disk.
         synced = alternate(
             {"push": _applied(clients["synced"], ids, gradients)},
             rounds=scale.rounds(ROUNDS),

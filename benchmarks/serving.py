@@ -80,7 +80,7 @@ def _measure(
     if redis is not None:
         theirs = redis(ids, rows)
         if theirs.found() != rows.tobytes():
-            raise AssertionError("the rows of Redis differ from those of the service")
+            raise AssertionError("Redis and the service return different rows")
         contenders["redis"] = theirs.find
     timings = alternate(contenders, rounds=scale.rounds(ROUNDS))
     shown = ", ".join(f"{name} {each.median * 1e3:.2f} ms" for name, each in timings.items())

@@ -105,7 +105,7 @@ def _against_fbgemm(folder: Path, scale: Scale) -> Iterator[Figure]:
 
 
 def _of_several_files(snapshot: Path, url: Path, tables: Any, batches: list[Any]) -> Figure:
-    """Compares sums of a table with the default number of files with those of one file."""
+    """Compares sums of a table with the default number of files with sums of one file."""
     import sparring_packed
 
     sparring_packed.write(snapshot, url)

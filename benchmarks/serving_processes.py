@@ -1,9 +1,9 @@
 """Two workers of `sparring serve`, compared with one: processor time per call, and private memory.
 
 Both services serve the same folder and are called alternately: one call at a time, and by all clients at
-once, where a single busy process saves wake-ups. Processor time is that of all processes of a service,
-from /proc. Private memory is that of a worker after the calls, without the pages of the tables, which all
-workers map.
+once, where a single busy process saves wake-ups. Processor time is the sum over all processes of a
+service, from /proc. Private memory is measured in a worker after the calls, without the pages of the
+tables, which all workers map.
 """
 
 from __future__ import annotations

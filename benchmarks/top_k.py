@@ -31,7 +31,7 @@ Floats = npt.NDArray[np.float32]
 
 
 def measure(scale: Scale) -> list[Figure]:
-    """Measures times of top-k relative to those of the products."""
+    """Measures times of top-k relative to the times of the products."""
     if find_spec("sparring_packed") is None:
         return [Figure("top-k", "not measured", detail="requires sparring-packed")]
     import sparring_packed
@@ -148,4 +148,4 @@ def _check_answers(tables: Any, keys: npt.NDArray[np.int64], rows: Floats, queri
         # Rows with equal scores in float32 may be swapped.
         theirs = np.take_along_axis(scores, expected, axis=1)
         if not np.allclose(found.scores, theirs, rtol=1e-5):
-            raise AssertionError("the best rows differ from those of sorting all scores")
+            raise AssertionError("the best rows differ from the result of sorting all scores")

@@ -183,7 +183,7 @@ def _load(service: _Service, _: int, shard: int, delay: float, seen: Counter[str
     service.await_ready()
     service.client.load(newest)
     if not np.array_equal(service.counts(), _saved_counts(newest)):
-        return [f"again: rows differ from those of {newest}"]
+        return [f"again: rows differ from the rows of {newest}"]
     return []
 
 

@@ -139,7 +139,7 @@ def _trial(
             seen = f"{what} of step {version.step}"
             answered = known.get(tables.versions()[0].hash)
             if answered is None or _rows(tables) != answered.rows:
-                yield f"{seen}: the replies are not those of a published version"
+                yield f"{seen}: the replies are not from a published version"
                 return
             if answered.step < last:
                 yield f"{seen}: replies of step {answered.step} after those of step {last}"

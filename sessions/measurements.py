@@ -48,7 +48,7 @@ TFRA = ("tensorflow-cpu==2.16.2", "tf_keras==2.16.0", "tensorflow-recommenders-a
 
 @nox.session
 def benchmarks(session: nox.Session) -> None:
-    """Prints the figures of the documentation, ours and those of the peers in one run.
+    """Prints the figures of the documentation, ours and our peers' in one run.
 
     Installs the peers; TFRA is installed in a separate environment. Names after ``--`` choose benchmarks.
     """
@@ -98,7 +98,7 @@ def tfra_python(session: nox.Session) -> str:
 
 @nox.session
 def recbole(session: nox.Session) -> None:
-    """Prints metrics of ranking models, ours and those of peers, on one split; ``-- RATINGS.CSV``.
+    """Prints metrics of ranking models, ours and our peers', on one split; ``-- RATINGS.CSV``.
 
     Further arguments are passed to `benchmarks.recbole`: ``--seeds 1`` is shorter. Without a file it uses
     ml-latest-small in the folder SPARRING_TEST_DATA; nothing is downloaded.

@@ -1,4 +1,4 @@
-"""Checks import cycles, sizes of directories, uses of public modules, what belongs to core, and words.
+"""Checks import cycles, sizes of directories, uses of public modules, and what belongs to core.
 
     python tools/check_house.py
 
@@ -9,7 +9,6 @@ under TYPE_CHECKING count. The layers are in ``importlinter.ini``.
 from __future__ import annotations
 
 import ast
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
@@ -19,20 +18,8 @@ from core_rule import misplaced
 
 ROOT = Path(__file__).parents[1]
 
-# Unusual words, and ordinary ones that every reader knows.
-WORDS = {
-    "beside": "with, next to, concurrently",
-    "nobody": "no one",
-    "whoever": "any caller",
-    "anew": "again",
-    "lies": "is, is stored",
-    "by way of": "via, through",
-}
 MAX_MODULES = 20
 """Maximum number of modules in one directory, including `__init__`."""
-PROSE = ("*.py", "*.pyi", "*.md", "*.cc", "*.h", "*.cu", "*.cuh", "*.inc")
-_WORD = re.compile(rf"\b({'|'.join(WORDS)})\b", re.IGNORECASE)
-_RIDDLE = re.compile(r'^\s*[rf]?"""(What|Who|Whose)\b')
 
 
 def main() -> int:
@@ -42,7 +29,6 @@ def main() -> int:
         *face_in_core(),
         *misplaced(),
         *private_modules(),
-        *words(),
     ]
     print(*findings, f"{len(findings)} findings", sep="\n")
     return 1 if findings else 0
@@ -112,29 +98,6 @@ def _listed(face: Path) -> set[str]:
     return set()
 
 
-def words() -> Iterator[str]:
-    """Yields unusual words in sources and documents, and unclear starts of docstrings."""
-    for path in _prose():
-        for number, line in enumerate(path.read_text().splitlines(), 1):
-            where = f"{path.relative_to(ROOT)}:{number}"
-            if "a word of the file format" in line:
-                continue
-            for found in _WORD.findall(line):
-                yield f"{where}: {found!r}; plainer: {WORDS[found.lower()]}"
-            if path.suffix == ".py" and _RIDDLE.match(line):
-                yield f"{where}: a docstring begins with a noun or a verb"
-
-
-def _prose() -> Iterator[Path]:
-    yield from sorted(ROOT.glob("*.md"))
-    for folder in ("docs", "packages"):
-        for pattern in PROSE:
-            for path in sorted((ROOT / folder).rglob(pattern)):
-                parts = path.relative_to(ROOT).parts
-                if "tests" not in parts and not any(part.startswith(".") for part in parts):
-                    yield path
-
-
 def _modules(source: Path) -> dict[str, Path]:
     found = {}
     for path in source.rglob("*.py"):
@@ -156,7 +119,7 @@ def _imports(name: str, path: Path, modules: Mapping[str, Path]) -> set[str]:
             target = each
             while target and target not in modules:
                 target = target.rpartition(".")[0]
-            # Native libraries are not Python modules, so the name is that of their package.
+            # Native libraries are not Python modules, so their name is the name of their package.
             if target and target != name and "._native" not in each and "._emulated" not in each:
                 found.add(target)
     return found

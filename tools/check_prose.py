@@ -35,18 +35,18 @@ HABITS: dict[str, tuple[str, float, str]] = {
     "say": (r"\b(?:say|says|said|saying)\b", 17, "specifies, sets, reports, describes"),
     "ask": (r"\b(?:ask|asks|asked|asking)\b", 21, "requests, queries, calls"),
     "tell": (r"\b(?:tell|tells|told|telling)\b", 21, "reports, notifies, logs, warns"),
-    "that of": (r"\b(?:that|those) of\b", 40, "repeat the noun"),
+    "that of": (r"\b(?:that|those) of\b", 29, "repeat the noun"),
     "is no": (
         r"(?<![Tt]here )\b(?:is|are|was|were) no\b"
         r"(?!\s+(?:longer|larger|greater|more|less|smaller|fewer)\b|$)",
         33, "is not a, there is no",
     ),
-    "of its own": (r"\bof (?:its|their|his|our|your|one's) own\b", 18, "separate, its"),
+    "of its own": (r"\bof (?:its|their|his|our|your|one's) own\b", 13, "separate, its"),
     "go on": (r"\b(?:go|goes|going|went|gone) on\b", 9, "continues, resumes"),
     "a row": (
         r"\b(?:ns|us|ms|µs|bytes?|[KMG]i?B|[KMGT]B/s|ids|keys|calls|lines?|rows?|times) an? "
         r"(?:id|row|key|step|rank|table|second|minute|element|line|call|batch|bag|sample|thread|message)\b",
-        15, "per row, per second",
+        11, "per row, per second",
     ),
     "mend": (r"\bmend(?:s|ed|ing)?\b", 5, "fixes, repairs"),
     "lie": (r"\b(?:lie|lies|lay|lying)\b", 9, "is stored, is located"),

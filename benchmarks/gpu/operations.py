@@ -1,4 +1,4 @@
-"""Key operations on a GPU, compared with those of PyTorch."""
+"""Key operations on a GPU, compared with PyTorch's."""
 
 from __future__ import annotations
 

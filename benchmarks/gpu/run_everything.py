@@ -33,7 +33,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 # Distributions that are required to build, run and test the packages. Their dependencies are required
-# too, except those of torch, which are installed with it.
+# too, except torch's packages, which are installed with it.
 NEEDED = (
     "torch", "numpy", "scikit-build-core", "pybind11", "hatchling", "cmake", "ninja", "tbb", "tbb-devel",
     "pluggy", "pydantic", "ruamel.yaml", "fsspec", "ml_dtypes", "rich", "typer", "xxhash", "pytest",

@@ -37,7 +37,7 @@ def measure(machine: Machine) -> list[Figure]:
     tiered = _Contender(machine, stack, num_rows, batches)
     spilled = _Contender(machine, pinned, num_rows, batches)
     if not torch.allclose(tiered.looked_up(), spilled.looked_up(), atol=1e-5):
-        raise AssertionError("the rows of two tiers differ from those of one table")
+        raise AssertionError("two tiers and one table contain different rows")
     figures = []
     for what, pick in (("lookup", _Contender.look_up), ("training step", _Contender.train)):
         ours, theirs = (machine.seconds_of(_bound(pick, each)) for each in (tiered, spilled))

@@ -4,7 +4,7 @@ Run with the Python of an environment with TFRA::
 
     python tfra_training.py BATCHES.npy DIM ROUNDS
 
-Prints the seconds of each step, then those of each lookup, as two lines of JSON.
+Prints the seconds of each step, then the seconds of each lookup, as two lines of JSON.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def test_files_that_are_truncated_missing_or_links_are_rejected_P8(small: Any) -
     whole = path.read_bytes()
     for length in (0, 1, 127, 128, len(whole) - 1):
         path.write_bytes(whole[:length])
-        with pytest.raises(SnapshotDamagedError, match="bytes, (expected|its manifest says)"):
+        with pytest.raises(SnapshotDamagedError, match="bytes, expected"):
             answers(small, "open")
     path.unlink()
     with pytest.raises(SnapshotError, match="cannot be read"):
@@ -190,7 +190,7 @@ def test_inconsistent_manifests_are_rejected_P8(small: Any) -> None:
             answers(small, "open")
         (folder / "manifest.json").write_bytes(text)
     seal(folder, lambda plain: plain.update(version=2))
-    with pytest.raises(SnapshotDamagedError, match="version 2, .*this library reads version 1"):
+    with pytest.raises(SnapshotDamagedError, match=r"version 2, .*this library reads version 1"):
         answers(small, "open")
     (folder / "manifest.json").write_bytes(text)
     assert answers(small, "all")[2] == 180

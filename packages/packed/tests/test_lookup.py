@@ -243,7 +243,7 @@ def test_invalid_requests_are_rejected(trained: Any) -> None:
             tables.pool("item", [1, 2], [0, 2], [1.0])
         with pytest.raises(InvalidArgumentError, match="mode must be sum or mean"):
             tables.pool("item", [1], [0, 1], mode="max")  # type: ignore[arg-type]
-        with pytest.raises(InvalidArgumentError, match="is not kept; .*kept"):
+        with pytest.raises(InvalidArgumentError, match=r"is not kept; .*kept"):
             tables.pull({"item": [1]}, version="0" * 32)
         with pytest.raises(InvalidArgumentError, match="dtype must be fp32 or stored"):
             tables.pull({"item": [1]}, dtype="int8")  # type: ignore[arg-type]

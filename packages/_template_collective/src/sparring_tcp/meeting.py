@@ -15,7 +15,7 @@ _POLL_SECONDS = 0.02
 
 
 def connect(rank: int, world_size: int, options: TcpOptions) -> dict[int, socket.socket]:
-    """Connects to all other ranks: to lower ranks actively, and by accepting those of higher ranks.
+    """Connects to all other ranks: to lower ranks actively, and by accepting connections of higher ranks.
 
     Raises:
         DeadlineError: not all ranks connected in time.

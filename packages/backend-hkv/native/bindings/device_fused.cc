@@ -163,7 +163,7 @@ DeviceTable& table_of(SparringStorage* storage) {
   return static_cast<DeviceStorage*>(storage->self)->table();
 }
 
-// Calls body(). Raises its exception or, preferably, that of a callback. Requires the GIL.
+// Calls body(). Raises its exception or, preferably, the exception of a callback. Requires the GIL.
 template <class Body>
 void run_together(const Body& body, const std::function<const Thrown*()>& thrown) {
   std::optional<border::StatusError> failure;

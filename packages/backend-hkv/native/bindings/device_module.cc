@@ -105,7 +105,7 @@ void bind_machine(py::module_& module, py::class_<DeviceHandle>&) {
 
 #endif
 
-// Converts device errors to those of sparring.errors, with the requested and the free bytes.
+// Converts device errors to errors of sparring.errors, with the requested and the free bytes.
 void translate(std::exception_ptr pointer) {
   try {
     if (pointer) std::rethrow_exception(pointer);

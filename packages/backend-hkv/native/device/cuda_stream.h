@@ -6,7 +6,7 @@
 
 namespace sparring::device {
 
-// The number of the stream's GPU; -1: that of the calling thread, or unknown to the driver.
+// The number of the stream's GPU; -1: the GPU of the calling thread, or unknown to the driver.
 int device_of(cudaStream_t stream);
 
 // Whether the stream is being captured into a graph, or is the default stream and its use would

@@ -1,5 +1,5 @@
 // Compares the key operations on the emulator, in several orders of lanes, warps and blocks, with
-// plain loops. Python tests compare the bits with those of core. Here the sanitizers detect races
+// plain loops. Python tests compare the bits with core's. Here the sanitizers detect races
 // and
 // out-of-bounds accesses.
 #include <algorithm>

@@ -7,7 +7,7 @@
 
 namespace sparring::device_kernels {
 
-// The bits of a 16-bit type, and their computation from those of a float32.
+// The bits of a 16-bit type, and their computation from the bits of a float32.
 template <class Half>
 struct HalfBits;
 

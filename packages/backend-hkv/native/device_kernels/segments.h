@@ -25,7 +25,7 @@ struct Starts {
   uint64_t num_segments;
   Start* starts;           // out (num_segments + 1), device
 
-  // Position i writes the starts of the segments after that of i - 1, up to its own segment.
+  // Position i writes the starts of the segments after the segment of i - 1, up to its own segment.
   SPARRING_DEVICE void operator()(const Block& block) const {
     for (uint64_t i = block.thread_in_grid(); i <= count; i += block.grid_threads()) {
       const uint64_t first = i == 0 ? 0 : uint64_t{sorted[i - 1]} + 1;

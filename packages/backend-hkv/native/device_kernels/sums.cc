@@ -156,7 +156,7 @@ struct SumsShort {
 };
 
 // The sorted order in pieces of kPiece. A long segment spans several pieces, and a piece contains
-// parts of at most two long segments: those of its first and last occurrence.
+// parts of at most two long segments: the segments of its first and last occurrence.
 struct Pieces {
   uint64_t count;  // n
   SPARRING_HOST_DEVICE uint64_t num_pieces() const { return (count + kPiece - 1) / kPiece; }

@@ -19,7 +19,7 @@ using device::make_buffer;
 
 inline constexpr unsigned kBlockThreads = 256;
 
-// kLanes of a warp, a power of two. Its operations are those of the warp: all tiles of the
+// kLanes of a warp, a power of two. It has the operations of the warp: all tiles of the
 // warp must execute them at one location in the code.
 template <unsigned kLanes>
 class Tile {

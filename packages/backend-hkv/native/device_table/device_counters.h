@@ -58,7 +58,7 @@ struct CopyCounters {
   }
 };
 
-// Adds the counts of a call to those of the table. One warp.
+// Adds the counts of a call to the counts of the table. One warp.
 struct SettleCounters {
   enum class Work { kInsertChained, kErase, kInsertOrEvict, kSplit };
   static constexpr unsigned block_threads = device::warp_lanes;

@@ -24,7 +24,7 @@ class DeviceStorage {
 
   uint64_t row_bytes() const { return table_.row_bytes(); }
   bool keeps_scores() const { return table_.keeps_scores(); }
-  // Throws StatusError for a device that is neither the CPU nor that of the table.
+  // Throws StatusError for a device that is neither the CPU nor the table's device.
   void check_device(const SparringCall& call) const;
 
   void find(SparringFind& call);

@@ -30,7 +30,7 @@ constexpr int64_t kShown = SPARRING_HKV_BLOCK;
 // Beyond this many bytes of a row, the hardware prefetcher takes over.
 constexpr uint64_t kMostAskedBytes = 1024;
 
-// Returns a number that differs from those of all tables in the process, including those of other
+// Returns a number that differs from the numbers of all tables in the process, including those of other
 // libraries, which start elsewhere.
 uint64_t new_generation() {
   static std::atomic<uint64_t> next = [] {

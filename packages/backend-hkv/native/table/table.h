@@ -95,7 +95,7 @@ class Table {
 
   void write_rows(const SparringUpsert& call, const Located& located) const;
   void upsert_growing(SparringUpsert& call, Located& located);
-  // May evict rows, including those of this call. Known keys are written first, so
+  // May evict rows, also rows of this call. Known keys are written first, so
   // that an evicted row never has a value that this call replaces.
   void upsert_evicting(SparringUpsert& call, const Located& located);
 

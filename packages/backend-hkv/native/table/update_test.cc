@@ -208,7 +208,7 @@ void an_update_that_fails_changes_nothing() {
   CHECK(client.find({1000})[0].empty());
 }
 
-// Rows, scores and evictions are equal to those of find, change and upsert.
+// Rows, scores and evictions are as after find, change and upsert.
 void an_update_evicts_like_an_upsert() {
   for (const PolicyKind policy : {PolicyKind::kLru, PolicyKind::kLfu}) {
     const TableOptions options{.row_bytes = kRowBytes, .capacity = 2000, .policy = policy};

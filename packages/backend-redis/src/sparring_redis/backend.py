@@ -140,7 +140,7 @@ class RedisStorage(Storage):
         return size + sum(len(keys) for keys in self._keys_in_shared_buckets("size", deadline))
 
     def _count_in(self, buckets: Sequence[int], operation: str, deadline: Deadline) -> int:
-        """Counts the rows in the given buckets, including those of other ranks."""
+        """Counts the rows in the given buckets, including rows of other ranks."""
         commands = [self._layout.command(each, "HLEN") for each in buckets]
         return sum(self._client.run(commands, operation, is_write=False, deadline=deadline))
 

@@ -85,7 +85,7 @@ class RedisServerOptions(Options):
     tls: bool = False
     """Whether to use TLS even if the URL does not specify it. The server's certificate is verified."""
     tls_ca_file: Path | None = None
-    """PEM file with the trusted certificates. The default is those of the system."""
+    """PEM file with the trusted certificates. By default, the system's certificates are trusted."""
     tls_certificate_file: Path | None = None
     """PEM file with the client certificate, if the server requires one."""
     tls_key_file: Path | None = None

@@ -71,7 +71,7 @@ class Database {
   Database& operator=(const Database&) = delete;
 
   // Whether this is a child process that was forked later: the threads of RocksDB do not exist in it,
-  // its locks may be held forever, and its writes would damage those of the parent. So it is not used.
+  // its locks may be held forever, and its writes would damage the files of the parent. So it is not used.
   bool is_of_parent() const { return owner_ != ::getpid(); }
 
   bool is_secondary() const { return options_.secondary; }

@@ -1,4 +1,4 @@
-// Converts the options of a database to those of RocksDB.
+// Converts the options of a database to options of RocksDB.
 #ifndef SPARRING_ROCKSDB_TABLE_DATABASE_OPTIONS_H_
 #define SPARRING_ROCKSDB_TABLE_DATABASE_OPTIONS_H_
 

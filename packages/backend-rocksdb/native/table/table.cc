@@ -315,7 +315,7 @@ void Table::scan(SparringScan& call) {
   rocksdb::ReadOptions options;
   options.fill_cache = false;  // a full scan would evict frequently used blocks
   const std::unique_ptr<rocksdb::Iterator> rows(database_->db().NewIterator(options, family_));
-  // The cursor is the code from which to continue: zero is that of the lowest key.
+  // The cursor is the code from which to continue: zero is the code of the lowest key.
   const KeyBytes start(call.cursor[0]);
   const uint64_t wanted = call.columns.end - call.columns.begin;
   auto* out = static_cast<char*>(call.rows);

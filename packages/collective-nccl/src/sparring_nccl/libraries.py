@@ -116,7 +116,7 @@ class NcclLibrary:
     def _text(self, code: int) -> str:
         text = self._library.ncclGetErrorString(code)
         what = text.decode() if text else f"error {code}"
-        # Available since NCCL 2.13; the error is that of the calling thread.
+        # Available since NCCL 2.13; the error belongs to the calling thread.
         last = getattr(self._library, "ncclGetLastError", None)
         reason = last(None) if last is not None else None
         return f"{what} ({reason.decode()})" if reason else what

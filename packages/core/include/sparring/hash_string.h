@@ -5,7 +5,7 @@
 // is part of the format and never changes; docs/reference/hash-of-strings.md lists test values. It
 // requires only this header and a little-endian machine.
 //
-// Source of the algorithm: Collet, "xxHash", XXH3_64bits; the secret is that of its library.
+// Source of the algorithm: Collet, "xxHash", XXH3_64bits; the secret is the library's default.
 #ifndef SPARRING_HASH_STRING_H_
 #define SPARRING_HASH_STRING_H_
 

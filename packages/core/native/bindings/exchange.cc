@@ -1,5 +1,5 @@
 // sparring._native's part of the exchange; see sparring/exchange/messages.py. Indices are not
-// checked, like those of the key operations.
+// checked, like the arguments of the key operations.
 #include <pybind11/pybind11.h>
 
 #include <string_view>

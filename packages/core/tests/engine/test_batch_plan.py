@@ -257,7 +257,7 @@ def test_distinct_keys_are_changed_in_their_order_without_a_grouping(num_keys: i
 def test_a_plan_accepts_one_gradient_of_its_shape() -> None:
     collection = made({}).collection([("t", "sum")])
     plan = collection.plan_bags(np.arange(4), np.array([0, 2, 4]), (0,), 2)
-    with pytest.raises(InvalidArgumentError, match="1 gradients .*found 2"):
+    with pytest.raises(InvalidArgumentError, match=r"1 gradients .*found 2"):
         plan.gradients([np.zeros((2, 3), np.float32)] * 2)
     with pytest.raises(InvalidArgumentError, match="gradient"):
         plan.gradients([np.zeros((3, 3), np.float32)])

@@ -284,7 +284,7 @@ def test_foreign_or_broken_counters_are_rejected_as_a_whole(admission: Admission
 def test_more_counters_than_the_budget_are_rejected() -> None:
     large, small = filter_of(Frequency(3)), filter_of(Frequency(3, memory_bytes=768))
     large.admit(np.arange(49), 1)
-    with pytest.raises(InvalidArgumentError, match="49 keys, .*memory_bytes has"):
+    with pytest.raises(InvalidArgumentError, match=r"49 keys, .*memory_bytes has"):
         small.load(large.save())
     large.load(filter_of(Frequency(3)).save())
     large.admit(np.arange(48), 1)

@@ -29,9 +29,7 @@ def _level(request: pytest.FixtureRequest) -> Iterator[None]:
     kernels.set_simd_level(before)
 
 
-@pytest.fixture(
-    params=[1, pytest.param(2, marks=pytest.mark.long), 3], ids="{} threads".format
-)
+@pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.long), 3], ids="{} threads".format)
 def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
     before = _native.pool_num_threads()
     _native.pool_configure(request.param)

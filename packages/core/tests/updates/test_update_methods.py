@@ -226,7 +226,7 @@ def test_an_unknown_method_is_named_with_the_nearest_one() -> None:
 def test_rows_of_another_width_are_rejected() -> None:
     spec = _native.UpdateSpec("adam", "float32", 4, {"lr": 0.1}, 1)
     keys, gradients = np.arange(2), np.zeros((2, 4), np.float32)
-    with pytest.raises(InvalidArgumentError, match="rows of 48 bytes .*found 32"):
+    with pytest.raises(InvalidArgumentError, match=r"rows of 48 bytes .*found 32"):
         _native.update_rows(spec, keys, np.zeros((2, 8), np.float32), gradients)
     with pytest.raises(InvalidArgumentError, match="gradients"):
         _native.update_rows(spec, keys, np.zeros((2, 12), np.float32), gradients[:, :3].copy())

@@ -197,7 +197,7 @@ class MetricRegistry:
             self._sources.append(read)
 
     def families(self) -> list[MetricFamily]:
-        """Returns all current metrics, those of sources last."""
+        """Returns all current metrics; the metrics of sources are last."""
         with self._lock:
             metrics, sources = list(self._metrics.values()), list(self._sources)
         own = [MetricFamily(each.name, each.kind, each.meaning, each.samples()) for each in metrics]

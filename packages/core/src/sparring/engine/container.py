@@ -702,7 +702,7 @@ class StepContainer:
     ) -> LoadResult | Task[LoadResult]:
         """Loads a snapshot: rows with state and scores, counters, admission filters and the step.
 
-        All ranks must call it; their number may differ from that of the save. Each rank reads the
+        All ranks must call it; their number may differ from the number at the save. Each rank reads the
         partitions that it owns. Existing rows and accumulated gradients are dropped.
 
         Args:

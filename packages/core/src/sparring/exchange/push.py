@@ -310,7 +310,7 @@ def push_to_replicas(
     """Sums the gradients of replicated tables of all ranks by key, with the same bits on every rank.
 
     Float addition depends on its order. Therefore every rank adds in the order of ranks, from 0, and
-    rounds its own gradients to the wire dtype like those of other ranks.
+    rounds its own gradients to the wire dtype, as other ranks do.
 
     Args:
         messenger: sends and receives messages.

@@ -281,7 +281,7 @@ class _Calls:
 
 
 _calls: dict[int, _Calls] = {}
-"""Calls by process id. A forked child has separate calls, and must not end those of its parent."""
+"""Calls by process id. A forked child has separate calls, and must not end the calls of its parent."""
 
 
 def _get_calls(process: int) -> _Calls:

@@ -247,7 +247,7 @@ class TableSpec(DocumentModel):
     rows: int | None = Field(default=None, gt=0, le=10**15)
     growth: Growth | None = None
     storages: Storages | None = None
-    """Possible storages of the table; by default, those of the inputs."""
+    """Possible storages of the table; by default, the storages of the inputs."""
 
     @model_validator(mode="after")
     def _check(self) -> TableSpec:

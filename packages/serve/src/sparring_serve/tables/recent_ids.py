@@ -29,7 +29,7 @@ class RecentIds:
             self._calls.setdefault(table, deque(maxlen=_CALLS)).append(noted)
 
     def newest_first(self) -> dict[str, Ids]:
-        """Returns the distinct ids per table, those of the newest call first."""
+        """Returns the distinct ids per table; the ids of the newest call are first."""
         with self._lock:
             calls = {table: list(reversed(each)) for table, each in self._calls.items()}
         found = {}

@@ -229,7 +229,7 @@ class ChangePublisher(Closable):
         return made if collective.rank == 0 else None
 
     def _all_keys(self, storage: Storage, *, is_spread: bool) -> Iterator[Keys]:
-        """Yields the keys of a storage in parts; with `is_spread`, also those of other ranks."""
+        """Yields the keys of a storage in parts; with `is_spread`, also keys of other ranks."""
         chunks = (chunk.keys for chunk in storage.scan(columns=Columns(0, 1)))
         if not is_spread:
             yield from chunks

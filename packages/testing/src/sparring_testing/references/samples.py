@@ -29,7 +29,7 @@ EXTREME_KEYS = np.array([0, -1, -2, -3, 1, 2**63 - 1, 2**63 - 2, -(2**63), -(2**
 
 
 class MakeStorage(Protocol):
-    """Opens an empty storage. The options are those of the backend."""
+    """Opens an empty storage. The options are passed to the backend."""
 
     def __call__(self, table: TableConfig, **options: Any) -> Storage: ...
 

@@ -27,7 +27,7 @@ OverridesArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="DOTTED.KEY=VALUE",
-        help="Values that replace those of the file, for example training.epochs=3.",
+        help="Values that replace values of the file, for example training.epochs=3.",
         show_default=False,
     ),
 ]

@@ -226,7 +226,7 @@ def check_and_average(state: EngineState, owned: Mapping[str, OwnedGradients]) -
 
 
 class _OwnGradients(NamedTuple):
-    """This rank's gradients, without those of rows that contain NaN or infinity."""
+    """This rank's gradients, without gradients that contain NaN or infinity."""
 
     summed: dict[str, SummedByKey]
     num_skipped: int
