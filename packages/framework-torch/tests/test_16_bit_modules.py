@@ -97,9 +97,22 @@ ROUTES: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("storage", ["memory", "hkv"])
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize(("native", "hyper", "state_width"), ROUTES)
+@pytest.mark.parametrize(
+    ("native", "hyper", "state_width", "dtype", "storage"),
+    [
+        pytest.param(
+            *route.values,
+            dtype,
+            storage,
+            id=f"{route.id}-{dtype}-{storage}",
+            # Successive routes have the dtypes in different storages.
+            marks=[] if (number + at_dtype + at_storage) % 2 else pytest.mark.long,
+        )
+        for number, route in enumerate(ROUTES)
+        for at_dtype, dtype in enumerate(HALVES)
+        for at_storage, storage in enumerate(("memory", "hkv"))
+    ],
+)
 def test_16_bit_rows_follow_float32_ones_without_bias_and_their_state_is_the_same(
     native: Any, hyper: dict[str, float], state_width: int, dtype: torch.dtype, storage: str
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -119,9 +120,9 @@ container.close()
 """
 
 
-def results(command: list[str], folder: Path, num_ranks: int) -> list[dict[str, Any]]:
+def results_of_two_ranks(command: list[str], folder: Path) -> list[dict[str, Any]]:
     done = subprocess.run(
-        [*command, "script.py", *(["--ranks"] if num_ranks > 1 else [])],
+        [*command, "script.py", "--ranks"],
         check=False,  # the assertion below shows its output
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -130,7 +131,7 @@ def results(command: list[str], folder: Path, num_ranks: int) -> list[dict[str, 
         timeout=150,
     )
     assert done.returncode == 0, done.stderr
-    return [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(num_ranks)]
+    return [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(2)]
 
 
 # The agent selects a free port, and keeps it.
@@ -145,8 +146,14 @@ needs_mpi = pytest.mark.skipif(
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Returns the results of one process without the line."""
     folder = tmp_path_factory.mktemp("alone")
-    (folder / "script.py").write_text(SCRIPT)
-    return results([str(PYTHON)], folder, 1)[0]
+    script = folder / "script.py"
+    script.write_text(SCRIPT)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(folder)
+        patched.setattr(sys, "argv", [str(script)])
+        runpy.run_path(str(script))
+    found: dict[str, Any] = json.loads((folder / "result-0.json").read_text())
+    return found
 
 
 @pytest.mark.parametrize(
@@ -160,7 +167,12 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             marks=pytest.mark.long,
         ),
         pytest.param("torchrun", ["--pooled"], id="torchrun, pooled", marks=pytest.mark.long),
-        pytest.param("mpiexec", ["--pipeline"], id="mpiexec, pipelined", marks=needs_mpi),
+        pytest.param(
+            "mpiexec",
+            ["--pipeline"],
+            id="mpiexec, pipelined",
+            marks=[needs_mpi, pytest.mark.long],
+        ),
     ],
 )
 def test_two_processes_train_like_one_on_the_joined_batch(
@@ -171,7 +183,7 @@ def test_two_processes_train_like_one_on_the_joined_batch(
         "torchrun": [*TORCHRUN, "--nproc-per-node", "2"],
         "mpiexec": [MPIEXEC, "-n", "2", str(PYTHON)],
     }[launcher]
-    both = results(command, tmp_path, 2)
+    both = results_of_two_ranks(command, tmp_path)
     users = {**both[0]["rows"]["user"], **both[1]["rows"]["user"]}
     assert len(users) == len(both[0]["rows"]["user"]) + len(both[1]["rows"]["user"])
     assert both[0]["rows"]["shop"] == both[1]["rows"]["shop"]

@@ -135,7 +135,7 @@ def test_collections_train_as_by_rows(
         updates = Optimizer(model, optimizer, lr=0.05, **options)
         dense = torch.optim.SGD(model.parameters(), lr=0.05)
         rank = model.container.collective.rank
-        for step in range(20):
+        for step in range(10):
             for micro in range(2):
                 model(batch(2 * step + micro, rank))[0].backward()
             if step % 5 == 4:

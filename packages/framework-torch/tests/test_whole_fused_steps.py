@@ -26,7 +26,7 @@ Array = npt.NDArray[np.float64]
 FEATURES = {"u": ("user", 0, 4), "seen": ("item", 4, 7), "bought": ("item", 7, 10)}
 """Feature → its table, and its columns of the output."""
 IDS = np.arange(-30, 30)
-NUM_STEPS, NUM_BAGS = 200, 6
+NUM_STEPS, NUM_BAGS = 60, 6
 
 HYPER: dict[str, dict[str, Any]] = {
     "sgd": {"lr": 0.05, "weight_decay": 0.02},

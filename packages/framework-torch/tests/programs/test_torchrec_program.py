@@ -13,7 +13,7 @@ PROGRAM = Path(__file__).parent / "torchrec_program.py"
 PAGE = Path(__file__).parents[4] / "docs/how-to/come-from-torchrec.md"
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_program_of_torchrec_runs_after_the_translation_of_the_page(
     ranks: int, tmp_path: Path
 ) -> None:
