@@ -16,7 +16,7 @@ from torch import nn
 
 import sparring_torch as st
 
-IDS = [torch.arange(first, first + 6) for first in range(4)]
+IDS = [torch.arange(first, first + 6) for first in range(3)]
 
 
 def features_of(ids):
@@ -61,7 +61,7 @@ class Many(Single):
 
     def __init__(self):
         super().__init__()
-        self.tables = nn.ModuleList(st.Embedding(4, name=f"many{i}") for i in range(12))
+        self.tables = nn.ModuleList(st.Embedding(4, name=f"many{i}") for i in range(10))
 
     def forward(self, ids):
         found = sum(table(ids) for table in self.tables)
@@ -124,7 +124,7 @@ def losses(kind, backend):
 
 for kind in (Single, Bag, Weighted, Many, Bags, Sequences):
     expected = losses(kind, None)
-    assert len(set(expected)) > 4, expected
+    assert len(set(expected)) > 3, expected
     assert losses(kind, sys.argv[1]) == expected, kind
     print(kind.__name__)
 """

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,60 +75,56 @@ def test_results_are_the_same_on_both_kinds_of_threads(threads: int) -> None:
         assert one.tobytes() == other.tobytes()
 
 
-def num_threads_after(script: str) -> list[int]:
-    """Returns the number of threads in a new process after ``count()``."""
-    source = """
-        import os, signal, torch, sparring.adapter
-        torch.set_num_threads(2)
-        sparring.adapter.configure_pool(2)
-        from sparring import _native
-        from sparring_torch.modules.embedding_bag import EmbeddingBag
-        torch.ones(1_000_000).add(1)
-        def loop():
-            return max(_native.pool_threads_of_loop(64, 1, 0.001) for _ in range(20))
-        def count():
-            print(len(os.listdir("/proc/self/task")))
-    """
-    found = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(source) + textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, "PYTHONWARNINGS": "ignore"},
-    )
-    assert found.returncode == 0, found.stderr
-    return [int(line) for line in found.stdout.split()]
+# One process imports torch, starts no thread, and forks a process for each of the scripts.
+SOURCE = """
+import json, os, signal, sys, textwrap, traceback
+import torch, sparring.adapter
+from sparring import _native
+from sparring_torch import EmbeddingBag, EmbeddingBagCollection, EmbeddingBagConfig
+from sparring_torch import KeyedJaggedTensor, Optimizer
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
-def test_a_thread_that_creates_a_module_needs_only_the_threads_of_torch() -> None:
-    before, during, after = num_threads_after(
-        """
+def loop():
+    return max(_native.pool_threads_of_loop(64, 1, 0.001) for _ in range(20))
+
+
+def count():
+    print(len(os.listdir("/proc/self/task")))
+
+
+def run(script):
+    torch.set_num_threads(2)
+    sparring.adapter.configure_pool(2)
+    torch.ones(1_000_000).add(1)
+    exec(textwrap.dedent(script), globals())
+
+
+for name, script in json.loads(sys.argv[1]).items():
+    print(name, flush=True)
+    process = os.fork()
+    if not process:
+        try:
+            signal.alarm(100)
+            run(script)
+            sys.stdout.flush()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    print("status", status, flush=True)
+"""
+SCRIPTS = {
+    "module": """
         count()
         bags = EmbeddingBag(4)
         assert loop() == 2
         count()
-        from sparring import _native
         _native.give_back_threads()
         assert loop() == 2
         count()
-        """
-    )
-    assert before == during
-    assert after > before
-
-
-def test_a_pool_with_more_threads_than_torch_is_used_itself() -> None:
-    sparring.adapter.configure_pool(2)
-    torch.set_num_threads(1)
-    borrow_intra_op_threads()
-    assert any(_native.pool_threads_of_loop(64, 1, 0.001) == 2 for _ in range(20))
-
-
-def test_a_forked_child_can_compute() -> None:
-    num_threads_after(
-        """
+    """,
+    "fork": """
         bags = EmbeddingBag(4)
         assert loop() == 2
         child = os.fork()
@@ -140,19 +136,9 @@ def test_a_forked_child_can_compute() -> None:
             os._exit(7)
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == 7
-        """
-    )
-
-
-def test_a_fork_after_steps_over_two_tables_keeps_its_pool() -> None:
+    """,
     # Fewer tables than threads: the loops of each table run inside a loop over tables.
-    before, after = num_threads_after(
-        """
-        import sparring.adapter
-        from sparring import _native
-        from sparring_torch import (
-            EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, Optimizer
-        )
+    "steps": """
         torch.set_num_threads(4)
         sparring.adapter.configure_pool(4)
 
@@ -169,7 +155,7 @@ def test_a_fork_after_steps_over_two_tables_keeps_its_pool() -> None:
         )
         optimizer = Optimizer(bags, "adagrad", lr=0.1)
         count_in_child()
-        for _ in range(20):
+        for _ in range(10):
             values = torch.randint(0, 50_000, (80_000,))
             lengths = torch.full((40_000,), 2)
             batch = KeyedJaggedTensor(keys=names, values=values, lengths=lengths)
@@ -177,8 +163,53 @@ def test_a_fork_after_steps_over_two_tables_keeps_its_pool() -> None:
             optimizer.step()
             optimizer.zero_grad()
         count_in_child()
-        """
+    """,
+}
+
+
+@pytest.fixture(scope="module")
+def printed() -> dict[str, list[int]]:
+    """Returns the numbers that each script prints."""
+    found = subprocess.run(
+        [sys.executable, "-c", SOURCE, json.dumps(SCRIPTS)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+        env={**os.environ, "PYTHONWARNINGS": "ignore"},
     )
+    lines = found.stdout.split()
+    numbers = {}
+    for name in SCRIPTS:
+        begin = lines.index(name)
+        end = lines.index("status", begin)
+        assert lines[end + 1] == "0", found.stderr
+        numbers[name] = [int(each) for each in lines[begin + 1 : end]]
+    return numbers
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
+def test_a_thread_that_creates_a_module_needs_only_the_threads_of_torch(
+    printed: dict[str, list[int]],
+) -> None:
+    before, during, after = printed["module"]
+    assert before == during
+    assert after > before
+
+
+def test_a_pool_with_more_threads_than_torch_is_used_itself() -> None:
+    sparring.adapter.configure_pool(2)
+    torch.set_num_threads(1)
+    borrow_intra_op_threads()
+    assert any(_native.pool_threads_of_loop(64, 1, 0.001) == 2 for _ in range(20))
+
+
+def test_a_forked_child_can_compute(printed: dict[str, list[int]]) -> None:
+    assert printed["fork"] == []
+
+
+def test_a_fork_after_steps_over_two_tables_keeps_its_pool(printed: dict[str, list[int]]) -> None:
+    before, after = printed["steps"]
     assert before == after == 4
 
 

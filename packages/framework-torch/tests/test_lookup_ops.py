@@ -241,7 +241,7 @@ def test_weights_of_compiled_collections_get_gradients() -> None:
     assert same_bits(*found)
 
 
-@pytest.mark.parametrize("is_strict", [False, True])
+@pytest.mark.parametrize("is_strict", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_exported_programs_look_up_in_the_tables_of_the_process(is_strict: bool) -> None:
     model, weights = Collection(), torch.ones(20)
     optimizer = Optimizer(model, torch.optim.SGD, lr=1.0)
@@ -309,7 +309,7 @@ def trained_sequences(model: Sequences, call: Any) -> list[Tensor]:
     [
         (None, "float32"),
         pytest.param(None, "float64", marks=pytest.mark.long),
-        ("emulated", "float32"),
+        pytest.param("emulated", "float32", marks=pytest.mark.long),
     ],
 )
 def test_sequences_of_known_lengths_train_compiled_bit_for_bit(
@@ -336,7 +336,7 @@ def test_sequences_of_unknown_lengths_are_looked_up_between_graphs() -> None:
     assert model.sequences.num_rows() == {"a": 4, "b": 3}
 
 
-@pytest.mark.parametrize("is_strict", [False, True])
+@pytest.mark.parametrize("is_strict", [pytest.param(False, marks=pytest.mark.long), True])
 def test_exported_programs_look_up_sequences(is_strict: bool) -> None:
     model, weights = Sequences().eval(), torch.ones(20)
     any_size = {0: torch.export.Dim.AUTO}

@@ -23,24 +23,26 @@ from .transpiled_programs import PROGRAMS, optimizers_of, train
 
 METHODS = {"SGD": "sgd", "Adagrad": "adagrad", "SparseAdam": "sparse_adam"}
 NAMES = [
-    "sgd",
-    "adagrad",
     "adagrad, sparse",
     "padding",
     "bags with offsets",
     "bags with weights",
-    "two towers",
     "shared embedding",
-    "DLRM",
-    "LSTM",
-    "factorization machine",
     "frozen and trained",
-    "two groups",
     "groups of embeddings",
-    "scheduler",
     "accumulated gradients",
     "clipped gradients",
     "closure",
+]
+OTHER_NAMES = [
+    "sgd",
+    "adagrad",
+    "two towers",
+    "DLRM",
+    "LSTM",
+    "factorization machine",
+    "two groups",
+    "scheduler",
     "autocast bfloat16",
     "scaled loss",
 ]
@@ -85,7 +87,9 @@ def service_for(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer
     return Service(folder, tables)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [*NAMES, *(pytest.param(each, marks=pytest.mark.long) for each in OTHER_NAMES)]
+)
 def test_the_program_gives_the_same_results_as_before_and_as_a_rank(
     name: str, tmp_path: Path
 ) -> None:
@@ -153,9 +157,21 @@ def trained_halves(model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Mod
     return model
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("is_whole", [False, True])
-@pytest.mark.parametrize("native", [torch.optim.SGD, torch.optim.Adagrad])
+@pytest.mark.parametrize(
+    ("dtype", "is_whole", "native"),
+    [
+        pytest.param(
+            dtype,
+            is_whole,
+            native,
+            # All pairs of two of the three.
+            marks=[] if (at_dtype + is_whole + at_native) % 2 else pytest.mark.long,
+        )
+        for at_dtype, dtype in enumerate((torch.bfloat16, torch.float16))
+        for is_whole in (False, True)
+        for at_native, native in enumerate((torch.optim.SGD, torch.optim.Adagrad))
+    ],
+)
 def test_weights_of_16_bits_have_the_bits_of_a_rank(
     tmp_path: Path, dtype: torch.dtype, is_whole: bool, native: type[torch.optim.Optimizer]
 ) -> None:

@@ -93,7 +93,7 @@ def compare_over_steps(
     touches_all: bool,
 ) -> None:
     random = torch.Generator().manual_seed(4)
-    for step in range(200):
+    for step in range(60):
         for _ in range(1 + step % 2):  # every other step has two micro-batches
             ids = torch.randint(NUM_IDS, (40,), generator=random)
             if touches_all:
