@@ -152,7 +152,7 @@ def test_a_log_without_a_label_is_supported(
     assert "give categorical=USER,ITEM" in said
 
 
-def visits(of: str, num_rows: int = 1500) -> dict[str, Any]:
+def visits(of: str, num_rows: int = 780) -> dict[str, Any]:
     """Users, or sessions, with even and odd numbers, who visit items of their kind."""
     random = np.random.default_rng(3)
     users, items = random.integers(0, 30, num_rows), random.integers(0, 12, num_rows)

@@ -159,28 +159,28 @@ def test_all_files_are_read(
     """
     for number in range(4):
         columns: dict[str, Any] = {
-            "user": [f"u{n % 90}" for n in range(20_000)],
-            "item": [str(n % 70) if number < 2 else f"sku{n % 70}" for n in range(20_000)],
-            "clicked": np.arange(20_000) % 2,
+            "user": [f"u{n % 90}" for n in range(8_000)],
+            "item": [str(n % 70) if number < 2 else f"sku{n % 70}" for n in range(8_000)],
+            "clicked": np.arange(8_000) % 2,
         }
         if number == 3:
-            columns["extra"] = ["a", "b"] * 10_000
+            columns["extra"] = ["a", "b"] * 4_000
         if end == "parquet":
             parquet.write_table(pyarrow.table(columns), f"p{number}.{end}")
         else:
             rows = [",".join(map(str, row)) for row in zip(*columns.values(), strict=True)]
             write(f"p{number}.{end}", ",".join(columns), rows)
-    monkeypatch.setattr(sampling, "SAMPLE_ROWS", 8000)
+    monkeypatch.setattr(sampling, "SAMPLE_ROWS", 3200)
     for name in ("_MIN_BLOCK_BYTES", "_MAX_BLOCK_BYTES"):
-        monkeypatch.setattr(sample_csv, name, 1 << 15)
+        monkeypatch.setattr(sample_csv, name, 1 << 13)
     text, said = written(capsys, f"*.{end}")
     looked = looking.summarize_table(f"*.{end}")
     assert f"# Based on {looked.num_sampled:,} of" in text
-    assert 8000 <= looked.num_sampled < 30_000
-    assert abs(looked.num_rows - 80_000) < (1 if end == "parquet" else 1500)
+    assert 3200 <= looked.num_sampled < 12_000
+    assert abs(looked.num_rows - 32_000) < (1 if end == "parquet" else 600)
     assert looked.sample.is_exact == (end == "parquet")
     data: Any = parse_config(text).data
-    assert data.batch_size == 256
+    assert data.batch_size == 128
     assert data.types == ({} if end == "parquet" else {"item": "string"})
     assert "extra: it is missing in " in said
     assert f"p0.{end} and 2 more" in said

@@ -302,6 +302,10 @@ Effect = Callable[[Runs], None]
 class Effects(dict[str, Effect]):
     """Key, as `all_keys` writes it → the function that shows its effect."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._shown: set[Effect] = set()
+
     def of(self, *keys: str) -> Callable[[Effect], Effect]:
         """Registers a function that shows the effect of `keys`."""
 
@@ -313,8 +317,11 @@ class Effects(dict[str, Effect]):
         return register
 
     def show(self, key: str, runs: Runs) -> None:
+        """Shows the effect of a key, unless the test of another key has shown both effects."""
         assert key in self, f"show in this file what {key} changes about `sparring train`"
-        self[key](runs)
+        if self[key] not in self._shown:
+            self[key](runs)
+            self._shown.add(self[key])
 
 
 def all_keys() -> list[str]:

@@ -59,11 +59,11 @@ def _(runs: Runs) -> None:
 
 @EFFECTS.of("training.watch", "training.patience", "training.min_improvement", "training.keep_best")
 def _(runs: Runs) -> None:
-    validated = ("data.validation_samples=64", "training.epochs=12", "optimizer.sparse.lr=1.0")
+    validated = ("data.validation_samples=64", "training.epochs=8", "optimizer.sparse.lr=1.0")
     by_auc = runs.clicks(*validated)
     by_loss = runs.clicks(*validated, "training.watch=log_loss")
     assert by_auc.end.best_step != by_loss.end.best_step
-    assert by_auc.validated == [3 * each for each in range(1, 13)]
+    assert by_auc.validated == [3 * each for each in range(1, 9)]
     stopped = runs.clicks(*validated, "training.watch=log_loss", "training.patience=2")
     assert by_loss.end.best_step is not None
     assert stopped.end.steps == by_loss.end.best_step + 6
@@ -225,7 +225,7 @@ def _(runs: Runs) -> None:
     commit = SnapshotWriter.commit
 
     def slow(writer: SnapshotWriter) -> Any:
-        time.sleep(0.5)
+        time.sleep(0.2)
         return commit(writer)
 
     more = ("snapshots.every_steps=1", "snapshots.keep=9")

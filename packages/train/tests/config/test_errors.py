@@ -499,7 +499,7 @@ def test_any_text_raises_only_config_errors(text: str) -> None:
         parse_config(text)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.text(max_size=30), st.text(max_size=30))
 def test_any_override_raises_only_config_errors(key: str, value: str) -> None:
     try:

@@ -30,24 +30,24 @@ def opened(data: Any, request: DatasetRequest) -> Any:
 class TestParquet(DatasetTests):
     @pytest.fixture
     def open_dataset(self, tmp_path: Path) -> Any:
-        write_files(tmp_path, click_log(400))
+        write_files(tmp_path, click_log(250))
         return lambda request: opened(section(tmp_path / "log.parquet"), request)
 
     @pytest.fixture
     def num_examples(self) -> int:
-        return 400
+        return 250
 
 
 class TestParquetWithValidation(DatasetTests):
     @pytest.fixture
     def open_dataset(self, tmp_path: Path) -> Any:
-        write_files(tmp_path, click_log(400))
+        write_files(tmp_path, click_log(250))
         data = section(tmp_path / "log.parquet", time="at", validation={"time": 0.2})
         return lambda request: opened(data, request)
 
     @pytest.fixture
     def num_examples(self) -> int:
-        return 400
+        return 250
 
     @pytest.fixture
     def has_validation(self) -> bool:
@@ -57,24 +57,24 @@ class TestParquetWithValidation(DatasetTests):
 class TestCsv(DatasetTests):
     @pytest.fixture
     def open_dataset(self, tmp_path: Path) -> Any:
-        write_files(tmp_path, click_log(400))
+        write_files(tmp_path, click_log(250))
         return lambda request: opened(section(tmp_path / "log.csv"), request)
 
     @pytest.fixture
     def num_examples(self) -> int:
-        return 400
+        return 250
 
 
 class TestCsvWithValidation(DatasetTests):
     @pytest.fixture
     def open_dataset(self, tmp_path: Path) -> Any:
-        write_files(tmp_path, click_log(400))
+        write_files(tmp_path, click_log(250))
         data = section(tmp_path / "log.csv", validation={"fraction": 0.2})
         return lambda request: opened(data, request)
 
     @pytest.fixture
     def num_examples(self) -> int:
-        return 400
+        return 250
 
     @pytest.fixture
     def has_validation(self) -> bool:
@@ -85,7 +85,7 @@ class TestRatings(DatasetTests):
     @pytest.fixture
     def open_dataset(self, tmp_path: Path) -> Any:
         path = tmp_path / "ratings.csv"
-        rows = [f"{n % 17},{n % 23},{n % 9 / 2 + 0.5},{n}" for n in range(300)]
+        rows = [f"{n % 17},{n % 23},{n % 9 / 2 + 0.5},{n}" for n in range(200)]
         path.write_text("\n".join(["user,item,rating,timestamp", *rows]) + "\n")
         data = TableData.model_validate(
             {
@@ -103,7 +103,7 @@ class TestRatings(DatasetTests):
 
     @pytest.fixture
     def num_examples(self) -> int:
-        return 300
+        return 200
 
     @pytest.fixture
     def has_validation(self) -> bool:
@@ -178,7 +178,7 @@ class _Broken:
 
 
 BREAKS = {
-    "once": lambda kit, at: kit.test_every_example_occurs_once(at, 400, False),
+    "once": lambda kit, at: kit.test_every_example_occurs_once(at, 250, False),
     "epochs": lambda kit, at: kit.test_every_epoch_has_the_same_examples(at),
     "seed": lambda kit, at: kit.test_the_seed_repeats_every_order(at),
     "ranks": lambda kit, at: kit.test_a_step_has_the_same_examples_at_every_number_of_ranks(
@@ -191,7 +191,7 @@ BREAKS = {
 
 @pytest.mark.parametrize("promise", BREAKS)
 def test_the_kit_detects_a_broken_guarantee(promise: str, tmp_path: Path) -> None:
-    write_files(tmp_path, click_log(400))
+    write_files(tmp_path, click_log(250))
 
     def open_broken(request: DatasetRequest) -> Any:
         return _Broken(opened(section(tmp_path / "log.parquet"), request), promise, request)

@@ -18,6 +18,7 @@ from sparring_train.pytorch.trainer import train
 from sparring_train.run.result import SilentProgress, TrainResult
 
 CPU: dict[str, Any] = {"backend": "hkv"}
+FILTER = {"kind": "frequency", "k": 2}
 
 
 def hkv(place: Any, **options: Any) -> dict[str, Any]:
@@ -96,8 +97,15 @@ def saved(folder: Path) -> dict[str, dict[int, np.ndarray[Any, Any]]]:
     }
 
 
-@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "torch.optim:Adam"])
-@pytest.mark.parametrize("admission", [None, {"kind": "frequency", "k": 2}], ids=["all", "filter"])
+@pytest.mark.parametrize(
+    ("optimizer", "admission"),
+    [
+        ("rowwise_adagrad", None),
+        ("torch.optim:Adam", FILTER),
+        pytest.param("rowwise_adagrad", FILTER, marks=pytest.mark.long),
+        pytest.param("torch.optim:Adam", None, marks=pytest.mark.long),
+    ],
+)
 def test_a_resumed_run_ends_with_the_bits_of_the_cpu(
     ratings: Path,
     tmp_path: Path,
@@ -134,9 +142,24 @@ def test_a_resumed_run_ends_with_the_bits_of_the_cpu(
             np.testing.assert_allclose(rows[1][name][key], row, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "torch.optim:Adam"])
-@pytest.mark.parametrize("write", ["back", "through"])
-@pytest.mark.parametrize("below", ["hkv", "hkv, rocksdb"])
+@pytest.mark.parametrize(
+    ("optimizer", "write", "below"),
+    [
+        ("rowwise_adagrad", "back", "hkv, rocksdb"),
+        ("torch.optim:Adam", "through", "hkv"),
+        *(
+            pytest.param(*each, marks=pytest.mark.long)
+            for each in (
+                ("rowwise_adagrad", "back", "hkv"),
+                ("rowwise_adagrad", "through", "hkv"),
+                ("rowwise_adagrad", "through", "hkv, rocksdb"),
+                ("torch.optim:Adam", "back", "hkv"),
+                ("torch.optim:Adam", "back", "hkv, rocksdb"),
+                ("torch.optim:Adam", "through", "hkv, rocksdb"),
+            )
+        ),
+    ],
+)
 def test_rows_are_evicted_from_a_device_and_promoted_again(
     ratings: Path, tmp_path: Path, optimizer: str, write: str, below: str, device_place: Any
 ) -> None:

@@ -27,8 +27,9 @@ framework: torch
 seed: 1
 data:
   kind: synthetic_criteo
-  samples: 2_000
-  batch_size: 256
+  samples: 128
+  test_samples: 64
+  batch_size: 64
 model:
   kind: dlrm
   embedding_dim: 4
@@ -109,7 +110,8 @@ def test_a_program_predicts_like_its_model(
     model = f'{{kind: "summing:Sum", embedding_dim: 2, options: {{shape: {shape}}}}}'
     manager = make_plugin_manager()
     config = parse_config(
-        f"data: {{kind: synthetic_criteo}}\nmodel: {model}\nstorage: {{backend: memory}}",
+        f"data: {{kind: synthetic_criteo, test_samples: 8}}\nmodel: {model}\n"
+        "storage: {backend: memory}",
         plugin_manager=manager,
     )
     ids, numbers = np.arange(78).reshape(3, 26), np.zeros((3, 13), np.float32)

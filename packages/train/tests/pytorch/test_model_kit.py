@@ -23,13 +23,19 @@ class TestDlrm(ModelKindTests):
     def model(self) -> dict[str, Any]:
         return {"kind": "dlrm", "embedding_dim": 4, "bottom_mlp": [4], "top_mlp": [8]}
 
+    # It starts processes; so do `test_training_on_ranks` and the test of the template's model.
+    @overrides_kit(reason="only the long suite runs it")
+    @pytest.mark.long
+    def test_two_ranks_train_like_one(self, trainings: TrainingRuns) -> None:
+        super().test_two_ranks_train_like_one(trainings)
+
 
 class TestTwoTowers(ModelKindTests):
     @pytest.fixture
     def model(self) -> dict[str, Any]:
         return {"kind": "two_towers", "embedding_dim": 4, "layers": [8], "positive": 1}
 
-    @overrides_kit(reason="it starts processes, which the short suite does for one model only")
+    @overrides_kit(reason="only the long suite runs it")
     @pytest.mark.long
     def test_two_ranks_train_like_one(self, trainings: TrainingRuns) -> None:
         super().test_two_ranks_train_like_one(trainings)
