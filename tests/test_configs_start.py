@@ -82,6 +82,8 @@ def adapted(path: Path, services: ExitStack) -> list[str]:
     overrides = []
     if config.data.kind == "table" and config.data.column_names is None:
         write_ratings(Path(config.data.path))
+        if config.model.kind == "sequence":
+            overrides.append("data.batch_size=64")
     elif config.data.kind == "table":
         write_clicks(Path(config.data.path))
         overrides += ["data.batch_size=64"]

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from functools import partial
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -23,6 +28,7 @@ from sparring_plan.planning.calibration.storage_timings import (
 from sparring_plan.planning.costs.costs import compute_option_costs
 from sparring_plan.planning.inputs import Calibration, RowCosts, StepCosts, read_inputs
 from sparring_plan.planning.planner import make_placement, make_plan
+from sparring_plan.simulation import calibration
 from sparring_plan.simulation.plan_step import simulate_plan
 
 INPUTS = """
@@ -34,9 +40,18 @@ tables:
 """
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+WHOLE_CASE = step_timings._Case
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small() -> Iterator[None]:
     """Less work, with the same code paths."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        reduce_work(monkeypatch)
+        yield
+
+
+def reduce_work(monkeypatch: pytest.MonkeyPatch) -> None:
     real = calibrate.MeasuredStorage
 
     def fewer(*parts: Any) -> MeasuredStorage:
@@ -48,6 +63,19 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_timings, "_ROUNDS", 2)
     monkeypatch.setattr(step_timings, "_SAMPLES", 256)
     monkeypatch.setattr(step_timings, "_MANY_TABLES", 4)
+    monkeypatch.setattr(step_timings, "_Case", partial(WHOLE_CASE, rows=5_000, samples=256))
+    monkeypatch.setattr(calibration, "_NUM_ROWS", 20_000)
+    monkeypatch.setattr(calibration, "_NUM_MESSAGES", 50)
+    monkeypatch.setattr(calibration, "_ROUNDS", 2)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A calibration of this machine without disk, server and model, and what the command printed."""
+    folder, told = tmp_path_factory.mktemp("calibration"), io.StringIO()
+    with redirect_stdout(told):
+        calibrated(folder)
+    return folder / "calibration.yaml", told.getvalue()
 
 
 def calibrated(tmp_path: Path, *more: str) -> Calibration:
@@ -57,10 +85,10 @@ def calibrated(tmp_path: Path, *more: str) -> Calibration:
 
 
 def test_measurements_are_written_and_missing_ones_are_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    measured: tuple[Path, str],
 ) -> None:
-    found = calibrated(tmp_path)
-    told = capsys.readouterr().out
+    path, told = measured
+    found = read_document(path).as_model(Calibration)
     assert "rocksdb: not measured; specify its disk with --path" in told
     assert "redis: not measured; specify its server with --url" in told
     assert "the dense model: not measured" in told
@@ -107,10 +135,10 @@ def test_a_missing_folder_is_rejected_and_the_file_is_unchanged(
 
 
 def test_a_file_is_replaced_completely_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, measured: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = calibrated(tmp_path)
-    output = tmp_path / "calibration.yaml"
+    output = Path(shutil.copy(measured[0], tmp_path))
+    found = read_document(output).as_model(Calibration)
     before = output.read_text()
 
     def full(_: int) -> None:
@@ -144,9 +172,9 @@ def test_the_dense_model_is_measured_and_added_to_the_step(
     assert sys.modules["own_model"].Output.calls == 1
     path = tmp_path / "inputs.yaml"
     path.write_text(INPUTS)
-    inputs, calibration = read_inputs(path)
-    assert calibration == found
-    with_model = make_plan(inputs, calibration)
+    inputs, read = read_inputs(path)
+    assert read == found
+    with_model = make_plan(inputs, read)
     without = make_plan(inputs, found.model_copy(update={"machine": None}))
     assert with_model.step_ms - without.step_ms == pytest.approx(found.machine.dense_ms, abs=1e-3)
 
@@ -165,8 +193,10 @@ def test_a_model_that_cannot_be_called_is_rejected(
     assert not output.exists()
 
 
-def test_missing_values_of_the_topology_are_measured_ones(tmp_path: Path) -> None:
-    found = calibrated(tmp_path)
+def test_missing_values_of_the_topology_are_measured_ones(
+    tmp_path: Path, measured: tuple[Path, str]
+) -> None:
+    found = read_document(shutil.copy(measured[0], tmp_path)).as_model(Calibration)
     path = tmp_path / "inputs.yaml"
     path.write_text(INPUTS)
     topology = read_inputs(path)[0].topology
@@ -225,6 +255,7 @@ def test_measured_costs_of_steps_are_used_by_the_simulation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(step_timings, "_SAMPLES", 8_192)
+    monkeypatch.setattr(step_timings, "_Case", WHOLE_CASE)
     with as_file(files("sparring_plan.planning") / "calibration.yaml") as default:
         before = read_document(default).as_model(Calibration)
     asked: list[Any] = []
