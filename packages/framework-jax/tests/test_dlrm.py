@@ -100,7 +100,7 @@ def trained_in_torch(
 def test_losses_of_the_first_steps_equal_torch() -> None:
     config = load_config(
         ROOT / "configs/quickstart.yaml",
-        ["data.samples=4096", "data.test_samples=1024", "data.batch_size=256", "data.max_ids=2000"],
+        ["data.samples=2048", "data.test_samples=512", "data.batch_size=256", "data.max_ids=2000"],
     )
     weights, losses, metrics = trained_in_torch(config, 8)
     run = example().train(config, max_steps=8, weights=weights)

@@ -63,7 +63,7 @@ def trained(container: StepContainer, part: slice) -> tuple[Any, Any]:
     return jax.tree.map(np.asarray, weights), found
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_ranks_equal_one_process(world_size: int) -> None:
     with StepContainer() as container:
         weights, rows = trained(container, slice(None))

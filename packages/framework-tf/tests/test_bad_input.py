@@ -66,9 +66,14 @@ def of_several_inputs(inputs: Any) -> Any:
     return keras.Model({"a": more, "ids": inputs}, keras.layers.Dense(1)(found))
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(
-    "make", [in_a_sequential_model, in_a_functional_model, within_another, of_several_inputs]
+    ("make", "dtype"),
+    [
+        (in_a_sequential_model, np.float32),
+        (in_a_functional_model, np.float64),
+        (within_another, np.float32),
+        (of_several_inputs, np.float64),
+    ],
 )
 def test_floats_for_an_input_of_int64_are_rejected_and_change_nothing(
     make: Any, dtype: Any

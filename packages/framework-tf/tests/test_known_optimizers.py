@@ -173,8 +173,15 @@ def test_unknown_settings_use_the_shadow(monkeypatch: pytest.MonkeyPatch) -> Non
     assert known == "settings cautious are unknown"
 
 
-@pytest.mark.parametrize(("first", "then"), [("auto", "shadow"), ("shadow", "auto")])
-@pytest.mark.parametrize(("_", "make"), [FUSED[2], FUSED[4], FUSED[7]])
+@pytest.mark.parametrize(
+    ("_", "make", "first", "then"),
+    [
+        (*FUSED[2], "auto", "shadow"),
+        (*FUSED[4], "shadow", "auto"),
+        (*FUSED[7], "auto", "shadow"),
+        (*FUSED[7], "shadow", "auto"),
+    ],
+)
 def test_training_continues_from_a_snapshot_by_the_other_route(
     _: str, make: Make, first: str, then: str, tmp_path: Path
 ) -> None:

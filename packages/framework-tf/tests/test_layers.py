@@ -176,8 +176,9 @@ def sequential() -> Any:
     return keras.Sequential(layers)
 
 
-@pytest.mark.parametrize("jit_compile", [False, "auto"])
-@pytest.mark.parametrize("make", [Subclassed, functional, sequential])
+@pytest.mark.parametrize(
+    ("make", "jit_compile"), [(Subclassed, "auto"), (functional, False), (sequential, "auto")]
+)
 def test_models_of_all_kinds_are_fitted(make: Any, jit_compile: Any) -> None:
     model = make()
     optimizer = Optimizer(model, keras.optimizers.Adam(0.05))

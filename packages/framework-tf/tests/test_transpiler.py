@@ -363,8 +363,15 @@ PENALTIES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", list(PENALTIES))
-@pytest.mark.parametrize("is_eager", [True, False])
+@pytest.mark.parametrize(
+    ("name", "is_eager"),
+    [
+        # Each in a graph, and one of them also eagerly.
+        pytest.param(name, is_eager, marks=pytest.mark.long if is_eager and number else [])
+        for number, name in enumerate(PENALTIES)
+        for is_eager in (True, False)
+    ],
+)
 def test_a_penalty_over_variables_is_rejected_because_it_would_omit_rows(
     name: str, is_eager: bool
 ) -> None:

@@ -133,7 +133,7 @@ MPIEXEC = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shut
     importlib.util.find_spec("sparring_mpi") is None or not MPIEXEC,
     reason='needs sparring-mpi and mpiexec: pip install "sparring[mpi]"',
 )
-@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+@pytest.mark.parametrize("framework", [pytest.param("torch", marks=pytest.mark.long), "tensorflow"])
 @pytest.mark.parametrize("model", ON_RANKS.values(), ids=ON_RANKS)
 def test_three_ranks_train_as_one_with_torch_and_tensorflow(
     model: tuple[str, ...], framework: str, tmp_path: Path
