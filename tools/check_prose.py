@@ -84,7 +84,7 @@ HABITS: dict[str, tuple[str, float, str]] = {
 """Name: the expression, its budget per 100,000 words, and what to write instead."""
 
 _EXPRESSIONS = {name: re.compile(pattern, re.M) for name, (pattern, _, _) in HABITS.items()}
-_EXCLUDED = re.compile(r"(^|/)(tests?|fixtures|third_party)/|CHANGELOG|LICENSE")
+_EXCLUDED = re.compile(r"(^|/)(tests?|fixtures|third_party)/|LICENSE")
 _CXX = {".cc", ".h", ".cu", ".cuh", ".cpp"}
 
 
