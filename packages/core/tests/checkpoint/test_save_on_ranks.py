@@ -118,8 +118,19 @@ def train(world_size: int, first: int, last: int, load: str | None, save: str | 
     return joined([rows for rows, _ in found]), sum(dropped for _, dropped in found)
 
 
-@pytest.mark.parametrize("before", [1, 2, 3])
-@pytest.mark.parametrize("after", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (1, 2),
+        (2, 1),
+        (2, 2),
+        (3, 4),
+        *(
+            pytest.param(*each, marks=pytest.mark.long)
+            for each in ((1, 1), (1, 4), (2, 4), (3, 1), (3, 2))
+        ),
+    ],
+)
 def test_any_number_of_ranks_continues(before: int, after: int, tmp_path: Path) -> None:
     expected, expected_dropped = train(before, 0, 20, None, None)
     url = str(tmp_path / "step-10")

@@ -182,8 +182,15 @@ def keys_of(rank: int, world_size: int, place: int) -> Any:
 
 
 @WAYS
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-@pytest.mark.parametrize("chunk_rows", [16, 4096])
+@pytest.mark.parametrize(
+    ("world_size", "chunk_rows"),
+    [
+        (1, 4096),
+        (2, 4096),
+        (4, 16),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in ((1, 16), (2, 16), (4, 4096))),
+    ],
+)
 def test_pulled_rows_equal_the_host_ring(
     gpus: FakeGpus, way: str, world_size: int, chunk_rows: int
 ) -> None:

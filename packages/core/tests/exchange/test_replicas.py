@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -91,9 +92,16 @@ def train(
     return {each.name: rows_of(made, each.name) for each in TABLES}
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-@pytest.mark.parametrize("method", ["sgd", "adam"])
-@pytest.mark.parametrize("wire", ["exact", "int8"])
+SHORT = {(1, "sgd", "exact"), (2, "adam", "int8"), (3, "adam", "exact"), (4, "sgd", "int8")}
+
+
+@pytest.mark.parametrize(
+    ("world_size", "method", "wire"),
+    [
+        pytest.param(*each, marks=[] if each in SHORT else pytest.mark.long)
+        for each in product([1, 2, 3, 4], ["sgd", "adam"], ["exact", "int8"])
+    ],
+)
 def test_replicas_equal_each_other_and_one_process(world_size: int, method: str, wire: str) -> None:
     def body(made: StepContainer) -> dict[str, dict[int, np.ndarray]]:
         return train(made, [made.collective.rank], method, world_size)

@@ -155,7 +155,7 @@ def work_of(step: int, ranks: list[int]) -> list[Mapping[str, Batch]]:
     return made
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.long), 3, 4])
 def test_pooled_tables_have_the_bits_of_one_process(world_size: int) -> None:
     everyone = list(range(world_size))
     with opened(None, 1) as alone:

@@ -25,7 +25,6 @@ from sparring_tiered.cache import follower
 from .publishing import TABLE, ReadOnly, Trainer
 
 KEYS = np.arange(2)
-SEEDS = 300
 
 
 class Turns:
@@ -215,13 +214,18 @@ class World:
         self.trainer.publish()
 
 
-def test_no_row_becomes_older(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "seeds", [range(100), pytest.param(range(100, 300), marks=pytest.mark.long)], ids=str
+)
+def test_no_row_becomes_older(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seeds: range
+) -> None:
     loop = Coroutines()
     monkeypatch.setattr(follower, "asyncio", loop)
     idle = SimpleNamespace(submit=lambda *_, **__: None, close=lambda: None)
     monkeypatch.setattr(follower, "EventLoop", lambda **_: idle)
     trainer = Trainer(MemoryStorage(TABLE), tmp_path, keep=3)
-    for seed in range(SEEDS):
+    for seed in seeds:
         log = trainer.publisher._tables[0].log = FolderLog(f"memory://orders/{seed}", "item")
         trainer.publisher._tables[0].restart()
         trainer.publisher._tables[0].sequence = 0

@@ -122,7 +122,7 @@ class StackMachine(RuleBasedStateMachine):
     """How many keys there are for each that the rules count."""
     breaks = True
     """Whether the last tier does; otherwise nothing stands between the stack and that tier."""
-    num_examples = 60
+    num_examples = 30
     needs: ClassVar[tuple[str, ...]] = ()
 
     def above(self, size: int) -> tuple[str, Storage]:
@@ -384,7 +384,7 @@ class NativeAbove(StackMachine):
     """Rows of the first tier are read and changed in place."""
 
     scale = 15
-    num_examples = 20
+    num_examples = 12
     needs = ("sparring_hkv",)
 
     def above(self, size: int) -> tuple[str, Storage]:
@@ -402,7 +402,7 @@ class NativeThroughout(NativeAbove):
 
 
 class NativeOverFlash(NativeAbove):
-    num_examples = 10
+    num_examples = 6
     breaks = False
     needs = ("sparring_hkv", "sparring_rocksdb")
 
