@@ -5,8 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
 PROGRAM = "import runpy, sys; {}; runpy.run_module('sparring', run_name='__main__', alter_sys=True)"
 
 
@@ -29,9 +27,8 @@ def test_a_module_that_the_command_needs_is_not_reported_as_the_command() -> Non
     assert "typer" in ran.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("arguments", [("--version",), ("plugins", "--help")])
-def test_with_it_the_command_runs(arguments: tuple[str, ...]) -> None:
-    command = [sys.executable, "-m", "sparring", *arguments]
+def test_with_it_the_command_runs() -> None:
+    command = [sys.executable, "-m", "sparring", "plugins", "--help"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert "sparring" in ran.stdout
