@@ -253,9 +253,7 @@ def test_results_equal_the_plain_loop(world_size: int, optimizer: str, micro: in
         assert 0 < other.refreshed < other.looked_up
 
 
-@pytest.mark.parametrize(
-    ("world_size", "fails_at"), [(2, 0), (1, 3), (2, 3), (2, NUM_BATCHES - 1)]
-)
+@pytest.mark.parametrize(("world_size", "fails_at"), [(2, 0), (1, 3), (2, 3), (2, NUM_BATCHES - 1)])
 def test_a_batch_that_fails_in_the_model_is_the_only_one_lost(
     world_size: int, fails_at: int
 ) -> None:
