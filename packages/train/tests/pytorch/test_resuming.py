@@ -148,7 +148,7 @@ def test_a_run_interrupted_at_random_steps_ends_with_the_same_bits(
     expected, _ = run(config(tmp_path / "whole", optimizer))
     assert expected is not None
     assert expected.steps == 50
-    steps = np.sort(np.random.default_rng(len(optimizer)).integers(1, 50, 2))
+    steps = np.sort(np.random.default_rng(len(optimizer)).integers(10, 50, 2))
     chosen = config(tmp_path / "parts", optimizer, every_steps=9, full_every=3, resume=True)
     for at in steps.tolist():
         ended, _ = run(chosen, at)
