@@ -19,7 +19,7 @@ class StorageError : public std::runtime_error {
   const SparringStatus status;
 };
 
-// The struct has another major version.
+// The major version of the struct is not supported.
 class VersionError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

@@ -92,7 +92,7 @@ class Tables(TableGroup):
         Args:
             ids: feature → int64 ids of any shape, for one embedding per id; or feature →
                 ``(ids, lengths)`` with ids ``(n,)`` in bags, for `pool`.
-            is_training: whether gradients of these rows follow. If True, the keys are kept until the next
+            is_training: whether a backward pass follows. If True, the keys are kept until the next
                 step or until the batch is garbage-collected.
 
         Raises:
@@ -190,7 +190,7 @@ class Tables(TableGroup):
             ``(…, dim)``. `jax.grad` treats them as constants; use `lookup` for training.
 
         Raises:
-            InvalidArgumentError: the table is unknown, or the ids have another dtype.
+            InvalidArgumentError: the table is unknown, or the ids have the wrong dtype.
             UnsupportedError: the rows of the table are on several ranks.
         """
         return infer(self.container, table, ids)

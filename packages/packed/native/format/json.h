@@ -22,7 +22,7 @@ class Json {
 
   bool is_null() const { return std::holds_alternative<std::monostate>(value_); }
 
-  // Each throws StatusError(SPARRING_CORRUPT), naming `what`, if the value has another type.
+  // Each throws StatusError(SPARRING_CORRUPT), naming `what`, if the value has the wrong type.
   const Object& object(const char* what) const;
   const Array& array(const char* what) const;
   const std::string& text(const char* what) const;

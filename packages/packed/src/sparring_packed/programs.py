@@ -161,7 +161,7 @@ def program_binding(
     """Creates the binding of a new program to a serving snapshot with all of its tables.
 
     Raises:
-        InvalidArgumentError: the bundle exists, or a table is missing or has another dim.
+        InvalidArgumentError: the bundle exists, or a table is missing or has a different dim.
         ProgramError: there is no serving snapshot.
     """
     folder = Path(bundle).absolute()

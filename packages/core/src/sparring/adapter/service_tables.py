@@ -71,7 +71,7 @@ def fill_service(
 
     Raises:
         UnsupportedError: the storage does not support replacing all rows.
-        InvalidArgumentError: rows of the service have another dtype than a table here.
+        InvalidArgumentError: a table of the service has a different dtype than this job's table.
         SparringError: as `SupportsReplaceAll.replace_all`.
     """
     storages = [container.storage(name) for name in embeddings]

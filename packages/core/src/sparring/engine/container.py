@@ -321,8 +321,8 @@ class StepContainer:
         return self.entry(table).parts[0].num_not_admitted
 
     def num_forgotten(self, table: str) -> int:
-        """Returns the number of ids that the table's admission filter stopped counting on this rank
-        because its memory was full."""
+        """Returns the number of ids that the table's admission filter removed or did not count on
+        this rank because its memory was full."""
         quiesce(self.state, Purpose.INSPECT)
         made = self.entry(table).parts[0].admission_filter
         return 0 if made is None else int(made.num_forgotten)
@@ -357,13 +357,13 @@ class StepContainer:
 
         Args:
             ids: ``(n,)`` C-contiguous int64, in any order; they may repeat.
-            is_registered: whether a gradient will follow. If so, the lookup is recorded in the
+            is_registered: whether a backward pass follows. If so, the lookup is recorded in the
                 batch-inputs map.
 
         Raises:
             UnknownTableError: `table` was not declared.
             InterruptedLoadError: a load into the table was interrupted, on any rank.
-            InvalidArgumentError: `ids` has another shape or dtype, or the storage contains rows of
+            InvalidArgumentError: `ids` has the wrong shape or dtype, or the storage contains rows of
                 another rank; on any rank.
         """
         return self.lookup_all([(table, ids)], is_registered=is_registered)[0]
@@ -379,7 +379,7 @@ class StepContainer:
 
         Args:
             requests: table and ids; the same tables in the same order on all ranks.
-            is_registered: whether gradients will follow.
+            is_registered: whether a backward pass follows.
             own_error: error of this rank, which all ranks raise in place of the lookup. The ids of this
                 rank are ignored.
 

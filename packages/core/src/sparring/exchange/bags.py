@@ -178,7 +178,7 @@ class PooledBags:
     pools: Rows
     """``(b, dim)`` of the computing dtype; zeros for empty bags."""
     requested: RequestedBags | None
-    """Requested bags; None if no gradient will follow."""
+    """Requested bags; None if no backward pass follows."""
 
 
 def split_by_owner(

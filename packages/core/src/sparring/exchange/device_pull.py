@@ -2,7 +2,7 @@
 
 At hop h, this rank requests rows from rank r+h and serves rank r-h, as in `RingPull`. But NCCL runs
 messages as groups, one after the other, so both ends must post them in the same order: first all
-keys, then, hop after hop, the outgoing and the incoming rows together.
+keys, then for each hop the outgoing and the incoming rows together.
 
     finding   │ own rows, hop 1 │      │ hop 2 │       │ hop 3 │
     wire      │ keys │          │ rows hop 1 │ rows hop 2 │ rows hop 3 │

@@ -1,7 +1,7 @@
 """One push whose keys, gradients and messages are in device memory.
 
-Messages are sent hop after hop as in `DevicePull`. The owner sums gradients by key, its own first, then
-those of rank r-1, of r-2, …, so that sums have the same bits as on CPUs:
+Messages are sent in the order of hops, as in `DevicePull`. The owner sums gradients by key: its own
+first, then those of rank r-1, of r-2, …, so that sums have the same bits as on CPUs:
 
     finding   │ in the order of owners │
     wire             │ hop 1 │ hop 2 │ hop 3 │

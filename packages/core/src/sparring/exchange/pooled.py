@@ -6,7 +6,7 @@ bags.
     backward  gradients of these bags ──► one number per id: the gradients of trained weights
 
 An owner stores the keys of the bags that it pooled in training. It drops them when the requester
-reports, in its next lookup, that no gradient will follow, and at the end of the step. Therefore nothing
+reports, in its next lookup, that no gradient will arrive, and at the end of the step. Therefore nothing
 must be undone if a step is rejected or aborted.
 
 All ranks make the same lookups in the same order and number them, so a gradient refers to its lookup by
@@ -98,7 +98,7 @@ class OwnerPooling:
 
         Args:
             requests: one request per table and kind of pooling, in the same order on all ranks.
-            is_training: whether gradients will follow.
+            is_training: whether a backward pass follows.
             first_alive: number of the first lookup that may still get a gradient from this rank; None:
                 there is none.
             error: error of this rank, if it cannot take part. Then no rank does.

@@ -140,9 +140,9 @@ class RingExchange(Closable):
         Args:
             requests: one request per table, in the same order on all ranks.
             kernels: kernels of the device of keys and tables, on all ranks; rows stay there.
-            is_training: whether gradients will follow. A rank that only reads has ended its training.
-            record: filled with the state that `refresh_all` needs; None: no refresh will follow, as for
-                rows on a device.
+            is_training: whether a backward pass follows. A rank that only reads has ended its training.
+            record: filled with the state that `refresh_all` needs; None if the rows will not be
+                refreshed, for example rows on a GPU.
             error: error of this rank, if it cannot take part. Then no rank pulls rows from others.
 
         Raises:

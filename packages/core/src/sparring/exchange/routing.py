@@ -7,8 +7,8 @@ one table.
     stream   │ table 0          │ table 1 │ table 2                       │
     chunks   │ chunk 0     │ chunk 1     │ chunk 2     │ chunk 3     │ 4 │
 
-Therefore many small tables need as many messages as one large table. Both ends of a stream know its
-number of keys per table, and split it in the same way.
+Therefore many small tables need as many messages as one large table. Sender and receiver of a stream
+know its number of keys per table, so both split it in the same way.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class TableSlice:
     """A range of one table's keys in a stream."""
 
     table: int
-    """Index of the table among those that are exchanged together."""
+    """Index of the table in the list of tables of this exchange."""
     begin: int
-    """Begin of the range among the keys of the table in this stream."""
+    """First key of the slice, as an index into the table's keys in this stream."""
     end: int
     at: int
-    """Position of the slice in the chunk, in keys."""
+    """Number of keys before the slice in its chunk."""
 
     @property
     def count(self) -> int:
@@ -119,7 +119,7 @@ def chunk_transfers(
     """Yields the chunks of several streams, one stream after the other.
 
     Args:
-        peers: the rank at hop 1, hop 2, …
+        peers: the other rank of hop 1, hop 2, …
         counts: ``(world_size, tables)``: number of keys per rank and table.
         chunk_rows: maximum number of keys per chunk.
     """
@@ -129,12 +129,13 @@ def chunk_transfers(
 
 
 class RoutedKeys:
-    """Keys of several tables grouped by owner, in the memory of their kernels.
+    """Keys of several tables, grouped by owner. They are in the memory of the kernels' device.
 
     Args:
-        orders: for each table, the positions ``(u,)`` of its keys in the order of their owners.
-        offsets: for each table, world_size + 1 numbers: the begin of the keys of each owner.
-        keys: for each table, its keys ``(u,)`` in the order of their owners.
+        orders: for each table, the original positions ``(u,)`` of its grouped keys.
+        offsets: for each table, world_size + 1 numbers: the keys of owner r are
+            ``offsets[r]`` to ``offsets[r + 1]``.
+        keys: for each table, its keys ``(u,)``, sorted by owner.
         world_size: number of owners.
     """
 
@@ -179,7 +180,9 @@ def route(
     owners: Sequence[DeviceArray],
     world_size: int,
 ) -> RoutedKeys:
-    """Groups the keys of each table by owner. Waits for a device once per table, for the counts.
+    """Groups the keys of each table by owner.
+
+    A GPU is synchronized once per table, because the host needs the counts.
 
     Args:
         kernels: kernels of the device of keys and owners.
@@ -198,14 +201,14 @@ def route(
 
 @dataclass(frozen=True, slots=True)
 class HopTransfers:
-    """The chunks that a rank sends and receives at the same time; either may be missing."""
+    """A chunk to send and a chunk to receive at the same time; one of them may be None."""
 
     hop: int
     number: int
     outgoing: Chunk | None
-    """To the peer that this rank serves."""
+    """Chunk that this rank sends: in a pull to the requester, in a push to the owner."""
     incoming: Chunk | None
-    """From the peer that serves this rank."""
+    """Chunk that this rank receives: in a pull from the owner, in a push from the requester."""
 
     @property
     def label(self) -> str:
@@ -216,11 +219,11 @@ class HopTransfers:
 def hop_transfers(
     outgoing: Sequence[Counts], incoming: Sequence[Counts], chunk_rows: int
 ) -> list[HopTransfers]:
-    """Returns all transfers in order, hop after hop. The side with more chunks determines their number.
+    """Returns all transfers, ordered by hop and number.
 
-    Both ends of a message have the same hop and number for it, and all ranks process transfers in
-    the same order. Therefore there is no deadlock: both ends of the first incomplete transfer are
-    processing it.
+    A hop has as many transfers as the direction with more chunks requires. Sender and receiver use
+    the same hop and number for a message, and all ranks process transfers in the same order.
+    Therefore there is no deadlock: the first incomplete transfer is always being processed by both.
 
     Args:
         outgoing: for hop 1, 2, …: the number of outgoing rows ``(tables,)``.

@@ -63,7 +63,7 @@ class Streams:
         capsule: a capsule of ``sparring/stream_abi.h``.
 
     Raises:
-        ValueError: the capsule has another version.
+        ValueError: the version of the capsule is not supported.
     """
 
     def __init__(self, capsule: object) -> None:

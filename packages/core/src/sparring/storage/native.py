@@ -63,7 +63,7 @@ class NativeStorage(Storage):
         validate: See `Storage`.
 
     Raises:
-        VersionError: The struct has another major version of the ABI.
+        VersionError: The major version of the struct's ABI is not supported.
         InvalidArgumentError: The row sizes of the struct and the table differ.
     """
 

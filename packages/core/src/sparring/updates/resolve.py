@@ -54,7 +54,7 @@ def parse_hyper(method: UpdateMethod, given: Mapping[str, Any]) -> HyperParamete
     """Validates hyper-parameters of a method; missing ones get their defaults.
 
     Raises:
-        InvalidArgumentError: a name is unknown, or a value has another type or is out of range.
+        InvalidArgumentError: a name is unknown, or a value has the wrong type or is out of range.
     """
     known = method.hyperparameters.model_fields
     for name in given:

@@ -58,7 +58,7 @@ class DistributedEmbedding(EmbeddingCollection):
             inputs: ids of each feature, in that structure.
             weights: weights of the ids in that structure, with None for features without weights; or
                 None.
-            training: whether a gradient will follow.
+            training: whether a backward pass follows.
 
         Raises:
             InvalidArgumentError: see `EmbeddingCollection`; or the structure differs.

@@ -105,7 +105,7 @@ class EmbeddingBag(TableLayer):
         Args:
             inputs: ids: dense ``(b,)`` or ``(b, n)``, ragged ``(b, None)`` or sparse ``(b, m)``.
             weights: one weight per id, in a tensor of the same kind and shape as `inputs`.
-            training: whether a gradient will follow.
+            training: whether a backward pass follows.
 
         Raises:
             InvalidArgumentError: the inputs are not ids, or the weights do not match them.

@@ -96,7 +96,7 @@ class EmbeddingCollection(TableLayer):
         Args:
             inputs: feature → ids, as accepted by `EmbeddingBag`, or by `Embedding` without a combiner.
             weights: pooled feature → weights of its ids. Features may be left out.
-            training: whether a gradient will follow.
+            training: whether a backward pass follows.
 
         Raises:
             InvalidArgumentError: features are missing or unknown, contain no ids, or have different

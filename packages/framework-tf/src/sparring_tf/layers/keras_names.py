@@ -151,7 +151,8 @@ def reject_options(options: MutableMapping[str, Any], layer: str) -> None:
         layer: class of the layer, for error messages.
 
     Raises:
-        UnsupportedError: an option has another value. The message contains the alternative.
+        UnsupportedError: an option has a value that is not supported. The message contains the
+            alternative.
     """
     options.pop("input_length", None)
     for name, remedy in _REMEDIES.items():

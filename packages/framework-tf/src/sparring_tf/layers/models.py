@@ -23,10 +23,10 @@ class MatrixFactorization(keras.Model):
     """Biased matrix factorization: mean + user bias + item bias + user · item.
 
     Koren, Bell, Volinsky: "Matrix factorization techniques for recommender systems", Computer
-    42(8), 2009. The bias is the first column of a row, so each table has one row per id.
+    42(8), 2009. The first column of a row is the bias, so biases need no tables of their own.
 
     Args:
-        users: table of users. Its dim is the number of elements of a vector, plus 1 for the bias.
+        users: table of users. Its dim is the number of factors, plus 1 for the bias.
         items: table of items, with the same dim.
         mean: mean of the ratings in the training data.
         storage: storage backend of the tables.
@@ -73,14 +73,16 @@ class MatrixFactorization(keras.Model):
         bias_l2: float,
         weights: Any = None,
     ) -> Any:
-        """Returns the sum over ratings of the squared error and the L2 penalties of the used rows.
+        """Returns the loss: squared errors plus L2 penalties, summed over all ratings.
+
+        A rating's penalties depend on the rows of its user and its item.
 
         Args:
-            users: ids ``(b,)``.
-            items: ids ``(b,)``.
-            ratings: ``(b,)``.
-            embedding_l2: factor of the squared vectors of a rating's user and item.
-            bias_l2: factor of their squared biases.
+            users: user ids ``(b,)``.
+            items: item ids ``(b,)``.
+            ratings: ratings ``(b,)``.
+            embedding_l2: L2 penalty of the user's and the item's vectors, without biases.
+            bias_l2: L2 penalty of their biases.
             weights: weights ``(b,)`` of the ratings and their penalties. Defaults to 1.
         """
         user_rows = self.users(users, training=True)
@@ -128,7 +130,7 @@ class _CollectionModel(keras.Model):  # type: ignore[misc,unused-ignore]
         return cls(embedding_collection=collection, **config)
 
     def _common_dim(self) -> int:
-        """Returns the dim of all tables, whose embeddings are multiplied with each other."""
+        """Returns the dim, which must be the same for all tables, because embeddings are multiplied."""
         configs = self.embedding_collection.feature_configs.values()
         dims = sorted({each.table.embedding_dim for each in configs})
         if len(dims) != 1:
@@ -161,8 +163,8 @@ class DLRM(_CollectionModel):
     Args:
         embedding_collection: tables with one dim, for f features.
         dense_in_features: number k of dense features.
-        dense_arch_layer_sizes: widths of the layers over the numbers; the last one is `dim`.
-        over_arch_layer_sizes: widths of the layers over the products. The last layer, usually of width 1,
+        dense_arch_layer_sizes: widths of the dense arch's layers; the last one must be `dim`.
+        over_arch_layer_sizes: widths of the over arch's layers. The last layer, usually of width 1,
             has no activation.
         seed: seed of the layers' initial values.
         **options: options of `keras.Model`.
@@ -206,9 +208,9 @@ class DLRM(_CollectionModel):
         """Returns logits ``(b, 1)``.
 
         Args:
-            inputs: numbers ``(b, k)``, scaled to about 1; and a dict of the features' ids, or
-                ids ``(b, f)`` in the order of the collection.
-            training: whether a gradient will follow.
+            inputs: pair of the dense features ``(b, k)``, scaled to about 1, and the ids: a dict from
+                feature to ids, or an array ``(b, f)`` in the order of the collection's features.
+            training: whether a backward pass follows.
         """
         numbers, ids = inputs
         dense = self.dense_arch(numbers)
@@ -221,7 +223,7 @@ class DLRM(_CollectionModel):
 
 @keras.saving.register_keras_serializable("sparring_tf")
 class DeepFM(_CollectionModel):
-    """Factorization machine and layers over the same embeddings: Guo et al., arXiv 1703.04247.
+    """A factorization machine and a deep network over the same embeddings: Guo et al., arXiv 1703.04247.
 
     ::
 
@@ -234,8 +236,8 @@ class DeepFM(_CollectionModel):
     Args:
         num_dense_features: number k of dense features.
         embedding_collection: tables with one dim, for f features.
-        hidden_layer_size: width of the hidden layer over the numbers.
-        deep_fm_dimension: width of the deep part.
+        hidden_layer_size: width of the dense arch's hidden layer.
+        deep_fm_dimension: width of the deep network's output.
         seed: seed of the layers' initial values.
         **options: options of `keras.Model`.
 
@@ -274,7 +276,7 @@ class DeepFM(_CollectionModel):
 
         Args:
             inputs: see `DLRM`.
-            training: whether a gradient will follow.
+            training: whether a backward pass follows.
         """
         return tf.sigmoid(self.logits(inputs, training))
 
@@ -296,13 +298,13 @@ class TwoTower(_CollectionModel):
     ::
 
         ids of the first feature  ──► (b, dim) ──► query_proj ──► (b, layer_sizes[-1])
-        ids of the second feature ──► (b, dim) ──► candidate_proj ──► likewise
+        ids of the second feature ──► (b, dim) ──► candidate_proj ──► (b, layer_sizes[-1])
 
     Equal to `sparring_torch.models.TwoTower`. For retrieval, it is trained with a softmax over the
-    batch: each query against all candidates.
+    batch, in which each query is compared with the candidates of all examples.
 
     Args:
-        embedding_collection: two features: queries first, then candidates.
+        embedding_collection: collection with two features: the query, then the candidate.
         layer_sizes: widths of the layers of each tower. All layers have an activation.
         seed: seed of the layers' initial values.
         **options: options of `keras.Model`.
@@ -335,8 +337,8 @@ class TwoTower(_CollectionModel):
         """Returns vectors of queries and of candidates, each ``(b, layer_sizes[-1])``.
 
         Args:
-            inputs: a dict of the features' ids, or ids ``(b, 2)``.
-            training: whether a gradient will follow.
+            inputs: a dict from feature to ids, or an array of ids ``(b, 2)``.
+            training: whether a backward pass follows.
         """
         query, candidate = self._embed(inputs, training, self.compute_dtype)
         return self.query_proj(query), self.candidate_proj(candidate)
@@ -357,7 +359,7 @@ def _embedding(
 
 
 def _mlp(widths: Sequence[int], *, is_last_activated: bool, seed: int) -> Any:
-    """Creates dense layers with ReLU, which is optional after the last layer."""
+    """Creates dense layers with ReLU; the last layer has it only if `is_last_activated`."""
     layers: list[Any] = [keras.Input((widths[0],))]
     for place, width in enumerate(widths[1:]):
         is_last = place == len(widths) - 2

@@ -35,7 +35,7 @@ def pool_features(
         group: index of the features in the agent's groups. The features of a group have the same number
             b of bags, and their tables compute in the same dtype.
         features: all features of the group, in its order.
-        training: whether a gradient will follow.
+        training: whether a backward pass follows.
     """
     anchors = layer.anchors
     own = [anchors[feature.table].value for feature in features]

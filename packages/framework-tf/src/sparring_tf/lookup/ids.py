@@ -49,7 +49,7 @@ def validate_ids(values: Any, what: str, *, is_sparse_ok: bool = True) -> Any:
         is_sparse_ok: whether a `tf.SparseTensor` is accepted.
 
     Raises:
-        InvalidArgumentError: the values have another dtype.
+        InvalidArgumentError: the values have the wrong dtype.
         UnsupportedError: the values are sparse, but `is_sparse_ok` is False.
     """
     if isinstance(values, tf.SparseTensor) and not is_sparse_ok:

@@ -42,7 +42,7 @@ def save_model(
         max_bytes_inside: maximum size of a table's rows in the file. Defaults to 1 GiB.
 
     Raises:
-        InvalidArgumentError: the file name has another suffix, or the ranks pass different paths.
+        InvalidArgumentError: the file name has the wrong suffix, or the ranks pass different paths.
         UnsupportedError: the path is not on a file system of this machine, or a layer's storage was
             passed as an open object.
         SnapshotError, OSError: the file system failed on this or another rank.

@@ -71,7 +71,8 @@ def distribute(
     Raises:
         UnsupportedError: layers or the optimizer cannot be distributed. The message lists all of them,
             and the attribute ``report`` contains them. Nothing was changed.
-        InvalidArgumentError: `semantics` has another value, or `model` or `optimizer` has another type.
+        InvalidArgumentError: `semantics` has an unknown value, or `model` or `optimizer` has the
+            wrong type.
     """
     scanned = _scan(model, optimizer, semantics, keep, is_served=service is not None)
     if service is not None:

@@ -24,10 +24,11 @@ __all__ = ["current_gpu", "get_kernel_set", "find_storage_device", "tensor_devic
 
 
 def find_storage_device(device: torch.device | str | None) -> str:
-    """Converts a torch device to the name that storages use: ``cpu``, ``cuda:1``, ``emulated``.
+    """Returns the name that storages use for a torch device, for example ``cpu`` or ``cuda:1``.
 
-    ``cuda`` without a number is the GPU of this rank or, with one rank, torch's current GPU. It is
-    resolved when the table is declared.
+    ``emulated``, the device of tests without a GPU, is returned unchanged. ``cuda`` without a number
+    means the GPU of this rank or, with one rank, torch's current GPU. The number is determined
+    when the table is declared.
 
     Raises:
         InvalidArgumentError: the device type does not support tables.
@@ -47,7 +48,7 @@ def find_storage_device(device: torch.device | str | None) -> str:
 
 
 def tensor_device(device: str) -> torch.device:
-    """Returns the torch device whose tensors share memory with a storage's device."""
+    """Returns the torch device of tensors in the memory of a storage's device."""
     if device in ("cpu", "emulated"):
         return torch.device("cpu")
     return torch.device("cuda", torch.device(device).index or 0)
@@ -78,7 +79,7 @@ def get_kernel_set(device: str) -> KernelSet:
     def from_host(array: npt.NDArray[Any]) -> Tensor:
         given = torch.from_numpy(np.ascontiguousarray(array))
         if where.type != "cpu":
-            # torch keeps pinned memory until the copy is done; pageable memory may be freed before.
+            # torch keeps pinned memory until the copy ends. Pageable memory could be freed earlier.
             given = given.pin_memory()
         return given.to(where, non_blocking=True)
 

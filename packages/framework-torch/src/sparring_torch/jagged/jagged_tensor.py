@@ -118,7 +118,7 @@ class JaggedTensor(JaggedParts):
             weights: ``(batch, longest)``, or None.
 
         Raises:
-            InvalidArgumentError: `lengths` has another shape, or is not within 0 to `longest`.
+            InvalidArgumentError: `lengths` has the wrong shape, or is not within 0 to `longest`.
         """
         given = torch.as_tensor(lengths, device=values.device)
         if values.dim() < 2 or given.shape != values.shape[:1]:

@@ -408,7 +408,7 @@ class KeyedJaggedTensor(JaggedParts):
             segments: number of features per part; the sum is the number of features.
 
         Raises:
-            InvalidArgumentError: `segments` has another sum or a negative number.
+            InvalidArgumentError: `segments` has the wrong sum or contains a negative number.
         """
         if sum(segments) != len(self._keys) or any(each < 0 for each in segments):
             raise InvalidArgumentError(

@@ -28,7 +28,7 @@ class FeatureRouter:
         unknown: ``ignore`` or ``reject`` features of a batch that belong to no table.
 
     Raises:
-        InvalidArgumentError: `unknown` has another value.
+        InvalidArgumentError: `unknown` is not one of the allowed values.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ def pool_by_owners(
 
     Args:
         plan: lookups in tables that owners pool.
-        is_registered: whether a gradient will follow.
+        is_registered: whether a backward pass follows.
     """
     given, weights = [], []
     for ((table, mode), members), spans, (_, ids) in zip(

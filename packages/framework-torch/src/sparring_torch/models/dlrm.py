@@ -82,7 +82,7 @@ class DLRM(_Base):
         dense_device: device of the layers.
 
     Raises:
-        InvalidArgumentError: the tables differ in dim, or the dense arch has another output width.
+        InvalidArgumentError: the tables differ in dim, or the dense arch's output width is not `dim`.
     """
 
     def __init__(

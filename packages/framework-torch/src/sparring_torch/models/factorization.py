@@ -19,10 +19,10 @@ class MatrixFactorization(nn.Module):
     """Biased matrix factorization: mean + user bias + item bias + user · item.
 
     Koren, Bell, Volinsky: "Matrix factorization techniques for recommender systems", Computer
-    42(8), 2009. The bias is the first column of a row, so each id has one row per table.
+    42(8), 2009. The first column of a row is the bias, so biases need no tables of their own.
 
     Args:
-        users: table of users; its dim is 1 for the bias plus the size of a vector.
+        users: table of users; its dim is the number of factors, plus 1 for the bias.
         items: table of items with the same dim.
         mean: mean of the training ratings.
         storage: storage of the tables.
@@ -67,14 +67,16 @@ class MatrixFactorization(nn.Module):
         bias_l2: float,
         weights: Tensor | None = None,
     ) -> Tensor:
-        """Returns the sum of squared errors and of penalties on the rows of the ratings.
+        """Returns the loss: squared errors plus L2 penalties, summed over all ratings.
+
+        A rating's penalties depend on the rows of its user and its item.
 
         Args:
-            users: ids ``(b,)``.
-            items: ids ``(b,)``.
-            ratings: ``(b,)``.
-            embedding_l2: weight of the squared vectors of a rating's user and item.
-            bias_l2: weight of their squared biases.
+            users: user ids ``(b,)``.
+            items: item ids ``(b,)``.
+            ratings: ratings ``(b,)``.
+            embedding_l2: L2 penalty of the user's and the item's vectors, without biases.
+            bias_l2: L2 penalty of their biases.
             weights: weights ``(b,)`` of the ratings and their penalties; None means 1.
         """
         user_rows, item_rows = self.users(users), self.items(items)

@@ -125,7 +125,7 @@ class EmbeddingBag(SingleTable):
                 a gradient.
 
         Raises:
-            InvalidArgumentError: input and offsets do not match, weights have another shape or the
+            InvalidArgumentError: input and offsets do not match, weights have the wrong shape or the
                 mode is ``mean``, or a value is not a valid id.
         """
         if not isinstance(input, Tensor) or input.is_nested:

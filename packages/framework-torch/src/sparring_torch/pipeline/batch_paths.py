@@ -38,7 +38,7 @@ class Call:
         """Returns the arguments that the module will receive for another batch.
 
         Raises:
-            LookupError, AttributeError: the batch has another structure.
+            LookupError, AttributeError: the batch has a different structure.
         """
         return (
             [take(batch) for take in self.arguments],

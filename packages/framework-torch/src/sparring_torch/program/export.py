@@ -62,7 +62,7 @@ def export_program(
 
     Raises:
         InvalidArgumentError: the module has no tables, the folder exists, or a table is missing in
-            `served` or has another dim.
+            `served` or has a different dim.
         ProgramError: there is no serving snapshot.
         PluginError: sparring-packed is not installed.
         UnsupportedError: torch is older than 2.10, there is no C++ compiler, or programs do not support

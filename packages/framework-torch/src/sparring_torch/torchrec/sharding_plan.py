@@ -196,7 +196,7 @@ class ModuleSharder(Generic[Sharded]):
 
     Raises:
         InvalidArgumentError, UnsupportedError: `fused_params` has no counterpart, or
-            `qcomm_codecs_registry` has another type.
+            `qcomm_codecs_registry` has the wrong type.
     """
 
     module_type: ClassVar[type[nn.Module]]

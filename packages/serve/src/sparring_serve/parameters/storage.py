@@ -57,7 +57,7 @@ class ParameterStorage(RemoteStorage):
 
         Raises:
             UnsupportedError: The options have no `config`, so the folder is unknown.
-            InvalidArgumentError: A table is missing, is not part of the service, or has another dim.
+            InvalidArgumentError: A table is missing, is not part of the service, or has a different dim.
             SnapshotError: The service could not load it.
         """
         if self._options.config is None:

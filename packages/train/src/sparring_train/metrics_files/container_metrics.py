@@ -1,4 +1,4 @@
-"""Copies the counters of a container, so that other threads can read them during steps."""
+"""Copies the counters of a container. Other threads can then read the copy during steps."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["read_metrics"]
 def read_metrics(container: StepContainer, *, counts_all: bool = False) -> dict[str, Any]:
     """Returns all counters of this rank as JSON values; see ``docs/reference/metrics.md``.
 
-    Only the thread that makes steps may call it, so that no step or lookup changes a number meanwhile.
-    A concurrent save or write-back may: its numbers may be from slightly different moments.
+    Only the thread that runs steps may call it, so that no step or lookup changes counters during the
+    copy. A save or a write-back may run at the same time, so its counters may not match each other.
 
     Args:
-        counts_all: count the rows of every storage, which may require a request to a server or a scan
-            of a disk. Otherwise `rows` is None if it is not known. `memory_bytes` of persistent
-            storages is always None.
+        counts_all: whether to count the rows of every storage, which may require a request to a server
+            or a scan of a disk. If False, `rows` is None for tables whose number of rows is unknown.
+            `memory_bytes` of persistent storages is always None.
 
     Raises:
         ClosedError: the container was closed.
@@ -88,5 +88,5 @@ def _rows_at_once(storage: Storage) -> int | None:
 
 
 def _is_counted_at_once(storage: Storage) -> bool:
-    """Returns whether rows and bytes are known; a persistent storage may need a request or a scan."""
+    """Returns whether rows and bytes can be read without a request to a server or a scan of a disk."""
     return not storage.capabilities.persistent

@@ -361,7 +361,7 @@ class Collective(Closable):
     def _receive_impl(self, buffer: Array, source: int, tag: int) -> Work:
         """Starts receiving into a writable C-contiguous array.
 
-        If the message has another size, the work must raise `InvalidArgumentError`.
+        If the message has a different size, the work must raise `InvalidArgumentError`.
         """
 
     def _give_up_impl(self, culprit: int) -> None:

@@ -55,7 +55,7 @@ class Layout(ShardMap):
             columns are not split. If all blocks have the same owners, they become one block.
 
     Raises:
-        InvalidArgumentError: `owners` has another shape, or contains a number that is not a rank; or
+        InvalidArgumentError: `owners` has the wrong shape, or contains a number that is not a rank; or
             `columns` is not ascending, or does not match the blocks.
     """
 

@@ -46,7 +46,8 @@ class ShardMap:
         world_size: number of ranks.
 
     Raises:
-        InvalidArgumentError: `owners` has another shape, or contains a number that is not a rank.
+        InvalidArgumentError: `owners` has the wrong shape or dtype, or contains a number that is not a
+            rank.
     """
 
     owners: npt.NDArray[np.int32]
@@ -65,7 +66,7 @@ class ShardMap:
                 f"shard map: owners must be whole numbers, found dtype {given.dtype}; convert them to "
                 "int32"
             )
-        # Checked before the conversion to int32, which would truncate them.
+        # Checked before the conversion to int32, which could wrap large numbers.
         if given.min() < 0 or given.max() >= self.world_size:
             raise InvalidArgumentError(
                 f"shard map: owners must be ranks 0 to {self.world_size - 1}, found "
@@ -87,7 +88,7 @@ class ShardMap:
         return np.flatnonzero(self.owners == rank)
 
     def shard_of(self, rank: int, *, is_replicated: bool = False) -> Shard:
-        """Returns the shard that `rank` stores; all partitions if the table is replicated."""
+        """Returns the shard that `rank` stores. It contains all partitions if the table is replicated."""
         partitions = np.arange(NUM_PARTITIONS) if is_replicated else self.partitions_of(rank)
         return Shard(rank, self.world_size, partitions)
 
@@ -115,7 +116,7 @@ class KeyOwners:
     owners: npt.NDArray[np.int32]
 
     def are_own(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Returns ``(n,)``, whether this rank owns each key."""
+        """Returns a mask ``(n,)``: whether this rank owns each key."""
         own: npt.NDArray[np.bool_] = self.owners[_native.partition(keys)] == self.rank
         return own
 
@@ -123,8 +124,8 @@ class KeyOwners:
         """Checks that this rank owns all keys of a write, before any row changes.
 
         Raises:
-            InvalidArgumentError: another rank owns a key. The attributes `key` and `owner` are the first
-                such key and its rank.
+            InvalidArgumentError: another rank owns a key. The attributes `key` and `owner` contain the
+                first such key and the rank that owns it.
         """
         self._check(
             keys,
@@ -135,8 +136,8 @@ class KeyOwners:
         )
 
     def check_saved(self, keys: npt.NDArray[np.int64]) -> None:
-        """Checks that this rank owns all keys of a save. Otherwise a snapshot could contain two rows
-        of one key.
+        """Checks that this rank owns all keys that it saves. Otherwise a snapshot could contain two
+        rows for one key.
 
         Raises:
             InvalidArgumentError: see `check_written`.

@@ -129,7 +129,7 @@ class SupportsReplaceAll(Protocol):
             embeddings: table → ``(n, dim)`` embeddings of the keys 0 to n - 1.
 
         Raises:
-            SparringError: a table is missing or has another dim, or the service raised an error.
+            SparringError: a table is missing or has a different dim, or the service raised an error.
         """
 
 

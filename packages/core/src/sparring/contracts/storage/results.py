@@ -304,7 +304,7 @@ def check_out(out: npt.NDArray[Any], shape: tuple[int, int], table: TableConfig)
     """Checks that an ``_impl`` method can fill an output array in place.
 
     Raises:
-        InvalidArgumentError: `out` has another shape, dtype or layout, or is read-only.
+        InvalidArgumentError: `out` has the wrong shape, dtype or layout, or is read-only.
     """
     if not isinstance(out, np.ndarray):
         found = type(out).__name__

@@ -87,7 +87,7 @@ def look_up(
         state: state of the engine.
         requests: table and ids ``(n,)`` int64; the same tables in the same order on all ranks.
         kernels: kernels of the device of ids and tables; rows stay there.
-        is_training: whether gradients will follow.
+        is_training: whether a backward pass follows.
         own_error: error of this rank, which all ranks raise in place of the lookup. The ids of this
             rank are ignored.
 
@@ -162,7 +162,7 @@ def prepare_reads(
 def plan_lookups(
     requests: Sequence[tuple[TableEntry, DeviceArray]], kernels: KernelSet = HOST
 ) -> list[PlannedLookup]:
-    """Deduplicates the ids of each table. Waits for a device once per table."""
+    """Deduplicates the ids of each table. A GPU is synchronized once per table."""
     plans = []
     for entry, ids in requests:
         found = kernels.dedup(ids)

@@ -85,12 +85,12 @@ def look_up_bags(
     Args:
         state: state of the engine.
         requests: bags of each table.
-        is_training: whether a gradient will follow. If so, the lookup is recorded in the batch-inputs
+        is_training: whether a backward pass follows. If so, the lookup is recorded in the batch-inputs
             map.
 
     Raises:
         UnknownTableError: a table was not declared.
-        InvalidArgumentError: ids, offsets or weights have another shape or dtype, or a table is
+        InvalidArgumentError: ids, offsets or weights have the wrong shape or dtype, or a table is
             transferred by rows; on any rank.
         PeerFailure: a rank is gone, does not respond, is in another operation, or could not read its
             rows.
@@ -194,7 +194,7 @@ def take_bag_gradients(
     Args:
         state: state of the engine.
         own_error: error of this rank, if it cannot apply the step.
-        ends_step: whether no more gradients of earlier lookups will follow.
+        ends_step: whether these are the last gradients of earlier lookups.
 
     Returns:
         The error because of which this rank cannot apply the step: `own_error`, the error of another

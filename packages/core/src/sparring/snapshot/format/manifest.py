@@ -477,7 +477,7 @@ def decode_text(text: bytes, kind: type[_Text]) -> tuple[_Text, str]:
     """Decodes the text of `encode_text`, and returns the value and its hash.
 
     Raises:
-        ValueError: The text is damaged or has another format; the message contains the reason.
+        ValueError: The text is damaged or has an unexpected format; the message contains the reason.
     """
     tail = _TAIL.search(text, max(0, len(text) - _TAIL_BYTES))
     if tail is None:

@@ -73,7 +73,7 @@ class BlockReader:
         entry: Manifest entry of the file.
 
     Raises:
-        SnapshotDamagedError: The file is missing, is not a regular file, or has another size.
+        SnapshotDamagedError: The file is missing, is not a regular file, or has the wrong size.
     """
 
     def __init__(self, url: str, folder: ReadFolder, entry: FileEntry) -> None:

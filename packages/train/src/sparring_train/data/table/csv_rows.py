@@ -268,7 +268,7 @@ def read_header(file: TableFile, delimiter: str | None = None) -> list[str]:
     """Returns the names of the columns.
 
     Raises:
-        DataError: the file cannot be read, has no header, or has another delimiter.
+        DataError: the file cannot be read, has no header, or has the wrong delimiter.
     """
     with translate_csv_errors(file), file.open() as stream:
         text = stream.readline(_HEADER_BYTES).decode("utf-8-sig", "replace")
