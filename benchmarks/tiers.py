@@ -332,7 +332,7 @@ def _gain(
 
 
 def _alike(generator: np.random.Generator, num_keys: int) -> Keys:
-    """Returns distinct keys, with equal numbers from each power of ten."""
+    """Returns distinct keys whose logarithms are distributed uniformly."""
     ids = np.unique((num_keys ** generator.random(2 * STEP_KEYS)).astype(np.int64) - 1)
     return _spread(generator.permutation(ids)[:STEP_KEYS])
 

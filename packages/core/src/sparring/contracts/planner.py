@@ -69,7 +69,7 @@ class PlanRequest:
         tables: the tables of the job.
         world_size: number of ranks; 0: unknown, when a plan file is checked before a job starts.
         ranks_per_node: number of consecutive ranks on each node.
-        samples: number of samples in a rank's batch; None: unknown.
+        samples: number of samples per batch and rank; None if it is unknown.
         memory_bytes: memory for the tables of a rank; None: a rank's share of this machine.
         near_gbit: bandwidth of a rank within its node in Gbit/s; None: unknown.
         far_gbit: bandwidth of a node to other nodes in Gbit/s; None: unknown.

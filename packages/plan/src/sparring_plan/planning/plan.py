@@ -91,7 +91,7 @@ class TablePlan(DocumentModel):
 
 
 class Plan(DocumentModel):
-    """Plan of all tables; the head describes the inputs, the costs, and the bound for all plans."""
+    """Plan of all tables, with a description of its inputs, its costs, and the bound for all plans."""
 
     version: Literal[1]
     inputs: str

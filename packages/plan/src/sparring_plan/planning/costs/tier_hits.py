@@ -25,7 +25,7 @@ class TierHits:
 
     Args:
         bins: Key distributions of the tables.
-        ids: (tables,): number of ids in a rank's batch.
+        ids: (tables,): number of ids per batch and rank.
         ids_of_all: (tables,): number of ids in the batches of all ranks.
     """
 
