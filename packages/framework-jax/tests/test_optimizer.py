@@ -1,4 +1,4 @@
-"""Optimizers of optax over rows: which are supported, their state, and their results."""
+"""Optax optimizers over rows: which are supported, their state, and their results."""
 
 from __future__ import annotations
 
@@ -151,11 +151,11 @@ def test_invalid_arguments_are_rejected() -> None:
         ({"sparse": optax.adam(0.1), "lr": 0.1}, "lr is only supported for update methods"),
         (
             {"sparse": "sgd", "name": "mine"},
-            "name='mine' is only supported for optimizers of optax",
+            "name='mine' is only supported for optax optimizers",
         ),
         ({"sparse": "sgd", "rate": 0.1}, "rate"),
         ({"sparse": "sgd", "lr": 0.1, "by_table": {"films": {}}}, "films"),
-        ({"sparse": 3}, "Optimizer takes an optimizer of optax"),
+        ({"sparse": 3}, "Optimizer takes an optax optimizer"),
     ):
         with pytest.raises(InvalidArgumentError, match=message):
             made(options.pop("sparse"), **options)

@@ -1,4 +1,4 @@
-// Runs an exported program of TensorFlow without Python:
+// Runs an exported TensorFlow program without Python:
 //
 //   run_saved_model BUNDLE SERVED
 //

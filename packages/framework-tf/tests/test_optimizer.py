@@ -195,7 +195,7 @@ def test_an_optimizer_that_does_not_work_row_by_row_is_rejected(make: Any, reaso
 def test_invalid_arguments_are_rejected() -> None:
     layer = Embedding(DIM, storage="memory")
     for build, message in (
-        (lambda: Optimizer(layer, keras.optimizers.SGD), "takes an optimizer of Keras"),
+        (lambda: Optimizer(layer, keras.optimizers.SGD), "takes a Keras optimizer"),
         (lambda: Optimizer(layer, keras.optimizers.SGD(), lr=1), "pass hyper-parameters"),
         (lambda: Optimizer(keras.layers.Dense(1), "sgd"), "layers have no tables"),
         (lambda: Optimizer("layer", "sgd"), "models and layers"),

@@ -453,11 +453,11 @@ def test_arguments_of_another_kind_are_rejected() -> None:
     ):
         with pytest.raises(InvalidArgumentError, match=words):
             distribute(sequential(), SGD(0.1), **given)
-    with pytest.raises(InvalidArgumentError, match="a model of Keras"):
+    with pytest.raises(InvalidArgumentError, match="a Keras model"):
         distribute(layers.Dense(1), SGD(0.1))
-    with pytest.raises(InvalidArgumentError, match="an optimizer of Keras"):
+    with pytest.raises(InvalidArgumentError, match="a Keras optimizer"):
         distribute(sequential(), "sgd")
-    with pytest.raises(InvalidArgumentError, match="restore takes a model of Keras, found str"):
+    with pytest.raises(InvalidArgumentError, match="restore takes a Keras model, found str"):
         restore("model.keras")
     with pytest.raises(UnsupportedError, match="named in keep, but"):
         distribute(sequential(), SGD(0.1), keep=["nowhere"])

@@ -30,7 +30,7 @@ class Place:
 
     def agree(self, ours: torch.Tensor, theirs: torch.Tensor) -> bool:
         """Returns whether results equal the CPU's: bit by bit on the emulator. On a GPU, the sine
-        in a test's loss and optimizers of torch round differently.
+        in a test's loss and torch optimizers round differently.
         """
         if self.name in ("cpu", "emulated"):
             return torch.equal(ours, theirs)

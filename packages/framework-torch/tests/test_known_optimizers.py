@@ -322,7 +322,7 @@ def test_a_momentum_that_becomes_zero_uses_the_shadow() -> None:
 
 @pytest.mark.parametrize("native", [SGD, Adagrad, Adam, AdamW, type("MyAdam", (Adam,), {})])
 def test_fused_kernels_of_torch_are_not_used(native: Native) -> None:
-    """They require rows without gaps; rows of tables would become NaN."""
+    """They require contiguous rows; rows of tables would become NaN."""
 
     def trained(ask: Callable[[Optimizer], object]) -> npt.NDArray[Any]:
         embedding, optimizer = made(native, {"lr": 0.01})

@@ -1,4 +1,4 @@
-"""`Optimizer` behaves like optimizers of torch: schedulers, closures, hooks, state_dict."""
+"""`Optimizer` behaves like torch optimizers: schedulers, closures, hooks, state_dict."""
 
 from __future__ import annotations
 

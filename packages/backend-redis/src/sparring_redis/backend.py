@@ -37,7 +37,7 @@ __all__ = ["RedisStorage", "found_table"]
 _MAX_ROWS_AT_ONCE = 65_536
 _MAX_BYTES_AT_ONCE = 32 << 20
 
-# Number of rows that a scan must be able to read within the deadline of one call.
+# A scan must be able to read this number of rows or bytes within the deadline of one call.
 _ROWS_PER_DEADLINE = 1 << 18
 _BYTES_PER_DEADLINE = 64 << 20
 
@@ -68,8 +68,8 @@ class RedisStorage(Storage):
         validate: see `sparring.contracts.storage.storage.Storage`.
 
     Raises:
-        InvalidArgumentError: Redis contains the table with different rows, a password cannot be read, or
-            the server evicts rows when its memory is full.
+        InvalidArgumentError: Redis contains the table with another row layout, a password cannot be
+            read, or the server evicts rows when its memory is full.
         DeadlineError, StorageIOError: Redis failed.
     """
 
@@ -107,7 +107,7 @@ class RedisStorage(Storage):
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of the buckets with rows of this rank in bytes, as estimated by Redis."""
+        """Number of bytes that the buckets with rows of this rank use, as estimated by Redis."""
         self._check_open()
         commands = [
             self._layout.memory_command(bucket)
@@ -180,7 +180,8 @@ class RedisStorage(Storage):
             self._client.run(commands, "clear", is_write=True, deadline=deadline)
 
     def _write_note_impl(self, name: str, text: str | None) -> None:
-        # One note for the whole table: ranks load together, and a job of another size must find it.
+        # All ranks share one note per table, because they load together, and a job with another
+        # world size must find it.
         note = partial(self._layout.note_command, name)
         command = note("UNLINK") if text is None else note("SET", text.encode())
         deadline = self._deadline()
@@ -214,7 +215,7 @@ class RedisStorage(Storage):
     # -- parts ----------------------------------------------------------------
 
     def _parts(self, count: int) -> Iterator[slice]:
-        """Yields slices of a call, so that neither side buffers more than some megabytes at once."""
+        """Splits a call into slices, so that client and server buffer only some megabytes at once."""
         for begin in range(0, count, self._rows_at_once):
             yield slice(begin, min(begin + self._rows_at_once, count))
 

@@ -4,8 +4,8 @@
 set(_levels portable avx2 avx512)
 
 # Every level must give the same bits. By default GCC fuses a multiplication and an
-# addition wherever the CPU can, which rounds once instead of twice. What is to round
-# once says so (multiply_add in level_vectors.inc), on all levels.
+# addition wherever the CPU can, which rounds once instead of twice. Code that must round
+# once calls multiply_add of level_vectors.inc explicitly, at all levels.
 set(_portable_options -ffp-contract=off)
 set(_avx2_options -ffp-contract=off)
 set(_avx512_options -ffp-contract=off)

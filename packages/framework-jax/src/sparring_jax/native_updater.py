@@ -44,9 +44,7 @@ class NativeUpdater:
             )
             for table, rows in self._rows.items()
         }
-        set_states(
-            container.state, states, collect_open_storages([tables]), "this optimizer of optax"
-        )
+        set_states(container.state, states, collect_open_storages([tables]), "this optax optimizer")
         self._scalars = {table: rows.fresh_scalars for table, rows in self._rows.items()}
 
     def step(self) -> None:

@@ -248,7 +248,7 @@ def _is_close(ours: Rows, theirs: Rows) -> bool:
 def make_unsupported_error(reason: str) -> UnsupportedError:
     """Creates the error for an optimizer that cannot update rows."""
     return UnsupportedError(
-        f"this optimizer of optax cannot update rows of a table: {reason}; choose an elementwise "
+        f"this optax optimizer cannot update rows of a table: {reason}; choose an elementwise "
         "optimizer, such as sgd, adagrad, adam, adamw, rmsprop, adadelta or lion, without global norms",
         reason=reason,
     )

@@ -68,7 +68,7 @@ class Optimizer:
         if isinstance(sparse, (str, UpdateMethod)):
             if name is not None:
                 raise InvalidArgumentError(
-                    f"Optimizer: name={name!r} is only supported for optimizers of optax; leave it out"
+                    f"Optimizer: name={name!r} is only supported for optax optimizers; leave it out"
                 )
             method = resolve_method(sparse) if isinstance(sparse, str) else sparse
             self._updater = FusedUpdater(tables, method, hyperparameters, by_table or {})
@@ -77,12 +77,12 @@ class Optimizer:
                 given = ", ".join([*hyperparameters, *(["by_table"] if by_table else [])])
                 raise InvalidArgumentError(
                     f"Optimizer: {given} is only supported for update methods; pass hyper-parameters to "
-                    "the optimizer of optax, for example optax.adam(1e-3)"
+                    "the optax optimizer, for example optax.adam(1e-3)"
                 )
             self._updater = NativeUpdater(tables, sparse, name)
         else:
             raise InvalidArgumentError(
-                "Optimizer takes an optimizer of optax, such as optax.adagrad(0.05), or the name of an "
+                "Optimizer takes an optax optimizer, such as optax.adagrad(0.05), or the name of an "
                 f"update method, such as 'rowwise_adagrad'; found {sparse!r}"
             )
 

@@ -24,7 +24,7 @@ def sparring_register_framework() -> Sequence[FrameworkDescriptor]:
         FrameworkDescriptor(
             name="torch",
             api_version=API_VERSION,
-            summary="PyTorch: modules with TorchRec's names, optimizers of torch.",
+            summary="PyTorch: modules with TorchRec's names, torch optimizers.",
             unavailable=_why_unavailable,
             module="sparring_torch",
         )

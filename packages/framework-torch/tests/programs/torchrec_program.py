@@ -1,4 +1,4 @@
-"""A program of TorchRec before its translation: `test_torchrec_program` translates and runs it.
+"""A TorchRec program before its translation: `test_torchrec_program` translates and runs it.
 
 Each function is our own version of a public program, with the same imports and calls:
 dlrm_main        torchrec_dlrm/dlrm_main.py of github.com/facebookresearch/dlrm, with multi-hot ids

@@ -1,8 +1,8 @@
 """The Open Inference Protocol over a lookup service; each table is a model.
 
-`ModelInfer` accepts the input ``ids`` (INT64, any shape) and returns ``rows`` (FP32, the same shape
-and dim) and ``found`` (BOOL). The model version is the hash of a kept version; empty means the
-newest.
+`ModelInfer` accepts the input ``ids`` (INT64, any shape) and returns ``rows`` (FP32, the shape of
+``ids`` followed by dim) and ``found`` (BOOL, the shape of ``ids``). The model version is the hash of
+a version that the server keeps; an empty text means the newest version.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def infer(
     *,
     waited_seconds: float = 0.0,
 ) -> bytes:
-    """Answers a ModelInferRequest. Clients of this protocol may omit the deadline.
+    """Answers a ModelInferRequest. Unlike `LookupService.pull`, it also accepts calls without a deadline.
 
     Takes the arguments of `LookupService.pull`.
 
@@ -162,8 +162,7 @@ _REQUEST_PARAMETERS = {
     "timeout": (None, "set the deadline of the gRPC call instead"),
     "binary_data_output": (True, _BINARY),
 }
-"""For each parameter, the only accepted value (None is false, 0 or empty) and advice for other
-values."""
+"""Parameter → its only accepted value, and advice for other values. None means false, 0 or empty."""
 
 
 def _outputs(request: InferRequest) -> list[str]:
@@ -232,8 +231,8 @@ def model_metadata(service: LookupService, content: Buffer) -> bytes:
     if not _has_version(service, request):
         raise StatusError(
             Status.NOT_FOUND,
-            f"model {request.name!r}: version {request.version!r} is not kept; omit it to get the kept "
-            "versions",
+            f"model {request.name!r}: version {request.version!r} is not kept; omit the version to "
+            "list the kept ones",
             reason="version_gone",
         )
     return encode(

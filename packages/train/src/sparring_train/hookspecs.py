@@ -64,7 +64,7 @@ class SavedModel:
 
 
 class OpenedModel(Protocol):
-    """A model that is open for predictions. Nothing is changed by them."""
+    """A model that is open for predictions. Predictions change nothing."""
 
     @property
     def source(self) -> Any:
@@ -78,9 +78,9 @@ class OpenedModel(Protocol):
 class TrainerDescriptor(Descriptor):
     """Trainer for one framework, whose name is `name`.
 
-    `train(config, plugin_manager, progress)` runs one training, from reading the data to the last
-    evaluation, and writes the report that is configured. Backends are found by the plugin manager.
-    Progress is reported to `progress`; a trainer prints nothing.
+    `train(config, plugin_manager, progress)` trains one model: it reads the data, trains, evaluates and
+    writes the configured report. It finds backends through the plugin manager. It reports progress to
+    `progress`, and prints nothing.
 
     `open(config, plugin_manager, saved)` is a context manager that opens the model of a saved run for
     predictions. None: not supported.
@@ -103,8 +103,8 @@ class DataDescriptor(Descriptor):
     `section` is the Pydantic model of the `data` section of this kind; its field `kind` is
     ``Literal[name]``. `open(section, request)` opens the data.
 
-    `read(section, path)` yields all examples of another file with the same columns, in its order, for
-    predictions: labels and weights may be missing. None: not supported.
+    `read(section, path)` yields all examples of another file with the same columns, in the order of the
+    file, for predictions. Labels and weights may be missing. None: not supported.
     """
 
     section: type[DataSection]
@@ -147,14 +147,14 @@ class ModelDescriptor(Descriptor):
 
 @hookspec
 def sparring_register_trainers() -> Sequence[TrainerDescriptor]:
-    """Returns trainers, one per framework."""
+    """Returns the trainers of this plugin, one per framework."""
 
 
 @hookspec
 def sparring_register_data() -> Sequence[DataDescriptor]:
-    """Returns kinds of data."""
+    """Returns the kinds of data that this plugin can read."""
 
 
 @hookspec
 def sparring_register_models() -> Sequence[ModelDescriptor]:
-    """Returns kinds of models."""
+    """Returns the kinds of models that this plugin can build."""

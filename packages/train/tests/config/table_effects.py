@@ -260,7 +260,7 @@ def register(effects: Effects) -> None:  # noqa: PLR0915 (one function for each 
 
     @effects.of("data:table.read", "data:table.lanes")
     def _(runs: Runs) -> None:
-        # Ranks are threads here: models of torch would share one generator for initial values.
+        # Ranks are threads here: torch models would share one generator for initial values.
         files = ("data.path=table.parquet", "data.label=price", "data.numeric=[]", _NUMBERS)
         whole = _ran(runs, *files).losses
         assert _ran(runs, *files, "data.lanes=3").losses != whole

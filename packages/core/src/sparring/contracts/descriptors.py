@@ -212,7 +212,8 @@ class PlannerDescriptor(Descriptor):
     Args:
         factory: ``factory(request)`` creates a plan. Rank 0 calls it, and all ranks use the result.
         read: ``read(path, request)`` reads a plan file. If the plan does not match the tables and ranks
-            of the request, it raises an error with file and line. None: there are no plan files.
+            of the request, it raises an error with file and line. None: the planner does not support
+            files.
     """
 
     factory: Callable[[PlanRequest], PlanResult]

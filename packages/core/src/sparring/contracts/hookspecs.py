@@ -57,7 +57,7 @@ def sparring_register_kernels() -> Sequence[KernelsDescriptor]:
 
 @hookspec
 def sparring_register_update_methods() -> Sequence[UpdateMethodDescriptor]:
-    """Returns the update methods of this plugin, by which gradients change rows."""
+    """Returns the update methods of this plugin, which apply gradients to rows."""
 
 
 @hookspec

@@ -1,4 +1,4 @@
-"""Update methods, by which gradients change rows.
+"""Update methods, which apply gradients to rows.
 
     hyper-parameters (per table, may change between steps)
          │

@@ -309,7 +309,7 @@ KERAS_HYPER: dict[str, type[HyperParameters]] = {
 
 
 def keras_method(name: str) -> NativeMethod:
-    """Creates the update method for an optimizer of Keras.
+    """Creates the update method for a Keras optimizer.
 
     Args:
         name: ``keras_sgd``, ``keras_momentum``, ``keras_adagrad``, ``keras_rmsprop``, ``keras_adam``.

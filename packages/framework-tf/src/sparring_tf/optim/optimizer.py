@@ -105,7 +105,7 @@ class Optimizer(keras.optimizers.Optimizer):
         is_native = isinstance(sparse, keras.optimizers.Optimizer)
         if not is_native and not isinstance(sparse, (str, UpdateMethod)):
             raise InvalidArgumentError(
-                "Optimizer takes an optimizer of Keras, such as keras.optimizers.Adagrad(0.05), or the "
+                "Optimizer takes a Keras optimizer, such as keras.optimizers.Adagrad(0.05), or the "
                 f"name of an update method, such as 'rowwise_adagrad'; found {sparse!r}"
             )
         if update not in ("auto", "shadow", "method"):
@@ -114,7 +114,7 @@ class Optimizer(keras.optimizers.Optimizer):
             )
         if update != "auto" and not is_native:
             raise InvalidArgumentError(
-                f"Optimizer: update={update!r} is only supported for optimizers of Keras, found update "
+                f"Optimizer: update={update!r} is only supported for Keras optimizers, found update "
                 f"method {sparse!r}; leave it out"
             )
         if is_native:
@@ -410,7 +410,7 @@ def _validate_dense(given: Any) -> Any:
     if given is None or isinstance(given, keras.optimizers.Optimizer):
         return given
     raise InvalidArgumentError(
-        "Optimizer: dense must be an optimizer of Keras, such as keras.optimizers.Adam(1e-3), or None; "
+        "Optimizer: dense must be a Keras optimizer, such as keras.optimizers.Adam(1e-3), or None; "
         f"found {given!r}"
     )
 

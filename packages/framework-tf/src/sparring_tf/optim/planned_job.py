@@ -93,7 +93,7 @@ def _workloads(
             workload = describe_workload(
                 each.table, each.storage, features, method, hyperparameters or {}
             )
-            if hyperparameters is None:  # an optimizer of Keras may clip gradients by rows
+            if hyperparameters is None:  # a Keras optimizer may clip gradients by rows
                 workload = replace(workload, supports_column_split=False)
             found.setdefault(each.table.name, workload)
     return list(found.values())

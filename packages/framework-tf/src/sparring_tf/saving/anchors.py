@@ -103,7 +103,7 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
         trained = self.sparring_table
         if not trained.agent.has_optimizer:
             raise InvalidArgumentError(
-                f"the rows of table {trained.name!r} cannot be updated by an optimizer of Keras; "
+                f"the rows of table {trained.name!r} cannot be updated by a Keras optimizer; "
                 "wrap it: sparring_tf.Optimizer(model, keras.optimizers.Adam(…))",
                 table=trained.name,
             )

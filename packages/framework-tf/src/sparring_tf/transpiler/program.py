@@ -136,7 +136,7 @@ def restore(model: Any) -> Any:
     """
     if not isinstance(model, keras.Model):
         raise InvalidArgumentError(
-            f"restore takes a model of Keras, found {type(model).__name__}; pass the model that "
+            f"restore takes a Keras model, found {type(model).__name__}; pass the model that "
             "distribute returned"
         )
     replaced = [each for each in model._flatten_layers() if isinstance(each, ReplacedEmbedding)]
@@ -236,12 +236,12 @@ def _scan(
 ) -> Scan:
     if not isinstance(model, keras.Model):
         raise InvalidArgumentError(
-            f"distribute takes a model of Keras, found {type(model).__name__}; pass the model first, "
+            f"distribute takes a Keras model, found {type(model).__name__}; pass the model first, "
             "then the optimizer"
         )
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise InvalidArgumentError(
-            f"distribute takes an optimizer of Keras, found {type(optimizer).__name__}; pass for example "
+            f"distribute takes a Keras optimizer, found {type(optimizer).__name__}; pass for example "
             "keras.optimizers.Adagrad(0.05)"
         )
     check_choices(semantics, keep)

@@ -98,7 +98,7 @@ class TorchCollective(Collective):
     """One rank of a gloo group.
 
     Args:
-        group: a group for this collective only; None is a world of one rank.
+        group: a group for this collective only; None means that there is only this rank.
         deadline_seconds: maximum duration of any wait.
         owns_default: whether `close` destroys all groups of ``torch.distributed`` or only `group`.
     """

@@ -113,7 +113,7 @@ class CombinedOptimizer(OptimizerOfParts):
     def _check(self, name: str, part: object) -> None:
         if not isinstance(part, torch.optim.Optimizer):
             raise InvalidArgumentError(
-                f"CombinedOptimizer: found {type(part).__name__}, expected optimizers of torch; create "
+                f"CombinedOptimizer: found {type(part).__name__}, expected torch optimizers; create "
                 "them with sparring_torch.Optimizer(model, …) for rows and torch.optim for parameters"
             )
         if name in self._parts or any(part is each for each in self._parts.values()):

@@ -1,6 +1,6 @@
-"""Optimizers of torch whose steps an update method can take.
+"""PyTorch optimizers whose steps an update method can take.
 
-An update method updates rows where they are stored, in one pass. It replaces an optimizer of torch if
+An update method updates rows where they are stored, in one pass. It replaces a torch optimizer if
 it gives the same rows: formula, order of operations and row state are the same as in torch's
 single-tensor implementation. This is known for some classes by name, and then tested: a few steps over
 generated rows may differ only by rounding. If another release of torch, a build for another CPU, or a
@@ -105,7 +105,7 @@ _KNOWN: dict[type[Optimizer], _Known] = {
 
 
 class KnownOptimizer:
-    """Finds the update method for steps of an optimizer of torch.
+    """Finds the update method for steps of a torch optimizer.
 
     Args:
         optimizer_class: class of the optimizer.
@@ -225,7 +225,7 @@ def _check_rounding(
 def without_fused(
     optimizer_class: type[Optimizer], hyperparameters: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Removes torch's ``fused=True``, whose kernels require rows without gaps.
+    """Removes torch's ``fused=True``, whose kernels require contiguous rows.
 
     Rows of tables have gaps; the known classes give the same results without it.
 

@@ -1,4 +1,4 @@
-"""Updates rows by an optimizer of torch: with an equivalent update method, or as parameters."""
+"""Updates rows by a torch optimizer: with an equivalent update method, or as parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Optimizer`: optimizers of torch for the rows of tables."""
+"""`Optimizer`: PyTorch optimizers for the rows of tables."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ _of_agents = weakref.WeakKeyDictionary[TrainAgent, "weakref.ref[Optimizer]"]()
 
 
 class Optimizer(torch.optim.Optimizer):
-    """Updates the rows of tables with an optimizer of torch, or with an update method.
+    """Updates the rows of tables with a torch optimizer, or with an update method.
 
-    It is used like any optimizer of torch, together with one for the ordinary parameters::
+    It is used like any torch optimizer, together with one for the ordinary parameters::
 
         sparse = sparring_torch.Optimizer(model, torch.optim.Adagrad, lr=0.05)
         dense = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -360,7 +360,7 @@ class Optimizer(torch.optim.Optimizer):
         self._check_state_dict(state_dict)
         own = {"params"}
         if isinstance(self._updater, NativeUpdater):
-            # torch's fused kernels require rows without gaps.
+            # torch's fused kernels require contiguous rows.
             own.add("fused")
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update({name: value for name, value in saved.items() if name not in own})

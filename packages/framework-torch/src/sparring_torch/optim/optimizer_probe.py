@@ -1,14 +1,16 @@
 """Finds the row state of a native optimizer by probing it on a tiny parameter.
 
-A row is the embedding, followed by the optimizer's state. To find the state, the optimizer is stepped
-once with a zero gradient on a zero parameter of 4 rows. State with the parameter's shape is row state
-(`exp_avg` of Adam, `sum` of Adagrad), and single numbers are scalars of the table (`step`,
-`mu_product`). An optimizer with other state is rejected.
+A row is the embedding, followed by the optimizer's state. To find the state, the optimizer
+performs one step with a zero gradient on a zero parameter of 4 rows. State with the parameter's shape
+is row state (`exp_avg` of Adam, `sum` of Adagrad), and single numbers are scalars of the table
+(`step`, `mu_product`). An optimizer with other state is rejected.
 
-The probe also tests whether rows are independent: 4 rows stepped together must change like 2 and 2
-rows stepped separately, with the engine's memory layout. LAMB, LBFGS and Adafactor fail this test. It
-also tests whether a step may process its rows in blocks, which fails if an optimizer counts steps in
-its attributes, and whether columns are independent, as blocks of columns of a table must be.
+The probe also performs the following tests, with the engine's memory layout:
+
+- Rows are independent: updating 4 rows together must have the same result as updating the first 2 rows
+  and the last 2 rows separately. LAMB, LBFGS and Adafactor fail this test.
+- A step may process its rows in blocks. Optimizers that count steps in their attributes fail this test.
+- Columns are independent. Tables that are split into blocks of columns require this.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ def probe(
     dtype: torch.dtype,
     device: torch.device | None = None,
 ) -> RowState:
-    """Finds the state of an optimizer, and checks that it can be stored by row.
+    """Finds the state of an optimizer, and checks that it can be stored per row.
 
     Args:
         optimizer_class: a class of `torch.optim`, or a compatible one.
@@ -50,7 +52,7 @@ def probe(
 
     Raises:
         InvalidArgumentError: the optimizer rejects these hyper-parameters.
-        UnsupportedError: its state cannot be stored by row, or rows depend on each other.
+        UnsupportedError: its state cannot be stored per row, or rows depend on each other.
     """
     device = device or torch.device("cpu")
     # Keep tensors without an explicit device on the CPU, even if torch has another default: a step
@@ -63,10 +65,10 @@ def probe(
             halves = [trial.over_rows(layout, half) for half in (slice(0, 2), slice(2, 4))]
         if not trial.is_close(stepped, torch.cat(halves)):
             reason = (
-                "rows that are stepped together change differently from rows stepped separately"
+                "rows that are updated together change differently from rows updated separately"
             )
             if hyperparameters.get("fused"):
-                reason += " (found fused=True, which requires rows without gaps: leave it out)"
+                reason += " (found fused=True, which requires contiguous rows; omit it)"
             raise _make_error(optimizer_class, reason)
         layout = _with_counting_scalars(layout, trial, stepped)
         return replace(
@@ -162,7 +164,7 @@ class _Trial:
         self._start, self._gradients = start.to(self._device), gradients.to(self._device)
 
     def over_parameter(self) -> Tensor:
-        """Returns the rows after steps as an ordinary parameter."""
+        """Returns the rows after the steps, updated as an ordinary parameter."""
         parameter = torch.nn.Parameter(self._start.clone())
         optimizer = self._optimizer_class([parameter], **self._hyperparameters)
         step = unhooked_step(optimizer)
@@ -177,12 +179,12 @@ class _Trial:
         try:
             in_blocks = self.over_rows(layout, slice(None), num_block_rows=_ROWS - 1)
         except Exception:
-            # It kept something between the blocks that does not fit the next one.
+            # The optimizer kept state of one block that does not fit the next block.
             return False
         return torch.equal(whole, in_blocks)
 
     def why_coupled(self, layout: RowState, stepped: Tensor) -> str:
-        """Returns why columns cannot be stepped separately; empty if they are independent.
+        """Returns why columns cannot be updated separately; empty if they are independent.
 
         Args:
             stepped: result of `over_rows` for all rows.
@@ -200,7 +202,7 @@ class _Trial:
         return "its update of an element depends on other elements of the row"
 
     def over_rows(self, layout: RowState, part: slice, num_block_rows: int | None = None) -> Tensor:
-        """Returns some rows after steps, with the engine's memory layout."""
+        """Returns some rows after the steps, updated with the engine's memory layout."""
         start = self._start[part]
         state = torch.tensor(layout.initial_row(_DIM), dtype=self._dtype, device=self._device)
         rows = torch.cat([start, state.expand(len(start), -1)], 1)
@@ -222,11 +224,12 @@ class _Trial:
 
 
 def _with_counting_scalars(layout: RowState, trial: _Trial, stepped: Tensor) -> RowState:
-    """Returns the layout with which a new table counts steps like an ordinary parameter.
+    """Returns the layout without initial scalars if only then new tables count steps correctly.
 
-    An optimizer that writes ``state["step"] = state.get("step", 0) + 1`` does not show the value
-    before its first step, so its scalars must be omitted until it creates them. If neither way gives
-    the ordinary result, for example for SGD with dampening, whose first step is special, scalars stay.
+    If an optimizer writes ``state["step"] = state.get("step", 0) + 1``, the probe cannot observe the
+    value before the first step. The layout must then contain no scalars, so that the optimizer creates
+    them. The layout remains unchanged if both layouts differ from an ordinary parameter. For example,
+    SGD with dampening treats its first step differently.
     """
     if not layout.scalars or trial.is_close(trial.over_parameter(), stepped):
         return layout
@@ -234,7 +237,7 @@ def _with_counting_scalars(layout: RowState, trial: _Trial, stepped: Tensor) -> 
     try:
         is_better = trial.is_close(trial.over_parameter(), trial.over_rows(without, slice(None)))
     except Exception:
-        # It reads a scalar that does not exist, and may raise any error.
+        # The optimizer reads a scalar that does not exist, and may raise any error.
         is_better = False
     return without if is_better else layout
 
@@ -245,7 +248,7 @@ def _find_rejection(optimizer_class: type[Optimizer]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = f"a step over gathered rows failed with {type(error).__name__}: {error}"
+        reason = f"a test step with rows of a table failed with {type(error).__name__}: {error}"
         raise _make_error(optimizer_class, reason) from error
 
 

@@ -25,7 +25,7 @@ class RowState:
     takes_blocks: bool = True
     """Whether a step may process the rows in blocks that start with the same scalars."""
     why_coupled: str = ""
-    """Why columns of a row cannot be stepped separately; empty if they can."""
+    """Why columns of a row cannot be updated separately; empty if they can."""
 
     def initial_row(self, dim: int) -> list[float]:
         """Returns the state of a new key: `dim` numbers for each of `names`."""

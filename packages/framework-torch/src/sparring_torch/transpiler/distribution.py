@@ -94,7 +94,7 @@ class Distribution:
         options: choices of the user.
 
     Raises:
-        InvalidArgumentError: `model` is not a module, or `optimizer` not an optimizer of torch.
+        InvalidArgumentError: `model` is not a module, or `optimizer` not a torch optimizer.
     """
 
     def __init__(
@@ -223,7 +223,7 @@ def _optimizers(given: Any) -> list[torch.optim.Optimizer]:
     for each in optimizers:
         if not isinstance(each, torch.optim.Optimizer):
             raise InvalidArgumentError(
-                f"distribute: found {type(each).__name__}, expected optimizers of torch"
+                f"distribute: found {type(each).__name__}, expected torch optimizers"
             )
     return optimizers
 

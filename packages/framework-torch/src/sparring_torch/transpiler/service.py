@@ -1,4 +1,4 @@
-"""Finds update methods of a service for optimizers of torch."""
+"""Finds update methods of a service for torch optimizers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["find_form", "find_hyper", "to_update_method"]
 def to_update_method(
     optimizer_class: type[torch.optim.Optimizer], hyperparameters: Mapping[str, Any]
 ) -> KnownOptimizer | str:
-    """Returns the update methods for an optimizer of torch, or why there is none."""
+    """Returns the update methods for a torch optimizer, or why there is none."""
     layout = probe(optimizer_class, hyperparameters, torch.float32)
     return find_known_optimizer(
         optimizer_class, hyperparameters, {(torch.float32, torch.device("cpu")): layout}

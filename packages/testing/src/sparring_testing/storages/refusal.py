@@ -165,7 +165,7 @@ class RejectionTests:
         for out in no_arrays:
             with pytest.raises(InvalidArgumentError):
                 storage.find([1, 2], out=out)
-        assert (read_only == 1).all(), "a read-only out was written to"
+        assert (read_only == 1).all(), "find changed a read-only out"
         _assert_unchanged(storage, before)
 
     def test_out_that_does_not_match_is_rejected(
@@ -181,7 +181,7 @@ class RejectionTests:
         ):
             with pytest.raises(InvalidArgumentError):
                 storage.find([1, 2], out=out)
-            assert (out == 1).all(), "a rejected out was written to"
+            assert (out == 1).all(), "find changed an out that it rejected"
         _assert_unchanged(storage, before)
 
 

@@ -42,7 +42,8 @@ def train(
     config: ConfigArgument,
     overrides: OverridesArgument = None,
     json: Annotated[
-        bool, typer.Option("--json", help="Print the results as one line of JSON, last.")
+        bool,
+        typer.Option("--json", help="Print the results as JSON, in the last line of the output."),
     ] = False,
     resume: Annotated[
         bool,
@@ -57,8 +58,8 @@ def train(
         typer.Option(
             "--relative-to",
             metavar="FOLDER",
-            help="Folder at which relative paths of CONFIG start, instead of its own; for a file that is "
-            "mounted elsewhere.",
+            help="Resolve relative paths in CONFIG from FOLDER instead of the folder of CONFIG, for "
+            "example if the file is mounted elsewhere.",
         ),
     ] = None,
     trace: Annotated[
@@ -95,7 +96,7 @@ def train(
         return
     for name, value in result.metrics.items():
         if not math.isfinite(value):
-            shown = ", which JSON cannot represent: it contains null" if json else ""
+            shown = " (null in the JSON output)" if json else ""
             why = result.extra.get("undefined_metrics")
             reason = why or "the training diverged; lower the learning rate"
             print_warning(f"metric {name} is {value}{shown}; {reason}")
@@ -130,7 +131,7 @@ def train(
 
 
 def _reject_memory_storage(url: str | None) -> None:
-    """Raises if snapshots would be in fsspec's memory file system, which ends with the command."""
+    """Raises if snapshots would be saved in fsspec's memory file system, inside this process."""
     if url is not None and url.partition("://")[0].rpartition("::")[2] == "memory":
         raise ConfigError(
             f"snapshots.url: {url} is in the memory of this command, and is lost when it ends; choose "
@@ -140,7 +141,7 @@ def _reject_memory_storage(url: str | None) -> None:
 
 
 def _print_result(console: Console, result: TrainResult) -> None:
-    """Prints metrics, with the best possible ones if known, rows of each table, and time."""
+    """Prints metrics with their best possible values if known, rows of each table, and time."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(justify="right")
@@ -149,11 +150,11 @@ def _print_result(console: Console, result: TrainResult) -> None:
     for name, value in result.metrics.items():
         best = result.extra.get(f"best_{name}")
         shown.add(f"best_{name}")
-        remark = f"best reachable {best:.4f}" if isinstance(best, (int, float)) else ""
+        remark = f"best possible {best:.4f}" if isinstance(best, (int, float)) else ""
         table.add_row(f"test {name}", f"{value:.4f}", remark)
     for name, value in result.validation.items():
         table.add_row(
-            f"validation {name}", f"{value:.4f}", f"after step {result.best_step:,}, the best"
+            f"validation {name}", f"{value:.4f}", f"after step {result.best_step:,}, the best step"
         )
     if len(result.rows) <= _MAX_TABLES_SHOWN:
         for name, count in result.rows.items():
@@ -177,7 +178,7 @@ def _print_result(console: Console, result: TrainResult) -> None:
             share = f"{tier['hits'] / asked:.1%} hits" if asked else "no lookups"
             remark = f"{share}, {tier['read_seconds'] + tier['write_seconds']:.2f} s"
             table.add_row(f"rows of {name} in {tier['backend']}", f"{tier['rows']:,}", remark)
-    remarks = [f"{result.resumed_steps:,} before"] if result.resumed_steps else []
+    remarks = [f"{result.resumed_steps:,} before resuming"] if result.resumed_steps else []
     if result.steps_per_second is not None:
         remarks.append(f"{result.steps_per_second:,.1f} steps/s")
     table.add_row("steps", f"{result.steps:,}", ", ".join(remarks))

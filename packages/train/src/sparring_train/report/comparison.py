@@ -108,7 +108,7 @@ def _results(first: RunData, second: RunData) -> Iterator[Line]:
         yield Line(shown, first.metrics.get(name), second.metrics.get(name), "metric")
         if name in first.best or name in second.best:
             best = first.best.get(name), second.best.get(name)
-            yield Line(f"best reachable {format_metric_name(name)}", *best, "metric")
+            yield Line(f"best possible {format_metric_name(name)}", *best, "metric")
     yield Line("steps", first.steps, second.steps)
     yield Line("seconds", first.seconds, second.seconds)
     yield Line("steps per second", first.steps_per_second, second.steps_per_second)

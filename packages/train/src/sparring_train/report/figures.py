@@ -87,7 +87,7 @@ def _loss(loss: Points, held_out: Mapping[str, Points], best: float | None) -> F
         for colour, (part, points) in enumerate(held_out.items(), 1):
             axes.plot(points.steps, points.values, **_marked(colour), label=f"{part} log loss")
         if held_out and best is not None:
-            axes.axhline(best, **_dashed(), label=f"best reachable {best:.4f}")
+            axes.axhline(best, **_dashed(), label=f"best possible {best:.4f}")
         limit_to_bulk(axes, shown)
         axes.set_ylabel("mean loss per sample" + (" (nats)" if held_out else ""))
         axes.legend(loc="best")
@@ -115,7 +115,7 @@ def _metric(name: str, held_out: Mapping[str, Points], best: float | None) -> Fi
                 color=COLORS[colour],
             )
         if best is not None:
-            axes.axhline(best, **_dashed(), label=f"best reachable {best:.4f}")
+            axes.axhline(best, **_dashed(), label=f"best possible {best:.4f}")
         axes.margins(y=0.15)
         axes.set_ylabel(shown)
         axes.legend(loc="best")

@@ -78,7 +78,7 @@ def _tiles(data: RunData) -> str:
     found = []
     for name, value in data.metrics.items():
         best = data.best.get(name)
-        remark = "on the test samples" if best is None else f"best reachable {best:.4f}"
+        remark = "on the test samples" if best is None else f"best possible {best:.4f}"
         found.append((f"{value:.4f}", f"test {format_metric_name(name)}, {remark}"))
     if data.rows:
         tables = "1 table" if len(data.rows) == 1 else f"{len(data.rows)} tables"

@@ -40,7 +40,7 @@ class UpdateRows:
 
 
 class UpdateMethod(ABC):
-    """Rule by which gradients change the rows of a table.
+    """Rule that applies gradients to the rows of a table.
 
     The new value of a row may depend on the row, its gradient, the hyper-parameters and the step
     number, but not on other rows: a call may receive any subset of the rows, in any order.
