@@ -1,9 +1,10 @@
 """`python -m benchmarks.planned_steps [--rounds N]`: compares predictions of plans with two real ranks.
 
-A dozen plans of the same tables run alternately on two processes of this machine. Bytes and messages are
-compared with the exchange's counters, and times, as ratios to row_wise, with simulated ones. The same
-ranks measure the costs for the simulation in the run, as `sparring plan calibrate` does. The agreement of
-one half of the rounds with the other is printed too, because no model can be better.
+Sixteen plans of the same tables run alternately on two processes of this machine. Predicted bytes and
+messages are compared with the exchange's counters, and predicted times with measured ones, as ratios to
+row_wise. The same ranks measure the costs for the simulation in the run, as `sparring plan calibrate`
+does. The agreement of the even rounds with the odd ones is printed, too, because a prediction cannot be
+expected to agree better with a measurement than two measurements agree.
 """
 
 from __future__ import annotations

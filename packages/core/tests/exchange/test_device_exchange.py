@@ -440,7 +440,7 @@ def test_a_failing_storage_is_reported_on_all_ranks(gpus: FakeGpus, way: str) ->
             requests = [wanted(storages[0], ITEM, _gpu_array(np.arange(200)))]
             with pytest.raises((PeerFailure, UnsupportedError)) as caught:
                 device.pull_all(requests)
-            have_raised.wait(60)  # so that the end of a rank is not taken for the cause
+            have_raised.wait(60)  # so that the end of a rank is not mistaken for the cause
         return str(caught.value)
 
     found = run_ranks(way, 3, body)

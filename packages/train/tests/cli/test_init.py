@@ -64,7 +64,7 @@ def test_it_guesses_the_roles_of_columns(
     assert "90 distinct" in text
     assert "# left out: row, always" in text
     for each in (
-        "clicked: taken for",
+        "clicked: assumed to be",
         "tags: 100% of",
         "visits: whole",
         "row: nearly",
@@ -145,7 +145,7 @@ def test_a_log_without_a_label_is_supported(
     )
     text, unsure = written(capsys, path, "--model", "two_towers")
     assert parse_config(text).model.kind == "two_towers"
-    assert "who, page_key: taken for the user and the item, by their order" in unsure
+    assert "who, page_key: assumed to be the user and the item, in this order" in unsure
     _, said = written(capsys, path, "--model", "sequence", status=2)
     assert "needs a column of times; give time=COLUMN" in said
     _, said = written(capsys, path, "--model", "two_towers", "skip=who", status=2)

@@ -256,11 +256,11 @@ def test_a_column_of_two_values_is_the_label_of_a_click_model(
         text, said = written(capsys, "log.csv")
         config: Any = parse_config(text)
         assert (config.model.kind, config.data.label) == ("dlrm", "returned")
-        assert "returned: taken for the label of a click model, because no other column" in said
+        assert "returned: assumed to be the label of a click model, because no other column" in said
         text, said = written(capsys, "log.csv", "skip=returned")
         assert (parse_config(text).model.kind, said) == ("two_towers", "")
     write("log.csv", "user,item,bought", rows)
-    assert "bought: taken for the label, by its name" in written(capsys, "log.csv")[1]
+    assert "bought: assumed to be the label, because of its name" in written(capsys, "log.csv")[1]
     assert parse_config(written(capsys, "log.csv", "skip=bought")[0]).model.kind == "two_towers"
     write(
         "log.csv",

@@ -89,7 +89,7 @@ class BusyStorages:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the two attributes below
         self._working: list[Storage] = []
         self._closing: list[Storage] = []
 

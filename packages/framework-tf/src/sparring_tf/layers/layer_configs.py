@@ -1,4 +1,4 @@
-"""Configurations of tables as JSON values, which Keras saves."""
+"""Converts configurations of tables to JSON values, which Keras saves with a layer, and back."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def table_from_dict(plain: Mapping[str, Any]) -> TableConfig:
 
 
 def options_to_dict(table: TableConfig, storage: StorageLike) -> dict[str, Any]:
-    """Returns the settings of a layer with one table, named like its arguments."""
+    """Returns the settings of a layer with one table, by the names of the layer's arguments."""
     plain = table_to_dict(table)
     kept = ("vocabulary_size", "initializer", "admission", "seed", "placement", "expire")
     return {

@@ -177,7 +177,7 @@ class RowGradients:
             anchor.position = own.position = position
         self._num_seen = self._resources.num_gradients
         self._has_stepped = False
-        """Whether a step took gradients and `zero_grad` was not called since."""
+        """Whether a step took gradients and `zero_grad` has not been called since then."""
         self._mesh = next((each.mesh for each in anchors if each.mesh is not None), None)
         self._norms: list[Tensor | None] = []
         self._before: list[float] = []

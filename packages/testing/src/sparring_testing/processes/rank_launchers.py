@@ -1,7 +1,7 @@
-"""Starts ranks as processes: over gloo, or with mpich's mpiexec.
+"""Starts ranks as processes that communicate over gloo, or over MPI with MPICH's `mpiexec`.
 
-Each process imports the test's module under the name that it has in the test process, so functions of
-that module can be pickled as jobs.
+Each process imports the test's module under the same name as the test process does. Therefore functions
+of that module can be pickled and sent to the processes as jobs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BACKENDS = [
 
 
 def importing(module: str) -> dict[str, str]:
-    """Returns environment variables with which a process can import a test's module by its name.
+    """Returns environment variables that let a process import a test's module by its name.
 
     Args:
         module: the ``__name__`` of the module.
@@ -46,7 +46,7 @@ def importing(module: str) -> dict[str, str]:
 
 
 def gloo_environment(rank: int, world_size: int) -> dict[str, str]:
-    """Returns environment variables with which a rank connects to the others over gloo, on loopback."""
+    """Returns environment variables that let a rank connect to the others over gloo on one machine."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(world_size),
@@ -72,7 +72,7 @@ def launch_ranks(backend: str, world_size: int, module: str) -> RankProcesses:
 
 def _mpiexec(world_size: int, module: str) -> Any:
     def launch(address: str, environment: Mapping[str, str]) -> Sequence[subprocess.Popen[bytes]]:
-        # Disabled because importing a framework takes seconds and the jobs need none.
+        # The plugin `torch` is disabled, because importing a framework takes seconds and no job needs it.
         environment = {**environment, **importing(module), "SPARRING_PLUGINS_DISABLE": "torch"}
         return [
             subprocess.Popen([MPIEXEC, "-n", str(world_size), *_RANK, address], env=environment)

@@ -53,8 +53,8 @@ def init(
     model: Annotated[
         RankingKind | None,
         typer.Option(
-            help="Rank items for users: two_towers, or sequence, which uses earlier items. Default: "
-            "files without a label whose columns are named like users and items get one of them.",
+            help="Model that ranks items for users: two_towers, or sequence, which uses earlier items. "
+            "Default: one of them if the files have no label and columns are named after users and items.",
         ),
     ] = None,
 ) -> None:
@@ -177,7 +177,7 @@ def _data(
     if not label.is_binary:
         required = _user_and_item(ids, label.name, path)
         names = ", ".join(map(quote_yaml_name, required))
-        yield f"  required: [{names}]  # a row without an id of these is a bad row"
+        yield f"  required: [{names}]  # a row without an id in one of these is a bad row"
     if numbers:
         yield f"  numeric: [{', '.join(quote_yaml_name(each.name) for each in numbers)}]"
         skewed = [quote_yaml_name(each.name) for each in numbers if each.is_skewed]
@@ -232,7 +232,7 @@ def _model(columns: Sequence[ColumnSummary], label: ChosenLabel, path: str) -> I
     yield "  epochs: 1" if label.is_binary else "  epochs: 12"
     yield ""
     yield "snapshots:"
-    yield "  url: run                # the trained model, for sparring evaluate, predict, recommend"
+    yield "  url: run                # folder of the trained model, for sparring evaluate, predict, recommend"
 
 
 def _user_and_item(ids: Sequence[ColumnSummary], label: str, path: str) -> tuple[str, str]:

@@ -54,7 +54,7 @@ def choose_label(
     else:
         name = summary.likely_label(others)
         if name is not None:
-            unsure.append(f"{name}: taken for the label, by its name")
+            unsure.append(f"{name}: assumed to be the label, because of its name")
         elif may_guess:
             name = _by_values(summary, others, unsure)
     if name is None:
@@ -119,8 +119,8 @@ def _by_values(summary: TableSummary, others: Collection[str], unsure: list[str]
         )
         return None
     unsure.append(
-        f"{listed}: taken for the label of a click model, because no other column has two values such as "
-        f"0 and 1; skip={listed} prevents it"
+        f"{listed}: assumed to be the label of a click model, because no other column has two values such "
+        f"as 0 and 1; skip={listed} prevents it"
     )
     return names[0]
 

@@ -1,4 +1,4 @@
-"""Models that rank items, suggested by ``sparring init`` for rows of users and items."""
+"""The configurations that ``sparring init`` suggests for models that rank items for users."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RankedColumns:
 
 
 def has_user_and_item(columns: Sequence[ColumnSummary]) -> bool:
-    """Returns whether columns are named like users and items."""
+    """Returns whether the names of two columns of ids suggest users and items."""
     ids = [each for each in columns if _is_id(each)]
     return None not in (_called(ids, USERS), _called(ids, ITEMS))
 
@@ -65,11 +65,13 @@ def choose_ranked_columns(
         summary: columns of the files.
         columns: all columns except the label and the weight.
         label: label that selects the positive rows; None if all are positive.
-        kind: kind of the model. None: a sequence model for sessions with times, otherwise two towers.
+        kind: kind of the model. None selects a sequence model if the rows belong to sessions and have
+            times, and otherwise two towers.
         unsure: receives remarks about uncertain guesses.
 
     Raises:
-        DataError: there are no two columns of ids, or no column of times for a sequence model.
+        DataError: there are fewer than two columns of ids, or a sequence model has no column of
+                times.
     """
     ids = [each for each in columns if _is_id(each)]
     times = [each for each in columns if each.role == "time"]
@@ -84,7 +86,7 @@ def choose_ranked_columns(
     if user is None or item is None:
         user = user or next(each for each in ids if each is not item)
         item = item or next(each for each in ids if each is not user)
-        unsure.append(f"{user.name}, {item.name}: taken for the user and the item, by their order")
+        unsure.append(f"{user.name}, {item.name}: assumed to be the user and the item, in this order")
     repeats = summary.num_sampled >= 2 * max(user.num_distinct, 1)
     is_session = bool(times) and repeats and bool(split_column_name(user.name) & SESSIONS)
     chosen = kind or ("sequence" if is_session else "two_towers")
@@ -105,7 +107,7 @@ def choose_ranked_columns(
         positive = 1.0 if label.is_binary else float(np.quantile(values, 0.5, method="higher"))
         if not label.is_binary:
             unsure.append(
-                f"{label.name}: rows with at least {positive:g} are positive, half of them"
+                f"{label.name}: rows with at least {positive:g} are positive; these are about half"
             )
     time = times[0] if times and repeats else None
     return RankedColumns(chosen, user, item, of_user, of_item, time, label, positive)
@@ -114,7 +116,7 @@ def choose_ranked_columns(
 def ranking_lines(
     path: str, summary: TableSummary, found: RankedColumns, weight: str | None, left: Sequence[str]
 ) -> Iterator[str]:
-    """Yields all sections except `seed`.
+    """Yields the lines of all sections of the configuration except `seed`.
 
     Args:
         path: path of the files.
@@ -133,7 +135,7 @@ def ranking_lines(
     yield from id_columns([found.user, found.item, *found.of_user, *found.of_item], summary.sample)
     # A sequence model does not need the user.
     required = item if found.kind == "sequence" else f"{user}, {item}"
-    yield f"  required: [{required}]  # a row without an id of these is a bad row"
+    yield f"  required: [{required}]  # a row without an id in one of these is a bad row"
     if weight is not None:
         yield f"  weight: {quote_yaml_name(weight)}"
     if left:
@@ -141,7 +143,7 @@ def ranking_lines(
     if found.time is not None:
         yield f"  time: {quote_yaml_name(found.time.name)}"
         if found.kind == "sequence":
-            yield f"  history: {{of: {item}, by: {user}, length: 50}}  # the earlier items"
+            yield f"  history: {{of: {item}, by: {user}, length: 50}}  # the items of earlier rows"
         yield f"  split: {{leave_one_out: {user}}}  # the last row of each user is the test"
     else:
         yield "  split: {fraction: 0.1}  # a random tenth is the test"
@@ -149,7 +151,7 @@ def ranking_lines(
     time = None if found.time is None else found.time.name
     must = [found.item.name, None if found.kind == "sequence" else found.user.name]
     yield from bad_row_lines(summary, [label, weight, time], [label, weight, time, *must])
-    yield "  dictionary: true        # results contain the strings of the file, if it has strings"
+    yield "  dictionary: true        # results contain strings instead of ids, if the file does"
     size = 2 ** int(np.clip(np.log2(max(summary.num_rows, 1) / 50), 6, 11))
     yield f"  batch_size: {size}       # the items of a step are each other's negatives"
     yield ""
@@ -165,7 +167,7 @@ def ranking_lines(
     yield "  epochs: 10"
     yield ""
     yield "snapshots:"
-    yield "  url: run                # the trained model"
+    yield "  url: run                # folder of the trained model"
 
 
 def _model(found: RankedColumns) -> Iterator[str]:
@@ -196,7 +198,8 @@ def _called(ids: Sequence[ColumnSummary], terms: frozenset[str]) -> ColumnSummar
 
 
 def _describes(summary: TableSummary, column: ColumnSummary, of: ColumnSummary) -> bool:
-    """Returns whether a column is nearly a function of `of`, in rows where ids of `of` repeat."""
+    """Returns whether almost every id of `of` occurs with only one value of the column. If ids of `of`
+    rarely repeat, this proves nothing, and the result is False."""
     values = summary.values[column.name]
     if pyarrow.types.is_nested(values.type):
         return False

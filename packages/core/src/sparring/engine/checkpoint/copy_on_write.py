@@ -170,7 +170,7 @@ class CopyOnWriteView:
         # A write may remove rows of other keys, or reads are not allowed during a write.
         offered = storage.capabilities
         self._is_locked_by_writes = offered.evicts or offered.evict or not offered.concurrent_reads
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the attributes below
         self._touched = _native.KeySet()
         self._undo: list[UndoRows] = []
         self._is_given = np.zeros(self._num_groups, np.bool_)

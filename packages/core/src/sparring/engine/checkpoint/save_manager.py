@@ -1,12 +1,10 @@
-"""Saves of a container: the part of a snapshot that one rank writes while later steps run, one at a
-time.
+"""Writes one rank's part of a snapshot while later steps run. A container runs one save at a time.
 
-If steps keep all cores busy, each second of a save's computation delays some thread of a step, and
-because the threads of a step wait for each other, it delays the whole step. Therefore the processor
-time of all threads of a save together is limited to a share (`Throttle`). A lower thread priority
-does not help: a thread that owns the interpreter lock but gets no core blocks the step completely. A
-step takes
-7.6 ms without a save, 38.2 ms with an unthrottled save, and 9.1 ms with a share of 0.15
+If steps keep all cores busy, each second of a save's computation delays a thread of a step. The threads
+of a step wait for each other, so this delays the whole step. Therefore `Throttle` limits the processor
+time of all threads of a save together to a share of one core. A lower thread priority would not help: a
+thread that owns the interpreter lock but gets no core blocks the step completely. A step takes 7.6 ms
+without a save, 38.2 ms during an unthrottled save, and 9.1 ms with a share of 0.15
 (docs/explanation/performance.md).
 """
 
@@ -39,7 +37,7 @@ __all__ = ["SaveCounters", "SaveManager", "SnapshotJob", "TableJob", "Throttle",
 _WAIT_SECONDS = 30.0
 
 _MAX_HISTORY = 1_000
-"""Number of snapshots that are remembered; older ones are treated like snapshots of other runs."""
+"""Maximum length of `SaveManager.history`. Older snapshots are treated like those of other runs."""
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +48,7 @@ would create many small files."""
 
 @dataclass(slots=True)
 class TableJob:
-    """One table of a save."""
+    """The part of a save that concerns one table."""
 
     description: TableDescription
     view: CopyOnWriteView | None
@@ -58,7 +56,7 @@ class TableJob:
     log: WriteLog
     is_delta: bool
     columns: ColumnBlock | None = None
-    """Columns of its rows; None: all."""
+    """Columns of the rows that this rank stores; None if it stores all columns."""
     counted: _native.KeySet | None = None
     """Keys that had changed since the last base, if this snapshot becomes the next base."""
     num_rows: int = 0
@@ -86,8 +84,8 @@ class TableJob:
             yield chunk
 
     def erased(self) -> Iterator[Keys]:
-        """Yields the erased keys of a delta; call it after all chunks were read. Only the owner of a
-        key knows that it has no row."""
+        """Yields the erased keys of a delta. Must be called after all chunks were read. Omits keys that
+        other ranks own, because only the owner of a key knows that the key has no row."""
         if self.view is None or not self.is_delta:
             return
         owners = self.log.owners
@@ -146,13 +144,13 @@ class SnapshotJob:
             self.is_over.set()
 
     def release(self) -> None:
-        """Stops collecting undo rows, and ends waits of steps for this save."""
+        """Stops collecting undo rows, and wakes the steps that wait for this save."""
         for table in self.tables:
             table.release()
         self.budget.end()
 
     def fail(self, error: BaseException) -> None:
-        """Aborts the save as soon as its thread notices."""
+        """Marks the save as failed. The thread of the save aborts it at its next check."""
         self.writer.fail(error)
         for table in self.tables:
             if table.view is not None:
@@ -163,7 +161,7 @@ class SnapshotJob:
         self.throttle.begin()
         waiting = list(self.tables)
         while waiting:
-            # The table with the largest number of undo rows first, so that steps do not wait.
+            # Writes the table with the most undo rows first, so that steps do not wait.
             table = max(waiting, key=_urgency)
             waiting.remove(table)
             chunks = self._chunks(table, waiting)
@@ -201,8 +199,8 @@ class SnapshotJob:
         self.throttle.pause()
 
     def _write_ahead(self, waiting: Sequence[TableJob]) -> bool:
-        """Writes the undo rows of a waiting table if they take much of the budget. Returns whether it
-        did."""
+        """Writes the undo rows of a waiting table if they take much of the budget. Returns whether any
+        were written."""
         table = max(waiting, key=_urgency, default=None)
         if table is None or _AHEAD_DIVISOR * table.undo_bytes < self.budget.limit_bytes:
             return False
@@ -264,12 +262,12 @@ class SaveManager:
         self.history: deque[str] = deque(maxlen=_MAX_HISTORY)
         """Snapshots that this rank loaded or committed, oldest first."""
         self.newest: tuple[str, int] | None = None
-        """URL and step of the snapshot that was saved or loaded last, on every rank; None if rows were
-        assigned since."""
+        """URL and step of the snapshot that was saved or loaded last, on every rank; None if rows have
+        been assigned since then."""
         self.running: SnapshotJob | None = None
         self.task: Task[SaveResult] | None = None
         self.base: str | None = None
-        """Snapshot since which changed keys are tracked; the possible base of a delta."""
+        """The snapshot that the next delta can be based on. Changed keys are tracked since this snapshot."""
         events.on_await(self.unthrottle)
 
     def unthrottle(self) -> None:
@@ -279,7 +277,7 @@ class SaveManager:
             running.throttle.unthrottle()
 
     def wait_for_capacity(self) -> None:
-        """Called before a step writes: waits until a running save has space for undo rows."""
+        """Waits until a running save has space for undo rows. Must be called before a step writes."""
         running = self.running
         if running is None:
             return
@@ -298,7 +296,7 @@ class SaveManager:
             )
 
     def join(self, timeout: float | None = None) -> None:
-        """Waits for the save.
+        """Waits until the running save has ended.
 
         Args:
             timeout: timeout in seconds; None: the `deadline_seconds` of the save.
@@ -353,9 +351,9 @@ class SaveCounters:
     work_seconds: float = 0.0
     """Processor time of all threads of saves."""
     undo_rows: int = 0
-    """Number of undo rows, which steps read for a save."""
+    """Number of undo rows that steps stored for saves."""
     most_undo_bytes: int = 0
-    """Maximum size of the undo rows at a time."""
+    """Largest number of bytes that undo rows occupied at the same time."""
 
 
 _POLL_SECONDS = 0.02
@@ -365,27 +363,29 @@ _POLL_SECONDS = 0.02
 class Throttle:
     """Limits the threads of a save to a share of the time of one core.
 
-    Each thread calls `pause` after a piece of work. The time of the work, divided by the share, is
-    added to a schedule that all threads share, and the thread sleeps until the end of its entry.
-    Therefore all threads together use at most the share. Unused time is not accumulated.
+    Each thread calls `pause` after a piece of work. A schedule, which all threads have in common,
+    reserves the time of the work divided by the share, after what is reserved already. The thread
+    sleeps until the end of its reserved time. Therefore all threads together use at most the share.
+    Unused time is not accumulated.
 
     Args:
-        share: share of the time of one core, greater than 0; 1 or more: no pauses.
-        budget: budget of undo rows. There are no pauses while it is nearly used up or the save is over.
+        share: share of the time of one core, greater than 0. If it is 1 or more, there are no pauses.
+        budget: budget of undo rows. There are no pauses while it is nearly used up, or if the save is
+            over.
     """
 
     def __init__(self, share: float, budget: UndoBudget) -> None:
         self._share, self._budget = share, budget
         self._thread = threading.local()
         self._is_awaited = threading.Event()
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the two attributes below
         self._free_at = 0.0
         self.worked_seconds = 0.0
         """Processor time of all threads, up to their last `pause`."""
 
     def begin(self) -> None:
-        """Excludes the previous work of the calling thread. Threads that the save starts need not call
-        it."""
+        """Excludes the previous work of the calling thread. Only threads that existed before the save
+        need to call it."""
         self._thread.before = time.thread_time()
 
     def unthrottle(self) -> None:
@@ -409,5 +409,5 @@ class Throttle:
                 break
             now = time.perf_counter()
         if now < end:
-            with self._lock:  # urgent work without pauses does not lengthen later pauses
+            with self._lock:  # so that pauses that were cut short do not lengthen later ones
                 self._free_at = min(self._free_at, now)

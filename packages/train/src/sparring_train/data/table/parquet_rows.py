@@ -18,9 +18,9 @@ from sparring_train.data.table.files import TableFile
 __all__ = ["ParquetRows", "RowGroup", "find_type_family", "translate_parquet_errors"]
 
 _EMPTY = ("nulls", "lists of nulls")
-"""Types of columns without values. The values of other files determine the type."""
+"""Types of a column that contains no values in a file. Another file then determines the type."""
 _BUFFER_BYTES = 1 << 18
-"""Size of one read of a column of a lane."""
+"""Number of bytes that are read from a local file at a time, per column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,11 @@ class RowGroup:
 
 
 class ParquetRows:
-    """Files of one data set. Reads and caches the footers.
+    """The Parquet files of one data set. The constructor reads and keeps the footers of all files.
 
     Args:
-        files: in order.
-        columns: required columns; each must have the same type in all files.
+        files: files of the data set, in order.
+        columns: required columns. Each must have the same type in all files.
 
     Raises:
         DataError: a file cannot be read, a column is missing, or its type differs between files.
@@ -80,7 +80,7 @@ class ParquetRows:
         return self._files[group.file].name
 
     def origins(self, columns: Sequence[str]) -> dict[str, Origin]:
-        """Returns column of ids → source of its ids, except for columns without values."""
+        """Returns, for each column of ids that has values, whether its ids come from strings."""
         texts = {"strings", "lists of strings"}
         return {
             name: "string" if self.types[name] in texts else "integer"
@@ -89,10 +89,12 @@ class ParquetRows:
         }
 
     def check_origins(self, expected: Mapping[str, str]) -> None:
-        """Raises if ids of a column would differ from the keys in the tables of the run.
+        """Checks that columns contain strings or whole numbers as `expected`, because the two result in
+        different ids, and so in different rows of the tables.
 
         Raises:
-            DataError: a column contains whole numbers instead of strings, or strings instead of them.
+            DataError: a column contains whole numbers instead of strings, or strings instead of whole
+                numbers.
         """
         for name, found in self.origins(tuple(expected)).items():
             is_text = expected[name] in ("string", "hexadecimal")
@@ -100,7 +102,7 @@ class ParquetRows:
             if wanted != ("strings" if found == "string" else "whole numbers"):
                 raise DataError(
                     f"{self._files[0].name}, column {name!r}: found {self.types[name]}, expected "
-                    f"{wanted}, because of data.types or the data of the run; convert the column",
+                    f"{wanted}, as in data.types or in the data of the run; convert the column",
                     path=self._files[0].name,
                     column=name,
                     found=self.types[name],
@@ -164,8 +166,8 @@ class ParquetRows:
             if self.types.setdefault(name, kind) != kind and kind not in _EMPTY:
                 raise DataError(
                     f"{file.name}, column {name!r}: found {kind}, but {self.types[name]} in "
-                    f"{self._files[0].name}; write all files with one type, because ids of strings and "
-                    "whole numbers differ",
+                    f"{self._files[0].name}; write all files with one type, because strings and whole "
+                    "numbers result in different ids",
                     path=file.name,
                     column=name,
                     found=kind,
