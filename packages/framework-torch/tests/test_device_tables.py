@@ -355,8 +355,10 @@ class _Loss(torch.nn.Module):
 
 
 def test_an_invalid_device_is_rejected() -> None:
-    with pytest.raises(InvalidArgumentError, match="device must be cpu or cuda, found 'mps'"):
-        EmbeddingBag(4, device="mps")
+    for device in ("mps", "gpu0"):
+        expected = f"device must be cpu or cuda, found '{device}'"
+        with pytest.raises(InvalidArgumentError, match=expected):
+            EmbeddingBag(4, device=device)
     with pytest.raises(InvalidArgumentError, match="requires storage 'hkv', found 'memory'"):
         EmbeddingBag(4, storage="memory", device="cuda")
 

@@ -37,8 +37,11 @@ def find_storage_device(device: torch.device | str | None) -> str:
         return "cpu"
     if device == "emulated":
         return "emulated"
-    found = torch.device(device)
-    if found.type not in ("cpu", "cuda"):
+    try:
+        found = torch.device(device)
+    except RuntimeError:  # torch does not know the name
+        found = None
+    if found is None or found.type not in ("cpu", "cuda"):
         raise InvalidArgumentError(
             f"device must be cpu or cuda, found {str(device)!r}; move the module to one of these"
         )
