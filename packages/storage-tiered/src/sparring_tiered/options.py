@@ -72,7 +72,7 @@ class TieredOptions(Options):
     """Which rows that were found in a lower tier are copied into the first tier: all, those that were
     found there once before, or none. Written rows always enter the first tier."""
     false_positive_rate: float = Field(default=0.01, ge=2e-6, le=0.5)
-    """Share of unknown keys for which a tier below the first is read although it does not contain them."""
+    """Share of unknown keys for which a lower tier is read although it does not contain them."""
     write_back: Literal["background", "inline"] = "background"
     """How rows are written to the last tier: ``background``: on a thread of the container's event loop,
     if that tier supports concurrent readers; ``inline``: within the write that evicted them."""

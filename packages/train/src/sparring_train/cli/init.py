@@ -54,7 +54,7 @@ def init(
         RankingKind | None,
         typer.Option(
             help="Model that ranks items for users: two_towers, or sequence, which uses earlier items. "
-            "Default: one of them if the files have no label and columns are named after users and items.",
+            "Default: one of them if the files have no label, but columns of users and items.",
         ),
     ] = None,
 ) -> None:
@@ -232,7 +232,7 @@ def _model(columns: Sequence[ColumnSummary], label: ChosenLabel, path: str) -> I
     yield "  epochs: 1" if label.is_binary else "  epochs: 12"
     yield ""
     yield "snapshots:"
-    yield "  url: run                # folder of the trained model, for sparring evaluate, predict, recommend"
+    yield "  url: run                # the trained model, for sparring evaluate, predict, recommend"
 
 
 def _user_and_item(ids: Sequence[ColumnSummary], label: str, path: str) -> tuple[str, str]:

@@ -119,8 +119,8 @@ def _by_values(summary: TableSummary, others: Collection[str], unsure: list[str]
         )
         return None
     unsure.append(
-        f"{listed}: assumed to be the label of a click model, because no other column has two values such "
-        f"as 0 and 1; skip={listed} prevents it"
+        f"{listed}: assumed to be the label of a click model, because no other column has two values "
+        f"such as 0 and 1; skip={listed} prevents it"
     )
     return names[0]
 

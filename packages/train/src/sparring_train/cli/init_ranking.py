@@ -86,7 +86,9 @@ def choose_ranked_columns(
     if user is None or item is None:
         user = user or next(each for each in ids if each is not item)
         item = item or next(each for each in ids if each is not user)
-        unsure.append(f"{user.name}, {item.name}: assumed to be the user and the item, in this order")
+        unsure.append(
+            f"{user.name}, {item.name}: assumed to be the user and the item, in this order"
+        )
     repeats = summary.num_sampled >= 2 * max(user.num_distinct, 1)
     is_session = bool(times) and repeats and bool(split_column_name(user.name) & SESSIONS)
     chosen = kind or ("sequence" if is_session else "two_towers")
@@ -167,7 +169,7 @@ def ranking_lines(
     yield "  epochs: 10"
     yield ""
     yield "snapshots:"
-    yield "  url: run                # folder of the trained model"
+    yield "  url: run                # the trained model"
 
 
 def _model(found: RankedColumns) -> Iterator[str]:

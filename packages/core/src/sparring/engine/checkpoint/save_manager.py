@@ -267,7 +267,7 @@ class SaveManager:
         self.running: SnapshotJob | None = None
         self.task: Task[SaveResult] | None = None
         self.base: str | None = None
-        """The snapshot that the next delta can be based on. Changed keys are tracked since this snapshot."""
+        """The snapshot that the next delta can be based on. Keys that changed after it are tracked."""
         events.on_await(self.unthrottle)
 
     def unthrottle(self) -> None:
