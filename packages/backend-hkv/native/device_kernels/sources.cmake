@@ -17,8 +17,12 @@ if(TARGET sparring_hkv_emulator)
   # -ffp-contract: see native/device/cuda.cmake. -O1 takes half as long to compile as -O3, and -O0 less with
   # sanitizers; only tests run these.
   target_compile_options(sparring_hkv_emulated_kernels PRIVATE
-    -Wall -Wextra -Wpedantic -Wconversion -Wshadow -ffp-contract=off
-    $<IF:$<BOOL:${SPARRING_SANITIZE}>,-O0,-O1>)
+    -Wall -Wextra -Wpedantic -Wconversion -Wshadow -ffp-contract=off)
+  if(SPARRING_SANITIZE)
+    target_compile_options(sparring_hkv_emulated_kernels PRIVATE -O0)
+  else()
+    target_compile_options(sparring_hkv_emulated_kernels PRIVATE -O1)
+  endif()
 endif()
 if(SPARRING_HKV_HAS_CUDA)
   sparring_hkv_add_cuda_library(sparring_hkv_cuda_kernels ${device_kernel_sources})
