@@ -91,7 +91,7 @@ class PlanResult:
     Args:
         sharding: the plan.
         summary: lines for users with the decisions, the quality of the plan and the assumptions.
-        assumed: one sentence per assumption of the planner.
+        assumptions: one sentence per assumption of the planner.
     """
 
     sharding: ShardingPlan
