@@ -37,10 +37,16 @@ All other files of core decide or do something: they are the path."""
 
 
 class Recorder:
-    """Modules of sparring in which Python functions are called, in order of the first call."""
+    """Modules of sparring in which Python functions are called.
+
+    The modules that the recording thread calls come first, in order of the first call. The modules that
+    only other threads call follow in alphabetical order, because these threads run at the same time.
+    """
 
     def __init__(self) -> None:
-        self.modules: dict[str, None] = {}
+        self._called: dict[str, None] = {}
+        self._called_elsewhere: set[str] = set()
+        self._thread = 0
         self._is_on = False
         # Threads that exist already are not seen, so this comes before any walk.
         threading.setprofile(self._note)
@@ -51,6 +57,7 @@ class Recorder:
         # What an earlier walk left is not freed in the middle of this one.
         gc.collect()
         gc.disable()
+        self._thread = threading.get_ident()
         self._is_on = True
         yield
         self._is_on = False
@@ -58,7 +65,15 @@ class Recorder:
 
     def _note(self, frame: FrameType, event: str, _: object) -> None:
         if self._is_on and event == "call":
-            self.modules.setdefault(str(frame.f_globals.get("__name__")))
+            module = str(frame.f_globals.get("__name__"))
+            if threading.get_ident() == self._thread:
+                self._called.setdefault(module)
+            else:
+                self._called_elsewhere.add(module)
+
+    @property
+    def modules(self) -> list[str]:
+        return [*self._called, *sorted(self._called_elsewhere - self._called.keys())]
 
 
 class Model:
@@ -193,7 +208,8 @@ def main(arguments: list[str]) -> None:
         text += "".join(f"{number}. {line}\n" for number, line in enumerate(path, 1))
         for part, lines in parts.items():
             text += f"\n{part.capitalize()}:\n\n" * bool(lines)
-            text += "".join(f"- {line}\n" for line in lines)
+            # Sorted, because threads call these in varying order.
+            text += "".join(f"- {line}\n" for line in sorted(lines))
         span = rf"(?<=<!-- walk: {walk} -->\n).*?(?=<!-- end -->)"
         page = re.sub(span, lambda _, text=text: f"\n{text}\n", page, count=1, flags=re.S)
     PAGE.write_text(page)
