@@ -93,7 +93,7 @@ def test_break_is_caught(pytester: pytest.Pytester, area: str) -> None:
     lines = ["import sys", f"this = sys.modules[{__name__!r}]", *suites]
     pytester.makepyfile(test_broken="\n".join(lines))
     assert __name__ in sys.modules
-    # The kit draws other keys each time, and in one of some hundred runs they do not show a bug.
+    # The kit draws other keys each time, and in one of a few hundred runs they do not show a bug.
     result = pytester.inline_run(
         "-p",
         "no:cacheprovider",

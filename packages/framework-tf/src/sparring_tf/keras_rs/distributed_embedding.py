@@ -82,7 +82,7 @@ class DistributedEmbedding(EmbeddingCollection):
         """Returns the configuration of the layer, without its rows.
 
         Raises:
-            UnsupportedError: a storage was passed as an open object.
+            UnsupportedError: a storage is an open `Storage`, not the name of a backend.
         """
         return {**super().get_config(), "structure": self._structure.as_dict()}
 

@@ -44,7 +44,7 @@ class Embedding(TableLayer):
         admission: filter that decides which new ids get a row; see `TableConfig`. None admits all.
         seed: determines initial embeddings, together with the table name and the id.
         placement: which ranks store the rows; see `TableConfig`.
-        expire: when untrained rows are removed; see `TableConfig`.
+        expire: removes rows that were not trained for some time; see `TableConfig`.
         storage: storage backend of the rows.
         container: container of the table. By default, the `Optimizer` creates it.
         **options: options of `keras.layers.Layer`. `name` is also the name of the table.
@@ -155,7 +155,7 @@ class Embedding(TableLayer):
         """Returns the configuration of the layer, without its rows.
 
         Raises:
-            UnsupportedError: the storage was passed as an open object.
+            UnsupportedError: the storage is an open `Storage`, not the name of a backend.
         """
         return {
             **super().get_config(),

@@ -30,7 +30,8 @@ class EmbeddingBag(TableLayer):
         embedding_dim: number of elements of an embedding.
         output_dim: see `Embedding`.
         input_dim: see `Embedding`.
-        combiner: ``sum``, ``mean`` or ``sqrtn``; weights are used as by `tf.nn.embedding_lookup_sparse`.
+        combiner: ``sum``, ``mean`` or ``sqrtn``; weights have the same effect as in
+            `tf.nn.embedding_lookup_sparse`.
         vocabulary_size: see `Embedding`, also for the following arguments.
         initializer: initial embeddings.
         embeddings_initializer: keras-rs' name of `initializer`.
@@ -38,7 +39,7 @@ class EmbeddingBag(TableLayer):
         admission: filter that decides which new ids get a row.
         seed: determines initial embeddings, together with the table name and the id.
         placement: ``sharded`` or ``replicated``.
-        expire: when untrained rows are removed; see `TableConfig`.
+        expire: removes rows that were not trained for some time; see `TableConfig`.
         storage: storage backend of the rows.
         container: container of the table. By default, the `Optimizer` creates it.
         **options: options of `keras.layers.Layer`. `name` is also the name of the table.
@@ -125,7 +126,7 @@ class EmbeddingBag(TableLayer):
         """Returns the configuration of the layer, without its rows.
 
         Raises:
-            UnsupportedError: the storage was passed as an open object.
+            UnsupportedError: the storage is an open `Storage`, not the name of a backend.
         """
         return {
             **super().get_config(),

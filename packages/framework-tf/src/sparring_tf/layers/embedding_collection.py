@@ -178,7 +178,7 @@ class EmbeddingCollection(TableLayer):
         """Returns the configuration of the layer, without its rows.
 
         Raises:
-            UnsupportedError: a storage was passed as an open object.
+            UnsupportedError: a storage is an open `Storage`, not the name of a backend.
         """
         tables = {feature.table.name: feature.table for _, feature in self._features}
         return {

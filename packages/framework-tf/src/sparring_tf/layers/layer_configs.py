@@ -24,12 +24,12 @@ def storage_to_dict(storage: StorageLike | None, table: str) -> Any:
     """Returns a storage as ``{"backend": …, option: …}`` or as the name of a backend.
 
     Raises:
-        UnsupportedError: the storage is an open object.
+        UnsupportedError: the storage is an open `Storage`.
     """
     if isinstance(storage, Storage):
         raise UnsupportedError(
-            f"get_config: the storage of table {table!r} is an open object, which a saved layer cannot "
-            "open again; give the name of a backend with its options: storage={'backend': 'hkv', …}",
+            f"get_config: the storage of table {table!r} is an open Storage, which a saved layer cannot "
+            "open again; pass the name of a backend with its options: storage={'backend': 'hkv', …}",
             table=table,
         )
     if isinstance(storage, StorageChoice):
@@ -41,7 +41,7 @@ def table_to_dict(table: TableConfig) -> dict[str, Any]:
     """Returns all settings of a table.
 
     Raises:
-        UnsupportedError: its storage is an open object.
+        UnsupportedError: its storage is an open `Storage`.
     """
     initializer = table.initializer
     if isinstance(initializer, Initializer):

@@ -25,7 +25,7 @@ class FusedUpdater:
         method: the update method.
         hyperparameters: hyper-parameters for all tables; `lr` is an argument of each step.
         by_table: table → hyper-parameters that override `hyperparameters`.
-        given: table → storage, for storages that were passed as open objects.
+        given: table → storage, for tables whose storage was passed as an open `Storage`.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ class NativeUpdater:
         container: container of the tables.
         tables: names of the tables.
         native: the optimizer. It is copied once per dim and dtype.
-        given: table → storage, for storages that were passed as open objects.
+        given: table → storage, for tables whose storage was passed as an open `Storage`.
         update: ``auto``, ``shadow`` or ``method``; see `Optimizer`.
 
     Raises:

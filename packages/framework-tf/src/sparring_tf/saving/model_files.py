@@ -43,8 +43,8 @@ def save_model(
 
     Raises:
         InvalidArgumentError: the file name has the wrong suffix, or the ranks pass different paths.
-        UnsupportedError: the path is not on a file system of this machine, or a layer's storage was
-            passed as an open object.
+        UnsupportedError: the path is not on a file system of this machine, or a layer's storage is an
+            open `Storage`, not the name of a backend.
         SnapshotError, OSError: the file system failed on this or another rank.
         SparringError: a concurrent load or lookup failed; nothing was written.
     """

@@ -63,7 +63,7 @@ class StorageTests(
     """
 
     bounded_options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """Policy → options with which `make_storage` opens a bounded storage of some hundred rows. The
+    """Policy → options with which `make_storage` opens a bounded storage of a few hundred rows. The
     policies ``none``, ``lru``, ``lfu`` and ``custom`` have specific tests; all policies run the tests
     that hold for every policy."""
 
@@ -182,7 +182,7 @@ class StorageTests(
             assert capacity is not None, f"bounded_options[{policy!r}] opened an unbounded storage"
             assert 16 <= capacity <= _MAX_CAPACITY, (
                 f"bounded_options[{policy!r}] opened a capacity of {capacity} rows; use 16 to "
-                f"{_MAX_CAPACITY}, preferably some hundred, because the kit fills it many times"
+                f"{_MAX_CAPACITY}, preferably a few hundred, because the kit fills it many times"
             )
             return storage
 

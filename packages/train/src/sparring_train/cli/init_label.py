@@ -1,4 +1,4 @@
-"""Label that ``sparring init`` suggests: by name, by values, or by an answer in the terminal."""
+"""Chooses the label column for ``sparring init``: by name, by values, or by asking in the terminal."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def choose_label(
         shown = [str(each) for each in found[:2]] + ["yes", "no"][len(found[:2]) :]
         raise DataError(
             f"{path}: the label {name} is {kind} ({listed}), expected 0 and 1, booleans, or numbers; "
-            f"give their numbers: 'label_values={{{shown[0]}: 1, {shown[1]}: 0}}'",
+            f"specify a number for each value: 'label_values={{{shown[0]}: 1, {shown[1]}: 0}}'",
             path=path,
             column=name,
         )
@@ -102,7 +102,7 @@ def _meaning(summary: TableSummary, name: str) -> dict[str, float]:
 
 
 def _by_values(summary: TableSummary, others: Collection[str], unsure: list[str]) -> str | None:
-    """Returns the only column of two values, or the one that the user chooses."""
+    """Returns the only column with two values, or the column that the user chooses."""
     names = [
         name
         for name in summary.values

@@ -96,7 +96,7 @@ def kept_best(
     *,
     is_one_host: bool,
 ) -> Iterator[BestStepSnapshots]:
-    """Provides snapshots of the best step: in `snapshots.url`, or in a temporary folder if it is null.
+    """Yields an object that saves the best step in `snapshots.url`, or in a temporary folder if null.
 
     Raises:
         ConfigError: the ranks are on several hosts, and `snapshots.url` is null.

@@ -56,7 +56,7 @@ def run_training(
         config: configuration of the run.
         plugin_manager: finds backends.
         progress: receives progress.
-        make: creates source and trainer after ranks have met and threads are configured.
+        make: creates the source and the trainer, once ranks are connected and threads are configured.
 
     Raises:
         CapacityError: the tables need more than `tables.memory_bytes`.
@@ -119,7 +119,7 @@ class _Position:
     """Position of a run in its data."""
 
     step: int = 0
-    """Number of steps made."""
+    """Number of completed steps."""
     epoch: int = 0
     """Index of the current epoch."""
     batch: int = 0
@@ -136,7 +136,7 @@ def _position(url: str, values: Mapping[str, Any]) -> _Position:
     if not all(type(count) is int and count >= 0 for count in counts):
         raise SnapshotError(
             f"snapshot {url}: found no valid step, epoch and batch in its state {_POSITION!r}; resume "
-            "from one that `sparring train` has written, or load this one's rows by container.load",
+            "from a snapshot of `sparring train`, or load only the rows of this one with container.load",
             url=url,
         )
     return _Position(*counts)
@@ -192,7 +192,7 @@ class _Run:
 
     @contextmanager
     def best_kept(self, is_one_host: bool) -> Iterator[None]:
-        """Provides snapshots of the best step in the block, if they are enabled."""
+        """Enables `_train` to save snapshots of the best step within the block, if configured."""
         if self._best is None or not self._config.training.keep_best:
             yield
             return
@@ -226,7 +226,7 @@ class _Run:
         return result
 
     def _train(self) -> None:
-        """Makes the remaining steps."""
+        """Trains until the run is complete."""
         interval = self._config.training.evaluation_interval_steps
         if self._best is not None and self._best.is_over:
             return
@@ -299,7 +299,7 @@ class _Run:
         if states is None:
             return False
         self._trainer.restore(states)
-        # A resumed run continues after the steps that were made.
+        # `load` has reset the number of steps, but a resumed run must not repeat the later steps.
         self._container.state.set_steps(self._step)
         self._progress.on_message(
             f"step {best.step:,} had the best validation {best.metric}, {best.value:.4f}: the run "
@@ -338,7 +338,7 @@ class _Run:
         for epoch in range(begin.epoch, self._config.training.epochs):
             skipped = begin.batch if epoch == begin.epoch else 0
             batches = islice(self._source.batches(epoch), skipped, None)
-            # Reads one batch ahead, so it is used only if the end of an epoch matters.
+            # `_mark_epoch_ends` reads one batch ahead, so it is used only if ends of epochs matter.
             marked = (
                 _mark_epoch_ends(batches) if self._best is not None else zip(batches, repeat(False))
             )
@@ -417,7 +417,7 @@ class _Run:
     def _evaluate(self, *, is_last: bool) -> None:
         observe = self._report.test_observer() if is_last else None
         self._metrics = self._source.evaluate(self._trainer.predict, self._ranks, observe)
-        # An evaluation after the same step was reported already.
+        # If this step was evaluated before, its metrics have already been reported.
         if self._metrics_step != self._step:
             self._metrics_step = self._step
             step = self._step

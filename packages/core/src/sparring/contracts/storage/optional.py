@@ -7,6 +7,7 @@ storage has the default behavior:
     SupportsNotes             notes are kept while the storage is open
     SupportsRestore           rows of a snapshot are upserted
     SupportsCopy              `find_into`
+    SupportsPush              steps find, change and upsert rows
     SupportsReplaceAll        rows are upserted
     SupportsPurge             files may contain bytes of erased rows until they are rewritten
     SupportsBackground        every call does its work before it returns

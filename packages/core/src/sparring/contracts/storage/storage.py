@@ -421,7 +421,7 @@ def interrupted_load(storage: Storage) -> str | None:
 
 
 def write_note(storage: Storage, name: str, text: str | None) -> None:
-    """Stores a short text with the rows of a storage. `Storage.clear` does not remove it.
+    """Stores a short text with the rows of a storage. `Storage.clear` removes only the note ``load``.
 
     If `Capabilities.notes` is set, the note outlives the process: it becomes durable before all later
     writes, and is removed after all earlier writes.

@@ -105,8 +105,8 @@ def convert_texts(
 def with_points(array: Any) -> Any:
     """Replaces the decimal comma of numbers by a point.
 
-    Points between groups of three digits are removed. Numbers with other points remain texts that are not
-    numbers, because ``1.5`` would be ambiguous.
+    Points between groups of three digits are removed. A text with another point, such as ``1.5``, is
+    ambiguous; it is changed so that it is not read as a number.
     """
     is_grouped = pc.match_substring_regex(array, _GROUPED)
     has_point = pc.match_substring(array, ".")

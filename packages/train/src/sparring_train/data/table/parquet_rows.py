@@ -89,8 +89,9 @@ class ParquetRows:
         }
 
     def check_origins(self, expected: Mapping[str, str]) -> None:
-        """Checks that columns contain strings or whole numbers as `expected`, because the two result in
-        different ids, and so in different rows of the tables.
+        """Checks that each column contains the kind of values that `expected` specifies.
+
+        Strings and whole numbers result in different ids, and so in different rows of the tables.
 
         Raises:
             DataError: a column contains whole numbers instead of strings, or strings instead of whole
