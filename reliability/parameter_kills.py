@@ -121,7 +121,7 @@ def run(trials: int) -> Report:
                 where = (
                     f"trial {number}: {kind}, shard {shard + 1} killed after {delay * 1e3:.1f} ms"
                 )
-                seen[f"killed amid a {kind}"] += 1
+                seen[f"killed during a {kind}"] += 1
                 for each in trial(service, number, shard, delay, seen):
                     failures.append(f"{where}: {each}")
         finally:
@@ -147,7 +147,7 @@ def _save(
         if not any(each.endswith(url.rpartition("/")[2]) for each in found):
             return [*failures, f"held: {url} does not exist"]
     if any(each.endswith(url.rpartition("/")[2]) for each in found):
-        seen["snapshots that are there"] += 1
+        seen["visible snapshots"] += 1
         if not np.array_equal(_saved_counts(url), before):
             failures.append(
                 "held: the pushes in the snapshot differ from those acknowledged before it"

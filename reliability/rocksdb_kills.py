@@ -107,7 +107,7 @@ class Trials:
         default_factory=lambda: {
             "processes killed before the table was open": 0,
             "calls acknowledged": 0,
-            "calls under way that were there as a whole": 0,
+            "calls in progress that were complete": 0,
             "acknowledged calls lost or mixed": 0,
         }
     )
@@ -152,7 +152,7 @@ class Trials:
             rows = rows_of(keys, np.array(list(expected.values()), np.int64))
             if found == {key: row.tobytes() for key, row in zip(expected, rows, strict=True)}:
                 if number and with_one_more != self.held:
-                    self.counts["calls under way that were there as a whole"] += 1
+                    self.counts["calls in progress that were complete"] += 1
                 if number:
                     self.held = dict(with_one_more)
                     self.next_call += 1

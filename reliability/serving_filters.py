@@ -85,10 +85,10 @@ def _ask(
         return
     for kind, keyed, asked in (("changed", changed, keys), ("existing", has_row, existing)):
         missed = sum(int((~keyed.contains(some)).sum()) for some in _chunks(asked))
-        counts[f"{kind} keys asked"] += len(asked)
+        counts[f"{kind} keys queried"] += len(asked)
         counts[f"{kind} keys missed"] += missed
         if missed:
-            failures.append(f"step {step}: {missed:,} of {len(asked):,} {kind} keys are missed")
+            failures.append(f"step {step}: {missed:,} of {len(asked):,} {kind} keys are missing")
     others = _keys(step + (1 << 20), len(keys))
     counts["false answers"] += sum(int(changed.contains(some).sum()) for some in _chunks(others))
     counts["deltas"] += 1

@@ -1,11 +1,11 @@
-// Runs an exported program without Python:
+// Runs an exported PyTorch program without Python:
 //
 //   run_program BUNDLE SERVED
 //
-// reads one command per line from standard input, and replies to each with one line:
+// It reads commands from standard input, one per line, and prints one line per command:
 //
-//   run INPUTS OUTPUTS   runs the program; both are files of tensors: INPUTS a list by
-//                        torch.save, OUTPUTS a tuple for torch.load
+//   run INPUTS OUTPUTS   runs the program. INPUTS is a file with a list of tensors, written by
+//                        torch.save; OUTPUTS becomes a file with a tuple, for torch.load
 //   refresh              switches to the newest version of the tables
 //   version              prints the current version
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>

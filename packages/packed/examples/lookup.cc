@@ -1,8 +1,8 @@
-// Looks up ids in a serving snapshot, from C++ without Python:
+// Looks up ids in a serving snapshot, in C++ without Python:
 //
 //   lookup FOLDER TABLE ID...
 //
-// It prints for each id whether it has a row, and its embedding.
+// For each id, it prints whether the id has a row, and its embedding.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>

@@ -1,4 +1,4 @@
-// Looks up ids in a served folder, and switches to newer versions meanwhile, from C++ without Python:
+// Looks up ids in a served folder and switches to newer versions while it runs, in C++ without Python:
 //
 //   refreshing FOLDER TABLE SECONDS
 //

@@ -1,16 +1,16 @@
-// Pulls rows from a lookup service with Node.js alone: HTTP/2, and a few bytes of protobuf.
+// Pulls rows from a lookup service with only Node.js: HTTP/2, and a few bytes of protobuf.
 //
 //   node node_client.mjs 127.0.0.1:7433 item 7 -1
 //
-// TOKEN in the environment is sent as the token. Prints one line of JSON. A program with more methods
-// generates its messages from lookup.proto, with @grpc/grpc-js and @grpc/proto-loader.
+// The environment variable TOKEN is sent as the token. Prints one line of JSON. A program with more methods
+// should generate its messages from lookup.proto with @grpc/grpc-js and @grpc/proto-loader.
 
 import http2 from "node:http2";
 
 const NUM_PARTITIONS = 4096n;
 const DEADLINE_SECONDS = 5;
 
-/** The partition of an id; shard number partition * num_shards / 4096, rounded down, has its row. */
+/** Returns the partition of an id. Shard partition * num_shards / 4096, rounded down, has its row. */
 export function partitionOf(id) {
   const multiply = (left, right) => BigInt.asUintN(64, left * right);
   let bits = BigInt.asUintN(64, id);
@@ -30,12 +30,12 @@ function varint(value) {
   return Buffer.from([...bytes, value]);
 }
 
-/** A field of bytes, text or a message. */
+/** Encodes a field of bytes, text or a message. */
 function field(number, content) {
   return Buffer.concat([varint((number << 3) | 2), varint(content.length), content]);
 }
 
-/** PullRequest with one table; ids are int64, little-endian. */
+/** Encodes a PullRequest with one table; ids are int64, little-endian. */
 function pullRequest(table, ids) {
   const content = Buffer.alloc(8 * ids.length);
   ids.forEach((id, place) => content.writeBigInt64LE(id, 8 * place));
@@ -43,7 +43,7 @@ function pullRequest(table, ids) {
   return field(1, tableIds);
 }
 
-/** Fields of a message: number → values, a number for varints and bytes for all others. */
+/** Decodes a message: field number → values, numbers for varints and bytes for all others. */
 function fieldsOf(message) {
   const fields = new Map();
   let at = 0;
@@ -100,7 +100,7 @@ function call(address, method, message) {
         reject(new Error(`status ${status["grpc-status"]}: ${text}`));
         return;
       }
-      // A byte says whether the message is compressed, four its length.
+      // The first byte tells whether the message is compressed, the next four contain its length.
       resolve(Buffer.concat(chunks).subarray(5));
     });
     const head = Buffer.alloc(5);

@@ -1,4 +1,4 @@
-# The modules of devices: the same bindings over CUDA and over the emulator.
+# The device modules: the same bindings for CUDA and for the emulator.
 function(sparring_hkv_add_device_module name)
   pybind11_add_module(${name} NO_EXTRAS
     native/bindings/device_arrays.cc
@@ -8,7 +8,7 @@ function(sparring_hkv_add_device_module name)
     native/bindings/device_module.cc
     native/bindings/device_table.cc
     native/bindings/reclaimers.cc)
-  # As one file, for nearly all of the compiler's work is pybind11's headers.
+  # Compiled as one file, because most of the compile time is spent on pybind11's headers.
   set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
   target_include_directories(${name} PRIVATE native)
   target_compile_options(${name} PRIVATE -Wall -Wextra -O1)

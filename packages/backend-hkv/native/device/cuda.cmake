@@ -1,21 +1,21 @@
-# Looks for nvcc. Sets SPARRING_HKV_HAS_CUDA, and where it is ON defines
-# sparring_hkv_cuda: what CUDA sources are compiled and linked with.
+# Searches for nvcc and sets SPARRING_HKV_HAS_CUDA. If it is ON, defines the library sparring_hkv_cuda
+# and sparring_hkv_add_cuda_library, which adds a library of CUDA sources.
 set(SPARRING_HKV_HAS_CUDA OFF)
 function(sparring_hkv_leave_out_cuda reason)
   if(SPARRING_HKV_CUDA STREQUAL "REQUIRED")
     message(FATAL_ERROR "sparring_hkv: ${reason}, and SPARRING_HKV_CUDA is REQUIRED: install nvcc of "
-                        "CUDA 12.4 to 13.x, or name it by CUDACXX (packages/backend-hkv/find_nvcc.py "
-                        "brings one from PyPI)")
+                        "CUDA 12.4 to 13.x, or set CUDACXX to its path (packages/backend-hkv/find_nvcc.py "
+                        "installs one from PyPI)")
   endif()
-  message(STATUS "sparring_hkv: ${reason}; GPUs are left out")
+  message(STATUS "sparring_hkv: ${reason}; building without support for GPUs")
 endfunction()
 if(SPARRING_HKV_CUDA AND NOT SPARRING_SANITIZE)
   include(CheckLanguage)
-  # Real code for A100 and H100 class GPUs; PTX of the latter for what comes.
+  # Machine code for GPUs like A100 and H100, and PTX of the latter for newer GPUs.
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
     set(CMAKE_CUDA_ARCHITECTURES 80-real 90)
   endif()
-  # A build folder that is kept asks again: there may be one now.
+  # In an existing build folder, search again: nvcc may have been installed since the last time.
   if(NOT CMAKE_CUDA_COMPILER)
     unset(CMAKE_CUDA_COMPILER CACHE)
   endif()
@@ -37,8 +37,8 @@ if(SPARRING_HKV_HAS_CUDA)
   set(CMAKE_CUDA_STANDARD_REQUIRED ON)
   find_package(CUDAToolkit REQUIRED)
 
-  # A library of sources that run kernels. They are the sources that the emulator's
-  # library compiles too, here included by a file of a line that nvcc takes for CUDA.
+  # Adds a library of sources that run kernels. The emulator's library compiles the same sources. Here,
+  # a generated .cu file includes each of them, so that nvcc compiles it as CUDA.
   function(sparring_hkv_add_cuda_library name)
     set(cuda_sources)
     foreach(source ${ARGN})
@@ -50,8 +50,8 @@ if(SPARRING_HKV_HAS_CUDA)
     add_library(${name} STATIC ${cuda_sources})
     target_include_directories(${name} PUBLIC native)
     target_link_libraries(${name} PUBLIC sparring_hkv_cuda)
-    # A product and a sum stay two roundings, as in the CPU's kernels: results
-    # that must be equal are.
+    # A multiplication and an addition round separately, as in the kernels of the CPU, so that results
+    # are identical.
     target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:
       -fmad=false -Xcompiler=-Wall,-Wextra,-ffp-contract=off -Wno-deprecated-gpu-targets>)
   endfunction()

@@ -1,5 +1,4 @@
-# The key operations of a device. Each source is compiled by nvcc for GPUs, and by the
-# host's compiler over the emulator.
+# The kernels of a device. nvcc compiles each source for GPUs, and the host's compiler for the emulator.
 set(device_kernel_sources
   native/device_kernels/dedup.cc
   native/device_kernels/encode.cc
@@ -14,8 +13,8 @@ if(TARGET sparring_hkv_emulator)
   add_library(sparring_hkv_emulated_kernels STATIC ${device_kernel_sources})
   target_include_directories(sparring_hkv_emulated_kernels PUBLIC native)
   target_link_libraries(sparring_hkv_emulated_kernels PUBLIC sparring_hkv_emulator sparring::storage_abi)
-  # -ffp-contract: see native/device/cuda.cmake. -O1 takes half as long to compile as -O3, and -O0 less with
-  # sanitizers; only tests run these.
+  # native/device/cuda.cmake explains -ffp-contract. -O1 halves the compile time of -O3, and -O0 is even
+  # faster with sanitizers. Only tests run these kernels.
   target_compile_options(sparring_hkv_emulated_kernels PRIVATE
     -Wall -Wextra -Wpedantic -Wconversion -Wshadow -ffp-contract=off)
   if(SPARRING_SANITIZE)

@@ -1,5 +1,4 @@
-# The device table. Each source is compiled by nvcc for GPUs, and by the host's
-# compiler over the emulator.
+# The device table. nvcc compiles each source for GPUs, and the host's compiler for the emulator.
 set(device_table_sources
   native/device_table/device_erase.cc
   native/device_table/device_evict.cc
@@ -14,7 +13,7 @@ set(device_table_sources
   native/device_table/device_tables.cc
   native/device_table/device_update.cc)
 
-# These launch nothing, and stay plain C++.
+# These sources launch no kernels and are compiled as C++.
 set(device_border_sources
   native/device/read_back.cc
   native/device/stream_table.cc

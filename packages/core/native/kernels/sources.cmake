@@ -1,11 +1,11 @@
-# Compiler flags of single sources of native/kernels. Included by the CMakeLists.txt
-# that lists these sources, in the same directory scope.
+# Compiler flags of individual sources of native/kernels. The CMakeLists.txt that lists these sources
+# includes this file, because source properties apply only to their directory scope.
 
 set(_levels portable avx2 avx512)
 
-# Every level must give the same bits. By default GCC fuses a multiplication and an
-# addition wherever the CPU can, which rounds once instead of twice. Code that must round
-# once calls multiply_add of level_vectors.inc explicitly, at all levels.
+# All levels must compute identical bits. By default, GCC fuses a multiplication and an addition if the
+# CPU supports it, which rounds once instead of twice. Code that must round once calls multiply_add of
+# level_vectors.inc explicitly on all levels.
 set(_portable_options -ffp-contract=off)
 set(_avx2_options -ffp-contract=off)
 set(_avx512_options -ffp-contract=off)

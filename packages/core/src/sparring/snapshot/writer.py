@@ -5,7 +5,8 @@
     commit (rank 0)              all parts → the manifest → rename → sync of the parent folder
     await_commit (other ranks)   waits until rank 0 has committed or abandoned the snapshot
 
-A snapshot is invisible to readers before the commit, and immutable after it.
+A snapshot is invisible to readers before the commit, and immutable after it. The file is long because
+one class contains all stages, which share the state of the attempt.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """`KeyedJaggedTensor`: all sparse features of a batch in one flat tensor.
 
-The interface is TorchRec's: `keys` are names of features and `values` are ids.
+The interface is TorchRec's: `keys` are names of features and `values` are ids. The file is long because
+one class contains this whole interface.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Inputs of a plan: the ranks and their links, the tables and their ids, and the costs."""
+"""Inputs of a plan: the ranks and their links, the tables and their ids, and the costs.
+
+The file is long because it declares all sections of two documents, the inputs and the calibration.
+"""
 
 from __future__ import annotations
 

@@ -7,6 +7,8 @@ Both are JSON files that end with their own hash:
  …
  "hash": "0123456789abcdef0123456789abcdef"     hash of all bytes before this line
 }
+
+The file is long because it contains all types of the format, their validation and their encoding.
 """
 
 from __future__ import annotations
