@@ -1,4 +1,4 @@
-"""Shows the gradients of rows to functions of torch, as a norm; scaling it scales the gradients.
+"""Lets functions of torch read and scale the norm of row gradients, for example to clip it.
 
     backward ──► gradients of rows ─────────────────────────────────────────────► step
                    │ read                                                          ▲
