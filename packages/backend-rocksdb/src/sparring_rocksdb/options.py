@@ -27,9 +27,9 @@ class RocksdbOptions(Options):
     """
 
     path: Path
-    """Folder of the tables; it is created if it does not exist. Several tables may share it. One process
-    at a time may open it, and others as `secondary`. ``{rank}``, ``{world_size}`` and ``{table}`` are
-    replaced by their values."""
+    """Folder of the tables; it is created if it does not exist. Several tables may share it. Only
+    one process at a time may open it for writing; others can open it as `secondary`. ``{rank}``,
+    ``{world_size}`` and ``{table}`` are replaced by their values."""
     block_cache_bytes: ByteCount = Field(default=256 << 20, ge=0)
     """Memory for cached blocks of rows, including indexes and bloom filters. The tables of the folder
     share it."""

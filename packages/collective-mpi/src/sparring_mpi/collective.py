@@ -1,8 +1,8 @@
 """A collective over MPI, with mpi4py.
 
-Each operation is one Isend or Irecv of bytes on a separate communicator, so that its tags never match
-messages of the program. MPI transfers messages only while it is polled: `Work.done` polls, so an
-exchange that calls it from time to time overlaps its own work with the transfer.
+Each operation is one Isend or Irecv of bytes on a separate communicator, so that its tags never
+match messages of the program. MPI transfers messages only while it is polled. `Work.done` polls it,
+so an exchange overlaps its own work with the transfer if it calls `Work.done` from time to time.
 
 MPI itself waits without a limit, even for ranks that have ended. Here each wait polls and has a deadline.
 A rank whose wait failed notifies the others of the missing rank. MPI cannot continue without a rank, and
@@ -48,7 +48,8 @@ __all__ = ["MpiCollective", "join_mpi"]
 
 _INSTALL = 'run: pip install "sparring[mpi]"'
 
-# Tags of notices and operations come first, because MPI guarantees no tag above 32,767; mpich has 2^29.
+# The smallest tags are those of notices and operations, because MPI only guarantees tags up to
+# 32,767. mpich supports tags up to 2^29.
 _OWN_TAGS = 2
 
 # The largest count of a message in MPI 3; later versions count in 64 bits.
@@ -140,7 +141,8 @@ class MpiCollective(Collective):
     def wait_failure(
         self, peer: int, context: WorkContext, limit: float, now: float
     ) -> PeerFailure | None:
-        """Returns the error of a wait for `peer` that cannot succeed, and notifies others; else None."""
+        """Returns the error if a wait for `peer` cannot succeed, and notifies the other ranks;
+        otherwise returns None."""
         if self._failure is None and not self._is_closed:
             self._handle_notice(peer)
             gone_at, reason = self._gone.get(peer, (now, None))
@@ -158,7 +160,7 @@ class MpiCollective(Collective):
 
     def transport_failure(self, peer: int, error: Exception, context: WorkContext) -> PeerFailure:
         if self._failure is None:
-            # The text of MPI has several lines, which are joined.
+            # MPI's message has several lines, which are joined.
             self._fail(Failure(peer, f"MPI reports {' '.join(str(error).split())}"))
         assert self._failure is not None
         return self._note(peer, self._failure, context)

@@ -5,7 +5,8 @@
            parameters       mu               nu
 
 `OptaxRows` runs the optimizer on generated rows to find its state: leaves with the shape of the
-parameters are stored in rows, a ``count`` is the step number, and other floats belong to the table.
+parameters are stored in rows, ``count`` is the step number, and other floats are stored once per
+table.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ Rows = npt.NDArray[Any]
 
 _ROWS = 6
 _SCALES = (1.0, 1e4, 1e-2)
-"""Scales of the gradients of the trial steps. At one of them, limits and norms take effect."""
+"""Scales of the gradients of the trial steps. They differ so much that a limit or a norm takes
+effect at one of them."""
 
 
 class OptaxRows:
@@ -189,7 +191,8 @@ class OptaxRows:
         return ""
 
     def _explain_paths(self, paths: list[str]) -> str:
-        """Returns PyTorch's and Keras's name of this state, or a name derived from its leaves."""
+        """Returns the name that PyTorch and Keras have for this state, or a name derived from its
+        leaves."""
         fields = [path.rpartition(".")[2].strip("[]'") for path in paths]
         seen = self._find_initial_state()
         gradients = [np.float64(1), np.float64(3), np.float64(2)]

@@ -284,7 +284,7 @@ class Tables(TableGroup):
 
 
 def _num_outputs(bags: _Bags) -> int:
-    """Returns the number of embeddings of a feature. Batches with equal numbers have the same kind."""
+    """Returns the number of embeddings of a feature."""
     ids, lengths = bags
     return ids.size if lengths is None else lengths.size
 

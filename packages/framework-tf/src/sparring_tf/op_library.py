@@ -84,7 +84,7 @@ def load_library(name: str) -> tuple[Any, ctypes.CDLL]:
 def _show_c_api() -> None:
     """Makes TensorFlow's C functions visible to libraries that are loaded later.
 
-    Some releases load the library that contains these functions only for themselves.
+    Some releases of TensorFlow load the library that contains them without making them visible.
     """
     path = Path(tf.sysconfig.get_lib()) / "libtensorflow_framework.so.2"
     if path.exists():

@@ -93,8 +93,8 @@ class Mirror:
         """Copies newer serving snapshots.
 
         Raises:
-            SnapshotDamagedError: the transferred files differ from the manifest. They are discarded, and
-                the next attempt is a minute later.
+            SnapshotDamagedError: the transferred files differ from the manifest. They are
+                discarded, and a new attempt is made after a minute.
             SnapshotIOError: the file system failed; nothing changed.
         """
         with self._lock_cache():

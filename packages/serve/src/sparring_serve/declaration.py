@@ -50,7 +50,7 @@ class TableDeclaration(DocumentModel):
     hyper: dict[str, Any] = Field(
         default_factory=dict,
         description="Hyper-parameters of the method; omitted ones have its defaults. A push can "
-        "contain an `lr` for this push; all others are fixed.",
+        "set `lr` for its own gradients. The other hyper-parameters do not change.",
     )
     dtype: Literal["float32", "float16", "bfloat16"] = Field(
         "float32", description="Data type of embeddings. Optimizer state is float32."
@@ -132,8 +132,8 @@ class ParametersConfig(DocumentModel):
     )
     push_log_sync_milliseconds: Annotated[float, Field(ge=0, le=3_600_000)] = Field(
         1000.0,
-        description="Interval at which the push log is synchronized to the disk (fsync), which only "
-        "protects against power losses; 0: before each acknowledgement.",
+        description="Interval at which the push log is synchronized to the disk (fsync). It "
+        "matters only after a power loss. 0: before each acknowledgement.",
     )
     queue_pushes: Annotated[int, Field(ge=1, le=1 << 20)] = Field(
         256,
@@ -151,8 +151,8 @@ class ParametersConfig(DocumentModel):
     )
     save_seconds: Annotated[float, Field(gt=0, le=86_400)] = Field(
         600.0,
-        description="Maximum time of a save, a load or a flush, and for which shards wait for each "
-        "other.",
+        description="Maximum time of a save, a load or a flush. Shards wait for each other for at "
+        "most this time.",
     )
 
     @field_validator("tables")

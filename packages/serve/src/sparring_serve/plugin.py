@@ -46,7 +46,8 @@ def sparring_register_storage() -> Sequence[StorageDescriptor]:
         StorageDescriptor(
             name="remote",
             api_version=API_VERSION,
-            summary="Rows of a lookup service, read-only, or updated with the role parameters.",
+            summary="Rows of a lookup service. Only a service with the role `parameters` accepts "
+            "updates.",
             options=RemoteOptions,
             factory=_open_remote,
             found=_found_remote,

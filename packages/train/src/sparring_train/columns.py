@@ -31,7 +31,8 @@ class Feature:
     table: str = ""
     """Table of its embeddings; default: the feature's name. Several features may share a table."""
     is_list: bool = False
-    """Whether an example may have any number of ids, in an order; otherwise at most one."""
+    """Whether an example may have several ids, whose order matters. Otherwise it has at most
+    one."""
     may_be_missing: bool = False
     """Whether an example may have no id."""
     origin: Origin | None = None
@@ -157,7 +158,8 @@ class ColumnBatch:
         return replace(self.take(slice(*ends)), total=len(self))
 
     def split(self, count: int) -> list[ColumnBatch]:
-        """Splits the batch into `count` batches of nearly equal size, which may be 0, in order."""
+        """Splits the batch into `count` consecutive batches of nearly equal size, some of which may
+        be empty."""
         ends = [len(self) * each // count for each in range(count + 1)]
         parts = [self.take(slice(begin, end)) for begin, end in pairwise(ends)]
         if self.total is None:

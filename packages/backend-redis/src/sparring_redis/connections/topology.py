@@ -51,7 +51,8 @@ class Topology(ABC):
         """Queries again which server owns which slots.
 
         Raises:
-            redis.exceptions.RedisError, OSError: no server that knows can be reached.
+            redis.exceptions.RedisError, OSError: no server that can report the topology was
+                reached.
         """
 
     def close(self) -> None:
@@ -123,7 +124,7 @@ class ClusterTopology(Topology):
         owners: list[Server | None] = [None] * NUM_SLOTS
         masters: list[Address] = []
         for first, last, master, *_ in ranges:
-            # A node that does not know its own name is the one that was queried.
+            # An empty host name means the queried node, which does not know its own name.
             host = master[0].decode() if master[0] else connection.address.host
             address = Address(host, int(master[1]))
             masters.append(address)
@@ -188,7 +189,8 @@ class _Directory:
         return (refused or others)[-1]
 
     def _part(self, deadline: Deadline, addresses: Sequence[Address]) -> Deadline:
-        """Returns the deadline for one server, so that a stopped one leaves time to query the others."""
+        """Returns the deadline for one server. It leaves time to query the others if this one
+        hangs."""
         left = deadline.remaining()
         return Deadline(left if len(addresses) == 1 else max(left / 3, 0.05))
 

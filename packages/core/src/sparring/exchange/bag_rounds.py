@@ -1,4 +1,4 @@
-"""Messages of tables whose owners pool, with one class per exchange.
+"""Exchanges for tables whose rows are pooled by their owners; each exchange is a class.
 
 Each class defines the requests to other ranks, how requests of other ranks are served, and the work for
 this rank itself; `RequestReplies` exchanges them. ``exchange/bags.py`` contains the layout of the
@@ -116,7 +116,7 @@ class _Round:
         """Runs the exchange, and returns the error of this rank.
 
         Args:
-            mine: like `coming`, for the rows that are sent to each rank.
+            mine: numbers of the rows that are sent to each rank, with the shape of `coming`.
             storages: storages in which the executor finds rows.
             question: creates the request to a rank for a group of tables.
             service: creates the incoming request of a rank for a group of tables.

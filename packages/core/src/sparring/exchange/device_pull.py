@@ -1,8 +1,8 @@
 """One pull whose keys, rows and messages are in device memory.
 
-At hop h, this rank requests rows from rank r+h and serves rank r-h, as in `RingPull`. But NCCL runs
-messages as groups, one after the other, so both ends must post them in the same order: first all
-keys, then for each hop the outgoing and the incoming rows together.
+At hop h, this rank requests rows from rank r+h and serves rank r-h, as in `RingPull`. However, NCCL
+runs groups of messages one after the other, so both ranks of a message must post the groups in the
+same order: first all keys, then for each hop the outgoing and the incoming rows together.
 
     finding   │ own rows, hop 1 │      │ hop 2 │       │ hop 3 │
     wire      │ keys │          │ rows hop 1 │ rows hop 2 │ rows hop 3 │
@@ -81,8 +81,8 @@ class DevicePull:
     _keys: list[StagedArrays] = field(default_factory=list)
     _error: BaseException | None = None
     was_reported: bool = False
-    """Whether other ranks received failure flags instead of rows, so that they know that `run`
-    raises."""
+    """Whether the other ranks already know that `run` raises, because they received failure flags
+    instead of rows."""
 
     def run(self) -> list[PullResult]:
         """Returns the rows in the order of each request's keys, for later work on the caller's stream.

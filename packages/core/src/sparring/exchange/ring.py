@@ -1,8 +1,9 @@
 """The ring exchange: sends keys to their owners and rows back, and gradients to their owners.
 
-At hop h, rank r sends requests to rank r+h and serves rank r-h: every hop is a permutation of the
-ranks, so no two ranks send to the same one. Hop 0 is a rank's own shard and needs no messages; with one
-rank, it is the only hop. Hops may be empty: a rank without keys for a table still takes part in each hop.
+At hop h, rank r sends requests to rank r+h and serves rank r-h. Therefore no two ranks send
+requests to the same rank at the same hop. Hop 0 is a rank's own shard and needs no messages; with
+one rank, it is the only hop. Hops may be empty: a rank without keys for a table still takes part in
+each hop.
 
 Arrays belong to the kernels of a call: NumPy arrays, or arrays that stay on a device. Routing,
 agreement and failures are the same for both. Rows are found and gradients summed by `RingPull` and
@@ -141,7 +142,8 @@ class RingExchange(Closable):
         Args:
             requests: one request per table, in the same order on all ranks.
             kernels: kernels of the device of keys and tables, on all ranks; rows stay there.
-            is_training: whether a backward pass follows. A rank that only reads has ended its training.
+            is_training: whether a backward pass follows. If this is False on one rank, ranks that
+                are training treat it as a rank that has ended its training.
             record: filled with the state that `refresh_all` needs; None if the rows will not be
                 refreshed, for example rows on a GPU.
             error: error of this rank, if it cannot take part. Then no rank pulls rows from others.
@@ -394,7 +396,8 @@ class RingExchange(Closable):
         requests: Sequence[PullRequest] | Sequence[PushRequest],
         error: BaseException | None,
     ) -> _RoutingResult:
-        """Groups keys by owner before an exchange begins. All ranks raise its error."""
+        """Groups keys by owner before an exchange begins. If this fails, all ranks raise the
+        error."""
         if error is None:
             try:
                 owners: list[DeviceArray] = [self.session.owners(each.table) for each in requests]

@@ -7,8 +7,8 @@ one table.
     stream   │ table 0          │ table 1 │ table 2                       │
     chunks   │ chunk 0     │ chunk 1     │ chunk 2     │ chunk 3     │ 4 │
 
-Therefore many small tables need as many messages as one large table. Sender and receiver of a stream
-know its number of keys per table, so both split it in the same way.
+Therefore many small tables need no more messages than one large table with as many keys. Sender and
+receiver of a stream know its number of keys per table, so both split it in the same way.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def chunk_transfers(
     """Yields the chunks of several streams, one stream after the other.
 
     Args:
-        peers: the other rank of hop 1, hop 2, …
+        peers: the rank with which chunks are exchanged at hop 1, hop 2, …
         counts: ``(world_size, tables)``: number of keys per rank and table.
         chunk_rows: maximum number of keys per chunk.
     """

@@ -71,9 +71,9 @@ class Decision:
         """Counts the keys. Called after the step was applied.
 
         Args:
-            in_order: whether to count in ascending order of keys. Needed if the filters of several ranks
-                must stay equal, because a full filter removes counts depending on the order of keys,
-                and this order differs between ranks.
+            in_order: whether to count in ascending order of keys. It is required if the filters of
+                several ranks must stay equal. A full filter removes counts depending on the order
+                of keys, and this order differs between ranks.
         """
         unseen, is_admitted = self.unseen, self.is_admitted
         if in_order:

@@ -52,7 +52,7 @@ class CpuKernels(KernelSet):
 
     def __init__(self, arrays: ArraySource | None = None) -> None:
         self.arrays = ArraySource(empty=_empty, stream=lambda: 0) if arrays is None else arrays
-        # The last table of each name, and its spec.
+        # For each name, the last table and its initializer spec.
         self._initializers: dict[str, tuple[TableConfig, InitializerSpec]] = {}
 
     def find_storage(

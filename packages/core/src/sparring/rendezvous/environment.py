@@ -204,9 +204,9 @@ class SingleRendezvous(Rendezvous):
 class IndependentRendezvous(SingleRendezvous):
     """Rendezvous of a rank that does not communicate with the other ranks, such as a server of a service.
 
-    A container with it takes independent steps on the keys of its shard. It writes its part of a
-    snapshot like a rank of a job with `world_size` ranks; `SaveOptions.token` identifies the parts
-    that belong together.
+    A container with this rendezvous takes independent steps on the keys of its shard. It writes its
+    part of a snapshot like a rank of a job with `world_size` ranks; `SaveOptions.token` identifies
+    the parts that belong together.
 
     Args:
         rank: the rank.

@@ -45,9 +45,9 @@ def configure_pool(threads: int | None = None, *, sharing: int = 1) -> None:
     ``docs/explanation/execution.md``).
 
     Args:
-        threads: 1 to 1,024. None or 0: the number of usable cores, which is the smaller of the
-            affinity mask and the CPU quota of the process, but at most ``OMP_NUM_THREADS``, if that
-            environment variable is set.
+        threads: 1 to 1,024. None or 0: the number of usable cores. This is the smallest of the
+            affinity mask of the process, its CPU quota, and the environment variable
+            ``OMP_NUM_THREADS`` if it is set.
         sharing: number of processes that share these cores; each uses its share, but at least one
             core. Ignored if `threads` is a number.
 

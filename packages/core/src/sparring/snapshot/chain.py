@@ -1,7 +1,7 @@
 """Reads the rows of a snapshot and its chain of deltas: the newest row of each key, without erased keys.
 
-Each key is returned once. The reader therefore remembers the keys of one window of partitions at a time.
-The size of a window is chosen so that it has at most about `_WINDOW_KEYS` keys.
+To return each key once, the reader remembers keys. It reads one window of partitions after the
+other, and remembers only the keys of that window, at most about `_WINDOW_KEYS`.
 
 A file may contain a block of columns only, and a delta may use different blocks than its base. In this
 case the columns are split wherever a block of any file begins or ends, each part is read separately, and

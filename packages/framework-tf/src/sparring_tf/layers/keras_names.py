@@ -113,7 +113,7 @@ def resolve_dims(
 
 
 _warned: list[int] = []
-"""The `input_dim` that was warned about; the warning appears once per process."""
+"""The `input_dim` values for which the warning was shown; it appears once per process."""
 
 
 def _warn_of_bound(input_dim: int) -> None:
@@ -170,7 +170,7 @@ def convert_initializer(given: Any, table: str) -> Initializer | str | dict[str,
         UnsupportedError: Keras's initializer depends on more than one row.
     """
     if given == "uniform":
-        # Keras's name of the range that is the default here.
+        # In Keras, this name means the range that is the default here.
         return None
     if isinstance(given, str) and given in _OF_KERAS_ALONE:
         given = keras.initializers.get(given)

@@ -1,5 +1,5 @@
-"""Ordinary variables on several ranks: broadcast at the start, then updated with mean gradients. Also
-gathers tensors of all ranks."""
+"""Broadcasts ordinary variables to all ranks, averages their gradients over ranks, and gathers
+tensors of all ranks."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def average_gradients(
     """Returns pairs of gradient and variable, with gradients averaged over all ranks.
 
     Args:
-        gradients: pairs of gradient and variable. All ranks pass the same variables, and None for the
-            same gradients.
+        gradients: pairs of gradient and variable. All ranks pass the same variables. If the
+            gradient of a variable is None on one rank, it must be None on all ranks.
         collective: the collective of this rank.
         wait: waits until the collective is not in use. It is called before each use.
     """

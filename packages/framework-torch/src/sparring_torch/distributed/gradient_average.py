@@ -47,7 +47,7 @@ class GradientAverager:
 
     def _average(self) -> None:
         self._is_queued = False
-        # A parameter without a gradient counts as zeros, unless no rank has one.
+        # A missing gradient counts as zeros if another rank has a gradient for the parameter.
         flat = [
             torch.zeros(each.numel()) if each.grad is None else each.grad.reshape(-1)
             for each in self._parameters

@@ -67,7 +67,7 @@ class HostPath:
         tables: names of the tables.
         features: table and pooling of each feature that the module looks up, in the order of its
             outputs.
-        dtype: the dtype in which all tables compute; None if they differ.
+        dtype: common computing dtype of the tables; None if their dtypes differ.
     """
 
     def __init__(
@@ -244,7 +244,7 @@ class HostPath:
         if prefetched is None:
             self._container.check_readable(self._tables)
         else:
-            # Nothing is read, so a concurrent lookup does not matter.
+            # This call reads no rows, so it may run concurrently with a lookup.
             self._container.check_open()
 
     def _pool_on_ranks(
@@ -290,7 +290,7 @@ def _make_constant_shadows(prefetched: PrefetchedLookups) -> list[Shadow]:
 
 
 class _GradientHook:
-    """Hands a shadow's gradient to the step, once per backward pass through it.
+    """Passes the gradient of a shadow to the step, once per backward pass through the shadow.
 
     It lives as long as the shadow, and releases the batch input when the graph is freed.
     """

@@ -75,7 +75,7 @@ class DLRM(_Base):
 
     Args:
         embedding_bag_collection: tables of equal dim with f features.
-        dense_in_features: k.
+        dense_in_features: number k of dense features.
         dense_arch_layer_sizes: widths of the layers for dense features; the last one is `dim`.
         over_arch_layer_sizes: widths of the layers for the interaction; the last one, usually 1, has
             no activation.
@@ -105,7 +105,7 @@ class DLRM(_Base):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *arguments: Any
     ) -> None:
-        # Renames parts in runs of sparring train from before the parts had TorchRec's names.
+        # Loads weights of older runs of sparring train, in which these parts had other names.
         for old, new in (("bottom", "dense_arch"), ("top", "over_arch")):
             for key in [each for each in state_dict if each.startswith(f"{prefix}{old}.")]:
                 state_dict[f"{prefix}{new}{key[len(prefix + old) :]}"] = state_dict.pop(key)
@@ -147,7 +147,7 @@ class DLRM_DCN(_Base):  # noqa: N801 - TorchRec's name
 
 
 class DLRM_Projection(_Base):  # noqa: N801 - TorchRec's name
-    """`DLRM` with dot products of two projections of all vectors instead of the vectors.
+    """`DLRM` that computes two projections of its vectors, and the dot products between them.
 
     Args:
         embedding_bag_collection, dense_in_features, dense_arch_layer_sizes, over_arch_layer_sizes: see
@@ -202,7 +202,8 @@ class DLRMTrain(nn.Module):
         self.model = dlrm_module
 
     def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """Returns the mean log loss, and detached loss, logits ``(b,)`` and labels ``(b,)``."""
+        """Returns the mean log loss, and a tuple: detached loss, logits ``(b,)``, labels
+        ``(b,)``."""
         logits = self.model(batch.dense_features, batch.sparse_features).squeeze(-1)
         loss = binary_cross_entropy_with_logits(logits, batch.labels.to(logits.dtype))
         return loss, (loss.detach(), logits.detach(), batch.labels.detach())

@@ -75,7 +75,8 @@ class TwoTowerTrainTask(nn.Module):
         self.two_tower = two_tower
 
     def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """Returns the mean log loss of dot products, and detached loss, logits and labels ``(b,)``.
+        """Returns the mean log loss of dot products, and a tuple: detached loss, logits, labels
+        ``(b,)``.
 
         Dense features of `batch` are ignored.
         """

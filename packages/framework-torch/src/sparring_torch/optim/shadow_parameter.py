@@ -24,8 +24,8 @@ class ShadowParameter:
                parameter.data   state["exp_avg"] state["exp_avg_sq"]
 
     and updates them in place, all at once or in blocks of rows. Scalars of the table, for example
-    `step`, stay with the parameter; each block starts with those from before the step. Between steps
-    the parameter contains no rows.
+    `step`, stay with the parameter. Each block of a step starts from the scalars before the step.
+    Between steps the parameter contains no rows.
 
     Args:
         dim: number of elements of an embedding.
@@ -67,7 +67,8 @@ class ShadowParameter:
         self.row_bytes = 0
         """Size of a row with its gradient."""
         self.is_on_device = False
-        """Whether the rows of this step are on a GPU, where blocks only cost launches."""
+        """Whether the rows of this step are on a GPU, where blocks would only add kernel
+        launches."""
         self._shown: tuple[Tensor, ...] = ()
         self._before: dict[str, Any] = {}
         self._state: MutableMapping[str, Any] = {}
@@ -136,7 +137,8 @@ class ShadowParameter:
                 self._shown[place].copy_(now)
 
     def _reject_new_state(self) -> None:
-        """Rejects new row state without columns in the rows: the next step would have other rows."""
+        """Rejects new row state for which the rows have no columns, because the next step, with
+        other rows, would lose it."""
         for name, value in self._state.items():
             if name in self._layout.names or not isinstance(value, Tensor):
                 continue

@@ -76,7 +76,7 @@ class _LoadCall:
         self.loaded = weakref.WeakKeyDictionary[StepContainer, set[str]]()
         """Container → names of its loaded tables."""
         self.joined: weakref.ref[StepContainer] | None = None
-        """Container of tables that had none before."""
+        """Container created by this call, for tables that had none."""
 
     def has_loaded(self, container: StepContainer, table: str) -> bool:
         """Returns whether this call has replaced the rows of a table."""
@@ -154,7 +154,7 @@ class RowsInState(nn.Module):
             raise InvalidArgumentError(
                 f"this state_dict has no rows of tables {', '.join(self.agent.table_names)}: it has no "
                 f"entry {key!r}. It may be from a model without tables, or saved in without_rows(). To "
-                "load only ordinary weights, with rows from container.load(url) or none, call "
+                "load only ordinary weights, and the rows separately by container.load(url), call "
                 "load_state_dict in `with sparring_torch.without_rows():`",
                 key=key,
             )

@@ -92,7 +92,7 @@ class DistributedModelParallel(distributed_model_parallel.DistributedModelParall
 
     @property
     def _plan(self) -> ShardingPlan:
-        """The plan by module and table, with TorchRec's name."""
+        """The plan by module and table. TorchRec uses the same name."""
         container = self.container
         return ShardingPlan(
             {
@@ -128,7 +128,7 @@ class DistributedModelParallel(distributed_model_parallel.DistributedModelParall
 def _sharding_of(container: StepContainer, table: str) -> contracts.TableSharding:
     layout = container.layout(table)
     blocks = np.atleast_2d(layout.owners)
-    # The ranks of each block, in the order of its partitions.
+    # For each block, its ranks in the order of their partitions.
     ranks = [rank for block in blocks for rank in dict.fromkeys(block.tolist())]
     columns = layout.num_blocks if layout.num_blocks > 1 else None
     return contracts.TableSharding(layout.kind, tuple(ranks), layout.transfer, columns)
@@ -159,7 +159,7 @@ class TrainPipelineSparseDist(TrainPipeline[In, Out]):
 
     @property
     def _connected(self) -> bool:
-        """Whether a batch was already taken from the iterator, with TorchRec's name.
+        """Whether a batch was already taken from the iterator. TorchRec uses the same name.
 
         Setting it to False drops that batch, so that the next call starts with its iterator.
         """

@@ -37,7 +37,8 @@ class PositionWeightedModule(nn.Module):
 
 
 class PositionWeightedModuleCollection(nn.Module):
-    """Adds weights to the ids of several features, according to their positions; all others get 1.
+    """Adds weights to the ids of some features, according to their positions. Ids of other features
+    get the weight 1.
 
     Pass the result to an `EmbeddingBagCollection` with ``is_weighted=True``.
 

@@ -168,7 +168,7 @@ class Distribution:
         return wrapped if is_several else self._model, optimizers
 
     def _put_tables(self) -> None:
-        """Replaces modules by modules with tables, still without rows."""
+        """Replaces modules by modules with tables. The tables do not contain rows yet."""
         storage = self._options.table_storage()
         self._made = {
             id(each.module): each.kind.make(each.module, each.table, storage)
@@ -195,7 +195,8 @@ class Distribution:
             replace_module(self._model, each.paths, each.module)
 
     def _weights(self) -> Iterator[tuple[str, Tensor, int | None]]:
-        """Yields table, weight and the row that is not written, for each table."""
+        """Yields, for each table: the table, the weight that it replaces, and the row of the weight
+        that is not copied, or None."""
         for each in self.scan.found:
             yield from each.kind.rows(each.module, each.table)
 
@@ -237,7 +238,8 @@ def _follow(
     before: Sequence[nn.Parameter],
     after: Sequence[nn.Parameter],
 ) -> None:
-    """Replaces parameters in optimizers, and shards their state like the new parameters."""
+    """Replaces parameters in optimizers, and shards the optimizer state in the same way as the new
+    parameters."""
     now = {id(old): new for old, new in zip(before, after, strict=True) if old is not new}
     for optimizer in optimizers:
         for group in optimizer.param_groups:

@@ -85,7 +85,7 @@ def make_plan(
     allowed: Mapping[str, Collection[str]] | None = None,
     before: Plan | None = None,
 ) -> Plan:
-    """Finds a plan and a bound for its quality.
+    """Finds a plan, and a lower bound for the step time of any plan.
 
     Args:
         inputs: Inputs of the plan.
@@ -355,7 +355,7 @@ def _describe(
 
 
 def _with_pin(table: TablePlan, name: str, before: Plan | None) -> TablePlan:
-    """Adds the digest of the choice; pins the table if it was kept."""
+    """Adds the digest of the choice, and pins the table if it was pinned or edited in `before`."""
     old = None if before is None else before.tables.get(name)
     is_kept = old is not None and old.is_kept
     return table.model_copy(update={"made": table.choice_digest, "pinned": is_kept})

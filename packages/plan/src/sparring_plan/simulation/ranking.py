@@ -14,10 +14,10 @@ __all__ = ["list_neighbors", "rank_again", "replay_step"]
 
 _MAX_TABLES, _MAX_PLANS, _MAX_OPTIONS = 12, 4, 64
 _NEAR = 1.01
-"""Plans whose summed step is longer by more than this factor are ignored, because their gap would be
-larger."""
+"""Plans are ignored if the sum of their costs exceeds the shortest sum by more than this factor,
+because the gap of the result would become larger."""
 _MAX_MESSAGES = 8_000
-"""Maximum number of messages of a replayed plan: a tenth of a second."""
+"""Maximum number of messages of a replayed plan. This many take about a tenth of a second."""
 
 
 def rank_again(

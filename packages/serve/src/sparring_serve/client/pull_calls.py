@@ -70,7 +70,7 @@ class PullCalls:
         self.tables = tables
         self._asked = asked
         self.ages: dict[ReplyVersion, float] = {}
-        """Versions of the rows → their ages in seconds."""
+        """For each version of the rows, its age in seconds."""
         self.call_ages: dict[int, float] = {}
         """Number of each successful call → age of its version."""
         self.newest: dict[int, str] = {}

@@ -60,8 +60,8 @@ class PushFailedError(SparringError):
     """Not all shards executed a push or flush: push again with `token`, which applies the push only
     where it is missing, or flush again.
 
-    `done` contains the shards that succeeded, `reasons` the reasons of the others. `token` is None if
-    a flush failed without a failed push.
+    `done` contains the shards that succeeded; `reasons` contains the errors of the other shards.
+    `token` is None if only a flush failed, and no push before it.
     """
 
 
@@ -88,7 +88,7 @@ class TablePush:
         ids: ``(n,)`` integers; gradients of repeated ids are added.
         gradients: ``(n, dim)``, sent as float32.
         update_method: Update method that the table must have; None accepts any.
-        hyper: Hyper-parameters; only `lr` may differ from the table's, for this push.
+        hyper: Hyper-parameters of this push. Only `lr` may differ from the value of the table.
     """
 
     ids: npt.ArrayLike

@@ -194,8 +194,8 @@ class PackedServingTables:
         self._remember()
 
     def _remember(self) -> None:
-        """Caches data that each call needs, because reading it from the library costs a call per
-        table."""
+        """Caches data that each lookup needs, which avoids a call of the library per table and
+        lookup."""
         packed = self._packed
         self._shapes = {
             name: TableShape(
@@ -275,7 +275,8 @@ class PackedServingTables:
             if self._behind is None:
                 is_new = self._refresh()
             else:
-                # Calls in progress end on the previous tables, which close after the last of them.
+                # Calls in progress use the previous tables, which are closed when the last of these
+                # calls has ended.
                 self._packed, self._behind, is_new = self._behind.retry(), None, True
         except SparringError as error:
             self.not_fresh = str(error)

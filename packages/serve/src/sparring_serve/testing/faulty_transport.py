@@ -17,7 +17,7 @@ __all__ = ["FaultyTransport", "TransportClock"]
 
 @dataclass(slots=True)
 class TransportClock:
-    """Seconds, advanced by the transport."""
+    """Simulated time in seconds, which the transport advances."""
 
     now: float = 0.0
 
@@ -34,7 +34,7 @@ class FaultyTransport:
             immediately; ``hang``: there is never a reply; ``lost``: the call is executed, but the
             reply is lost; ``damaged``: the reply is truncated; ``busy``: the call is rejected because
             the server is overloaded.
-        clock: Clock, which hangs advance to the end of the attempt.
+        clock: Clock. The fault ``hang`` advances it to the end of the attempt.
     """
 
     def __init__(

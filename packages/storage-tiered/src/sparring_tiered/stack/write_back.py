@@ -105,7 +105,8 @@ class WriteBack:
                 self._tier.meter.waited(time.perf_counter() - start)
 
     def call_when_ended(self, call: Callable[[], None]) -> None:
-        """Calls `call` now, or when the write in progress has ended; for closing the stack."""
+        """Calls `call` when no write is in progress, possibly at once. Closing the stack uses
+        it."""
         with self._changed:
             if self._task is not None:
                 self._when_ended = call
@@ -156,8 +157,8 @@ class WriteBack:
     def _is_running(self) -> bool:
         """Whether this thread has to write rows that were added during the write.
 
-        Normally submits another write for them. If the background accepts no more work, for example while
-        it is drained, this thread writes them.
+        Normally it submits another write for them and returns False. If the background accepts no
+        more work, for example while it is drained, it returns True, and this thread writes them.
         """
         if not self._tier.write_buffer.has_waiting:
             self._finish()

@@ -40,7 +40,7 @@ from sparring_train.run.storages import format_storage, open_run_storages
 __all__ = ["add_erase"]
 
 _BLOOM = 3
-"""Kind of a Bloom filter in docs/format/admission.md."""
+"""Number that stands for a Bloom filter in docs/format/admission.md."""
 
 _COMMENT = re.compile(r"(^|\s)#.*")
 _DELETE = "delete it"
@@ -83,7 +83,10 @@ def erase(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
         typer.Option("--snapshots", metavar="FOLDER", help="A further folder of snapshots."),
     ] = None,
     ranks: Annotated[
-        int | None, typer.Option(help="Number of ranks of the run, if it left no snapshot.", min=1)
+        int | None,
+        typer.Option(
+            help="Number of ranks of the run. Needed if the run saved no snapshot.", min=1
+        ),
     ] = None,
     search: Annotated[
         list[str] | None,
@@ -186,7 +189,7 @@ def _audit_log(table: str, num_ids: int, receipt: Path) -> Iterator[dict[str, st
     """Writes an audit line to standard error: who erased how many ids, and the outcome.
 
     Yields:
-        The fields that the receipt contains, too.
+        The fields of the audit line, which the receipt also contains.
     """
     try:
         user = getpass.getuser()
@@ -260,8 +263,9 @@ def _list_keys(
 ) -> dict[int, list[int]]:
     """Returns the keys of the listed ids, by line number.
 
-    A whole number means itself and the hash of its digits, unless the ids of the table are known to be
-    whole numbers. No other id is likely to have that hash.
+    A whole number may have been a string in the data. Therefore its keys are the number and the
+    hash of its digits, unless the ids of the table are known to be whole numbers. It is unlikely
+    that another id has the key of this hash.
     """
     found: dict[int, list[int]] = {}
     for number, text in listed.items():
@@ -358,7 +362,7 @@ def _erase_from_dictionary(
 def _list_files(run: RunConfig | None) -> list[str]:
     """Returns the files that a run writes besides its snapshots."""
     paths = [] if run is None else [run.report.path, run.report.trace_path, run.metrics.path]
-    # If ranks write separate files, all of them.
+    # Ranks may write separate files; this finds the files of all ranks.
     return [
         found
         for path in paths

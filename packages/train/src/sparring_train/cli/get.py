@@ -40,7 +40,10 @@ def get(
     key: Annotated[str, typer.Argument(help="The id: a number, or a string as in the data.")],
     overrides: OverridesArgument = None,
     ranks: Annotated[
-        int | None, typer.Option(help="Number of ranks of the run, if it left no snapshot.", min=1)
+        int | None,
+        typer.Option(
+            help="Number of ranks of the run. Needed if the run saved no snapshot.", min=1
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:

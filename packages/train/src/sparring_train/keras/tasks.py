@@ -33,9 +33,10 @@ class ColumnTask:
     The model is called with ``(numbers, ids)``: numbers ``(b, k)``, and ids as a matrix ``(b, f)`` if
     each example has one id per feature, otherwise as feature → `tf.RaggedTensor`. It returns one number
     per example, ``(b,)`` or ``(b, 1)``, which is a logit for the log loss. With the loss `ranking`, it
-    returns a user vector and an item vector, ``(b, dim)`` each. It uses the features in its attribute
-    ``feature_names``, or all. A model can define its own loss by a method
-    ``training_loss(numbers, ids, labels, weights)``, which returns the sum over a batch.
+    returns a user vector and an item vector, ``(b, dim)`` each. It uses the features that its
+    attribute ``feature_names`` lists; without this attribute, all features. A model can define its
+    own loss by a method ``training_loss(numbers, ids, labels, weights)``, which returns the sum
+    over a batch.
 
     Args:
         config: configuration of the run.
@@ -66,7 +67,7 @@ class ColumnTask:
         self._loss_of = own or self._plain_loss
         self._named_loss = named_loss(config, keras.losses.Loss, has_own=own is not None)
         self._logits = LogitCheck(config.model.kind)
-        # A loss of the user may expect any outputs.
+        # With a loss of the user, the outputs need not be logits.
         has_loss = own is not None or self._named_loss is not None
         self._logits.is_decided = has_loss or not self._is_click
         self._softmax: ItemSoftmax | None = None
@@ -74,7 +75,7 @@ class ColumnTask:
             self._softmax = ItemSoftmax(self._ranking, container)
 
     def make_layers(self) -> None:
-        """Creates the layers by an empty batch."""
+        """Creates the layers by calling the model with an empty batch."""
         empty = (tf.zeros([0, *spec.shape[1:]], spec.dtype) for spec in self.input_signature)
         self.predicted(*empty)
 

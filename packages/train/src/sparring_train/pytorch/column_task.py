@@ -37,9 +37,9 @@ class ColumnTask:
 
     The model is a module with ``forward(numbers, features)``, which returns one number per example,
     ``(b,)`` or ``(b, 1)``; it is a logit for the log loss. With the loss `ranking`, it returns a user
-    vector and an item vector, ``(b, dim)`` each. It uses the features in its attribute
-    ``feature_names``, or all. A model can define its own loss by a method
-    ``training_loss(inputs: ColumnInputs)``, which returns the sum over a batch.
+    vector and an item vector, ``(b, dim)`` each. It uses the features that its attribute
+    ``feature_names`` lists; without this attribute, all features. A model can define its own loss
+    by a method ``training_loss(inputs: ColumnInputs)``, which returns the sum over a batch.
 
     Args:
         config: configuration of the run.
@@ -73,7 +73,7 @@ class ColumnTask:
         self.loss: Callable[[ColumnInputs], Tensor] = own or self._loss
         self._named_loss = named_loss(config, nn.Module, has_own=own is not None)
         self._logits = LogitCheck(config.model.kind)
-        # A loss of the user may expect any outputs.
+        # With a loss of the user, the outputs need not be logits.
         self._logits.is_decided = self._named_loss is not None
 
     def training_inputs(self, batch: ColumnBatch) -> ColumnInputs:

@@ -1,9 +1,9 @@
 """Finds the columns that describe an item or a user, from the training rows.
 
-A click model has columns of the item (brand, price), of the user (age) and of neither (hour). To score
-an item for a user without a common row, the item's columns are taken from the item's rows, and the
-user's columns from the user's rows. A column belongs to the item if consecutive rows of an item nearly
-always have the same value.
+A click model has columns of the item (brand, price), of the user (age) and of neither (hour). The
+data may contain no row of an item together with a user. To score such a pair, the item's columns
+are taken from rows of the item, and the user's columns from rows of the user. A column belongs to
+the item if consecutive rows of an item nearly always have the same value.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ __all__ = ["KnownColumns", "read_items_and_user", "known_columns"]
 Ids = npt.NDArray[np.int64]
 
 _MAX_CHANGES = 0.05
-"""Maximum share of repeated rows in which a column of an item may differ from the row before."""
+"""A column belongs to the item if its value differs from the item's previous row in at most this
+share of the rows."""
 _PENDING = 1 << 16
 _ODD = 0x1E3779B97F4A7C15
 
@@ -32,7 +33,8 @@ class KnownColumns:
     """Columns of items and of one user, from their last rows."""
 
     items: ColumnBatch
-    """Distinct items. Contains the item and all columns, of which `of_item` are valid."""
+    """One example per distinct item. It contains all columns, of which only those in `of_item` are
+    valid."""
     of_item: frozenset[str]
     """Names of features and numbers that belong to the item."""
     of_user: frozenset[str]
@@ -131,7 +133,8 @@ def _select_rows(batch: ColumnBatch, user: str, user_id: int) -> ColumnBatch:
 
 
 class _Changes:
-    """Counts per column how often the value of a key differs from that in the key's previous row."""
+    """Counts, for each column, the rows in which its value differs from the previous row of the
+    same key."""
 
     def __init__(self, num_columns: int) -> None:
         self._keys: Ids = np.empty(0, np.int64)
@@ -148,7 +151,8 @@ class _Changes:
             self._merge()
 
     def shares(self) -> npt.NDArray[np.float64]:
-        """Returns the share of repeated rows with a change ``(columns,)``; 1 if no key is repeated."""
+        """Returns, for each column, the share of rows with a change among rows whose key occurred
+        before; 1 if no key is repeated."""
         self._merge()
         if not self._num_repeated:
             return np.ones(len(self._num_changed))

@@ -12,7 +12,7 @@ from sparring.contracts import partition
 __all__ = ["NOT_COUNTED", "IdCounts"]
 
 NOT_COUNTED = -1
-"""Count of an id that is not counted."""
+"""Value that `IdCounts.of` returns for an id that is not counted."""
 
 _NUM_PARTITIONS = 4096
 
@@ -22,11 +22,11 @@ Ids = npt.NDArray[np.int64]
 class IdCounts:
     """Exact counts of all ids, or of a sample of the ids if there are too many.
 
-    When there are more than `max_ids` distinct ids, half of them, selected by their hash, are discarded
-    and no longer counted; and so on. An id is counted from its first occurrence, or not at all.
+    Each time the number of distinct ids exceeds `max_ids`, half of them, selected by their hash,
+    are discarded and no longer counted. An id that is still counted has its exact count.
 
     Args:
-        max_ids: maximum number of distinct ids; about as many again are buffered. 16 bytes each.
+        max_ids: maximum number of distinct ids, of 16 bytes each. About as many ids are buffered.
     """
 
     def __init__(self, max_ids: int = 1 << 20) -> None:
@@ -58,7 +58,8 @@ class IdCounts:
         return counts
 
     def parts(self) -> tuple[Ids, Ids, int]:
-        """Returns distinct ids, ascending; their numbers of occurrences; `one_in`."""
+        """Returns the distinct ids in ascending order, their numbers of occurrences, and
+        `one_in`."""
         self._settle()
         return self._ids, self._counts, self.one_in
 

@@ -154,7 +154,7 @@ def _upgrade_values(values: Any, config: RunConfig, name: str) -> Any:
 
 
 def _first_difference(before: Any, now: Any) -> tuple[str, ...]:
-    """Returns the path of the first value that differs."""
+    """Returns the path of the first value that differs between two sections."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for key in (*before, *(each for each in now if each not in before)):
             if before.get(key) != now.get(key):

@@ -1,4 +1,5 @@
-"""Layouts: the ranks that store the rows of a table; and the `ShardingPlan` by which users choose them.
+"""Layouts, which determine the ranks that store the rows of a table, and the `ShardingPlan`, by
+which users choose these ranks.
 
 A sharding kind creates the layout of a table. Steps, saves and loads only read the layout.
 
@@ -99,7 +100,7 @@ class Layout(ShardMap):
         return max(1, len(self.columns) - 1)
 
     def block(self, number: int) -> Layout:
-        """Returns the layout of one block of columns, as for a separate table."""
+        """Returns the layout of one block of columns, as if the block was a table of its own."""
         return Layout(self.owners[number], self.world_size, self.kind, transfer=self.transfer)
 
     def partitions_of(self, rank: int) -> npt.NDArray[np.int64]:

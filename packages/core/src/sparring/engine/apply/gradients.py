@@ -110,7 +110,8 @@ def exchange_gradients(
 ) -> dict[str, OwnedGradients]:
     """Exchanges gradients and returns the finite ones of all ranks for this rank's keys, by table.
 
-    They are sums over all ranks; `check_and_average` divides them if the reduction is the mean.
+    The returned gradients are sums over all ranks. If the reduction is the mean,
+    `check_and_average` divides them later.
 
     Args:
         state: state of the engine.
@@ -245,8 +246,8 @@ def sum_own_gradients(
         state: state of the engine.
         taken: accumulated gradients by table.
         kernels: kernels by table.
-        defers_finite_check: whether the caller checks `SummedByKey.num_bad`, if there is one. This
-            avoids a wait for the device.
+        defers_finite_check: whether the caller checks `SummedByKey.num_bad` itself where it is not
+            None, which avoids a wait for the device here.
     """
     together = _sum_together(taken, kernels)
     defers_finite_check = defers_finite_check and len(together) == len(taken)

@@ -97,7 +97,7 @@ def write_methods(
         state: state of the engine.
         owned: gradients by table.
         choices: update method by table.
-        after: tables that the step changes after these.
+        after: tables that the step changes after the tables of `owned`.
 
     Returns:
         The tables that have changed, without tables of which a filter admitted no key. None if
@@ -242,8 +242,8 @@ def _write(
         name: name of the entry.
         kernels: kernels of its device.
         keys: keys that are written.
-        change: ``change(keeps_evicted=…)`` writes the rows, and if True copies evicted rows to host
-            memory.
+        change: function that writes the rows. With ``keeps_evicted=True`` it also copies evicted
+            rows to host memory.
     """
     log, prefetches = state.tables.entries[name].write_log, state.prefetches
     if log.is_active or prefetches.unfinished:

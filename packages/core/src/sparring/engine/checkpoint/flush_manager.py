@@ -40,7 +40,7 @@ class FlushManager:
         self._at_work = at_work
         self._max_seconds = max_seconds
         self.task: Task[Any] | None = None
-        """Last flush, until it was joined."""
+        """The last flush; None after it was joined."""
 
     def begin(self, storages: Mapping[str, Storage], *, report_failure: bool) -> Task[Any]:
         """Starts a flush of storages.

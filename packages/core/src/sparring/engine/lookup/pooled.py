@@ -90,8 +90,8 @@ def look_up_bags(
 
     Raises:
         UnknownTableError: a table was not declared.
-        InvalidArgumentError: ids, offsets or weights have the wrong shape or dtype, or a table is
-            transferred by rows; on any rank.
+        InvalidArgumentError: on any rank, ids, offsets or weights have the wrong shape or dtype, or
+            a table is transferred by rows.
         PeerFailure: a rank is gone, does not respond, is in another operation, or could not read its
             rows.
     """
@@ -208,7 +208,7 @@ def take_bag_gradients(
     given = [] if own_error is not None else state.resources.take_bags()
     try:
         with state.span("push"):
-            # Sums that are made before the step may contain NaN and infinity.
+            # Sums that are requested before the end of the step may contain NaN and infinity.
             skips = ends_step and state.non_finite is NonFinite.SKIP
             error = pooling.push(tables, given, partial(_add, state, skips), own_error)
     except Exception as found:
@@ -219,7 +219,8 @@ def take_bag_gradients(
 
 
 def _add(state: EngineState, skips: bool, rank: int, table: TableConfig, found: Gradients) -> None:
-    """Adds the gradients of one rank for a table by key; if `skips`, without non-finite ones."""
+    """Adds the gradients of one rank for a table by key. If `skips`, non-finite gradients are
+    omitted."""
     keys, gradients = _sum_by_key(table, found)
     if skips and not _native.is_finite(gradients):
         # Skipped per rank, as if each rank had summed its own gradients.

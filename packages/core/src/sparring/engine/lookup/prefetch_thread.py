@@ -1,4 +1,4 @@
-"""Thread of prefetches, and the keys that steps change during a prefetch."""
+"""Runs prefetches on a thread, and records the keys that steps change during a prefetch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class PrefetchThread:
         self.counters = PrefetchCounters()
         self.unfinished: list[RunningPrefetch] = []
         self._thread = Threads("sparring-prefetch")
-        # Registered after the end of the collective, and so called before it.
+        # Exit functions run in reverse order, so this one runs before the end of the collective.
         at_exit(self.close)
 
     def begin(self, tables: Iterable[str], pull: Callable[[], None]) -> RunningPrefetch:

@@ -233,7 +233,7 @@ def _loopback() -> _LinkTimes:
                 near.sendall(message)
                 _received(near, 1)
                 times.append(time.perf_counter() - begin)
-            # The reply of one byte takes a latency, which is half of the shortest round trip.
+            # The first size measures the latency: half of the round trip of a small message.
             seconds[size] = min(times) if seconds else min(times) / 2
         thread.join()
     return _LinkTimes("loopback", seconds)

@@ -130,7 +130,7 @@ class _ByChance:
     columns: tuple[str, ...]
     begin: float
     end: float
-    """Rows are chosen if their number is at least `begin` and less than `end`; see `uniform_of_rows`."""
+    """A row is chosen if its random number from `uniform_of_rows` is in ``[begin, end)``."""
     seed: int
 
     def of(self, rows: RawRows) -> Bools:
@@ -215,7 +215,7 @@ def parse_times(rows: RawRows, name: str) -> npt.NDArray[Any]:
 
 
 def _quantile(part: float, name: str, among: Candidates) -> float | int:
-    """Returns the minimum time of the latest `part` of all candidates."""
+    """Returns the time from which on candidates belong to the latest fraction `part`."""
     times, count = [], 0
     for rows, is_candidate in among((name,)):
         times.append(parse_times(rows, name)[is_candidate])
