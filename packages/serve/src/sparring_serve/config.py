@@ -67,7 +67,9 @@ class TlsFiles(DocumentModel):
     """TLS files in PEM format; a server reads them again when they change."""
 
     certificate_file: Path | None = Field(None, description="The certificate, with its chain.")
-    key_file: Path | None = Field(None, description="Its key, without a password.")
+    key_file: Path | None = Field(
+        None, description="The key of the certificate, without a password."
+    )
     ca_file: Path | None = Field(
         None,
         description="Certificates to trust. If a server has this file, clients must present a "

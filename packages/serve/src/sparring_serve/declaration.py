@@ -103,7 +103,7 @@ class ParametersConfig(DocumentModel):
     tables: dict[str, TableDeclaration] = Field(min_length=1, description="Tables by name.")
     non_finite_gradients: Literal["raise", "skip"] = Field(
         "raise",
-        description="`raise`: a push with NaN or infinity is rejected. `skip`: its keys with such "
+        description="`raise`: a push with NaN or infinity is rejected. `skip`: keys with such "
         "gradients are skipped and counted.",
     )
     folders: tuple[LocalPath, ...] = Field(
