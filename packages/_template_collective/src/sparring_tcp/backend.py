@@ -79,7 +79,7 @@ class TcpCollective(Collective):
             self._notices.put((peer, notice))
 
     def ask(self) -> None:
-        """Requests from all ranks the rank that they are waiting for."""
+        """Asks each rank which rank it is waiting for."""
         self.notify_all_peers(Notice(NoticeKind.QUESTION, round=self.mailboxes.inquiry.round))
 
     def fail(self, peer: int, failure: Failure, context: WorkContext) -> PeerFailure:

@@ -37,7 +37,8 @@ def sparring_register_rendezvous() -> Sequence[RendezvousDescriptor]:
         RendezvousDescriptor(
             name="redis",
             api_version=(1, 0),
-            summary="Ranks find each other in Redis, by the launcher's variables or in order of arrival.",
+            summary="Ranks meet in Redis. Their numbers come from the launcher's variables or "
+            "from the order of arrival.",
             options=RedisRendezvousOptions,
             factory=_meet,
             unavailable=_reason,

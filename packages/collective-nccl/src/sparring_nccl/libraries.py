@@ -94,7 +94,8 @@ class NcclLibrary:
         )
 
     def background_error(self, communicator: int) -> str | None:
-        """Returns the error since the last call, if there was one, and makes progress."""
+        """Returns the asynchronous error of a communicator, or None; NCCL also makes progress in
+        this call."""
         code = ctypes.c_int()
         result = self._library.ncclCommGetAsyncError(communicator, ctypes.byref(code))
         self._check("ncclCommGetAsyncError", result)

@@ -82,13 +82,14 @@ class TieredOptions(Options):
     deadline_seconds: float = Field(default=30.0, gt=0, allow_inf_nan=False)
     """Maximum time that a call waits for a background write to the last tier."""
     refresh: RefreshOptions | None = None
-    """Opens the stack for reading: another process trains the last tier, and its change notes keep the
-    tiers above, which are caches, current. None: this process writes the rows."""
+    """Opens the stack for reading, while another process trains the last tier. The change notes of
+    that process keep the other tiers, which are caches, up to date. None: this process writes the
+    rows."""
 
     @field_validator("tiers")
     @classmethod
     def _check_num_tiers(cls, tiers: tuple[TierOptions, ...]) -> tuple[TierOptions, ...]:
-        # Not with min_length, which counts only the valid items.
+        # This is not a `min_length`, because that counts only the valid items.
         if len(tiers) < 2:
             raise PydanticCustomError(
                 "too_few_tiers",
@@ -131,7 +132,7 @@ def list_tier_problems(options: TieredOptions, manager: PluginManager) -> Sequen
 
 
 class _TierError(InvalidArgumentError):
-    """The options of a tier are invalid; `below` is the position in them."""
+    """The options of a tier are invalid; `below` is the path of the invalid option in them."""
 
     def __init__(self, message: str, *below: str) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""Connections of redis-py in which every wait ends at a deadline of ours."""
+"""Connections of redis-py in which every wait ends at the deadline of the current call."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class Access:
 
 
 class _Bounded:
-    """Wraps the socket of a connection; a mixin in front of a connection class of redis-py."""
+    """Mixin for a connection class of redis-py. It wraps the socket, so that waits end at
+    `deadline`."""
 
     deadline: Deadline
     bounded: BoundedSocket

@@ -204,7 +204,7 @@ class MetricRegistry:
         return [*own, *(family for read in sources for family in read())]
 
     def value(self, name: str, **labels: str) -> float:
-        """Returns a value, 0 if nothing was counted; omitted labels are summed over."""
+        """Returns the sum of all values with the given labels; 0 if nothing was counted."""
         return sum(
             sample.value
             for family in self.families()

@@ -1,4 +1,5 @@
-"""Check whether an update method may replace a framework's optimizer: both update the same rows."""
+"""Checks whether an update method may replace a framework's optimizer, because both give the same
+rows."""
 
 from __future__ import annotations
 

@@ -44,8 +44,8 @@ class _RankState(IntEnum):
 class Coordinator:
     """One rank's side of a task of all ranks.
 
-    All ranks create a coordinator for the task, and call the same methods in the same order. The
-    collective must not be used otherwise in the meantime.
+    All ranks create a coordinator for the task, and call the same methods in the same order. Until
+    the task has ended, the collective must not be used for anything else.
 
     Args:
         collective: the collective of the ranks.

@@ -16,7 +16,8 @@ __all__ = ["LocalCollective", "LocalGroup"]
 
 @dataclass(slots=True)
 class _Mailbox:
-    """Messages in flight from one rank to another with one tag; at most one of the two is not empty."""
+    """Messages from one rank to another with one tag, or receives that wait for them; at least one
+    of the two queues is empty."""
 
     messages: deque[Array] = field(default_factory=deque)
     waiting: deque[_ReceiveWork] = field(default_factory=deque)
@@ -131,7 +132,8 @@ class LocalCollective(Collective):
     def find_failure(self, peer: int) -> Failure:
         """Returns why a wait for a rank that no longer takes part fails. The caller has the lock."""
         failure = self.group.gone[peer]
-        # A rank that others report as failed knows that it is alive.
+        # If others report this rank as the culprit, it is nevertheless alive, so report that `peer`
+        # left.
         return Failure.left(peer) if failure.culprit == self.rank else failure
 
     def failed(self, peer: int, failure: Failure, context: WorkContext) -> PeerFailure:

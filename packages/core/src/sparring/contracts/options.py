@@ -55,7 +55,7 @@ def _as_bytes(value: object) -> object:
 
 ByteCount = Annotated[int, Field(strict=True, le=2**63 - 1), BeforeValidator(_as_bytes)]
 """Field type for bytes: a whole number, or text with a unit (KB, MB, GB, TB, KiB, MiB, GiB, TiB).
-Specify the minimum, ``ge``, with the default."""
+Options set their own minimum: ``Field(default, ge=…)``."""
 
 
 class _PathMark:

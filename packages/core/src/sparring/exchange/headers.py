@@ -51,8 +51,9 @@ HEADER_BYTES = 512
 _NUM_FIELDS = 7
 _NUM_COUNTS = HEADER_BYTES // 8 - _NUM_FIELDS
 _NOTICE_SHARE, _MAX_NOTICE_SECONDS = 0.02, 1.0
-"""Share of the deadline, and maximum time, that a rank waits until its shutdown notice is sent. Some
-transports keep it until the receiver polls for it, and a receiver that has aborted too never does."""
+"""How long a rank waits until its shutdown notice is sent: a share of the deadline, but at most
+this many seconds. Some transports send the notice only when the receiver polls, and a receiver that
+has also aborted never polls."""
 
 _ENDED_SECONDS = 0.5
 """Maximum time that messages of a rank may take to arrive after its shutdown notice."""

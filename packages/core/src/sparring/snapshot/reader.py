@@ -66,7 +66,7 @@ def open_root(root_url: str | os.PathLike[str]) -> SnapshotRoot:
 
 
 def locate(url: str | os.PathLike[str]) -> tuple[SnapshotRoot, str]:
-    """Splits the URL of a snapshot into the folder of snapshots, opened, and its name in this folder.
+    """Returns the opened folder that contains a snapshot, and the name of the snapshot in it.
 
     Raises:
         InvalidArgumentError: The URL does not name a folder inside another one.
@@ -120,8 +120,8 @@ def open_snapshot(url: str | os.PathLike[str]) -> Snapshot:
     Reads and checks the manifests and checks that the data files exist. It does not read data files.
 
     Args:
-        url: URL of the snapshot's folder. If one folder contains several snapshots, for example the
-            assets of a SavedModel, the URL of its manifest: ``assets/manifest.2.json``.
+        url: URL of the snapshot's folder. If the folder contains several snapshots, for example the
+            assets of a SavedModel, pass the URL of a manifest: ``assets/manifest.2.json``.
 
     Raises:
         InvalidArgumentError: The URL does not name a folder inside another one.

@@ -91,7 +91,8 @@ class NativeStorage(Storage):
         self.capabilities = capabilities or _derive_capabilities(stat["capabilities"], self._handle)
         self._itemsize = table.numpy_dtype.itemsize
         self._none_evicted: EvictedRows | None = None
-        # A struct with `visit` has its rows in memory, except that a device passes copies of its rows.
+        # If a struct has `visit`, its rows are in memory. Storages on a device pass copies of their
+        # rows, so they are excluded.
         self._is_in_memory = (
             self.capabilities.native
             and self.capabilities.devices == ("cpu",)
@@ -219,7 +220,7 @@ class NativeStorage(Storage):
 
     def _evicted(self, parts: _Evicted | None) -> EvictedRows:
         if parts is None:
-            # Shared by all calls, because most evict nothing.
+            # All calls that evict nothing share this result, because most calls evict nothing.
             if self._none_evicted is None:
                 self._none_evicted = self._nothing_evicted()
             return self._none_evicted
@@ -240,7 +241,7 @@ class _ClosedHandle:
 class ExportAdapter:
     """Callbacks of the exported struct. They use bytes, and are called with the GIL."""
 
-    # Maximum number of unfinished scans; the oldest one is dropped for another one.
+    # Maximum number of unfinished scans. If another scan begins, the oldest one is dropped.
     _MAX_SCANS = 64
 
     def __init__(self, storage: Storage) -> None:

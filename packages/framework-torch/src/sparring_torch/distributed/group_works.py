@@ -24,8 +24,8 @@ class Channel:
     """Messages of one tag in one direction between this rank and one peer, in order.
 
     gloo cannot test whether a message has arrived; it can only wait. Therefore the first
-    `GroupWork.done` of a channel starts a thread that waits. Channels that are only waited for need
-    no thread.
+    `GroupWork.done` of a channel starts a thread that waits. A channel whose works are only waited
+    for needs no thread.
     """
 
     def __init__(self) -> None:

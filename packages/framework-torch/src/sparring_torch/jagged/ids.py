@@ -79,11 +79,11 @@ def to_ids(values: Tensor, what: str) -> Tensor:
 
     Args:
         values: ``(n,)`` of an integer dtype, or of a float dtype with whole values.
-        what: how the message names them, as ``feature 'user'``.
+        what: name of the values in messages, for example ``feature 'user'``.
 
     Raises:
-        InvalidArgumentError: not one dimension; fractions, NaN or infinity; floats too large to be
-            exact; another dtype.
+        InvalidArgumentError: the values have the wrong number of dimensions or dtype, or contain
+            fractions, NaN, infinity, or floats that are too large to be exact.
     """
     if values.dim() != 1:
         raise InvalidArgumentError(

@@ -68,10 +68,10 @@ class DeepFM(nn.Module):
                               dense arch's output ─────────────────────────────────────────┘
 
     Args:
-        num_dense_features: k.
+        num_dense_features: number k of dense features.
         embedding_bag_collection: tables of equal dim with f features.
         hidden_layer_size: width of the hidden layer for dense features.
-        deep_fm_dimension: width of the deep part.
+        deep_fm_dimension: width of the deep network's output.
 
     Raises:
         InvalidArgumentError: the tables differ in dim.

@@ -54,7 +54,8 @@ class OptimizerOfParts(torch.optim.Optimizer):
             part.zero_grad(set_to_none)
 
     def _write_groups(self) -> None:
-        """Copies hyper-parameters from `param_groups` to the parts; here they share the groups."""
+        """Copies hyper-parameters from `param_groups` to the parts. By default the parts share the
+        groups, so there is nothing to copy."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the `state_dict` of each part by name."""

@@ -52,7 +52,7 @@ class BatchPrefetch:
         self._prefetch: Prefetch = container.prefetch(requests, own_error=own_error)
 
     def give(self) -> None:
-        """Hands the prefetched lookups to the modules, for the forward pass that starts now.
+        """Passes the prefetched lookups to the modules, for the forward pass that starts now.
 
         Raises:
             SparringError: see `StepContainer.lookup_all`.

@@ -94,7 +94,7 @@ class _InBackward:
         self.make().step_now()
 
 
-# Not an attribute of the module: the optimizer does not train copies of the module.
+# This is not an attribute of the module, because the optimizer does not train copies of the module.
 _OF_MODULES: weakref.WeakKeyDictionary[nn.Module, _InBackward] = weakref.WeakKeyDictionary()
 
 
@@ -154,8 +154,8 @@ def in_backward_optimizer_filter(
 
     Args:
         named_parameters: names and parameters of a model.
-        include: True yields those that are updated in backward instead: one without elements per
-            module with tables.
+        include: if True, yields instead the parameters that are updated in backward. Each module
+            with tables has one such parameter, which has no elements.
     """
     for name, parameter in named_parameters:
         if isinstance(parameter, Anchor) == include:

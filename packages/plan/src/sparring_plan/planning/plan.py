@@ -62,7 +62,7 @@ class TablePlan(DocumentModel):
     rows: int = Field(gt=0)
     """Number of rows at the horizon."""
     table_bytes: int = Field(ge=0)
-    """Size of all rows, as one copy."""
+    """Size of all rows, counted once even if the table is replicated."""
     bytes: int = Field(ge=0)
     """Bytes on the busiest rank, including buffers of the exchange."""
     memory: dict[str, int] = Field(default_factory=dict)
@@ -75,7 +75,8 @@ class TablePlan(DocumentModel):
     pinned: bool = False
     """If true, `make` keeps kind, ranks, columns, transfer and storage when it reads this plan."""
     made: str | None = None
-    """Digest of these fields as `make` wrote them; if they were edited, `make` keeps them too."""
+    """Digest of the fields that `pinned` keeps, as `make` wrote them. If they were edited
+    afterwards, the digest differs, and `make` keeps the edited fields."""
     next_best: NextBest | None = None
 
     @property
@@ -100,11 +101,12 @@ class Plan(DocumentModel):
     solver: str
     ranks: int = Field(gt=0)
     step_ms: float
-    """Maximum time that a rank needs of a resource; the planner compares it with the bound."""
+    """Step time: the maximum, over ranks and resources, of the time for which a rank uses a
+    resource. The planner compares it with the bound."""
     simulated_ms: float | None = None
     """Step time with every message simulated; None if there are too many messages."""
     bound_ms: float
-    """No plan of these inputs has a shorter step."""
+    """Lower bound of `step_ms` for all plans of these inputs."""
     gap: float
     """Difference between the step and the bound, relative to the bound."""
     price_per_hour: float

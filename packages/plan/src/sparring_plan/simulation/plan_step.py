@@ -20,8 +20,8 @@ from sparring_plan.simulation.traffic import PlanTraffic, compute_traffic
 __all__ = ["PlanStep", "is_replayed", "simulate_plan"]
 
 _MAX_MESSAGES = 100_000
-"""Steps with more messages are not replayed: a message takes about 20 µs of this process, plus some
-per table in it."""
+"""Steps with more messages are not replayed, because each message takes this process about 20 µs,
+plus a few µs per table in the message."""
 _TABLES_OF_A_MESSAGE = 20
 _MIN_MESSAGES = 4
 """Messages to each other rank in any plan: headers and gradients."""
@@ -65,7 +65,8 @@ def simulate_plan(
     """Simulates a step: headers, pull, pooling, headers, push, headers, update.
 
     If ranks own different shares, all ranks are replayed; otherwise, the ranks of one node represent
-    all. For steps with too many messages, the costs are summed, as in the planner. Deterministic.
+    all. For steps with too many messages, the costs are summed, as in the planner. The result is
+    deterministic.
 
     Args:
         has_one_core: Whether a rank computes and transfers its messages on one core, without overlap.
@@ -89,8 +90,8 @@ def simulate_plan(
 
 
 def is_replayed(placement: Placement, max_messages: int) -> bool:
-    """Returns False if the headers, keys, rows and gradients already exceed the limit; a quick
-    estimate."""
+    """Estimates quickly whether a step is replayed. Returns False if the number of messages with
+    headers, keys, rows and gradients exceeds the limit."""
     options = placement.options
     ranks = options.num_ranks if placement.owns.any() else options.ranks_per_node
     return ranks * (options.num_ranks - 1) * _MIN_MESSAGES <= max_messages
@@ -163,7 +164,8 @@ def _phases(rank: Rank, traffic: PlanTraffic) -> list[Phase]:
             phases.append(Computing(rank, len(phases), seconds))
 
     def stream(parts: Sequence[Parts]) -> Stream:
-        # At hop h, the rank requests keys of the h-th rank after it; all ranks request the same of it.
+        # At hop h, the rank requests keys from the h-th rank after it. Each rank sends equal
+        # requests.
         # If all ranks own equal shares, sizes are rounded per hop, so that one rank represents all.
         first = 0 if traffic.is_alike else rank.number
         asked = [*parts[first:], *parts[:first]]

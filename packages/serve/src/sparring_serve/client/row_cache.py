@@ -37,8 +37,9 @@ class _Slots:
 class RowCache:
     """Bounded cache of rows by key. All methods are thread-safe.
 
-    A key has one slot and replaces the key that was there. Therefore, a lookup of many rows costs a
-    few passes over arrays, without a list of keys by age. With as many keys as slots, 63 % are kept.
+    A key can be stored in only one slot, where it replaces the previous key. Therefore, a lookup of
+    many rows costs a few passes over arrays, without a list of keys by age. With as many keys as
+    slots, 63 % are kept.
 
     Args:
         num_rows: Number of slots per table; memory is used as they fill.

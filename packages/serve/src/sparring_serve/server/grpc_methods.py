@@ -74,7 +74,8 @@ class Changes(Protocol):
 
 
 _LIVENESS = "liveness"
-"""Service name in a health check for whether the server replies, regardless of whether it is ready.
+"""Service name of a health check that only tests whether the server replies, not whether it is
+ready.
 """
 
 _CHANGES = ("Push", "Flush", "Save", "Load", "SavePart", "LoadPart")
@@ -109,7 +110,7 @@ class Methods:
         watch: Tracks the calls that occupy threads of `calls`.
         calls: Threads of all calls except health probes.
         probes: Threads of health probes.
-        rejections: Threads that reject calls if a lane is full.
+        rejections: Threads that reject calls if `calls` or `probes` is full.
     """
 
     service: LookupService
@@ -357,7 +358,7 @@ class _Call:
 
         Raises:
             StatusError: The caller sent no message.
-            _CallEndedError: The call ended in the meantime.
+            _CallEndedError: The call ended before its message arrived.
         """
         timer = None
         if self.method.check_deadline is None:  # it may have no deadline
@@ -369,7 +370,7 @@ class _Call:
         try:
             return next(messages)
         except StopIteration:
-            # gRPC reports the end of a call also in this way.
+            # The messages also end when the call has been cancelled or its deadline has passed.
             if context.time_remaining() <= 0 or not context.is_active():
                 self._note("CANCELLED")
                 raise _CallEndedError from None

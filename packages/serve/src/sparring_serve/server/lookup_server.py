@@ -1,4 +1,5 @@
-"""One process of a lookup service: listens, answers, drains."""
+"""Server of one process of a lookup service. It listens on a port, answers calls, and drains when
+it is closed."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class RefreshResult:
 
     is_new: bool
     refused: str = ""
-    """Reason why a newer version is not served; the old one is."""
+    """Reason why a newer version was rejected and the old one is still served."""
 
 
 class Refresher:

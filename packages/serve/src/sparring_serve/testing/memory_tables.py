@@ -1,4 +1,4 @@
-"""Serving tables in dictionaries: a slow reference implementation."""
+"""Slow reference implementation of serving tables, which stores rows in dictionaries."""
 
 from __future__ import annotations
 

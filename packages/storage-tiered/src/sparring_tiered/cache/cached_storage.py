@@ -6,10 +6,10 @@
 Guarantees, each for one table:
   - a row is never torn;
   - consecutive finds never return an older row of a key than before (`cache_fills`);
-  - at a time at most `CacheCounters.behind_seconds` ago, every cached row was as new as the newest note.
-Several tables have no common version.
+  - every cached row was as new as the newest note at most `CacheCounters.behind_seconds` ago.
+There is no guarantee over several tables: their rows may be of different training steps.
 
-Threads: as for `Storage`; in addition, any thread may call `find` at any time.
+Any thread may call `find` at any time. Otherwise the rules of `Storage` for threads apply.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ class NotesProgress:
 
 
 class CachedStorage(Storage):
-    """Embeddings of one table: hot ones in a cache, all of them in a backend that a trainer writes to.
+    """Reads the embeddings of one table from a cache of recently used rows and, if they are not
+    cached, from a backend that a trainer writes to.
 
     `close` closes the cache, the backend and the log.
 
@@ -265,7 +266,7 @@ class CachedStorage(Storage):
 
         Raises:
             SparringError: The notes or the backend cannot be read. Cached rows are still available.
-            DeadlineError: It takes too long, and continues in the background.
+            DeadlineError: The call takes too long; its work continues in the background.
         """
         self._check_open()
         return self._follower.refresh()

@@ -1,4 +1,4 @@
-"""Calls with no rows, one row and a million rows."""
+"""Tests calls with no rows, one row and a million rows."""
 
 from __future__ import annotations
 

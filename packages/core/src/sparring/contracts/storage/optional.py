@@ -66,7 +66,8 @@ class SupportsNotes(Protocol):
     def _write_note_impl(self, name: str, text: str | None) -> None:
         """Stores `text` under `name`; None removes the note.
 
-        The note becomes durable before all later writes, and is removed after all earlier writes.
+        A note becomes durable before any later write. It is removed only after all earlier writes
+        are durable.
         """
 
     def _read_note_impl(self, name: str) -> str | None:

@@ -219,7 +219,7 @@ def pulls_on_device(state: EngineState, tables: Iterable[str]) -> bool:
 def failure_reports(
     state: EngineState, kernels: KernelSet, tables: Sequence[str]
 ) -> AbstractContextManager[None]:
-    """Returns the context of work on pulled rows on a device: it reports a failure to the other
+    """Returns a context for work on pulled rows on a device. It reports a failure to the other
     ranks."""
     if kernels is HOST or state.collective.world_size == 1:
         return nullcontext()

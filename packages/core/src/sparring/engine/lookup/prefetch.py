@@ -97,7 +97,7 @@ class Prefetch:
         if error is not None:
             raise error
         if state.loads.num_begun != self._num_loads:
-            # A load has replaced all rows in the meantime, and may have failed.
+            # A load during the prefetch has replaced all rows, and may have failed.
             again = [(entry.config.name, ids) for entry, ids in self._requests]
             self._lookups = look_up(state, again, is_training=False)
         elif self._must_refresh():
@@ -118,7 +118,7 @@ class Prefetch:
         changed = self._running.changed
         for part, storage in zip(self._parts, self._storages, strict=True):
             if part.storage is not storage:
-                # Another storage was opened in the meantime, with any rows.
+                # Another storage was opened during the prefetch, and its rows may differ.
                 changed[part.config.name].are_all = True
         if self._state.collective.world_size > 1:
             # All ranks must take the same decision, but each knows only the changes of its own shard.

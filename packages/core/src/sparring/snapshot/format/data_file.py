@@ -256,8 +256,8 @@ def decode_partitions(
 
 _RESERVED_BYTES = 32 << 10
 _MAX_SEGMENTS = 100
-"""Maximum whose descriptions fit into the reserved header: three tensors of at most 100 bytes each, and
-10 bytes for the partitions, per segment."""
+"""Maximum number of segments whose descriptions fit into the reserved header. A segment needs three
+descriptions of tensors, of at most 100 bytes each, and 10 bytes for its partitions."""
 
 
 class Segment:
@@ -350,7 +350,7 @@ class DataFile:
 
         Args:
             pause: Called after each piece of work.
-            is_alone: Whether the file has its header already, because `write_single` wrote it.
+            is_alone: Whether `write_single` has already written the header.
 
         Returns:
             The hashes of the file.

@@ -20,7 +20,7 @@ _MAX_KEYS = 100_000_000
 _EXACT_COUNT = 16
 _BINS_PER_OCTAVE = 8
 _RARE = 8
-"""Probabilities of keys with fewer ids are estimated from the number of keys with one more id."""
+"""Keys that occur less often than this get estimated probabilities; see `Sketch.key_bins`."""
 _ROWS_AT_ONCE = 1 << 20
 
 Ids = NDArray[np.int64]
@@ -57,8 +57,8 @@ class Sketch(DocumentModel):
 
         If the table has more keys than the data, the probabilities of unseen keys are estimated from
         the keys that occurred once (I. J. Good, "The population frequencies of species", Biometrika
-        40, 1953): their total number of ids is the number of such keys, and the ids of the keys with
-        r ids are estimated as r + 1 times the number of keys with r + 1 ids.
+        40, 1953): the unseen keys together get as many ids as there are such keys. In the same way,
+        all keys with r ids together get r + 1 times the number of keys with r + 1 ids.
         """
         counts = np.asarray([each for each, _ in self.bins], np.float64)
         ids = np.asarray([of_bin for _, of_bin in self.bins], np.float64)

@@ -117,8 +117,8 @@ class StorageModel:
         """Seconds to find `keys` in one call, each with `row_bytes` of an embedding, (tables,).
 
         Args:
-            misses: Share of keys that are in none of the tiers up to each tier, for all tiers except
-                the last.
+            misses: For each tier except the last, the share of keys that are neither in it nor in a
+                tier above it.
         """
         seconds = _find(self.costs[0], keys, row_bytes)
         for costs, share in zip(self.costs[1:], misses, strict=True):
@@ -143,8 +143,8 @@ class StorageModel:
     # -- space --------------------------------------------------------------------
 
     def tier_rows(self, rows: Floats, tables: Ints, blocks: int) -> list[Floats]:
-        """Returns, for each tier except the last, how many of the `rows` of a shard are in the tiers
-        up to it."""
+        """Returns, for each tier except the last, how many of the `rows` of a shard are in it or in
+        a tier above it."""
         found: list[Floats] = []
         held = np.zeros(len(rows))
         for index, tier in enumerate(self.tiers[:-1]):
