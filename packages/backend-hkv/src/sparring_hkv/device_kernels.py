@@ -48,7 +48,7 @@ class DeviceKernels(KernelSet):
         arrays: see `ArraySource`.
 
     Raises:
-        DeviceError: there is no such device, with the reason.
+        DeviceError: the device cannot be used; the message contains the reason.
     """
 
     def __init__(self, kind: str, arrays: ArraySource) -> None:
@@ -56,7 +56,8 @@ class DeviceKernels(KernelSet):
         self._native: Any = ModuleInContext(opened.native, arrays.here)
         self._handle: Any = opened.handle
         if arrays.release_unused is not None:
-            # Registered with the device, so tables on it benefit too.
+            # Registered with the device, so that tables on the device can release unused arrays,
+            # too.
             self._handle.add_reclaimer(arrays.release_unused)
         self.arrays = arrays
         self.device = opened.name

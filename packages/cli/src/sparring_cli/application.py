@@ -24,7 +24,8 @@ _WRONG_REQUESTS = (ConfigError, DataError, InvalidArgumentError, PluginError)
 
 
 class _StoppedError(Exception):
-    """Ctrl-C; bypasses typer, whose versions convert it to different exit codes."""
+    """Raised for Ctrl-C. It bypasses typer, whose versions convert Ctrl-C to different exit
+    codes."""
 
 
 class _Group(TyperGroup):

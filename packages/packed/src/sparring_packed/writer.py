@@ -5,7 +5,7 @@
 
 The size of a window depends on the maximum file size, so memory does not grow with the table.
 
-Longer than other files, because full snapshots and deltas only differ in how a window is read.
+Full snapshots and deltas share this code. They only differ in how a window is read.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class WriteResult:
         url: URL of the serving snapshot.
         hash: hash of its manifest, which identifies the version.
         step: training step.
-        num_rows: table → number of its own rows.
+        num_rows: table → number of rows in this serving snapshot, without its bases.
         num_erased: table → number of ids that it erases.
         size_bytes: table → size of its mapped files.
         row_bytes: table → size of a stored row, including its scale and bias.

@@ -46,7 +46,8 @@ def with_paths(model: _Model, change: Callable[[_Key, str], str], at: _Key = ())
     if not changed:
         return model
     copied = model.model_copy(update=changed)
-    # A changed default is still a value that the file does not set.
+    # Fields that the file does not set stay marked as unset, even if their default path has
+    # changed.
     copied.model_fields_set.difference_update(changed.keys() - model.model_fields_set)
     return copied
 

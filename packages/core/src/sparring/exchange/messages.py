@@ -84,7 +84,8 @@ class Codec:
     Args:
         dtype: dtype of the arrays.
         width: number of elements of a row.
-        wire_dtype: requested dtype on the wire; numbers that do not have more bits are not converted.
+        wire_dtype: requested dtype on the wire. Numbers that already have at most as many bits are
+            not converted.
     """
 
     dtype: np.dtype[Any]
@@ -252,7 +253,7 @@ class OwnedGradients:
     """Decision of the admission filter about all keys without a row, if the engine has already queried
     it."""
     num_bad: DeviceArray | None = None
-    """As in `SummedByKey`; on one rank only."""
+    """See `SummedByKey.num_bad`; None if there are several ranks."""
 
 
 def reply_bytes(chunk: Chunk, codecs: Sequence[Codec]) -> int:

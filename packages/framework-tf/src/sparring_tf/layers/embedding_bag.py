@@ -32,7 +32,7 @@ class EmbeddingBag(TableLayer):
         input_dim: see `Embedding`.
         combiner: ``sum``, ``mean`` or ``sqrtn``; weights have the same effect as in
             `tf.nn.embedding_lookup_sparse`.
-        vocabulary_size: see `Embedding`, also for the following arguments.
+        vocabulary_size: maximum number of rows in the storage; None means no limit.
         initializer: initial embeddings.
         embeddings_initializer: keras-rs' name of `initializer`.
         table_dtype: dtype of stored embeddings.

@@ -1,4 +1,5 @@
-"""All rows of a table in Keras files and checkpoints: inside, or in a snapshot next to them."""
+"""Saves and loads all rows of a table in Keras files and checkpoints, or in a snapshot next to
+them."""
 
 from __future__ import annotations
 

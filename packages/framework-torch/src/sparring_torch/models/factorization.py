@@ -49,7 +49,8 @@ class MatrixFactorization(nn.Module):
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float64))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        # Old states have no mean; use the model's mean of the same ratings.
+        # States of older releases have no mean. The model keeps its own, which comes from the same
+        # ratings.
         state_dict.setdefault(f"{prefix}mean", self.mean)
         super()._load_from_state_dict(state_dict, prefix, *rest)
 

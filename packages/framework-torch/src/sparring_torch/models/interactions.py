@@ -17,7 +17,7 @@ class InteractionArch(nn.Module):
     ``(b, dim)``, ``(b, f, dim)`` → ``(b, dim + f * (f + 1) / 2)``.
 
     Args:
-        num_sparse_features: f.
+        num_sparse_features: number f of features with embeddings.
         device: device of the indices of the pairs.
     """
 
@@ -41,7 +41,7 @@ class InteractionDCNArch(nn.Module):
     ``(b, dim)``, ``(b, f, dim)`` → ``(b, (f + 1) * dim)``.
 
     Args:
-        num_sparse_features: f.
+        num_sparse_features: number f of features with embeddings.
         crossnet: a network for ``(f + 1) * dim`` features, for example `LowRankCrossNet`.
     """
 
@@ -57,12 +57,12 @@ class InteractionDCNArch(nn.Module):
 
 
 class InteractionProjectionArch(nn.Module):
-    """Concatenates the vector of dense features and dot products of two projections of all vectors.
+    """Concatenates the vector of dense features and the dot products between two projections.
 
     ``(b, dim)``, ``(b, f, dim)`` → ``(b, dim + m * n)``, if the branches project to m and n vectors.
 
     Args:
-        num_sparse_features: f.
+        num_sparse_features: number f of features with embeddings.
         interaction_branch1: ``(b, (f + 1) * dim)`` → ``(b, m * dim)``.
         interaction_branch2: ``(b, (f + 1) * dim)`` → ``(b, n * dim)``.
     """

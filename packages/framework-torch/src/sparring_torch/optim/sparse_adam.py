@@ -11,7 +11,8 @@ __all__ = ["SparseAdam", "over_rows"]
 
 
 class SparseAdam(torch.optim.Optimizer):
-    """The formula of `torch.optim.SparseAdam`, which accepts only sparse gradients, for dense ones.
+    """Applies the formula of `torch.optim.SparseAdam` to dense gradients. Torch's class accepts
+    only sparse ones.
 
     All rows have a gradient. Operations are in torch's order, so that they round equally. Compared to
     Adam, `eps` is added at another place.

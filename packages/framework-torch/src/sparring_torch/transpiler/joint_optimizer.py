@@ -32,7 +32,8 @@ class JointOptimizer(OptimizerOfParts):
     Args:
         dense: the user's optimizer, from whose groups the embeddings were removed.
         rows: optimizer of the rows.
-        places: for each group of `rows`, the number of the group of `dense` with its embeddings.
+        places: for each group of `rows`, the number of the group of `dense` from which its
+            embeddings were removed.
         report: report on the modules.
         known: finds the update method of `rows` for a group; None if `rows` uses the class of `dense`.
     """

@@ -20,8 +20,8 @@ __all__ = ["ReplacedModule", "replace_module"]
 class ReplacedTable:
     """A weight that is now in a table.
 
-    `skipped` is the number of the row that is not in the table, and `row` its values; None if all rows
-    are. `empty` replaces the data of the weight.
+    If one row of the weight is not in the table, `skipped` is its number and `row` contains its
+    values. Otherwise both are None. `empty` replaces the data of the weight.
     """
 
     name: str

@@ -12,7 +12,8 @@ __all__ = ["TableChange", "diff_plans"]
 
 @dataclass(frozen=True, slots=True)
 class TableChange:
-    """A table that two plans shard differently; None if a plan does not contain it."""
+    """A table that two plans shard differently. `before` or `after` is None if that plan does not
+    contain the table."""
 
     name: str
     before: TablePlan | None
@@ -79,7 +80,8 @@ def _area(held: _TablePart) -> float:
 
 
 def _missing(wanted: _TablePart, held: list[_TablePart]) -> float:
-    """Returns the share of a table that a rank needs and does not have; it has at most one part."""
+    """Returns the share of a table that a rank needs and does not have. `held` has at most one
+    part."""
     for each in held:
         if each.rank == wanted.rank:
             rows = min(wanted.rows[1], each.rows[1]) - max(wanted.rows[0], each.rows[0])

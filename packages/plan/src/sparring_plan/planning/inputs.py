@@ -92,7 +92,7 @@ Bytes = Annotated[int, BeforeValidator(_bytes_of), Field(gt=0)]
 
 
 class Link(DocumentModel):
-    """A link, in each direction."""
+    """Bandwidth and latency of a link, which apply to each direction."""
 
     gbit: float = Field(gt=0)
     latency_us: float = Field(default=0, ge=0)
@@ -268,7 +268,8 @@ class TableSpec(DocumentModel):
 
     @cached_property
     def expected_rows(self) -> int:
-        """Rows at the horizon, or the current number if rows expire and it is larger."""
+        """Number of rows at the horizon. If rows expire and there are more rows now, the current
+        number."""
         if self.growth is None:
             return self.rows or 1
         last = int(self.growth.rows_on(self.growth.horizon_days))
@@ -355,7 +356,8 @@ class StepCosts(DocumentModel):
     table_us: float = Field(default=0, ge=0)
     """Costs per table: its lookup and its update."""
     way_us: float = Field(default=0, ge=0)
-    """Costs of each further transfer that the tables of a step use: rows, replicas, pooled by owners.
+    """There are three ways to transfer rows: as rows, as replicas, or pooled by their owners. A
+    step has these costs for each way that its tables use in addition to the first.
     """
     ids: RowCosts = RowCosts()
     """Costs per id on the requesting rank: deduplication, copy of its row, sum of its gradient."""

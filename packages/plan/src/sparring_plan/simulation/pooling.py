@@ -84,7 +84,8 @@ def split_pull_parts(tables: Sequence[PooledTable], owner: int, most: int) -> li
     """Returns the messages of a pull from any rank to an owner, and their replies.
 
     Args:
-        most: Maximum number of ids of tables that share a message; a table with more has one message.
+        most: Maximum number of ids of tables that share a message. A table with more ids has its
+            own message.
     """
     counts = [table.num_ids(owner) for table in tables]
     parts = []

@@ -59,7 +59,8 @@ class SheetRow:
 def simulate_sheet(
     inputs: PlanInputs, calibration: Calibration, ranks: Sequence[int], plan: Plan | None = None
 ) -> list[SheetRow]:
-    """Returns one row per number of ranks, ascending: the batch per rank stays, nodes are added.
+    """Returns one row per number of ranks, in ascending order. The batch size per rank does not
+    change, and the number of nodes grows with the ranks.
 
     Args:
         plan: Used for its number of ranks; plans for other numbers are created.

@@ -1,4 +1,4 @@
-"""Checks that storages can be stacked, and the capabilities of their stack."""
+"""Checks that storages can be stacked, and computes the capabilities of the stack."""
 
 from __future__ import annotations
 

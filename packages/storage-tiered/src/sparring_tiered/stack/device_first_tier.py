@@ -46,7 +46,7 @@ __all__ = ["DeviceFirstTier"]
 class _FindResult:
     stored: StoredRows
     is_found: npt.NDArray[np.bool_]
-    """`stored.found`, on the host."""
+    """Copy of `stored.found` in host memory."""
 
 
 class DeviceFirstTier:
@@ -57,13 +57,14 @@ class DeviceFirstTier:
         self._demotion = demotion
 
     def find(self, kernels: StorageKernels, keys: DeviceArray, num_columns: int) -> StoredRows:
-        """`KernelSet.find_storage`."""
+        """Implements `KernelSet.find_storage`."""
         self._stack.check_open()
         with self._stack.lock.reading():
             return self._find_rows(kernels, keys, num_columns, promotes=True).stored
 
     def pool(self, kernels: StorageKernels, lookup: StorageLookup) -> DeviceArray:
-        """`KernelSet.pool_storage`. Deduplicates ids, so that no row is read twice from lower tiers."""
+        """Implements `KernelSet.pool_storage`. Deduplicates ids, so that no row is read twice from
+        lower tiers."""
         table = self._stack.table
         dedup = kernels.dedup(lookup.ids)
         stored = self.find(kernels, dedup.keys, table.dim)
@@ -76,8 +77,8 @@ class DeviceFirstTier:
         )
 
     def update(self, kernels: StorageKernels, update: StorageUpdate) -> StorageChange:
-        """`KernelSet.update_storage`. Updates rows in place in the first tier; if the rows of the batch
-        do not all fit into it, updates copies and upserts them."""
+        """Implements `KernelSet.update_storage`. Updates rows in place in the first tier. If the
+        rows of the batch do not all fit into it, updates copies and upserts them."""
         access = NativeFirstTier(self._stack, self._demotion)
         on_host = _to_host(kernels, update.keys)
         access.begin_update(on_host)
@@ -106,7 +107,7 @@ class DeviceFirstTier:
     def upsert(
         self, kernels: StorageKernels, keys: DeviceArray, rows: DeviceArray
     ) -> EvictionResult:
-        """`KernelSet.upsert_storage`."""
+        """Implements `KernelSet.upsert_storage`."""
         stack = self._stack
         access = NativeFirstTier(stack, self._demotion)
         on_host = _to_host(kernels, keys)

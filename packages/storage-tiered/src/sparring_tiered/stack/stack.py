@@ -126,7 +126,8 @@ class Stack:
     # -- reading; acquires the lock, or is called by the writer ----------------------
 
     def newest(self, keys: Keys, rows: Rows, columns: Columns) -> Rows:
-        """Returns the current rows of `keys`, and rows of `rows` for keys without a row."""
+        """Returns the current rows of `keys`. For keys that no tier has, returns the given
+        `rows`."""
         found = np.empty(len(keys), np.bool_)
         now = np.empty_like(rows)
         with self.lock.reading():

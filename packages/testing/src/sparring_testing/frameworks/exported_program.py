@@ -1,4 +1,5 @@
-"""Checks of exported programs: running without Python, as in the examples, and damaged files."""
+"""Checks that exported programs run without Python, as in the examples, and reject damaged
+files."""
 
 from __future__ import annotations
 

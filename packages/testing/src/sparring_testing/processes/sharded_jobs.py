@@ -80,7 +80,7 @@ def open_container(
     """Creates a container with the table ``user``.
 
     Args:
-        collective: of this rank; None for a single process.
+        collective: collective of this rank; None for a single process.
         kind: sharding kind, one of `KINDS`.
         method: name of the update method.
         sharding: replaces the sharding of `kind`.

@@ -170,7 +170,8 @@ def _given(
 
 
 def _key(snapshot: Snapshot, config: RunConfig, feature: str, text: str) -> tuple[int, bool]:
-    """Returns the key of an id, and whether it has a row; True if the model does not use the table."""
+    """Returns the key of an id, and whether the key has a row. The second result is True if the
+    model does not use the table."""
     table = _table(config, feature)
     meant = parse_candidate_keys(text)
     kind = getattr(config.data, "types", {}).get(feature)

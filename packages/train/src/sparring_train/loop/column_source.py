@@ -219,7 +219,8 @@ class ColumnSource:
         return SliceMetrics(features, self.quality, ranks)
 
     def baselines(self, ranks: Ranks) -> Baselines | None:
-        """Creates metrics of predictions without a model; None if the best possible ones are known."""
+        """Creates metrics of predictions without a model; None if the best possible metrics are
+        known."""
         if self._config.model.label is None or any(
             name.startswith("best_") for name in self.data.extra()
         ):

@@ -35,7 +35,7 @@ class RunReport:
     Args:
         config: configuration of the run; `report.path` is the file.
         container: container of the tables.
-        progress: receives progress in any case.
+        progress: receives progress, also if no report is configured.
         total_steps: number of steps of the run, if known; determines how often rows are counted.
         versions: versions of the framework.
         slices: metrics of slices of the test examples, if the data support them.

@@ -55,7 +55,7 @@ class RunRecorder:
     Args:
         max_points: maximum number of points of a series. A longer one keeps every second, fourth, …
             point and the newest one.
-        max_ids: number of ids of a feature that are counted, the first ones.
+        max_ids: maximum number of ids of a feature that are counted. Later ids are ignored.
 
     Raises:
         InvalidArgumentError: `max_points` is less than 2, or `max_ids` less than 0.

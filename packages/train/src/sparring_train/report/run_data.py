@@ -128,7 +128,7 @@ class RunData(_Part):
     best: dict[str, Number] = {}
     """Metric → best possible value, if it is known."""
     baselines: list[Baseline] = []
-    """Only if `best` is unknown."""
+    """Predictions without a model, for comparison; only present if `best` is unknown."""
     validation: dict[str, Number] = {}
     """Metrics on the validation samples after `best_step`."""
     best_step: int | None = None
@@ -151,7 +151,7 @@ class RunData(_Part):
     threads: int | None = None
     """Number of threads per rank."""
     peak_memory_bytes: int | None = None
-    """Maximum over the ranks."""
+    """Maximum resident memory of a process of the run, over all ranks."""
     snapshot: SnapshotOfRun | None = None
 
     @property

@@ -18,7 +18,8 @@ Ids = npt.NDArray[np.int64]
 
 
 def find_key(snapshot: Snapshot, table: str, text: str) -> int:
-    """Returns the key of a number or a string that a user entered: the one that has a row.
+    """Returns the key for a number or a string that a user entered. If the text may mean several
+    keys, returns the key that has a row.
 
     Raises:
         InvalidArgumentError: no such key has a row.

@@ -74,8 +74,8 @@ class Load:
     """A load that ranks have agreed on. Call `run` or `give_up`; other ranks wait until then.
 
     Args:
-        state: state of the engine. Only this load may use its tables and its collective until it is
-            over.
+        state: state of the engine. Until the load is over, nothing else may use its tables and its
+            collective.
         snapshot: snapshot to load; the same on all ranks.
         chosen: entries whose rows are loaded.
         is_whole: whether to load counters too.

@@ -6,7 +6,8 @@
 
 Exchanges, storages, saves and votes treat blocks like tables. Initial values and rounding are
 functions of the key, the column and the table. Therefore they are computed for all columns of a row
-and then cut. An update method must support separate updates of columns: `check_method`.
+and then cut. An update method must support separate updates of columns; `check_method` rejects
+other methods.
 """
 
 from __future__ import annotations

@@ -50,7 +50,8 @@ class WriteLog:
         self.owners = owners
         self._observers: tuple[RowObserver, ...] = ()
         self.is_active = False
-        """Whether writes are observed. Not a property: each step reads it for each table."""
+        """Whether writes are observed. This is no property, because each step reads it for each
+        table."""
         self._changed: _ChangedKeys | None = None
         # A save removes its view on the thread of the save, while the trainer may add an observer.
         self._lock = threading.Lock()

@@ -51,7 +51,8 @@ _PARTS: Mapping[str, Mapping[str, Any]] = {
     "bags": {"transfer": "pooled"},
     "blocks": {"kind": "column_wise"},
 }
-"""Part of `StepCosts` → changes of the case that measures it; each part needs the previous ones."""
+"""For each part of `StepCosts`, the settings of the case that measures it. The costs of a part are
+computed from those of the previous parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,8 @@ def measure_step_costs(
     # These cases have few rows, whose costs are not separated from the costs of their tables.
     ways = max(times[mixed] - times[alike], 0.0) / (len(_MIXED) - 1)
     found = found.model_copy(update={"way_us": _rounded(ways * 1e6)})
-    # Twice, because the few keys of the case of `ids` also have costs of `rows`.
+    # All parts are computed twice, because the few keys of the case of `ids` also have costs of
+    # `rows`, which are known only after the first time.
     for name, of_part in [*parts.items(), *parts.items()]:
         found = found.model_copy(update={name: RowCosts()})
         points = []

@@ -9,8 +9,8 @@ from sparring_plan.planning.costs.costs import Floats, Ints, Options, Span
 __all__ = ["Placement", "improve", "place_all"]
 
 _BASES_TRIED = 32
-"""Number of tables with the highest costs on every rank for which other options are tried, in a round
-without a move."""
+"""Maximum number of tables for which `_change` tries other options, among the tables on the rank
+that limits the step and among those with costs on every rank."""
 
 
 class Placement:
@@ -32,7 +32,7 @@ class Placement:
 
     @property
     def seconds(self) -> float:
-        """The step: the maximum time that a rank needs of a resource."""
+        """Time of a step: the maximum of `load` over ranks and resources."""
         return float(self.load.max())
 
     @property
@@ -220,7 +220,8 @@ def _swap(placement: Placement) -> bool:
 
 
 def _change(placement: Placement) -> bool:
-    """Changes the option of a table on the limiting rank if the step becomes shorter."""
+    """Changes the option of a table if the step becomes shorter. Tries the tables on the rank that
+    limits the step, then those with the highest costs on every rank."""
     options, before = placement.options, placement.seconds
     _, resource, tables = _on_hottest(placement)
     weight = options.base[placement.option, resource]

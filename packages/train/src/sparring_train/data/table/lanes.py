@@ -59,7 +59,8 @@ class Lanes:
         """Returns the number of rows of each lane among the first `target` rows by time."""
         if target == total:
             return np.array(self.rows)
-        # Nearly right at first; then rows are added and removed at the border.
+        # This is an estimate. Rows at the border are added or removed below until the total is
+        # right.
         nearly = np.floor(self.rows * (target / total) + 0.5).astype(np.int64)
         taken: Counts = np.minimum(nearly, self.rows)
         length = np.maximum(self.rows, 1)
@@ -83,7 +84,8 @@ class Lanes:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A rank's part of one lane: if a step has n rows of it, the rows from n · begin to n · end."""
+    """A rank's part of one lane. If a step takes n rows of the lane, the rank gets the rows from n
+    · begin to n · end."""
 
     lane: int
     begin: float = 0.0
