@@ -86,7 +86,7 @@ def test_tables_of_one_folder_are_separate_and_can_be_reopened(tmp_path: Path) -
 def test_a_table_is_open_once_in_a_process_for_any_spelling_of_the_folder(filled: Path) -> None:
     with opened(filled):
         for spelling in (filled, filled / ".." / "rows"):
-            with pytest.raises(InvalidArgumentError, match="open in this process already"):
+            with pytest.raises(InvalidArgumentError, match="already open in this process"):
                 opened(spelling)
     opened(filled).close()
 

@@ -221,8 +221,16 @@ def test_other_tables_are_rejected_and_both_are_named_P5(new_training: Any) -> N
     training.publish()
     tables = sparring_packed.open(training.served)
     for config, quantize, named in (
-        (TableConfig("film", dim=24), "fp32", r"film \(dim 24, fp32\), open are item \(dim 24"),
-        (TableConfig("item", dim=8), "fp32", r"item \(dim 8, fp32\), open are item \(dim 24"),
+        (
+            TableConfig("film", dim=24),
+            "fp32",
+            r"film \(dim 24, fp32\), but the open tables are item \(dim 24",
+        ),
+        (
+            TableConfig("item", dim=8),
+            "fp32",
+            r"item \(dim 8, fp32\), but the open tables are item \(dim 24",
+        ),
         (TableConfig("item", dim=24), "int8", r"item \(dim 24, int8\), open are .*fp32"),
     ):
         other = new_training(config, f"{config.name}{config.dim}{quantize}")

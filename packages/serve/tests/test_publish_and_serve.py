@@ -596,7 +596,7 @@ def test_another_dtype_publishes_the_newest_snapshot_again(
     assert "restart them" in caplog.text
     with serve(run) as server:
         again = run.publish(keep=9, user="bf16")
-        assert "open are item (dim 4, int8), user (dim 8, fp32); close" in (
+        assert "open tables are item (dim 4, int8), user (dim 8, fp32); close" in (
             server.refresher.refresh().refused
         )
     assert [each.dtype for each in read_manifest(again.written.url).tables] == ["int8", "bf16"]

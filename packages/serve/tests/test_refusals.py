@@ -93,8 +93,14 @@ def test_a_changed_dim_is_reported_with_both(serve: Serve) -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        (TableConfig("items", 4), r"tables items \(dim 4, fp32\), open are item \(dim 4, fp32\)"),
-        (TableConfig("item", 8), r"tables item \(dim 8, fp32\), open are item \(dim 4, fp32\)"),
+        (
+            TableConfig("items", 4),
+            r"tables items \(dim 4, fp32\), but the open tables are item \(dim 4, fp32\)",
+        ),
+        (
+            TableConfig("item", 8),
+            r"tables item \(dim 8, fp32\), but the open tables are item \(dim 4, fp32\)",
+        ),
     ],
     ids=["name", "dim"],
 )

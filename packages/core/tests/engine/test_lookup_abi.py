@@ -115,7 +115,7 @@ def test_a_rejecting_number_reports_the_reason_until_it_shows_rows_again(ids: An
             assert refused[:2] == (INVALID_ARGUMENT, "rows are of step 7")
         number = publication.number
         del publication
-        assert "are gone" in gathered(number, ids)[1]
+        assert "tables do not exist" in gathered(number, ids)[1]
 
 
 def test_failed_lookups_are_reported(ids: Any) -> None:
@@ -130,7 +130,7 @@ def test_failed_lookups_are_reported(ids: Any) -> None:
     container.close()
     assert "is closed" in gathered(number, ids)[1]
     del publication
-    assert "are gone" in gathered(number, ids)[1]
+    assert "tables do not exist" in gathered(number, ids)[1]
 
 
 def test_lookups_by_number_wait_for_a_background_load(ids: Any, tmp_path: Path) -> None:
