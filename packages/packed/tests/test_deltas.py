@@ -231,7 +231,11 @@ def test_other_tables_are_rejected_and_both_are_named_P5(new_training: Any) -> N
             "fp32",
             r"item \(dim 8, fp32\), but the open tables are item \(dim 24",
         ),
-        (TableConfig("item", dim=24), "int8", r"item \(dim 24, int8\), open are .*fp32"),
+        (
+            TableConfig("item", dim=24),
+            "int8",
+            r"item \(dim 24, int8\), but the open tables are .*fp32",
+        ),
     ):
         other = new_training(config, f"{config.name}{config.dim}{quantize}")
         other.save(other.draw([1], 0))
