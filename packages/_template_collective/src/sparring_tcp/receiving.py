@@ -29,7 +29,7 @@ class Mailboxes:
         self.deadline_seconds = deadline_seconds
         self.changed = threading.Condition()
         self.gone: dict[int, Failure] = {}
-        """Rank → why waits for it fail."""
+        """Rank → reason why waiting for it fails."""
         self.inquiry = Inquiry(rank, deadline_seconds)
         self.asked = NO_RANK, 0.0
         """Rank that this one waits for, and the time of its last poll."""
@@ -66,7 +66,7 @@ class Mailboxes:
             self.inquiry.note(peer, notice)
 
     def awaited_rank(self) -> int:
-        """Returns the rank that this rank is waiting for, to reply to requests of others."""
+        """Returns the rank that this rank is waiting for, for replies to ranks that ask."""
         rank, when = self.asked
         return rank if time.monotonic() - when < 0.1 * self.deadline_seconds else NO_RANK
 

@@ -30,7 +30,7 @@ _DEVICE_SLOTS, _DEVICE_ROWS_PER_HEAD = 128, 96
 _DEVICE_ENTRY_BYTES, _SCORE_BYTES, _LINK_BYTES, _LISTED_BYTES = 17, 8, 4, 4
 _FIRST_DEVICE_CHUNK, _FIRST_OVERFLOW, _HEADS_PER_SPARE = 16 << 10, 16, 64
 _RARE = 1e-3
-"""Expected number of overflowing buckets from which memory for them is allocated in advance."""
+"""If at least this many overflowing buckets are expected, the estimate includes memory for them."""
 
 _LOG_FACTORIALS = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, _DEVICE_SLOTS + 1)))])
 

@@ -31,8 +31,9 @@ class HkvOptions(Options):
     policy: Policy = "none"
     """Eviction policy, which determines the row that a full table evicts. ``none``: no row; a full table
     rejects new rows. ``lru``: the row that was written or touched longest ago. ``lfu``: the row that was
-    written or touched least often. ``epoch_lru``, ``epoch_lfu``: the same, but rows of older epochs
-    first (see `HkvStorage.set_option`). ``custom``: the row with the lowest score set by the caller."""
+    written or touched least often. ``epoch_lru``, ``epoch_lfu``: like ``lru`` and ``lfu``, but rows
+    of older epochs are evicted first (see `HkvStorage.set_option`). ``custom``: the row with the lowest
+    score set by the caller."""
     hash_seed: WholeNumber = Field(default=0, ge=0, le=2**64 - 1)
     """A secret number, for ids from people who might choose colliding ids on purpose. It determines which
     rows share a bucket, and therefore which rows are evicted."""

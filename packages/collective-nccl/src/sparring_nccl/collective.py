@@ -12,12 +12,12 @@ including the collective operations, and NCCL only the device buffers of `send` 
     stream of the caller       … writes the buffer ─ event ┐
     stream of the collective                               └─► group ─ event ─► polled by `done`
 
-Within a group the order of sends and receives does not matter. With separate calls on one stream it
-would: two ranks that both send first would wait for each other forever. But groups are executed one after
-the other, each as a whole. Therefore a message posted before a poll must not wait for one posted after
-it: if a rank posts a request and the receive of its reply together, both wait forever. NCCL may block
-while it connects two ranks, so a separate thread calls it, and `ncclCommAbort` ends its calls at a
-deadline.
+Within a group, the order of sends and receives does not matter. With separate calls on one stream, two
+ranks that both send first would wait for each other forever. However, a group ends only when all of its
+messages have ended, and the next group starts after it. Therefore a message must not depend on a message
+of a later group. For example, if a rank posts a request and the receive of its reply together, both ranks
+wait forever. NCCL may block while it connects two ranks, so a separate thread calls it, and
+`ncclCommAbort` ends its calls at a deadline.
 
 Device messages between two ranks must be posted in the same order on both sides; tags do not
 reorder them.

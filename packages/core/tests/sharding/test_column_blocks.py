@@ -286,7 +286,7 @@ def test_updates_that_couple_columns_are_rejected_by_name(
     [
         (StorageChoice("memory", {"capacity": 9}), {}, "9 rows.*omit its capacity"),
         (StorageChoice("memory", {"capacity": 9, "policy": "lru"}), {}, "capacity of 9 rows"),
-        (None, {}, "passed in open.*StorageChoice"),
+        (None, {}, "already open.*StorageChoice"),
         (StorageChoice("memory"), {"admission": Bloom(2)}, "Bloom filter.*admission Frequency"),
     ],
     ids=str,

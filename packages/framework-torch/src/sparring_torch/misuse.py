@@ -107,7 +107,7 @@ def reject_scripting(owner: str) -> NoReturn:
 
 @functools.cache
 def _warn_about_bound_once() -> None:
-    """Caches its first call, which marks the warning as given."""
+    """Does nothing. The first call is cached, which records that the warning was given."""
 
 
 def warn_about_bound(table: str, num_embeddings: int) -> None:

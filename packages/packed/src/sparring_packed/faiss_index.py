@@ -25,8 +25,8 @@ __all__ = ["FaissIndex"]
 class FaissIndex:
     """Rows in memory in a Faiss index: an exact one, or one that compares only a part of the rows.
 
-    Create it once and search it often. It does not change if the rows change later. If scores are equal
-    at the end of a result, Faiss selects the rows.
+    Create it once and search it often. It does not change if the rows change later. If several rows
+    have the lowest score of a result, Faiss decides which of them the result contains.
 
     Args:
         chunks: keys ``(n,)`` and rows ``(n, dim)``, as in `sparring_packed.top_k`; all are copied.

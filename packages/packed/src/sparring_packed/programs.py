@@ -284,7 +284,9 @@ def _check_files(folder: Path) -> None:
 
 
 def _read_checked(path: Path, digest: str | None) -> bytes:
-    """Returns the content of a file after checking its hash. The list (None) contains its own hash."""
+    """Returns the content of a file after checking its hash.
+
+    `digest` is None for the list of files, which contains its own hash."""
     try:
         content = path.read_bytes()
     except OSError:

@@ -198,10 +198,10 @@ class ClientConfig(DocumentModel):
     )
     on_failure: Literal["raise", "flag", "stale", "initial", "stale_or_initial"] = Field(
         "raise",
-        description="Result if no replica of a shard replies. `raise`: an error. Otherwise flagged "
-        "rows; `flag`: NaN; `stale`: the rows that the client received last, or NaN; "
-        "`initial`: initial values; `stale_or_initial`: the rows that the client received "
-        "last, or initial values.",
+        description="Result if no replica of a shard replies. `raise` raises an error. The other "
+        "values return flagged rows: `flag` returns NaN, `stale` the rows that the client received "
+        "last, or NaN, `initial` initial values, and `stale_or_initial` the rows that the client "
+        "received last, or initial values.",
     )
     stale_rows: Annotated[int, Field(ge=1, le=1 << 30)] = Field(
         100_000,
@@ -264,7 +264,7 @@ class ServingConfig(DocumentModel):
         if self.tables and "snapshots" in self.model_fields_set:
             raise ValueError(
                 "tables and snapshots are alternative sources of rows; a server uses only one of "
-                "them, remove the other"
+                "them; remove the other"
             )
         if self.tables and self.server.pin is not None:
             raise ValueError(

@@ -78,8 +78,8 @@ def _tls_reason(error: BaseException) -> str | None:
         return f"without TLS ({reason}); remove tls and rediss, or use the port for TLS"
     if "ALERT" in reason:
         return (
-            f"with a rejected TLS handshake ({reason}); see whether it requires a client certificate, "
-            "tls_certificate_file, and trusts it"
+            f"with a rejected TLS handshake ({reason}); check whether it requires a client "
+            "certificate (tls_certificate_file) and trusts that certificate"
         )
     return None
 

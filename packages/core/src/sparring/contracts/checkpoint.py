@@ -90,7 +90,7 @@ class SaveOptions:
     deadline_seconds: SaveSeconds = 600.0
     retention: Annotated[
         Retention | None,
-        Field(description="Which snapshots to keep after this one was committed; None: all."),
+        Field(description="Which snapshots to keep after this one was committed; None keeps all."),
     ] = None
     share: Annotated[
         Annotated[Number, Field(gt=0, le=1)] | None,
@@ -146,7 +146,7 @@ class SaveResult:
     rows: Mapping[str, int]
     """Table → number of rows that this rank wrote."""
     seconds: float
-    """Time from the freeze to the end."""
+    """Time from the moment whose rows are saved to the end of the save."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -281,7 +281,7 @@ class StepContainer:
         The next optimizer starts from its initial state.
 
         Raises:
-            UnsupportedError: the storage was passed in open, or its rows outlive the process. In the
+            UnsupportedError: the user opened the storage, or its rows outlive the process. In the
                 second case the message contains the ``sparring convert`` command to run.
         """
         self.check_open()
@@ -336,7 +336,7 @@ class StepContainer:
 
     def tiers(self, table: str) -> list[StorageChoice]:
         """Returns the storages that were chosen for a table, hottest first; an empty list if its
-        storage was passed in open."""
+        storage was already open."""
         return self.state.tables.tiers(table)
 
     def entry(self, table: str) -> TableEntry:

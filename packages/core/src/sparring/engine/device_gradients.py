@@ -32,8 +32,8 @@ class SummedByKey(NamedTuple):
     row_handles: Any = None
     """Native `RowHandles` of the keys, if the plan of their batch contains them."""
     num_bad: DeviceArray | None = None
-    """``(1,)`` int64: 0 if these gradients, and those of other tables, are finite; None: this was
-    already checked."""
+    """``(1,)`` int64: 0 if these gradients, and those of other tables, are finite; None if this
+    was already checked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,7 +169,7 @@ def _replace_storage(
         return
     if entry.choice is None:
         raise UnsupportedError(
-            f"changing the optimizer state of table {config.name!r}: its storage was passed in open and "
+            f"changing the optimizer state of table {config.name!r}: its storage was already open and "
             "cannot be replaced; pass a storage that was opened for the new state",
             table=config.name,
         )

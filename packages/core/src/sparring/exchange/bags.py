@@ -77,10 +77,10 @@ class BagRequest:
         ids: ``(n,)``; they may repeat.
         offsets: ``(b + 1,)``, non-decreasing, from 0 to n.
         is_mean: whether each sum is divided by the number of ids in its bag.
-        weights: ``(n,)`` of the computing dtype, by which rows are multiplied; None: no weights.
+        weights: ``(n,)`` of the computing dtype, by which rows are multiplied, or None.
         trains_weights: whether gradients of the weights will be requested.
-        initialize: fills missing rows with initial values, given rows, keys and found; None: the
-            initializer of the table.
+        initialize: fills missing rows with initial values, given rows, keys and found; None uses
+            the initializer of the table.
     """
 
     storage: Storage | None
@@ -119,7 +119,7 @@ class RequestedBags:
         table: configuration of the table.
         parts: one part per rank.
         num_bags: number of bags of the request.
-        shares: ``(b, 1)``: the reciprocal of the length of each bag; None: sums.
+        shares: ``(b, 1)``: the reciprocal of the length of each bag; None for sums.
         num_ids: number of ids of the request.
     """
 

@@ -8,9 +8,9 @@ first, then those of rank r-1, of r-2, …, so that sums have the same bits as o
     placing                  │ + hop 1 │ + hop 2 │ + hop 3 │
 
 Gradients of hop h are summed while the gradients of hop h+1 are in flight. The number of keys
-determines the next allocation, so summing waits for the device, on a background thread. If it fails, the
-exchange continues because the other ranks need the messages; the commit of the step reports the failure
-to them.
+determines the next allocation, so summing waits for the device, on a background thread. If summing fails,
+the exchange continues because the other ranks need the messages. The commit of the step reports the
+failure to them.
 """
 
 from __future__ import annotations

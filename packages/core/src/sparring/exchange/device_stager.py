@@ -36,7 +36,7 @@ class StagedArrays:
 
     arrays: Sequence[DeviceArray]
     buffer: Bytes | None = None
-    """Pinned memory for the arrays, one after the other; None: no staging."""
+    """Pinned memory for the arrays, one after the other; None if they are sent directly."""
     transfers: list[Transfer] = field(default_factory=list)
 
 

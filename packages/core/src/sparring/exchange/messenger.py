@@ -1,4 +1,4 @@
-"""Messages of one rank's exchange, with counters, traces and a deadline; and their buffers."""
+"""Sends and receives the messages of one rank's exchange, and reuses their buffers."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class Messenger:
         *,
         stream: int | None = None,
     ) -> Transfer:
-        """Starts sending an array; in device memory, after the current work of the stream."""
+        """Starts sending an array. An array in device memory is sent after the stream's current work."""
         on = {} if stream is None else {"stream": stream}
         work = self.collective.send(buffer, peer, _TAGS[kind], **on)
         self.counters.wire_bytes_sent.add(kind, buffer.nbytes)
@@ -173,7 +173,7 @@ class Messenger:
         *,
         stream: int | None = None,
     ) -> Transfer:
-        """Starts receiving into an array; in device memory, after the current work of the stream."""
+        """Starts receiving an array. Device memory is written after the stream's current work."""
         on = {} if stream is None else {"stream": stream}
         work = self.collective.receive(buffer, peer, _TAGS[kind], **on)
         return self._register(Transfer(work, buffer, peer, kind, False, 0, label))
@@ -226,7 +226,7 @@ class Messenger:
         return time.monotonic() - self._last_heard[peer]
 
     def pause(self, executor: SerialExecutor, *, has_progressed: bool) -> None:
-        """Waits between two polls: not after progress, then with increasing pauses.
+        """Waits between two polls. Does not wait after progress; otherwise pauses become longer.
 
         Args:
             executor: executor whose jobs may end the pause.

@@ -1,8 +1,8 @@
 """One pull by the ring: rows are found while other rows are in flight.
 
 At hop h, this rank requests rows from rank r+h and serves rank r-h. Both directions have a queue of
-chunks in the order of hops. A chunk has the following states; the driving thread advances it when a
-message has arrived or a find has ended, and never waits for a single one:
+chunks in the order of hops. A chunk has the following states. The driving thread advances a chunk when
+one of its messages has arrived or its find has ended; it never waits for one particular chunk:
 
     outgoing   WAITING ──► IN FLIGHT (keys out, rows in) ──► rows copied to the result
     incoming   WAITING ──► KEYS ARRIVE ──► FOUND on the executor ──► ROWS SENT ──► done
@@ -82,7 +82,7 @@ class RingPull:
         chunk_rows: maximum number of keys per message.
         chunks_in_flight: maximum number of chunks in flight per direction.
         buffers: buffers of messages.
-        record: stores the keys that other ranks request; None: they are not stored.
+        record: stores the keys that other ranks request; None if they are not stored.
     """
 
     messenger: Messenger

@@ -1,4 +1,4 @@
-"""Refresh of prefetched rows: transfers only the rows that a step has changed since.
+"""Refreshes prefetched rows: transfers only the rows that changed after they were pulled.
 
 The owner knows the changed keys and has stored the requests. Therefore keys are not sent again: the
 owner sends each rank one message with positions in its request, and one with the current rows.
@@ -164,7 +164,7 @@ def refresh(
         record: record of the pull.
         changed: for each table, the changed keys of this rank's shard.
         stale: rows that this rank sends.
-        coming: ``(world_size, tables)``: rows of each table that each rank sends.
+        coming: ``(world_size, tables)``: rows of each table that each rank sends to this one.
 
     Raises:
         PeerFailure: a rank is gone, does not respond, or could not read its rows.

@@ -39,7 +39,7 @@ class OutgoingRequest:
         label: label for traces.
         num_bytes: bytes of the request.
         pack: writes the request.
-        reply_bytes: bytes of the reply; 0: no reply.
+        reply_bytes: bytes of the reply; 0 if there is no reply.
         take: processes the reply; raises if the reply reports a failure.
     """
 
@@ -60,7 +60,7 @@ class IncomingRequest:
         label: label for traces.
         num_bytes: bytes of the request.
         serve: reads the request and writes the reply, on the executor.
-        reply_bytes: bytes of the reply; 0: no reply.
+        reply_bytes: bytes of the reply; 0 if there is no reply.
         fail: writes a reply that reports a failure.
     """
 

@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 _GRACE = 0.06
-"""Share of the deadline that a rank additionally waits for another rank to report the root cause."""
+"""Additional time, as a share of the deadline, in which another rank may report the root cause."""
 
 
 class ExchangeSession:
@@ -57,7 +57,7 @@ class ExchangeSession:
         options: chunk sizes and wire dtypes; the same on all ranks.
         settings: returns all other settings that must be equal on all ranks, including layouts; ranks
             compare them at each exchange.
-        layout_of: returns the layout of a table by its name; None: all tables use the shard map.
+        layout_of: returns the layout of a table by its name; if None, all tables use the shard map.
 
     Raises:
         InvalidArgumentError: `collective` was already used by another exchange.
@@ -227,8 +227,9 @@ class ExchangeSession:
         }
 
     def _root_cause(self, failure: PeerFailure) -> PeerFailure:
-        """Returns the failure from a shutdown notice of the failed rank, or of one that names the rank
-        that failed first; otherwise `failure`.
+        """Returns the failure that a shutdown notice reports, or `failure` if there is no notice.
+
+        The notice is from the failed rank, or from a rank that names the rank that failed first.
 
         Ranks that wait for each other reach their deadlines at nearly the same time, so the notice with
         the cause may arrive a moment later.

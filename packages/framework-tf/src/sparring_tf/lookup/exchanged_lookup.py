@@ -29,7 +29,7 @@ _open_scopes: list[list[BaseException]] = []
 
 @contextmanager
 def own_errors() -> Iterator[None]:
-    """Raises the original error of this package if TensorFlow's graph replaced it by its own."""
+    """Raises the original error of this package if TensorFlow's graph replaced it by another."""
     failed: list[BaseException] = []
     _open_scopes.append(failed)
     try:

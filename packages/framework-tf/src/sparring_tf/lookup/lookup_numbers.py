@@ -1,4 +1,4 @@
-"""The numbers by which ops identify the tables to look up in, in this process and in a SavedModel.
+"""Numbers by which lookup ops identify their tables, in this process and in a SavedModel.
 
 In a graph, the number is read from a resource, so that the same graph works in the process that loads
 it::

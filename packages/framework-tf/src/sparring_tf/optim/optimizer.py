@@ -59,7 +59,7 @@ class Optimizer(keras.optimizers.Optimizer):
     Args:
         layers: a model, a layer, or several, with tables. All of their tables join one container, and a
             step changes rows of all of them or of none. None uses the tables whose anchors are among the
-            variables in the call of `build`, which Keras makes for a loaded model.
+            variables that `build` receives; Keras calls `build` for a loaded model.
         sparse: optimizer of rows: an elementwise Keras optimizer (SGD, Adagrad, Adam, AdamW, RMSprop,
             Ftrl, Lion and others), or an update method or its name.
         dense: optimizer of ordinary variables. Defaults to a copy of `sparse` that follows the learning
@@ -70,13 +70,14 @@ class Optimizer(keras.optimizers.Optimizer):
             anything changes; ``skip``: the affected rows are counted and not changed. None uses the
             setting of the container, which is ``raise`` by default.
         tables: table → hyper-parameters that override `hyperparameters`; only for update methods.
-        update: ``auto``; ``shadow``: a Keras optimizer always updates rows with its own code;
-            ``method``: it is always executed by an update method, as a service requires.
+        update: how a Keras optimizer updates rows. ``auto`` selects the route as described above;
+            ``shadow`` always uses the optimizer's own code; ``method`` always uses an update method,
+            which tables in a service require.
         plan: sharding of the tables: a `sparring.contracts.ShardingPlan`, or table → kind or
             `TableSharding`, the same on all ranks. ``auto``: rank 0 computes it from the tables, the
             ranks and their nodes, with sparring-plan if that is installed. With a plan, layers without a
             container join the job that mpiexec started; closing `container` leaves it. The plan is not
-            saved with a model. None: tables remain where their layers put them.
+            saved with a model. None leaves the tables where their layers put them.
         name: name of the optimizer.
         **hyperparameters: hyper-parameters of the update method.
 
@@ -348,7 +349,7 @@ class Optimizer(keras.optimizers.Optimizer):
     # -- saving -------------------------------------------------------------------
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the configuration, without tables: a loaded model connects its tables itself.
+        """Returns the configuration without tables, because a loaded model connects its tables itself.
 
         Raises:
             InvalidArgumentError: `sparse` is an update method that was passed as an object.

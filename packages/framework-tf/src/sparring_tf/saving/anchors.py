@@ -119,7 +119,7 @@ class Anchor(keras.Variable):  # type: ignore[misc,unused-ignore]
         return _without_gradient(value, self.sparring_table.name) if self.trainable else value
 
     def numpy(self) -> Any:
-        """Returns no elements, with the version of the rows. Called by `get_weights`."""
+        """Returns an empty array that contains the version of the rows. Called by `get_weights`."""
         trained = self.sparring_table
         return trained.agent.with_version(trained.name, super().numpy())
 

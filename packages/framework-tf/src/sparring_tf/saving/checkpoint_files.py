@@ -1,9 +1,9 @@
 """Finds the checkpoint that TensorFlow is currently writing or restoring.
 
 TensorFlow requests the tensors of a variable without the path of the checkpoint. While it restores a
-variable, it requests them again for their names and dtypes. The path is found in the stack frames:
-`tf.train.Checkpoint.write` and `save` have the prefix, and the restoring function has the checkpoint and
-the names of its tensors for the variable.
+variable, it requests them again for their names and dtypes. The path is found in local variables of the
+stack frames: those of `tf.train.Checkpoint.write` and `save` contain the prefix. Those of the restoring
+function contain the checkpoint and the names of its tensors for the variable.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ __all__ = [
 ]
 
 ENDING = ".checkpoint"
-"""Suffix of a prefix, to which `sidecar` adds its suffix."""
+"""Suffix that is added to the prefix of a checkpoint. `sidecar` adds ``.rows`` after it."""
 
 TABLE_TENSOR = "SPARRING_TABLE"
-"""Name of the tensor in a checkpoint with the description of a row, or the location of rows, as JSON."""
+"""Name of a tensor in a checkpoint, which contains JSON: the description of a row, or the location of
+rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +93,9 @@ class _LastCheckpoint(threading.local):
 
 
 _last = _LastCheckpoint()
-"""The last checkpoint of each thread. TensorFlow creates a new description of the objects for each
-checkpoint, which does not support weak references, and its `id` may be reused after it is deleted. This
-does not keep tables alive; see `SidecarSave`."""
+"""The last checkpoint of each thread, identified by TensorFlow's description of its objects. The
+description is stored, because it does not support weak references and its `id` may be reused after it is
+deleted. It does not keep tables alive; see `SidecarSave`."""
 
 
 def _writing_of(graph: object) -> object:

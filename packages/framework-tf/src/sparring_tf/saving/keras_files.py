@@ -1,7 +1,7 @@
 """Finds the file that Keras is currently saving to or loading from.
 
-Keras passes an open store to a layer, which does not contain the path while a ``.keras`` file is loaded.
-The path is found in the stack frames, as the argument ``filepath`` of `keras.models.load_model`,
+Keras passes an open store to a layer. While a ``.keras`` file is loaded, the store does not contain the
+path. The path is found in the stack frames, as the argument ``filepath`` of `keras.models.load_model`,
 `Model.save` and similar functions. This is its public name in all releases of Keras 3.
 """
 

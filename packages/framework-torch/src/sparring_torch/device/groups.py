@@ -3,8 +3,8 @@
     features of a batch ──► groups: bags of one table with one pooling, one after another
 
 Adjacent features of a batch that share a table and a pooling form a group without a copy; other
-features are copied together within the device. The number of ids per feature determines the memory
-range of a feature: if the batch does not know it yet, the host waits for the device once.
+features are copied together within the device. The numbers of ids per feature determine the memory
+range of each feature. If the batch does not know these numbers yet, the host waits for the device once.
 """
 
 from __future__ import annotations

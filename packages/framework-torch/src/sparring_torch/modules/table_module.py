@@ -1,4 +1,4 @@
-"""`TableModule`: the base of modules that look up in tables; and those found in a model."""
+"""`TableModule`, the base class of modules with tables, and functions that find them in a model."""
 
 from __future__ import annotations
 

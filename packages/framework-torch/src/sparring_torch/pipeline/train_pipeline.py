@@ -53,8 +53,8 @@ class TrainPipeline(Generic[In, Out]):
     loop that zeroes gradients, calls the model, calls backward and steps, because rows that a step
     changed after their lookup are looked up again.
 
-    The pipeline learns from the first batch with which parts of a batch the modules with tables are
-    called. Modules that are called with computed values are not prefetched; `pipelined` lists those
+    From the first batch, the pipeline learns which parts of a batch each module with tables
+    receives. Modules that are called with computed values are not prefetched; `pipelined` lists those
     that are.
 
     All ranks must make the same calls. On several ranks, the step waits for the lookup of the next

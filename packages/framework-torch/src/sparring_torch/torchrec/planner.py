@@ -165,7 +165,7 @@ class ParameterConstraints:
         pooling_factors: average number of ids per bag, one number per feature or one for all.
         num_poolings: number of bags per sample for each feature; None means one.
         is_weighted: whether ids have weights.
-    The others exist for compatibility with TorchRec and are not supported.
+    The other arguments exist for compatibility with TorchRec and are not supported.
 
     Raises:
         UnsupportedError: an unsupported argument or compute kernel is given.
@@ -415,7 +415,8 @@ def get_local_size(world_size: int | None = None) -> int:
 
     Args:
         world_size: number of ranks; None reads `torch.distributed` or the launcher. If it
-            is not a multiple of the launcher's number, all ranks count as being on this node.
+            is not a multiple of the number of ranks that the launcher reports for this node, all
+            ranks count as being on this node.
     """
     ranks = _world_size() if world_size is None else world_size
     per_node = _membership().local_world_size

@@ -1,4 +1,4 @@
-"""Optimizer classes of TorchRec: update methods for rows; `RowWiseAdagrad` also for parameters."""
+"""Optimizer classes of TorchRec for rows. `RowWiseAdagrad` also updates ordinary parameters."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def row_optimizer(
     *,
     is_served: bool,
 ) -> tuple[Optimizer, KnownOptimizer | None]:
-    """Creates the optimizer of all trained tables; with a service, also returns how to find its method.
+    """Creates the optimizer of all trained tables. For a service, also returns the known optimizer.
 
     Args:
         scanned: the scanned program.

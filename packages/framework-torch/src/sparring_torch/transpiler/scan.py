@@ -148,7 +148,7 @@ class _Scanner:
                 self._reject_optimizer(optimizer, reason)
 
     def scan_module(self, module: nn.Module) -> None:
-        """Replaces, keeps or rejects a module, unless it is part of a module with tables."""
+        """Decides whether to replace, keep or reject a module. Skips parts of modules with tables."""
         if id(module) in self._inside:
             return
         kind = find_kind(module)

@@ -30,7 +30,7 @@ def columns(bars: Sequence[Bar], *, unit: str, limit: float | None = None) -> st
 
     Args:
         unit: Unit of the values, for the scale.
-        limit: Value of a horizontal line, such as the capacity of a memory; None: no line.
+        limit: Value of a horizontal line, such as the capacity of a memory; None draws no line.
     """
     most = max([each.value for each in bars] + [limit or 0.0]) or 1.0
     height, width = _HEIGHT - _BOTTOM - _TOP, (_WIDTH - _LEFT) / max(len(bars), 1)

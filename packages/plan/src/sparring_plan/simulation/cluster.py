@@ -1,9 +1,9 @@
 """Ranks and links. One machine represents all of them.
 
-All machines do the same at the same time: rank r + ranks_per_machine does what rank r does. When a
-rank of the simulated machine sends to another machine, its own machine therefore receives the same
-from a third one at that moment. This is exact, not an approximation, and makes simulations of a
-thousand ranks cheap.
+All machines do the same at the same time: rank r + ranks_per_machine does what rank r does. Therefore,
+when a rank of the simulated machine sends a message to another machine, the simulated machine receives
+an equal message from a third machine at that moment. This is exact, not an approximation, and makes
+simulations of a thousand ranks cheap.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Ranks that exchange messages; at hop h, each with the h-th rank after it.
+    """Ranks that exchange messages. At hop h, each rank sends to the h-th rank after it.
 
     Args:
         size: Number of ranks in the group.
@@ -117,8 +117,8 @@ class Rank:
     def send(
         self, message: Message, num_bytes: int, peer: int, *, seconds: float = 0.0
     ) -> Callable[[Callable[[], None]], None]:
-        """Sends after `seconds` of the driving thread. Returns a function that registers a callback
-        for the time when the message has left."""
+        """Sends a message after `seconds` of work of the driving thread. Returns a function that
+        registers a callback for the time when the message has left."""
         if self.cluster.is_near(self.number, peer):
             self.near_bytes += num_bytes
         else:
@@ -154,8 +154,8 @@ class Cluster:
         world_size: Number of ranks.
         network: Timing of messages.
         num_machines: Number of machines to simulate; more than one gives the same times.
-        has_one_core: Whether one core per rank drives, finds, adds, and transfers messages within the
-            machine.
+        has_one_core: Whether one core per rank drives the exchange, finds rows, adds gradients, and
+            transfers messages within the machine.
     """
 
     def __init__(

@@ -85,9 +85,12 @@ class _Plan:
         self._add_headers(self._whole)
 
     def add_hierarchical(self) -> None:
-        """Adds the hierarchical exchange: each rank collects, from the ranks of its machine, the keys
-        that ranks with its position in other machines own, requests them only from these, and
-        distributes the rows. Gradients take the same path."""
+        """Adds the hierarchical exchange.
+
+        Each rank exchanges messages only with the ranks of its machine, and with the ranks at its own
+        position in other machines. From the ranks of its machine, it
+        collects the keys that the latter own. It requests these keys, and distributes the rows.
+        Gradients take the same path."""
         workload = self._workload
         inside = _spread(workload.num_keys, self._inside.size)
         collected = round(workload.num_keys * (1 - workload.shared_share))

@@ -46,7 +46,10 @@ def publish(  # noqa: PLR0913, PLR0917 - one for each option
         typer.Option(help="With --watch: seconds between checks for a newer snapshot.", min=0.01),
     ] = 1.0,
     full_every: Annotated[
-        int, typer.Option(help="At least one of this many is full, the others are deltas.")
+        int,
+        typer.Option(
+            help="At least one of this many serving snapshots is full; the others are deltas."
+        ),
     ] = 4,
     keep: Annotated[int, typer.Option(help="Number of serving snapshots to keep, at least 2.")] = 3,
     evaluate: Annotated[

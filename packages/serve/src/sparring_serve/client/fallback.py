@@ -90,7 +90,7 @@ class Fallback:
         Args:
             pulled: Rows of the lookup.
             parts: Missing keys and the positions of their rows.
-            of_newest: Whether rows of any version are allowed; otherwise stale rows are not used.
+            of_newest: Whether the lookup requested the newest version. Stale rows are used only then.
         """
         given: Counter[RowStatus] = Counter()
         for part in parts:
@@ -132,7 +132,7 @@ def _initial_table(described: TableMessage) -> TableConfig:
     """
     told = described.initial
     if not told.kind:
-        raise InvalidArgumentError("found no kind of initial values, as from an older release")
+        raise InvalidArgumentError("found no kind of initial values; older releases report none")
     kind = _INITIALIZERS.get(told.kind)
     if kind is None:
         raise InvalidArgumentError(

@@ -24,7 +24,7 @@ from sparring_serve.wire.rows import as_bytes, read_ids
 __all__ = ["Queries", "Recommendations", "RecommendQuery", "recommend_steps"]
 
 Queries = npt.ArrayLike | Mapping[str, npt.ArrayLike]
-"""``(q, dim)`` vectors; or a table and ``(q,)`` keys or strings, whose rows in it are the vectors."""
+"""``(q, dim)`` vectors; or table → ``(q,)`` keys or strings, whose rows in the table are the vectors."""
 
 
 @dataclass(frozen=True, slots=True)

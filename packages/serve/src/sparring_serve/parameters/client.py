@@ -124,7 +124,7 @@ class _PushClient(Client):
         return self._queue_steps(steps) if waits == Wait.QUEUED else steps
 
     def _queue_steps(self, steps: Steps[PushResult]) -> Steps[PushResult]:
-        """Records that a push was queued. After other errors, the caller knows that it was not."""
+        """Runs a push, and records that it was queued unless its error means that it was not."""
         try:
             pushed = yield from steps
         except ShardRestartedError:
@@ -246,8 +246,8 @@ class ParameterClient(LookupClient, _PushClient):
         Args:
             url: URL of the snapshot, as in `save`.
             tables: Load only the rows of these tables, for example if the snapshot contains tables
-                that the service does not have. Other tables do not change, nor do push tokens, unless
-                these are all tables of the service. None loads everything.
+                that the service does not have. Other tables do not change. Push tokens change only
+                if `tables` contains all tables of the service. None loads everything.
             deadline_seconds: Deadline, as in `save`.
 
         Raises:

@@ -4,7 +4,7 @@
     save ──► begin(url): a new segment ──► committed: older segments are deleted
 
 If the process is killed, everything that it wrote remains in the files, because the operating system
-has it. `fsync` only protects against power losses.
+keeps it. `fsync` only protects against power losses.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class _Segment:
 
     @property
     def base(self) -> str | None:
-        """Snapshot that the segment follows; empty: no rows; None: the previous segment."""
+        """Snapshot that the segment follows. Empty if there were no rows; None if the segment follows the
+        previous one."""
         base: str | None = self.header["base"]
         return base
 
@@ -86,7 +87,7 @@ class PushLog:
         shard: Number of the shard, from 0.
         num_shards: Number of shards of the service.
         max_bytes: Maximum size of all segments. Above it, pushes are not logged until the next save.
-        sync_milliseconds: Interval of `fsync`; 0: once per push, before its acknowledgement.
+        sync_milliseconds: Interval of `fsync`; 0 calls it for each push, before the acknowledgement.
 
     Raises:
         StorageIOError: The folder is not writable, or another process uses this log.
@@ -213,7 +214,7 @@ class PushLog:
         )
 
     def _other_shards(self, base: str) -> str:
-        """Describes pushes in logs of another number of shards that follow the same snapshot."""
+        """Describes pushes after the same snapshot in logs that another number of shards wrote."""
         for path in sorted(self.folder.glob("shard-*-of-*.*.log")):
             each = None if path.name.startswith(self._stem) else self._read(path)
             is_other = each is not None and each.header["num_shards"] != self._num_shards

@@ -94,7 +94,7 @@ class ParameterShard:
         self.windows = PushWindows(config.max_clients)
         self.incarnation = new_incarnation()
         self.began_with = ""
-        """URL of the snapshot that the server started with; empty: no rows."""
+        """URL of the snapshot that the server started with; empty if it started without rows."""
         self.not_fresh = ""
         """Reason why the server did not start with the newest snapshot; empty if it did."""
         self.num_skipped = 0
@@ -342,8 +342,8 @@ class ParameterShard:
             running.fail(reason)
 
     def _give_up_save(self) -> None:
-        """Cancels a save whose coordinator is gone; otherwise the first shard would not have started
-        another."""
+        """Cancels a running save when the first shard starts another one, because the coordinator of the
+        running save is then gone."""
         running = self._container.saves.running
         if running is not None and not running.is_over.is_set():
             running.fail(

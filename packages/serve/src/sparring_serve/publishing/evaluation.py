@@ -23,7 +23,7 @@ _OPTIONS = sparring_packed.WriteOptions(filter_rate=None)
 
 
 class MetricLossError(SnapshotError):
-    """The quantized rows cost more of a metric than allowed; nothing was published."""
+    """Quantization makes a metric worse by more than allowed; nothing was published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class EvaluationCheck:
 
     Args:
         config: Configuration of the run, with the model and the test samples.
-        max_loss: Maximum loss of the metric; None: any.
+        max_loss: Maximum loss of the metric; None allows any loss.
         plugin_manager: Plugin manager that finds the evaluator.
 
     Raises:
@@ -71,7 +71,7 @@ class EvaluationCheck:
         self._measured: tuple[str, EvaluationReport] | None = None
 
     def check(self, snapshot: Snapshot, quantize: Mapping[str, str]) -> EvaluationReport:
-        """Measures a snapshot; repeated calls for the same snapshot use the first result.
+        """Measures a snapshot. Repeated calls for the same snapshot return the first result.
 
         Both versions of the rows are written to the folder for temporary files, and removed.
 

@@ -28,8 +28,8 @@ class PublisherOptions:
         full_every: At least one of this many serving snapshots is full; the others are deltas. A
             lookup reads all layers of a chain: 4 layers take 1.5 times as long as one, 16 take three
             times.
-        max_delta_share: A full one is written if the deltas of a chain have more than this share of
-            the rows of their full one, because servers keep both in memory.
+        max_delta_share: A full serving snapshot is written if the deltas of a chain have more rows
+            than this share of its full serving snapshot, because servers keep both in memory.
         keep: Number of newest serving snapshots to keep, with all their bases.
     """
 
@@ -84,7 +84,7 @@ def publish_newest(
         run_url: URL of a snapshot, or of a folder of snapshots.
         out_url: URL of the folder of serving snapshots; created if it does not exist.
         options: Options for writing.
-        quality: Measures the model before anything is published; None: no measurement.
+        quality: Measures the model before anything is published; None skips the measurement.
 
     Returns:
         None if the newest snapshot is already published.
@@ -93,7 +93,7 @@ def publish_newest(
         SnapshotError: There is no snapshot, or it is damaged.
         UnknownTableError: `quantize` contains a table that is not in the snapshot.
         InvalidArgumentError: A data type is unknown or not supported for the table.
-        MetricLossError: The quantized rows cost too much of the metric; nothing was published.
+        MetricLossError: Quantization makes the metric worse by more than allowed; nothing was published.
     """
     snapshot = _snapshot_at(run_url)
     quantize = _quantize(snapshot, options.quantize)

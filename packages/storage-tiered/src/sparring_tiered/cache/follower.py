@@ -13,7 +13,7 @@ not cache it again.
 
 A note counts as applied when all of these steps are done. A poll that fails can be repeated completely
 by the next one. If the cache has to be emptied, the follower records this until the rows to remove are
-known, because after the base was replaced, it no longer shows that notes are missing.
+known, because the base that replaced the previous one does not show that notes were missed.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class Follower:
         self.existing = GrowingBloomFilter(1_024)
         """Keys that may have a row in the backend.
 
-        A find uses the filter from before its read of the cache. If that filter contains a key, the find
-        reads it from the backend, so its result is as new as that read."""
+        A find uses the filter that was current before it read the cache. If that filter contains a
+        key, the find reads it from the backend, so its result is as new as that read."""
         self._session = self._lineage = ""
         self.sequence = 0
         self._events = EventLoop(capacity=8, num_threads=1)

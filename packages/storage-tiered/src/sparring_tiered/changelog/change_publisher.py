@@ -2,8 +2,8 @@
 
     take the keys that changed ──► flush ──► gather from all ranks ──► rank 0: base if due, note
 
-The first note of a process reports that any row may have changed, and is published with a base. It
-covers changes of an earlier process that were not published. If publishing a note fails, the next note
+The first note of a process reports that any row may have changed, and is published with a base. This
+includes changes of an earlier process that were not published. If publishing a note fails, the next note
 contains its keys.
 """
 
@@ -180,7 +180,7 @@ class ChangePublisher(Closable):
         lineage = secrets.token_hex(8) if is_new_filter else table.lineage
         sequence = newest + 1
         if taken.is_everything:
-            # A gap that readers detect, even if the earlier notes were lost.
+            # Leaves a gap in the numbers, which readers detect even if the earlier notes were lost.
             sequence = max(sequence, time.time_ns() // 1_000_000)
         keys = taken.changed
         new = _NONE if is_new_filter else keys[~existing.contains(keys)]

@@ -21,9 +21,9 @@ PROBE = Columns(0, 1)
 """The smallest part of a row that can be read, for testing whether the row exists."""
 
 PLANNED_KEYS = 65_536
-"""Planned keys of the first filter of a tier's keys."""
+"""Minimum number of keys for which the filter of a tier's keys is created."""
 PLANNED_DIRTY_KEYS = 1 << 18
-"""Planned keys of the first filter of dirty keys, if the tier has no capacity."""
+"""Number of keys for which the filter of dirty keys is created, if the tier has no capacity."""
 _MAX_FILTER_PARTS = 2
 _MIN_ERASED = 1_024
 _MAX_ERASED_SHARE = 0.25
@@ -82,7 +82,7 @@ class Tier:
     def excludes_readers(self) -> bool:
         """Whether readers must be excluded while rows are written to the tier.
 
-        This is required if a write can evict a row, because the row is in no location for a moment.
+        This is required if a write can evict a row, because for a moment neither tier has the row.
         """
         offered = self.storage.capabilities
         return not self.is_last or offered.evicts or not offered.concurrent_reads
@@ -165,7 +165,7 @@ class Tier:
             lend: Returns an array for a number of whole rows, or None.
 
         Returns:
-            The result of the second tier; None if the requirements are not met, and nothing was done.
+            The result of the second tier; None if the requirements are not met and no row was read.
         """
         handle, below = self._handle, second._handle
         if handle is None or below is None or second.write_buffer:

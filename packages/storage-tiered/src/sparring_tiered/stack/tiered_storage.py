@@ -1,6 +1,6 @@
 """A stack of storages as one storage: implements `Storage` with a `Stack` and its `Demotion`.
 
-Threads: as for `Storage`.
+Threads may use it like any `Storage`.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ class TieredStorage(Storage):
         return stack.num_rows
 
     def _count_rows(self) -> int:
-        """Counts distinct keys: all keys of the last tier, and the keys above that it does not have."""
+        """Counts distinct keys: all keys of the last tier, and other keys of the tiers above it."""
         self._demotion.join()
         tiers, last = self._stack.tiers, self._stack.last
         above = [tier.write_buffer.merged().keys for tier in tiers]
@@ -250,7 +250,7 @@ class TieredStorage(Storage):
             stack.promotion.clear()
             stack.num_writes += 1
             try:
-                # From the bottom, so that no older row becomes visible if a tier fails.
+                # Starts with the last tier, so that no older row becomes visible if a tier fails.
                 for tier in reversed(stack.tiers):
                     tier.erase(keys)
             except BaseException:

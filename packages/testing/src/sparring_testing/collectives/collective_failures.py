@@ -1,4 +1,4 @@
-"""Promises about ranks that leave or stop responding."""
+"""Tests with ranks that leave or stop responding."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def _change_and_reuse(
         kept.append(abi.visit(some())[1])
         known = kept[rng.integers(max(0, len(kept) - 4), len(kept))]
         is_there = storage.find(known.keys).found
-        # A key that had no row may be shown without one, even if it has one now.
+        # A handle of a key that had no row may still report no row, even if the key has one now.
         had_row = _chosen(known, (known.pointers != 0) | ~is_there)
         shown, _ = abi.visit(had_row.keys, handles=had_row)
         assert shown == _found(storage, had_row.keys)

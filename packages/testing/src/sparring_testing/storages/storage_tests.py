@@ -156,7 +156,7 @@ class StorageTests(
     def reopen(
         self, storage: Storage, reopen_storage: ReopenStorage
     ) -> Iterator[Callable[[Storage], Storage]]:
-        """`reopen_storage`; the storages are closed at the end. Skips if they are not persistent."""
+        """Calls `reopen_storage`, and closes the storages later. Skips if they are not persistent."""
         if not storage.capabilities.persistent:
             pytest.skip("this storage declares persistent=False")
         opened: list[Storage] = []

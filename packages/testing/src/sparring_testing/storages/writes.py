@@ -1,4 +1,4 @@
-"""Promises of `upsert`, `erase`, `clear`, `flush` and `size`."""
+"""Tests of `upsert`, `erase`, `clear`, `flush` and `size`."""
 
 from __future__ import annotations
 

@@ -45,8 +45,8 @@ def init(
         typer.Argument(
             metavar="ROLE=COLUMN | KEY=VALUE",
             help="Roles of columns, if the guess is wrong: label=clicked, weight=w, time=at, "
-            "categorical=a,b, numeric=c, skip=d. Keys of the configuration: those of data, such as "
-            "bad_rows=skip, and dotted ones, such as training.epochs=3.",
+            "categorical=a,b, numeric=c, skip=d. Keys of the configuration: a key of the section "
+            "data, such as bad_rows=skip, or a key with its section, such as training.epochs=3.",
             show_default=False,
         ),
     ] = None,

@@ -153,7 +153,7 @@ def ranking_lines(
     time = None if found.time is None else found.time.name
     must = [found.item.name, None if found.kind == "sequence" else found.user.name]
     yield from bad_row_lines(summary, [label, weight, time], [label, weight, time, *must])
-    yield "  dictionary: true        # results contain strings instead of ids, if the file does"
+    yield "  dictionary: true        # results contain the strings of the file, if ids are strings"
     size = 2 ** int(np.clip(np.log2(max(summary.num_rows, 1) / 50), 6, 11))
     yield f"  batch_size: {size}       # the items of a step are each other's negatives"
     yield ""

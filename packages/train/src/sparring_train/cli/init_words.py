@@ -41,7 +41,7 @@ class Words:
     keys: dict[str, str] = field(default_factory=dict)
     """Dotted key of the configuration → value as YAML."""
     data: TableData | None = None
-    """The keys of `data` among them, validated."""
+    """Validated keys of `data` that are among `keys`."""
 
     def has(self, key: str) -> bool:
         """Returns whether a key of `data` is given."""

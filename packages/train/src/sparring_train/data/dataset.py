@@ -18,11 +18,11 @@ class OpenRequest:
     seed: int
     """Seed of the split and the order of examples."""
     label: Label | None
-    """Kind of labels that the loss requires; None: it uses no labels."""
+    """Kind of labels that the loss requires; None if it uses no labels."""
     rank: int = 0
     world_size: int = 1
     snapshots_url: str | None = None
-    """Folder of the run's snapshots; None: it saves none."""
+    """Folder of the run's snapshots; None if it saves none."""
     is_saved: bool = False
     """Whether the data belong to a saved run that is open for predictions: nothing may be written."""
 

@@ -54,7 +54,8 @@ class ItemSoftmax:
         """
         ids, corrections, first = step
         users, items = normalize_pair(self._ranking, *pair)
-        with tf.control_dependencies([users]):  # Lookups of other features communicate before it.
+        # Lookups of other features must communicate earlier.
+        with tf.control_dependencies([users]):
             candidates = gather_over_ranks(tf.identity(items), self._container)
         logits = tf.matmul(users, candidates, transpose_b=True) / self._ranking.temperature
         logits -= tf.cast(corrections, logits.dtype)

@@ -20,7 +20,7 @@ class BestStep:
     Args:
         metric: name of the metric to compare.
         patience: number of consecutive evaluations without an improvement after which training stops;
-            None: no limit.
+            None sets no limit.
         min_improvement: minimum change that is an improvement.
     """
 
@@ -35,7 +35,7 @@ class BestStep:
     """Number of evaluations since that step."""
 
     def note(self, step: int, value: float, *, is_higher_better: bool) -> bool:
-        """Records the value at a step; returns whether it is the best so far.
+        """Records the value at a step; returns whether it is better than all earlier ones.
 
         NaN is not an improvement.
         """

@@ -32,7 +32,9 @@ def make_best_step(config: RunConfig) -> BestStep | None:
 
 
 class BestStepSnapshots:
-    """Saves the best step so far, and loads it at the end. All ranks make the same calls.
+    """Saves each step that is better than all earlier ones, and loads the best one at the end.
+
+    All ranks make the same calls.
 
     Args:
         snapshots: saves into the folder of the run, or into a temporary one.
@@ -71,12 +73,13 @@ class BestStepSnapshots:
         return None
 
     def values(self) -> dict[str, Any]:
-        """Returns the state for a snapshot. Contains only the name of a snapshot, as folders may move."""
+        """Returns the state for a snapshot. It contains the name of the best step's snapshot without its
+        folder, because folders may move."""
         name = None if self._url is None else locate(self._url)[1]
         return {"is_best": self.is_current, "snapshot": name}
 
     def restore(self, values: Mapping[str, Any], url: str) -> None:
-        """Loads the result of `values` from the snapshot at `url`."""
+        """Restores the result of `values`, which the snapshot at `url` contains."""
         self.is_current = values.get("is_best", False)
         name = values.get("snapshot")
         if self.is_current:

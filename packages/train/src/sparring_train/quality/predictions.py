@@ -64,7 +64,7 @@ def auc(scores: npt.ArrayLike, labels: npt.ArrayLike) -> float:
 def log_loss(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> float:
     """Computes the mean of ``-log(p)`` for labels of 1 and ``-log(1 - p)`` for labels of 0, in nats.
 
-    Probabilities are clipped to at least the machine epsilon of their dtype from 0 and 1, so that a
+    Probabilities are clipped to [eps, 1 - eps], with the machine epsilon of their dtype, so that a
     rounded sigmoid does not give infinity.
 
     Returns:
@@ -216,7 +216,7 @@ class CombinedMetrics:
     """Combines several metrics.
 
     Args:
-        parts: the model's metrics first. Names of metrics must be distinct.
+        parts: the metrics, beginning with those of the model. Their names must be distinct.
     """
 
     def __init__(self, parts: Sequence[Any]) -> None:

@@ -103,8 +103,8 @@ class Failure:
     def from_notice(cls, source: int, notice: Notice, rank: int) -> Failure:
         """Returns why a wait of `rank` for `source` fails after a notice of kind LEFT or FAILED.
 
-        A failure with `has_left` ends no other waits: at the end of a job ranks leave one after
-        another, while the remaining ranks may still exchange messages.
+        A failure with `has_left` does not end waits for other ranks: at the end of a job, ranks leave
+        one after another, while the remaining ranks may still exchange messages.
         """
         # A rank that others report as failed knows that it is alive.
         if notice.kind is NoticeKind.LEFT or notice.rank == rank:

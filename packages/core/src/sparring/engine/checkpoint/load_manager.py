@@ -22,7 +22,7 @@ from sparring.runtime.pool import Task
 __all__ = ["LoadJob", "LoadManager"]
 
 _STOP_SECONDS = 5.0
-"""Timeout of `stop` for the end of a load, which writes its current chunk of rows."""
+"""Maximum time that `stop` waits for a load, which first writes its current chunk of rows."""
 
 
 class LoadJob(Protocol):
@@ -46,7 +46,7 @@ class LoadManager:
         """Load in the background, until it was joined."""
         self.ended: Task[LoadResult] | None = None
         """Last joined load, until `check` has processed it."""
-        # Registered after the end of the collective, and so called before it.
+        # Registered after the function that ends the collective, and therefore called before it.
         at_exit(self._close_at_exit)
 
     def run(self, load: LoadJob) -> LoadResult:

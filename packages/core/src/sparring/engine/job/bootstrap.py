@@ -75,7 +75,7 @@ def resolve_backends(
         rendezvous: name of the rendezvous, or ``auto``.
         collective: name of the collective, or ``auto``.
         framework: name of the framework, whose collective ranks of torchrun use, if it has one.
-        variables: environment variables; None: the environment of this process.
+        variables: environment variables; None uses the environment of this process.
     """
     launcher = find_launcher(os.environ if variables is None else variables)
     if rendezvous == AUTO:

@@ -92,7 +92,7 @@ class TableEntry:
         self.choice = choice
         self.storage = storage
         self.block = block
-        """Block of columns that this entry contains; None: all columns of its table."""
+        """Block of columns that this entry contains; None if it contains all columns of its table."""
         self.parts: tuple[TableEntry, ...] = (self,)
         """Entries that have the rows: this entry, or the blocks of a table that is sharded by
         columns."""
@@ -100,7 +100,7 @@ class TableEntry:
         self.forget_admission()
         self.num_not_admitted = 0
         self.kernels: KernelSet | None = None
-        """Kernels of the device on which lookups and steps keep rows; None: the host."""
+        """Kernels of the device on which lookups and steps keep rows; None for host memory."""
         self.was_probed = False
         """Whether the storage was searched for rows of an earlier process."""
         self.part: str | None = None
@@ -246,7 +246,7 @@ class TableEntry:
         )
 
     def end_load(self) -> None:
-        """Ends the wait of native lookups since `view.begin_load`: they continue, or raise like
+        """Lets native lookups that have waited since `view.begin_load` continue, or raise like
         `check_whole`."""
         storage = self.storage
         try:
@@ -277,7 +277,7 @@ class TableEntry:
             self.note_part()
 
     def attach_storage(self, storage: Storage | None) -> None:
-        """Sets the storage of the entry, also for native lookups; None: no key has a row."""
+        """Sets the storage of the entry, also for native lookups. With None, no key has a row."""
         if self.storage is not None and storage is not self.storage:
             self.storage.watcher = None
             self.write_log.clearing()

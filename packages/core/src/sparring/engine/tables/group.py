@@ -64,7 +64,7 @@ def make_declaration(
     Args:
         table: configuration of the table.
         storage: storage of the rows.
-        capacity: maximum number of rows; None: no limit.
+        capacity: maximum number of rows; None sets no limit.
         setting: the framework's name of `capacity`, for messages.
 
     Raises:
@@ -119,7 +119,7 @@ class TableGroup:
 
     Args:
         declarations: declarations of the tables.
-        container: container of the tables. None: a separate container, created when it is first needed,
+        container: container of the tables. None creates a separate container when it is first needed,
             unless `join_container` joins several groups before any row is written.
     """
 
@@ -187,7 +187,7 @@ class TableGroup:
 
 
 def collect_open_storages(holders: Sequence[TableGroup]) -> dict[str, Storage]:
-    """Returns the storages that were passed in open, by table."""
+    """Returns the storages that the user opened, by table."""
     return {
         each.table.name: each.storage
         for holder in holders

@@ -180,7 +180,7 @@ def check_column_blocks(
         is_given: whether `storage` was declared.
 
     Raises:
-        UnsupportedError: the storage was passed in open, has a capacity, or outlives the process; or
+        UnsupportedError: the storage was already open, has a capacity, or outlives the process; or
             the admission filter counts all ids of a rank together.
     """
     if isinstance(table.admission, Bloom):
@@ -190,7 +190,7 @@ def check_column_blocks(
         return
     elif is_given:
         found, remedy = (
-            "its storage was passed in open, for whole rows",
+            "its storage was already open, for whole rows",
             "declare it with a StorageChoice",
         )
     elif storage.capacity is not None:

@@ -43,7 +43,7 @@ class Tables:
         rendezvous: provides the owners of partitions.
         resources: is notified of each declared table.
         events: event loop for background work of stacks of storages.
-        plugin_manager: finds backends; None: the installed plugins.
+        plugin_manager: finds backends; None uses the installed plugins.
         plan: sharding plan.
 
     Raises:

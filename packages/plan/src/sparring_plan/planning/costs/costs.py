@@ -10,8 +10,9 @@ node with an owner.
 With W ranks, n ids per rank and batch, u = U(n) distinct keys per rank and v = U(W·n) of all ranks,
 rows of D elements with s bytes, and gradients of 4 bytes per element, a shard with the share q of the
 rows and one of C column blocks transfers, for each requesting rank: u·q keys of 8 bytes to the owner,
-u·q rows of D·s/C + 1 bytes back, u·q keys and gradients to the owner. A pooling owner receives n·q
-ids instead, and a length, a pool back and a gradient for each bag that has one of its ids.
+u·q rows of D·s/C + 1 bytes back, u·q keys and gradients to the owner. If owners pool, an owner
+receives n·q ids instead. For each bag that has one of these ids, it also receives a length and a
+gradient, and returns a pooled row.
 """
 
 from __future__ import annotations
@@ -197,10 +198,10 @@ def compute_option_costs(inputs: PlanInputs, calibration: Calibration) -> Option
     table = table[order]
     links = [topology.near.latency_us] * (topology.num_ranks > 1)
     links += [topology.far.latency_us] * (topology.nodes > 1)
-    # Each message waits for the previous one: three headers, keys, rows and gradients.
+    # Six messages, each of which waits for the previous one: three headers, keys, rows, gradients.
     fixed = np.full(len(RESOURCES), 6e-6 * max(links, default=0))
     fixed += model.dense_seconds + calibration.exchange.steps.seconds(len(names))
-    # Both ends of these six messages with each other rank, as requester and as owner.
+    # With each other rank, this rank sends and receives each of the six, as requester and as owner.
     fixed[RESOURCES.index("messages")] += 12 * (topology.num_ranks - 1) * topology.message_us * 1e-6
     capacity = np.asarray([topology.memory[each] for each in memories], np.float64)
     if calibration.exchange.memory in memories:
@@ -406,7 +407,7 @@ class _CostModel:
             base = self._seconds(compute, moved, moved, 2 * (ranks - 1) * chunks)
             memory = np.stack([kept + staged, np.zeros_like(kept)])
             return _Part(tables, base, np.zeros_like(base), memory, hits)
-        # For one requesting rank and one owner: bytes there, bytes back, and the owner's work.
+        # For one requesting rank and one owner: bytes to the owner, bytes back, and the owner's work.
         if shape.transfer == "rows":
             there = unique * share * (2 * _KEY_BYTES + block * _GRADIENT_BYTES)
             back = unique * share * (block * element + _STATUS_BYTES)

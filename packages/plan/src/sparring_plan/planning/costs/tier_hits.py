@@ -55,7 +55,7 @@ class TierHits:
         self._rows, self._hits, self._misses, self._misses_of_all = values
 
     def id_hits(self, tables: Ints, rows: Floats) -> Floats:
-        """Share of ids whose key is among the `rows` of the tier; all of shape (tables,)."""
+        """Share of ids whose key is in a tier with `rows` rows. All arrays have the shape (tables,)."""
         return self._at(tables, rows, self._hits)
 
     def key_misses(self, tables: Ints, rows: Floats) -> Floats:

@@ -17,7 +17,7 @@ from sparring_plan.planning.search.placement import Placement, improve
 __all__ = ["anneal"]
 
 _NEAR = 1.005
-"""Steps within this factor of the bound are not worth a round."""
+"""The search ends if the step is at most this factor longer than the bound."""
 _SCHEDULES = ((0.3, 20.0), (0.6, 5.0), (0.3, 1.0), (0.1, 20.0))
 """Position of the goal between the bound and the best step, and the weight of memory."""
 _MAX_ROUNDS, _ROUNDS_PER_TABLE = 1500, 30
@@ -37,7 +37,7 @@ def anneal(before: Placement, alive: Ints, prices: Floats, bound: float) -> Plac
     Args:
         alive: Allowed options, sorted; includes the options of `before`.
         prices: (options,): seconds on an average rank.
-        bound: No step is shorter.
+        bound: Lower bound of the step time.
     """
     best = before
     for seed, (share, weight) in enumerate(_SCHEDULES):
@@ -58,8 +58,8 @@ class _Kept:
 
 
 class _Annealing:
-    """Shares of the goal and of the memory that each rank uses: `used`, (ranks, resources +
-    memories)."""
+    """State of a search. `used`, (ranks, resources + memories), contains the shares of the goal and of
+    the memory that each rank uses."""
 
     def __init__(
         self,

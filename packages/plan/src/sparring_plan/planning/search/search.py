@@ -26,7 +26,7 @@ _TARGET_GAP_OF_LARGE = 0.04
 _FEW_COLUMNS, _MAX_COLUMNS = 2_000, 12_000
 """Sizes of integer programs that are solved in seconds, and of those that are tried last."""
 _LARGE = 20_000_000
-"""Options × ranks above which a better plan does not justify the minutes."""
+"""Options × ranks above which a better plan does not justify minutes of search."""
 _ENOUGH = 0.005
 _MAX_OPTIONS = 100_000
 """With more options, linear programs take minutes, and the bound of NumPy is close."""
@@ -98,7 +98,8 @@ def search(options: Options, pins: Placement | None = None) -> SearchResult | No
 def _prove_optimum(
     options: Options, best: Placement, bound: Bound, max_columns: int
 ) -> tuple[Placement, Bound]:
-    """Improves both with the integer program, if it has at most `max_columns` columns."""
+    """Improves the bound and the placement with the integer program, if it has at most `max_columns`
+    columns."""
     proof = None
     if _gap(best, bound) > _target(options):
         proof = prove(options, best, _worth_trying(options, bound, best), max_columns)

@@ -37,7 +37,7 @@ _PRESETS: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 def upgrade_sections(saved: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the sections of a stored run, with data of kind `criteo` or `movielens` as `table`.
+    """Returns the sections of a stored run; data of kind `criteo` or `movielens` get the kind `table`.
 
     The new section has the same ids, tables, test rows and validation rows.
 

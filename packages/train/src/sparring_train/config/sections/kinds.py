@@ -39,17 +39,17 @@ class Ranking:
     user: str | None = None
     """Feature that contains the user. Items of the user's training examples are not ranked."""
     query: str | None = None
-    """Feature whose ids group the test examples: one query per id. None: one query per example."""
+    """Feature whose ids group the test examples: one query per id. With None, each example is a query."""
     history: str | None = None
     """Feature whose items are not ranked for the example."""
     temperature: float = 1.0
-    """The loss divides the products of vectors by it."""
+    """Number by which the loss divides the products of vectors."""
     normalize: bool = False
     """Whether vectors are scaled to length 1."""
     log_q: bool = True
     """Whether the loss is corrected for the frequency of items."""
     positive: float | None = None
-    """Examples with a smaller label are left out of the loss and the test. None: all are used."""
+    """Examples with a smaller label are left out of the loss and the test. None uses all examples."""
 
 
 class DataSection(Section):
@@ -61,7 +61,7 @@ class DataSection(Section):
     @property
     @abstractmethod
     def columns(self) -> Schema:
-        """Columns of the examples. Depends only on the section: no file is read."""
+        """Columns of the examples. They depend only on the section, and no file is read."""
 
     @property
     def has_validation(self) -> bool:
@@ -91,7 +91,7 @@ class ModelSection(Section):
 
     @abstractmethod
     def tables(self, schema: Schema) -> tuple[TableConfig, ...]:
-        """Returns the tables for data with these columns. Name, dim and initializer are used."""
+        """Returns the tables for data with these columns. Only name, dim and initializer are used."""
 
     def problem(self, schema: Schema) -> str | None:
         """Returns why data with these columns are unsuitable, and the fix; None if they are suitable."""

@@ -45,7 +45,8 @@ class OwnModel(ModelSection):
     positive: float | None = Field(
         None,
         description="Minimum label of a positive example, for `ranking`. Examples with a smaller label "
-        "are left out of the loss and the test. Null: see `two_towers`.",
+        "are left out of the loss and the test. Null uses 1 if labels are 0 and 1, and otherwise all "
+        "examples.",
     )
 
     @property

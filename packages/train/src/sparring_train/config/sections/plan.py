@@ -30,7 +30,7 @@ def plan_request(sections: Mapping[str, Any], world_size: int) -> PlanRequest:
 
     Args:
         sections: data, model, tables, storage and optimizer of a `RunConfig`.
-        world_size: number of ranks; 0: unknown.
+        world_size: number of ranks; 0 if it is unknown.
     """
     data, model, tables, storage, optimizer = (sections[name] for name in _SECTIONS)
     choice = StorageChoice(storage.backend, storage.options)
@@ -73,7 +73,8 @@ def read_plan_file(path: str, request: PlanRequest, manager: PluginManager) -> S
 def check_plan(
     sections: Mapping[str, Any], places: Locations, manager: PluginManager
 ) -> list[Problem]:
-    """Returns problems of the plan file: its syntax, kinds and tables. Ranks are not known yet.
+    """Returns problems with the syntax, kinds and tables of the plan file. Ranks are not checked,
+    because they are not known yet.
 
     Args:
         sections: the valid sections of a `RunConfig`.

@@ -63,8 +63,8 @@ class TrainingConfig(Section):
     keep_best: bool = Field(
         True,
         description="With validation rows: save a snapshot whenever `watch` improves, and return to the "
-        "best one at the end, which is then tested, reported and saved as the newest snapshot. False: "
-        "use the last step.",
+        "best one at the end, which is then tested, reported and saved as the newest snapshot. False "
+        "uses the last step.",
     )
     log_interval_seconds: PositiveFloat = Field(
         5.0, description="Time between two progress lines if there is no terminal."

@@ -33,12 +33,13 @@ _PURPOSES: dict[Part, str] = {
 
 
 class CsvDataset:
-    """Rows of CSV files. Their number is known in advance only if the range of labels is needed.
+    """Rows of CSV files. The files are read in advance only if the range of labels is needed. Without
+    this, the number of rows is not known before the end of an epoch.
 
     Args:
         data: the section of the configuration.
         request: properties of the run.
-        files: contain all columns that are needed.
+        files: the files, which contain all required columns.
         columns: columns of the examples.
         strings: receives the strings of the rows that are read, if given.
 

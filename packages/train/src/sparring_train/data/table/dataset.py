@@ -51,7 +51,7 @@ def open_table(data: TableData, request: OpenRequest) -> Dataset:
 
 
 def read_table(data: TableData, path: str) -> Iterator[ColumnBatch]:
-    """Yields all rows of other files with the ids and numbers of a section, in order, for predictions.
+    """Yields all rows of the files at `path`, in order, with the ids and numbers that `data` names.
 
     Raises:
         DataError: there is no file, a column is missing, or a row is bad.

@@ -31,12 +31,13 @@ Counts = npt.NDArray[np.int64]
 
 
 class ParquetDataset:
-    """Row groups of Parquet files. A step has the same rows for every number of ranks.
+    """Row groups of Parquet files. A step has the same rows for every number of ranks, unless `data.read`
+    is ``own``.
 
     Args:
         data: the section of the configuration.
         request: properties of the run.
-        files: contain all columns that are needed.
+        files: the files, which contain all required columns.
         columns: columns of the examples.
         strings: receives the strings of the rows that are read, if given.
 
@@ -104,8 +105,8 @@ class ParquetDataset:
         return self._read(deal_row_groups(groups, self._num_lanes), 0, part)
 
     def extra(self) -> Mapping[str, Any]:
-        """Returns ``rows_skipped`` if bad rows are skipped: the number of bad rows on this rank; and
-        ``read`` if steps depend on the number of ranks."""
+        """Returns ``rows_skipped``, the number of bad rows on this rank, if bad rows are skipped. Also
+        returns ``read`` if steps depend on the number of ranks."""
         self._flush()
         found: dict[str, Any] = {}
         if self._data.bad_rows == "skip":
@@ -127,7 +128,7 @@ class ParquetDataset:
             self._strings.flush()
 
     def _read(self, groups: Sequence[Counts], epoch: int, part: Part) -> Iterator[ColumnBatch]:
-        """Yields steps over lanes of row groups."""
+        """Yields this rank's part of each step. A step takes rows from all lanes of row groups."""
         counts = self._select_rows[part]
         size = self._data.batch_size if part == "train" else _EVALUATION_BATCH_SIZE
         lanes = Lanes(np.array([counts[each].sum() for each in groups]), size)

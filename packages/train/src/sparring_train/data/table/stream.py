@@ -57,7 +57,7 @@ def blocks(
         split: assigns rows to parts.
         part: the part to yield.
         block_rows: minimum number of rows of all parts that a block is selected from.
-        order: permutation of the rows of a block; None: the order of the stream.
+        order: permutation of the rows of a block; None keeps the order of the stream.
     """
     batches: list[ColumnBatch] = []
     chosen: list[npt.NDArray[np.bool_]] = []
