@@ -81,7 +81,7 @@ class Tables(Protocol):
 
 
 def warm(newer: Tables, bases: set[str], wanted: WarmUp) -> WarmUpResult:
-    """Reads on a separate thread until the time limit, so that a slow file system does not block it.
+    """Reads on a separate thread until the time limit. A slow file system does not block the caller.
 
     Args:
         newer: the newer version, opened a second time. It is closed after reading.

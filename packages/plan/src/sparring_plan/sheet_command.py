@@ -26,8 +26,8 @@ def simulate(
         list[Path],
         typer.Argument(
             metavar="[PLAN] INPUTS",
-            help="Plan, which is simulated with its number of ranks, and the inputs. Plans for other "
-            "numbers of ranks are created.",
+            help="A plan and its inputs, or only the inputs. The plan is simulated for its number of "
+            "ranks; plans for the other numbers are created.",
         ),
     ],
     ranks: Annotated[

@@ -112,7 +112,7 @@ def write_rows(
         table: name of the table.
         values: ``(n, dim)`` embeddings of the keys 0 to n - 1. On other ranks than 0, only the shape
             is used.
-        skipped: key that is not written; None: all are.
+        skipped: key that is not written; None if all are written.
     """
     collective = container.collective
     values = np.ascontiguousarray(values)

@@ -20,8 +20,8 @@ class FeatureWorkload:
     """The lookups of a feature in its table.
 
     Args:
-        pooling: pooling of the embeddings of a bag, ``sum`` or ``mean``; None: no pooling.
-        ids: average number of ids per sample; None: unknown.
+        pooling: pooling of the embeddings of a bag, ``sum`` or ``mean``; None without pooling.
+        ids: average number of ids per sample; None if it is unknown.
         is_weighted: whether each id has a weight.
     """
 
@@ -36,10 +36,10 @@ class TableWorkload:
 
     Args:
         table: the declaration.
-        features: features that look up ids in the table; empty: one feature with unknown properties.
-        rows: maximum number of rows of its storage, if a user specified it; None: unknown.
-        method: name of the update method or native optimizer, such as ``adagrad``; None: unknown.
-        kinds: allowed sharding kinds; empty: any.
+        features: features that look up ids in the table; empty for one feature with unknown properties.
+        rows: maximum number of rows of its storage, if a user specified it; None if it is unknown.
+        method: name of the update method or native optimizer, such as ``adagrad``, or None.
+        kinds: allowed sharding kinds; empty allows all.
         supports_replication: whether every rank may keep all rows: each rank has a separate storage
             that does not evict, and that was not already opened for a part of the rows.
         supports_column_split: whether ranks may keep blocks of columns: the update method is known and
@@ -67,12 +67,12 @@ class PlanRequest:
 
     Args:
         tables: the tables of the job.
-        world_size: number of ranks; 0: unknown, when a plan file is checked before a job starts.
+        world_size: number of ranks; 0 if a plan file is checked before a job starts.
         ranks_per_node: number of consecutive ranks on each node.
         samples: number of samples per batch and rank; None if it is unknown.
-        memory_bytes: memory for the tables of a rank; None: a rank's share of this machine.
-        near_gbit: bandwidth of a rank within its node in Gbit/s; None: unknown.
-        far_gbit: bandwidth of a node to other nodes in Gbit/s; None: unknown.
+        memory_bytes: memory for the tables of a rank; None uses a rank's share of this machine.
+        near_gbit: bandwidth of a rank within its node in Gbit/s; None if it is unknown.
+        far_gbit: bandwidth of a node to other nodes in Gbit/s; None if it is unknown.
     """
 
     tables: tuple[TableWorkload, ...]

@@ -99,8 +99,8 @@ class OwnerPooling:
         Args:
             requests: one request per table and kind of pooling, in the same order on all ranks.
             is_training: whether a backward pass follows.
-            first_alive: number of the first lookup that may still get a gradient from this rank; None:
-                there is none.
+            first_alive: number of the first lookup that may still get a gradient from this rank; None
+                if there is no such lookup.
             error: error of this rank, if it cannot take part. Then no rank does.
 
         Raises:
@@ -194,8 +194,8 @@ class OwnerPooling:
 
         Args:
             requested: all bags of a pull whose requests train weights.
-            gradients: gradient ``(bags, dim)`` of each; None: there is none, and the gradients of its
-                weights are zeros.
+            gradients: gradient ``(bags, dim)`` of each; None if there is none. The gradients of its
+                weights are then zeros.
 
         Raises:
             PeerFailure: a rank is gone, does not respond, is in another operation, or failed.

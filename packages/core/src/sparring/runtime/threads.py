@@ -92,7 +92,7 @@ class Threads:
         """Ends each thread after its last call.
 
         Args:
-            timeout: seconds to wait for each thread; None: no limit.
+            timeout: seconds to wait for each thread; None sets no limit.
         """
         threads, self._threads = self._threads, []
         for _ in threads:
@@ -137,7 +137,7 @@ class SerialExecutor:
     """Runs jobs in the order of submission, one at a time.
 
     Args:
-        threads: threads that run the jobs. None: the execution pool, for calls that compute and never
+        threads: threads that run the jobs. None uses the execution pool, for calls that compute and never
             wait, such as native storages and kernels. Calls that may wait, for example in a storage
             written in Python, need separate threads.
     """
@@ -177,7 +177,7 @@ class SerialExecutor:
         return not self._is_running
 
     def pause(self, seconds: float) -> None:
-        """Waits until a job has ended since the last call, at most `seconds`."""
+        """Waits at most `seconds` until a job ends. A job that ended since the last call counts."""
         self._ended.wait(seconds)
         self._ended.clear()
 
@@ -235,7 +235,7 @@ def read_ahead(items: Generator[_Item, None, None]) -> Iterator[_Item]:
 
 
 def _take_next(items: Iterator[_Item]) -> list[_Item]:
-    """Returns a list of the next item, empty at the end: a future cannot contain StopIteration."""
+    """Returns a list of the next item. It is empty at the end, as a future cannot raise StopIteration."""
     for item in items:
         return [item]
     return []

@@ -3,8 +3,8 @@
 Rows arrive in the storage's order, not in the order of partitions. Each chunk is therefore distributed
 over one buffer per range. A full buffer becomes a segment of that range's file. Another thread writes
 it, while this one continues with a spare buffer. The first rows of a table are collected in one buffer,
-because a small table is written as one file. Rows that are written ahead share a file; each of its
-segments contains one range.
+because a small table is written as one file. Rows that `SnapshotWriter.write_ahead` writes
+share a file, and each segment of this file contains one range.
 """
 
 from __future__ import annotations

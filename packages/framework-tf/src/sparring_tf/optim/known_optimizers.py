@@ -39,7 +39,7 @@ class _Known:
     taken: Mapping[str, str]
     """Setting of Keras → hyper-parameter of the method."""
     required: Mapping[str, Any]
-    """Setting of Keras → the only value for which the method computes the same."""
+    """Setting of Keras → the only value for which the method computes the same rows."""
 
 
 _EPSILON = {"epsilon": "eps"}

@@ -18,7 +18,7 @@ from sparring_tf.saving.sidecar import parse_sidecar_rows
 __all__ = ["remove_orphans"]
 
 _ORPHAN_SECONDS = 600.0
-"""Minimum age. Rows are written before their checkpoint, possibly by another process right now."""
+"""Minimum age of removed rows. Younger rows may belong to a checkpoint that is still being written."""
 
 _ROWS, _INDEX = f"{ENDING}.rows", ".index"
 

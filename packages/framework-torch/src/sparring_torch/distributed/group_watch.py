@@ -1,7 +1,7 @@
 """Threads that watch the other ranks while the main thread is blocked in gloo.
 
-If a wait times out in gloo, it closes all connections of this rank, which then looks dead to the other
-ranks; but only a timeout ends a wait early. Therefore no wait of this module times out in gloo.
+If a wait times out in gloo, gloo closes all connections of this rank, so that it looks dead to the other
+ranks. However, only a timeout ends a wait early. Therefore no wait of this module times out in gloo.
 Instead:
 
     one thread per peer   waits for the peer's notices (`sparring.contracts.ranks.notices`), replies to

@@ -143,7 +143,7 @@ class TrainAgent(CopiedTables):
         return container.reads_directly(names) or pulls_on_device(container.state, names)
 
     def path_for(self, ids: Tensor, *, is_training: bool) -> DevicePath | None:
-        """Returns the path that looks up `ids` on their device; None means via the host.
+        """Returns the path that looks up `ids` on their device; None if the host looks them up.
 
         Args:
             ids: ids on any device.

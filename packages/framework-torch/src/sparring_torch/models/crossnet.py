@@ -98,7 +98,7 @@ class LowRankMixtureCrossNet(_Cross):
     Args:
         in_features: n.
         num_layers: number of layers.
-        num_experts: number of experts per layer; the gates of several are softmaxed.
+        num_experts: number of experts per layer. Gates of several experts pass through a softmax.
         low_rank: r.
         activation: g.
     """

@@ -280,7 +280,7 @@ class Optimizer(torch.optim.Optimizer):
     @property
     def routes(self) -> dict[str, str]:
         """Table → the update method that changes its rows, or ``shadow`` and the reason why the
-        optimizer's code updates them. With a class of torch, each step may change it."""
+        optimizer's code updates them. With a class of torch, the value may change in each step."""
         return self._updater.routes
 
     def __repr__(self) -> str:

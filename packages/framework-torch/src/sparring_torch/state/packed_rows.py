@@ -62,7 +62,7 @@ class RowsTensor(Tensor):
 
     - Other modules of the same `state_dict` find here which tables it already contains.
     - `torch.distributed.checkpoint` loads into tensors of the saved size, but the tensor of a new model
-      is smaller. Therefore it saves this one as a value, which is replaced at once.
+      is smaller. Therefore this tensor is saved as a value, which loading replaces as a whole.
     """
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]

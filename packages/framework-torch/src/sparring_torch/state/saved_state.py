@@ -55,7 +55,7 @@ def restore_state(state: State, **parts: _Stateful) -> None:
 
     Args:
         state: state from `StepContainer.load`.
-        **parts: objects under the same names; others of the state are ignored.
+        **parts: objects under the same names; other parts of the state are ignored.
 
     Raises:
         InvalidArgumentError: the state has no such name, or a part rejects its state.

@@ -1,8 +1,8 @@
 """Keys, bytes and work of one step of a plan, for every rank.
 
-All ranks send equal requests: to each owner, for its share of the distinct keys of their batch, or of
-their ids if owners pool. Only their own shares differ. Message sizes and chunks come from the
-exchange.
+All ranks send equal requests. Each owner is asked for its share of the distinct keys of a batch, or of
+its ids if owners pool. Ranks differ only in the shares that they own. Message sizes and chunks come from
+the exchange.
 """
 
 from __future__ import annotations

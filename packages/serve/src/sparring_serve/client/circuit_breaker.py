@@ -14,7 +14,7 @@ CIRCUIT_SECONDS = 0.1
 """Interval at which single calls are sent to a replica that does not reply."""
 
 _MORE_PATIENT = 4
-"""A call is always sent if its timeout is longer than the timed-out calls' by this factor."""
+"""A call is always sent if its timeout is this many times that of the calls that timed out."""
 
 
 class CircuitState(Enum):

@@ -198,8 +198,8 @@ class Session:
             table: Name of the table.
             shard: Number of the shard, from 0.
             max_rows: Maximum number of rows in the chunk.
-            position: The version, empty for the newest that all shards have, and the cursor of the
-                previous chunk, or empty.
+            position: The version and the cursor of the previous chunk. An empty version means the
+                newest that all shards have, and an empty cursor means the first chunk.
             deadline: Deadline in seconds; None uses the deadline of the client.
         """
         check_text("table", table)

@@ -65,7 +65,7 @@ class Incarnations:
         )
         done = f"push {number}" if number else "the flush"
         return ShardRestartedError(
-            f"{listed}. {done[0].upper()}{done[1:]} itself succeeded on all shards, do not repeat it. "
+            f"{listed}. {done[0].upper()}{done[1:]} itself succeeded on all shards; do not repeat it. "
             "Load a snapshot (load) and continue from its step, so that all shards have the same pushes; "
             "or continue, and accept the loss with save(accept_loss=True)",
             shards=tuple(lost),

@@ -126,7 +126,7 @@ class ParameterService:
         try:
             self.shard.apply(token, pushed)
         except SparringError as error:
-            # The next flush reports it to the client, as it would have without the restart.
+            # The next flush reports the failure to the client, as without a restart.
             self._failures.add(token, str(error))
 
     @contextmanager

@@ -78,7 +78,7 @@ class StorageLookup:
     """Arguments of `pool_storage`."""
 
     storage: Storage | None
-    """A storage that supports this device (`Capabilities.devices`); None: no id has a row."""
+    """A storage that supports this device (`Capabilities.devices`); None if no id has a row."""
     table: TableConfig
     """Declaration of the table."""
     ids: DeviceArray
@@ -131,10 +131,10 @@ class StorageUpdate:
     gradients: DeviceArray
     """``(u, dim)`` of the computing dtype; may be overwritten."""
     initial_state: npt.NDArray[Any] | None = None
-    """``(state_width,)`` of the computing dtype, in host memory; None: zeros. The set copies it to the
-    device once, and keeps the copy."""
+    """``(state_width,)`` of the computing dtype, in host memory; None for zeros. The set copies the
+    array to the device once, and keeps the copy."""
     admit: Admit | None = None
-    """Function that decides which keys without a row get one; None: all keys do. It is called with keys
+    """Function that decides which keys without a row get one; None admits all. It is called with keys
     in host memory, so the host waits for the device."""
     keeps_evicted: bool = False
     """Whether evicted rows are copied to the host."""
@@ -306,7 +306,7 @@ class StorageKernels(ArrayKernels):
         Args:
             storage: a storage that supports this device.
             keys: ``(u,)``, unique.
-            num_columns: number of elements to read from the start of each row; None: all.
+            num_columns: number of elements to read from the start of each row; None reads all.
 
         Raises:
             UnsupportedError: the storage does not support this device.
@@ -403,7 +403,7 @@ def _is_of_stack(each: StorageLookup | StorageUpdate) -> bool:
 
 
 def _stack_of(storage: Storage) -> DeviceFirstTierAccess | None:
-    # Without `isinstance`, which takes microseconds for a Protocol: every find calls this function.
+    # `isinstance` takes microseconds for a Protocol, and every find calls this function.
     access = getattr(storage, "device_first_tier_access", None)
     found: DeviceFirstTierAccess | None = None if access is None else access()
     return found

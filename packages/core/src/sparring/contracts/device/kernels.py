@@ -7,7 +7,7 @@ segment may be added in another order.
 Arrays are arrays of the caller's framework: C-contiguous, on the device of the set, with DLPack
 support. A set creates its results with the caller's `ArraySource`, and runs on its stream. An operation
 returns when its work has been submitted to the stream; it waits for the device only if its description
-states it. Contents are not checked: an index out of range accesses invalid memory.
+says so. Contents are not checked: an index out of range accesses invalid memory.
 
 Shapes are those of `sparring.kernels.functions`: ``n`` ids, ``u`` keys, ``b`` bags; ids, keys, inverse,
 segments and offsets are int64, rows and weights float32 or float64.
@@ -125,7 +125,7 @@ class ArraySource:
         using: ``using(stream)`` returns a context manager that makes this the current stream of the
             calling thread. `stream` then returns it, and memory of `empty` is first used on it.
         open_stream: ``open_stream()`` returns a stream that the framework never destroys, because the
-            framework reuses memory per stream. None: the set creates its streams itself.
+            framework reuses memory per stream. With None, the set creates its streams itself.
         here: ``here()`` returns a context manager that makes this the framework's current device; some
             frameworks only export arrays of the current device.
         to_host: converts an array to a NumPy array in host memory; may wait for the stream.
@@ -142,7 +142,7 @@ class ArraySource:
             the last dimension changes accordingly.
         release_unused: ``release_unused()`` returns memory that the framework caches to the device, and
             returns whether there was any. A set calls it, from any thread, when the device has no
-            memory left, and then retries once. None: the framework does not cache memory.
+            memory left, and then retries once. None if the framework does not cache memory.
     """
 
     empty: Callable[[tuple[int, ...], str], DeviceArray]

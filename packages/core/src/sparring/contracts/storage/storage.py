@@ -118,7 +118,7 @@ class Storage(Closable):
 
         Args:
             keys: ``(n,)`` unique int64.
-            columns: the columns of each row to read; None: the complete row.
+            columns: the columns of each row to read; None reads complete rows.
             out: ``(n, width of columns)`` array to fill, C-contiguous, of the table's dtype.
 
         Returns:
@@ -386,8 +386,8 @@ class Storage(Closable):
 
         Args:
             source: the source of a load that replaces the rows; a note with it is written before
-                they are removed. None: there is no load, and the note of an earlier one is removed
-                after the rows.
+                they are removed. None if there is no load; the note of an earlier load is then
+                removed after the rows.
         """
         if self.watcher is not None:
             self.watcher.clearing()

@@ -69,11 +69,11 @@ class TableConfig:
         state_method: name of the update method or framework optimizer that the state belongs to;
             empty if unknown. Set by the engine.
         admission: filter that decides which new keys get a row, an `Admission` or ``{"kind": …}``;
-            None: all keys do.
+            None admits all keys.
         placement: ``sharded``: each row is on the rank that owns its key. ``replicated``: every rank
             keeps all rows; for small tables of which every batch reads a large part.
-        expire: TTL of rows, an `Expiry` or ``{"after_steps": …, "after_days": …}``; None: rows do
-            not expire.
+        expire: TTL of rows, an `Expiry` or ``{"after_steps": …, "after_days": …}``; None disables
+            expiry.
 
     Raises:
         InvalidArgumentError: an argument is out of range, or initial values may exceed the largest

@@ -105,8 +105,8 @@ def _apply_owned(
     tables = [name for name, each in kernels.items() if each is HOST]
     by_rows = set() if _is_fused(tables, choices) else set(tables)
     if state.collective.world_size > 1:
-        # A storage that is accessed via Python is not faster fused. With arrays, its rows are found
-        # while gradients are exchanged.
+        # A fused step is not faster for a storage that is accessed via Python. With arrays, the rows
+        # are found while gradients are exchanged.
         by_rows |= {name for name in tables if not _is_native(state, name)}
         # Native code creates and rounds new rows as if they were a table's first columns.
         if any(entries[name].block is not None for name in tables):

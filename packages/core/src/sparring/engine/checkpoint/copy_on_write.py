@@ -145,7 +145,7 @@ class CopyOnWriteView:
         table: configuration of the table.
         storage: storage of the rows.
         budget: budget for undo rows, shared with other tables of the save.
-        changed: keys to which the view is restricted; None: all keys.
+        changed: keys to which the view is restricted; None for all keys.
     """
 
     def __init__(

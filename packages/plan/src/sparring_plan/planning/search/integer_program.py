@@ -26,14 +26,15 @@ class Solution:
 class IntegerProgram:
     """Assigns tables: the option of each table, and the ranks of its shards.
 
-    Columns: for each option, whether it is used, then its nodes, then its ranks; finally the step T,
-    or with a goal, the time of each rank above it.
+    The columns contain, for each option, whether it is used, its nodes and its ranks. The last columns
+    contain the step time T or, with a goal, the time by which each rank exceeds the goal.
 
     Args:
         rest: Placement of all tables that stay.
         alive: Options that the other tables may use, sorted.
         ranks: Ranks that their shards may use. Options that span whole nodes may use all ranks.
-        goal: Seconds. Without it, T is minimized; with it, the times above it.
+        goal: Step time in seconds. With a goal, the program minimizes the times above the goal; without
+            one, it minimizes T.
     """
 
     def __init__(

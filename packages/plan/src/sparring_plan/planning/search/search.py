@@ -122,8 +122,8 @@ def _place_choices(
 
 
 def _aim(options: Options, bound: Bound, best: Placement) -> Placement:
-    """Returns a placement at least as good as `best`, from choices for steps near the bound and less
-    memory."""
+    """Returns a placement at least as good as `best`. Tries options for step times near the bound, with
+    all of the memory or a part of it."""
     seen: set[tuple[bytes, float | None]] = set()
     for goal in _GOALS_OF_CHOICES:
         for capacity_share in _CAPACITY_SHARES:

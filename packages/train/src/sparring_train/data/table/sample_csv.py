@@ -45,7 +45,7 @@ __all__ = ["sample_csv"]
 _DELIMITERS = (",", ";", "\t", "|")
 _BEGINNING_BYTES = 1 << 16
 _ALL_BLOCKS_BYTES = 64 << 20
-"""Size of one block of each file, summed over files; at least one block of each file is read."""
+"""Total size of the first blocks of all files. The first block of each file is always read."""
 _MIN_BLOCK_BYTES = 1 << 18
 _MAX_BLOCK_BYTES = 8 << 20
 _MOSTLY = 0.95
