@@ -16,7 +16,7 @@
     command affects one slot.
 4.  Every value of a bucket has exactly row_bytes bytes; anything else is `CorruptDataError`.
 
-NumPy encodes the fields of a call all at once, instead of the client library one by one. The command
+NumPy encodes all fields of a call at once; the client library would encode them one by one. The command
 for a bucket is a header and a slice of one buffer in which each field has the same number of bytes.
 Therefore keys have 8 bytes instead of decimal digits.
 """

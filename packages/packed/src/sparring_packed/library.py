@@ -309,7 +309,8 @@ def call(function: str, arguments: _Arguments, handle: c_void_p | None = None) -
 
 
 def simd_level() -> str:
-    """Returns the SIMD level of lookups, ``portable``, ``avx2`` or ``avx512``. All levels return equal bits."""
+    """Returns the SIMD level of lookups. All levels, ``portable``, ``avx2`` and ``avx512``, return equal
+    bits."""
     level: bytes = library().sparring_packed_simd_level()
     return level.decode()
 

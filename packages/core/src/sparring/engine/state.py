@@ -109,7 +109,7 @@ class EngineState:
     reduction: Reduction
     non_finite: NonFinite
     memory_bytes: int | None
-    """Maximum memory of this rank's tables together; None: no limit."""
+    """Maximum memory of this rank's tables together; None sets no limit."""
     counters: StepCounters = field(default_factory=StepCounters)
     clock: Callable[[], float] = time.time
     """Clock in seconds for a TTL in days; tests replace it."""
@@ -200,7 +200,7 @@ def quiesce(state: EngineState, purpose: Purpose) -> None:
     Raises:
         ClosedError: this process was forked after the container was created.
         SparringError: a prefetch failed, and there are several ranks.
-        BackgroundError: a load failed, or, for WRITE, other work on the event loop.
+        BackgroundError: a load failed, or, for WRITE, other work on the event loop failed.
         DeadlineError: a flush or a save did not finish in time, or a stack has no space.
     """
     found = try_quiesce(state, purpose)
@@ -219,7 +219,7 @@ def try_quiesce(
 
     Args:
         known: an earlier error of this rank; returned after waits 1 and 2.
-        save_seconds: timeout of the wait for a save; None: the deadline of the save.
+        save_seconds: timeout of the wait for a save; None uses the deadline of the save.
 
     Raises:
         SparringError: a prefetch failed, and there are several ranks.

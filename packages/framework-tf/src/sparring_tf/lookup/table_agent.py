@@ -73,7 +73,7 @@ class TableAgent(TableGroup):
         return VersionedWeight.of(values, self._version(table), self._owner)
 
     def on_weights_set(self, table: str, values: Any) -> None:
-        """Compares weights that Keras sets with the rows. Later lookups raise an error if they are older.
+        """Compares weights that Keras sets with the rows. Later lookups fail if the weights are older.
 
         A value of another layer's anchor does not change the rows and causes a warning.
         """

@@ -193,7 +193,7 @@ class RowGradients:
         return bool(self._norms)
 
     def norm(self, position: int, device: torch.device) -> Tensor | None:
-        """Returns the norm ``(1,)`` of the gradients of an anchor's tables, or None if dropped.
+        """Returns the norm ``(1,)`` of the gradients of an anchor's tables, or None if they were dropped.
 
         It is the same tensor until more gradients arrive. All ranks must call it.
         """

@@ -70,9 +70,9 @@ class RawConnection:
 
         Args:
             path: Path of the method.
-            timeout: Deadline in the format of gRPC, for example ``500m`` for half a second; empty:
-                none.
-            token: Token of the caller; empty: none.
+            timeout: Deadline in the format of gRPC, for example ``500m`` for half a second; empty
+                for no deadline.
+            token: Token of the caller; empty for none.
             is_last: Whether nothing follows, not even a message.
         """
         headers = {

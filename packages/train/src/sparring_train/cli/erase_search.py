@@ -27,11 +27,11 @@ __all__ = ["SearchedFile", "SearchedIds", "search_files"]
 
 _CHUNK_BYTES = 1 << 20
 _MIN_DIGITS = 7
-"""Shorter numbers occur in nearly every file."""
+"""Keys with fewer digits are not searched as digits, because they occur in nearly every file."""
 _MIN_KEY = 1 << 40
-"""Bytes of smaller numbers are mostly zeros, which occur in nearly every binary file."""
+"""Smaller keys are not searched in binary form, because most of their bytes are zeros."""
 _MIN_TEXT = 6
-"""Shorter texts are only found as whole words."""
+"""Texts with fewer bytes are found only as whole words."""
 _MAX_NESTED = 4
 """Maximum depth of archives in archives."""
 _WORD = rb"[0-9A-Za-z_\x80-\xff]"

@@ -79,7 +79,7 @@ class BestStepSnapshots:
         return {"is_best": self.is_current, "snapshot": name}
 
     def restore(self, values: Mapping[str, Any], url: str) -> None:
-        """Restores the result of `values`, which the snapshot at `url` contains."""
+        """Restores the result of `values`, which is part of the snapshot at `url`."""
         self.is_current = values.get("is_best", False)
         name = values.get("snapshot")
         if self.is_current:

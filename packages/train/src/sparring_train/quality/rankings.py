@@ -71,8 +71,8 @@ def compute_ranking_metrics(
         ranked: ``(q, at least k)`` ids per query, the best first.
         relevant: relevant items per query.
         k: at least 1.
-        counts: ``(q,)``, number of valid positions per query, if some have fewer than k; None: all
-            positions are valid.
+        counts: ``(q,)``, number of valid positions per query, if some have fewer than k; None if
+            all positions are valid.
 
     Raises:
         InvalidArgumentError: shapes do not fit, or a ranking contains an id twice.
@@ -115,7 +115,7 @@ class RankingMeans:
 
     @property
     def values(self) -> Mapping[int, RankingMetrics]:
-        """k → means so far."""
+        """k → means over the queries that were added."""
         return {k: self._mean(k, self._sums[k]) for k in self.cutoffs}
 
     def _mean(self, k: int, sums: npt.NDArray[np.float64]) -> RankingMetrics:

@@ -69,7 +69,8 @@ BufferView = Callable[[Any, int | None], tuple[Any, int | None]]
 for device memory accepts. See `CollectiveDescriptor.device_factory`."""
 
 NUM_TAGS = 1 << 20
-"""Number of tags. MPI guarantees few bits, and gloo encodes the size of a message in the tag, too."""
+"""Number of tags. MPI guarantees only few bits, and gloo also encodes the size of a message in the
+tag."""
 
 # Tag of the collective operations in this module; it is not available to users.
 OPERATION_TAG = NUM_TAGS
@@ -235,8 +236,8 @@ class Collective(Closable):
             destination: the rank that receives it.
             tag: the tag of the message.
             stream: for a buffer in device memory, the stream that writes it; the message is sent after
-                the present work of that stream. None: after the work of the whole device, or of the
-                framework's current stream.
+                the present work of that stream. With None, it is sent after the work of the whole
+                device, or of the framework's current stream.
         """
         self._check_message("send to", destination, tag)
         return self._send_impl(_as_array(buffer), destination, tag)

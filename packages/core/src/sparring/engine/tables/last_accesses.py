@@ -138,7 +138,7 @@ class LastAccesses:
         self.is_complete = False
 
     def replace(self, keys: Keys, steps: Steps, times: Iterable[tuple[int, float]]) -> None:
-        """Replaces all known accesses with the given ones, of all rows. Keys may repeat."""
+        """Replaces all known accesses with the given ones, which include all rows. Keys may repeat."""
         self.forget()
         self._recent = [(keys, steps)]
         self.times = list(times)

@@ -50,7 +50,7 @@ def measure_storage_costs(asked: MeasuredStorage, manager: PluginManager) -> Sto
     """Measures a storage at each width, and fits lines to the results.
 
     A call for one row gives the latency; calls use random rows of the table, and each result is the
-    minimum of several times.
+    minimum of several measurements.
 
     Raises:
         PluginError, StorageIOError: The storage cannot be opened, or fails.
@@ -150,7 +150,7 @@ def pool_ns_per_byte(num_rows: int = 200_000) -> float:
 
 
 def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Fits nanoseconds at zero and per unit, both at least 0, to points in seconds."""
+    """Fits a line to points in seconds; returns its value at 0 and its slope, in nanoseconds, both ≥ 0."""
     x, seconds = np.asarray(points).T
     y = seconds * 1e9
     slope = max(0.0, float(np.polyfit(x, y, 1)[0])) if len(set(x)) > 1 else 0.0

@@ -211,7 +211,7 @@ class _Solved:
 
 
 class _Relaxation:
-    """The linear relaxation of the aggregate problem. Columns: the options, T, and the sums of
+    """The linear relaxation of the aggregate problem. Its columns are the options, T, and the sums of
     `base`.
 
     Args:

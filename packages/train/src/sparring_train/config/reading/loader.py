@@ -47,7 +47,7 @@ def load_config(
     Args:
         path: a YAML file in UTF-8, at most 256 KiB.
         overrides: ``dotted.key=value``; later ones replace earlier ones. See `apply_override`.
-        folder: folder from which relative paths are resolved; None: the folder of the file. Paths in
+        folder: folder from which relative paths are resolved; None uses the file's folder. Paths in
             overrides are resolved from the current directory.
         plugin_manager: if given, the backends must be installed and accept their options.
 
