@@ -150,7 +150,7 @@ def pool_ns_per_byte(num_rows: int = 200_000) -> float:
 
 
 def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Fits a line to points in seconds; returns its value at 0 and its slope, in nanoseconds, both ≥ 0."""
+    """Fits a line to points in seconds. Returns its value at 0 and its slope in nanoseconds, both ≥ 0."""
     x, seconds = np.asarray(points).T
     y = seconds * 1e9
     slope = max(0.0, float(np.polyfit(x, y, 1)[0])) if len(set(x)) > 1 else 0.0
