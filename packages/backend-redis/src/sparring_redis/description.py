@@ -38,7 +38,7 @@ def agree_on_buckets(
     Args:
         client: the client to use.
         table: requested configuration.
-        options: `prefix` and `num_buckets`; if the latter is None, the stored number is used.
+        options: `prefix` and `num_buckets`. If `num_buckets` is None, the stored number is used.
         deadline: deadline of all requests.
 
     Returns:

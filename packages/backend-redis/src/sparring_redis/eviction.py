@@ -18,7 +18,8 @@ __all__ = ["check_eviction_policy"]
 _log = logging.getLogger(__name__)
 
 _KEEPING_POLICIES = ("noeviction", "volatile-")
-"""Policies that do not affect rows: `volatile-` policies evict only keys with a TTL; rows have none."""
+"""Policies that do not evict rows. `volatile-` policies only evict keys with a TTL, and rows have
+no TTL."""
 
 
 def check_eviction_policy(client: Client, slot: int, deadline: Deadline) -> None:

@@ -139,7 +139,8 @@ class Mirror:
             except ValueError as error:
                 damage[name] = str(error)
         self._manifests = known
-        # The step of a damaged manifest is unknown: it is considered newer if its name is greater.
+        # The step of a damaged manifest is unknown. Its snapshot is considered newer if its name is
+        # greater.
         if damage and max(damage) > max(known, default=""):
             name = max(damage)
             raise SnapshotDamagedError(

@@ -91,7 +91,8 @@ class Server:
             condemned = list(self._condemned)
         for identity in condemned:
             number, address = identity
-            # By id and address: after a restart another client may have the same id.
+            # The id alone is not enough, because after a restart of the server another client may
+            # have the same id.
             connection.ask("CLIENT", "KILL", "ID", number, "ADDR", address)
             with self._lock:
                 if identity in self._condemned:

@@ -401,18 +401,19 @@ class StepContainer:
     ) -> Prefetch:
         """Starts a lookup on the prefetch thread; `Prefetch.finish` returns its result.
 
-        `finish` returns the rows that `lookup_all` would return at that time: rows that steps changed
-        in the meantime are read again. On several ranks, steps and other lookups wait until the
-        prefetch has pulled its rows. Writes to a storage that are not steps of this container are not
-        detected.
+        `finish` returns the rows that `lookup_all` would return at that time: rows that steps have
+        changed since the prefetch started are read again. On several ranks, steps and other lookups
+        wait until the prefetch has pulled its rows. Writes to a storage that are not steps of this
+        container are not detected.
 
         Args:
             requests: as for `lookup_all`. The ids must not change until `finish` returns.
             own_error: as for `lookup_all`.
 
         Raises:
-            UnknownTableError, InterruptedLoadError, InvalidArgumentError: as `lookup_all`. On several
-                ranks, `Prefetch.finish` raises the latter two and `own_error`.
+            UnknownTableError, InterruptedLoadError, InvalidArgumentError: as `lookup_all`. On
+                several ranks, `Prefetch.finish` raises `InterruptedLoadError`,
+                `InvalidArgumentError` and `own_error`.
         """
         self.check_open()
         return Prefetch(self.state, requests, own_error)

@@ -1,4 +1,4 @@
-"""Optimizer state that is stored after each embedding: owner, initial value and replacement."""
+"""Sets, checks and replaces the optimizer state that is stored after each embedding."""
 
 from __future__ import annotations
 

@@ -500,8 +500,9 @@ class RingExchange(Closable):
             self._stagers.popitem()[1].close()
 
     def _executor(self, storages: Sequence[Storage | None], num_rows: int) -> SerialExecutor:
-        """Returns the executor of finds: the pool if all storages are native, or the calling thread for
-        few rows; otherwise a dedicated thread, because a storage may wait or need the GIL."""
+        """Returns the executor of finds. It is the pool if all storages are native, or the calling
+        thread for few rows. Otherwise it is a dedicated thread, because a storage may wait or need
+        the GIL."""
         if all(each is None or each.capabilities.native for each in storages):
             return InlineExecutor() if num_rows <= _MAX_INLINE_ROWS else SerialExecutor(None)
         return SerialExecutor(self._find_thread)

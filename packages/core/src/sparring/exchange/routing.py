@@ -206,9 +206,10 @@ class HopTransfers:
     hop: int
     number: int
     outgoing: Chunk | None
-    """Chunk that this rank sends: in a pull to the requester, in a push to the owner."""
+    """Chunk that this rank sends. In a pull it goes to the requester, in a push to the owner."""
     incoming: Chunk | None
-    """Chunk that this rank receives: in a pull from the owner, in a push from the requester."""
+    """Chunk that this rank receives. In a pull it comes from the owner, in a push from the
+    requester."""
 
     @property
     def label(self) -> str:

@@ -323,7 +323,7 @@ def check_name(url: str, name: str) -> None:
     """Checks the name of a snapshot.
 
     Raises:
-        InvalidArgumentError: The name has other characters than those that are allowed.
+        InvalidArgumentError: The name contains a character that is not allowed.
     """
     if not _NAME.match(name):
         raise InvalidArgumentError(
@@ -336,7 +336,7 @@ def check_state_name(name: object) -> None:
     """Checks the name of state.
 
     Raises:
-        InvalidArgumentError: The name has other characters than those that are allowed.
+        InvalidArgumentError: The name contains a character that is not allowed.
     """
     if not isinstance(name, str) or not _NAME.match(name):
         raise InvalidArgumentError(

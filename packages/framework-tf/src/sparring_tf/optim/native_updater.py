@@ -20,17 +20,17 @@ __all__ = ["NativeUpdater"]
 
 _log = logging.getLogger(__name__)
 
-# These store the same state in a row under PyTorch and Keras, in the same order, so each framework can
-# continue to train the other's rows.
+# Under PyTorch and Keras, these optimizers store the same state in a row, in the same order.
+# Therefore each framework can continue to train rows of the other.
 _SHARED_STATE = ("Adagrad", "Adam", "AdamW")
 
 
 class NativeUpdater:
     """Implements `Optimizer` for Keras optimizers.
 
-    Each step takes one of two routes over the same columns of rows: fused, by an update method that
-    computes the same rows (`known_optimizers`); or shadow, by the optimizer's own step over rows in one
-    variable per dim and dtype.
+    Each step takes one of two routes, which use the same columns of rows. On the route ``fused``,
+    an update method that computes the same rows takes the step (`known_optimizers`). On the route
+    ``shadow``, the optimizer itself takes the step, over rows in one variable per dim and dtype.
 
     Args:
         container: container of the tables.

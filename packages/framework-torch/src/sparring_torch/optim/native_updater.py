@@ -1,4 +1,5 @@
-"""Updates rows by a torch optimizer: with an equivalent update method, or as parameters."""
+"""Updates rows with a torch optimizer, either by an equivalent update method or by the optimizer
+itself."""
 
 from __future__ import annotations
 

@@ -365,9 +365,11 @@ class StepCosts(DocumentModel):
     """Costs per distinct key on the requesting rank: routing, copy of its row, packing of its
     gradient."""
     replicas: RowCosts = RowCosts()
-    """Costs per gradient of any rank on each replica: sent, copied, added in the order of ranks."""
+    """Costs per gradient of any rank on each replica. The gradient is sent, copied, and added in
+    the order of ranks."""
     bags: RowCosts = RowCosts()
-    """Costs per part of a bag that an owner pools: half on the requesting rank, half on the owner."""
+    """Costs per part of a bag that an owner pools. Half of it is spent on the requesting rank and
+    half on the owner."""
     blocks: RowCosts = RowCosts()
     """Costs per gradient of a column block on its owner, because such rows are updated in arrays."""
 

@@ -54,7 +54,7 @@ class TablePlan(DocumentModel):
 
     kind: str
     ranks: Literal["all"] | list[int]
-    """Ranks of the shards: by column block, then by the rows of each block."""
+    """Ranks of the shards, ordered by column block and, within a block, by range of rows."""
     columns: int = Field(gt=0)
     """Number of column blocks."""
     transfer: Transfer

@@ -1,4 +1,4 @@
-"""One step of a plan in simulated time: replayed message by message, or as a sum of costs."""
+"""Simulates the time of one step of a plan: replays it message by message, or sums its costs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Messages of owner pooling: ids and bag lengths to the owner, partial pools back, bag gradients to
-the owner.
+"""Messages of owner pooling. Ids and bag lengths are sent to the owner, which returns partial
+pools. Later, gradients of bags are sent to the owner.
 
 The sizes are those of ``sparring.exchange.bags``.
 """

@@ -1,5 +1,5 @@
-"""Calls to shards, in rounds, without a network: decides which attempts are made, and processes their
-outcomes.
+"""Calls shards in rounds. This module decides which attempts are made and processes their outcomes,
+but does not access the network.
 
 In the first round, each call goes to one replica of its shard; in the next round, failed calls go to
 the next replica. Each attempt has a share of the remaining time, so that all replicas are tried

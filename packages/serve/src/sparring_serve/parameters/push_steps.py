@@ -1,4 +1,5 @@
-"""The logic of a client that updates tables, without a network: generators, as in `client.session`."""
+"""Implements the operations of a client that updates tables as generators, which do not access the
+network; see `client.session`."""
 
 from __future__ import annotations
 
@@ -243,7 +244,8 @@ def snapshot_steps(
     what = f"{method.lower()} of {url or 'all tables'}"
     end = session.clock() + seconds
     yield from _reach_first(session, what, min(REQUEST_SECONDS, seconds / 2))
-    # Sent once: the reply to a second attempt would not show whether the first succeeded.
+    # Sent only once, because the reply to a second attempt would not show whether the first
+    # succeeded.
     request = encode(SnapshotRequest(url, names, accept_loss))
     [outcome] = yield [Send(first, method, request, max(1e-3, end - session.clock()))]
     if outcome.answer is None:
@@ -467,7 +469,8 @@ def _requests(
     pushes: Sequence[PushRequest],
     description: Description,
 ) -> list[bytes]:
-    """Creates the request for each shard: all shards get one, so that all count the same steps."""
+    """Creates one request per shard, even if it is empty, so that all shards count the same
+    steps."""
     requests = []
     owners = [shards.shard_of(each.ids) if shards.num_shards > 1 else None for each in parts]
     for shard in range(shards.num_shards):

@@ -1,4 +1,4 @@
-"""Serving snapshots as tables of a service: mapped files of sparring-packed."""
+"""Tables of a service that are read from serving snapshots, whose files sparring-packed maps."""
 
 from __future__ import annotations
 

@@ -74,7 +74,8 @@ class CacheCounters:
     refresh_seconds: float
     """Time to apply the last note."""
     behind_seconds: float
-    """Time since all cached rows were as new as the newest note: the maximum staleness."""
+    """Time since all cached rows were last as new as the newest note. No cached row is staler than
+    this."""
     sequence: int
     """Number of the newest applied note."""
     step: int

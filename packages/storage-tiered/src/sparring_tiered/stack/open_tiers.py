@@ -88,7 +88,8 @@ def open_storages(
 def _warn_unused_tiers(
     table: TableConfig, options: TieredOptions, tiers: Sequence[Storage]
 ) -> None:
-    """Logs a warning if an unbounded tier keeps rows from reaching the tiers below it."""
+    """Logs a warning if a tier has no bound, so that the tiers below it get rows only at a
+    flush."""
     if options.write == "through":
         return
     for place, storage in enumerate(tiers[:-1]):

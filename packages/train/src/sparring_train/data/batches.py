@@ -30,7 +30,8 @@ class ClickBatch:
     dense: Floats
     """``(b, 13)``, transformed: see `sparring_train.data.criteo_format.transform_integers`."""
     ids: Ids
-    """``(b, 26)``, not hashed; a missing id is `criteo_format.MISSING_IDS` of its feature."""
+    """``(b, 26)``, not hashed. A missing id is the element of `criteo_format.MISSING_IDS` for its
+    feature."""
     labels: Floats
     """``(b,)``, 1 for a click, otherwise 0."""
 

@@ -308,7 +308,7 @@ class _Run:
         return True
 
     def _result(self) -> TrainResult:
-        """Returns the result of the run so far. All ranks call it."""
+        """Returns the result of the run up to the current step. All ranks call it."""
         return TrainResult(
             metrics=self._metrics,
             rows=self._rows(),

@@ -54,7 +54,8 @@ class ItemCounts:
         self._counts = np.empty(0, np.int64)
 
     def add(self, ids: Ids) -> npt.NDArray[np.float32]:
-        """Counts the items of a step. Returns the logarithm of each item's frequency so far, ``(n,)``."""
+        """Counts the items of a step. Returns the logarithm of each item's frequency up to this
+        step, ``(n,)``."""
         met, inverse, counts = np.unique(ids, return_inverse=True, return_counts=True)
         places = np.searchsorted(self._ids, met)
         inside = places < len(self._ids)

@@ -91,7 +91,8 @@ class SnapshotOfRun(_Part):
 
 
 class Slice(_Part):
-    """Metrics of test samples whose id of a feature occurred with a certain frequency in training."""
+    """Metrics of the test samples whose id of one feature occurred in training within a range of
+    frequencies."""
 
     feature: str
     name: str

@@ -61,7 +61,7 @@ class Progress(Protocol):
         """Called after a step.
 
         Args:
-            step: number of steps so far, 1 after the first one.
+            step: number of completed steps, 1 after the first one.
             loss: mean loss over the samples of this step.
             samples: number of samples of this step.
         """

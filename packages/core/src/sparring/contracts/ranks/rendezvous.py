@@ -46,8 +46,8 @@ class Rendezvous(ABC):
     """
 
     is_independent: bool = False
-    """Whether ranks have no common collective: each rank manages its shard and counts steps
-    independently, like the servers of a lookup service."""
+    """Whether each rank manages its shard and counts steps independently, without a common
+    collective, like the servers of a lookup service."""
 
     @abstractmethod
     def membership(self) -> Membership:

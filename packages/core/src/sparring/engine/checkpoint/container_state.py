@@ -183,8 +183,8 @@ def _load_visits(state: EngineState, snapshot: Snapshot) -> None:
 
 
 def _load_counters(state: EngineState, saved: list[dict[str, Any]], is_same_job: bool) -> None:
-    """Loads the counters: each rank continues from its own, or, with other ranks, rank 0 gets the
-    totals."""
+    """Loads the counters. Each rank continues from its own counters. If the ranks differ from those
+    of the save, rank 0 gets the totals instead."""
     rank = state.membership.rank
     mine = [saved[rank]] if is_same_job else ([] if rank else saved)
     for counter in fields(state.counters):

@@ -235,6 +235,6 @@ def _ranks_per_node(collective: Collective, membership: Membership) -> tuple[int
     )
     return 1, (
         "each rank is planned as a separate node, because nodes have different numbers of ranks or "
-        f"non-consecutive ranks: rank (local rank of local ranks) are {found}"
+        f"non-consecutive ranks; found, as rank (local rank of number of local ranks): {found}"
         + (", …" if len(ranks) > 8 else ""),
     )

@@ -1,4 +1,5 @@
-"""TTL of rows: after some steps, all ranks remove rows that were not accessed, at the same step."""
+"""Removes rows whose TTL has passed since their last access. All ranks remove rows at the same
+steps."""
 
 from __future__ import annotations
 

@@ -40,7 +40,8 @@ _OF_PROCESSES = frozenset({"gpu", "host"})
 def make_storage_models(
     inputs: PlanInputs, calibration: Calibration, names: Sequence[str]
 ) -> list[StorageModel]:
-    """Returns all storages that any table may use, sorted by name, each with a mask of these tables.
+    """Returns all storages that any table may use, sorted by name. Each has a mask of the tables
+    that may use it.
 
     Args:
         names: Names of the tables, in the order of all arrays.

@@ -67,8 +67,9 @@ class SparseOptimizer(OptimizerChoice):
     update: Literal["auto", "shadow"] = Field(
         "auto",
         description=(
-            "`auto`: if an update method computes the same rows as the framework's optimizer, it is used "
-            "instead. `shadow`: the framework's optimizer always updates the rows itself."
+            "`auto`: if an update method computes the same rows as the framework's optimizer, the "
+            "method is used instead. `shadow`: the framework's optimizer always updates the rows "
+            "itself."
         ),
     )
 

@@ -190,7 +190,8 @@ class _ByPlace:
 
 
 def parse_times(rows: RawRows, name: str) -> npt.NDArray[Any]:
-    """Converts times to numbers ``(n,)``: microseconds since 1970 unless they are numbers. Null is 0.
+    """Converts times to microseconds since 1970, ``(n,)``. Numbers are not changed, and null
+    becomes 0.
 
     Raises:
         DataError: the column contains neither times nor numbers.
