@@ -171,7 +171,7 @@ class CsvRows:
                     pass
         except python_csv.Error as error:
             raise DataError(
-                f"{file.name}, row {row + 1}: found a quote that is misplaced or not closed "
+                f"{file.name}, row {row + 1}: found a quote that is not closed or is misplaced "
                 f"({error}); expected quotes around a whole value; fix the row",
                 path=file.name,
                 row=row + 1,
