@@ -39,9 +39,9 @@ class LabelRange:
 class Dataset(Protocol):
     """Training, validation and test examples of a run.
 
-    A step uses the same examples for every number of ranks. A data set yields either whole batches, the
-    same on all ranks, or this rank's part of each batch with `ColumnBatch.total`. It must not mix them,
-    and must yield the same number of batches on each rank.
+    A step uses the same examples for every number of ranks, except with `data.read: own`. A data set
+    yields either whole batches, the same on all ranks, or this rank's part of each batch with
+    `ColumnBatch.total`. It must not mix them, and must yield the same number of batches on each rank.
     """
 
     @property
