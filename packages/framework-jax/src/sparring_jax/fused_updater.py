@@ -20,9 +20,9 @@ __all__ = ["FusedUpdater"]
 class FusedUpdater:
     """Implements `Optimizer` for update methods.
 
-    The step number of a table is the number of steps in which it had a gradient on any rank: the steps
-    of the container minus the steps without a gradient. This number remains valid if a snapshot of
-    another framework is loaded.
+    The step number of a table is the number of steps in which it had a gradient on any rank. It is
+    computed as the number of steps of the container minus the number of steps without a gradient.
+    This number remains valid if a snapshot of another framework is loaded.
 
     Args:
         tables: the tables to update.

@@ -1,10 +1,11 @@
 """One Redis server: its idle connections, and protection against late writes.
 
-If the reply to a write does not arrive, its commands may still be in transit: a stopped server reads
-them when it resumes, after it has executed a newer write from another connection. The old row would
-replace the newer one. Therefore a connection that failed with writes in flight is *condemned*, and
-before the next write the server is told to close it (``CLIENT KILL``). The server runs one command at a
-time, so commands that it has not run by then will never run. If the server is gone, so are they.
+If the reply to a write does not arrive, its commands may still be in transit. For example, a
+stopped server reads them when it resumes, possibly after it has executed a newer write from another
+connection. The old row would replace the newer one. Therefore a connection that failed with writes
+in flight is *condemned*, and before the next write the server is told to close it (``CLIENT
+KILL``). The server runs one command at a time, so commands that it has not run by then will never
+run. If the server is gone, so are they.
 """
 
 from __future__ import annotations

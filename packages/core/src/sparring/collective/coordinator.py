@@ -1,4 +1,4 @@
-"""Coordination of a task of all ranks: either all ranks proceed, or all of them raise.
+"""Coordinates a task of all ranks, so that either all ranks proceed or all of them raise.
 
 raise_first   shares an error after the ranks have learned of it, for example by message headers
 agree         votes: one byte per rank, and error messages only if a rank has an error

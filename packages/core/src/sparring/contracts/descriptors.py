@@ -96,11 +96,11 @@ class StorageDescriptor(Descriptor):
             several ranks may share one location, such as a server or a folder. It is called instead of
             `factory` if there is more than one rank, and opens the partitions of this rank. Without it,
             ranks share nothing, and `factory` opens the storage of every rank.
-        found: ``found(table, options)``, for backends whose rows outlive the process. It returns the
-            table of the rows that exist at the location in the options, created from the stored row
-            label with `TableConfig.with_row_label`, or None if there are no rows. It creates
-            nothing. It allows reading rows before an optimizer is known, for example in an
-            evaluation; without it, rows are read from the first step on.
+        found: ``found(table, options)``, for backends whose rows outlive the process. It returns
+            the table of the rows that exist at the location in the options, or None if there are no
+            rows. `TableConfig.with_row_label` derives this table from the stored row label. The
+            function creates no storage. It allows reading rows before an optimizer is known, for
+            example in an evaluation; without it, rows are read from the first step on.
         inner: ``inner(options)``, for storages that consist of other storages: returns the inner
             storages. `factory` is then called as ``factory(table, options, plugin_manager,
             shard)``; the shard is None if there is one rank. Core also checks the backends and

@@ -1,8 +1,8 @@
 """Settings: frozen dataclasses that declare the fields, limits, defaults and descriptions of options.
 
-They are pydantic dataclasses, so the same class is called in code and used as a section of a
-configuration file, where errors contain the path of the value. Each field is
-``Annotated[type, Field(limits, description=…)]``; ``__post_init__`` checks combinations of fields.
+They are pydantic dataclasses, so the same class can be called in code and be a section of a
+configuration file. Errors in a file contain the path of the value. Each field is ``Annotated[type,
+Field(limits, description=…)]``; ``__post_init__`` checks combinations of fields.
 """
 
 from __future__ import annotations

@@ -505,9 +505,9 @@ class StepContainer:
         """Applies the accumulated gradients of all tables as one step.
 
         All ranks must call it, including those without gradients. All checks are made before the first
-        row changes. Writing several tables is not atomic: if a storage fails while it writes, for
-        example because a disk fails or memory is exhausted, tables that were already written keep the
-        step, and `PartialStepError` names them.
+        row changes. Writing several tables is not atomic. If a storage fails while it writes, for
+        example because a disk fails or memory is exhausted, tables that were already written keep
+        the step. `PartialStepError` then names them.
 
         Args:
             update: changes the rows of all tables in place.
@@ -534,8 +534,8 @@ class StepContainer:
     def apply_methods(self, choices: Mapping[str, MethodChoice]) -> list[str]:
         """Applies the accumulated gradients with update methods as one step; see `apply`.
 
-        If all rows are on this rank, built-in methods run fused: each row is found, created if it is
-        new, and updated in one access, without copying rows or gradients.
+        If all rows are on this rank, built-in methods run fused. One access finds each row, creates
+        it if it is new, and updates it. Rows and gradients are not copied.
 
         Args:
             choices: update method of every table that has gradients.

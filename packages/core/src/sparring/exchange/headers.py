@@ -6,9 +6,9 @@
     └───────┴──────┴──────────┴──────────┴───────────┴────────────┴─────────┴────────────┘
 
 Each rank sends 512 bytes to each other rank. A count is the number of rows of a table that the rank
-requests or sends; the counts of further tables follow in a separate message. From the headers, all
-ranks see whether one of them has ended, is in another operation, has other settings, or rejects the
-step, and all of them react in the same way. Therefore no rank waits for a message that never arrives.
+requests or sends; the counts of further tables follow in a separate message. The headers show
+whether a rank has ended, is in another operation, has other settings, or rejects the step. All
+ranks react to this in the same way. Therefore no rank waits for a message that never arrives.
 """
 
 from __future__ import annotations

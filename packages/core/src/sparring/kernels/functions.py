@@ -2,8 +2,8 @@
 
 Every function checks its arguments, and then calls the function with the same name in
 ``sparring._native``. Callers that have created valid arrays themselves may call the native function
-directly: it checks dtypes, shapes and layout at constant cost, but not whether indices are in range.
-An index out of range then accesses invalid memory.
+directly. It checks dtypes, shapes and layout at constant cost, but not whether indices are in
+range. An index out of range then accesses invalid memory.
 
 Shapes: ``n`` ids of a batch, ``u`` keys, ``b`` bags. Ids, keys, inverse, segments and offsets are
 int64; rows, values, gradients and weights are float32 or float64, with one dtype per call. 16-bit rows

@@ -3,9 +3,9 @@
 To return each key once, the reader remembers keys. It reads one window of partitions after the
 other, and remembers only the keys of that window, at most about `_WINDOW_KEYS`.
 
-A file may contain a block of columns only, and a delta may use different blocks than its base. In this
-case the columns are split wherever a block of any file begins or ends, each part is read separately, and
-the rows are joined by key in each window.
+A file may contain a block of columns only, and a delta may use different blocks than its base. In
+this case the columns are split wherever a block of any file begins or ends. Each part of the
+columns is read separately, and the rows of the parts are joined by key in each window.
 """
 
 from __future__ import annotations

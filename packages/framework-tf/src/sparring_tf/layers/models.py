@@ -208,8 +208,9 @@ class DLRM(_CollectionModel):
         """Returns logits ``(b, 1)``.
 
         Args:
-            inputs: pair of the dense features ``(b, k)``, scaled to about 1, and the ids: a dict from
-                feature to ids, or an array ``(b, f)`` in the order of the collection's features.
+            inputs: pair of the dense features and the ids. Dense features are ``(b, k)``, scaled to
+                about 1. Ids are a dict from feature to ids, or an array ``(b, f)`` in the order of
+                the collection's features.
             training: whether a backward pass follows.
         """
         numbers, ids = inputs

@@ -36,8 +36,9 @@ def export_program(
 ) -> Path:
     """Writes a trained model as a bundle that runs without Python and reads serving snapshots.
 
-    The program is a SavedModel without embeddings. It looks them up in tables that are bound to it at run
-    time, by ``sparring_program.h`` in C++ or by `load_program` in Python, and that can be refreshed.
+    The program is a SavedModel without embeddings. It looks them up in tables that
+    ``sparring_program.h`` in C++, or `load_program` in Python, binds to it at run time. These
+    tables can be refreshed.
 
     Args:
         model: a Keras model with tables of sparring.

@@ -105,8 +105,8 @@ def check_ranks(container: StepContainer, table: str, target: str, remedy: str) 
         remedy: the alternative, for error messages.
 
     Raises:
-        UnsupportedError: rows are also on other ranks, or are too large to be stored inside, and all
-            ranks would have to write the snapshot next to the file.
+        UnsupportedError: rows are also on other ranks; or they are too large to be stored inside,
+            so that all ranks would have to write a snapshot next to the file.
     """
     world_size = container.collective.world_size
     if world_size == 1:

@@ -60,10 +60,11 @@ def distribute(
             does not change such rows, so that the original optimizer would give different results.
         keep: names or paths of layers that are not replaced. All ranks have their weights.
         storage: storage backend of the rows.
-        service: configuration file of a service with the role ``parameters`` that stores the tables and
-            executes the optimizer's update method: lookups pull, and steps push and wait until the push
-            is applied. Each process is an independent trainer. A service without rows gets the model's
-            weights; a service with rows keeps its rows.
+        service: configuration file of a service with the role ``parameters``. The service stores
+            the tables and executes the optimizer's update method. Lookups pull rows from it, and
+            steps push gradients and wait until they are applied. Each process is an independent
+            trainer. A service without rows gets the model's weights; a service with rows keeps its
+            rows.
 
     Returns:
         The model, and an `Optimizer` whose `report` is a `sparring.adapter.DistributionReport`.

@@ -7,7 +7,7 @@ module initializes ``torch.distributed`` if the program has not done so.
 gloo ends the process if a message is larger than the receiver's buffer, and does not report a smaller
 one. Therefore the size is part of the tag, so that messages of different sizes do not match.
 
-    tag on the wire, 31 bits:   tag of the message (20 bits, and three of sparring) | size mod 1,021
+    tag on the wire, 31 bits:   tag of the message (21 bits) | size mod 1,021 (10 bits)
 """
 
 from __future__ import annotations

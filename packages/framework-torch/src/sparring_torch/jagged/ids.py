@@ -1,8 +1,8 @@
 """Converts values that users pass as ids to int64 without loss.
 
 A float tensor may contain ids, for example ``torch.Tensor([101, 102])``. Each value must then be an
-integer below the point from which the dtype rounds integers: from 2**24 on, float32 cannot represent
-every integer, so 16,777,216 may have been 16,777,217.
+integer that the dtype has not rounded. For example, float32 cannot represent every integer from
+2**24 on, so 16,777,216 may have been 16,777,217 and is rejected.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ def export_program(
     """Exports a trained module as a bundle that runs without Python, with serving snapshots.
 
     AOTInductor compiles the program for the processor of this machine. The program does not contain
-    embeddings: it looks them up in tables that are bound to it at run time, with
-    ``sparring_program.h`` in C++ or `load_program` in Python, and that can be refreshed.
+    embeddings. It looks them up in tables that ``sparring_program.h`` in C++, or `load_program` in
+    Python, binds to it at run time. These tables can be refreshed.
 
     Args:
         module: a module with tables; it is put into evaluation mode.

@@ -3,9 +3,9 @@ but does not access the network.
 
 In the first round, each call goes to one replica of its shard; in the next round, failed calls go to
 the next replica. Each attempt has a share of the remaining time, so that all replicas are tried
-before the deadline. If all replicas of a shard failed in a way that may pass, such as too many calls
-or a lost connection, they are called again after a pause, until the deadline. Lookups, pushes and
-saves have a different `RetryPolicy`.
+before the deadline. If all replicas of a shard failed for a temporary reason, such as too many
+calls or a lost connection, they are called again after a pause. This is repeated until the
+deadline. Lookups, pushes and saves have a different `RetryPolicy`.
 """
 
 from __future__ import annotations

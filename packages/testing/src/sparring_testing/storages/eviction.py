@@ -1,9 +1,10 @@
 """Tests of which rows are evicted.
 
 If `Capabilities.eviction_scope` is ``table``, exactly the rows with the lowest scores are evicted. If it
-is ``bucket``, the row with the lowest score of some bucket is evicted. In that case, the kit tests a
-consequence for buckets of at least eight rows: if new keys, a sixteenth of the capacity, are added to a
-full storage, at least three quarters of the evicted rows are among the lowest quarter of all scores.
+is ``bucket``, the row with the lowest score of some bucket is evicted. In that case, the kit tests
+a consequence for buckets of at least eight rows. It adds new keys, a sixteenth of the capacity, to
+a full storage. At least three quarters of the evicted rows must then be among the lowest quarter of
+all scores.
 """
 
 from __future__ import annotations

@@ -30,13 +30,13 @@ __all__ = ["ColumnTask"]
 class ColumnTask:
     """The data of a run and its model.
 
-    The model is called with ``(numbers, ids)``: numbers ``(b, k)``, and ids as a matrix ``(b, f)`` if
-    each example has one id per feature, otherwise as feature → `tf.RaggedTensor`. It returns one number
-    per example, ``(b,)`` or ``(b, 1)``, which is a logit for the log loss. With the loss `ranking`, it
-    returns a user vector and an item vector, ``(b, dim)`` each. It uses the features that its
-    attribute ``feature_names`` lists; without this attribute, all features. A model can define its
-    own loss by a method ``training_loss(numbers, ids, labels, weights)``, which returns the sum
-    over a batch.
+    The model is called with ``(numbers, ids)``. Numbers are ``(b, k)``. Ids are a matrix ``(b, f)``
+    if each example has one id per feature, otherwise a dict feature → `tf.RaggedTensor`. It returns
+    one number per example, ``(b,)`` or ``(b, 1)``, which is a logit for the log loss. With the loss
+    `ranking`, it returns a user vector and an item vector, ``(b, dim)`` each. It uses the features
+    that its attribute ``feature_names`` lists; without this attribute, all features. A model can
+    define its own loss by a method ``training_loss(numbers, ids, labels, weights)``, which returns
+    the sum over a batch.
 
     Args:
         config: configuration of the run.

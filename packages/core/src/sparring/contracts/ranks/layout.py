@@ -5,11 +5,11 @@ A sharding kind creates the layout of a table. Steps, saves and loads only read 
 
     kind                 owner of a partition                rank that stores a row
     row_wise             from the shard map of the job       the owner
-    table_wise           one rank for all                    the owner
+    table_wise           one rank owns all partitions        the owner
     table_row_wise       equal ranges over a node's ranks    the owner
     data_parallel        from the shard map of the job       every rank
     column_wise          one rank per block of columns       each owner stores its columns
-    table_column_wise    the same, among a node's ranks      each owner stores its columns
+    table_column_wise    one rank of a node per block        each owner stores its columns
     grid                 per block of columns, equal ranges  each owner stores its columns
                          over a node's ranks
 

@@ -1,11 +1,11 @@
 """Initial values of keys, which a lookup returns before a key has a row.
 
 An initial value is a pure function of (seed, table name, key, column). It is the same for any batch
-order, thread count, world size, backend, device and framework, so it does not need to be stored
-until a gradient arrives. Random bits come from Philox4x32-10 (Salmon et al., "Parallel random
-numbers: as easy as 1, 2, 3", SC 2011), one 32-bit word per column. Normal values are computed with
-the inverse of the normal distribution function (Wichura, algorithm AS 241, 1988). The arithmetic is
-IEEE double without fused multiply-add; see ``include/sparring/initial_value.h``.
+order, thread count, world size, backend, device and framework. Therefore it does not need to be
+stored until a gradient arrives. Random bits come from Philox4x32-10 (Salmon et al., "Parallel
+random numbers: as easy as 1, 2, 3", SC 2011), one 32-bit word per column. Normal values are
+computed with the inverse of the normal distribution function (Wichura, algorithm AS 241, 1988). The
+arithmetic is IEEE double without fused multiply-add; see ``include/sparring/initial_value.h``.
 """
 
 from __future__ import annotations

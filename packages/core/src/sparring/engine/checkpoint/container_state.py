@@ -4,10 +4,11 @@ Each rank counts the keys that it owns. All blocks of columns of a table count t
 first block is saved. If the snapshot was saved by ranks with the same partitions of a table, each
 filter loads its own counters. Otherwise:
 
-    frequency     every rank loads the counts of its keys from all filters: exact
+    frequency     every rank loads the exact counts of its keys from all filters
     probability   has no state
-    bloom         the maximum of each counter over all filters: no key is admitted later than
-                  without the load, and some may be admitted earlier, because ranks share the counters
+    bloom         every rank loads the maximum of each counter over all filters. No key is admitted
+                  later than without the load. Some may be admitted earlier, because ranks share the
+                  counters
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Flushes: make the rows that steps have written durable, on the event loop.
 
-A flush changes where rows are stored, so it counts as a writer: the next step, save, load or change of
-the optimizer state joins it before it accesses a row. Lookups, forward and backward passes continue in
-storages with concurrent reads; other storages are flushed before `begin` returns.
+A flush changes where rows are stored, so it counts as a writer. The next step, save, load or change
+of the optimizer state waits for the flush before it accesses a row. Lookups, forward and backward
+passes continue in storages with concurrent reads; other storages are flushed before `begin`
+returns.
 """
 
 from __future__ import annotations

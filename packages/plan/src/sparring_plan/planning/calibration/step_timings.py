@@ -1,8 +1,9 @@
 """Measures the costs of whole steps on this machine, in addition to finds, sums and updates.
 
 Two ranks, as threads of this process, execute steps of one table with each kind of sharding: the real
-exchange, with messages that copy memory. The processor time that the simulation of the same step does
-not explain is divided by the number of rows, for two widths, to get costs per row and per byte.
+exchange, with messages that copy memory. The simulation of the same step explains a part of the
+measured processor time. The rest is divided by the number of rows. Measuring two widths separates
+costs per row from costs per byte.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from sparring_plan.planning.costs.costs import Floats, Ints, Options, Span
 __all__ = ["Placement", "improve", "place_all"]
 
 _BASES_TRIED = 32
-"""Maximum number of tables for which `_change` tries other options, among the tables on the rank
-that limits the step and among those with costs on every rank."""
+"""`_change` tries other options for at most this many tables on the rank that limits the step, and
+for as many tables with costs on every rank."""
 
 
 class Placement:
