@@ -5,9 +5,10 @@ match messages of the program. MPI transfers messages only while it is polled. `
 so an exchange overlaps its own work with the transfer if it calls `Work.done` from time to time.
 
 MPI itself waits without a limit, even for ranks that have ended. Here each wait polls and has a deadline.
-A rank whose wait failed notifies the others of the missing rank. MPI cannot continue without a rank, and
-its finalization would wait for the missing one, so after a failure `MPI_Abort` ends the job when the
-process ends. If a process is killed, the launcher ends all others within milliseconds.
+A rank whose wait failed notifies the others of the missing rank. MPI cannot continue without a
+rank, and its finalization would wait for the missing rank. Therefore, after a failure, `MPI_Abort`
+ends the job when the process ends. If a process is killed, the launcher ends all others within
+milliseconds.
 """
 
 from __future__ import annotations

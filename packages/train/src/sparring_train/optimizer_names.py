@@ -1,5 +1,5 @@
-"""Finds the optimizer that a configuration names: an update method, or an optimizer of the framework
-by its name there or as ``package.module:Class``."""
+"""Finds the optimizer that a configuration names. This is an update method, an optimizer of the
+framework, or a class ``package.module:Class``."""
 
 from __future__ import annotations
 

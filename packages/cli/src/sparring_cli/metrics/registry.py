@@ -39,8 +39,8 @@ class MetricSample:
     Args:
         labels: Name → value.
         value: The number; for a histogram, the sum of the observed values.
-        counts: For a histogram: upper bound of each bucket → number of observed values up to this
-            bound and above the previous one; the last bound is infinity.
+        counts: For a histogram, maps the upper bound of each bucket to the number of observed
+            values in the bucket; the last bound is infinity.
     """
 
     labels: Mapping[str, str]

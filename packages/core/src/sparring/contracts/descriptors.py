@@ -107,18 +107,19 @@ class StorageDescriptor(Descriptor):
             options of the inner storages.
         check: ``check(options, plugin_manager)``, for storages with `inner`: returns the problems that
             the options model does not detect.
-        estimate_bytes: ``estimate_bytes(table, options, rows)`` returns the memory of a storage with
-            this number of rows, without opening one: kind of memory (``gpu``, ``host``, ``disk``,
-            ``remote``) → bytes. The sum without ``disk`` matches `Storage.memory_bytes` within 10 %,
-            including index and free space; for caches it is their limit. For storages with `inner`, it
-            is called with the plugin manager as fourth argument, and raises `PluginError` if an inner
-            storage has no estimate. Planners call it.
+        estimate_bytes: ``estimate_bytes(table, options, rows)`` returns the memory of a storage
+            with this number of rows, without opening one. The result maps kinds of memory (``gpu``,
+            ``host``, ``disk``, ``remote``) to bytes. The sum without ``disk`` matches
+            `Storage.memory_bytes` within 10 %, including index and free space; for caches it is
+            their limit. For storages with `inner`, it is called with the plugin manager as fourth
+            argument, and raises `PluginError` if an inner storage has no estimate. Planners call
+            it.
         quantized: ``quantized(snapshot_url, folder, dtypes)``, for read-only backends with quantized
             rows: converts a snapshot to data in a new folder that `factory` can open, and returns the
             options for it. `dtypes` maps tables to ``fp32``, ``fp16``, ``bf16``, ``int8`` or ``int4``.
         change_log: ``change_log(table_name, options)``, for backends that store the changelog of a
-            table with its rows, so that processes with caches in front of them can read it. Without it,
-            a folder contains the changelog.
+            table with its rows. Processes with caches in front of the backend read the changelog
+            from there. Without it, a folder contains the changelog.
     """
 
     factory: Callable[..., Storage]

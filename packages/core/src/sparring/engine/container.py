@@ -401,10 +401,10 @@ class StepContainer:
     ) -> Prefetch:
         """Starts a lookup on the prefetch thread; `Prefetch.finish` returns its result.
 
-        `finish` returns the rows that `lookup_all` would return at that time: rows that steps have
-        changed since the prefetch started are read again. On several ranks, steps and other lookups
-        wait until the prefetch has pulled its rows. Writes to a storage that are not steps of this
-        container are not detected.
+        `finish` returns the rows that `lookup_all` would return at that time, because it reads rows
+        again that steps have changed since the prefetch started. On several ranks, steps and other
+        lookups wait until the prefetch has pulled its rows. Writes to a storage that are not steps
+        of this container are not detected.
 
         Args:
             requests: as for `lookup_all`. The ids must not change until `finish` returns.
@@ -742,8 +742,8 @@ class StepContainer:
 
         Args:
             blocking: whether to wait until all ranks have flushed. If False, lookups, forward and
-                backward passes continue, and operations that change rows wait for the flush, on several
-                ranks for at most half the collective's deadline. A failure then raises
+                backward passes continue. Operations that change rows wait for the flush; on several
+                ranks they wait for at most half the collective's deadline. A failure then raises
                 `BackgroundError` at the next step, which can be retried.
 
         Returns:

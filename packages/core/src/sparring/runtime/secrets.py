@@ -1,9 +1,9 @@
 """Detection of secrets in configurations.
 
 Configurations are printed, compared between ranks and stored with results. Therefore they must not
-contain secrets, but name the environment variable or file with the secret, and no message repeats a
-value that looks like a secret. Options of backends are searched as plain mappings, because not every
-reader of a configuration knows their model.
+contain secrets, but name the environment variable or file with the secret. No message repeats a
+value that looks like a secret. Options of backends are searched as plain mappings, because not
+every reader of a configuration knows their model.
 """
 
 from __future__ import annotations

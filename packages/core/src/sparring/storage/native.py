@@ -119,8 +119,8 @@ class NativeStorage(Storage):
 
     @property
     def handle_in_memory(self) -> Any | None:
-        """Native handle for finds without the GIL, if rows are in memory, so that a find takes only a few
-        cache misses per key.
+        """Native handle for finds without the GIL. It requires rows in memory, where a find takes
+        only a few cache misses per key.
 
         None if rows are stored elsewhere, or if a subclass overrides `_find_impl`.
         """

@@ -1,8 +1,8 @@
 """The ops of ``native/lookup_ops.cc`` and their gradients.
 
-The gradient of a lookup is one gradient per id, as `tf.IndexedSlices` of the layer's anchor. Therefore
-Keras can process it like any gradient, with tapes, loss scaling and clipping by value, and the lookup
-need not be remembered.
+The gradient of a lookup is one gradient per id, as `tf.IndexedSlices` of the layer's anchor.
+Therefore Keras can process it like any gradient, with tapes, loss scaling and clipping by value.
+The lookup itself need not be stored.
 """
 
 from __future__ import annotations

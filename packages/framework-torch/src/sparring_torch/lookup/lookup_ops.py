@@ -4,9 +4,10 @@
                                                           │
     gradients of rows ◄── sparring::lookup_backward ◄─────┘ ──► zero, the gradient of the anchor
 
-The anchor is a leaf that requires a gradient, so that a compiler keeps the backward operator, which
-hands the gradient of the embeddings to the step. There are no other side effects: a lookup only reads,
-so it may run twice, for example in activation checkpointing, or be shared.
+The anchor is a leaf that requires a gradient. Therefore a compiler keeps the backward operator,
+which passes the gradient of the embeddings to the step. There are no other side effects. A lookup
+only reads rows, so a compiler may run it twice, for example in activation checkpointing, or share
+its result.
 
 Operators find a module by its name in the process. In training, each call site in a program appends a
 number to the name, so that compilers do not merge two backward operators with equal arguments.

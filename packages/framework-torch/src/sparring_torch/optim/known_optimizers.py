@@ -1,10 +1,11 @@
 """PyTorch optimizers whose steps an update method can take.
 
 An update method updates rows where they are stored, in one pass. It replaces a torch optimizer if
-it gives the same rows: formula, order of operations and row state are the same as in torch's
-single-tensor implementation. A table in this module lists classes for which this holds. It is also
-tested: the results of a few steps over generated rows may differ only by rounding. If another
-release of torch, a build for another CPU, or a patched class differs, rows use shadows instead.
+it gives the same rows. This requires the formula, the order of operations and the row state of
+torch's single-tensor implementation. A table in this module lists classes for which this holds. It
+is also tested: the results of a few steps over generated rows may differ only by rounding. If
+another release of torch, a build for another CPU, or a patched class differs, rows use shadows
+instead.
 """
 
 from __future__ import annotations

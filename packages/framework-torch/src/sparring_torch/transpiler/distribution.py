@@ -195,8 +195,8 @@ class Distribution:
             replace_module(self._model, each.paths, each.module)
 
     def _weights(self) -> Iterator[tuple[str, Tensor, int | None]]:
-        """Yields, for each table: the table, the weight that it replaces, and the row of the weight
-        that is not copied, or None."""
+        """Yields the name of each table, the weight that it replaces, and the number of the row of
+        the weight that is not copied, or None."""
         for each in self.scan.found:
             yield from each.kind.rows(each.module, each.table)
 

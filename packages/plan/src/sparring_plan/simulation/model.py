@@ -29,9 +29,10 @@ class SimulatedSchedule(Enum):
 class Network:
     """Timing of messages.
 
-    A message of n bytes between machines leaves after ``n / bytes_per_second``, once the sender's
-    link is free, and its first byte arrives `latency_seconds` after it left. The ranks of one machine
-    share its link, one in each direction. Within a machine, ranks have separate links.
+    A message of n bytes between machines occupies the sender's link for ``n / bytes_per_second``,
+    starting when the link is free. Its first byte arrives `latency_seconds` after it left. The
+    ranks of one machine share its link, one in each direction. Within a machine, ranks have
+    separate links.
 
     Args:
         latency_seconds: Latency between machines.

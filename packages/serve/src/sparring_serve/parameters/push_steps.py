@@ -58,8 +58,8 @@ REQUEST_SECONDS = 5.0
 
 
 class PushFailedError(SparringError):
-    """Not all shards executed a push or flush: push again with `token`, which applies the push only
-    where it is missing, or flush again.
+    """Not all shards executed a push or flush: repeat the push with `token`, or the flush. A
+    repeated push is applied only by the shards that have not applied it.
 
     `done` contains the shards that succeeded; `reasons` contains the errors of the other shards.
     `token` is None if only a flush failed, and no push before it.

@@ -80,8 +80,9 @@ def encode_rows(rows: Rows, dtype: int) -> Buffer:
 
     Args:
         rows: ``(n, dim)`` float32.
-        dtype: A `RowDtype`. float16 overflows to infinity; int8 is affine per row, like FBGEMM's: q =
-            (element - bias) / scale, where bias is the minimum of the row, both as float16.
+        dtype: A `RowDtype`. float16 overflows to infinity; int8 is affine per row, as in FBGEMM: q
+            = (element - bias) / scale. The bias is the minimum of the row. Bias and scale are
+            stored as float16.
     """
     if dtype == RowDtype.FLOAT32 or not rows.size:
         return as_bytes(rows)

@@ -2,8 +2,8 @@
 
 The scan reads the tiers from the first to the last and skips keys that it has already yielded. Rows only
 move down, and promotion copies rows, so a key that exists during the whole scan is found in the first or
-a lower tier. If a write has changed rows since the scan began, the scan reads the rows again from all
-tiers, so that it yields no old row.
+a lower tier. If a write has changed rows since the scan began, the scan reads rows again from all
+tiers before it yields them. Therefore it yields no old row.
 """
 
 from __future__ import annotations

@@ -152,8 +152,8 @@ class ColumnTask:
         return tf.sigmoid(found) if self._is_click else found
 
     def program(self) -> tuple[list[Any], Callable[..., Any]]:
-        """Returns the signature and the function of the exported program: the model's own, or
-        predictions from numbers ``(b, k)`` and ids ``(b, f)``."""
+        """Returns the signature and the function of the exported program. If the model defines
+        none, the function computes predictions from numbers ``(b, k)`` and ids ``(b, f)``."""
         own: Any = getattr(self.model, "program", None)
         if own is not None:
             made: tuple[list[Any], Callable[..., Any]] = own()

@@ -44,10 +44,10 @@ class MetricsFormat(Enum):
 class MetricsWriter(Closable):
     """Writes all counters of a container to a file periodically while it makes steps.
 
-    The thread that makes steps copies the counters after a step if a write is due, and the container's
-    event loop writes them. At most one write is in flight; further ones are skipped and counted. A write
-    that fails raises `BackgroundError` at the next step, which changes nothing and can be retried; the
-    next write is attempted as usual.
+    If a write is due after a step, the thread that makes steps copies the counters, and the
+    container's event loop writes them. At most one write is in flight; further ones are skipped and
+    counted. A write that fails raises `BackgroundError` at the next step, which changes nothing and
+    can be retried; the next write is attempted as usual.
 
     Use:
         with StepContainer() as container, MetricsWriter(container, "metrics.jsonl"):

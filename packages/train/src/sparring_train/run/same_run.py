@@ -136,8 +136,8 @@ def check_same_origins(snapshot: Snapshot, origins: Mapping[str, str]) -> None:
 
 
 def _upgrade_values(values: Any, config: RunConfig, name: str) -> Any:
-    """Returns the values of a section with defaults for keys that the saving release did not have, and
-    without limits that may change between runs."""
+    """Returns the values of a section, without limits that may change between runs. Keys that the
+    saving release did not have get their defaults."""
     section = type(getattr(config, name))
     if not issubclass(section, Section):
         return values

@@ -363,10 +363,10 @@ _POLL_SECONDS = 0.02
 class Throttle:
     """Limits the threads of a save to a share of the time of one core.
 
-    Each thread calls `pause` after a piece of work. A schedule, which all threads have in common,
-    reserves the time of the work divided by the share, after what is reserved already. The thread
-    sleeps until the end of its reserved time. Therefore all threads together use at most the share.
-    Unused time is not accumulated.
+    Each thread calls `pause` after a piece of work. All threads have a common schedule. It reserves
+    the time of the work divided by the share, after all earlier reservations. The thread sleeps
+    until the end of its reserved time. Therefore all threads together use at most the share. Unused
+    time is not accumulated.
 
     Args:
         share: share of the time of one core, greater than 0. If it is 1 or more, there are no pauses.

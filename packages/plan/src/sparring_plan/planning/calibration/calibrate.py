@@ -82,8 +82,8 @@ class _Auto:
 def measure(options: CalibrateOptions, manager: PluginManager) -> CalibrateResult:
     """Measures this machine, in less than a minute. The machine should be idle otherwise.
 
-    Under torchrun or mpiexec, all ranks call it: messages and links are measured between them,
-    everything else on rank 0 while the others wait.
+    Under torchrun or mpiexec, all ranks call it. Messages and links are measured between all ranks,
+    everything else on rank 0 while the other ranks wait.
 
     Raises:
         ConfigError: The model cannot be imported or called.

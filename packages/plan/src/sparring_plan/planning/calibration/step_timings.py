@@ -1,9 +1,9 @@
 """Measures the costs of whole steps on this machine, in addition to finds, sums and updates.
 
-Two ranks, as threads of this process, execute steps of one table with each kind of sharding: the real
-exchange, with messages that copy memory. The simulation of the same step explains a part of the
-measured processor time. The rest is divided by the number of rows. Measuring two widths separates
-costs per row from costs per byte.
+Two ranks, which are threads of this process, execute steps of one table with each kind of sharding.
+They use the real exchange, with messages that copy memory. The simulation of the same step explains
+a part of the measured processor time. The rest is divided by the number of rows. Measuring two
+widths separates costs per row from costs per byte.
 """
 
 from __future__ import annotations
