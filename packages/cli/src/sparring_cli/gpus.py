@@ -39,7 +39,7 @@ class Gpus:
     devices: tuple[Gpu, ...]
     """The GPUs in the order of their numbers."""
     reason: str | None
-    """Reason why there are none; None if there are some."""
+    """Reason why `devices` is empty; None if it is not."""
 
 
 def inspect_gpus(root: Path = Path("/"), library: Any = None) -> Gpus:

@@ -38,7 +38,7 @@ def find_native_class(
     """Returns the optimizer class that a configuration names.
 
     Args:
-        name: ``adagrad``, in any case, or ``package.module:Class``.
+        name: a name such as ``adagrad``, in upper or lower case, or ``package.module:Class``.
         module: the framework's module of optimizers, such as ``torch.optim``.
         base: base class of all optimizers.
         setting: the dotted key that contains `name`, for messages.

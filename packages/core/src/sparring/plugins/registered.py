@@ -118,7 +118,7 @@ def check_descriptors(
         if not isinstance(descriptor, Descriptor):
             raise PluginError(
                 f"{hook} must return a list of {wanted.__name__}, found an item of type "
-                f"{_type_name(descriptor)}; return other descriptors from their own hooks"
+                f"{_type_name(descriptor)}; return only objects of {wanted.__name__}"
             )
         # Checked first, because other versions may have other fields.
         _check_version(kind, descriptor, distribution, version)

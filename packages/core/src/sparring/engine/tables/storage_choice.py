@@ -60,9 +60,10 @@ class StorageChoice:
 
 
 def find_storage_device(storage: StorageChoice | Storage | None) -> str:
-    """Returns the device of a table's rows: ``cpu``, or the device whose arrays the storage accepts.
+    """Returns the device of a table's rows: ``cpu``, or the device that the storage supports besides it.
 
-    This is the option ``device``; for a stack, the option of its first tier.
+    For a choice, this is the option ``device``; for a stack, that of its first tier. For an open
+    storage, it is the first device of its capabilities other than ``cpu``.
     """
     if isinstance(storage, Storage):
         return next((each for each in storage.capabilities.devices if each != "cpu"), "cpu")
@@ -126,8 +127,8 @@ def check_given(storage: Storage, table: TableConfig) -> None:
     """Checks that an open storage was opened for `table`.
 
     Raises:
-        InvalidArgumentError: the tables differ. An unspecified owner of the state in `table` is
-            accepted.
+        InvalidArgumentError: the tables differ. An empty `state_method`, which means that the
+            optimizer is unknown, fits every optimizer.
     """
     found = storage.table
     if found.with_state(0) == table.with_state(0) and not found.has_other_state(table):
@@ -176,15 +177,15 @@ def check_column_blocks(
 
     Args:
         table: table that is sharded by columns.
-        storage: storage that was declared, or that was opened for one of the blocks.
-        is_given: whether `storage` was declared.
+        storage: storage or choice of the declaration, or the storage that was opened for one block.
+        is_given: True if `storage` is from the declaration, False if it was opened for a block.
 
     Raises:
         UnsupportedError: the storage was already open, has a capacity, or outlives the process; or
             the admission filter counts all ids of a rank together.
     """
     if isinstance(table.admission, Bloom):
-        found = "its Bloom filter counts all ids of a rank together, but the blocks have different ranks"
+        found = "its Bloom filter counts all ids of a rank, but the blocks are on different ranks"
         remedy = "choose admission Frequency"
     elif not isinstance(storage, Storage):
         return
@@ -195,12 +196,12 @@ def check_column_blocks(
         )
     elif storage.capacity is not None:
         found = (
-            f"its storage has a capacity of {storage.capacity} rows, and blocks could evict different "
-            "ones"
+            f"its storage has a capacity of {storage.capacity} rows, and each block could evict other "
+            "keys"
         )
         remedy = "omit its capacity (num_embeddings)"
     elif storage.capabilities.persistent or storage.capabilities.shared:
-        found = "its storage outlives the process, and another plan would not find the rows of its blocks"
+        found = "its storage outlives the process, and a run with another plan would not find its rows"
         remedy = "choose a storage in memory, and save snapshots"
     else:
         return
