@@ -201,7 +201,9 @@ def check_column_blocks(
         )
         remedy = "omit its capacity (num_embeddings)"
     elif storage.capabilities.persistent or storage.capabilities.shared:
-        found = "its storage outlives the process, and a run with another plan would not find its rows"
+        found = (
+            "its storage outlives the process, and a run with another plan would not find its rows"
+        )
         remedy = "choose a storage in memory, and save snapshots"
     else:
         return
