@@ -236,7 +236,7 @@ def tests_tensorflow(session: nox.Session) -> None:
             "packages/serve/tests/test_remote_storage.py",
             "packages/train/tests/test_format_v1.py",
         )
-        names = "keras or framework-tf or movielens-tf or tensorflow"
+        names = "keras or framework-tf or tfra or movielens-tf or tensorflow"
         session.run("pytest", *of_all, "-k", names)
     session.install(TORCH, silent=True)
     install("framework-torch", "framework-jax")
