@@ -66,7 +66,7 @@ class Mailboxes:
             self.inquiry.note(peer, notice)
 
     def awaited_rank(self) -> int:
-        """Returns the rank that this rank is waiting for, for replies to ranks that ask."""
+        """Returns the rank that this rank is waiting for. Other ranks request it."""
         rank, when = self.asked
         return rank if time.monotonic() - when < 0.1 * self.deadline_seconds else NO_RANK
 

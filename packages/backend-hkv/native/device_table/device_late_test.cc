@@ -26,7 +26,7 @@ uint64_t num_operations() {
   return asked == nullptr ? 1000 : std::stoull(asked);
 }
 
-// Changes bytes in an update: new rows get those of `made`, existing ones are incremented.
+// Changes bytes in an update: new rows get the bytes of `made`, existing rows are incremented.
 struct ChangeBytes {
   static constexpr unsigned block_threads = 64;
   const int64_t* positions;

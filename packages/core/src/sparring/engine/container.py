@@ -321,8 +321,7 @@ class StepContainer:
         return self.entry(table).parts[0].num_not_admitted
 
     def num_forgotten(self, table: str) -> int:
-        """Returns the number of ids that the table's admission filter removed or did not count on
-        this rank because its memory was full."""
+        """Returns how many ids the table's full admission filter removed or did not count here."""
         quiesce(self.state, Purpose.INSPECT)
         made = self.entry(table).parts[0].admission_filter
         return 0 if made is None else int(made.num_forgotten)

@@ -1,4 +1,4 @@
-"""Comparison of two runs, as lines of tables."""
+"""Compares two runs, in lines of tables."""
 
 from __future__ import annotations
 
