@@ -11,14 +11,11 @@ import pytest
 from sparring.contracts.storage.capabilities import Capabilities
 from sparring.contracts.storage.storage import Storage
 from sparring.storage.memory import MemoryOptions
-from sparring_testing.frameworks.framework_tests import FrameworkTests
-from sparring_testing.storages.storage_tests import StorageTests
 
 ROOT = Path(__file__).parents[3]
 TEMPLATE = ROOT / "packages/_template"
 HOW_TO = (ROOT / "docs/how-to/write-a-backend.md").read_text()
 REFERENCE = (ROOT / "docs/reference/storage.md").read_text()
-HOOKS = (ROOT / "docs/reference/hooks.md").read_text()
 
 _BLOCK = re.compile(
     r"<!-- not run: this is (?P<path>\S+) -->\n```\w+\n(?P<code>.*?)^```", re.M | re.S
@@ -73,13 +70,3 @@ def test_reference_has_every_operation() -> None:
 def test_reference_has_every_option_of_memory() -> None:
     for name in MemoryOptions.model_fields:
         assert f"| `{name}` |" in REFERENCE
-
-
-def test_reference_lists_every_standard_test_and_no_other() -> None:
-    listed = set(re.findall(r"`(test_\w+)`", REFERENCE))
-    assert listed == {name for name in dir(StorageTests) if name.startswith("test_")}
-
-
-def test_reference_lists_every_standard_test_of_adapters_and_no_other() -> None:
-    listed = set(re.findall(r"^- `(test_\w+)`", HOOKS, re.M))
-    assert listed == {name for name in dir(FrameworkTests) if name.startswith("test_")}
