@@ -107,6 +107,7 @@ def test_tables_looked_up_together_equal_separate_tables(
     device: Any, options: dict[str, Any]
 ) -> None:
     alone, together = opened(5, **options), opened(5, **options)
+    num_new = num_evicted = 0
     for step in range(1, 5):
         ids = ids_of(5, step)
         expected = step_alone(device, alone, ids, step)
@@ -115,6 +116,10 @@ def test_tables_looked_up_together_equal_separate_tables(
             for array, other in zip(own[:3], known[:3], strict=True):
                 assert array.tobytes() == other.tobytes()
             assert own[3:] == known[3:]
+            num_new += own[3]
+            num_evicted += own[4]
+    assert num_new - num_evicted == sum(storage.size for storage in together)
+    assert (num_evicted > 0) == bool(options)
     for one, other in zip(alone, together, strict=True):
         assert one.size == other.size
         keys = np.arange(200)

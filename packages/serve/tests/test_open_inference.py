@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring_serve import LookupService
+from sparring_serve import LookupService, ShardPosition, ShardReplicas
 from sparring_serve.inference import infer, model_metadata, model_ready
+from sparring_serve.limits import Limits
 from sparring_serve.status import Status, StatusError
 from sparring_serve.testing import MemoryTables
 from sparring_serve.wire.fields import decode, encode
@@ -101,6 +102,21 @@ def test_a_parameter_without_effect_is_rejected_unless_it_has_its_default(
         assert f"is {value or 0!r}, expected " in message
         assert advice in message
     assert service.metrics.value("rejected_total", reason="parameter") == len(others)
+
+
+def test_a_reply_is_limited_by_its_bytes(tables: MemoryTables) -> None:
+    content = encode(request_with("input"))
+    # The request, and for each of 2 ids a row of 4 float32 and whether it was found.
+    num_bytes = len(content) + 2 * (4 * 4 + 1)
+
+    def with_limit(max_bytes: int) -> LookupService:
+        position = ShardPosition(ShardReplicas((("a:1",),)))
+        return LookupService(tables, position, Limits(max_bytes=max_bytes))
+
+    assert answer_of(with_limit(num_bytes), content).model_name == "item"
+    with pytest.raises(StatusError, match=f"the reply would have {num_bytes} bytes") as caught:
+        answer_of(with_limit(num_bytes - 1), content)
+    assert caught.value.reason == "max_bytes"
 
 
 def test_uint64_parameters_are_read(service: LookupService) -> None:

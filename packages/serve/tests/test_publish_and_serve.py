@@ -634,6 +634,20 @@ def test_wrong_servers_are_rejected(
     assert "secret" not in shown
 
 
+@pytest.mark.parametrize(("replica", "address"), [("1", "a:1"), ("2", "b:2")])
+def test_a_server_listens_on_the_address_of_its_replica(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replica: str, address: str
+) -> None:
+    config = tmp_path / "serving.yaml"
+    config.write_text(f"snapshots: {run.out}\nshards: [[a:1, b:2]]\n")
+    opened = []
+    monkeypatch.setattr(
+        "sparring_serve.cli.serve._run", lambda *arguments: opened.append(arguments[3])
+    )
+    assert main(["serve", str(config), "--replica", replica]) == 0
+    assert opened == [address]
+
+
 def test_a_serving_process_keeps_its_pages() -> None:
     program = (
         "import resource\n"

@@ -17,6 +17,7 @@ from sparring.contracts.ranks.exchange_options import ExchangeOptions
 from sparring.contracts.storage.updates import MethodChoice
 from sparring.contracts.tables.initializers import Uniform
 from sparring.contracts.tables.table import TableConfig
+from sparring.engine.apply.gradients import sum_gradients
 from sparring.engine.container import StepContainer
 from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError
@@ -49,6 +50,21 @@ def on_ranks(world_size: int, body: Callable[[StepContainer], Any], **exchange: 
 def ids_of(step: int, rank: int, table: str) -> np.ndarray:
     random = np.random.default_rng((step, rank, len(table)))
     return random.integers(-15, 15, 0 if (step + rank) % 4 == 3 else 20)
+
+
+def test_sums_before_a_step_contain_each_key_on_one_rank() -> None:
+    def body(made: StepContainer) -> dict[str, list[int]]:
+        for table in (SMALL, LARGE):
+            made.declare(table)
+        for found in made.lookup_all([("small", np.arange(9)), ("large", np.arange(9))]):
+            assert found.shadow_id is not None
+            made.resources.accumulate(found.shadow_id, np.ones(found.rows.shape, np.float32))
+        return {name: each.keys.tolist() for name, each in sum_gradients(made.state).items()}
+
+    first, second = on_ranks(2, body)
+    assert set(second) == {"large"}  # rank 0 has the sums of replicated tables
+    assert sorted(first["small"]) == sorted(first["large"] + second["large"]) == list(range(9))
+    assert first["large"] and second["large"]
 
 
 def rows_of(made: StepContainer, table: str) -> dict[int, np.ndarray]:

@@ -17,6 +17,7 @@ from sparring.contracts.storage.results import Columns
 from sparring.contracts.tables.table import TableConfig
 from sparring.engine.resource_manager import ResourceManager
 from sparring.errors import InvalidArgumentError
+from sparring.exchange.messenger import ExchangeCounters, Messenger
 from sparring.exchange.ring import RingExchange
 from sparring.exchange.session import (
     MAX_CHUNK_ROWS,
@@ -30,6 +31,16 @@ from sparring_testing.processes.rank_threads import run_ranks
 
 TABLE = TableConfig("item", 3, "float64", state_width=1)
 WORLD_SIZES = pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+
+
+@WORLD_SIZES
+def test_each_hop_serves_the_rank_that_sends_its_request_at_this_hop(world_size: int) -> None:
+    group = LocalGroup(world_size)
+    ranks = [Messenger(group.join(rank), ExchangeCounters()) for rank in range(world_size)]
+    for rank, messenger in enumerate(ranks):
+        assert set(messenger.later_ranks) == set(range(world_size)) - {rank}
+        for hop, peer in enumerate(messenger.earlier_ranks):
+            assert ranks[peer].later_ranks[hop] == rank
 
 
 def rows_for(keys: np.ndarray) -> np.ndarray:

@@ -123,10 +123,8 @@ class _Round:
             own: serves this rank's request to itself.
         """
         session, count = self.shared.session, len(self.codecs)
-        rank, world_size = session.rank, session.world_size
-        num_rows = int(self.coming[:, :count].sum() + mine[rank, :count].sum())
-        requested = [(rank + hop) % world_size for hop in range(1, world_size)]
-        served = [(rank - hop) % world_size for hop in range(1, world_size)]
+        num_rows = int(self.coming[:, :count].sum() + mine[session.rank, :count].sum())
+        requested, served = session.messenger.later_ranks, session.messenger.earlier_ranks
         return RequestReplies(
             session.messenger,
             self.shared.executor(storages, num_rows),

@@ -98,9 +98,8 @@ class DevicePull:
             shape = (len(request.keys), request.width)
             results.append(PullResult(*self._empty(shape[0], shape[1], request.table.dtype)))
             self._sorted.append(PullResult(*self._empty(shape[0], shape[1], request.table.dtype)))
-        rank, world_size = self._rank, self.stager.messenger.collective.world_size
-        asked = [(rank + hop) % world_size for hop in range(1, world_size)]
-        served = [(rank - hop) % world_size for hop in range(1, world_size)]
+        messenger = self.stager.messenger
+        asked, served = messenger.later_ranks, messenger.earlier_ranks
         transfers = iter(
             hop_transfers(
                 [self.served_counts[peer] for peer in served],

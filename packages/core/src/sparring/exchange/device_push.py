@@ -92,9 +92,8 @@ class DevicePush:
             DeviceError, DeadlineError: the device failed.
         """
         stager, arrays = self.stager, self.stager.kernels.arrays
-        rank, world_size = stager.messenger.collective.rank, stager.messenger.collective.world_size
-        owners = [(rank + hop) % world_size for hop in range(1, world_size)]
-        senders = [(rank - hop) % world_size for hop in range(1, world_size)]
+        rank = stager.messenger.collective.rank
+        owners, senders = stager.messenger.later_ranks, stager.messenger.earlier_ranks
         transfers = hop_transfers(
             [self.routed.counts[peer] for peer in owners],
             [self.coming_counts[peer] for peer in senders],

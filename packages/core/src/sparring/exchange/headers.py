@@ -265,15 +265,14 @@ def exchange_headers(
     Raises:
         PeerFailure: a rank is gone or does not respond.
     """
-    rank, world_size = messenger.collective.rank, messenger.collective.world_size
-    peers = [(rank + hop) % world_size for hop in range(1, world_size)]
+    world_size = messenger.collective.world_size
     going = []
-    for peer in peers:
+    for peer in messenger.later_ranks:
         message = mine.pack(counts[peer, :_NUM_COUNTS])
         going.append(messenger.send(MessageKind.HEADERS, message, peer, "header"))
     headers = [mine] * world_size
     theirs = np.zeros((world_size, min(mine.num_tables, _NUM_COUNTS)), np.int64)
-    for peer in reversed(peers):
+    for peer in messenger.earlier_ranks:
         message = inbox.take(peer)
         headers[peer] = Header.unpack(message)
         theirs[peer] = message[_NUM_FIELDS : _NUM_FIELDS + theirs.shape[1]]
@@ -420,11 +419,9 @@ def send_shutdown_notice(messenger: Messenger, step: int, culprit: int | None) -
         step: number of applied steps.
         culprit: rank whose failure is the reason; None: none.
     """
-    rank, world_size = messenger.collective.rank, messenger.collective.world_size
     mine = Header(Phase.ENDED, step, 0, 0, False, 0, -1 if culprit is None else culprit)
     going = []
-    for hop in range(1, world_size):
-        peer = (rank + hop) % world_size
+    for peer in messenger.later_ranks:
         if peer == culprit:
             continue
         try:

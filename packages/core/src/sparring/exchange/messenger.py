@@ -132,6 +132,11 @@ class Messenger:
     def __init__(self, collective: Collective, counters: ExchangeCounters) -> None:
         self.collective = collective
         self.counters = counters
+        rank, world_size = collective.rank, collective.world_size
+        self.later_ranks = [(rank + hop) % world_size for hop in range(1, world_size)]
+        """The other ranks in the order in which this rank sends requests: hop 1, hop 2, ..."""
+        self.earlier_ranks = self.later_ranks[::-1]
+        """The other ranks in the order in which this rank serves their requests."""
         self.trace: Trace | None = None
         self.on_stall: Callable[[], None] = _nothing
         """Called repeatedly while no message makes progress; may raise `PeerFailure`."""

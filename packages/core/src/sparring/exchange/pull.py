@@ -114,12 +114,13 @@ class RingPull:
             count, width = len(request.keys), request.columns.end - request.columns.begin
             rows = np.empty((count, width), request.table.numpy_dtype)
             self.results.append(PullResult(rows, np.empty(count, np.bool_)))
-        rank, world_size = self.messenger.collective.rank, self.messenger.collective.world_size
-        asked = [(rank + hop) % world_size for hop in range(1, world_size)]
-        served = [(rank - hop) % world_size for hop in range(1, world_size)]
-        to_ask = chunk_transfers(asked, self.routed.counts, self.chunk_rows)
-        to_serve = chunk_transfers(served, self.served_counts, self.chunk_rows)
-        to_find = chunk_transfers([rank], self.routed.counts, self.chunk_rows)
+        to_ask = chunk_transfers(self.messenger.later_ranks, self.routed.counts, self.chunk_rows)
+        to_serve = chunk_transfers(
+            self.messenger.earlier_ranks, self.served_counts, self.chunk_rows
+        )
+        to_find = chunk_transfers(
+            [self.messenger.collective.rank], self.routed.counts, self.chunk_rows
+        )
         counts = np.concatenate([self.routed.counts, self.served_counts])
         is_short = int(counts.sum(axis=1).max()) <= self.chunk_rows
         try:

@@ -124,11 +124,10 @@ class RingPush:
         Raises:
             PeerFailure: a rank is gone or does not respond, and this rank has no error.
         """
-        rank, world_size = self.messenger.collective.rank, self.messenger.collective.world_size
-        owners = [(rank + hop) % world_size for hop in range(1, world_size)]
-        senders = [(rank - hop) % world_size for hop in range(1, world_size)]
-        to_send = chunk_transfers(owners, self.routed.counts, self.chunk_rows)
-        to_receive = chunk_transfers(senders, self.coming_counts, self.chunk_rows)
+        to_send = chunk_transfers(self.messenger.later_ranks, self.routed.counts, self.chunk_rows)
+        to_receive = chunk_transfers(
+            self.messenger.earlier_ranks, self.coming_counts, self.chunk_rows
+        )
         sums = GradientSums(self.requests, self.codecs)
         ahead = RowPrefetch(self.requests, sums.accumulators, self.find_executor)
         counts = np.concatenate([self.routed.counts, self.coming_counts])
@@ -138,6 +137,7 @@ class RingPush:
         )
         try:
             if is_short and is_inline:
+                rank = self.messenger.collective.rank
                 own = self.executor.submit(partial(sums.add_own, rank, self.routed))
                 self._ended(own, "hop 0")
                 self._run_in_order(list(to_send), list(to_receive), sums, ahead)
@@ -321,7 +321,7 @@ def push_to_replicas(
     Raises:
         PeerFailure: a rank is gone or does not respond.
     """
-    rank, world_size = messenger.collective.rank, messenger.collective.world_size
+    rank = messenger.collective.rank
     counts = coming.copy()
     counts[rank] = [len(each.keys) for each in requests]
     chunks = [whole_stream(each) for each in counts]
@@ -329,17 +329,17 @@ def push_to_replicas(
         None if chunk is None else np.empty(gradient_bytes(chunk, codecs), np.uint8)
         for chunk in chunks
     ]
-    peers = [(rank + hop) % world_size for hop in range(1, world_size)]
     transfers = [
         messenger.receive(MessageKind.GRADIENTS, messages[peer], peer, "replicas")
-        for peer in reversed(peers)
+        for peer in messenger.earlier_ranks
         if messages[peer] is not None
     ]
     chunk, mine = chunks[rank], messages[rank]
     if chunk is not None and mine is not None:
         pack_gradients(mine, chunk, 0, _to_one_owner(requests), requests, codecs)
         transfers += [
-            messenger.send(MessageKind.GRADIENTS, mine, peer, "replicas") for peer in peers
+            messenger.send(MessageKind.GRADIENTS, mine, peer, "replicas")
+            for peer in messenger.later_ranks
         ]
     for transfer in transfers:
         messenger.wait(transfer)

@@ -170,7 +170,7 @@ def refresh(
         PeerFailure: a rank is gone, does not respond, or could not read its rows.
         SparringError: a storage of this rank failed; this was reported to the other ranks.
     """
-    rank, world_size = messenger.collective.rank, messenger.collective.world_size
+    rank = messenger.collective.rank
     routed = record.routed
     own = [_find_own_changed(routed, table, rank, each) for table, each in enumerate(changed)]
     counts = coming.copy()
@@ -184,15 +184,14 @@ def refresh(
         )
         for each, total in zip(requests, counts.sum(axis=0).tolist(), strict=True)
     ]
-    peers = [(rank + hop) % world_size for hop in range(1, world_size)]
     arriving = {
         owner: _receive(messenger, owner, counts[owner], codecs)
-        for owner in peers
+        for owner in messenger.later_ranks
         if counts[owner].any()
     }
     error: BaseException | None = None
     going: list[Transfer] = []
-    for peer in reversed(peers):
+    for peer in messenger.earlier_ranks:
         chunk = whole_stream(stale.counts[peer])
         if chunk is None:
             continue
