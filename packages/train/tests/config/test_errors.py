@@ -136,6 +136,15 @@ WRONG: dict[str, tuple[str, list[str]]] = {
         RATINGS + "tables:\n  initializer:\n    kind: uniform\n    hihg: 3\n",
         ["run.yaml:12:5: unknown key 'hihg' in tables.initializer (did you mean high?)"],
     ),
+    # Other kinds of models have the keys `dim` and `bottom_mlp`.
+    "keys of another kind of model": (
+        RATINGS.replace("matrix_factorization", '"mine:Model"') + "  bottom_mlp: [4]\n  dim: 8\n",
+        [
+            "run.yaml:9:3: unknown key 'bottom_mlp' in model (expected kind, embedding_dim, dims, "
+            "trained_for, options, user, item or positive)",
+            "run.yaml:10:3: unknown key 'dim' in model (did you mean dims?)",
+        ],
+    ),
     "unknown key of the exchange": (
         RATINGS + "exchange:\n  schedule: tree\n",
         [

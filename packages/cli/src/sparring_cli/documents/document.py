@@ -87,7 +87,7 @@ class Document:
         try:
             checked = model.model_validate(self._value)
         except ValidationError as error:
-            found = explain_error(error, self._value, locations, model=model)
+            found = explain_error(error, locations, model=model)
             problems += [each for each in found if each.path not in told]
         if problems:
             raise_problems(problems)

@@ -48,7 +48,6 @@ _EXPECTED = {
 
 def explain_error(
     error: ValidationError,
-    value: Any,
     locations: Locations,
     *,
     model: type[BaseModel],
@@ -58,19 +57,17 @@ def explain_error(
 
     Args:
         error: Exception that `model` raised.
-        value: Input of the model.
         locations: Locations of the values in the file.
         model: Model that was validated.
-        at: Path of `value` in the configuration.
+        at: Path of the model's input in the configuration.
     """
     return [
-        _explain_one(details, value, locations, model, at)
-        for details in error.errors(include_url=False)
+        _explain_one(details, locations, model, at) for details in error.errors(include_url=False)
     ]
 
 
 def _explain_one(
-    details: ErrorDetails, value: Any, locations: Locations, model: type[BaseModel], at: ConfigPath
+    details: ErrorDetails, locations: Locations, model: type[BaseModel], at: ConfigPath
 ) -> Problem:
     inner = find_path(model, details["loc"])
     path = (*at, *inner)
@@ -80,7 +77,7 @@ def _explain_one(
     name = format_path(path) or "the configuration"
 
     if kind in UNKNOWN_KEY:
-        known = known_keys(model, inner[:-1], value)
+        known = known_keys(model, details["loc"][:-1])
         section = f" in {format_path(path[:-1])}" if len(path) > 1 else ""
         suggestion = find_closest_name(str(path[-1]), known)
         return Problem(

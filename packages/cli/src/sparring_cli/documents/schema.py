@@ -24,14 +24,12 @@ class Shape:
     """Permitted values at a path.
 
     Args:
-        models: Discriminator → model or setting; a section with only one kind has the key ``""``.
-        discriminator: Key that selects among several models.
+        models: Kind → model or setting; a section with only one kind has the key ``""``.
         tags: Names of all members of a union, as in pydantic's locations.
         items: Annotation of list items or mapping values.
     """
 
     models: Mapping[str, type[Any]]
-    discriminator: str | None = None
     tags: frozenset[str] = frozenset()
     items: Any = None
 
@@ -50,7 +48,7 @@ def find_shape(annotation: Any) -> Shape:
         members = dict(map(_member, parts))
         models = {tag: part for tag, part in members.items() if _is_model(part)}
         if models:
-            return Shape(models, "kind", frozenset(members))
+            return Shape(models, frozenset(members))
     if origin is dict or origin is tuple or origin is list:
         return Shape({}, items=get_args(annotation)[-1 if origin is dict else 0])
     return Shape({})
@@ -58,6 +56,11 @@ def find_shape(annotation: Any) -> Shape:
 
 def find_path(top: type[BaseModel], location: tuple[int | str, ...]) -> ConfigPath:
     """Returns pydantic's location of an error, without the names of union members."""
+    return _follow(top, location)[0]
+
+
+def _follow(top: type[BaseModel], location: tuple[int | str, ...]) -> tuple[ConfigPath, Shape]:
+    """Returns the path without the names of union members, and the shape at the path."""
     shape = Shape({"": top})
     path: list[str | int] = []
     for part in location:
@@ -67,21 +70,17 @@ def find_path(top: type[BaseModel], location: tuple[int | str, ...]) -> ConfigPa
             continue
         path.append(part)
         shape = _below(shape, part)
-    return tuple(path)
+    return tuple(path), shape
 
 
-def known_keys(top: type[BaseModel], path: ConfigPath, value: Any) -> tuple[str, ...]:
-    """Returns the permitted keys of the mapping at `path`.
+def known_keys(top: type[BaseModel], location: tuple[int | str, ...]) -> tuple[str, ...]:
+    """Returns the permitted keys of a mapping.
 
     Args:
         top: Model of the whole configuration.
-        path: Path of the mapping.
-        value: The whole configuration as it was read; selects the members of unions.
+        location: pydantic's location of the mapping, which contains the names of union members.
     """
-    shape = _choose_member(Shape({"": top}), value)
-    for part in path:
-        value = _item(value, part)
-        shape = _choose_member(_below(shape, part), value)
+    _, shape = _follow(top, location)
     return tuple(key for model in shape.models.values() for key in get_fields(model))
 
 
@@ -96,23 +95,6 @@ def _below(shape: Shape, part: str | int) -> Shape:
     if model is not None and part in get_fields(model):
         return find_shape(get_fields(model)[str(part)].annotation)
     return find_shape(shape.items)
-
-
-def _choose_member(shape: Shape, value: Any) -> Shape:
-    if shape.discriminator is None:
-        return shape
-    kind = value.get(shape.discriminator) if isinstance(value, dict) else None
-    if isinstance(kind, str) and kind in shape.models:
-        return Shape({"": shape.models[kind]})
-    return shape
-
-
-def _item(value: Any, part: str | int) -> Any:
-    if isinstance(value, dict):
-        return value.get(part)
-    if isinstance(value, list) and isinstance(part, int) and part < len(value):
-        return value[part]
-    return None
 
 
 def _member(part: Any) -> tuple[str, Any]:

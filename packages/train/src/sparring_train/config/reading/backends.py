@@ -177,7 +177,7 @@ def _option_problems(
     try:
         checked = descriptor.options.model_validate(options)
     except ValidationError as error:
-        problems = explain_error(error, options, places, model=descriptor.options, at=at)
+        problems = explain_error(error, places, model=descriptor.options, at=at)
         # Inner storages may be invalid, too.
         try:
             checked = descriptor.options.model_validate(

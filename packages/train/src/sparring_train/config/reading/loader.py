@@ -94,13 +94,13 @@ def parse_config(
         config = with_option_paths(config, resolve, plugin_manager)
         sections = dict(config)
     except ValidationError as error:
-        problems = explain_error(error, value, parsed.locations, model=kind)
+        problems = explain_error(error, parsed.locations, model=kind)
         sections = keep_valid_sections(kind, value, error)
         # Contradictions are not checked by Pydantic if a section is invalid.
         try:
             check_together(sections)
         except ValidationError as more:
-            problems += explain_error(more, value, parsed.locations, model=kind)
+            problems += explain_error(more, parsed.locations, model=kind)
     if plugin_manager is not None:
         problems += check_backends(sections, value, parsed.locations, plugin_manager)
         problems += check_plan(sections, parsed.locations, plugin_manager)
