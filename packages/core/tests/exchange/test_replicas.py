@@ -64,7 +64,8 @@ def test_sums_before_a_step_contain_each_key_on_one_rank() -> None:
     first, second = on_ranks(2, body)
     assert set(second) == {"large"}  # rank 0 has the sums of replicated tables
     assert sorted(first["small"]) == sorted(first["large"] + second["large"]) == list(range(9))
-    assert first["large"] and second["large"]
+    assert first["large"]
+    assert second["large"]
 
 
 def rows_of(made: StepContainer, table: str) -> dict[int, np.ndarray]:

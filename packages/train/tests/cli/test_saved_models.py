@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -504,6 +505,64 @@ def test_neighbors_are_of_the_same_kind(ask: Any) -> None:
     assert "has no row" in ask("neighbors", "ratings", "item", "xyz")
     assert "no table 'film'" in ask("neighbors", "ratings", "film", "3")
     assert "metric" in ask("neighbors", "ratings", "item", "3", "--metric", "angle")
+
+
+OWN_CLASSES = """
+import torch
+from sparring.contracts import INITIALIZERS
+
+class Sum(torch.nn.Module):
+    def __init__(self, embeddings, num_numbers):
+        super().__init__()
+        self.embeddings = embeddings
+        self.layer = torch.nn.LazyLinear(1)
+        self.layer(torch.zeros(2, 8))
+
+    def forward(self, numbers, features):
+        return self.layer(self.embeddings(features).values())
+
+class Start:
+    def initializer(self, table):
+        return INITIALIZERS["zeros"]()
+"""
+
+
+@pytest.mark.parametrize(
+    ("classes", "command"),
+    [
+        ({"model.kind": "Sum"}, ["evaluate"]),
+        ({"model.kind": "Sum"}, ["predict", "clicks.csv"]),
+        ({"tables.initializer.kind": "Start"}, ["evaluate"]),
+        ({"tables.overrides.user.initializer.kind": "Start"}, ["recommend", "--user", "user-4"]),
+    ],
+)
+def test_a_class_that_only_a_snapshot_names_is_not_imported(
+    ask: Any,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    classes: dict[str, str],
+    command: list[str],
+) -> None:
+    module = "own_" + "_".join([*classes.values(), command[0]])
+    (tmp_path / f"{module}.py").write_text(OWN_CLASSES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    named = [f"{key}={module}:{name}" for key, name in classes.items()]
+    run = [f"snapshots.url={tmp_path / 'run'}", "training.epochs=1"]
+    if "model.kind" in classes:
+        own = f"model={{kind: {module}:Sum, embedding_dim: 4}}"
+        assert main(["train", "clicks.yaml", *run, own]) == 0
+    else:
+        assert main(["train", "clicks.yaml", *run, *named]) == 0
+    del sys.modules[module]
+    name, *arguments = command
+    using = [name, str(tmp_path / "run"), *arguments]
+    said = ask(*using, "plan=auto")
+    assert "names classes to import" in said
+    assert said.endswith("add them to the command: " + " ".join(named))
+    assert module not in sys.modules
+    assert main([*using, *named]) == 0
+    assert module in sys.modules
 
 
 def test_a_snapshot_of_a_program_has_no_model_to_query(ask: Any, tmp_path: Path) -> None:

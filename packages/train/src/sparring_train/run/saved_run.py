@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sparring import Snapshot
+from sparring.adapter import kind_of
 from sparring.errors import ConfigError, UnsupportedError
-from sparring_cli import as_yaml
+from sparring_cli import ConfigPath, as_yaml, format_path
+from sparring_train.config.names import OWN, find_tag
 from sparring_train.config.reading.former_kinds import upgrade_sections
 from sparring_train.config.reading.loader import parse_config
 from sparring_train.config.run import RunConfig
@@ -37,6 +39,11 @@ def read_run_config(
     Raises:
         ConfigError: the snapshot was not saved by `sparring train`, or an override is invalid.
     """
+    text = as_yaml(_read_sections(snapshot, manager))
+    return parse_config(text, overrides, source=snapshot.url, plugin_manager=manager)
+
+
+def _read_sections(snapshot: Snapshot, manager: PluginManager) -> dict[str, Any]:
     names = snapshot.state_names(0)
     frameworks = [name for name in trainer_names(manager) if name in names]
     if RUN not in names or not frameworks:
@@ -54,8 +61,35 @@ def read_run_config(
         sections["data"] = {**sections["data"], "types": named}
     # Rows are read from the snapshot, so the run's storage need not be installed.
     rowless = {"framework": frameworks[0], "storage": {"backend": "memory"}}
-    text = as_yaml({**rowless, **sections})
-    return parse_config(text, overrides, source=snapshot.url, plugin_manager=manager)
+    return {**rowless, **sections}
+
+
+def _check_classes(
+    snapshot: Snapshot, sections: Mapping[str, Any], overrides: Sequence[str]
+) -> None:
+    """Raises `ConfigError` if the snapshot names a class that opening the model would import, and no
+    override names it. An import runs code, and a snapshot is untrusted."""
+    tables = sections.get("tables")
+    settings: dict[ConfigPath, Any] = {("model",): sections.get("model")}
+    if isinstance(tables, dict):
+        settings["tables", "initializer"] = tables.get("initializer")
+        by_table = tables.get("overrides")
+        for name, each in by_table.items() if isinstance(by_table, dict) else ():
+            if isinstance(each, dict):
+                settings["tables", "overrides", name, "initializer"] = each.get("initializer")
+    given = [tuple(each.partition("=")[0].strip().split(".")) for each in overrides]
+    stored = {
+        format_path((*path, "kind")): kind_of(value)
+        for path, value in settings.items()
+        if find_tag(value) == OWN and not any((*path, "kind")[: len(key)] == key for key in given)
+    }
+    if stored:
+        named = " ".join(f"{setting}={name}" for setting, name in stored.items())
+        raise ConfigError(
+            f"opening the model of {snapshot.url} failed: it names classes to import, and an import runs "
+            f"code; if you trust these classes, add them to the command: {named}",
+            setting=next(iter(stored)),
+        )
 
 
 @contextmanager
@@ -66,15 +100,19 @@ def open_run(
 
     Args:
         snapshot: snapshot of the run.
-        overrides: see `read_run_config`.
+        overrides: see `read_run_config`. They must name each class of the user, for example
+            ``model.kind=my_models:Wide``, because classes that only the snapshot names are not imported.
         manager: see `read_run_config`.
         in_order: read training rows in the order of the files, if their kind supports it.
 
     Raises:
-        ConfigError: see `read_run_config`.
+        ConfigError: see `read_run_config`; or the snapshot names a class, and no override names it.
         UnsupportedError: the trainer of the framework does not open saved models.
     """
-    config = read_run_config(snapshot, overrides, manager)
+    sections = _read_sections(snapshot, manager)
+    # Before the configuration is checked, because checks of a plan create initializers.
+    _check_classes(snapshot, sections, overrides)
+    config = parse_config(as_yaml(sections), overrides, source=snapshot.url, plugin_manager=manager)
     if in_order and hasattr(config.data, "shuffle"):
         data = config.data.model_copy(update={"shuffle": False})
         config = config.model_copy(update={"data": data})
