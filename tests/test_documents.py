@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from sparring import contracts
 from sparring.plugins.registry import make_plugin_manager
 from sparring_cli.application import make_application
 
@@ -100,6 +101,12 @@ def test_commands_in_shell_blocks_have_the_options_that_they_are_given() -> None
                 assert given <= known | {"--help", "--debug"}, f"{name_of(path)}: {line}"
                 checked += 1
     assert checked > 10
+
+
+def test_the_page_about_storages_lists_all_optional_parts() -> None:
+    page = (ROOT / "docs/reference/storage.md").read_text()
+    parts = [name for name in contracts.__all__ if name.startswith("Supports")]
+    assert sorted(re.findall(r"^\| `(Supports\w+)` \|", page, re.M)) == sorted(parts)
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)

@@ -1,4 +1,7 @@
-"""Runs the manifests in ``configs/kubernetes`` as processes in network namespaces; see `pods`."""
+"""Runs the manifests in ``configs/kubernetes`` as processes in network namespaces; see `pods`.
+
+The file is long because all tests use the same network of pods, which takes seconds to start.
+"""
 
 from __future__ import annotations
 

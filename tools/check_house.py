@@ -1,4 +1,4 @@
-"""Checks import cycles, sizes of directories, uses of public modules, and what belongs to core.
+"""Checks import cycles, sizes of directories and files, uses of public modules, and what belongs to core.
 
     python tools/check_house.py
 
@@ -21,11 +21,21 @@ ROOT = Path(__file__).parents[1]
 MAX_MODULES = 20
 """Maximum number of modules in one directory, including `__init__`."""
 
+FOLDERS = ("benchmarks", "docs", "fuzz", "packages", "reliability", "sessions", "tests", "tools")
+"""Folders with Python files."""
+
+MAX_LINES = 800
+"""Maximum number of lines of a Python file."""
+
+MAX_LINES_WITHOUT_REASON = 500
+"""Longer files give the reason in their docstring: ``The file is long because …``."""
+
 
 def main() -> int:
     findings = [
         *circles(),
         *crowded_directories(),
+        *long_files(),
         *face_in_core(),
         *misplaced(),
         *private_modules(),
@@ -55,6 +65,27 @@ def crowded_directories() -> Iterator[str]:
                     f"{directory.relative_to(ROOT)}: contains {number} modules, more than {MAX_MODULES}; "
                     "group them by the task that a reader has"
                 )
+
+
+def long_files() -> Iterator[str]:
+    """Yields Python files that are too long, or long without a reason."""
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            text = path.read_text("utf-8")
+            number = len(text.splitlines())
+            if number > MAX_LINES:
+                yield (
+                    f"{path.relative_to(ROOT)}: has {number} lines, more than {MAX_LINES}; split it by "
+                    "task"
+                )
+            elif number > MAX_LINES_WITHOUT_REASON:
+                reason = " ".join((ast.get_docstring(ast.parse(text)) or "").split())
+                if "file is long because" not in reason:
+                    yield (
+                        f"{path.relative_to(ROOT)}: has {number} lines, more than "
+                        f"{MAX_LINES_WITHOUT_REASON}; split it by task, or add to its docstring: The "
+                        "file is long because …"
+                    )
 
 
 def face_in_core() -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Optimizers of torch that run as update methods give the same rows as their own code.
 
-Long because every optimizer is tested in each of these ways.
+The file is long because every optimizer is tested in each of these ways.
 """
 
 from __future__ import annotations

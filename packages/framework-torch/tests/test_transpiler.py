@@ -1,4 +1,7 @@
-"""`distribute`: which modules are replaced, kept and rejected; and `restore`."""
+"""`distribute`: which modules are replaced, kept and rejected; and `restore`.
+
+The file is long because each kind of module is replaced and restored in models of its own.
+"""
 
 from __future__ import annotations
 

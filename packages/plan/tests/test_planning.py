@@ -1,4 +1,7 @@
-"""A plan is valid, as good as proven, and reproducible; invalid files are rejected by line."""
+"""A plan is valid, as good as proven, and reproducible; invalid files are rejected by line.
+
+The file is long because all tests change the same inputs and plans.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Snapshots of a run are published, served from mapped files, and requested, also by processes.
 
-Longer than other files, because all of it starts from one run that publishes.
+The file is long because all of it starts from one run that publishes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The ring exchange of device arrays has the same results as for host arrays, bit for bit."""
+"""The ring exchange of device arrays has the same results as for host arrays, bit for bit.
+
+The file is long because every path of the exchange is compared on the same ranks and tables.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Mapped tables of a serving snapshot: lookups, pooling, and concurrent refresh to newer versions.
 
-Longer than other files, because one class contains the whole interface of a reader.
+The file is long because one class contains the whole interface of a reader.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@
 
 The size of a window depends on the maximum file size, so memory does not grow with the table.
 
-Full snapshots and deltas share this code. They only differ in how a window is read.
+The file is long because full snapshots and deltas share this code. They only differ in how a window is
+read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""`sparring evaluate`, `predict`, `recommend`, `neighbors`: queries to a trained model."""
+"""`sparring evaluate`, `predict`, `recommend`, `neighbors`: queries to a trained model.
+
+The file is long because all commands query the same trained models, which take seconds to train.
+"""
 
 from __future__ import annotations
 

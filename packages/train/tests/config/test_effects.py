@@ -1,6 +1,8 @@
 """Every key of a configuration has an effect on `sparring train`: data, model, tables, optimizers.
 
 The other keys are in `test_effects_ranking` and `test_effects_running`.
+
+The file is long because each key has an effect of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Errors of a configuration are reported once, all together, with their places."""
+"""Errors of a configuration are reported once, all together, with their places.
+
+The file is long because one table lists the messages of all errors.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Metrics that are written during training: the contents of the file, the thread, and failures."""
+"""Metrics that are written during training: the contents of the file, the thread, and failures.
+
+The file is long because the contents of each format and every failure use the same writer and server.
+"""
 
 from __future__ import annotations
 

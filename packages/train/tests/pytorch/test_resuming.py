@@ -1,4 +1,7 @@
-"""A run that is interrupted and resumed ends like an uninterrupted one."""
+"""A run that is interrupted and resumed ends like an uninterrupted one.
+
+The file is long because each way to interrupt a run is tested on the same data and configurations.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`sparring train` with torch: its input, its messages and its results."""
+"""`sparring train` with torch: its input, its messages and its results.
+
+The file is long because all tests change the same configuration and data.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ agreement and failures are the same for both. Rows are found and gradients summe
 `RingPush` on an executor, or by `DevicePull` and `DevicePush` on streams;
 ``docs/decisions/one-path.md`` explains why.
 
-``docs/explanation/ring-exchange.md`` contains diagrams. Pull and push are in one file, because they share
+``docs/explanation/ring-exchange.md`` contains diagrams. The file is long because pull and push share
 routing, agreement and the reporting of failures.
 """
 

@@ -28,6 +28,8 @@ Failure
 
 Threads
     A collective is used by one thread at a time.
+
+The file is long because most of it describes the contract.
 """
 
 from __future__ import annotations
