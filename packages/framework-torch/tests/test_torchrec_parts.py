@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from sparring import ExchangeOptions
 from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring_torch import Optimizer, torchrec
+from sparring_torch.torchrec import planner as planners
 from sparring_torch.torchrec.reservations import host_memory_bytes
 
 
@@ -341,6 +342,18 @@ def test_ranks_of_a_node_are_read_from_the_launcher(monkeypatch: pytest.MonkeyPa
     assert torchrec.get_local_size() == 4
     assert torchrec.get_local_size(12) == 4
     assert torchrec.get_local_size(6) == 6
+
+
+@pytest.mark.parametrize(("world_size", "per_node"), [(8, 4), (6, 6)])
+def test_a_planner_without_topology_counts_the_ranks_of_a_node_like_get_local_size(
+    monkeypatch: pytest.MonkeyPatch, world_size: int, per_node: int
+) -> None:
+    ranks = {"RANK": 0, "WORLD_SIZE": world_size, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 4}
+    for name, value in ranks.items():
+        monkeypatch.setenv(name, str(value))
+    topology = planners._find_topology()
+    assert (topology.world_size, topology.local_world_size) == (world_size, per_node)
+    assert torchrec.get_local_size() == per_node
 
 
 @pytest.mark.parametrize("name", ["INT8", "UINT8", "INT4", "INT2", "INT32", "INT64", "NFP8"])

@@ -425,8 +425,8 @@ def get_local_size(world_size: int | None = None) -> int:
 
 def _find_topology() -> Topology:
     """Returns the topology of this process's job."""
-    world_size, per_node = _world_size(), _membership().local_world_size
-    return Topology(world_size, local_world_size=per_node if world_size % per_node == 0 else 1)
+    world_size = _world_size()
+    return Topology(world_size, local_world_size=get_local_size(world_size))
 
 
 def _world_size() -> int:
