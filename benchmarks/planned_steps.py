@@ -25,7 +25,8 @@ from sparring_cli import read_document
 from sparring_plan.planning.costs.costs import compute_option_costs
 from sparring_plan.planning.inputs import Calibration, Link, PlanInputs
 from sparring_plan.planning.plan import Plan, TablePlan
-from sparring_plan.planning.planner import make_placement, make_plan
+from sparring_plan.planning.planned_placement import make_placement
+from sparring_plan.planning.planner import make_plan
 from sparring_plan.simulation.plan_step import simulate_plan
 from sparring_plan.simulation.traffic import compute_traffic
 

@@ -27,7 +27,8 @@ from sparring_plan.planning.calibration.storage_timings import (
 )
 from sparring_plan.planning.costs.costs import compute_option_costs
 from sparring_plan.planning.inputs import Calibration, RowCosts, StepCosts, read_inputs
-from sparring_plan.planning.planner import make_placement, make_plan
+from sparring_plan.planning.planned_placement import make_placement
+from sparring_plan.planning.planner import make_plan
 from sparring_plan.simulation import calibration
 from sparring_plan.simulation.plan_step import simulate_plan
 

@@ -16,7 +16,8 @@ from sparring_cli import read_document
 from sparring_plan.planning.costs.costs import compute_option_costs
 from sparring_plan.planning.inputs import Calibration, PlanInputs
 from sparring_plan.planning.plan import Plan
-from sparring_plan.planning.planner import make_placement, make_plan
+from sparring_plan.planning.planned_placement import make_placement
+from sparring_plan.planning.planner import make_plan
 from sparring_plan.simulation.traffic import compute_traffic
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 

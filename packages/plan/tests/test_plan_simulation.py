@@ -24,7 +24,8 @@ from sparring_plan.planning.inputs import (
     StepCosts,
     read_inputs,
 )
-from sparring_plan.planning.planner import make_placement, make_plan
+from sparring_plan.planning.planned_placement import make_placement
+from sparring_plan.planning.planner import make_plan
 from sparring_plan.planning.search.placement import Placement
 from sparring_plan.report.page import render_report, write_report
 from sparring_plan.simulation import plan_step, ranking

@@ -9,7 +9,8 @@ from sparring.errors import CapacityError, InvalidArgumentError
 from sparring_plan.planning.costs.costs import compute_option_costs
 from sparring_plan.planning.inputs import Calibration, PlanInputs
 from sparring_plan.planning.plan import Plan
-from sparring_plan.planning.planner import check_plan, make_placement, make_plan
+from sparring_plan.planning.planned_placement import make_placement
+from sparring_plan.planning.planner import check_plan, make_plan
 from sparring_plan.planning.search.placement import Placement
 from sparring_plan.simulation.model import MAX_RANKS
 from sparring_plan.simulation.plan_step import PlanStep, simulate_plan

@@ -33,7 +33,8 @@ from sparring.contracts import Collective, MethodChoice, ShardMap, TableConfig
 from sparring_plan.planning.costs.costs import compute_option_costs
 from sparring_plan.planning.inputs import Calibration, PlanInputs, RowCosts, StepCosts
 from sparring_plan.planning.plan import Plan
-from sparring_plan.planning.planner import make_placement, make_plan
+from sparring_plan.planning.planned_placement import make_placement
+from sparring_plan.planning.planner import make_plan
 from sparring_plan.simulation.plan_step import simulate_plan
 
 __all__ = ["NUM_BATCHES", "measure_step_costs", "make_step"]
