@@ -1,7 +1,7 @@
 """Writes the lists of files in `docs/explanation/architecture.md`, which are recorded from runs.
 
     python docs/site/walks.py save       prints the files that a walk runs through, in order
-    python docs/site/walks.py --write    writes all lists, with first lines of docstrings, to the page
+    python docs/site/walks.py --write    writes all lists to the page; the first list with a file has its docstring's first line
 
 Needs sparring, sparring-hkv, sparring-testing and sparring-torch. Each walk runs before it is
 recorded, so that its list contains no files that run only once.
@@ -197,19 +197,24 @@ def main(arguments: list[str]) -> None:
             print(f"{part_of(file)}: {file}")
         return
     page = PAGE.read_text()
+    described: set[Path] = set()
     for walk in WALKS:
         parts: dict[str, list[str]] = {"path": [], "vocabulary": [], "around core": []}
         for file in files_of(walk):
             name = str(file).removeprefix(CORE)
-            parts[part_of(file)].append(f"[`{name}`](../../packages/{file}): {first_line(file)}")
+            line = f"[`{name}`](../../packages/{file})"
+            if part_of(file) == "path" and file not in described:
+                described.add(file)
+                line += f": {first_line(file)}"
+            parts[part_of(file)].append(line)
         path = parts.pop("path")
         in_core = len(path) + len(parts["vocabulary"])
         text = f"The path contains {len(path)} of the {in_core} files in core:\n\n"
         text += "".join(f"{number}. {line}\n" for number, line in enumerate(path, 1))
         for part, lines in parts.items():
-            text += f"\n{part.capitalize()}:\n\n" * bool(lines)
             # Sorted, because threads call these in varying order.
-            text += "".join(f"- {line}\n" for line in sorted(lines))
+            names = ",\n".join(sorted(lines))
+            text += f"\n{part.capitalize()}:\n{names}.\n" * bool(lines)
         span = rf"(?<=<!-- walk: {walk} -->\n).*?(?=<!-- end -->)"
         page = re.sub(span, lambda _, text=text: f"\n{text}\n", page, count=1, flags=re.S)
     PAGE.write_text(page)

@@ -5,7 +5,7 @@ of a step wait for each other, so this delays the whole step. Therefore `Throttl
 time of all threads of a save together to a share of one core. A lower thread priority would not help: a
 thread that owns the interpreter lock but gets no core blocks the step completely. A step takes 7.6 ms
 without a save, 38.2 ms during an unthrottled save, and 9.1 ms with a share of 0.15
-(docs/explanation/performance.md).
+(docs/explanation/performance-techniques.md).
 """
 
 from __future__ import annotations
