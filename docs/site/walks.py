@@ -1,7 +1,7 @@
 """Writes the lists of files in `docs/explanation/architecture.md`, which are recorded from runs.
 
     python docs/site/walks.py save       prints the files that a walk runs through, in order
-    python docs/site/walks.py --write    writes all lists to the page; the first list with a file has its docstring's first line
+    python docs/site/walks.py --write    writes all lists to the page
 
 Needs sparring, sparring-hkv, sparring-testing and sparring-torch. Each walk runs before it is
 recorded, so that its list contains no files that run only once.
