@@ -11,6 +11,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
 
 from sparring import Expiry
 from sparring.contracts import Admission, Initializer
@@ -54,17 +55,25 @@ def reference_tables() -> str:
 def _table(section: str, model: type[BaseModel]) -> Iterator[str]:
     title = {"": "The file", "tls": "`server.tls` and `client.tls`"}.get(section, f"`{section}`")
     yield f"### {title}\n"
-    yield "| key | type | default | meaning |\n|---|---|---|---|"
+    yield "| key | default or type | meaning |\n|---|---|---|"
     for name, field in model.model_fields.items():
         if field.description is None:  # a section, which has a separate table
             continue
         default = field.default
         if field.default_factory is not None:
             default = field.get_default(call_default_factory=True)
-        is_blank = field.is_required() or isinstance(default, BaseModel)
-        shown = "" if is_blank else f"`{_yaml(default)}`"
-        yield f"| `{name}` | {_type(field.annotation)} | {shown} | {field.description} |"
+        yield f"| `{name}` | {_shown(field.annotation, default)} | {field.description} |"
     yield ""
+
+
+def _shown(annotation: Any, default: Any) -> str:
+    """Returns the default, and the type or the other values if the default does not show them."""
+    if get_origin(annotation) is Literal:
+        others = [each for each in get_args(annotation) if each != default]
+        return f"`{default}`; also {', '.join(f'`{each}`' for each in others)}"
+    if default is None or default is PydanticUndefined or isinstance(default, BaseModel):
+        return _type(annotation)
+    return f"`{_yaml(default)}`"
 
 
 def _yaml(value: Any) -> str:
@@ -85,7 +94,7 @@ def _type(annotation: Any) -> str:
         return ", ".join(f"`{each}`" for each in arguments)
     if origin in (Union, UnionType):
         named = [_type(each) for each in arguments if each is not NoneType]
-        return " or ".join([*named, "null"])
+        return " or ".join(["`null`", *named])
     if origin is dict:
         return "mapping"
     if origin is tuple:
