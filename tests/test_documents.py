@@ -8,11 +8,8 @@ import re
 from pathlib import Path
 
 import pytest
-import typer
 
 from sparring import contracts
-from sparring.plugins.registry import make_plugin_manager
-from sparring_cli.application import make_application
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(
@@ -80,27 +77,6 @@ def test_the_python_blocks_of_a_document_run_in_order(path: Path, tmp_path: Path
     process.kill()
     process.join()
     assert process.exitcode == 0, f"{name_of(path)}:\n{(tmp_path / 'output.txt').read_text()}"
-
-
-def test_commands_in_shell_blocks_have_the_options_that_they_are_given() -> None:
-    application = typer.main.get_command(make_application(make_plugin_manager()))
-    commands = dict(application.commands)  # type: ignore[attr-defined]
-    checked = 0
-    for path in DOCUMENTS:
-        for block in re.findall(r"^```(?:bash|console)\n(.*?)^```", path.read_text(), re.M | re.S):
-            for line in block.replace("\\\n", " ").splitlines():
-                words = line.removeprefix("$ ").split()
-                if words[:1] != ["sparring"] or words[1:2] == ["--version"]:
-                    continue
-                name = next(word for word in words[1:] if not word.startswith("-"))
-                assert name in commands, f"{name_of(path)}: {line}"
-                known = {option for each in commands[name].params for option in each.opts}
-                for below in getattr(commands[name], "commands", {}).values():
-                    known |= {option for each in below.params for option in each.opts}
-                given = {word.partition("=")[0] for word in words if word.startswith("--")}
-                assert given <= known | {"--help", "--debug"}, f"{name_of(path)}: {line}"
-                checked += 1
-    assert checked > 10
 
 
 def test_the_page_about_storages_lists_all_optional_parts() -> None:
