@@ -52,6 +52,9 @@ os.environ.setdefault("PIP_NO_COMPILE", "1")
 # Lightning, for tests of the PyTorch adapter: 8 MB, without the HTTP client that it requires.
 LIGHTNING = ("lightning==2.6.6", "lightning-utilities", "torchmetrics", "pyyaml", "tqdm")
 
+# Runs the notebooks of the documentation, without the pages of Jupyter.
+JUPYTER = ("nbclient", "ipykernel")
+
 # Device files of GPU drivers: Linux, and Linux under Windows.
 GPU_DEVICES = (Path("/dev/nvidia0"), Path("/dev/dxg"))
 
@@ -154,7 +157,7 @@ def tests_long(session: nox.Session) -> None:
 def run_tests(session: nox.Session, *, at_length: bool = False) -> Path:
     """Runs all tests except TensorFlow's, or those after ``--``. Returns the folder of the wheels."""
     session.install(
-        TORCH, "pytest-xdist", "kubernetes-validate", "moto[server]", "s3fs", silent=True
+        TORCH, "pytest-xdist", "kubernetes-validate", "moto[server]", "s3fs", *JUPYTER, silent=True
     )
     session.install("--no-deps", *LIGHTNING, silent=True)
     family = system_packages(session, *FAMILY)

@@ -17,6 +17,7 @@ DOCUMENTS = sorted(
     for pattern in ("README.md", "docs/**/*.md", "packages/*/README.md")
     for path in ROOT.glob(pattern)
 )
+NOTEBOOKS = sorted(ROOT.glob("docs/**/*.ipynb"))
 
 # A block that cannot run is preceded by: <!-- not run: the reason -->
 BLOCK = re.compile(
@@ -85,7 +86,7 @@ def test_the_page_about_storages_lists_all_optional_parts() -> None:
     assert sorted(re.findall(r"^\| `(Supports\w+)` \|", page, re.M)) == sorted(parts)
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+@pytest.mark.parametrize("path", [*DOCUMENTS, *NOTEBOOKS], ids=name_of)
 def test_relative_links_lead_somewhere(path: Path) -> None:
     text = re.sub(r"```.*?```", "", path.read_text(), flags=re.S)
     for target in LINK.findall(text):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import io
+import json
 import re
 import subprocess
 import sys
@@ -134,6 +135,12 @@ def _prose(path: Path) -> Iterator[tuple[str, str]]:
     if path.suffix == ".md":
         text = re.sub(r"^(```|~~~).*?^\1\s*$", " ", path.read_text(), flags=re.S | re.M)
         yield "pages", re.sub(r"\]\([^)]*\)", "]", text)
+    elif path.suffix == ".ipynb":
+        cells = json.loads(path.read_text())["cells"]
+        yield (
+            "pages",
+            "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown"),
+        )
     elif path.suffix == ".py":
         source = path.read_text()
         tree = ast.parse(source)

@@ -1,4 +1,4 @@
-"""Pages of the site that are not files of `docs/`: the API reference, packages, and linked sources.
+"""Pages of the site that are not Markdown files of `docs/`: API, packages, notebooks, linked sources.
 
 MkDocs calls this file: `hooks` in `mkdocs.yml`.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from notebooks import NOTEBOOKS, to_markdown
 
 ROOT = Path(__file__).parents[2]
 # The target of a Markdown link that is a path, without what follows `#`.
@@ -46,6 +47,9 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
         page = f"# {package}\n\n::: {package}\n{members_of(package)}"
         page += "".join(f"\n## {module}\n\n::: {module}\n" for module in modules)
         files.append(File.generated(config, f"api/{package}.md", content=page))
+    for path in NOTEBOOKS:
+        name = in_site(str(path.relative_to(ROOT)))
+        files.append(File.generated(config, name, content=to_markdown(path.read_text())))
     for pattern in ("packages/*/README.md", "packages/*/CHANGELOG.md"):
         for path in sorted(ROOT.glob(pattern)):
             name = str(path.relative_to(ROOT))
@@ -90,6 +94,7 @@ def source_of(page: str, target: str) -> str:
 
 def in_site(source: str) -> str:
     """Returns where a file of the checkout is in the site. Sources are shown as text."""
+    source = re.sub(r"\.ipynb$", ".md", source)
     if source.startswith("docs/"):
         return source.removeprefix("docs/")
     return source if source.endswith(".md") else f"{source}.txt"
