@@ -9,8 +9,9 @@ A framework adapter drives it: the forward pass calls `lookup`, the backward pas
 
 Only `apply` writes. It computes the new rows of all tables before it writes the first one.
 
-The class creates the `EngineState` and its parts and delegates to them. The file is long because two
-thirds of it are documentation and overloads.
+The class delegates to the modules of the engine, which share one `EngineState`. Its base class
+`TableContainer` declares and describes the tables. The file is long because two thirds of it are
+documentation and overloads.
 """
 
 from __future__ import annotations
@@ -30,43 +31,28 @@ from sparring.contracts.checkpoint import LoadResult, SaveOptions, SaveResult, S
 from sparring.contracts.device.kernel_set import KernelSet
 from sparring.contracts.ranks.collective import Collective, Reduction
 from sparring.contracts.ranks.exchange_options import ExchangeOptions
-from sparring.contracts.ranks.layout import Layout, ShardingPlan, TableSharding, Transfer
+from sparring.contracts.ranks.layout import ShardingPlan, TableSharding
 from sparring.contracts.ranks.rendezvous import Rendezvous
-from sparring.contracts.storage.storage import Storage
-from sparring.contracts.storage.tiers import TierCounters
 from sparring.contracts.storage.updates import MethodChoice
-from sparring.contracts.tables.table import TableConfig
 from sparring.engine.apply.function import apply_update
 from sparring.engine.apply.gather import Update
 from sparring.engine.apply.methods import apply_methods
 from sparring.engine.checkpoint.flush import flush
-from sparring.engine.checkpoint.flush_manager import FlushManager
 from sparring.engine.checkpoint.load import load
-from sparring.engine.checkpoint.load_manager import LoadManager
 from sparring.engine.checkpoint.save import save
-from sparring.engine.checkpoint.save_manager import SaveManager
-from sparring.engine.job.fingerprint import JobFingerprint
+from sparring.engine.create_state import create_state
 from sparring.engine.lookup.lookup import Lookup, look_up
 from sparring.engine.lookup.prefetch import Prefetch
-from sparring.engine.lookup.prefetch_thread import PrefetchThread
-from sparring.engine.lookup.transfer import find_transfer
-from sparring.engine.optimizer_state import check_state, drop_state, set_state
-from sparring.engine.resource_manager import ResourceManager
-from sparring.engine.state import EngineState, NonFinite, Purpose, find_membership, quiesce
+from sparring.engine.state import NonFinite, Purpose, quiesce
 from sparring.engine.step import Step
+from sparring.engine.table_container import TableContainer
 from sparring.engine.tables.assign import assign
 from sparring.engine.tables.entry import TableEntry
 from sparring.engine.tables.expiry import note_step
-from sparring.engine.tables.storage_choice import StorageChoice
-from sparring.engine.tables.tables import Tables
-from sparring.errors import InvalidArgumentError
-from sparring.exchange.ring import RingExchange
 from sparring.rendezvous.environment import SingleRendezvous
-from sparring.runtime.events import EventLoop
 from sparring.runtime.lifecycle import call_each
 from sparring.runtime.pool import Task
 from sparring.runtime.trace import Trace
-from sparring.storage.load import BusyStorages
 
 if TYPE_CHECKING:
     from sparring.plugins.registry import PluginManager
@@ -74,7 +60,7 @@ if TYPE_CHECKING:
 __all__ = ["StepContainer"]
 
 
-class StepContainer:
+class StepContainer(TableContainer):
     """The tables of one rank, and everything that a training step needs to read and update them.
 
     One thread drives lookups and steps. Gradients may be accumulated from any thread.
@@ -128,52 +114,28 @@ class StepContainer:
         plugin_manager: PluginManager | None = None,
         plan: ShardingPlan | Mapping[str, TableSharding | str] | None = None,
     ) -> None:
-        collective = collective or LocalGroup(1).join(0)
         rendezvous = rendezvous or SingleRendezvous()
-        shards = rendezvous.shard_map()
-        membership = find_membership(collective, rendezvous)
-        if reduction is Reduction.MAX:
-            raise InvalidArgumentError("container: reduction must be SUM or MEAN, found MAX")
-        if memory_bytes is not None and memory_bytes < 1:
-            raise InvalidArgumentError(
-                f"container: memory_bytes must be at least 1, or None for no limit, found "
-                f"{memory_bytes}"
-            )
-        resources, events, at_work = ResourceManager(), EventLoop(), BusyStorages()
-        # Half the deadline, so that other ranks are notified in time if a flush blocks this rank.
-        max_seconds = collective.deadline_seconds / 2 if collective.world_size > 1 else None
-        fingerprint = JobFingerprint(config or {})
         if not isinstance(plan, ShardingPlan):
             plan = ShardingPlan({} if plan is None else plan)
-        tables = Tables(membership, rendezvous, resources, events, plugin_manager, plan)
-        self.state = EngineState(
-            collective=collective,
-            membership=membership,
-            shard_map=shards,
-            exchange=RingExchange(
-                collective,
-                shards,
-                exchange,
-                settings=lambda: fingerprint.describe(self.state),
-                layout_of=tables.layout_of,
-            ),
-            tables=tables,
-            resources=resources,
-            events=events,
-            at_work=at_work,
-            prefetches=PrefetchThread(),
-            loads=LoadManager(),
-            saves=SaveManager(events),
-            flushes=FlushManager(events, at_work, max_seconds),
-            reduction=reduction,
-            non_finite=NonFinite(non_finite_gradients),
-            memory_bytes=memory_bytes,
+        super().__init__(
+            create_state(
+                collective=collective or LocalGroup(1).join(0),
+                rendezvous=rendezvous,
+                non_finite=NonFinite(non_finite_gradients),
+                reduction=reduction,
+                exchange=exchange,
+                memory_bytes=memory_bytes,
+                config=config or {},
+                plugin_manager=plugin_manager,
+                plan=plan
+                if isinstance(plan, ShardingPlan)
+                else ShardingPlan({} if plan is None else plan),
+            )
         )
-        """State that the modules of the engine and `sparring.adapter` share."""
-        self.collective = collective
+        self.collective = self.state.collective
         self.rendezvous = rendezvous
-        self.resources = resources
-        self.events = events
+        self.resources = self.state.resources
+        self.events = self.state.events
         self.exchange = self.state.exchange
         self.counters = self.state.counters
         self.prefetches = self.state.prefetches
@@ -204,148 +166,6 @@ class StepContainer:
     def span(self, name: str) -> AbstractContextManager[None]:
         """Records a block as a span of the trace."""
         return self.state.span(name)
-
-    # -- tables
-
-    @property
-    def own_device(self) -> str | None:
-        """GPU that ``cuda`` means on this rank: the one with its local rank, or the only visible one.
-        None on a single rank, where ``cuda`` means the current GPU."""
-        return self.state.tables.own_device
-
-    def declare(self, table: TableConfig, storage: StorageChoice | Storage | None = None) -> None:
-        """Adds a table. Its storage is opened when the first row may be written, because the optimizer
-        determines the width of the rows.
-
-        Args:
-            table: configuration of the table. Declaring an equal table again has no effect.
-            storage: backend to open, or an open storage, which the container then owns. None: ``hkv``
-                with its defaults, or the storage of an earlier declaration.
-
-        Raises:
-            InvalidArgumentError: a different table with this name exists, the table was declared with
-                another storage, or `storage` was opened for another table.
-        """
-        self.check_open()
-        self.state.tables.declare(table, storage)
-
-    @property
-    def tables(self) -> Mapping[str, TableConfig]:
-        """Declared tables by name."""
-        return {name: entry.config for name, entry in list(self.state.tables.declared.items())}
-
-    def layout(self, table: str) -> Layout:
-        """Returns the ranks that own the rows of a table.
-
-        Raises:
-            UnknownTableError: `table` was not declared.
-        """
-        return self.entry(table).layout
-
-    def transfer(self, table: str) -> tuple[Transfer, str]:
-        """Returns how bags of a table are transferred, and the reason: ``pooled`` by the owners of
-        their rows, or as ``rows``."""
-        return find_transfer(self.state, table)
-
-    def check_plan(self) -> None:
-        """Checks that all tables of the plan were declared, as the first write does.
-
-        Raises:
-            InvalidArgumentError: the plan contains a table that was not declared.
-        """
-        self.state.tables.layouts.check_tables(list(self.tables))
-
-    def set_state(self, table: str, initial_state: npt.NDArray[Any], method: str = "") -> None:
-        """Sets the optimizer state that is stored after each embedding of `table`.
-
-        Args:
-            initial_state: ``(state_width,)`` of the computing dtype: the state of a new row.
-            method: name of the update method or framework optimizer that owns the state.
-
-        Raises:
-            InvalidArgumentError: the table has rows of another width or with the state of another
-                method.
-        """
-        self.check_open()
-        quiesce(self.state, Purpose.RESHAPE)
-        set_state(self.state, self.entry(table), np.asarray(initial_state), method)
-
-    def check_state(self, table: str, state_width: int, method: str = "") -> None:
-        """Raises the errors of `set_state` without setting the state."""
-        self.check_open()
-        check_state(self.entry(table), state_width, method)
-
-    def drop_state(self, table: str) -> None:
-        """Removes the optimizer state from all rows of a table on this rank and keeps the embeddings.
-
-        The next optimizer starts from its initial state.
-
-        Raises:
-            UnsupportedError: the user opened the storage, or its rows outlive the process. In the
-                second case the message contains the ``sparring convert`` command to run.
-        """
-        self.check_open()
-        quiesce(self.state, Purpose.RESHAPE)
-        drop_state(self.state, self.entry(table))
-
-    def storage(self, table: str) -> Storage:
-        """Returns this rank's shard of a table, and opens it if necessary.
-
-        Raises:
-            InterruptedLoadError: a load was interrupted, and the storage contains a part of a snapshot.
-            InvalidArgumentError: the storage contains rows of another rank.
-        """
-        self.check_open()
-        quiesce(self.state, Purpose.INSPECT)
-        return self.state.tables.storage(table)
-
-    def num_rows(self, table: str) -> int:
-        """Returns the number of rows of a table on this rank. If the table is sharded by columns, this
-        is the number of rows of its first block."""
-        self.check_open()
-        quiesce(self.state, Purpose.COUNT)
-        entry = self.entry(table).parts[0]
-        self.state.tables.probe_existing_rows(entry)
-        return 0 if entry.storage is None else entry.storage.size
-
-    def table_bytes(self, table: str) -> int:
-        """Returns the memory of a table on this rank, in bytes."""
-        self.check_open()
-        quiesce(self.state, Purpose.INSPECT)
-        storages = [part.storage for part in self.entry(table).parts]
-        return sum(each.memory_bytes for each in storages if each is not None)
-
-    def num_not_admitted(self, table: str) -> int:
-        """Returns the number of gradients that the table's admission filter dropped on this rank."""
-        quiesce(self.state, Purpose.INSPECT)
-        return self.entry(table).parts[0].num_not_admitted
-
-    def num_forgotten(self, table: str) -> int:
-        """Returns how many ids the table's full admission filter removed or did not count here."""
-        quiesce(self.state, Purpose.INSPECT)
-        made = self.entry(table).parts[0].admission_filter
-        return 0 if made is None else int(made.num_forgotten)
-
-    def tier_counters(self, table: str) -> list[TierCounters]:
-        """Returns the counters of each tier of a table on this rank, hottest first; an empty list if
-        the storage is not a stack."""
-        self.check_open()
-        quiesce(self.state, Purpose.INSPECT)
-        return self.state.tables.tier_counters(table)
-
-    def tiers(self, table: str) -> list[StorageChoice]:
-        """Returns the storages that were chosen for a table, hottest first; an empty list if its
-        storage was already open."""
-        return self.state.tables.tiers(table)
-
-    def entry(self, table: str) -> TableEntry:
-        """Returns the entry of a declared table; raises `UnknownTableError` if there is none."""
-        return self.state.tables.entry(table)
-
-    def entries(self) -> list[TableEntry]:
-        """Returns all entries that have rows: tables, and the blocks of tables that are sharded by
-        columns."""
-        return list(self.state.tables.entries.values())
 
     # -- lookups
 
@@ -385,7 +205,7 @@ class StepContainer:
         Raises:
             Exception: `own_error`, or the error of another rank, with that rank's number.
         """
-        self.check_open()
+        self.state.check_open()
         lookups = look_up(self.state, requests, is_training=is_registered, own_error=own_error)
         if is_registered:
             for (table, _), each in zip(requests, lookups, strict=True):
@@ -414,7 +234,7 @@ class StepContainer:
                 several ranks, `Prefetch.finish` raises `InterruptedLoadError`,
                 `InvalidArgumentError` and `own_error`.
         """
-        self.check_open()
+        self.state.check_open()
         return Prefetch(self.state, requests, own_error)
 
     def quiesce(self) -> None:
@@ -430,34 +250,6 @@ class StepContainer:
         """Waits for a load in the background, so that rows and counters are final."""
         quiesce(self.state, Purpose.INSPECT)
 
-    def check_readable(self, tables: Sequence[str]) -> None:
-        """Waits until `tables` may be read.
-
-        If `reads_directly` is False, errors of the tables are not raised here but by the lookup, on all
-        ranks.
-
-        Raises:
-            ClosedError: the container or the storage of a table was closed.
-            BackgroundError: a load in the background failed.
-            InterruptedLoadError: a table contains a part of a snapshot.
-        """
-        state = self.state
-        state.check_open()
-        if not self.reads_directly(tables):
-            quiesce(state, Purpose.MEET)
-            return
-        quiesce(state, Purpose.READ)
-        for table in tables:
-            entry = state.tables.declared.get(table) or state.tables.entry(table)
-            state.tables.check_readable(entry)
-
-    def reads_directly(self, tables: Iterable[str]) -> bool:
-        """Whether batches may be pooled directly from `tables`, because all their rows are on this
-        rank."""
-        return self.collective.world_size == 1 or all(
-            self.entry(table).config.is_replicated for table in tables
-        )
-
     def keep_on_device(self, tables: Iterable[str], kernels: KernelSet) -> None:
         """Makes lookups and steps keep the rows of `tables` on their device.
 
@@ -471,7 +263,7 @@ class StepContainer:
             UnknownTableError: one of the tables was not declared.
             UnsupportedError: the kernels have no streams, and there are several ranks.
         """
-        self.check_open()
+        self.state.check_open()
         quiesce(self.state, Purpose.MEET)
         entries = [self.entry(table) for table in tables]
         if self.collective.world_size > 1:
@@ -495,7 +287,7 @@ class StepContainer:
             UnknownTableError: one of the tables was not declared.
             InvalidArgumentError: there are no features, or the tables have several dtypes.
         """
-        self.check_open()
+        self.state.check_open()
         return _native.Collection([(self.entry(table).view, mode) for table, mode in features])
 
     # -- steps
@@ -585,7 +377,7 @@ class StepContainer:
         Args:
             update: as for `apply`.
         """
-        self.check_open()
+        self.state.check_open()
         try:
             yield Step(self.lookup_all, self.resources)
         except BaseException:
@@ -662,7 +454,7 @@ class StepContainer:
             InterruptedLoadError: a table contains a part of a snapshot, on any rank.
             DeadlineError: the previous save or another rank did not finish in time.
         """
-        self.check_open()
+        self.state.check_open()
         return save(
             self.state,
             url,
@@ -725,7 +517,7 @@ class StepContainer:
                 lookups and steps raise `InterruptedLoadError` until a snapshot is loaded. All ranks
                 raise an error of one rank, with its number as the attribute `rank`.
         """
-        self.check_open()
+        self.state.check_open()
         return load(self.state, url, tables, is_base=is_base, blocking=blocking)
 
     @overload
@@ -793,8 +585,3 @@ class StepContainer:
         if error is not None and self.state.process.is_own:
             self.loads.stop(error)  # its rows are no longer needed
         self.close()
-
-    def check_open(self) -> None:
-        """Raises `ClosedError` if the container was closed, or if this process was forked after it was
-        created."""
-        self.state.check_open()
