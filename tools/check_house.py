@@ -1,4 +1,4 @@
-"""Checks import cycles, sizes of directories and files, uses of public modules, and what belongs to core.
+"""Checks import cycles, sizes of directories, files and documentation, public modules, and the rule for core.
 
     python tools/check_house.py
 
@@ -9,6 +9,7 @@ under TYPE_CHECKING count. The layers are in ``importlinter.ini``.
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
@@ -31,11 +32,16 @@ MAX_LINES_WITHOUT_REASON = 500
 """Longer files give the reason in their docstring: ``The file is long because …``."""
 
 
+MAX_WORDS = 120_000
+"""Maximum number of words of the pages below `docs/`, without code blocks."""
+
+
 def main() -> int:
     findings = [
         *circles(),
         *crowded_directories(),
         *long_files(),
+        *long_documentation(ROOT),
         *face_in_core(),
         *misplaced(),
         *private_modules(),
@@ -86,6 +92,19 @@ def long_files() -> Iterator[str]:
                         f"{MAX_LINES_WITHOUT_REASON}; split it by task, or add to its docstring: The "
                         "file is long because …"
                     )
+
+
+def long_documentation(root: Path) -> Iterator[str]:
+    """Yields a finding if the documentation contains too many words, including generated pages."""
+    number = 0
+    for path in sorted((root / "docs").rglob("*.md")):
+        text = re.sub(r"^ *(```|~~~).*?^ *\1 *$", "", path.read_text("utf-8"), flags=re.M | re.S)
+        number += len(text.split())
+    if number > MAX_WORDS:
+        yield (
+            f"docs: contains {number} words outside of code blocks, more than {MAX_WORDS}; remove "
+            "what another page explains, and link to that page"
+        )
 
 
 def face_in_core() -> Iterator[str]:

@@ -1,6 +1,5 @@
-"""Public names that moved or were renamed: the tables on the page of versions, and a rewriter.
+"""Public names that moved or were renamed, and a rewriter of imports.
 
-    python tools/moved_names.py               # writes the table in docs/reference/versions.md
     python tools/moved_names.py SOURCE ...    # rewrites the imports in the Python files of a plugin
 
 The rewriter changes statements such as ``from sparring import ...``, and imports renamed names under
@@ -14,9 +13,6 @@ import ast
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-
-PAGE = Path(__file__).parents[1] / "docs/reference/versions.md"
-BEGIN, END = "<!-- moved names: begin -->\n", "<!-- moved names: end -->\n"
 
 MOVES = {
     ("sparring", "sparring.adapter"): (
@@ -143,25 +139,6 @@ def new_name(module: str, name: str) -> str:
     return _RENAMED.get((module, name), name)
 
 
-def table() -> str:
-    """Returns the section of the page: new modules of moved names, and replacements of removed ones."""
-    lines = ["| old module | new module | names |", "|---|---|---|"]
-    for (old, new), names in MOVES.items():
-        lines.append(f"| `{old}` | `{new}` | {_listed(names)} |")
-    lines += ["", "| module | old name | new name |", "|---|---|---|"]
-    lines += [f"| `{module}` | `{old}` | `{new}` |" for (module, old), new in _RENAMED.items()]
-    lines += ["", "| old module | removed names | replacement |", "|---|---|---|"]
-    for (old, names), advice in REMOVED.items():
-        lines.append(f"| `{old}` | {_listed(names)} | {advice} |")
-    return "\n".join(lines) + "\n"
-
-
-def page() -> str:
-    """Returns the page with the current table."""
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    return before + BEGIN + table() + END + rest.partition(END)[2]
-
-
 def rewrite(source: str) -> str:
     """Returns a Python source whose imports name the new modules."""
     lines = source.splitlines(keepends=True)
@@ -204,9 +181,6 @@ def problems(source: str) -> Iterator[tuple[int, str]]:
 
 
 def main(arguments: list[str]) -> int:
-    if not arguments:
-        PAGE.write_text(page())
-        return 0
     num_problems = 0
     for path in sorted(each for source in arguments for each in Path(source).rglob("*.py")):
         source = path.read_text()
@@ -226,10 +200,6 @@ def _import_of(indent: str, module: str, names: list[str]) -> str:
         return line
     body = "".join(f"{indent}    {name},\n" for name in names)
     return f"{indent}from {module} import (\n{body}{indent})\n"
-
-
-def _listed(names: str) -> str:
-    return ", ".join(f"`{name}`" for name in names.split())
 
 
 if __name__ == "__main__":

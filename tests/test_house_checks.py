@@ -1,0 +1,29 @@
+"""Tests of the checks in `tools/check_house.py`."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+
+check_house: Any = import_module("check_house")
+
+
+def test_long_documentation_is_reported_with_count_and_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check_house, "MAX_WORDS", 4)
+    page = tmp_path / "docs/how-to/page.md"
+    page.parent.mkdir(parents=True)
+    page.write_text("one two\n\n```sh\nnot counted at all\n```\n\nthree four\n")
+    assert list(check_house.long_documentation(tmp_path)) == []
+    (tmp_path / "docs/other.md").write_text("five\n")
+    assert list(check_house.long_documentation(tmp_path)) == [
+        "docs: contains 5 words outside of code blocks, more than 4; remove what another page "
+        "explains, and link to that page"
+    ]
