@@ -24,12 +24,11 @@ import torch
 
 import sparring
 import sparring_torch as st
-from sparring import StepContainer, make_plugin_manager
+from sparring import StepContainer
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 PACKAGES = Path(__file__).parents[2] / "packages"
 PAGE = PACKAGES.parent / "docs/explanation/architecture.md"
-TABLE = sparring.TableConfig("item", 8)
 CORE = "core/src/sparring/"
 VOCABULARY = ("contracts", "runtime")
 """Subpackages of core that are not on the path: dataclasses, checks of arguments, threads and lifecycles.
@@ -147,18 +146,11 @@ def load(recorder: Recorder) -> None:
             empty.container.load(f"{folder}/first")
 
 
-def plugin(recorder: Recorder) -> None:
-    sparring.open_storage("hkv", TABLE, plugin_manager=make_plugin_manager()).close()
-    with recorder.recording():
-        sparring.open_storage("hkv", TABLE, plugin_manager=make_plugin_manager()).close()
-
-
 WALKS: dict[str, Callable[[Recorder], None]] = {
     "batch": batch,
     "batch over two ranks": batch_over_two_ranks,
     "save": save,
     "load": load,
-    "plugin": plugin,
 }
 
 
