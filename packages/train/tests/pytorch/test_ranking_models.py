@@ -15,6 +15,8 @@ pytest.importorskip("sparring_torch", reason="needs sparring-torch")
 pytest.importorskip("sparring_packed", reason="needs sparring-packed, which ranks all items")
 
 from sparring.collective.local import LocalGroup
+from sparring.contracts.ranks.collective import Collective
+from sparring_testing.processes.rank_threads import run_ranks
 from sparring_train.columns import Column, ColumnBatch
 from sparring_train.config.sections.kinds import Ranking
 from sparring_train.data.dataset import OpenRequest
@@ -165,6 +167,27 @@ def test_all_items_are_ranked_without_those_seen(query: str | None) -> None:
         "hit_rate@10": np.mean(hits),
     }
     assert found == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_popularity_ranks_unseen_items_by_their_training_examples(num_ranks: int) -> None:
+    data, planted = visits(), Planted()
+    counts = Counter(item for _, _, item, _, _ in data.train)
+    hits = []
+    for user, _, item, _, _ in data.test:
+        seen = {each for other, _, each, _, _ in data.train if other == user}
+        unseen = sorted(counts.keys() - seen, key=lambda each: (-counts[each], each))
+        hits.append(item in unseen[:10])
+
+    def measured(collective: Collective) -> dict[str, float]:
+        ranking = Ranking(item=("item",), user="user", query="user")
+        evaluation = RankingEvaluation(ranking, data, measures_popularity=True)
+        evaluation.metrics(planted.predict, Ranks(collective))
+        return evaluation.popularity
+
+    for found in run_ranks(num_ranks, measured):
+        assert found["recall@10"] == pytest.approx(np.mean(hits))
+        assert set(found) == {"recall@10", "ndcg@10", "mrr@10", "hit_rate@10"}
 
 
 class Sessions(VisitsDataset):

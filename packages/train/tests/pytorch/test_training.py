@@ -43,6 +43,7 @@ from sparring_train.pytorch import trainer
 from sparring_train.pytorch.column_task import ColumnTask
 from sparring_train.pytorch.trainer import native_optimizer, train
 from sparring_train.report.run_data import read_report
+from sparring_train.report.step_times import PARTS
 from sparring_train.run.ranks import Ranks
 from sparring_train.run.result import SilentProgress, TrainResult
 
@@ -377,8 +378,8 @@ def test_steps_end_a_training_early() -> None:
 
 def test_a_report_is_written_to_the_requested_path(ratings: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the report draws with matplotlib")
-    path = tmp_path / "report.html"
-    result = run(rating_config(ratings, report={"path": str(path)}, training={"epochs": 1}))
+    path, told = tmp_path / "report.html", Told()
+    result = run(rating_config(ratings, report={"path": str(path)}, training={"epochs": 1}), told)
     page = path.read_text()
     assert result.extra["report_path"] == str(path)
     assert "embedding_l2: 0.05" in page
@@ -394,6 +395,14 @@ def test_a_report_is_written_to_the_requested_path(ratings: Path, tmp_path: Path
     assert found.host.name == platform.node()
     assert (found.world_size, found.snapshot) == (1, None)
     assert found.peak_memory_bytes == result.peak_memory_bytes > 50 << 20
+    assert found.series["samples"].values[-1] == sum(told.samples) > 0
+    assert found.calibration == []
+    seconds = {part: found.series[f"seconds/{part}"].values[-1] for part in (*PARTS, "total")}
+    assert seconds["total"] == pytest.approx(sum(seconds[part] for part in PARTS))
+    assert 0 < seconds["total"] < result.seconds + 60
+    for part in ("data", "lookup", "dense", "update", "report", "evaluation"):
+        assert seconds[part] > 0
+    assert seconds["exchange"] == seconds["graph"] == 0
     for feature in ("user", "item"):
         of = [each for each in found.slices if each.feature == feature]
         visits = [each for each in of if each.name in ("new ids", "known ids")]
@@ -429,6 +438,11 @@ def test_slices_are_of_the_last_evaluation(tmp_path: Path, interval: int | None)
     assert found.series["auc"].steps == sorted(set(found.series["auc"].steps))
     assert found.series["auc"].steps[-1] == result.steps
     assert len({each.feature for each in found.slices}) == 2
+    assert sum(each.num_samples for each in found.calibration) == sum(
+        each.num_samples
+        for each in found.slices
+        if each.feature == found.slices[0].feature and each.name in ("new ids", "known ids")
+    )
     assert all(set(each.metrics) == {"auc", "log_loss"} for each in found.slices)
 
 

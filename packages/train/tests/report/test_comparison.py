@@ -1,4 +1,4 @@
-"""`sparring report A B` shows differences, and rejects files that are not runs in one line."""
+"""`sparring report RUN...` shows differences, and rejects files that are not runs in one line."""
 
 from __future__ import annotations
 
@@ -12,9 +12,17 @@ import pytest
 
 from sparring import State, StepContainer
 from sparring_cli.application import main
-from sparring_train.report.comparison import compare
+from sparring_train.report.comparison import compare, label_run
 from sparring_train.report.page import write_report
-from sparring_train.report.run_data import REPORT, Host, Points, RunData, Slice, SnapshotOfRun
+from sparring_train.report.run_data import (
+    REPORT,
+    Host,
+    Points,
+    RunData,
+    Slice,
+    SnapshotOfRun,
+    read_report,
+)
 
 pytest.importorskip("matplotlib", reason="a report needs matplotlib: sparring[report]")
 
@@ -26,6 +34,10 @@ def a_run(rate: float = 0.1, auc: float = 0.75, **facts: Any) -> RunData:
         "loss": Points(steps=[1, 2, 3], values=[0.7, 0.6, 0.5]),
         "auc": Points(steps=[2, 3], values=[0.6, auc]),
         "rows/user": Points(steps=[1, 3], values=[5, 10]),
+        "seconds/dense": Points(steps=[0, 3], values=[0, 15 * (auc - 0.65)]),
+        "seconds/total": Points(steps=[0, 3], values=[0, 3.0]),
+        "samples": Points(steps=[0, 3], values=[0, 300]),
+        "memory": Points(steps=[0, 3], values=[1 << 30, 1 << 31]),
     }
     config = {
         "optimizer": {"sparse": {"name": "adagrad", "lr": rate}},
@@ -103,15 +115,47 @@ def test_two_runs_are_compared_on_the_terminal(files: Path, capsys: Printed) -> 
 def test_the_comparison_is_data_too(files: Path, capsys: Printed) -> None:
     assert main(["report", "a.html", "b.html", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["first"], found["second"]) == ("a.html", "b.html")
+    assert found["runs"] == ["a.html", "b.html"]
     assert found["results"]["test AUC"] == {
-        "first": 0.75,
-        "second": 0.8,
+        "values": [0.75, 0.8],
         "difference": pytest.approx(0.05),
     }
-    assert found["configuration"] == {"optimizer.sparse.lr": {"first": 0.1, "second": 1e-05}}
-    assert found["environment"] == {"torch": {"first": "2.13.0", "second": "2.14.0"}}
-    assert found["rows"]["item"] == {"first": None, "second": 3}
+    assert found["configuration"] == {"optimizer.sparse.lr": {"values": [0.1, 1e-05]}}
+    assert found["environment"] == {"torch": {"values": ["2.13.0", "2.14.0"]}}
+    assert found["rows"]["item"] == {"values": [None, 3]}
+    assert found["time"]["dense model, ms per step"]["values"] == pytest.approx([500, 750])
+
+
+def test_three_runs_are_compared_without_differences(files: Path, capsys: Printed) -> None:
+    assert main(["report", "a.html", "b.html", "a.html"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    for wanted in (
+        "C: a.html",
+        "test AUC 0.7500 0.8000 0.7500",
+        "optimizer.sparse.lr 0.1 1e-05 0.1",
+        "item – 3 –",
+    ):
+        assert wanted.split() in lines
+    assert main(["report", "a.html", "b.html", "a.html", "-o", "c.html"]) == 0
+    text = (files / "c.html").read_text()
+    assert "A is a.html, B is b.html, C is a.html." in text
+    assert text.count(">C: a.html</text>") == text.count("<svg") == 5
+
+
+def test_one_run_is_shown_and_its_page_written_again(files: Path, capsys: Printed) -> None:
+    assert main(["report", "a.html"]) == 0
+    out = capsys.readouterr().out
+    lines = [line.split() for line in out.splitlines()]
+    assert ["test", "AUC", "0.7500"] in lines
+    assert ["user", "10"] in lines
+    assert "no difference" not in out
+    assert main(["report", "a.html", "-o", "again.html"]) == 0
+    assert read_report(files / "again.html") == read_report(files / "a.html")
+    assert "name: adagrad" in (files / "again.html").read_text()
+
+
+def test_many_runs_have_distinct_labels() -> None:
+    assert [label_run(number) for number in (0, 25, 26, 53)] == ["A", "Z", "A2", "B3"]
 
 
 def test_the_same_run_differs_in_nothing(files: Path, capsys: Printed) -> None:
@@ -125,11 +169,12 @@ def test_the_same_run_differs_in_nothing(files: Path, capsys: Printed) -> None:
 
 def test_a_page_has_the_curves_of_both_in_the_same_axes(files: Path, capsys: Printed) -> None:
     assert main(["report", "a.html", "b.html", "-o", "deep/c.html"]) == 0
-    assert capsys.readouterr().out == "deep/c.html: a.html and b.html\n"
+    assert capsys.readouterr().out == "deep/c.html: a.html, b.html\n"
     text = (files / "deep/c.html").read_text()
-    for words in ("Loss over steps", "AUC over steps", "Rows over steps", "optimizer.sparse.lr"):
+    titles = ("Loss over steps", "AUC over steps", "Rows over steps", "Speed", "Memory")
+    for words in (*titles, "optimizer.sparse.lr"):
         assert words in text
-    assert text.count("<img") == 3
+    assert text.count("<svg") == len(titles)
     assert "<script" not in text
 
 
@@ -197,8 +242,8 @@ def test_snapshots_of_runs_with_a_report_are_compared(files: Path, capsys: Print
         container.save("bare/one")
     assert main(["report", "runs", "b.html", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["results"]["test AUC"]["first"] == 0.75
-    assert "runs/one, after step 0" in found["environment"]["snapshot"]["first"]
+    assert found["results"]["test AUC"]["values"][0] == 0.75
+    assert "runs/one, after step 0" in found["environment"]["snapshot"]["values"][0]
     assert main(["report", "a.html", "bare/one"]) == 2
     assert "contains no report; set report.path" in capsys.readouterr().err
 

@@ -146,12 +146,14 @@ class Messenger:
         self._last_heard = [0.0] * collective.world_size
         self._pause = _MIN_PAUSE
         self._moved = 0.0
+        self._waits_since_ns = 0
 
     def begin(self, operation: str, table: str | None, step: int | None) -> None:
         """Sets the operation that errors name."""
         self.collective.context = WorkContext(operation, table, step)
         self._num_outstanding = [0] * self.collective.world_size
         self._moved = time.monotonic()
+        self._waits_since_ns = 0
 
     def send(
         self,
@@ -241,6 +243,8 @@ class Messenger:
             PeerFailure: a peer of a message in flight did not respond within the deadline.
         """
         now = time.monotonic()
+        if self.trace is not None:
+            self._trace_wait(self.trace, has_progressed=has_progressed)
         if has_progressed:
             self._pause = _MIN_PAUSE
             self._moved = now
@@ -253,6 +257,14 @@ class Messenger:
             self._check_deadline()
         executor.pause(self._pause)
         self._pause = min(self._pause * 1.5, _MAX_PAUSE)
+
+    def _trace_wait(self, trace: Trace, *, has_progressed: bool) -> None:
+        """Records the time from the first poll without progress to the next progress."""
+        if not has_progressed:
+            self._waits_since_ns = self._waits_since_ns or time.perf_counter_ns()
+        elif self._waits_since_ns:
+            trace.add("wait", self._waits_since_ns, time.perf_counter_ns())
+            self._waits_since_ns = 0
 
     def _register(self, transfer: Transfer) -> Transfer:
         if not self._num_outstanding[transfer.peer]:

@@ -109,10 +109,10 @@ class HostPath:
         given = bags.ids, bags.offsets, bags.positions, bags.num_bags, weights
         if not is_registered:
             return torch.from_numpy(self._collection.pool(*given))
-        batch = self._collection.plan_bags(*given, finds_rows=prefetched is None)
-        if prefetched is None:
-            out = batch.pool()
-        else:
+        with self._container.span("look up"):
+            batch = self._collection.plan_bags(*given, finds_rows=prefetched is None)
+            out: Any = batch.pool() if prefetched is None else None
+        if prefetched is not None:
             with torch.no_grad():
                 out = pool_bags(plan, bags, _make_constant_shadows(prefetched)).numpy()
         held = DirectBatch(self._resources, self._tables, batch.gradients)
@@ -131,10 +131,10 @@ class HostPath:
         self._check_readable(prefetched)
         if not is_registered:
             return [torch.from_numpy(each) for each in self._collection.gather(ids.ids, ids.spans)]
-        batch = self._collection.plan_ids(ids.ids, ids.spans, finds_rows=prefetched is None)
-        if prefetched is None:
-            outputs = batch.gather()
-        else:
+        with self._container.span("look up"):
+            batch = self._collection.plan_ids(ids.ids, ids.spans, finds_rows=prefetched is None)
+            outputs = batch.gather() if prefetched is None else []
+        if prefetched is not None:
             outputs = [
                 each.numpy() for each in gather_ids(plan, _make_constant_shadows(prefetched))
             ]

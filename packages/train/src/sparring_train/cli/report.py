@@ -1,4 +1,4 @@
-"""``sparring report``: compares two runs."""
+"""``sparring report``: shows a run, or compares several."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from sparring.errors import DataError
-from sparring_cli import make_console, print_json
+from sparring_cli import as_yaml, make_console, print_json
 from sparring_train.cli.get import open_newest_snapshot
 from sparring_train.report.comparison import Comparison, compare
 from sparring_train.report.comparison_page import write_comparison
+from sparring_train.report.page import write_report
 from sparring_train.report.run_data import (
     REPORT,
     RunData,
@@ -33,32 +34,37 @@ def add_report(application: typer.Typer) -> None:
 
 
 def report(
-    first: Annotated[
-        str,
+    runs: Annotated[
+        list[str],
         typer.Argument(
-            metavar="A",
-            help="A run: the HTML file of its report, a snapshot of a run with a report, or a folder "
-            "of such snapshots, whose newest one is used.",
+            metavar="RUN...",
+            help="Runs, each as the HTML file of its report, a snapshot of a run with a report, or a "
+            "folder of such snapshots, whose newest one is used.",
             show_default=False,
         ),
     ],
-    second: Annotated[str, typer.Argument(metavar="B", help="Another run.", show_default=False)],
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Write the comparison as one HTML page to this file."),
+        Path | None, typer.Option("--output", "-o", help="Write one HTML page to this file.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:
-    """Compare two runs: metrics, speed, memory, rows, configuration and versions."""
-    comparison = compare((first, second), (_run(first), _run(second)))
-    if output is not None:
+    """Show a run, or compare several: metrics, speed, memory, rows, configuration and versions."""
+    comparison = compare(runs, [_run(each) for each in runs])
+    if output is not None and len(runs) == 1:
+        _write_one(output, comparison.runs[0])
+    elif output is not None:
         write_comparison(output, comparison)
     if as_json:
         print_json(comparison.as_json())
     elif output is not None:
-        typer.echo(f"{output}: {first} and {second}")
+        typer.echo(f"{output}: {', '.join(runs)}")
     else:
         _print(comparison)
+
+
+def _write_one(path: Path, run: RunData) -> None:
+    """Writes the report of a run again, for example of a run that was killed."""
+    write_report(path, run, config_text=as_yaml(run.config) if run.config else "")
 
 
 def _run(place: str) -> RunData:
@@ -84,20 +90,23 @@ def _run(place: str) -> RunData:
 
 def _print(comparison: Comparison) -> None:
     console = make_console()
-    for letter, name in zip("AB", comparison.names, strict=True):
-        console.print(Text(f"{letter}: ", style="bold").append(name, "not bold"), soft_wrap=True)
+    for label, name in zip(comparison.labels, comparison.names, strict=True):
+        console.print(Text(f"{label}: ", style="bold").append(name, "not bold"), soft_wrap=True)
+    is_one = len(comparison.names) == 1
     for title, lines in comparison.sections.items():
-        console.print()
         # Rows are shown only for tables that differ, largest difference first.
-        shown = [line for line in lines if title != "rows" or line.first != line.second]
+        shown = [line for line in lines if title != "rows" or line.differs or is_one]
         if title == "rows":
             shown.sort(key=lambda line: -abs(line.difference or 0))
+        if is_one and not shown:
+            continue
+        console.print()
         if not shown:
             console.print(Text(title, style="bold").append(": no difference", "not bold"))
             continue
         table = Table(box=None, pad_edge=False, header_style="bold")
         table.add_column(title)
-        for name in ("A", "B", "difference"):
+        for name in comparison.columns:
             table.add_column(name, justify="right", overflow="fold")
         for line in shown[:_MAX_LINES]:
             table.add_row(Text(line.name), *map(Text, line.cells()))

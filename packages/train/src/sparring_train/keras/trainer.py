@@ -207,7 +207,8 @@ class _Trainer:
         if broken is not None:
             self._num_dense_skipped += 1
         elif summed:
-            self._dense_step(summed)
+            with self.container.span("dense optimizer"):
+                self._dense_step(summed)
         return loss
 
     def predict(self, batch: Any) -> npt.NDArray[Any]:
@@ -262,7 +263,8 @@ class _Trainer:
         if self._ranks.world_size == 1:
             return loss, gradients
         arrays = [each.numpy() for each in gradients]
-        *means, mean_loss = self._ranks.means([*arrays, np.array([loss])])
+        with self.container.span("average gradients"):
+            *means, mean_loss = self._ranks.means([*arrays, np.array([loss])])
         return float(mean_loss[0]), [tf.convert_to_tensor(each) for each in means]
 
     def _broken(self, gradients: list[Any]) -> str | None:

@@ -181,7 +181,10 @@ class ColumnSource:
     def _rankings(self) -> RankingEvaluation:
         assert self._ranking is not None
         return RankingEvaluation(
-            self._ranking, self.data, has_validation=self._config.data.has_validation
+            self._ranking,
+            self.data,
+            has_validation=self._config.data.has_validation,
+            measures_popularity=self._config.report.path is not None,
         )
 
     def quality(self) -> CombinedMetrics:
@@ -217,6 +220,16 @@ class ColumnSource:
         if not features or self._config.model.label is None:
             return None
         return SliceMetrics(features, self.quality, ranks)
+
+    @property
+    def is_binary(self) -> bool:
+        """Whether predictions are probabilities of a binary label."""
+        return self._ranking is None and self._config.model.label == "binary"
+
+    @property
+    def popularity(self) -> dict[str, float]:
+        """See `RankingEvaluation.popularity`; empty for other models."""
+        return {} if self._ranking is None else self._rankings.popularity
 
     def baselines(self, ranks: Ranks) -> Baselines | None:
         """Creates metrics of predictions without a model; None if the best possible metrics are

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from sparring import PluginManager, Snapshot, State, StepContainer, join_job
-from sparring.adapter import Trace, configure_pool
+from sparring.adapter import configure_pool
 from sparring.errors import ConfigError, DataError, SnapshotError
 from sparring_train.config.run import RunConfig
 from sparring_train.loop.best_step import BestStep
 from sparring_train.loop.column_source import ColumnSource
 from sparring_train.loop.kept_best import BestStepSnapshots, kept_best, make_best_step
 from sparring_train.loop.model import Trainer
-from sparring_train.loop.run_metrics import metrics_output
+from sparring_train.loop.run_metrics import metrics_output, trace_output
 from sparring_train.loop.run_report import RunReport
 from sparring_train.report.host import peak_memory_bytes
 from sparring_train.run.change_notes import RunNotes
@@ -86,7 +86,7 @@ def run_training(
             plan=load_run_plan(config, job.collective, job.membership, plugin_manager, progress),
         ) as container,
         log_output(container, config.logging),
-        _traced(container, config.report.trace_path),
+        trace_output(container, config.report),
     ):
         configure_pool(config.threads, sharing=job.membership.local_world_size)
         source, trainer = make(container)
@@ -100,18 +100,6 @@ def run_training(
             run = _Run(config, source, trainer, progress, notes)
             with run.best_kept(is_one_host):
                 return run.to_end()
-
-
-@contextmanager
-def _traced(container: StepContainer, path: str | None) -> Iterator[None]:
-    """Writes a trace of all ranks if the block succeeds."""
-    if path is None:
-        yield
-        return
-    container.trace = Trace(container.collective.rank)
-    yield
-    container.quiesce()
-    container.trace.write_together(path, container.collective)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +160,8 @@ class _Run:
             progress,
             self._total_steps(),
             trainer.versions(),
-            source.make_slice_metrics(self._ranks),
-            source.baselines(self._ranks),
+            source,
+            self._ranks,
         )
         self._progress = self._report.progress
         self._at = _Position()
@@ -209,6 +197,7 @@ class _Run:
         self._snapshots.check_folder()
         self._snapshots.check_rows()
         self._resume()
+        self._report.begin(self._step)
         self._train()
         if not self._step:
             raise DataError(
@@ -216,10 +205,11 @@ class _Run:
                 "validation parts"
             )
         has_returned = self._return_to_best()
-        if self._metrics_step != self._step or self._report.wants_slices:
+        if self._metrics_step != self._step or self._report.wants_test:
             self._evaluate(is_last=True)
         self._report.on_rows(self._step, self._rows())
-        self._snapshots.end(self._step, self._states, is_needed=has_returned)
+        with self._container.span("save"):
+            self._snapshots.end(self._step, self._states, is_needed=has_returned)
         self._notes.end(self._step)
         result = self._result()
         self._report.write(result, self._snapshots.last_url)
@@ -246,7 +236,8 @@ class _Run:
                 self._evaluate(is_last=is_last)
             # The last step is saved later, when the best step is known.
             if self._snapshots.is_due(self._step) and (self._best is None or not is_last):
-                self._snapshots.save(self._step, self._states())
+                with self._container.span("save"):
+                    self._snapshots.save(self._step, self._states())
             self._notes.after_step(self._step)
             if self._best is not None and self._best.is_over:
                 self._progress.on_message(
@@ -257,7 +248,8 @@ class _Run:
 
     def _validate(self, best: BestStep) -> None:
         """Evaluates the validation examples, and saves the step if it is the best one."""
-        metrics = self._source.evaluate(self._trainer.predict, self._ranks, part="validation")
+        with self._container.span("evaluate"):
+            metrics = self._source.evaluate(self._trainer.predict, self._ranks, part="validation")
         if best.metric not in metrics:
             raise ConfigError(
                 f"training.watch: found {best.metric!r}, expected one of the metrics "
@@ -280,7 +272,8 @@ class _Run:
         self._validation = metrics
         if self._kept is not None:
             self._kept.is_current = True
-            self._kept.save(self._step, self._states)
+            with self._container.span("save"):
+                self._kept.save(self._step, self._states)
 
     def _return_to_best(self) -> bool:
         """Loads the best step if it is kept and not the last one. Returns whether it was loaded."""
@@ -337,7 +330,7 @@ class _Run:
         step = begin.step
         for epoch in range(begin.epoch, self._config.training.epochs):
             skipped = begin.batch if epoch == begin.epoch else 0
-            batches = islice(self._source.batches(epoch), skipped, None)
+            batches = self._measured(islice(self._source.batches(epoch), skipped, None))
             # `_mark_epoch_ends` reads one batch ahead, so it is used only if ends of epochs matter.
             marked = (
                 _mark_epoch_ends(batches) if self._best is not None else zip(batches, repeat(False))
@@ -350,6 +343,15 @@ class _Run:
                 step += 1
                 self._coming.append((_Position(step, epoch, number), is_end))
                 yield batch
+
+    def _measured(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yields batches, and records the time to read each one."""
+        while True:
+            with self._container.span("read batch"):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
 
     @property
     def _step(self) -> int:
@@ -416,7 +418,8 @@ class _Run:
 
     def _evaluate(self, *, is_last: bool) -> None:
         observe = self._report.test_observer() if is_last else None
-        self._metrics = self._source.evaluate(self._trainer.predict, self._ranks, observe)
+        with self._container.span("evaluate"):
+            self._metrics = self._source.evaluate(self._trainer.predict, self._ranks, observe)
         # If this step was evaluated before, its metrics have already been reported.
         if self._metrics_step != self._step:
             self._metrics_step = self._step

@@ -17,6 +17,7 @@ from sparring_train.loop.item_catalog import ItemCatalog, with_features
 from sparring_train.loop.model import Predict
 from sparring_train.quality.full_sort import full_sort
 from sparring_train.quality.rankings import select_queries
+from sparring_train.report.id_counts import IdCounts
 from sparring_train.run.ranks import Ranks
 
 __all__ = ["HeldOut", "RankingEvaluation", "drop_incomplete_examples"]
@@ -58,14 +59,26 @@ class RankingEvaluation:
         ranking: names the columns to use.
         data: data of the run.
         has_validation: whether the data contain validation examples.
+        measures_popularity: whether the first evaluation of the test examples computes `popularity`.
     """
 
-    def __init__(self, ranking: Ranking, data: Dataset, *, has_validation: bool = False) -> None:
+    def __init__(
+        self,
+        ranking: Ranking,
+        data: Dataset,
+        *,
+        has_validation: bool = False,
+        measures_popularity: bool = False,
+    ) -> None:
         self._ranking, self._data, self._schema = ranking, data, data.schema
         self._has_validation = has_validation
         self._items: ColumnBatch | None = None
         self._seen: dict[HeldOut, tuple[Ids, Jagged]] = {}
         """Part → its users, sorted, and the items that each user has seen."""
+        self.popularity: dict[str, float] = {}
+        """Metrics on the test examples if items are ranked by their number of training examples, for
+        comparison with the model; empty if they are not measured."""
+        self._item_counts = IdCounts() if measures_popularity else None
         self.explain_undefined: str | None = None
         """The reason if the last evaluation had no query, so that its metrics are NaN."""
 
@@ -80,6 +93,26 @@ class RankingEvaluation:
         if part not in self._seen:
             self._read_seen_pairs(np.unique(queries.users), ranks, part)
         keys, vectors = self._item_vectors(predict, ranks)
+        metrics, num_queries = self._ranked(queries, keys, vectors, ranks, part)
+        self.explain_undefined = None if num_queries else self._explain_no_queries(part)
+        counts, self._item_counts = self._item_counts, None if part == "test" else self._item_counts
+        # If not all items were counted, the baseline would be too low.
+        if counts is not None and part == "test" and counts.one_in == 1:
+            ones = np.ones((len(queries.users), 1), np.float32)
+            popular = replace(queries, vectors=ones)
+            frequencies = counts.of(keys).astype(np.float32)[:, None]
+            self.popularity, _ = self._ranked(popular, keys, frequencies, ranks, part)
+        return metrics
+
+    def _ranked(
+        self,
+        queries: _Queries,
+        keys: Ids,
+        vectors: npt.NDArray[np.floating],
+        ranks: Ranks,
+        part: HeldOut,
+    ) -> tuple[dict[str, float], int]:
+        """Returns the metrics of all ranks, and the number of their queries."""
         sums = np.zeros(5)
         for begin in range(0, len(queries.users), _BLOCK):
             block = np.arange(begin, min(begin + _BLOCK, len(queries.users)))
@@ -95,10 +128,12 @@ class RankingEvaluation:
             if found.num_queries:
                 sums += found.num_queries * np.array(means)
         sums = ranks.sum(sums)
-        self.explain_undefined = None if sums[4] else self._explain_no_queries(part)
         values = (sums[:4] / sums[4] if sums[4] else np.full(4, np.nan)).tolist()
         names = ("recall", "ndcg", "mrr", "hit_rate")
-        return {f"{name}@{_CUTOFF}": value for name, value in zip(names, values, strict=True)}
+        found_metrics = {
+            f"{name}@{_CUTOFF}": each for name, each in zip(names, values, strict=True)
+        }
+        return found_metrics, int(sums[4])
 
     def _explain_no_queries(self, part: HeldOut) -> str:
         if self._ranking.positive is None:
@@ -171,6 +206,9 @@ class RankingEvaluation:
                 pairs.append((places[mine], item[mine]))
             if is_trained:
                 catalogue.add(batch)
+                # Read only once: by the first evaluation, of either part.
+                if self._items is None and self._item_counts is not None:
+                    self._item_counts.add(item)
         self._items = catalogue.items()  # Not empty, because a run trains before it evaluates.
         if ranking.user is not None:
             places, seen = (_joined([pair[side] for pair in pairs]) for side in (0, 1))

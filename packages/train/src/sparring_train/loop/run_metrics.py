@@ -1,4 +1,4 @@
-"""Metrics of a run, written during training if configured."""
+"""Metrics and trace of a run, written if configured."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sparring import StepContainer
-from sparring.adapter import Coordinator
+from sparring.adapter import Coordinator, Trace
 from sparring.errors import SparringError
+from sparring_train.config.run import ReportConfig
 from sparring_train.config.sections.metrics import MetricsConfig
 from sparring_train.metrics_files.writer import MetricsWriter
+from sparring_train.report.step_times import StepTimes
 
-__all__ = ["metrics_output"]
+__all__ = ["metrics_output", "trace_output"]
 
 
 @contextmanager
@@ -41,3 +43,18 @@ def metrics_output(container: StepContainer, chosen: MetricsConfig) -> Iterator[
     assert writer is not None
     with writer:
         yield
+
+
+@contextmanager
+def trace_output(container: StepContainer, config: ReportConfig) -> Iterator[None]:
+    """Measures times for the report, and writes a trace of all ranks if the block succeeds."""
+    path, rank = config.trace_path, container.collective.rank
+    if config.path is not None and rank == 0:
+        container.trace = StepTimes(rank, keeps_spans=path is not None)
+    elif path is not None:
+        container.trace = Trace(rank)
+    yield
+    if path is not None:
+        assert container.trace is not None
+        container.quiesce()
+        container.trace.write_together(path, container.collective)

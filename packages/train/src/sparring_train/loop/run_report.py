@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from datetime import datetime, timezone
 from functools import cached_property
 from typing import Any
@@ -15,13 +16,26 @@ from sparring_cli import list_installed_versions
 from sparring_train.columns import ColumnBatch
 from sparring_train.config.reading.printer import config_as_yaml
 from sparring_train.config.run import RunConfig
-from sparring_train.loop.column_source import Observe
+from sparring_train.loop.column_source import ColumnSource, Observe
+from sparring_train.quality.calibration import CalibrationCounts
 from sparring_train.report.baselines import Baselines
-from sparring_train.report.host import inspect_host
+from sparring_train.report.host import inspect_host, resident_memory_bytes
 from sparring_train.report.page import write_report
 from sparring_train.report.recorder import RecordingProgress, RunRecorder
-from sparring_train.report.run_data import REPORT, RunData, SnapshotOfRun, run_data
+from sparring_train.report.run_data import (
+    MEMORY,
+    REPORT,
+    SAMPLES,
+    SECONDS,
+    Baseline,
+    Calibration,
+    RunData,
+    SnapshotOfRun,
+    run_data,
+)
 from sparring_train.report.slices import SliceMetrics
+from sparring_train.report.step_times import StepTimes
+from sparring_train.run.ranks import Ranks
 from sparring_train.run.result import Progress, TrainResult
 
 __all__ = ["RunReport"]
@@ -38,8 +52,8 @@ class RunReport:
         progress: receives progress, also if no report is configured.
         total_steps: number of steps of the run, if known; determines how often rows are counted.
         versions: versions of the framework.
-        slices: metrics of slices of the test examples, if the data support them.
-        baselines: metrics of predictions without a model, if the data support them.
+        source: data and metrics of the run.
+        ranks: ranks of the run.
 
     Raises:
         PluginError: a report is configured, but matplotlib is not installed.
@@ -52,15 +66,20 @@ class RunReport:
         progress: Progress,
         total_steps: int | None,
         versions: Mapping[str, str],
-        slices: SliceMetrics | None,
-        baselines: Baselines | None,
+        source: ColumnSource,
+        ranks: Ranks,
     ) -> None:
         self._config = config
         self._container = container
+        self._source = source
         self._versions = dict(versions)
         self._slices: SliceMetrics | None = None
         self._slices_absence = ""
         self._baselines: Baselines | None = None
+        self._calibration: CalibrationCounts | None = None
+        # Values of cumulative series when the run was started or resumed.
+        self._before: dict[str, float] = {}
+        self._num_samples = 0
         self._started = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self._recorder: RunRecorder | None = None
         self.progress = progress
@@ -71,34 +90,65 @@ class RunReport:
                     f"a report at {config.report.path} needs matplotlib, which is not installed; "
                     "run: pip install 'sparring[report]', or set report.path=null"
                 )
-            self._recorder, self._slices, self._baselines = RunRecorder(), slices, baselines
+            self._recorder = RunRecorder()
+            self._slices, self._baselines = (
+                source.make_slice_metrics(ranks),
+                source.baselines(ranks),
+            )
+            self._calibration = CalibrationCounts() if source.is_binary else None
             self.progress = RecordingProgress(progress, self._recorder)
         self._interval = max(1, (total_steps or _NUM_POINTS) // _NUM_POINTS)
+
+    def begin(self, step: int) -> None:
+        """Starts to measure times, after `step` steps."""
+        if self._recorder is None:
+            return
+        self._before = {name: each.values[-1] for name, each in self._recorder.series.items()}
+        if isinstance(self._container.trace, StepTimes):
+            self._container.trace.restart()
+        self._record_times(step)
 
     def wants_rows(self, step: int) -> bool:
         """Returns whether rows should be counted after this step."""
         return self._recorder is not None and step % self._interval == 0
 
     def on_rows(self, step: int, rows: Mapping[str, int]) -> None:
-        """Records the number of rows of each table after a step."""
+        """Records the number of rows of each table after a step, the times and the memory."""
         if self._recorder is not None:
             for table, count in rows.items():
                 self._recorder.record(step, f"rows/{table}", count)
+            self._record_times(step)
+
+    def _record_times(self, step: int) -> None:
+        recorder, times = self._recorder, self._container.trace
+        if recorder is None or not isinstance(times, StepTimes):
+            return
+        cumulative = {SECONDS + part: seconds for part, seconds in times.seconds().items()}
+        for name, value in (cumulative | {SAMPLES: float(self._num_samples)}).items():
+            recorder.record(step, name, self._before.get(name, 0.0) + value)
+        if memory := resident_memory_bytes():
+            recorder.record(step, MEMORY, memory)
 
     def on_batch(self, batch: ColumnBatch, *, is_first_epoch: bool) -> None:
-        """Counts the ids of a training batch."""
-        if self._recorder is not None:
+        """Counts the samples and the ids of a training batch."""
+        if self._recorder is None:
+            return
+        self._num_samples += batch.num_examples
+        with self._container.span("count ids"):
             for feature, column in batch.ids.items():
                 self._recorder.observe_ids(feature, column.ids)
-        if self._slices is not None and is_first_epoch:
-            self._slices.on_training_batch(batch)
-        if self._baselines is not None and is_first_epoch:
-            self._baselines.on_training_batch(batch)
+            if self._slices is not None and is_first_epoch:
+                self._slices.on_training_batch(batch)
+            if self._baselines is not None and is_first_epoch:
+                self._baselines.on_training_batch(batch)
 
     @property
-    def wants_slices(self) -> bool:
-        """Whether slices have not been measured yet."""
-        return self._slices is not None and not self._slices.is_measured
+    def wants_test(self) -> bool:
+        """Whether the final predictions on the test examples have not been observed yet."""
+        slices, calibration = self._slices, self._calibration
+        return (slices is not None and not slices.is_measured) or (
+            calibration is not None and not calibration.num_updates
+        )
 
     def test_observer(self) -> Observe | None:
         """Returns a callback for the final predictions on the test examples. All ranks call it."""
@@ -108,11 +158,15 @@ class RunReport:
                 each.begin()
                 observers.append(each.on_test_batch)
 
+        calibration = self._calibration
+
         def observe(batch: ColumnBatch, predictions: Any, labels: Any) -> None:
             for each in observers:
                 each(batch, predictions, labels)
+            if calibration is not None:
+                calibration.update(predictions, labels)
 
-        return observe if observers else None
+        return observe if observers or calibration is not None else None
 
     def states(self, result: Callable[[], TrainResult]) -> dict[str, State]:
         """Returns the state for a snapshot: the data of the report so far; empty without a path.
@@ -161,6 +215,7 @@ class RunReport:
         path, recorder = self._config.report.path, self._recorder
         if path is None or recorder is None or result.rank > 0:
             return
+        self._record_times(result.steps)
         write_report(
             path,
             self._data(result, recorder, snapshot_url),
@@ -180,7 +235,7 @@ class RunReport:
             metrics=dict(result.metrics),
             undefined_metrics=result.extra.get("undefined_metrics", ""),
             best={n: float(each) for n, each in best.items() if isinstance(each, (int, float))},
-            baselines=[] if self._baselines is None else self._baselines.baselines(),
+            baselines=self._found_baselines(),
             validation=dict(result.validation),
             best_step=result.best_step,
             rows=dict(result.rows),
@@ -188,6 +243,7 @@ class RunReport:
             skipped=dict(result.skipped),
             tiers={name: [dict(tier) for tier in tiers] for name, tiers in result.tiers.items()},
             series=dict(recorder.series),
+            calibration=self._found_calibration(),
             slices=[] if self._slices is None else self._slices.slices(),
             slices_absence=self._slices_absence,
             config=self._config.model_dump(mode="json"),
@@ -199,6 +255,15 @@ class RunReport:
             peak_memory_bytes=result.peak_memory_bytes or None,
             snapshot=_snapshot(snapshot_url),
         )
+
+    def _found_baselines(self) -> list[Baseline]:
+        own = [] if self._baselines is None else self._baselines.baselines()
+        popularity = self._source.popularity
+        return [Baseline(name="the most frequent items", metrics=popularity)] if popularity else own
+
+    def _found_calibration(self) -> list[Calibration]:
+        groups = [] if self._calibration is None else self._calibration.groups()
+        return [Calibration(**asdict(each)) for each in groups]
 
     @cached_property
     def _installed(self) -> dict[str, str]:

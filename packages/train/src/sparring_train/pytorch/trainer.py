@@ -259,7 +259,8 @@ class _Trainer:
         if broken is not None:
             self._num_dense_skipped += 1
         elif self._dense is not None:
-            self._dense.step()
+            with self.container.span("dense optimizer"):
+                self._dense.step()
 
     def _average_gradients(self, loss: float) -> float:
         """Averages gradients of ordinary parameters and the loss over ranks in one exchange."""
@@ -271,7 +272,8 @@ class _Trainer:
             if parameter.grad is not None
         ]
         arrays = [each.double().cpu().numpy() for each in gradients]
-        *means, mean_loss = self._ranks.means([*arrays, np.array([loss])])
+        with self.container.span("average gradients"):
+            *means, mean_loss = self._ranks.means([*arrays, np.array([loss])])
         for gradient, mean in zip(gradients, means, strict=True):
             gradient.copy_(torch.from_numpy(mean))
         return float(mean_loss[0])

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 import numpy as np
 
 from sparring.errors import PluginError
 
-__all__ = ["COLORS", "GREY", "INK", "PALE", "legend_beside", "limit_to_bulk", "svg"]
+__all__ = [
+    "COLORS",
+    "GREY",
+    "INK",
+    "PALE",
+    "Figure",
+    "legend_beside",
+    "limit_to_bulk",
+    "make_figure",
+]
 
 # Colors of Okabe and Ito, which color-blind readers can distinguish, without yellow.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -19,9 +31,8 @@ _WIDTH, _HEIGHT = 7.2, 3.9  # Inches; the page scales them.
 _LINE = "#e4e7eb"
 
 _STYLE: Any = {
-    # Letters are drawn as paths, so that the page looks the same on every machine.
-    "svg.fonttype": "path",
-    "svg.hashsalt": "sparring",
+    # Text remains text, so that readers can search and copy it.
+    "svg.fonttype": "none",
     "font.size": 10,
     "text.color": INK,
     "axes.edgecolor": GREY,
@@ -43,31 +54,46 @@ _STYLE: Any = {
 }
 
 
-def svg(draw: Callable[[Any], None]) -> bytes:
-    """Renders a figure over steps as SVG; `draw` is called with matplotlib's axes.
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure of a report."""
+
+    title: str
+    caption: str
+    """One or two sentences of plain text."""
+    svg: str
+    """The element of the drawing, for a page."""
+
+
+def make_figure(title: str, caption: str, draw: Callable[[Any], None]) -> Figure:
+    """Draws a figure over steps; `draw` is called with matplotlib's axes.
 
     Raises:
         PluginError: matplotlib is not installed.
     """
     try:
         import matplotlib as mpl
-        from matplotlib.figure import Figure
+        from matplotlib.figure import Figure as Canvas
         from matplotlib.ticker import MaxNLocator
     except ImportError as error:
         raise PluginError(
             "a report requires matplotlib, which is not installed; run: pip install 'sparring[report]'",
             requirement="matplotlib",
         ) from error
-    with mpl.rc_context(_STYLE):
-        canvas = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
+    # The salt makes ids of drawings in one page distinct.
+    with mpl.rc_context(_STYLE | {"svg.hashsalt": title}):
+        canvas = Canvas(figsize=(_WIDTH, _HEIGHT), layout="constrained")
         axes = canvas.add_subplot()
         axes.set_xlabel("step")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.xaxis.set_major_formatter("{x:,.0f}")
         draw(axes)
-        file = io.BytesIO()
-        canvas.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue()
+        file = io.StringIO()
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        canvas.savefig(file, format="svg", metadata=nothing)
+    # Groups have equal ids in all drawings, and nothing refers to them.
+    drawing = re.sub(r'<g id="[^"]*"', "<g", file.getvalue().partition("<svg")[2])
+    return Figure(title, caption, f'<svg role="img" aria-label="{escape(title)}"{drawing}')
 
 
 def legend_beside(axes: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -11,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 
 from sparring.errors import DataError
-from sparring_train.report.figures import Figure
+from sparring_train.report.canvas import Figure
 
 __all__ = ["facts", "figure_elements", "section", "table", "tiles", "write_page"]
 
@@ -54,11 +53,9 @@ def tiles(values: Sequence[tuple[str, str]]) -> str:
 def figure_elements(figures: Sequence[Figure]) -> str:
     if not figures:
         return ""
-    # Separate images, so that ids in different drawings do not conflict.
     shown = (
         f"<figure><h3>{escape(figure.title)}</h3><figcaption>{escape(figure.caption)}</figcaption>"
-        f'<img alt="{escape(figure.title)}" '
-        f'src="data:image/svg+xml;base64,{base64.b64encode(figure.svg).decode()}"></figure>'
+        f"{figure.svg}</figure>"
         for figure in figures
     )
     return "<h2>Figures</h2>" + "\n".join(shown)

@@ -3,43 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sparring_train.report.canvas import COLORS, GREY, INK, PALE, legend_beside, limit_to_bulk, svg
-from sparring_train.report.run_data import Points
+from sparring_train.report.canvas import (
+    COLORS,
+    GREY,
+    INK,
+    PALE,
+    Figure,
+    legend_beside,
+    limit_to_bulk,
+    make_figure,
+)
+from sparring_train.report.run_data import MEMORY, SAMPLES, SECONDS, Baseline, Points
+from sparring_train.report.time_figures import Speed, memory_axis, speed
 from sparring_train.report.words import format_metric_name
 
-__all__ = ["Figure", "draw_both", "draw_figures"]
+__all__ = ["draw_figures", "draw_runs"]
 
 _MAX_RANKS_DRAWN = 300
 _ROWS, _VALIDATION = "rows/", "validation/"
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One figure of a report."""
-
-    title: str
-    caption: str
-    """One or two sentences of plain text."""
-    svg: bytes
 
 
 def draw_figures(
     series: Mapping[str, Points],
     id_counts: Mapping[str, npt.NDArray[np.int64]],
     best: Mapping[str, float],
+    baselines: Sequence[Baseline] = (),
 ) -> list[Figure]:
-    """Draws all figures for which there are data.
+    """Draws loss, metrics, rows and ids, if there are data.
 
     Args:
         series: name → points; see `RunData`.
         id_counts: feature → counts of its distinct ids, descending.
         best: metric → best possible value.
+        baselines: predictions without a model, for comparison.
 
     Raises:
         PluginError: matplotlib is not installed.
@@ -49,23 +50,29 @@ def draw_figures(
         for name, points in series.items()
         if name.startswith(_ROWS)
     }
-    parts = [name for name in series if name != "loss" and not name.startswith(_ROWS)]
-    metrics = dict.fromkeys(name.removeprefix(_VALIDATION) for name in parts)
+    metrics = dict.fromkeys(name.removeprefix(_VALIDATION) for name in series if _is_metric(name))
     figures = []
-    if "loss" in series:
+    # A figure over a single step would be empty.
+    has_loss = "loss" in series and len(series["loss"].steps) > 1
+    if has_loss:
         held_out = _held_out(series, "log_loss")
         figures.append(_loss(series["loss"], held_out, best.get("log_loss")))
     for name in metrics:
         held_out = _held_out(series, name)
         # The log loss is in the loss figure. A single point is shown as a number only.
-        is_shown = name == "log_loss" and "loss" in series
+        is_shown = name == "log_loss" and has_loss
         if not is_shown and any(len(each.steps) > 1 for each in held_out.values()):
-            figures.append(_metric(name, held_out, best.get(name)))
-    if rows:
+            known = {each.name: each.metrics[name] for each in baselines if name in each.metrics}
+            figures.append(_metric(name, held_out, best.get(name), known))
+    if any(len(points.steps) > 1 for points in rows.values()):
         figures.append(_rows(rows))
     if id_counts:
         figures.append(_popularity(id_counts))
     return figures
+
+
+def _is_metric(series: str) -> bool:
+    return series not in ("loss", SAMPLES, MEMORY) and not series.startswith((_ROWS, SECONDS))
 
 
 def _held_out(series: Mapping[str, Points], metric: str) -> dict[str, Points]:
@@ -96,10 +103,12 @@ def _loss(loss: Points, held_out: Mapping[str, Points], best: float | None) -> F
     if held_out:
         caption += f", and log loss on the {' and '.join(held_out)} samples"
     caption += "."
-    return Figure("Loss over steps", caption, svg(draw))
+    return make_figure("Loss over steps", caption, draw)
 
 
-def _metric(name: str, held_out: Mapping[str, Points], best: float | None) -> Figure:
+def _metric(
+    name: str, held_out: Mapping[str, Points], best: float | None, baselines: Mapping[str, float]
+) -> Figure:
     shown = format_metric_name(name)
 
     def draw(axes: Any) -> None:
@@ -109,20 +118,24 @@ def _metric(name: str, held_out: Mapping[str, Points], best: float | None) -> Fi
             axes.annotate(
                 f"{last:.4f}",
                 (points.steps[-1], last),
-                xytext=(0, -14),
+                xytext=(7, 0),
                 textcoords="offset points",
-                ha="right",
+                va="center",
                 color=COLORS[colour],
             )
         if best is not None:
             axes.axhline(best, **_dashed(), label=f"best possible {best:.4f}")
-        axes.margins(y=0.15)
+        for colour, (baseline, value) in enumerate(baselines.items(), len(held_out)):
+            label = f"predicting {_clipped(baseline)} {value:.4f}"
+            style = _dashed() | {"color": COLORS[colour % len(COLORS)]}
+            axes.axhline(value, **style, label=label)
+        axes.margins(x=0.12, y=0.15)
         axes.set_ylabel(shown)
         axes.legend(loc="best")
 
     caption = f"{shown} on the {' and '.join(held_out)} samples"
     caption += ", and the best possible value." if best is not None else "."
-    return Figure(f"{shown} over steps", caption, svg(draw))
+    return make_figure(f"{shown[0].upper()}{shown[1:]} over steps", caption, draw)
 
 
 def _rows(rows: Mapping[str, Points]) -> Figure:
@@ -155,7 +168,7 @@ def _rows(rows: Mapping[str, Points]) -> Figure:
         "Rows of each table. Tables have no declared size: a row is created when an id is trained on "
         "for the first time."
     )
-    return Figure("Rows per table over steps", caption, svg(draw))
+    return make_figure("Rows per table over steps", caption, draw)
 
 
 def _popularity(id_counts: Mapping[str, npt.NDArray[np.int64]]) -> Figure:
@@ -185,28 +198,33 @@ def _popularity(id_counts: Mapping[str, npt.NDArray[np.int64]]) -> Figure:
         f"Frequency distribution of ids, from the first {most:,} ids of a feature. A steep straight line "
         "is a power law: a few ids are very frequent, and most are rare."
     )
-    return Figure("Skew of id frequencies", caption, svg(draw))
+    return make_figure("Skew of id frequencies", caption, draw)
 
 
-def draw_both(first: Mapping[str, Points], second: Mapping[str, Points]) -> list[Figure]:
-    """Draws the curves of two runs, A and B, in the same axes: loss, metrics, rows of all tables.
+def draw_runs(runs: Sequence[tuple[str, Mapping[str, Points]]]) -> list[Figure]:
+    """Draws the curves of several runs in the same axes: loss, metrics, rows of all tables, speed and
+    memory.
+
+    Args:
+        runs: label and series of each run.
 
     Raises:
         PluginError: matplotlib is not installed.
     """
-    runs = [("A", first), ("B", second)]
     figures = []
-    if any("loss" in series for _, series in runs):
-        curves = [
-            (name, Points(steps=series["loss"].steps, values=_smoothed(series["loss"].values)))
-            for name, series in runs
-            if "loss" in series
-        ]
-        title, caption = "Loss over steps", "Loss of each training step, smoothed."
-        figures.append(_both(title, caption, "mean loss per sample", curves, {}))
-    for name in {**first, **second}:
-        if name == "loss" or name.startswith(_ROWS):
-            continue
+    # Each run has the same color in all figures.
+    colors = {run: COLORS[number % len(COLORS)] for number, (run, _) in enumerate(runs)}
+    curves = [
+        (run, Points(steps=series["loss"].steps, values=_smoothed(series["loss"].values)))
+        for run, series in runs
+        if "loss" in series
+    ]
+    if curves:
+        caption = "Loss of each training step, smoothed."
+        figures.append(
+            _together("Loss over steps", caption, "mean loss per sample", curves, colors)
+        )
+    for name in dict.fromkeys(name for _, series in runs for name in series if _is_metric(name)):
         curves = [(run, series[name]) for run, series in runs if name in series]
         if all(len(points.steps) < 2 for _, points in curves):
             continue
@@ -214,8 +232,7 @@ def draw_both(first: Mapping[str, Points], second: Mapping[str, Points]) -> list
         shown = format_metric_name(name.removeprefix(_VALIDATION))
         caption = f"{shown} on the {part} samples."
         title = f"{shown[0].upper()}{shown[1:]} over steps"
-        style = {"marker": "o", "markersize": 4}
-        figures.append(_both(title, caption, f"{part} {shown}", curves, style))
+        figures.append(_together(title, caption, f"{part} {shown}", curves, colors, marker="o"))
     curves = []
     for run, series in runs:
         parts = [points for name, points in series.items() if name.startswith(_ROWS)]
@@ -223,32 +240,66 @@ def draw_both(first: Mapping[str, Points], second: Mapping[str, Points]) -> list
             curves.append((run, _total(parts)))
     if curves:
         caption = "Rows of all tables together."
-        figures.append(_both("Rows over steps", caption, "rows", curves, {}))
+        figures.append(_together("Rows over steps", caption, "rows", curves, colors))
+    speeds = [(run, found) for run, series in runs if (found := speed(series)) is not None]
+    if speeds:
+        figures.append(_speeds(speeds, colors))
+    curves = [(run, series[MEMORY]) for run, series in runs if MEMORY in series]
+    if curves:
+        unit, scale = memory_axis([value for _, points in curves for value in points.values])
+        scaled = [
+            (run, Points(steps=each.steps, values=[value / scale for value in each.values]))
+            for run, each in curves
+        ]
+        caption = "Resident memory of the first rank's process."
+        figures.append(_together("Memory", caption, f"resident memory ({unit})", scaled, colors))
     return figures
 
 
-def _both(
+def _speeds(speeds: Sequence[tuple[str, Speed]], colors: Mapping[str, str]) -> Figure:
+    def draw(axes: Any) -> None:
+        for run, found in speeds:
+            found.draw(axes, colors[run], run)
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+        axes.set_ylabel("samples per second")
+        legend_beside(axes)
+
+    caption = "Training samples per second of all ranks, without evaluations."
+    return make_figure("Speed", caption, draw)
+
+
+def _together(
     title: str,
     caption: str,
     label: str,
     curves: Sequence[tuple[str, Points]],
-    style: Mapping[str, Any],
+    colors: Mapping[str, str],
+    *,
+    marker: str = "",
 ) -> Figure:
     def draw(axes: Any) -> None:
-        for run, points in curves:
-            # Different widths, so that both of two equal curves are visible.
-            colour, width = (COLORS[0], 3.2) if run == "A" else (COLORS[1], 1.4)
+        for number, (run, points) in enumerate(curves):
+            # Later lines are thinner, so that equal curves are visible.
+            width = max(1.2, 3.2 - number)
             axes.plot(
-                points.steps, points.values, color=colour, linewidth=width, label=run, **style
+                points.steps,
+                points.values,
+                color=colors[run],
+                linewidth=width,
+                label=run,
+                marker=marker or ("o" if len(points.steps) == 1 else ""),
+                markersize=4,
             )
-        if not style:
+        if label.startswith("mean loss"):
             limit_to_bulk(axes, [value for _, points in curves for value in points.values])
-        if label == "rows":
-            axes.yaxis.set_major_formatter("{x:,.0f}")
+        if label == "rows" or label.startswith("resident"):
+            axes.set_ylim(bottom=0)
+            axes.yaxis.set_major_formatter("{x:,g}")
         axes.set_ylabel(label)
-        axes.legend(loc="best")
+        legend_beside(axes)
 
-    return Figure(title, caption, svg(draw))
+    return make_figure(title, caption, draw)
 
 
 def _marked(colour: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from sparring_cli import inspect_gpus, inspect_machine
 from sparring_train.report.run_data import Host
 
-__all__ = ["inspect_host", "peak_memory_bytes"]
+__all__ = ["inspect_host", "peak_memory_bytes", "resident_memory_bytes"]
 
 
 def inspect_host() -> Host:
@@ -36,3 +37,12 @@ def peak_memory_bytes(status: Path = Path("/proc/self/status")) -> int:
     except OSError:
         return 0
     return int(found[1]) * 1024 if found else 0
+
+
+def resident_memory_bytes(statistics: Path = Path("/proc/self/statm")) -> int:
+    """Returns the resident memory of this process, including mapped files; 0 if unknown."""
+    try:
+        pages = int(statistics.read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")

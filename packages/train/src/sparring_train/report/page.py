@@ -20,6 +20,8 @@ from sparring_train.report.elements import (
 )
 from sparring_train.report.figures import draw_figures
 from sparring_train.report.run_data import NEW_IDS, RunData, render_run_data
+from sparring_train.report.step_times import PARTS, final_seconds
+from sparring_train.report.time_figures import calibration_figure, samples_per_second, time_figures
 from sparring_train.report.words import environment, format_metric_name
 
 __all__ = ["write_report"]
@@ -54,9 +56,14 @@ def write_report(
         f"<h1>{escape(title)}</h1>",
         f'<p class="lead">{escape(_lead(data))}</p>',
         _tiles(data),
-        figure_elements(draw_figures(data.series, id_counts or {}, data.best)),
+        figure_elements(
+            draw_figures(data.series, id_counts or {}, data.best, data.baselines)
+            + list(filter(None, [calibration_figure(data.calibration)]))
+            + time_figures(data.series)
+        ),
         _metrics(data),
         _slices(data),
+        _times(data),
         _rows(data),
         _tiers(data),
         section("Environment", facts(environment(data))),
@@ -67,7 +74,9 @@ def write_report(
 
 
 def _lead(data: RunData) -> str:
-    taken = f"{data.steps - data.resumed_steps:,} steps in {data.seconds:,.1f} seconds"
+    num_steps = data.steps - data.resumed_steps
+    steps = "1 step" if num_steps == 1 else f"{num_steps:,} steps"
+    taken = f"{steps} in {data.seconds:,.1f} seconds"
     before = f", after {data.resumed_steps:,}" if data.resumed_steps else ""
     started = environment(data).get("started (UTC)")
     where = f" on {data.host.name}" if data.host is not None else ""
@@ -85,6 +94,8 @@ def _tiles(data: RunData) -> str:
         found.append((f"{sum(data.rows.values()):,}", f"rows in {tables}"))
     if data.steps_per_second is not None:
         found.append((f"{data.steps_per_second:,.1f}", "steps per second, including evaluation"))
+    if (rate := samples_per_second(data.series)) is not None:
+        found.append((f"{rate:,.0f}", "samples per second, without evaluation"))
     found += [(f"{n:,}", name.replace("_", " ")) for name, n in data.skipped.items() if n]
     return tiles(found)
 
@@ -159,6 +170,22 @@ def _slices(data: RunData) -> str:
             "<p>The best value that can be reached differs between slices, and is unknown.</p>"
         )
     return section(title, table(head, lines, num_texts=3) + remarks)
+
+
+def _times(data: RunData) -> str:
+    seconds = final_seconds(data.series)
+    if not seconds or not data.steps:
+        return ""
+    total = sum(seconds.values())
+    lines = [
+        (PARTS[part], f"{each:,.2f}", f"{each / total:.1%}", f"{each / data.steps * 1e3:,.2f}")
+        for part, each in sorted(seconds.items(), key=lambda each: -each[1])
+    ]
+    remark = "Times of the first rank. Work on other threads, such as prefetching and writing snapshots, "
+    remark += "is counted only while training waits for it."
+    head = ("Part", "Seconds", "Share", "ms per step")
+    lines.append(("all parts", f"{total:,.2f}", "", f"{total / data.steps * 1e3:,.2f}"))
+    return section("Time", table(head, lines) + f"<p>{remark}</p>")
 
 
 def _rows(data: RunData) -> str:

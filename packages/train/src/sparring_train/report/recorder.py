@@ -27,6 +27,10 @@ class _Collected:
 
     def offer(self, step: int, value: float, max_points: int) -> None:
         self.last = (step, value)
+        if self.steps and self.steps[-1] == step:
+            # The last of several values of a step replaces the earlier ones.
+            self.values[-1] = value
+            return
         if self.num_offered % self.stride == 0:
             if len(self.steps) == max_points:
                 del self.steps[1::2], self.values[1::2]
@@ -49,8 +53,9 @@ class RunRecorder:
     """Series of numbers by name, and numbers of occurrences of ids.
 
     Names of series in a report: ``loss`` (of a training step), metrics on the test samples (``auc``,
-    ``log_loss``, ``rmse``), metrics on the validation samples (``validation/<metric>``), and
-    ``rows/<table>``.
+    ``log_loss``, ``rmse``), metrics on the validation samples (``validation/<metric>``),
+    ``rows/<table>``, ``seconds/<part>``, ``samples`` and ``memory``; the last three are cumulative or
+    of the first rank.
 
     Args:
         max_points: maximum number of points of a series. A longer one keeps every second, fourth, …

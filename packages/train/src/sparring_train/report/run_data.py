@@ -17,9 +17,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, mo
 from sparring.errors import DataError
 
 __all__ = [
+    "MEMORY",
     "NEW_IDS",
     "REPORT",
+    "SAMPLES",
+    "SECONDS",
+    "TOTAL",
     "Baseline",
+    "Calibration",
     "Host",
     "Points",
     "RunData",
@@ -35,6 +40,18 @@ REPORT = "report"
 
 NEW_IDS = "new ids"
 """Slice of test samples whose id did not occur in the training."""
+
+SECONDS = "seconds/"
+"""Prefix of series of cumulative seconds; `sparring_train.report.step_times.PARTS` or `TOTAL` follows."""
+
+TOTAL = "total"
+"""Name of the sum of all parts of the time."""
+
+SAMPLES = "samples"
+"""Series with the cumulative number of training samples."""
+
+MEMORY = "memory"
+"""Series with the resident memory of the first rank's process, in bytes."""
 
 _FORMAT = 1
 """Incremented if older releases cannot read new data; not incremented for new keys."""
@@ -113,6 +130,16 @@ class Baseline(_Part):
     metrics: dict[str, Number]
 
 
+class Calibration(_Part):
+    """Test samples with similar predictions."""
+
+    num_samples: int
+    predicted: Number
+    """Mean predicted probability."""
+    observed: Number
+    """Share of samples with the label 1."""
+
+
 class RunData(_Part):
     """Results of a run, with everything that is needed to compare it to another one."""
 
@@ -138,7 +165,10 @@ class RunData(_Part):
     skipped: dict[str, int] = {}
     tiers: dict[str, list[dict[str, Any]]] = {}
     series: dict[str, Points] = {}
-    """Name → points: ``loss``, metrics, ``validation/<metric>``, ``rows/<table>``."""
+    """Name → points: ``loss``, metrics, ``validation/<metric>``, ``rows/<table>``, ``seconds/<part>``,
+    ``samples``, ``memory``."""
+    calibration: list[Calibration] = []
+    """Groups of test samples by ascending prediction, for models with a binary label."""
     slices: list[Slice] = []
     slices_absence: str = ""
     """Why there are no slices, if a user might expect them."""

@@ -41,4 +41,5 @@ def format_bytes(count: int) -> str:
 
 def format_metric_name(name: str) -> str:
     """Returns the usual spelling of a metric's name."""
-    return name.upper() if name in ("auc", "rmse") else name.replace("_", " ")
+    is_abbreviation = name.partition("@")[0] in ("auc", "rmse", "ndcg", "mrr")
+    return name.upper() if is_abbreviation else name.replace("_", " ")
