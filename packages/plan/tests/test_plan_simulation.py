@@ -28,6 +28,7 @@ from sparring_plan.planning.planned_placement import make_placement
 from sparring_plan.planning.planner import make_plan
 from sparring_plan.planning.search.placement import Placement
 from sparring_plan.report.page import render_report, write_report
+from sparring_plan.report.ranks import summarize_ranks
 from sparring_plan.simulation import plan_step, ranking
 from sparring_plan.simulation.cluster import Cluster
 from sparring_plan.simulation.model import Compute, Network, SimulatedSchedule, Workload
@@ -319,6 +320,42 @@ def test_costs_measured_on_the_machine_are_marked(
     assert "costs that are measured (mine, 2026-11-23): " in capsys.readouterr().out
 
 
+def test_make_prints_rows_memory_and_time_of_each_rank(
+    written: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = written.with_name("plan.yaml")
+    assert main(["plan", "make", str(written), "--output", str(plan)]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    head = lines.index(["rank", "rows", "host", "MiB", "predicted", "ms"])
+    shown = lines[head + 1 : head + 5]
+    made = make_plan(*read_inputs(written))
+    placement = make_placement(made, compute_option_costs(*read_inputs(written)))
+    found = summarize_ranks(made, placement)
+    assert [each.rank for each in found] == [0, 1, 2, 3] == [int(line[0]) for line in shown]
+    for line, each in zip(shown, found, strict=True):
+        assert line[1:] == [
+            f"{each.rows:,}", f"{each.memory_bytes['host'] / 2**20:,.1f}", f"{each.ms:.4g}"
+        ]  # fmt: skip
+    assert max(each.ms for each in found) == pytest.approx(made.step_ms, rel=1e-4)
+    copies = {
+        name: made.ranks if each.kind == "data_parallel" else each.columns
+        for name, each in made.tables.items()
+    }
+    expected = sum(copies[name] * each.rows for name, each in made.tables.items())
+    assert sum(each.rows for each in found) == pytest.approx(expected, abs=4)
+
+
+def test_only_the_slowest_of_many_ranks_are_printed(
+    written: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = NODES | {"nodes": 6}
+    written.write_text(json.dumps({"topology": nodes, "samples": 256, "tables": tables()}))
+    assert main(["plan", "make", str(written), "--output", str(written.with_name("p"))]) == 0
+    out = capsys.readouterr().out
+    assert "the 8 slowest of 12 ranks; sparring plan report shows all" in out
+    assert len(out.splitlines()) == 1 + 1 + 8 + 1
+
+
 def test_a_report_shows_every_table_and_loads_nothing(
     written: Path, tmp_path: Path, calibration: Calibration, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -332,7 +369,10 @@ def test_a_report_shows_every_table_and_loads_nothing(
         assert f"<td>{name}</td>" in text
         assert table.because in text
     assert f"gap {made.gap:.2%}" in text
-    for word in ("Limit of the step", "Load of each rank", "Memory of each rank"):
+    for word in (
+        "Limit of the step", "Load of each rank", "Memory of each rank", "Topology",
+        "2, each with 2 ranks", "<b>node 1</b><i>2</i><i>3</i>",
+    ):  # fmt: skip
         assert word in text
     assert text.count("<rect") == 6 + 4 + 4  # resources, loads, memories
     assert "<script" not in text

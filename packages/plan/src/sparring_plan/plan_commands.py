@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,20 +12,25 @@ from rich.table import Table
 from sparring.errors import ConfigError
 from sparring_cli import get_command_context, make_console
 from sparring_plan.kubernetes_command import kubernetes
-from sparring_plan.planning.costs.costs import RESOURCES
+from sparring_plan.planning.costs.costs import RESOURCES, compute_option_costs
 from sparring_plan.planning.costs.sketch import read_column_ids, sketch_ids
 from sparring_plan.planning.diff import diff_plans
 from sparring_plan.planning.inputs import read_inputs
 from sparring_plan.planning.plan import Plan, TablePlan, read_plan
+from sparring_plan.planning.planned_placement import make_placement
 from sparring_plan.planning.planner import (
     check_plan,
     compute_pin_costs,
     list_alternatives,
     make_plan,
 )
+from sparring_plan.report.ranks import RankSummary, summarize_ranks
 from sparring_plan.sheet_command import simulate
 
 __all__ = ["add_plan"]
+
+_MAX_RANKS = 8
+"""Maximum number of ranks in the summary of a plan."""
 
 _Inputs = Annotated[Path, typer.Argument(help="YAML file with the topology and the tables.")]
 _Plan = Annotated[Path, typer.Argument(help="Plan written by `sparring plan make`.")]
@@ -54,7 +60,8 @@ def make(
     if pin is None and output is not None and output.exists():
         pin = output
     before = None if pin is None else read_plan(pin)
-    plan = make_plan(*read_inputs(inputs), before=before)
+    given = read_inputs(inputs)
+    plan = make_plan(*given, before=before)
     if output is None:
         typer.echo(plan.to_yaml(), nl=False)
         return
@@ -65,6 +72,7 @@ def make(
             f"{output}: cannot write the plan: {error.strerror}; choose another --output"
         ) from None
     typer.echo(f"{output}: {_figures(plan)}")
+    _print_ranks(summarize_ranks(plan, make_placement(plan, compute_option_costs(*given))))
     if plan.kept:
         typer.echo(
             f"kept from {pin}: {', '.join(plan.kept)}; sparring plan check prints the cost of this"
@@ -225,6 +233,26 @@ def sketch(
         raise ConfigError(
             f"{output}: cannot write the sketch: {error.strerror}; choose another --output"
         ) from None
+
+
+def _print_ranks(ranks: Sequence[RankSummary]) -> None:
+    """Prints a table of all ranks, or of the slowest ones if there are many."""
+    shown = ranks
+    if len(ranks) > _MAX_RANKS:
+        shown = sorted(ranks, key=lambda each: (-each.ms, each.rank))[:_MAX_RANKS]
+    kinds = list(ranks[0].memory_bytes)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("rank", "rows", *(f"{kind} MiB" for kind in kinds), "predicted ms"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for each in shown:
+        memory = (f"{each.memory_bytes[kind] / 2**20:,.1f}" for kind in kinds)
+        table.add_row(str(each.rank), f"{each.rows:,}", *memory, f"{each.ms:.4g}")
+    console = make_console()
+    console.print(table)
+    if len(shown) < len(ranks):
+        console.print(
+            f"the {_MAX_RANKS} slowest of {len(ranks):,} ranks; sparring plan report shows all"
+        )
 
 
 def _figures(plan: Plan) -> str:

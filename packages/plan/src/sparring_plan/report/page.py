@@ -11,7 +11,7 @@ import numpy as np
 
 from sparring.errors import DataError
 from sparring_plan.planning.costs.costs import RESOURCES
-from sparring_plan.planning.inputs import Calibration, PlanInputs
+from sparring_plan.planning.inputs import Calibration, Link, PlanInputs
 from sparring_plan.planning.plan import NextBest, Plan, TablePlan
 from sparring_plan.report.bars import COLORS, Bar, columns, legend, rows
 from sparring_plan.simulation.sheet import SimulatedPlan, make_simulated_plan
@@ -28,6 +28,9 @@ _WORDS = {
 }
 _MAX_RANKS = 6
 """Maximum number of ranks to list per table, so that a page with a thousand ranks stays readable."""
+
+_MAX_NODES, _MAX_RANKS_OF_NODE = 8, 8
+"""Maximum numbers of nodes, and of ranks per node, to draw."""
 
 
 def write_report(
@@ -64,6 +67,7 @@ def render_report(plan: Plan, inputs: PlanInputs, calibration: Calibration) -> s
         f"<h1>{escape(title)}</h1>",
         f'<p class="lead">{_lead(simulated)}</p>',
         _tiles(simulated, inputs),
+        _topology(inputs),
         _bounds(simulated),
         _loads(simulated),
         _memories(simulated),
@@ -110,6 +114,44 @@ def _tiles(simulated: SimulatedPlan, inputs: PlanInputs) -> str:
         for value, remark in tiles
     )
     return f'<div class="tiles">{"".join(cells)}</div>'
+
+
+def _topology(inputs: PlanInputs) -> str:
+    topology = inputs.topology
+    ranks = _count(topology.ranks_per_node, "rank")
+    nodes = "".join(
+        f'<div class="node"><b>node {node}</b>{_ranks_of_node(node, topology.ranks_per_node)}</div>'
+        for node in range(min(topology.nodes, _MAX_NODES))
+    )
+    more = topology.nodes - _MAX_NODES
+    nodes += f'<div class="node">and {_count(more, "more node")}</div>' if more > 0 else ""
+    memory = ", ".join(f"{kind} {held / 2**30:,.4g} GiB" for kind, held in topology.memory.items())
+    facts = {
+        "Nodes": f"{topology.nodes:,}, each with {ranks}",
+        "Memory of a rank for tables": memory,
+        "Link of a rank within its node": _link(topology.near),
+        "Link of a node to other nodes": f"{_link(topology.far)}, shared by its ranks",
+        "Samples per rank and step": f"{inputs.samples:,}",
+    }
+    if topology.nodes == 1:
+        del facts["Link of a node to other nodes"]
+    lines = (
+        f"<tr><th>{escape(name)}</th><td>{escape(fact)}</td></tr>" for name, fact in facts.items()
+    )
+    drawing = f'<div class="nodes">{nodes}</div><table>{"".join(lines)}</table>'
+    return _section("Topology", "As given in the inputs.", drawing)
+
+
+def _ranks_of_node(node: int, num_ranks: int) -> str:
+    first = node * num_ranks
+    shown = [str(first + each) for each in range(min(num_ranks, _MAX_RANKS_OF_NODE))]
+    if num_ranks > len(shown):
+        shown[-1:] = ["…", str(first + num_ranks - 1)]
+    return "".join(f"<i>{each}</i>" for each in shown)
+
+
+def _link(link: Link) -> str:
+    return f"{link.gbit:g} Gbit/s in each direction, latency {link.latency_us:g} µs"
 
 
 def _bounds(simulated: SimulatedPlan) -> str:
