@@ -32,7 +32,7 @@ MAX_LINES_WITHOUT_REASON = 500
 """Longer files give the reason in their docstring: ``The file is long because …``."""
 
 
-MAX_WORDS = 112_000
+MAX_WORDS = 108_500
 """Maximum number of words of the pages below `docs/`, without code blocks."""
 
 
