@@ -1,9 +1,11 @@
-"""Tests that the notebooks of the documentation run, and that their stored outputs are up to date."""
+"""Tests that notebooks and a tutorial run, and that the outputs in them are up to date."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -46,3 +48,24 @@ def test_a_page_contains_the_cells_and_their_outputs() -> None:
     assert to_markdown(json.dumps({"cells": cells})) == (
         "# Title\nText\n\n```python\nprint(2)\n```\n\n```text\n2\n```\n\n```sh\nsparring doctor\n```\n"
     )
+
+
+@pytest.mark.long
+def test_the_tutorial_on_ranks_shows_the_outputs_of_its_commands(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs/quickstart.yaml").write_text(
+        (ROOT / "configs/quickstart.yaml").read_text()
+    )
+    page = (ROOT / "docs/tutorial/many-ranks.md").read_text()
+    output = ""
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for language, code in re.findall(r"^```(sh|python|text)\n(.*?)^```", page, re.M | re.S):
+        if language == "text":
+            assert set(lines_of(code)) <= set(lines_of(output))
+        else:
+            program = ["bash", "-ec"] if language == "sh" else [sys.executable, "-c"]
+            output = subprocess.run(
+                [*program, code], cwd=tmp_path, env=env, check=True, capture_output=True, text=True
+            ).stdout
+    assert "step-000000000025" in output

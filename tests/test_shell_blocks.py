@@ -139,7 +139,7 @@ def check_nox(arguments: list[str]) -> None:
     if session == "install":
         separator, folder, *extras = rest
         assert (separator, folder[0]) == ("--", "~")
-        assert set(extras) <= set(eval(ast.unparse(definitions()["EXTRAS"].value))), extras
+        assert set(extras) <= extras_of_nox(), extras
 
 
 @cache
@@ -153,6 +153,11 @@ def definitions() -> dict[str, Any]:
             elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 found[node.targets[0].id] = node
     return found
+
+
+def extras_of_nox() -> set[str]:
+    """Returns the names that `nox -s install` accepts."""
+    return set(eval(ast.unparse(definitions()["EXTRAS"].value)))
 
 
 def check_pip(arguments: list[str]) -> None:
@@ -240,3 +245,15 @@ def test_commands_of_a_block_exist(code: str, tmp_path: Path) -> None:
 def test_a_wrong_command_fails(code: str, why: str) -> None:
     with pytest.raises((Exception, SystemExit), match=why):
         check_all(code)
+
+
+def test_the_page_on_installing_lists_all_extras_and_packages_without_native_code() -> None:
+    page = (ROOT / "docs/how-to/install.md").read_text()
+    listed = re.findall(r"^\| ((?:`[a-z]+`(?:, )?)+) \| ", page, re.M)
+    extras = {name for names in listed for name in re.findall(r"`([a-z]+)`", names)}
+    assert extras >= our_packages()["sparring"] >= extras_of_nox()
+    match = re.search(r"Packages without native code[^:]*:([^.]*)\.", page)
+    assert match is not None
+    folders = [each.parent for each in ROOT.glob("packages/[a-z]*/pyproject.toml")]
+    native = {each.name for each in folders if (each / "CMakeLists.txt").is_file()}
+    assert set(re.findall(r"`([a-z-]+)`", match[1])) == {each.name for each in folders} - native
