@@ -75,7 +75,7 @@ class SharedParts:
 
     Args:
         session: session of the exchange.
-        executor: creates the executor of finds and sums, given the storages and the number of rows.
+        executor: creates the executor of finds and sums, given the storages and the bytes of the rows.
         buffers: buffers of messages.
         kept: for each rank, the bags that this rank has pooled for it, by number of the lookup.
     """
@@ -123,11 +123,13 @@ class _Round:
             own: serves this rank's request to itself.
         """
         session, count = self.shared.session, len(self.codecs)
-        num_rows = int(self.coming[:, :count].sum() + mine[session.rank, :count].sum())
+        row_bytes = np.array([each.row_bytes for each in self.codecs], np.int64)
+        rows = self.coming[:, :count].sum(axis=0) + mine[session.rank, :count]
+        num_bytes = int(rows @ row_bytes)
         requested, served = session.messenger.later_ranks, session.messenger.earlier_ranks
         return RequestReplies(
             session.messenger,
-            self.shared.executor(storages, num_rows),
+            self.shared.executor(storages, num_bytes),
             self.shared.buffers,
             session.options.chunks_in_flight,
             self.kind,

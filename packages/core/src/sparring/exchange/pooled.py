@@ -55,7 +55,7 @@ class OwnerPooling:
 
     Args:
         session: session of the exchange.
-        executor: creates the executor of finds and sums, given the storages and the number of rows.
+        executor: creates the executor of finds and sums, given the storages and the bytes of the rows.
         buffers: buffers of messages.
     """
 

@@ -63,8 +63,9 @@ from sparring.runtime.trace import Trace
 
 __all__ = ["RingExchange"]
 
-_MAX_INLINE_ROWS = 4096
-"""Number of rows up to which finding or summing takes less time than passing them to another thread."""
+_MAX_INLINE_BYTES = 2 << 20
+"""Bytes of rows up to which finding or summing takes less time than passing them to other threads and
+polling for their results."""
 
 
 class _RoutingResult(NamedTuple):
@@ -201,10 +202,10 @@ class RingExchange(Closable):
             pull = DevicePull(stager, requests, routed, served_counts, chunk_rows, in_flight)
             with self._report_own_failure(pull):
                 return pull.run()
-        num_rows = int(served_counts.sum()) + len(routed.streams[self._rank])
+        num_bytes = self._bytes(codecs, routed, served_counts)
         return RingPull(
             self.session.messenger,
-            self._executor([each.storage for each in requests], num_rows),
+            self._executor([each.storage for each in requests], num_bytes),
             requests,
             codecs,
             routed,
@@ -348,11 +349,11 @@ class RingExchange(Closable):
             push = DevicePush(stager, executor, requests, routed, coming, chunk_rows, in_flight)
             with self._report_own_failure():
                 return push.run()
-        num_rows = int(coming.sum()) + len(routed.streams[self._rank])
+        num_bytes = self._bytes(codecs, routed, coming)
         return RingPush(
             self.session.messenger,
-            self._executor([], num_rows),
-            self._executor([each.storage for each in requests], num_rows),
+            self._executor([], num_bytes),
+            self._executor([each.storage for each in requests], num_bytes),
             requests,
             codecs,
             routed,
@@ -499,12 +500,17 @@ class RingExchange(Closable):
         while self._stagers:
             self._stagers.popitem()[1].close()
 
-    def _executor(self, storages: Sequence[Storage | None], num_rows: int) -> SerialExecutor:
+    def _bytes(self, codecs: Sequence[Codec], routed: RoutedKeys, coming: Counts) -> int:
+        """Returns the bytes of the rows that this rank finds or sums, for itself and for others."""
+        row_bytes = np.array([each.row_bytes for each in codecs], np.int64)
+        return int((coming.sum(axis=0) + routed.counts[self._rank]) @ row_bytes)
+
+    def _executor(self, storages: Sequence[Storage | None], num_bytes: int) -> SerialExecutor:
         """Returns the executor of finds. It is the pool if all storages are native, or the calling
         thread for few rows. Otherwise it is a dedicated thread, because a storage may wait or need
         the GIL."""
         if all(each is None or each.capabilities.native for each in storages):
-            return InlineExecutor() if num_rows <= _MAX_INLINE_ROWS else SerialExecutor(None)
+            return InlineExecutor() if num_bytes <= _MAX_INLINE_BYTES else SerialExecutor(None)
         return SerialExecutor(self._find_thread)
 
 
