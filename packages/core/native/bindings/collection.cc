@@ -96,6 +96,7 @@ class PyBatchPlan {
     SharedView view;
     std::vector<size_t> features;                    // features that look up in the table
     std::shared_ptr<const collection::TablePlan<T>> plan;  // or NULL: its storage has no handles
+    const T* embeddings = nullptr;  // (u, dim) by key of the plan, or NULL: rows are in the storage
   };
   template <class T>
   struct Part {
@@ -111,20 +112,30 @@ class PyBatchPlan {
   PyBatchPlan(Part<T> part, py::object owners, bool finds_rows) : owners_(std::move(owners)) {
     if (finds_rows) {
       const GilRelease release;
-      auto plan = [&](int64_t place) { make(part, part.tables[static_cast<size_t>(place)]); };
-      int64_t ids = 0, bytes = 0;
-      for (const FeatureIds<T>& each : part.inputs) {
-        const int64_t own = collection::num_ids(each);
-        ids += own;
-        bytes += own * each.table->layout.dim * static_cast<int64_t>(sizeof(T));
-      }
-      const SparringExecutor* const executor =
-          kernels::executor_for_batch(process_executor(), ids, bytes);
-      execution::sync_wait(
-          execution::schedule(execution::executor_scheduler(executor)) |
-          execution::bulk(static_cast<int64_t>(part.tables.size()), plan));
+      make_plans(part, true);
     }
     part_ = std::move(part);
+  }
+
+  // The distinct ids of each table, in the order in which the tables occur in the features.
+  py::list keys() {
+    return std::visit(
+        [](auto& part) {
+          {
+            const GilRelease release;
+            make_plans(part, false);
+          }
+          py::list keys;
+          for (const auto& table : part.tables) keys.append(keys_of(table.plan));
+          return keys;
+        },
+        part_);
+  }
+
+  // From now on, `pool` and `gather` read these embeddings (u, dim) of the `keys` of each table.
+  void set_embeddings(const std::vector<py::array>& embeddings) {
+    std::visit([&](auto& part) { set_embeddings_of(part, embeddings); }, part_);
+    owners_ = py::make_tuple(owners_, embeddings);
   }
 
   py::array pool() const {
@@ -146,25 +157,68 @@ class PyBatchPlan {
   }
 
  private:
+  // Makes the plan of each table. If `finds_rows`, only of tables whose storage has handles, with the
+  // handles of its rows.
   template <class T>
-  static void make(const Part<T>& part, Table<T>& table) {
+  static void make_plans(Part<T>& part, bool finds_rows) {
+    auto plan = [&](int64_t place) {
+      make(part, part.tables[static_cast<size_t>(place)], finds_rows);
+    };
+    int64_t ids = 0, bytes = 0;
+    for (const FeatureIds<T>& each : part.inputs) {
+      const int64_t own = collection::num_ids(each);
+      ids += own;
+      bytes += own * each.table->layout.dim * static_cast<int64_t>(sizeof(T));
+    }
+    const SparringExecutor* const executor =
+        kernels::executor_for_batch(process_executor(), ids, bytes);
+    execution::sync_wait(execution::schedule(execution::executor_scheduler(executor)) |
+                         execution::bulk(static_cast<int64_t>(part.tables.size()), plan));
+  }
+
+  template <class T>
+  static void make(const Part<T>& part, Table<T>& table, bool finds_rows) {
     const abi::StorageHandle* const storage = table.view->view().storage;
-    if (storage == nullptr || !storage->keeps_handles()) return;
+    if (finds_rows && (storage == nullptr || !storage->keeps_handles())) return;
     std::vector<FeatureIds<T>> inputs;
     for (const size_t feature : table.features) inputs.push_back(part.inputs[feature]);
     auto plan = collection::make_plan(process_executor(), std::move(inputs), true);
-    collection::find_handles(process_executor(), plan);
+    if (finds_rows) collection::find_handles(process_executor(), plan);
     table.plan = std::make_shared<const collection::TablePlan<T>>(std::move(plan));
+  }
+
+  // A view of the keys, which keeps their plan.
+  template <class T>
+  static py::array keys_of(const std::shared_ptr<const collection::TablePlan<T>>& plan) {
+    using Shared = std::shared_ptr<const collection::TablePlan<T>>;
+    const py::capsule owner(new Shared(plan),
+                            [](void* memory) { delete static_cast<Shared*>(memory); });
+    return py::array_t<int64_t>(plan->num_keys, plan->keys.get(), owner);
+  }
+
+  template <class T>
+  static void set_embeddings_of(Part<T>& part, const std::vector<py::array>& embeddings) {
+    if (embeddings.size() != part.tables.size()) {
+      refuse("embeddings of " + std::to_string(part.tables.size()) + " tables are expected, found " +
+             std::to_string(embeddings.size()));
+    }
+    for (size_t i = 0; i < embeddings.size(); ++i) {
+      Table<T>& table = part.tables[i];
+      if (!table.plan) refuse("set_embeddings: call keys() first");
+      table.embeddings = input<T>(embeddings[i], "embeddings",
+                                  {table.plan->num_keys, table.view->view().layout.dim});
+    }
   }
 
   template <class T>
   static std::vector<KnownRows> known_rows(const Part<T>& part) {
     std::vector<KnownRows> known(part.inputs.size());
     for (const Table<T>& table : part.tables) {
-      if (!table.plan || !table.plan->handles) continue;
+      if (!table.plan || !(table.plan->handles || table.embeddings)) continue;
       const uint32_t* inverse = table.plan->inverse.get();
       for (const size_t feature : table.features) {
-        known[feature] = {inverse, table.plan->handles.get(), table.plan->generation};
+        known[feature] = {inverse, table.plan->handles.get(), table.plan->generation,
+                          table.embeddings};
         inverse += collection::num_ids(part.inputs[feature]);
       }
     }
@@ -285,7 +339,7 @@ class PyCollection {
       const SharedView& view = features_[i].table;
       const auto is_its = [&](const auto& each) { return each.view == view; };
       auto at = std::find_if(part.tables.begin(), part.tables.end(), is_its);
-      if (at == part.tables.end()) at = part.tables.insert(at, {view, {}, nullptr});
+      if (at == part.tables.end()) at = part.tables.insert(at, {view, {}, nullptr, nullptr});
       at->features.push_back(i);
     }
     return PyBatchPlan(std::move(part), std::move(owners), finds_rows);
@@ -605,6 +659,8 @@ void bind_collection(py::module_& module) {
       .def("plan_ids", &PyCollection::plan_ids, py::arg("ids"), py::arg("spans"),
            py::arg("finds_rows") = true);
   py::class_<PyBatchPlan>(module, "BatchPlan")
+      .def("keys", &PyBatchPlan::keys)
+      .def("set_embeddings", &PyBatchPlan::set_embeddings, py::arg("embeddings"))
       .def("pool", &PyBatchPlan::pool)
       .def("gather", &PyBatchPlan::gather)
       .def("gradients", &PyBatchPlan::gradients, py::arg("gradients"));

@@ -48,7 +48,7 @@ void cut(const std::vector<FeatureLookup<T>>& features, std::vector<Piece>& piec
   }
 }
 
-// The loops over stored embeddings.
+// The loops over embeddings.
 template <class T>
 struct ShownLoops {
   decltype(kernels::RowKernels<T>::pool_shown) pool_shown;
@@ -61,6 +61,11 @@ struct ShownLoops {
         return {loops.pool_shown, loops.gather_shown};
       }
     }
+    return of_embeddings();
+  }
+
+  // Loops over embeddings of the computing type.
+  static ShownLoops of_embeddings() {
     const kernels::RowKernels<T>& loops = kernels::row_kernels<T>();
     return {loops.pool_shown, loops.gather_shown};
   }
@@ -72,7 +77,9 @@ class Reader {
  public:
   Reader(const FeatureLookup<T>& feature, const Piece& piece)
       : feature_(feature),
-        loops_(ShownLoops<T>::of(feature.input.table->layout.type)),
+        loops_(feature.known.embeddings != nullptr
+                   ? ShownLoops<T>::of_embeddings()
+                   : ShownLoops<T>::of(feature.input.table->layout.type)),
         dim_(feature.input.table->layout.dim),
         embedding_bytes_(dim_ * kernels::element_bytes(feature.input.table->layout.type)),
         begin_(piece.begin),
@@ -150,6 +157,22 @@ class Reader {
   const void* shown_[kMadeRows];
 };
 
+// Shows the embeddings of `count` ids from `first` to the reader.
+template <class T>
+void show_embeddings(const FeatureLookup<T>& feature, int64_t first, int64_t count,
+                     Reader<T>& reader) {
+  const int64_t dim = feature.input.table->layout.dim;
+  const auto* const embeddings = static_cast<const T*>(feature.known.embeddings);
+  const uint32_t* const inverse =
+      feature.known.inverse + (first - Reader<T>::first_id(feature.input, 0));
+  const void* rows[kMadeRows];
+  for (int64_t at = 0; at < count; at += kMadeRows) {
+    const int64_t part = std::min(kMadeRows, count - at);
+    for (int64_t i = 0; i < part; ++i) rows[i] = embeddings + inverse[at + i] * dim;
+    Reader<T>::show(&reader, at, part, rows);
+  }
+}
+
 template <class T>
 void read(const FeatureLookup<T>& feature, const Piece& piece) {
   Reader<T> reader(feature, piece);
@@ -157,7 +180,9 @@ void read(const FeatureLookup<T>& feature, const Piece& piece) {
   const int64_t first = Reader<T>::first_id(input, piece.begin);
   const int64_t count = Reader<T>::first_id(input, piece.end) - first;
   if (count > 0) {
-    if (input.table->storage == nullptr) {
+    if (feature.known.embeddings != nullptr) {
+      show_embeddings(feature, first, count, reader);
+    } else if (input.table->storage == nullptr) {
       const void* none[kMadeRows] = {};
       for (int64_t at = 0; at < count; at += kMadeRows) {
         Reader<T>::show(&reader, at, std::min(kMadeRows, count - at), none);

@@ -3,8 +3,8 @@
 //   ids of a feature ──visit──► rows in the storage ──sum, mean──► out[bag, column …]
 //
 // Rows are not copied; a repeated row comes from the CPU cache the second time. Training uses the
-// row handles of a plan. Evaluation, which uses ids only once, searches for each id. An id without
-// a row reads as its initial value. All features share the threads: the work is split into pieces
+// row handles of a plan, or embeddings that were pulled from other ranks. Evaluation, which uses ids
+// only once, searches for each id. An id without a row reads as its initial value. All features share the threads: the work is split into pieces
 // of some thousand ids, independent of the tables.
 #ifndef SPARRING_COLLECTION_LOOKUP_H_
 #define SPARRING_COLLECTION_LOOKUP_H_
@@ -38,11 +38,13 @@ int64_t num_ids(const FeatureIds<T>& input) {
   return input.offsets != nullptr ? input.offsets[input.count] - input.offsets[0] : input.count;
 }
 
-// Handles of the rows of a feature's ids; see plan.h.
+// The rows of a feature's ids: handles of rows in the storage, see plan.h, or embeddings that came from
+// other ranks.
 struct KnownRows {
   const uint32_t* inverse;     // from the feature's first id, or NULL: search for the keys
-  const void* const* handles;  // by inverse
+  const void* const* handles;  // by inverse, or NULL
   uint64_t generation;
+  const void* embeddings;      // (u, dim) of T by inverse, or NULL: handles are set
 };
 
 template <class T>

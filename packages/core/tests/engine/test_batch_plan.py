@@ -261,3 +261,47 @@ def test_a_plan_accepts_one_gradient_of_its_shape() -> None:
         plan.gradients([np.zeros((2, 3), np.float32)] * 2)
     with pytest.raises(InvalidArgumentError, match="gradient"):
         plan.gradients([np.zeros((3, 3), np.float32)])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("num_ids", [0, 40, 40_000])
+def test_given_embeddings_are_read_as_rows_of_the_storage(dtype: str, num_ids: int) -> None:
+    container = StepContainer()
+    for name in ("a", "b"):
+        container.declare(TableConfig(name, 3, dtype))
+    computing = container.entry("a").config.computing_dtype
+    ids = np.random.default_rng(0).integers(0, num_ids // 4 + 1, num_ids)
+    offsets = np.array([0, num_ids // 3, num_ids // 3, num_ids])
+    features = container.collection([("b", "sum"), ("a", "mean"), ("b", "mean")])
+    given = ids, np.append(offsets, [num_ids] * 3), [0, 0, 1], 3
+    expected = features.pool(*given)
+    batch = features.plan_bags(*given, finds_rows=False)
+    keys = batch.keys()
+    assert [sorted(each) for each in keys] == [sorted(set(ids.tolist()))] * 2
+    rows = [container.lookup(name, each).rows for name, each in zip("ba", keys, strict=True)]
+    batch.set_embeddings(rows)
+    np.testing.assert_array_equal(batch.pool(), expected)
+    gradient = np.ones((3, 9), computing)
+    whole = features.plan_bags(*given).gradients([gradient])
+    view = container.entry("a").view
+    for one, other in zip(
+        batch.gradients([gradient]).summed(view), whole.summed(view), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_embeddings_that_do_not_fit_their_keys_are_rejected() -> None:
+    container = StepContainer()
+    container.declare(TABLE)
+    ids = np.array([1, 2, 1])
+    features = container.collection([("t", "sum")])
+    batch = features.plan_ids(ids, [(0, 3)], finds_rows=False)
+    with pytest.raises(InvalidArgumentError, match="call keys"):
+        batch.set_embeddings([np.zeros((2, 3), np.float32)])
+    batch.keys()
+    with pytest.raises(InvalidArgumentError, match="1 tables are expected, found 0"):
+        batch.set_embeddings([])
+    with pytest.raises(InvalidArgumentError, match="embeddings"):
+        batch.set_embeddings([np.zeros((3, 3), np.float32)])
+    batch.set_embeddings([np.array([[1, 1, 1], [2, 2, 2]], np.float32)])
+    np.testing.assert_array_equal(batch.gather()[0][:, 0], [1, 2, 1])

@@ -1,9 +1,13 @@
 """Looks up embeddings in tables whose rows are on the host or come to it from other ranks.
 
-    Bags, Ids ──► all tables local, one dtype ──► one native call ──► embeddings ──► model, loss
+    Bags, Ids ──► tables of one dtype ──► native batch of all tables ──► embeddings ──► model, loss
+              │                               │ pulls distinct rows from other ranks      │
               └─► otherwise: shadows (u, dim), leaves with gradients ──► pool_bags, gather_ids
-                                                                                      │
-    ResourceManager ◄── gradients of the embeddings, or of the shadows ◄──────────────┘
+                                                                                          │
+    ResourceManager ◄── gradients of the embeddings, or of the shadows ◄──────────────────┘
+
+Shadows are used if weights require a gradient, if owners pool the bags of a table, and by custom
+modules.
 
 `sparring_torch.lookup.batch_lookup` contains the autograd node of the first way,
 `sparring_torch.lookup.shadow_pooling` the second way. `sparring_torch.device.path` looks up in tables
@@ -13,9 +17,10 @@ on a device.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +29,7 @@ import torch
 from torch import Tensor
 
 from sparring import StepContainer
-from sparring.adapter import Lookup, ResourceManager, dedup
+from sparring.adapter import Lookup, ResourceManager, dedup, look_up
 from sparring_torch.lookup.batch_lookup import Bags, DirectBatch, Ids, with_gradient
 from sparring_torch.lookup.owner_pooling import is_pooled_by_owners, pool_by_owners, split_plan
 from sparring_torch.lookup.shadow_pooling import (
@@ -96,48 +101,57 @@ class HostPath:
         """
         is_registered = is_training and torch.is_grad_enabled()
         wants_rows = bags.weights is not None and bags.weights.requires_grad
-        is_direct = self._is_direct and not (wants_rows and torch.is_grad_enabled())
+        is_joint = self._is_joint and not (wants_rows and torch.is_grad_enabled())
         prefetched = None
-        if not is_direct or (self._prefetched and is_registered):
+        if not is_joint or (self._prefetched and is_registered):
             plan = plan_bags(self._features, bags)
             prefetched = self._take_prefetched(plan, is_registered)
-        if not is_direct:
+        if not is_joint:
             return self._pool_on_ranks(plan, bags, prefetched, is_training=is_training)
         assert self._dtype is not None
-        self._check_readable(prefetched)
         weights = None if bags.weights is None else bags.numpy_weights(self._dtype)
         given = bags.ids, bags.offsets, bags.positions, bags.num_bags, weights
-        if not is_registered:
-            return torch.from_numpy(self._collection.pool(*given))
-        with self._container.span("look up"):
-            batch = self._collection.plan_bags(*given, finds_rows=prefetched is None)
-            out: Any = batch.pool() if prefetched is None else None
+        make = partial(self._collection.plan_bags, *given)
         if prefetched is not None:
+            batch = self._make_unread(make)
             with torch.no_grad():
                 out = pool_bags(plan, bags, _make_constant_shadows(prefetched)).numpy()
+        elif not is_registered and self._is_direct:
+            self._container.check_readable(self._tables)
+            return torch.from_numpy(self._collection.pool(*given))
+        else:
+            with self._span():
+                batch = self._make_batch(make, is_registered=is_registered)
+                out = batch.pool()
+        if not is_registered:
+            return torch.from_numpy(out)
         held = DirectBatch(self._resources, self._tables, batch.gradients)
         return with_gradient(held, [out])[0]
 
     def gather(self, ids: Ids, *, is_training: bool) -> Sequence[Tensor]:
         """Returns one embedding per id, ``(ids of the feature, dim)``, for each feature."""
         is_registered = is_training and torch.is_grad_enabled()
-        is_direct = self._is_direct
         prefetched = None
-        if not is_direct or (self._prefetched and is_registered):
+        if self._dtype is None or (self._prefetched and is_registered):
             plan = plan_ids(self._features, ids)
             prefetched = self._take_prefetched(plan, is_registered)
-        if not is_direct:
+        if self._dtype is None:
             return gather_ids(plan, self._shadows(plan, prefetched, is_training))
-        self._check_readable(prefetched)
-        if not is_registered:
-            return [torch.from_numpy(each) for each in self._collection.gather(ids.ids, ids.spans)]
-        with self._container.span("look up"):
-            batch = self._collection.plan_ids(ids.ids, ids.spans, finds_rows=prefetched is None)
-            outputs = batch.gather() if prefetched is None else []
+        make = partial(self._collection.plan_ids, ids.ids, ids.spans)
         if prefetched is not None:
+            batch = self._make_unread(make)
             outputs = [
                 each.numpy() for each in gather_ids(plan, _make_constant_shadows(prefetched))
             ]
+        elif not is_registered and self._is_direct:
+            self._container.check_readable(self._tables)
+            outputs = self._collection.gather(ids.ids, ids.spans)
+        else:
+            with self._span():
+                batch = self._make_batch(make, is_registered=is_registered)
+                outputs = batch.gather()
+        if not is_registered:
+            return list(map(torch.from_numpy, outputs))
         held = DirectBatch(self._resources, self._tables, batch.gradients)
         return with_gradient(held, outputs)
 
@@ -235,17 +249,49 @@ class HostPath:
     def _is_direct(self) -> bool:
         return self._dtype is not None and self._container.reads_directly(self._tables)
 
+    @property
+    def _is_joint(self) -> bool:
+        """Whether the bags of all tables are pooled in one native call."""
+        return self._is_direct or (self._dtype is not None and not self.pools_at_owners)
+
     @cached_property
     def _collection(self) -> Any:
         """The lookups of all features as one native call."""
         return self._container.collection(self._features)
 
-    def _check_readable(self, prefetched: PrefetchedLookups | None) -> None:
-        if prefetched is None:
+    def _span(self) -> AbstractContextManager[None]:
+        """Records a lookup on this rank as a span of the trace; an exchange records its own spans."""
+        return self._container.span("look up") if self._is_direct else nullcontext()
+
+    def _make_unread(self, make: Callable[..., Any]) -> Any:
+        """Creates a native batch that reads no rows, so it may run concurrently with a lookup."""
+        self._container.check_open()
+        return make(finds_rows=False)
+
+    def _make_batch(self, make: Callable[..., Any], *, is_registered: bool) -> Any:
+        """Creates a native batch that can be read. If rows are on other ranks, it pulls the distinct
+        ones in one exchange; an error before the exchange is raised on all ranks."""
+        if self._is_direct:
             self._container.check_readable(self._tables)
-        else:
-            # This call reads no rows, so it may run concurrently with a lookup.
-            self._container.check_open()
+            return make(finds_rows=True)
+        tables = list(dict.fromkeys(table for table, _ in self._features))
+        requests: list[tuple[str, Any]] = [(table, np.empty(0, np.int64)) for table in tables]
+        batch: Any = None
+        own_error: Exception | None = None
+        try:
+            batch = make(finds_rows=False)
+            requests = list(zip(tables, batch.keys(), strict=True))
+        except Exception as error:
+            own_error = error
+        lookups = look_up(
+            self._container.state,
+            requests,
+            is_training=is_registered,
+            own_error=own_error,
+            are_distinct=True,
+        )
+        batch.set_embeddings([each.rows for each in lookups])
+        return batch
 
     def _pool_on_ranks(
         self, plan: Plan, bags: Bags, prefetched: PrefetchedLookups | None, *, is_training: bool

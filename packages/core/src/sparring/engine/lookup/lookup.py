@@ -39,6 +39,9 @@ __all__ = [
 ]
 
 
+_NOTHING = np.empty(0, np.int64)
+
+
 @dataclass(slots=True)
 class PlannedLookup:
     """Deduplicated ids of one table in a batch."""
@@ -78,6 +81,7 @@ def look_up(
     kernels: KernelSet = HOST,
     is_training: bool,
     own_error: Exception | None = None,
+    are_distinct: bool = False,
 ) -> list[Lookup]:
     """Implements `StepContainer.lookup_all`, without registering the lookups.
 
@@ -90,6 +94,8 @@ def look_up(
         is_training: whether a backward pass follows.
         own_error: error of this rank, which all ranks raise in place of the lookup. The ids of this
             rank are ignored.
+        are_distinct: whether the ids of each request are distinct, so that they are the keys. The
+            lookups then have no inverse.
 
     Raises:
         Exception: `own_error`, or the error of another rank, with that rank's number.
@@ -107,14 +113,16 @@ def look_up(
     plans: list[PlannedLookup] = []
     if own_error is None:
         try:
-            plans = plan_lookups(found, kernels)
+            if are_distinct:
+                plans = [PlannedLookup(entry, keys, _NOTHING) for entry, keys in found]
+            else:
+                plans = plan_lookups(found, kernels)
         except Exception as error:
             if state.collective.world_size == 1:
                 raise
             own_error = error
     if own_error is not None:
-        nothing = np.empty(0, np.int64)
-        plans = [PlannedLookup(entry, nothing, nothing) for entry, _ in found]
+        plans = [PlannedLookup(entry, _NOTHING, _NOTHING) for entry, _ in found]
     with state.span("look up"), own_error_first(own_error):
         pulled = state.exchange.pull_all(
             [pull for each in plans for pull in each.pulls()],
