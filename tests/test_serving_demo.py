@@ -33,8 +33,11 @@ def demo(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_training_is_served_while_it_continues(
     demo: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    steps = demo.serve_training(tmp_path, ROOT / "configs/quickstart.yaml", SHORT)
-    assert steps == sorted(steps)
+    pulls: list[tuple[int, float, float]] = []
+    given = (tmp_path, ROOT / "configs/quickstart.yaml", SHORT)
+    steps = demo.serve_training(*given, lambda *pull: pulls.append(pull))
+    assert [step for step, _, _ in pulls] == steps == sorted(steps)
+    assert all(seconds > 0 <= age for _, seconds, age in pulls)
     versions = sorted(set(steps))
     published = sorted(int(each.name[5:]) for each in (tmp_path / "served").glob("step-*"))
     assert set(versions) <= set(published) <= {10, 20, 30}

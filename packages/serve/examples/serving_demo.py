@@ -13,6 +13,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -36,7 +37,13 @@ FIRST_STEPS = 10
 IDS_PER_TABLE, SECONDS_BETWEEN_PULLS, MAX_DELAY_SECONDS = 32, 0.01, 20.0
 
 
-def serve_training(folder: Path, config: Path, overrides: tuple[str, ...]) -> list[int]:
+OnPull = Callable[[int, float, float], None]
+"""Called after a pull with the step of its version, its latency, and the age of its rows, in seconds."""
+
+
+def serve_training(
+    folder: Path, config: Path, overrides: tuple[str, ...], on_pull: OnPull | None = None
+) -> list[int]:
     """Trains and serves; returns the step of each pull, up to the last snapshot of the training."""
     run, served, serving = folder / "run", folder / "served", folder / "serving.yaml"
     shards = [[f"127.0.0.1:{port}"] for port in free_ports(2)]
@@ -56,11 +63,15 @@ def serve_training(folder: Path, config: Path, overrides: tuple[str, ...]) -> li
             ids = {name: next(tables.scan(name))[0] for name in tables.tables}
         client = running.enter_context(LookupClient.from_config(serving))
         training = running.enter_context(sparring_command(folder, *words, "--resume"))
-        return pull_versions(client, ids, training, run)
+        return pull_versions(client, ids, training, run, on_pull)
 
 
 def pull_versions(
-    client: LookupClient, ids: dict[str, np.ndarray], training: Process, run: Path
+    client: LookupClient,
+    ids: dict[str, np.ndarray],
+    training: Process,
+    run: Path,
+    on_pull: OnPull | None = None,
 ) -> list[int]:
     generator = np.random.default_rng(0)
     steps: list[int] = []
@@ -73,10 +84,12 @@ def pull_versions(
             raise RuntimeError(f"step {last_step} was not served in {MAX_DELAY_SECONDS:g} s")
         time.sleep(SECONDS_BETWEEN_PULLS)
         chosen = {name: generator.choice(each, IDS_PER_TABLE) for name, each in ids.items()}
+        begin = time.perf_counter()
         try:
             answer = client.pull(chosen)
         except VersionGoneError:
             continue  # The shards have no version in common at this moment.
+        seconds = time.perf_counter() - begin
         (version,) = answer.versions
         if not all(each.all() for each in answer.found.values()):
             raise RuntimeError(f"step {version.step} does not have all rows of earlier versions")
@@ -84,6 +97,8 @@ def pull_versions(
             before = f"; step {steps[-1]} was {oldest:.2f} s old" if steps else ""
             age = f"{answer.age_seconds:.2f} s after it was published"
             print(f"step {version.step:4} served {age}{before}", flush=True)
+        if on_pull is not None:
+            on_pull(version.step, seconds, answer.age_seconds)
         steps.append(version.step)
         oldest = answer.age_seconds
     print(f"{len(steps)} pulls, {len(set(steps))} versions, none of mixed versions")
