@@ -113,6 +113,7 @@ def test_a_run_writes_the_requested_trace(ratings: Path, tmp_path: Path) -> None
     names = [event["name"] for event in json.loads(path.read_text())["traceEvents"]]
     for name in ("forward", "backward", "apply", "update"):
         assert names.count(name) == 3
+    assert names.count("look up") == 2 * 3  # embeddings and biases
 
 
 def test_an_export_of_a_run_has_separate_biases(ratings: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ PARTS: Mapping[str, str] = {
     "lookup": "lookup of rows",
     "dense": "dense model",
     "graph": "lookup and dense model, which TensorFlow runs as one graph",
-    "exchange": "exchange: waiting for other ranks",
+    "exchange": "exchange: waiting for messages of other ranks, and for the rows that they request",
     "update": "update of rows",
     "save": "save: until training continues",
     "report": "counting ids for this report",
