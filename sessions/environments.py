@@ -36,6 +36,7 @@ FAMILY = (
     "backend-rocksdb",
     "backend-redis",
     "collective-mpi",
+    "collective-shm",
     "collective-nccl",
     "packed",
     "serve",

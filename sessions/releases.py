@@ -37,7 +37,7 @@ EXTRAS = {
     "jax": ("framework-jax",),
     **{name: (f"backend-{name}", "storage-tiered") for name in ("hkv", "rocksdb", "redis")},
     "tiered": ("storage-tiered",),
-    **{name: (f"collective-{name}",) for name in ("mpi", "nccl")},
+    **{name: (f"collective-{name}",) for name in ("mpi", "nccl", "shm")},
     "serve": ("cli", "packed", "storage-tiered", "serve"),
     "train": ("cli", "storage-tiered", "train"),
     "plan": ("cli", "plan"),

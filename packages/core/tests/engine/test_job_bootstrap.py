@@ -6,10 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 
+from sparring.collective.local import LocalCollective, LocalGroup
+from sparring.contracts.descriptors import API_VERSION, CollectiveDescriptor
+from sparring.contracts.hookspecs import hookimpl
+from sparring.contracts.ranks.collective import Array
 from sparring.engine.job.bootstrap import join_job, resolve_backends
 from sparring.errors import InvalidArgumentError, PluginError
+from sparring.plugins.distributions import PluginSource
 from sparring.plugins.registry import PluginManager, make_plugin_manager
 from sparring.runtime import pool as execution
 
@@ -96,6 +102,79 @@ def test_ranks_of_mpiexec_get_the_install_command_of_the_collective(
 def test_unknown_options_of_a_backend_are_rejected() -> None:
     with pytest.raises(InvalidArgumentError, match="unknown option 'devise'"):
         join(Named(options={"devise": "cuda"}), Named())
+
+
+class FirstOfTwo(LocalCollective):
+    """Rank 0 of two ranks, of which the other one has the plugin that `other` names."""
+
+    other = "within_a_host"
+
+    def all_gather(self, buffer: Any) -> list[Array]:
+        return [buffer, np.frombuffer(self.other.encode(), np.uint8)]
+
+
+class WithinAHost(LocalCollective):
+    """A collective that extends another one."""
+
+
+class CollectivePlugin:
+    """A collective of a launcher, and one that connects the ranks of a host."""
+
+    unavailable: str | None = None
+
+    @hookimpl
+    def sparring_register_collective(self) -> list[CollectiveDescriptor]:
+        group = LocalGroup(2)
+        return [
+            CollectiveDescriptor(
+                name="between_hosts",
+                api_version=API_VERSION,
+                summary="",
+                factory=lambda membership, options, deadline: FirstOfTwo(group, 0),
+            ),
+            CollectiveDescriptor(
+                name="within_a_host",
+                api_version=API_VERSION,
+                summary="",
+                factory=lambda membership, options, deadline: WithinAHost(group, 0),
+                local_factory=lambda collective: WithinAHost(group, collective.rank),
+                unavailable=lambda: self.unavailable,
+            ),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("collective", "other", "unavailable", "kind"),
+    [
+        ("auto", "within_a_host", None, WithinAHost),
+        ("auto", "", None, FirstOfTwo),
+        ("auto", "within_a_host", "no memory", FirstOfTwo),
+        ("between_hosts", "within_a_host", None, FirstOfTwo),
+    ],
+    ids=["auto", "missing on a rank", "unavailable", "configured"],
+)
+def test_auto_connects_the_ranks_of_a_host_if_all_ranks_can(
+    monkeypatch: pytest.MonkeyPatch,
+    collective: str,
+    other: str,
+    unavailable: str | None,
+    kind: type[LocalCollective],
+) -> None:
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(FirstOfTwo, "other", other)
+    monkeypatch.setattr(CollectivePlugin, "unavailable", unavailable)
+    manager = make_plugin_manager(entry_points=False)
+    manager.load(PluginSource("two", "two", "1.0", CollectivePlugin))
+    with join_job(
+        Named(),
+        Named(collective),
+        framework="torch",
+        deadline_seconds=5.0,
+        plugin_manager=manager,
+        default_collective="between_hosts",
+    ) as job:
+        assert type(job.collective) is kind
 
 
 def test_ranks_of_one_machine_share_its_cores() -> None:

@@ -145,9 +145,13 @@ class CollectiveDescriptor(Descriptor):
             buffer with ``__cuda_array_interface__`` or ``__dlpack__``, and the stream that writes it.
             If `view` is None, buffers are used unchanged. Framework adapters call the function through
             `PluginManager.collective`.
+        local_factory: ``local_factory(collective)``, for backends that connect the ranks of one host.
+            It returns a collective that passes messages between hosts to `collective`, and closes it.
+            All ranks call it if the backend is ``auto`` and is available on all ranks.
     """
 
     factory: Callable[[Membership, Any, float], Collective]
+    local_factory: Callable[[Collective], Collective] | None = None
     device_factory: Callable[[Collective, Membership, BufferView | None], Collective] | None = None
 
 

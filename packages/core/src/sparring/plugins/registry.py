@@ -46,7 +46,7 @@ DISABLE_VARIABLE = "SPARRING_PLUGINS_DISABLE"
 """Environment variable that disables plugins: names separated by commas, or ``*`` for all."""
 
 EXTRAS = {
-    "collective": {"mpi": "mpi", "nccl": "nccl", "torch": "torch"},
+    "collective": {"mpi": "mpi", "nccl": "nccl", "shm": "shm", "torch": "torch"},
     "framework": {"jax": "jax", "tensorflow": "tensorflow", "torch": "torch"},
     "kernels": {"cuda": "hkv"},
     "planners": {"auto": "plan"},

@@ -261,8 +261,9 @@ def _join_container(
     is_initialized = dist.is_available() and dist.is_initialized()
     job = join_job(
         _CollectiveChoice("environment" if is_initialized else AUTO),
-        _CollectiveChoice("torch" if is_initialized else AUTO),
+        _CollectiveChoice(AUTO),
         framework="torch",
+        default_collective="torch" if is_initialized else None,
         deadline_seconds=deadline_seconds,
         plugin_manager=manager,
     )

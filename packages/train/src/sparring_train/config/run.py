@@ -53,7 +53,7 @@ class CollectiveConfig(Section):
         "auto",
         description="Name of a collective; `sparring plugins` lists them. `auto` is `local` for one "
         "process, `mpi` for ranks that mpiexec started, and the framework's collective for ranks that "
-        "torchrun started.",
+        "torchrun started. If sparring-shm is installed, ranks of one host also use shared memory.",
     )
     options: BackendOptions = Field(default_factory=dict, description="Options of that backend.")
 

@@ -25,6 +25,7 @@ _PACKAGES = (
     "sparring_packed",
     "sparring_redis",
     "sparring_rocksdb",
+    "sparring_shm",
     "sparring_tf",
     "sparring_tiered",
     "sparring_torch",

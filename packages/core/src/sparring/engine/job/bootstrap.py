@@ -2,7 +2,8 @@
 
 ``auto`` depends on the launcher. Without a launcher, the process is the only rank. With torchrun, it
 uses the rendezvous ``environment`` and the collective of the framework; with mpiexec, ``environment``
-and ``mpi``. Therefore one configuration works for one process and for many.
+and ``mpi``. Therefore one configuration works for one process and for many. If an installed collective
+connects the ranks of one host, ``auto`` uses it in addition.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
+from sparring.contracts.descriptors import CollectiveDescriptor
 from sparring.contracts.ranks.collective import Collective
 from sparring.contracts.ranks.rendezvous import Membership, Rendezvous
 from sparring.errors import PluginError
@@ -97,6 +101,7 @@ def join_job(
     framework: str,
     deadline_seconds: float,
     plugin_manager: PluginManager,
+    default_collective: str | None = None,
 ) -> Job:
     """Finds the other ranks and connects to them. All ranks must call it.
 
@@ -106,13 +111,17 @@ def join_job(
         framework: as for `resolve_backends`.
         deadline_seconds: deadline of each exchange.
         plugin_manager: finds backends.
+        default_collective: the collective that ``auto`` selects. By default, it depends on the launcher.
 
     Raises:
         PluginError: no plugin provides a backend, or a backend cannot run here.
         InvalidArgumentError: unknown options, or inconsistent environment variables.
         DeadlineError: not all ranks joined in time.
     """
-    names = resolve_backends(rendezvous.backend, collective.backend, framework=framework)
+    chosen = collective.backend
+    if chosen == AUTO and default_collective is not None:
+        chosen = default_collective
+    names = resolve_backends(rendezvous.backend, chosen, framework=framework)
     meeting = plugin_manager.rendezvous(names.rendezvous)
     met = meeting.factory(validate_options("rendezvous", meeting, dict(rendezvous.options)))
     membership = met.membership()
@@ -130,4 +139,38 @@ def join_job(
         validate_options("collective", group, dict(collective.options)),
         deadline_seconds,
     )
+    if collective.backend == AUTO:
+        joined = _connect_local_ranks(joined, plugin_manager)
     return Job(membership, met, joined)
+
+
+def _connect_local_ranks(collective: Collective, plugin_manager: PluginManager) -> Collective:
+    """Returns a collective that connects the ranks of one host in a faster way, if all ranks have a
+    plugin for it; otherwise `collective`. All ranks must call it.
+
+    Args:
+        collective: connection to all ranks; closed if an error is raised.
+        plugin_manager: finds plugins.
+    """
+    if collective.world_size == 1:
+        return collective
+    found = None
+    for each in plugin_manager.descriptors():
+        descriptor = each.descriptor
+        if (
+            isinstance(descriptor, CollectiveDescriptor)
+            and descriptor.local_factory is not None
+            and (descriptor.unavailable is None or descriptor.unavailable() is None)
+        ):
+            found = descriptor
+            break
+    try:
+        name = "" if found is None else found.name
+        names = collective.all_gather(np.frombuffer(name.encode(), np.uint8))
+    except BaseException:
+        collective.close()
+        raise
+    if found is None or any(each.tobytes() != name.encode() for each in names):
+        return collective
+    assert found.local_factory is not None
+    return found.local_factory(collective)
