@@ -5,7 +5,7 @@
 namespace sparring::device_kernels {
 namespace {
 
-// Number of columns that share one Philox block; one thread processes them.
+// Number of columns that one thread processes.
 constexpr uint64_t kColumns = 8;
 
 template <class Half>
@@ -30,6 +30,7 @@ struct Encodes {
   const float* embeddings;
   RowPlaces rows;
   Rounding rounding;
+  uint64_t salt;        // from rounding_salt
   uint64_t count;
   uint64_t dim;
   uint64_t num_blocks;  // blocks of columns per row
@@ -48,12 +49,10 @@ struct Encodes {
       const int64_t key =
           rounding.keys[rounding.positions != nullptr ? rounding.positions[i]
                                                       : static_cast<int64_t>(i)];
-      const PhiloxBlock random =
-          philox_of(key, static_cast<uint32_t>(at % num_blocks),
-                    static_cast<uint32_t>(rounding.step), rounding.seed);
+      const uint64_t stream = rounding_stream(salt, key);
       for (uint64_t k = first; k < end; ++k) {
-        to[k] = stochastic_half<Half>(from[k],
-                                      rounding_bits(random, static_cast<unsigned>(k - first)));
+        const uint32_t word = rounding_word(stream, static_cast<uint32_t>(k / 2));
+        to[k] = stochastic_half<Half>(from[k], word >> (k % 2 * 16) & 0xffff);
       }
     }
   }
@@ -84,7 +83,8 @@ void encode(Device& device, Stream stream, const float* embeddings, const Roundi
   const uint64_t num_blocks = (dim + kColumns - 1) / kColumns;
   with_half(rows.type, [&]<class Half>(Half) {
     launch(device, grid_for(device, count * num_blocks), stream,
-           Encodes<Half>{embeddings, rows.rows, rounding, count, dim, num_blocks});
+           Encodes<Half>{embeddings, rows.rows, rounding, rounding_salt(rounding.seed, rounding.step),
+                         count, dim, num_blocks});
   });
 }
 

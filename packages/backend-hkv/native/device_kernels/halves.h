@@ -88,11 +88,6 @@ SPARRING_HOST_DEVICE Half stochastic_half(float value, uint32_t random) {
   return with_sign_or_nan<Half>(bits, rounded);
 }
 
-// The 16 random bits with which column `column` of a row is rounded.
-SPARRING_HOST_DEVICE uint32_t rounding_bits(const PhiloxBlock& block, unsigned column) {
-  return block.words[column % 8 / 2] >> (column % 2 * 16) & 0xffff;
-}
-
 // The type in which values of type T are computed.
 template <class T>
 struct Stored {

@@ -1,4 +1,5 @@
-// The initial value of a key, and the hash functions of keys and of table names.
+// The initial value of a key, the hash functions of keys and of table names, and the random bits of
+// stochastic rounding.
 //
 // THESE BITS ARE PART OF THE FORMATS and never change: another device, framework or version must
 // compute the same bits. The partition of a key decides which rank owns it and which file of a snapshot
@@ -85,6 +86,40 @@ SPARRING_FORMAT_FUNCTION constexpr uint64_t fnv1a(const Text& text) {
 
 SPARRING_FORMAT_FUNCTION constexpr uint64_t philox_key_for(int64_t seed, uint64_t table_hash) {
   return mix64(static_cast<uint64_t>(seed) ^ (table_hash << 32 | table_hash >> 32));
+}
+
+// ---- random bits of stochastic rounding ----------------------------------------------------------
+//
+// core's native/kernels/halves.h defines the rounding. A row and a step have one stream of 64 bits; a
+// column's bits are half of a 32-bit hash of the stream and the column. Each bit is uniform over the
+// streams, because every step of the hash is a bijection. Philox would take longer than the update of the row.
+
+// The seed of a table, for rounding_stream().
+SPARRING_FORMAT_FUNCTION constexpr uint64_t rounding_seed_for(uint64_t philox_key) {
+  return mix64(philox_key ^ 0x726f756e64696e67u);
+}
+
+// Distinguishes the streams of tables and steps.
+SPARRING_FORMAT_FUNCTION constexpr uint64_t rounding_salt(uint64_t rounding_seed, int64_t step) {
+  return mix64(mix64(rounding_seed) + static_cast<uint64_t>(step));
+}
+
+// The stream of the row of `key`.
+SPARRING_FORMAT_FUNCTION constexpr uint64_t rounding_stream(uint64_t salt, int64_t key) {
+  return mix64(static_cast<uint64_t>(key) ^ salt);
+}
+
+// The bits of columns 2 * number (lower half) and 2 * number + 1 (upper half). `Word` is uint32_t or a
+// vector of them.
+template <class Word>
+SPARRING_FORMAT_FUNCTION constexpr Word rounding_word(uint64_t stream, Word number) {
+  Word bits = number * 0x9e3779b9u + static_cast<uint32_t>(stream);
+  bits ^= bits >> 16;
+  bits *= 0x85ebca6bu;
+  bits ^= bits >> 13;
+  bits ^= static_cast<uint32_t>(stream >> 32);
+  bits *= 0xc2b2ae35u;
+  return bits ^ bits >> 16;
 }
 
 // ---- numbers one at a time, and rows of 16 bits -----------------------------------------------------

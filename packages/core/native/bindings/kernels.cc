@@ -384,7 +384,7 @@ void bind_kernels(py::module_& module) {
       .def_readonly("dim", &kernels::InitializerSpec::dim)
       .def_readonly("philox_key", &kernels::InitializerSpec::philox_key)
       .def_property_readonly("rounding_seed", [](const kernels::InitializerSpec& self) {
-        return kernels::rounding_seed_for(self.philox_key);
+        return sparring::rounding_seed_for(self.philox_key);
       });
   module.def("table_hash", [](std::string_view name) { return sparring::fnv1a(name); },
              py::arg("name"));

@@ -219,7 +219,7 @@ class PyFusedStep {
                                         part.spec,           nullptr, part.filter.get(), step_};
       if (part.sources.size() == 1) update.plan = plan_of<T>(*part.sources[0], part.table.get());
       update.spec.rounding_seed =
-          kernels::rounding_seed_for(part.table->view().initializer.philox_key);
+          sparring::rounding_seed_for(part.table->view().initializer.philox_key);
       double largest = 0;
       for (const PyGradientSources* source : part.sources) {
         append_gradients<T>(*source, part.table.get(), update.gradients);

@@ -4,7 +4,6 @@
 
 #include "kernels/parallel.h"
 #include "kernels/simd.h"
-#include "sparring/initial_value.h"
 
 namespace sparring::kernels {
 namespace {
@@ -27,10 +26,6 @@ void each_block(const HalfRows& rows, int64_t begin, int64_t end, const Body& bo
 
 const HalfKernels& half_kernels(RowType type) {
   return type == RowType::float16 ? active_kernels().float16 : active_kernels().bfloat16;
-}
-
-uint64_t rounding_seed_for(uint64_t philox_key) {
-  return mix64(philox_key ^ 0x726f756e64696e67u);
 }
 
 void decode(const SparringExecutor* executor, const HalfRows& rows, float* out) {

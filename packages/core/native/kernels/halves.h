@@ -11,11 +11,9 @@
 // on another machine or device.
 //
 //   1. r, 16 random bits, are the lower (even column) or upper (odd column) half of
-//      word (column % 8) / 2 of Philox4x32-10 for the counter
-//      (low half of key, high half of key, column / 8, step mod 2^32) and the Philox
-//      key (low half of rounding_seed, high half of rounding_seed).
-//      rounding_seed = mix64(philox_key ^ 0x726f756e64696e67), philox_key as in
-//      sparring/initial_value.h.
+//      rounding_word(stream, column / 2), where
+//      stream = rounding_stream(rounding_salt(rounding_seed, step), key) and
+//      rounding_seed = rounding_seed_for(philox_key): see sparring/initial_value.h.
 //   2. The magnitude, in units of 2^-16 of the last place of the result, is truncated to
 //      an integer, r is added, and the sum is truncated to whole last places. (float16
 //      from 2^-14 keeps 10 bits of a float32's 23, so the upper 13 bits of r determine
@@ -44,8 +42,6 @@ constexpr bool is_half(RowType type) {
 // The loops for rows of `type`. REQUIRES: is_half(type).
 const HalfKernels& half_kernels(RowType type);
 
-uint64_t rounding_seed_for(uint64_t philox_key);
-
 // Embeddings in an array, each optionally at the beginning of a wider row.
 struct HalfRows {
   RowType type;    // a 16-bit one
@@ -60,7 +56,7 @@ void decode(const SparringExecutor* executor, const HalfRows& rows, float* out);
 
 struct Rounding {
   const int64_t* keys = nullptr;  // (n), or NULL: round to nearest
-  uint64_t seed = 0;              // from rounding_seed_for
+  uint64_t seed = 0;              // from sparring::rounding_seed_for
   int64_t step = 0;
 };
 

@@ -352,5 +352,5 @@ def test_the_mean_of_many_small_steps_equals_float32(dtype: str) -> None:
     assert rate < place / 40  # to nearest, no row would ever change
     # The variance of one step is at most unit * rate: one unit down, with probability rate / unit.
     deviation = np.sqrt(num_steps * place * rate)
-    assert np.abs(moved - expected).max() < 8 * deviation
+    assert np.abs(moved - expected).max() < 10 * deviation  # at most 4 units, of 32,000 elements
     assert abs(moved.mean() - expected) < 4 * deviation / np.sqrt(moved.size)
