@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+import json
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,10 @@ def test_long_documentation_is_reported_with_count_and_limit(
     page.parent.mkdir(parents=True)
     page.write_text("one two\n\n```sh\nnot counted at all\n```\n\nthree four\n")
     assert list(check_house.long_documentation(tmp_path)) == []
-    (tmp_path / "docs/other.md").write_text("five\n")
+    (tmp_path / "docs/table.md").write_text("| - |\n")
+    assert list(check_house.long_documentation(tmp_path)) == []
+    cells = [{"cell_type": "markdown", "source": ["five"]}, {"cell_type": "code", "source": ["x"]}]
+    (tmp_path / "docs/other.ipynb").write_text(json.dumps({"cells": cells}))
     assert list(check_house.long_documentation(tmp_path)) == [
         "docs: contains 5 words outside of code blocks, more than 4; remove what another page "
         "explains, and link to that page"

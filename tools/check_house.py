@@ -9,6 +9,7 @@ under TYPE_CHECKING count. The layers are in ``importlinter.ini``.
 from __future__ import annotations
 
 import ast
+import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -32,8 +33,8 @@ MAX_LINES_WITHOUT_REASON = 500
 """Longer files give the reason in their docstring: ``The file is long because …``."""
 
 
-MAX_WORDS = 107_000
-"""Maximum number of words of the pages below `docs/`, without code blocks."""
+MAX_WORDS = 100_000
+"""Maximum number of words of pages and notebooks below `docs/`, without code and table marks."""
 
 
 def main() -> int:
@@ -97,9 +98,17 @@ def long_files() -> Iterator[str]:
 def long_documentation(root: Path) -> Iterator[str]:
     """Yields a finding if the documentation contains too many words, including generated pages."""
     number = 0
-    for path in sorted((root / "docs").rglob("*.md")):
-        text = re.sub(r"^ *(```|~~~).*?^ *\1 *$", "", path.read_text("utf-8"), flags=re.M | re.S)
-        number += len(text.split())
+    for path in sorted((root / "docs").rglob("*")):
+        text = ""
+        if path.suffix == ".md":
+            text = path.read_text("utf-8")
+            text = re.sub(r"^ *(```|~~~).*?^ *\1 *$", "", text, flags=re.M | re.S)
+        elif path.suffix == ".ipynb":
+            cells = json.loads(path.read_text("utf-8"))["cells"]
+            text = "\n".join(
+                "".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"
+            )
+        number += len(re.findall(r"\S*\w\S*", text))
     if number > MAX_WORDS:
         yield (
             f"docs: contains {number} words outside of code blocks, more than {MAX_WORDS}; remove "
