@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from importlib import import_module
-import json
 from pathlib import Path
 from typing import Any
 
