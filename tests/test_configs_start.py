@@ -194,7 +194,7 @@ def test_the_serving_config_serves_the_result_of_the_quickstart(
     assert main(["train", quickstart, "snapshots.url=runs/quickstart", *small, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     config = serving.read_serving_config(copy_of(SERVING, tmp_path))
-    assert main(["publish", "runs/quickstart", config.snapshots]) == 0
+    assert main(["publish", "runs/quickstart", "--output", config.snapshots]) == 0
     with (
         serving.open_server(config, address="127.0.0.1:0") as server,
         serving.LookupClient(server.address, config.client) as client,

@@ -93,6 +93,7 @@ OWNERS = {
     "output_dim": ["sparring_tf.Embedding"],
     "padding_id": ["sparring_tf.Embedding"],
     "padding_idx": ["sparring_torch.Embedding"],
+    "path": ["RocksdbOptions"],
     "persistent": ["Capabilities"],
     "reason": ["overrides_kit"],
     "role": ["RemoteOptions"],

@@ -60,7 +60,7 @@ def test_loss_of_clicks_and_bytes_stay_within_limits(
 ) -> None:
     run, config, most = trained["run"], trained["config"], MAX_LOSS[dtype]
     told = published(
-        capsys, run, trained["out"], "--quantize", dtype,
+        capsys, run, "--output", trained["out"], "--quantize", dtype,
         "--evaluate", config, "--max-metric-loss", str(most),
     )  # fmt: skip
     quality = told["quality"]
@@ -75,7 +75,7 @@ def test_loss_of_clicks_and_bytes_stay_within_limits(
 
 def test_a_loss_above_the_limit_is_rejected(trained: dict[str, str], capsys: Printed) -> None:
     out = Path(trained["out"])
-    arguments = ["publish", trained["run"], str(out), "--evaluate", trained["config"]]
+    arguments = ["publish", trained["run"], "--output", str(out), "--evaluate", trained["config"]]
     # A negative loss: only rows that improve the model would pass.
     assert main([*arguments, "--quantize", "int4", "--max-metric-loss", "-0.5"]) == 1
     refused = capsys.readouterr().err
@@ -90,13 +90,13 @@ def test_a_loss_above_the_limit_is_rejected(trained: dict[str, str], capsys: Pri
 
 def test_unsupported_measurements_are_rejected(trained: dict[str, str], capsys: Printed) -> None:
     run, out = trained["run"], trained["out"]
-    assert main(["publish", run, out, "--max-metric-loss", "0.1"]) == 2
+    assert main(["publish", run, "--output", out, "--max-metric-loss", "0.1"]) == 2
     assert "requires --evaluate CONFIG" in capsys.readouterr().err
-    assert main(["publish", run, out, "--evaluate", f"{out}/none.yaml"]) == 2
+    assert main(["publish", run, "--output", out, "--evaluate", f"{out}/none.yaml"]) == 2
     assert "none.yaml" in capsys.readouterr().err
     other = Path(trained["config"]).with_name("other.yaml")
     other.write_text(CLICKS.replace("top_mlp: [32]", "top_mlp: [16]"))
-    assert main(["publish", run, out, "--evaluate", str(other)]) == 2
+    assert main(["publish", run, "--output", out, "--evaluate", str(other)]) == 2
     assert "parameters do not fit the configured model" in capsys.readouterr().err
     assert not Path(out).exists()
 
@@ -112,7 +112,7 @@ def test_loss_of_ratings_stays_within_the_limit(tmp_path: Path, capsys: Printed)
     assert main(["train", str(config), f"snapshots.url={run}", "training.epochs=3"]) == 0
     most = MAX_LOSS["int4"]
     told = published(
-        capsys, run, f"{tmp_path}/int4", "--quantize", "int4",
+        capsys, run, "--output", f"{tmp_path}/int4", "--quantize", "int4",
         "--evaluate", str(config), "--max-metric-loss", str(most),
     )  # fmt: skip
     assert told["quality"]["metric"] == "rmse"

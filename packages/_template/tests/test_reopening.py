@@ -97,8 +97,8 @@ def test_convert_keeps_embeddings_and_resets_the_state(
     rows = filled(tmp_path / "old")
     command = ["convert", "sqlite", "item", "--dim", "4", "--from", "adagrad"]
     command += ["--to", "rowwise_adagrad", "--hyper", "initial_accumulator_value=0.5"]
-    command += ["--option", f"folder={tmp_path / 'old'}"]
-    assert main([*command, "--into", f"folder={tmp_path / 'new'}"]) == 0
+    command += ["--from-option", f"folder={tmp_path / 'old'}"]
+    assert main([*command, "--to-option", f"folder={tmp_path / 'new'}"]) == 0
     assert "3 rows of table 'item'" in capsys.readouterr().out
     with open_storage(
         "sqlite", TABLE.with_state(1, "rowwise_adagrad"), folder=tmp_path / "new"
@@ -106,7 +106,7 @@ def test_convert_keeps_embeddings_and_resets_the_state(
         found = storage.find([5, -1, 7]).rows
     np.testing.assert_array_equal(found[:, :4], rows[:, :4])
     np.testing.assert_array_equal(found[:, 4], 0.5)
-    assert main([*command, "--into", f"folder={tmp_path / 'new'}"]) == 2
+    assert main([*command, "--to-option", f"folder={tmp_path / 'new'}"]) == 2
     assert "contains 3 rows" in capsys.readouterr().err
-    assert main([*command, "--into", f"folder={tmp_path / 'old'}"]) == 2
+    assert main([*command, "--to-option", f"folder={tmp_path / 'old'}"]) == 2
     assert "specify the same storage" in capsys.readouterr().err

@@ -63,7 +63,7 @@ def test_rows_of_another_shape_are_rejected_and_both_are_named(
 def test_convert_keeps_embeddings_and_resets_the_state(filled: Path, tmp_path: Path) -> None:
     command = ["convert", "rocksdb", "item", "--dim", "4", "--from", "adagrad", "--to", "none"]
     new = tmp_path / "new"
-    assert main([*command, "--option", f"path={filled}", "--into", f"path={new}"]) == 0
+    assert main([*command, "--from-option", f"path={filled}", "--to-option", f"path={new}"]) == 0
     with opened(new, TABLE) as storage:
         np.testing.assert_array_equal(storage.find([5, -1, 7]).rows, ROWS[:, :4])
 

@@ -61,7 +61,7 @@ def test_wrong_usage_ends_with_2(run: Run, arguments: list[str]) -> None:
     assert run(*arguments).code == 2
 
 
-@pytest.mark.parametrize("command", ["plugins", "doctor", "convert", "snapshots"])
+@pytest.mark.parametrize("command", ["plugins", "doctor", "convert", "inspect"])
 def test_every_command_has_help(run: Run, command: str) -> None:
     ending = run(command, "--help")
     assert ending.code == 0

@@ -78,7 +78,7 @@ def test_doctor_also_reports_it_first_in_json(run_python: RunPython) -> None:
     [
         ("train", "run.yaml", "seed=3", "--json"),
         ("config", "show", "run.yaml"),
-        ("snapshots", "runs"),
+        ("inspect", "runs"),
     ],
 )
 def test_other_commands_report_why_they_cannot_run(

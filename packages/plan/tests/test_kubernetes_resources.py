@@ -203,7 +203,10 @@ def test_a_service_of_a_bucket_has_names_space_for_copies_and_the_given_settings
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("nowhere",), "found no serving snapshot in nowhere; run sparring publish RUN nowhere"),
+        (
+            ("nowhere",),
+            "found no serving snapshot in nowhere; run sparring publish RUN --output nowhere",
+        ),
         (
             ("served", "--bytes", "3x"),
             "--bytes must be a number of bytes, such as 40GiB, found '3x'",

@@ -361,8 +361,8 @@ def test_a_report_shows_every_table_and_loads_nothing(
 ) -> None:
     plan, page = written.with_name("plan.yaml"), tmp_path / "new" / "page.html"
     assert main(["plan", "make", str(written), "--output", str(plan)]) == 0
-    assert main(["plan", "report", str(plan), str(written), str(page)]) == 0
-    assert "page.html: written" in capsys.readouterr().out
+    assert main(["plan", "report", str(plan), str(written), "--output", str(page)]) == 0
+    assert "page.html: written" in capsys.readouterr().err
     text = page.read_text()
     made = make_plan(*read_inputs(written))
     for name, table in made.tables.items():

@@ -266,7 +266,7 @@ def test_a_plan_survives_writing_and_reading(
 ) -> None:
     first, second = written.with_name("first.yaml"), written.with_name("second.yaml")
     assert main(["plan", "make", str(written), "--output", str(first)]) == 0
-    assert "3 tables on 4 ranks" in capfd.readouterr().out
+    assert "3 tables on 4 ranks" in capfd.readouterr().err
     assert main(["plan", "make", str(written)]) == 0
     assert capfd.readouterr().out == first.read_text()  # no output of the solver either
     assert read_document(first).as_model(Plan).to_yaml() == first.read_text()
@@ -275,7 +275,7 @@ def test_a_plan_survives_writing_and_reading(
     assert "fits" in told
     assert "the file contains" not in told
     assert "have changed" not in told
-    assert main(["plan", "explain", "films", str(first), str(written)]) == 0
+    assert main(["plan", "explain", str(first), str(written), "films"]) == 0
     told = capfd.readouterr().out
     assert "*" in told
     assert "table_wise" in told

@@ -95,7 +95,7 @@ def test_pins_and_edits_are_kept_and_have_the_cost_reported_by_check(
         make += ["--pin", str(pins)]
     capsys.readouterr()
     assert main(make) == 0
-    assert "kept from" in capsys.readouterr().out
+    assert "kept from" in capsys.readouterr().err
     again = read_plan(plan)
     assert again.tables["users"].kind == "table_wise"
     assert again.tables["users"].ranks == [2]

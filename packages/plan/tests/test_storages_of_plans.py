@@ -276,7 +276,7 @@ def test_a_plan_names_stacks_hits_memories_and_the_day(
 ) -> None:
     path = tmp_path / "plan.yaml"
     assert main(["plan", "make", str(written), "--output", str(path)]) == 0
-    assert "; memory is full: 20" in capsys.readouterr().out
+    assert "; memory is full: 20" in capsys.readouterr().err
     plan = read_plan(path)
     films = plan.tables["films"]
     assert films.storage == "hkv 10 % + rocksdb"
@@ -290,7 +290,7 @@ def test_a_plan_names_stacks_hits_memories_and_the_day(
     assert "of rank" in plan.memory_full
     assert main(["plan", "check", str(path), str(written)]) == 0
     capsys.readouterr()
-    assert main(["plan", "explain", "films", str(path), str(written)]) == 0
+    assert main(["plan", "explain", str(path), str(written), "films"]) == 0
     assert f"{films.hit_rates[0]:.1%}" in capsys.readouterr().out
 
 

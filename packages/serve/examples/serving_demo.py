@@ -53,7 +53,15 @@ def serve_training(
         # The first steps, so that there is a version to serve before the training continues.
         with sparring_command(folder, *words, f"training.steps={FIRST_STEPS}") as training:
             wait_for("the first steps of the training", training.has_ended)
-        publish = ("publish", str(run), str(served), "--watch", "--poll-seconds=0.2", "--keep=1000")
+        publish = (
+            "publish",
+            str(run),
+            "--output",
+            str(served),
+            "--watch",
+            "--poll-seconds=0.2",
+            "--keep=1000",
+        )
         publisher = running.enter_context(sparring_command(folder, *publish))
         wait_for("the first version", lambda: any(served.glob("step-*")), publisher)
         for number in (1, 2):

@@ -393,17 +393,27 @@ def test_the_commands_report_their_results(run: Run, capsys: pytest.CaptureFixtu
     run.save()
     assert (
         main(
-            ["publish", run.url, run.out, "--quantize", "int8", "--quantize", "user=fp32", "--json"]
+            [
+                "publish",
+                run.url,
+                "--output",
+                run.out,
+                "--quantize",
+                "int8",
+                "--quantize",
+                "user=fp32",
+                "--json",
+            ]
         )
         == 0
     )
     line = json.loads(capsys.readouterr().out)
     assert (line["is_delta"], line["tables"]["item"]["rows"]) == (False, 500)
     assert line["tables"]["item"]["bytes"] < line["tables"]["user"]["bytes"]
-    assert main(["publish", run.url, run.out]) == 0
-    assert "already contains the newest snapshot" in capsys.readouterr().out
-    assert main(["publish", run.url, run.out, "--quantize", "item=int8"]) == 0
-    assert main(["publish", run.url, run.out, "--quantize", "item="]) == 2
+    assert main(["publish", run.url, "--output", run.out]) == 0
+    assert "already contains the newest snapshot" in capsys.readouterr().err
+    assert main(["publish", run.url, "--output", run.out, "--quantize", "item=int8"]) == 0
+    assert main(["publish", run.url, "--output", run.out, "--quantize", "item="]) == 2
     assert "must be TABLE=DTYPE" in capsys.readouterr().err
     with serve(run) as server:
         assert main(["lookup", server.address, "item", "7", "-1", "--json"]) == 0
@@ -411,9 +421,9 @@ def test_the_commands_report_their_results(run: Run, capsys: pytest.CaptureFixtu
         assert line["found"] == [True, False]
         assert line["version"] == server.service.tables.versions()[0].hash
         assert np.allclose(line["rows"][0], [1, 7, 1, 1], atol=0.05)
-        assert main(["lookup", server.address, "item", "-1"]) == 1
+        assert main(["lookup", server.address, "item", "-1"]) == 3
         assert "-1 (no row): " in capsys.readouterr().out
-        assert main(["lookup", server.address, "itm", "1"]) == 2
+        assert main(["lookup", server.address, "itm", "1"]) == 3
         assert "did you mean 'item'" in capsys.readouterr().err
 
 
@@ -561,7 +571,7 @@ def test_a_server_stops_on_sigterm_and_loads_newer_versions_by_itself(
 
 
 def test_publishing_continues_until_sigterm(run: Run) -> None:
-    command = [sys.executable, "-m", "sparring", "publish", run.url, run.out]
+    command = [sys.executable, "-m", "sparring", "publish", run.url, "--output", run.out]
     command += ["--watch", "--json", "--poll-seconds", "0.05"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
         assert watching.stdout is not None

@@ -114,11 +114,11 @@ def _conversion_command(found: TableConfig, asked: TableConfig, options: RedisOp
     stated = options.model_dump(mode="json", exclude_unset=True, exclude=_URL_OPTIONS)
     given = {"url": options.place().url} | stated | {"prefix": options.prefix}
     command = format_conversion_command("redis", {}, found, asked)
-    words = command.removesuffix(" --into PLACE=ELSEWHERE").split(" ")
+    words = command.removesuffix(" --to-option PLACE=ELSEWHERE").split(" ")
     for name, value in given.items():
-        words += ["--option", shlex.quote(f"{name}={value}")]
+        words += ["--from-option", shlex.quote(f"{name}={value}")]
     for name, value in (given | {"prefix": f"{options.prefix}-converted"}).items():
-        words += ["--into", shlex.quote(f"{name}={value}")]
+        words += ["--to-option", shlex.quote(f"{name}={value}")]
     return " ".join(words)
 
 

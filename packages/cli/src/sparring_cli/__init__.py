@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     )
     from sparring_cli.documents.schema import UNKNOWN_KEY, Shape, find_path, find_shape, known_keys
     from sparring_cli.documents.writer import as_yaml
+    from sparring_cli.exit_codes import ExitCode, exit_code_of
     from sparring_cli.gpus import Gpu, Gpus, inspect_gpus
+    from sparring_cli.hookspecs import InspectorDescriptor
     from sparring_cli.machine import Machine, inspect_machine, list_installed_versions
     from sparring_cli.metrics.exporter import MetricsExporter, write_metrics_file
     from sparring_cli.metrics.registry import (
@@ -47,7 +49,18 @@ if TYPE_CHECKING:
         MetricRegistry,
         MetricSample,
     )
-    from sparring_cli.output import make_console, print_error, print_json, print_warning
+    from sparring_cli.output import (
+        VERBOSE_HANDLER,
+        is_quiet,
+        make_console,
+        print_document,
+        print_error,
+        print_json,
+        print_note,
+        print_warning,
+        progress_bar,
+    )
+    from sparring_cli.registration import CommandGroup, JsonOption, VerifyOption, add_command
     from sparring_cli.snapshots.export import export_tables, read_embedding_parts
     from sparring_cli.snapshots.table_import import import_table
     from sparring_cli.snapshots.verify import SnapshotProblem, VerifyReport, verify_snapshot
@@ -64,13 +77,19 @@ _HOMES = {
     "context": "CommandContext get_command_context",
     "documents.document": "Document DocumentModel read_document",
     "documents.paths": "resolve_path with_paths",
+    "exit_codes": "ExitCode exit_code_of",
+    "hookspecs": "InspectorDescriptor",
     "gpus": "Gpu Gpus inspect_gpus",
     "machine": "Machine inspect_machine list_installed_versions",
     "metrics.exporter": "MetricsExporter write_metrics_file",
     "metrics.registry": (
         "MetricCounter MetricFamily MetricGauge MetricHistogram MetricRegistry MetricSample"
     ),
-    "output": "make_console print_error print_json print_warning",
+    "output": (
+        "VERBOSE_HANDLER is_quiet make_console print_document print_error print_json print_note "
+        "print_warning progress_bar"
+    ),
+    "registration": "CommandGroup JsonOption VerifyOption add_command",
     "snapshots.export": "read_embedding_parts export_tables",
     "snapshots.table_import": "import_table",
     "snapshots.verify": "SnapshotProblem VerifyReport verify_snapshot",
@@ -79,12 +98,16 @@ _HOMES = {
 __all__ = [
     "CONFIG_LIMITS",
     "CommandContext",
+    "CommandGroup",
     "ConfigPath",
     "DATA_LIMITS",
     "Document",
     "DocumentModel",
+    "ExitCode",
     "Gpu",
     "Gpus",
+    "InspectorDescriptor",
+    "JsonOption",
     "Limits",
     "Machine",
     "MetricCounter",
@@ -101,19 +124,24 @@ __all__ = [
     "Shape",
     "SnapshotProblem",
     "UNKNOWN_KEY",
+    "VERBOSE_HANDLER",
+    "VerifyOption",
     "VerifyReport",
+    "add_command",
     "apply_override",
     "as_yaml",
     "get_command_context",
     "describe_value",
     "format_path",
     "read_embedding_parts",
+    "exit_code_of",
     "explain_error",
     "export_tables",
     "import_table",
     "inspect_gpus",
     "inspect_machine",
     "list_installed_versions",
+    "is_quiet",
     "known_keys",
     "main",
     "make_application",
@@ -121,9 +149,12 @@ __all__ = [
     "parse_yaml",
     "find_path",
     "make_locator",
+    "print_document",
     "print_error",
     "print_json",
+    "print_note",
     "print_warning",
+    "progress_bar",
     "raise_problems",
     "read_document",
     "read_text",

@@ -1,7 +1,6 @@
 """The program ``sparring``: collects the subcommands and converts errors to exit codes.
 
-Exit codes: 0 success; 2 invalid input (usage, configuration, data, plugins); 1 other failures; 130
-stopped by Ctrl-C.
+`sparring_cli.exit_codes` defines the exit codes.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from typer.core import TyperGroup
 
 from sparring import PluginManager, __version__, make_plugin_manager
 from sparring.adapter import native_failure
-from sparring.errors import ConfigError, DataError, InvalidArgumentError, PluginError, SparringError
+from sparring.errors import ConfigError, InvalidArgumentError, PluginError, SparringError
 from sparring_cli.context import CommandContext, get_command_context
-from sparring_cli.output import print_error, print_problems
+from sparring_cli.exit_codes import ExitCode, exit_code_of
+from sparring_cli.output import console_output, print_error, print_problems, set_verbosity
+from sparring_cli.registration import GROUPS
 
 __all__ = ["main", "make_application"]
-
-_WRONG_REQUESTS = (ConfigError, DataError, InvalidArgumentError, PluginError)
 
 
 class _StoppedError(Exception):
@@ -29,6 +28,15 @@ class _StoppedError(Exception):
 
 
 class _Group(TyperGroup):
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Lists the commands by group; commands of other packages without a group are last."""
+
+        def order(name: str) -> int:
+            group = getattr(self.commands[name], "rich_help_panel", None)
+            return GROUPS.index(group) if group in GROUPS else len(GROUPS)
+
+        return sorted(super().list_commands(ctx), key=order)
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
@@ -45,16 +53,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     context = CommandContext(make_plugin_manager())
     application = make_application(context.plugin_manager)
     try:
-        application(
-            args=None if arguments is None else list(arguments),
-            prog_name="sparring",
-            obj=context,
-        )
+        with console_output():
+            application(
+                args=None if arguments is None else list(arguments),
+                prog_name="sparring",
+                obj=context,
+            )
     except SystemExit as ending:
         return ending.code if isinstance(ending.code, int) else int(ending.code is not None)
     except (_StoppedError, KeyboardInterrupt):
         print_error("stopped by Ctrl-C")
-        return 130
+        return ExitCode.INTERRUPTED
     except SparringError as error:
         if context.is_debugging:
             raise
@@ -62,8 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print_problems(error)
         else:
             print_error(str(error))
-        return 2 if isinstance(error, _WRONG_REQUESTS) else 1
-    return 0
+        return exit_code_of(error)
+    return ExitCode.SUCCESS
 
 
 def make_application(plugin_manager: PluginManager) -> typer.Typer:
@@ -74,7 +83,6 @@ def make_application(plugin_manager: PluginManager) -> typer.Typer:
         help="Distributed, dynamic embedding tables for recommender systems.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        add_completion=False,
         context_settings={"help_option_names": ["--help", "-h"]},
     )
     application.callback()(_set_up)
@@ -111,17 +119,38 @@ def _print_version(is_asked: bool) -> None:
 def _set_up(
     context: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of errors.")] = False,
+    quiet: Annotated[
+        bool,
+        typer.Option(
+            "--quiet",
+            "-q",
+            help="Print no progress, notes or warnings to standard error, only errors.",
+        ),
+    ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose", "-v", help="Print the log messages of all levels to standard error."
+        ),
+    ] = False,
     version: Annotated[  # noqa: ARG001 (its callback does the work)
         bool,
         typer.Option(
             "--version",
+            "-V",
             help="Print the version and exit.",
             is_eager=True,
             callback=_print_version,
         ),
     ] = False,
 ) -> None:
-    get_command_context(context).is_debugging = debug
+    own = get_command_context(context)
+    own.is_debugging = debug
+    if quiet and verbose:
+        raise InvalidArgumentError("found both --quiet and --verbose, expected one of them")
+    if quiet or verbose:
+        own.log_level = "error" if quiet else "debug"
+        set_verbosity(own.log_level)
 
 
 def _add_failing_command(application: typer.Typer, name: str, reason: str, why: str) -> None:

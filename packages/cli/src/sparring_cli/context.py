@@ -19,10 +19,13 @@ class CommandContext:
     Args:
         plugin_manager: Finds the descriptors of all plugins.
         is_debugging: Whether to show tracebacks of errors.
+        log_level: Level that replaces the level of a command or its configuration: ``error`` with
+            ``--quiet``, ``debug`` with ``--verbose``.
     """
 
     plugin_manager: PluginManager
     is_debugging: bool = False
+    log_level: str | None = None
 
 
 def get_command_context(context: typer.Context) -> CommandContext:

@@ -27,15 +27,9 @@ def sparring_register_commands() -> Sequence[CommandDescriptor]:
             register=_add_convert,
         ),
         CommandDescriptor(
-            name="snapshots",
-            api_version=API_VERSION,
-            summary="List the snapshots in a folder.",
-            register=_add_snapshots,
-        ),
-        CommandDescriptor(
             name="inspect",
             api_version=API_VERSION,
-            summary="Show and verify a snapshot.",
+            summary="Show and verify snapshots, runs and serving snapshots.",
             register=_add_inspect,
         ),
         CommandDescriptor(
@@ -83,14 +77,8 @@ def _add_doctor(app: typer.Typer) -> None:
     add_doctor(app)
 
 
-def _add_snapshots(app: typer.Typer) -> None:
-    from sparring_cli.commands.snapshots import add_snapshots
-
-    add_snapshots(app)
-
-
 def _add_inspect(app: typer.Typer) -> None:
-    from sparring_cli.commands.snapshots import add_inspect
+    from sparring_cli.commands.inspect import add_inspect
 
     add_inspect(app)
 

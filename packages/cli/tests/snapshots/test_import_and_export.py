@@ -49,7 +49,7 @@ def test_arrays_are_exported_and_imported(tmp_path: Path, dtype: str) -> None:
     assert sorted(each.name for each in out.iterdir()) == ["item.embedding.npy", "item.key.npy"]
     into = str(tmp_path / "again")
     arrays = [str(out / "item.embedding.npy"), "--ids", str(out / "item.key.npy")]
-    command = ["import", *arrays, "--from", "npy", "--into", into, "--table", "item"]
+    command = ["import", *arrays, "--from", "npy", "--output", into, "--table", "item"]
     assert main([*command, "--dtype", dtype]) == 0
     assert loaded(into, dtype) == EXPECTED
 
@@ -61,7 +61,7 @@ def test_parquet_is_exported_and_imported(
     assert main(["export", saved(tmp_path), "--output", str(tmp_path)]) == 0
     into = str(tmp_path / "again")
     source = str(tmp_path / "item.parquet")
-    assert main(["import", source, "--from", "parquet", "--into", into, "--table", "item"]) == 0
+    assert main(["import", source, "--from", "parquet", "--output", into, "--table", "item"]) == 0
     assert "4 rows of table 'item'" in capsys.readouterr().out
     assert loaded(into) == EXPECTED
 
@@ -148,7 +148,7 @@ def test_files_that_are_not_tables_are_rejected(
         source.write_bytes(embeddings)
     elif embeddings is not None:
         np.save(source, embeddings)
-    command = ["import", str(source), "--from", "npy", "--into", str(into), "--table", "item"]
+    command = ["import", str(source), "--from", "npy", "--output", str(into), "--table", "item"]
     if ids is not None:
         np.save(keys, np.asarray(ids))
         command += ["--ids", str(keys)]
@@ -172,8 +172,8 @@ def test_parquet_without_its_columns_is_rejected(
     }
     for number, (message, columns) in enumerate(tables.items()):
         parquet.write_table(pyarrow.table(columns), source)
-        assert main([*command, "--into", str(tmp_path / f"made-{number}")]) == 2
+        assert main([*command, "--output", str(tmp_path / f"made-{number}")]) == 2
         assert message in capsys.readouterr().err
     source.write_text("junk")
-    assert main([*command, "--into", str(tmp_path / "junk")]) == 2
+    assert main([*command, "--output", str(tmp_path / "junk")]) == 2
     assert "rows.parquet as Parquet" in capsys.readouterr().err

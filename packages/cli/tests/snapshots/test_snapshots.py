@@ -44,23 +44,21 @@ def test_inspect_shows_tables_and_chain(
     assert "all as written" in out
 
 
-@pytest.mark.parametrize("command", [["inspect"], ["export", "--output"]])
 def test_the_folder_of_a_run_means_its_newest_snapshot(
     chain: Snapshot,
-    command: list[str],
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    shown = []
+    shown, command = [], ["export", "--output"]
     for number, url in enumerate((chain.url, str(Path(chain.url).parent))):
-        output = [f"out-{number}"] if command[-1] == "--output" else []
+        output = [f"out-{number}"]
         assert main([*command, *output, url]) == 0
         shown.append(capsys.readouterr().out.replace(f"out-{number}", "out"))
     assert shown[0] == shown[1]
     (tmp_path / "empty").mkdir()
-    assert main([*command, *output, "empty"]) == 1
+    assert main([*command, *output, "empty"]) == 3
     assert "empty" in capsys.readouterr().err
 
 
@@ -78,6 +76,7 @@ def test_inspect_prints_json(chain: Snapshot, capsys: pytest.CaptureFixture[str]
     assert item["norm_mean"] == pytest.approx(np.mean(norms))
     assert item["norm_max"] == pytest.approx(max(norms))
     assert item["non_finite"] == 0
+    assert found["kind"] == "snapshot"
     assert "verified" not in found
 
 
@@ -106,23 +105,30 @@ def test_norms_report_non_finite_values(tmp_path: Path, capsys: pytest.CaptureFi
     assert "1 embedding not finite" in capsys.readouterr().out
 
 
-def test_snapshots_lists_a_folder(chain: Snapshot, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_of_a_run_lists_its_snapshots(
+    chain: Snapshot, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = str(Path(chain.url).parent)
-    assert main(["snapshots", folder]) == 0
+    assert main(["inspect", folder]) == 0
     assert "delta over step-000000001" in capsys.readouterr().out
-    assert main(["snapshots", folder, "--json"]) == 0
-    assert [each["step"] for each in json.loads(capsys.readouterr().out)] == [1, 2]
-    assert main(["snapshots", f"{folder}/nowhere"]) == 0
-    assert "no snapshots in" in capsys.readouterr().out
+    assert main(["inspect", folder, "--verify", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["kind"] == "run"
+    assert [each["step"] for each in found["snapshots"]] == [1, 2]
+    assert (found["newest"]["step"], found["newest"]["verified"]) == (2, True)
+    assert main(["inspect", f"{folder}/nowhere"]) == 3
+    assert "there is no snapshot" in capsys.readouterr().err
+    flip_last_bit(chain)
+    assert main(["inspect", folder, "--verify"]) == 1
 
 
 def test_compact_writes_one_full_snapshot(
     chain: Snapshot, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["compact", chain.url, str(tmp_path / "full")]) == 0
+    assert main(["compact", chain.url, "--output", str(tmp_path / "full")]) == 0
     assert "step 2" in capsys.readouterr().out
     assert rows_by_key(open_snapshot(tmp_path / "full")) == rows_by_key(chain)
-    assert main(["compact", chain.url, str(tmp_path / "full")]) == 1
+    assert main(["compact", chain.url, "--output", str(tmp_path / "full")]) == 1
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
@@ -174,13 +180,13 @@ def test_a_folder_that_is_not_a_snapshot_is_reported(
     chain: Snapshot, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = Path(chain.url).parent
-    with pytest.raises(SnapshotError, match=f"`sparring snapshots {folder}`"):
+    with pytest.raises(SnapshotError, match=f"`sparring inspect {folder}`"):
         open_snapshot(str(folder))
     (tmp_path / "file").touch()
-    assert main(["snapshots", str(tmp_path / "file")]) == 2
+    assert main(["inspect", str(tmp_path / "file")]) == 2
     assert "is not a folder; pass a folder of snapshots" in capsys.readouterr().err
     (Path(chain.url) / "manifest.json").write_text("junk")
-    assert main(["snapshots", str(folder)]) == 0
+    assert main(["inspect", str(folder)]) == 0
     captured = capsys.readouterr()
     assert "step-000000001" in captured.out
     assert "step-000000002 is not listed, because it cannot be read" in captured.err

@@ -20,6 +20,7 @@ __all__ = [
     "InvalidArgumentError",
     "InterruptedLoadError",
     "NonFiniteGradientError",
+    "NotFoundError",
     "PartialStepError",
     "PeerFailure",
     "PluginError",
@@ -27,6 +28,7 @@ __all__ = [
     "SnapshotDamagedError",
     "SnapshotError",
     "SnapshotIOError",
+    "SnapshotNotFoundError",
     "SparringError",
     "StorageIOError",
     "UnknownTableError",
@@ -59,7 +61,11 @@ class InvalidArgumentError(SparringError, ValueError):
     """An argument has a wrong shape, dtype or value: change the call."""
 
 
-class UnknownTableError(InvalidArgumentError):
+class NotFoundError(SparringError):
+    """A snapshot, a table or a key does not exist: correct its name."""
+
+
+class UnknownTableError(InvalidArgumentError, NotFoundError):
     """No table of this name is declared: declare it, or correct the name."""
 
 
@@ -111,6 +117,10 @@ class CorruptDataError(SparringError):
 
 class SnapshotError(SparringError):
     """A snapshot cannot be written or read: use another one, or fix the cause in the message."""
+
+
+class SnapshotNotFoundError(SnapshotError, NotFoundError):
+    """There is no snapshot at this URL: correct the URL, or list the existing ones."""
 
 
 class InterruptedLoadError(SnapshotError):

@@ -15,7 +15,7 @@ import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sparring.adapter import locate, reading
-from sparring.errors import SnapshotDamagedError, SnapshotError
+from sparring.errors import SnapshotDamagedError, SnapshotNotFoundError
 
 __all__ = [
     "FORMAT",
@@ -202,7 +202,7 @@ def read_manifest_text(url: str | os.PathLike[str]) -> bytes:
     """Returns the text of the manifest of a serving snapshot on any file system.
 
     Raises:
-        SnapshotError: the serving snapshot does not exist.
+        SnapshotNotFoundError: the serving snapshot does not exist.
         SnapshotDamagedError: the manifest is not a file, or is too long.
         SnapshotIOError: the file system failed.
     """
@@ -220,7 +220,7 @@ def read_manifest_text(url: str | os.PathLike[str]) -> bytes:
             file.read_into(0, memoryview(text))
     except SnapshotDamagedError as error:
         if isinstance(error.__cause__, FileNotFoundError):
-            raise SnapshotError(
+            raise SnapshotNotFoundError(
                 f"there is no serving snapshot {shown}; write one with sparring_packed.write",
                 url=shown,
             ) from error
@@ -232,7 +232,7 @@ def read_manifest(url: str | os.PathLike[str]) -> ServingManifest:
     """Reads the manifest of a serving snapshot on any file system.
 
     Raises:
-        SnapshotError: the serving snapshot does not exist.
+        SnapshotNotFoundError: the serving snapshot does not exist.
         SnapshotDamagedError: the manifest is damaged.
         SnapshotIOError: the file system failed.
     """

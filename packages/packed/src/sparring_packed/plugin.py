@@ -7,26 +7,27 @@ from typing import TYPE_CHECKING, Any
 
 from sparring.contracts import (
     API_VERSION,
-    CommandDescriptor,
     StorageDescriptor,
     hookimpl,
 )
 from sparring_packed.options import PackedOptions
 
 if TYPE_CHECKING:
-    import typer
-
     from sparring.contracts import Storage, TableConfig
+    from sparring_cli import InspectorDescriptor
 
 
-@hookimpl
-def sparring_register_commands() -> Sequence[CommandDescriptor]:
+@hookimpl(optionalhook=True)
+def sparring_register_inspectors() -> Sequence[InspectorDescriptor]:
+    from sparring_cli import InspectorDescriptor
+
     return [
-        CommandDescriptor(
-            name="inspect-served",
+        InspectorDescriptor(
+            name="serving_snapshot",
             api_version=API_VERSION,
-            summary="Show and verify a serving snapshot.",
-            register=_add_inspect_served,
+            summary="Serving snapshots: tables, rows, bytes and chain.",
+            recognizes=_is_serving_snapshot,
+            inspect=_inspect,
         )
     ]
 
@@ -46,10 +47,16 @@ def sparring_register_storage() -> Sequence[StorageDescriptor]:
     ]
 
 
-def _add_inspect_served(app: typer.Typer) -> None:
-    from sparring_packed.cli import add_inspect_served
+def _is_serving_snapshot(url: str) -> bool:
+    from sparring_packed.inspection import is_serving_snapshot
 
-    add_inspect_served(app)
+    return is_serving_snapshot(url)
+
+
+def _inspect(url: str, verify: bool, as_json: bool) -> None:
+    from sparring_packed.inspection import inspect_serving_snapshot
+
+    inspect_serving_snapshot(url, verify, as_json)
 
 
 def _open(table: TableConfig, options: PackedOptions) -> Storage:

@@ -10,7 +10,8 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 
 from sparring.contracts import ByteCount
-from sparring.errors import ConfigError, InvalidArgumentError
+from sparring.errors import InvalidArgumentError
+from sparring_cli import print_document, print_note
 from sparring_plan.kubernetes.options import ResourceOptions, format_quantity
 from sparring_plan.kubernetes.serving import (
     ServingSize,
@@ -49,7 +50,8 @@ def kubernetes(  # noqa: PLR0913, PLR0917 (each is an option of the command line
     cpus: Annotated[
         int | None,
         typer.Option(
-            help="CPUs that a rank or a server requests; by default, 2 per rank and 1 per server.",
+            help="Number of CPUs that a rank or a server requests; by default, 2 per rank and 1 per "
+            "server.",
             min=1,
         ),
     ] = None,
@@ -59,7 +61,9 @@ def kubernetes(  # noqa: PLR0913, PLR0917 (each is an option of the command line
             help="To serve: number of servers that the rows are split among.", min=1, max=4096
         ),
     ] = 1,
-    replicas: Annotated[int, typer.Option(help="To serve: servers per shard.", min=1)] = 2,
+    replicas: Annotated[
+        int, typer.Option(help="To serve: number of servers per shard.", min=1)
+    ] = 2,
     bytes_: Annotated[
         str | None,
         typer.Option(
@@ -68,7 +72,10 @@ def kubernetes(  # noqa: PLR0913, PLR0917 (each is an option of the command line
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="File to write; by default, the resources are printed.")
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="File to write; by default, the resources are printed."
+        ),
     ] = None,
 ) -> None:
     """Write Kubernetes resources: a Job that trains with a plan, or StatefulSets that serve a folder."""
@@ -105,16 +112,9 @@ def kubernetes(  # noqa: PLR0913, PLR0917 (each is an option of the command line
         text = make_serving_resources(paths[0], size, overrides, options=options, command=command)
         memory = format_quantity(size.memory_bytes)
         summary = f"{shards} shards with {replicas} replicas, each server with {memory}"
-    if output is None:
-        typer.echo(text, nl=False)
-        return
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"{output}: cannot write the resources: {error.strerror}; choose another --output"
-        ) from None
-    typer.echo(f"{output}: {summary}")
+    print_document(text, output)
+    if output is not None:
+        print_note(f"{output}: {summary}")
 
 
 def _training(

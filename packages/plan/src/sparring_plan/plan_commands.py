@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from sparring.errors import ConfigError
-from sparring_cli import get_command_context, make_console
+from sparring_cli import (
+    JsonOption,
+    add_command,
+    get_command_context,
+    make_console,
+    print_document,
+    print_json,
+    print_note,
+)
 from sparring_plan.kubernetes_command import kubernetes
 from sparring_plan.planning.costs.costs import RESOURCES, compute_option_costs
 from sparring_plan.planning.costs.sketch import read_column_ids, sketch_ids
@@ -38,15 +46,16 @@ _Plan = Annotated[Path, typer.Argument(help="Plan written by `sparring plan make
 
 def add_plan(application: typer.Typer) -> None:
     group = typer.Typer(help="Plan how tables are distributed among ranks.", no_args_is_help=True)
-    for command in (make, check, explain, diff, simulate, report, kubernetes, calibrate, sketch):
-        group.command(command.__name__)(command)
-    application.add_typer(group, name="plan")
+    for command, examples in _COMMANDS.items():
+        add_command(group, command.__name__, command, examples=examples)
+    application.add_typer(group, name="plan", rich_help_panel="Plan")
 
 
 def make(
     inputs: _Inputs,
     output: Annotated[
-        Path | None, typer.Option(help="File to write; by default, the plan is printed.")
+        Path | None,
+        typer.Option("--output", "-o", help="File to write; by default, the plan is printed."),
     ] = None,
     pin: Annotated[
         Path | None,
@@ -62,34 +71,45 @@ def make(
     before = None if pin is None else read_plan(pin)
     given = read_inputs(inputs)
     plan = make_plan(*given, before=before)
+    print_document(plan.to_yaml(), output)
     if output is None:
-        typer.echo(plan.to_yaml(), nl=False)
         return
-    try:
-        output.write_text(plan.to_yaml(), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"{output}: cannot write the plan: {error.strerror}; choose another --output"
-        ) from None
-    typer.echo(f"{output}: {_figures(plan)}")
+    print_note(f"{output}: {_figures(plan)}")
     _print_ranks(summarize_ranks(plan, make_placement(plan, compute_option_costs(*given))))
     if plan.kept:
-        typer.echo(
+        print_note(
             f"kept from {pin}: {', '.join(plan.kept)}; sparring plan check prints the cost of this"
         )
 
 
-def check(plan: _Plan, inputs: _Inputs) -> None:
+def check(plan: _Plan, inputs: _Inputs, as_json: JsonOption = False) -> None:
     """Check that a plan fits its inputs, and print its current costs, including your edits."""
     read = read_plan(plan)
     checked = check_plan(read, *read_inputs(inputs))
+    pins = compute_pin_costs(read, *read_inputs(inputs)) if read.kept else None
+    if as_json:
+        print_json(
+            {
+                "plan": str(plan),
+                "ranks": checked.ranks,
+                "tables": len(checked.tables),
+                "step_ms": checked.step_ms,
+                "bound_ms": checked.bound_ms,
+                "gap": checked.gap,
+                "solver": checked.solver,
+                "memory_full": checked.memory_full,
+                "inputs_changed": read.inputs != checked.inputs,
+                "step_ms_in_file": read.step_ms,
+                "pins": None if pins is None else asdict(pins),
+            }
+        )
+        return
     typer.echo(f"{plan}: fits; {_figures(checked)}")
     if read.inputs != checked.inputs:
         typer.echo("the inputs have changed since this plan was created")
     if read.step_ms != checked.step_ms:
         typer.echo(f"the file contains {read.step_ms:g} ms")
-    if read.kept:
-        pins = compute_pin_costs(read, *read_inputs(inputs))
+    if pins is not None:
         with_, without = (
             "no plan that fits" if each is None else f"{each:g} ms"
             for each in (pins.with_ms, pins.without_ms)
@@ -101,11 +121,19 @@ def check(plan: _Plan, inputs: _Inputs) -> None:
 
 
 def explain(
-    table: Annotated[str, typer.Argument(help="Name of the table.")], plan: _Plan, inputs: _Inputs
+    plan: _Plan,
+    inputs: _Inputs,
+    table: Annotated[str, typer.Argument(help="Name of the table.")],
+    as_json: JsonOption = False,
 ) -> None:
     """Show each option of a table: the resulting step time, and its costs per rank."""
     read = read_plan(plan)
     found = list_alternatives(read, *read_inputs(inputs), table)
+    if as_json:
+        options = [asdict(each) for each in found]
+        because = read.tables[table].because
+        print_json({"table": table, "because": because, "options": options})
+        return
     console = make_console()
     console.print(f"{table}: {read.tables[table].because}")
     shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
@@ -139,23 +167,47 @@ def explain(
 def report(
     plan: _Plan,
     inputs: _Inputs,
-    output: Annotated[Path, typer.Argument(help="HTML file to write, without external resources.")],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="HTML file to write, without external resources."),
+    ],
 ) -> None:
     """Write a page with the load and memory of each rank, the limits of the step, and each table."""
     # Imported here, because other commands do not need it.
     from sparring_plan.report.page import write_report
 
     write_report(output, read_plan(plan), *read_inputs(inputs))
-    typer.echo(f"{output}: written")
+    print_note(f"{output}: written")
 
 
 def diff(
     before: Annotated[Path, typer.Argument(help="A plan.")],
     after: Annotated[Path, typer.Argument(help="Another plan.")],
+    as_json: JsonOption = False,
 ) -> None:
     """Show which tables two plans shard differently, and how many bytes the change moves."""
     old, new = read_plan(before), read_plan(after)
     changes = diff_plans(old, new)
+    if as_json:
+        print_json(
+            {
+                "before_step_ms": old.step_ms,
+                "after_step_ms": new.step_ms,
+                "changes": [
+                    {
+                        "table": each.name,
+                        "before": _place(each.before),
+                        "after": _place(each.after),
+                        "moved_bytes": each.moved_bytes,
+                    }
+                    for each in changes
+                ],
+                "edited": [
+                    str(path) for path, each in ((before, old), (after, new)) if _is_edited(each)
+                ],
+            }
+        )
+        return
     for change in changes:
         typer.echo(
             f"{change.name}: {_place(change.before)} -> {_place(change.after)}, "
@@ -167,7 +219,7 @@ def diff(
         f"{differ}, {moved / 2**20:,.1f} MiB move; the step: {old.step_ms:g} ms -> {new.step_ms:g} ms"
     )
     for path, each in ((before, old), (after, new)):
-        if any(table.made not in (None, table.choice_digest) for table in each.tables.values()):
+        if _is_edited(each):
             typer.echo(
                 f"{path} was edited after its creation, and its step time is outdated; sparring plan "
                 "check prints the current one"
@@ -176,7 +228,9 @@ def diff(
 
 def calibrate(
     context: typer.Context,
-    output: Annotated[Path, typer.Option(help="File to write.")] = Path("calibration.yaml"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")] = Path(
+        "calibration.yaml"
+    ),
     path: Annotated[Path | None, typer.Option(help="Folder on the disk for RocksDB.")] = None,
     url: Annotated[str | None, typer.Option(help="URL of the Redis server for rows.")] = None,
     model: Annotated[
@@ -200,11 +254,11 @@ def calibrate(
         return  # rank 0 writes
     write_calibration(measured.calibration, output)
     for sentence in measured.skipped:
-        typer.echo(sentence)
+        print_note(sentence)
     machine = measured.calibration.machine
     assert machine is not None
     storages = ", ".join(measured.calibration.storages)
-    typer.echo(
+    print_note(
         f"{output}: {storages}; messages and links over {machine.measured_over}; "
         f"{measured.seconds:.1f} s"
     )
@@ -219,20 +273,13 @@ def sketch(
         int | None, typer.Option(min=1, help="Number of ids to read; by default, all.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="File to write; by default, the sketch is printed.")
+        Path | None,
+        typer.Option("--output", "-o", help="File to write; by default, the sketch is printed."),
     ] = None,
 ) -> None:
     """Count how often keys occur in your data, for `skew` of a table."""
     text = sketch_ids(read_column_ids(data, columns or [], ids)).to_yaml()
-    if output is None:
-        typer.echo(text, nl=False)
-        return
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"{output}: cannot write the sketch: {error.strerror}; choose another --output"
-        ) from None
+    print_document(text, output)
 
 
 def _print_ranks(ranks: Sequence[RankSummary]) -> None:
@@ -263,6 +310,11 @@ def _figures(plan: Plan) -> str:
     )
 
 
+def _is_edited(plan: Plan) -> bool:
+    """Returns whether a table was changed after the plan was created."""
+    return any(table.made not in (None, table.choice_digest) for table in plan.tables.values())
+
+
 def _place(table: TablePlan | None) -> str:
     if table is None:
         return "absent"
@@ -270,3 +322,46 @@ def _place(table: TablePlan | None) -> str:
         return f"{table.kind} on all ranks"
     ranks = f"rank{'' if len(table.ranks) == 1 else 's'} {', '.join(map(str, table.ranks))}"
     return f"{table.kind} on {ranks}"
+
+
+_COMMANDS: dict[Callable[..., None], tuple[str, ...]] = {
+    make: (
+        "sparring plan make inputs.yaml --output plan.yaml",
+        "sparring plan make inputs.yaml --pin edited.yaml -o plan.yaml",
+    ),
+    check: (
+        "sparring plan check plan.yaml inputs.yaml",
+        "sparring plan check plan.yaml inputs.yaml --json",
+    ),
+    explain: (
+        "sparring plan explain plan.yaml inputs.yaml film",
+        "sparring plan explain plan.yaml inputs.yaml film --json",
+    ),
+    diff: (
+        "sparring plan diff old.yaml new.yaml",
+        "sparring plan diff old.yaml new.yaml --json",
+    ),
+    simulate: (
+        "sparring plan simulate plan.yaml inputs.yaml",
+        "sparring plan simulate inputs.yaml --ranks 8,64,512 --json",
+    ),
+    report: (
+        "sparring plan report plan.yaml inputs.yaml --output plan.html",
+        "sparring plan report plan.yaml inputs.yaml -o plan.html",
+    ),
+    kubernetes: (
+        "sparring plan kubernetes plan.yaml inputs.yaml run.yaml --image registry.example/sparring:1 "
+        "--output job.yaml",
+        "sparring plan kubernetes served/films --image registry.example/sparring:1 --shards 4 "
+        "--replicas 2",
+    ),
+    calibrate: (
+        "sparring plan calibrate --output calibration.yaml",
+        "sparring plan calibrate --path /mnt/flash --url redis://localhost:6379/0",
+    ),
+    sketch: (
+        "sparring plan sketch clicks.parquet item --output item.yaml",
+        "sparring plan sketch clicks.csv user friend --ids 1000000",
+    ),
+}
+"""The commands of the group in the order of its help, and their examples."""

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from sparring.errors import InvalidArgumentError
-from sparring_cli import make_console, print_json
+from sparring_cli import JsonOption, make_console, print_json
 from sparring_plan.planning.inputs import Calibration, PlanInputs, read_inputs
 from sparring_plan.planning.plan import read_plan
 from sparring_plan.simulation.sheet import SheetRow, simulate_sheet
@@ -34,7 +34,7 @@ def simulate(
         str | None,
         typer.Option(help=f"Numbers of ranks, separated by commas. Default: {_RANKS}."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Simulate steps of plans for several numbers of ranks: their time, bytes, memory and price."""
     if len(files) > 2:
@@ -48,7 +48,7 @@ def simulate(
     if plan is not None and ranks is None:
         wanted.append(plan.ranks)
     rows = simulate_sheet(inputs, calibration, wanted, plan)
-    if json:
+    if as_json:
         print_json(
             {
                 "calibration": calibration.name,

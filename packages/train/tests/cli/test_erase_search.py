@@ -167,7 +167,16 @@ def erase(
     ) -> tuple[int, str, str, dict[str, object]]:
         Path("ids.txt").write_text("\n".join(lines), encoding="utf-8")
         Path("receipt.json").unlink(missing_ok=True)
-        command = ["erase", table, "--keys", "ids.txt", "--receipt", "receipt.json", *options]
+        command = [
+            "erase",
+            table,
+            "--keys",
+            "ids.txt",
+            "--yes",
+            "--output",
+            "receipt.json",
+            *options,
+        ]
         code = main(command)
         out, said = capsys.readouterr()
         return code, out, said, json.loads(Path("receipt.json").read_text(encoding="utf-8"))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import typer
 from pyarrow import parquet
 
 from sparring import hash_strings
@@ -87,12 +88,12 @@ def test_get_shows_a_row_of_a_snapshot(run: Run) -> None:
     code, out, _ = run("get", newest, "user", str(PERSON))
     assert out.splitlines()[1].split()[:2] == ["embedding:", f"{row[1]:.6g}"]
     code, out, _ = run("get", "runs", "user", "-5")
-    assert (code, out.splitlines()[1]) == (1, "no row: it reads as its initial value")
+    assert (code, out.splitlines()[1]) == (3, "no row: it reads as its initial value")
     code, _, said = run("get", "runs", "usr", "5")
-    assert code == 2
+    assert code == 3
     assert "no table 'usr'" in said
     code, _, said = run("get", "nowhere", "user", "5")
-    assert code == 1
+    assert code == 3
     assert "there is no snapshot" in said
 
 
@@ -113,7 +114,21 @@ def test_erase_leaves_no_byte_of_a_person_in_snapshots_and_rocksdb(run: Run) -> 
     Path("ids.txt").write_text(f"# asked for by mail\n{PERSON}  # a person\n\n99\n")
 
     erase = ("erase", "user", "--keys", "ids.txt", "--everywhere", "run.yaml")
-    code, out, said = run(*erase, "--receipt", "receipt.json")
+    before = {each: each.read_bytes() for each in Path().rglob("*") if each.is_file()}
+    code, out, said = run(*erase, "--dry-run", "--json")
+    found = json.loads(out)
+    assert code == 0, said
+    assert found["storages"] == [{"place": "rocksdb (path rows/user)", "num_rows": 1}]
+    assert found["snapshots"][0]["replaced"] == list_snapshots("runs")
+    expected_rows = found["snapshots"][0]["num_rows"]
+    after = {each: each.read_bytes() for each in Path("runs").rglob("*") if each.is_file()}
+    assert after.items() <= before.items()
+    assert has_bytes("rows", row)
+    # Standard input of a test is not a terminal.
+    code, _, said = run(*erase)
+    assert code == 2
+    assert "add --yes" in said
+    code, out, said = run(*erase, "--yes", "--output", "receipt.json")
     assert code == 0, said
     for folder in ("runs", "rows"):
         for pattern in (key, in_rocksdb, row):
@@ -124,38 +139,39 @@ def test_erase_leaves_no_byte_of_a_person_in_snapshots_and_rocksdb(run: Run) -> 
     assert receipt["storages"] == [{"place": "rocksdb (path rows/user)", "num_rows": 1}]
     (folder,) = receipt["snapshots"]
     assert len(folder["replaced"]) == len(list_snapshots("runs"))
+    assert folder["num_rows"] == expected_rows
     assert str(PERSON) not in Path("receipt.json").read_text()
     assert any("Bloom filter" in trace for trace in receipt["traces"])
     assert "receipt: receipt.json" in out
-    assert run("get", "run.yaml", "user", str(PERSON))[0] == 1
-    assert run("get", "runs", "user", str(PERSON))[0] == 1
+    assert run("get", "run.yaml", "user", str(PERSON))[0] == 3
+    assert run("get", "runs", "user", str(PERSON))[0] == 3
     assert run("get", "runs", "user", str(OTHERS[0]))[0] == 0
     # The run continues from the rewritten snapshot, and a second erasure finds nothing.
     code, _, said = run("train", "run.yaml", "training.epochs=1", "--resume")
     assert code == 0, said
     assert "resumed from" in said
-    code, out, _ = run("erase", "user", "--keys", "ids.txt", "--snapshots", "runs")
+    code, out, _ = run("erase", "user", "--keys", "ids.txt", "--yes", "--snapshots", "runs")
     assert code == 0
     assert "0 rows removed from 0 snapshots" in out
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text", "said"),
+    ("arguments", "text", "expected", "said"),
     [
-        (["--everywhere", "run.yaml"], "# none\n", "found no ids in"),
-        ([], "1", "found nothing to erase from"),
-        (["--snapshots", "runs"], "1", "found no snapshot in runs"),
-        (["--everywhere", "run.yaml", "--receipt", "ids.txt"], "1", "already exists"),
+        (["--everywhere", "run.yaml"], "# none\n", 2, "found no ids in"),
+        ([], "1", 2, "found nothing to erase from"),
+        (["--snapshots", "runs"], "1", 3, "found no snapshot in runs"),
+        (["--everywhere", "run.yaml", "--output", "ids.txt"], "1", 2, "already exists"),
     ],
     ids=["none", "nowhere", "empty", "receipt"],
 )
 def test_tables_that_cannot_be_erased_from_are_rejected(
-    run: Run, arguments: list[str], text: str, said: str
+    run: Run, arguments: list[str], text: str, expected: int, said: str
 ) -> None:
     Path("run.yaml").write_text(CONFIG.replace("STORAGE", "{backend: memory}"))
     Path("ids.txt").write_text(text)
-    code, _, found = run("erase", "user", "--keys", "ids.txt", *arguments)
-    assert code == 2
+    code, _, found = run("erase", "user", "--keys", "ids.txt", "--yes", *arguments)
+    assert code == expected
     assert said in found
 
 
@@ -202,8 +218,8 @@ def test_erase_by_a_string_leaves_no_text_and_no_row_of_the_person(trained_on_st
     unfinished.write_text(EMAIL)
     Path("runs/notes.txt").write_text(f"asked by {EMAIL}")
     Path("ids.txt").write_text(f"{EMAIL}  # asked on 3 May\n", encoding="utf-8")
-    erase = ("erase", "who", "--keys", "ids.txt", "--everywhere", "run.yaml")
-    code, out, said = run(*erase, "--receipt", "receipt.json")
+    erase = ("erase", "who", "--keys", "ids.txt", "--yes", "--everywhere", "run.yaml")
+    code, out, said = run(*erase, "--output", "receipt.json")
     assert code == 0, said
     key = hash_strings([EMAIL])[0].tobytes()
     Path("runs/notes.txt").unlink()
@@ -214,7 +230,7 @@ def test_erase_by_a_string_leaves_no_text_and_no_row_of_the_person(trained_on_st
     left = strings_in("runs/strings")
     assert EMAIL not in left
     assert {"film 1", "person1@example.org"} < left
-    assert run("get", "runs", "who", EMAIL)[0] == 1
+    assert run("get", "runs", "who", EMAIL)[0] == 3
     assert run("get", "runs", "who", "person1@example.org")[0] == 0
     text = Path("receipt.json").read_text(encoding="utf-8")
     receipt = json.loads(text)
@@ -239,14 +255,14 @@ def test_erase_by_a_string_leaves_no_text_and_no_row_of_the_person(trained_on_st
     assert not any(count for name, count in searched.items() if name != "notes.txt")
     assert receipt["lines_without_a_row"] == []
     # Without the configuration, the snapshot determines which columns belong to the table.
-    code, _, said = run("erase", "what", "--keys", "ids.txt", "--snapshots", "runs")
+    code, _, said = run("erase", "what", "--keys", "ids.txt", "--yes", "--snapshots", "runs")
     assert code == 0, said
 
 
 def test_an_erasure_is_audited_without_its_ids(trained_on_strings: Run) -> None:
     run = trained_on_strings
     Path("ids.txt").write_text(EMAIL, encoding="utf-8")
-    options = ("--keys", "ids.txt", "--snapshots", "runs", "--receipt")
+    options = ("--keys", "ids.txt", "--yes", "--snapshots", "runs", "--output")
     code, _, said = run("erase", "who", *options, "done.json")
     assert code == 0, said
     receipt = json.loads(Path("done.json").read_text())
@@ -272,6 +288,25 @@ def test_erase_rejects_a_string_if_the_ids_of_the_table_are_numbers(run: Run, te
     Path("run.yaml").write_text(config.replace("{friends: who}", "{}"))
     assert run("train", "run.yaml")[0] == 0
     Path("ids.txt").write_text(f"7\n{text}\n")
-    code, _, said = run("erase", "who", "--keys", "ids.txt", "--everywhere", "run.yaml")
+    code, _, said = run("erase", "who", "--keys", "ids.txt", "--yes", "--everywhere", "run.yaml")
     assert code == 2
     assert f"ids.txt:2: found '{text}', but ids of table 'who' are whole numbers" in said
+
+
+@pytest.mark.parametrize(("answer", "expected"), [("n", 1), ("y", 0)])
+def test_erase_asks_on_a_terminal(
+    run: Run, answer: str, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(run, "{backend: memory}")
+    Path("ids.txt").write_text(f"{PERSON}\n")
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("typer.confirm", lambda *_, abort, err: _answer(answer, abort and err))
+    code, _, said = run("erase", "user", "--keys", "ids.txt", "--snapshots", "runs")
+    assert code == expected, said
+    assert has_bytes("runs", np.int64(PERSON).tobytes()) == (answer == "n")
+
+
+def _answer(answer: str, aborts: bool) -> bool:
+    if answer == "n" and aborts:
+        raise typer.Abort
+    return True

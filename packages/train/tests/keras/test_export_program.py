@@ -46,8 +46,8 @@ def test_a_program_returns_the_probabilities_of_the_model(
     config, served, out = tmp_path / "clicks.yaml", str(tmp_path / "served"), tmp_path / "bundle"
     config.write_text(CONFIG.format(folder=tmp_path))
     assert main(["train", str(config)]) == 0
-    assert main(["publish", str(tmp_path / "runs"), served]) == 0
-    command = ["export-program", str(config), str(out), "--served", served]
+    assert main(["publish", str(tmp_path / "runs"), "--output", served]) == 0
+    command = ["export-program", str(config), "--output", str(out), "--served", served]
     assert main([*command, "--to", "torch"]) != 0
     assert "--to torch" in capsys.readouterr().err
     assert main([*command, "--to", "tensorflow"]) == 0
@@ -82,8 +82,8 @@ def test_a_program_of_a_table_accepts_numbers_and_ids(
     Path("clicks.csv").write_text("\n".join(["user,item,price,clicked", *rows * 64]) + "\n")
     Path("run.yaml").write_text(TABLE)
     assert main(["train", "run.yaml"]) == 0
-    assert main(["publish", "runs", "served"]) == 0
-    assert main(["export-program", "run.yaml", "bundle", "--served", "served"]) == 0
+    assert main(["publish", "runs", "--output", "served"]) == 0
+    assert main(["export-program", "run.yaml", "--output", "bundle", "--served", "served"]) == 0
     assert main(["predict", "runs", "clicks.csv", "--output", "predicted.csv"]) == 0
     # The ids of a row come first.
     expected = np.loadtxt("predicted.csv", delimiter=",", usecols=-1, skiprows=1, max_rows=3)

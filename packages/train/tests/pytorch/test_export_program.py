@@ -75,8 +75,8 @@ def test_models_that_cannot_be_exported_are_rejected(
 @pytest.mark.long
 def test_a_program_returns_the_probabilities_of_the_model(trained: Path, tmp_path: Path) -> None:
     served, out = str(tmp_path / "served"), tmp_path / "bundle"
-    assert main(["publish", str(tmp_path / "runs"), served]) == 0
-    assert main(["export-program", str(trained), str(out), "--served", served]) == 0
+    assert main(["publish", str(tmp_path / "runs"), "--output", served]) == 0
+    assert main(["export-program", str(trained), "--output", str(out), "--served", served]) == 0
     random = np.random.default_rng(0)
     with load_program(out, served) as program:
         for size in (1, 50):

@@ -169,7 +169,7 @@ def test_the_same_run_differs_in_nothing(files: Path, capsys: Printed) -> None:
 
 def test_a_page_has_the_curves_of_both_in_the_same_axes(files: Path, capsys: Printed) -> None:
     assert main(["report", "a.html", "b.html", "-o", "deep/c.html"]) == 0
-    assert capsys.readouterr().out == "deep/c.html: a.html, b.html\n"
+    assert capsys.readouterr().err == "deep/c.html: a.html, b.html\n"
     text = (files / "deep/c.html").read_text()
     titles = ("Loss over steps", "AUC over steps", "Rows over steps", "Speed", "Memory")
     for words in (*titles, "optimizer.sparse.lr"):

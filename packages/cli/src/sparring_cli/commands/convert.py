@@ -12,6 +12,8 @@ from sparring import PluginManager, TableConfig, open_storage
 from sparring.adapter import copy_embeddings, parse_hyper, resolve_method
 from sparring.errors import InvalidArgumentError
 from sparring_cli.context import get_command_context
+from sparring_cli.output import print_json
+from sparring_cli.registration import JsonOption, add_command
 
 __all__ = ["add_convert"]
 
@@ -19,35 +21,52 @@ _STATE = "an update method, 'none', or the number of state elements of another o
 
 
 def add_convert(application: typer.Typer) -> None:
-    application.command("convert")(convert)
+    add_command(
+        application,
+        "convert",
+        convert,
+        group="Snapshots",
+        examples=[
+            "sparring convert rocksdb item --dim 16 --from adagrad --from-option path=rows "
+            "--to adam --to-option path=rows-converted",
+            "sparring convert rocksdb item --dim 16 --from 16 --from-option path=rows --to none "
+            "--to-option path=embeddings --json",
+        ],
+    )
 
 
 def convert(  # noqa: PLR0913, PLR0917 - typer makes the options of these
     context: typer.Context,
     backend: Annotated[str, typer.Argument(help="Storage backend, for example 'sqlite'.")],
     table: Annotated[str, typer.Argument(help="Name of the table.")],
-    dim: Annotated[int, typer.Option(help="Elements of an embedding.")],
+    dim: Annotated[int, typer.Option(help="Number of elements of an embedding.")],
     source: Annotated[
         str, typer.Option("--from", help=f"Optimizer of the existing rows: {_STATE}.")
     ],
     target: Annotated[str, typer.Option("--to", help=f"Optimizer of the new rows: {_STATE}.")],
-    option: Annotated[list[str], typer.Option(help="Option of the storage to read, name=value.")],
-    into: Annotated[list[str], typer.Option(help="Option of the storage to write, name=value.")],
+    from_option: Annotated[
+        list[str], typer.Option(help="Option of the storage to read, name=value.")
+    ],
+    to_option: Annotated[
+        list[str], typer.Option(help="Option of the storage to write, name=value.")
+    ],
     dtype: Annotated[str, typer.Option(help="Data type of the rows.")] = "float32",
     hyper: Annotated[
         list[str] | None,
         typer.Option(help="Hyper-parameter that the initial state depends on, name=value."),
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Copy a table's embeddings to another storage, with the initial state of another optimizer."""
     manager = get_command_context(context).plugin_manager
     plain = TableConfig(table, dim, dtype)
     old = _with_state(plain, source, {}, manager)[0]
     new, state = _with_state(plain, target, _pairs(hyper or []), manager)
-    read, written = _pairs(option), _pairs(into)
+    read, written = _pairs(from_option), _pairs(to_option)
     if read == written:
         raise InvalidArgumentError(
-            f"convert: --option and --into specify the same storage, {read}; write to another one"
+            "convert: --from-option and --to-option specify the same storage, "
+            f"{read}; write to another one"
         )
     with (
         open_storage(backend, old, plugin_manager=manager, **read) as given,
@@ -59,7 +78,10 @@ def convert(  # noqa: PLR0913, PLR0917 - typer makes the options of these
             )
         count = copy_embeddings(given, made, state)
         made.flush()
-    typer.echo(f"{count:,} rows of table {table!r}: {old.row_label} -> {new.row_label}")
+    if as_json:
+        print_json({"table": table, "rows": count, "from": old.row_label, "to": new.row_label})
+    else:
+        typer.echo(f"{count:,} rows of table {table!r}: {old.row_label} -> {new.row_label}")
 
 
 def _with_state(

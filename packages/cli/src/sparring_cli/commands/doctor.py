@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -16,6 +16,7 @@ from sparring.adapter import native_failure
 from sparring.contracts import Descriptor
 from sparring_cli.commands.plugins import plugins_as_json, print_plugins
 from sparring_cli.context import get_command_context
+from sparring_cli.exit_codes import ExitCode
 from sparring_cli.gpus import Gpus, inspect_gpus
 from sparring_cli.machine import (
     Machine,
@@ -25,17 +26,24 @@ from sparring_cli.machine import (
     list_installed_versions,
 )
 from sparring_cli.output import make_console, print_json
+from sparring_cli.registration import JsonOption, add_command
 
 __all__ = ["add_doctor"]
 
 
 def add_doctor(application: typer.Typer) -> None:
-    application.command("doctor")(doctor)
+    add_command(
+        application,
+        "doctor",
+        doctor,
+        group="Operate",
+        examples=["sparring doctor", "sparring doctor --json"],
+    )
 
 
 def doctor(
     context: typer.Context,
-    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Report on this installation and this machine: versions, plugins, processor, memory, GPUs."""
     manager = get_command_context(context).plugin_manager
@@ -49,7 +57,7 @@ def doctor(
         for registered in manager.descriptors()
         if (reason := _reason_against(registered.descriptor)) is not None
     }
-    if json:
+    if as_json:
         print_json(
             {
                 "problems": problems,
@@ -70,7 +78,7 @@ def doctor(
         _print_section(console, "GPUs", _gpu_lines(gpus))
         _print_plugins(console, manager, unavailable)
     if problems:
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILURE)
 
 
 def _print_problems(console: Console, problems: Sequence[str]) -> None:

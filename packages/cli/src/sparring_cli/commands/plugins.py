@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -12,21 +12,28 @@ from rich.text import Text
 from sparring import PluginManager
 from sparring_cli.context import get_command_context
 from sparring_cli.output import make_console, print_json
+from sparring_cli.registration import JsonOption, add_command
 
 __all__ = ["add_plugins", "plugins_as_json", "print_plugins"]
 
 
 def add_plugins(application: typer.Typer) -> None:
-    application.command("plugins")(plugins)
+    add_command(
+        application,
+        "plugins",
+        plugins,
+        group="Operate",
+        examples=["sparring plugins", "sparring plugins --json"],
+    )
 
 
 def plugins(
     context: typer.Context,
-    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """List the descriptors of core and plugins, and rejected plugins with their reasons."""
     manager = get_command_context(context).plugin_manager
-    if json:
+    if as_json:
         print_json(plugins_as_json(manager))
     else:
         print_plugins(make_console(), manager)

@@ -44,6 +44,7 @@ def export_tables(
     *,
     to: str = "parquet",
     with_state: bool = False,
+    on_rows: Callable[[int], None] | None = None,
 ) -> dict[str, list[Path]]:
     """Writes each table of a snapshot into files of `output`.
 
@@ -68,6 +69,7 @@ def export_tables(
         output: Folder; created if it does not exist.
         to: Format.
         with_state: Whether to write the optimizer state.
+        on_rows: Receives the number of rows after each chunk is read.
 
     Returns:
         Table → files.
@@ -91,7 +93,7 @@ def export_tables(
             "export: a Faiss index cannot contain state; choose --to npy or parquet"
         )
     folder = Path(output)
-    tables = [_Table(snapshot, name, with_state) for name in snapshot.tables]
+    tables = [_Table(snapshot, name, with_state, on_rows) for name in snapshot.tables]
     files = {
         table.name: {each: folder / f"{table.name}{each}" for each in chosen.suffixes(table)}
         for table in tables
@@ -135,8 +137,14 @@ def _written(table: _Table, files: dict[str, Path], chosen: _Format) -> list[Pat
 class _Table:
     """A table of a snapshot as columns."""
 
-    def __init__(self, snapshot: Snapshot, name: str, with_state: bool) -> None:
-        self.snapshot, self.name = snapshot, name
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        name: str,
+        with_state: bool,
+        on_rows: Callable[[int], None] | None,
+    ) -> None:
+        self.snapshot, self.name, self._on_rows = snapshot, name, on_rows
         self.described: TableDescription = snapshot.tables[name]
         self.has_state = with_state and self.described.state_width > 0
         self.parts = read_embedding_parts(snapshot, name, self.described.dim)
@@ -151,6 +159,8 @@ class _Table:
     def chunks(self) -> Iterator[Columns]:
         for chunk in scan_rows(self.snapshot, self.name):
             yield self._columns_of(chunk)
+            if self._on_rows is not None:
+                self._on_rows(len(chunk))
 
     def _columns_of(self, chunk: ScanChunk) -> Columns:
         config = self.described.config

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,14 @@ Chunks = Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]
 
 
 def import_table(
-    source: str, url: str, table: str, *, kind: str, ids: str | None = None, dtype: str = "float32"
+    source: str,
+    url: str,
+    table: str,
+    *,
+    kind: str,
+    ids: str | None = None,
+    dtype: str = "float32",
+    on_rows: Callable[[int], None] | None = None,
 ) -> Snapshot:
     """Writes a snapshot at `url` with the embeddings of a file, without optimizer state.
 
@@ -34,6 +41,7 @@ def import_table(
         kind: ``npy`` or ``parquet``.
         ids: For kind ``npy``: file of ``(n,)`` integers; None: ids are 0 to n - 1.
         dtype: Data type of the table.
+        on_rows: Receives the number of rows after each chunk is read.
 
     Raises:
         DataError: The file does not have this format, or contains a key twice.
@@ -52,7 +60,7 @@ def import_table(
     keys: list[npt.NDArray[np.int64]] = []
     writer = SnapshotWriter(url, step=0)
     try:
-        writer.write_table(described, _rows(chunks, described.config, source, keys))
+        writer.write_table(described, _rows(chunks, described.config, source, keys, on_rows))
         found, counts = np.unique(
             np.concatenate([np.empty(0, np.int64), *keys]), return_counts=True
         )
@@ -68,7 +76,11 @@ def import_table(
 
 
 def _rows(
-    chunks: Chunks, table: TableConfig, source: str, seen: list[npt.NDArray[np.int64]]
+    chunks: Chunks,
+    table: TableConfig,
+    source: str,
+    seen: list[npt.NDArray[np.int64]],
+    on_rows: Callable[[int], None] | None,
 ) -> Iterator[ScanChunk]:
     for keys, embeddings in chunks:
         if keys.ndim != 1 or keys.dtype.kind not in "iu" or (keys > _MAX_KEY).any():
@@ -88,6 +100,8 @@ def _rows(
         checked = keys.astype(np.int64)
         seen.append(checked)
         yield ScanChunk(checked, rows, np.zeros(len(keys), np.uint64))
+        if on_rows is not None:
+            on_rows(len(keys))
 
 
 def _npy(source: str, ids: str | None) -> tuple[int, Chunks]:

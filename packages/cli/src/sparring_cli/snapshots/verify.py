@@ -54,11 +54,17 @@ class VerifyReport:
         return not self.problems
 
 
-def verify_snapshot(snapshot: Snapshot) -> VerifyReport:
+def verify_snapshot(
+    snapshot: Snapshot, *, on_bytes: Callable[[int], None] | None = None
+) -> VerifyReport:
     """Reads all files of a snapshot and its chain: first their bytes, then their contents.
 
     Checks the hashes of files and blocks, headers, duplicate or misplaced keys, state, and files that
     the manifest does not list. All problems are reported and not raised, including unreadable files.
+
+    Args:
+        snapshot: Snapshot to verify.
+        on_bytes: Receives the size of each file after its bytes are checked.
     """
     problems: list[SnapshotProblem] = []
     num_files = num_bytes = 0
@@ -66,6 +72,8 @@ def verify_snapshot(snapshot: Snapshot) -> VerifyReport:
         for entry in each.files():
             _note(problems, each.url, entry.name, partial(each.check_file, entry))
             num_files, num_bytes = num_files + 1, num_bytes + entry.size_bytes
+            if on_bytes is not None:
+                on_bytes(entry.size_bytes)
         _note(problems, each.url, "the folder", partial(_note_unlisted, problems, each))
     num_rows: dict[str, int] = {}
     for table in snapshot.tables:

@@ -91,6 +91,7 @@ from sparring.runtime.trace import Trace as Trace
 from sparring.sharding.layouts import Layouts as Layouts
 from sparring.snapshot.chain import scan_own_rows as scan_own_rows
 from sparring.snapshot.erase import erase_from_snapshots as erase_from_snapshots
+from sparring.snapshot.erase import find_in_snapshots as find_in_snapshots
 from sparring.snapshot.place.place import reading as reading
 from sparring.snapshot.reader import locate as locate
 from sparring.snapshot.reader import open_root as open_root

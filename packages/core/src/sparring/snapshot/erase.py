@@ -32,7 +32,14 @@ from sparring.snapshot.reader import Snapshot, open_root, open_snapshot
 from sparring.snapshot.retention import list_snapshots, list_unreadable_snapshots, rewrite
 from sparring.snapshot.writer import SnapshotWriter
 
-__all__ = ["ERASURE", "ErasedSnapshots", "RemoveKeysFromState", "erase_from_snapshots"]
+__all__ = [
+    "ERASURE",
+    "ErasedSnapshots",
+    "FoundInSnapshots",
+    "RemoveKeysFromState",
+    "erase_from_snapshots",
+    "find_in_snapshots",
+]
 
 ERASURE = "erasure"
 """Name of the state that marks a snapshot as the replacement of another one."""
@@ -60,6 +67,42 @@ class ErasedSnapshots:
     """Number of staging folders that were removed."""
 
 
+@dataclass(frozen=True, slots=True)
+class FoundInSnapshots:
+    """What an erasure would change.
+
+    Args:
+        urls: URLs of the snapshots that would be replaced: those that contain a key, and their deltas.
+        num_rows: Number of rows that would be erased, over all of them.
+    """
+
+    urls: list[str]
+    num_rows: int
+
+
+def find_in_snapshots(
+    root_url: str | os.PathLike[str], table: str, keys: Keys, state_without: RemoveKeysFromState
+) -> FoundInSnapshots:
+    """Returns what `erase_from_snapshots` would change, with the same arguments. Changes nothing.
+
+    Raises:
+        SnapshotError: A snapshot cannot be read, or no snapshot has the table.
+    """
+    wanted = np.sort(check_keys(keys, table, unique=True))
+    found, names, num_rows = _open_all(root_url, table), set(), 0
+    # Bases before their deltas.
+    for each in sorted(found, key=lambda each: len(each.chain)):
+        is_over_another = each.base is not None and each.base.name in names
+        if not is_over_another and not _contains_any(each, table, wanted, state_without):
+            continue
+        names.add(each.name)
+        for entry in each.files(table, "rows"):
+            if entry.block is None or entry.block.begin == 0:
+                for chunk in each.segments(entry):
+                    num_rows += int(np.count_nonzero(np.isin(chunk.keys, wanted)))
+    return FoundInSnapshots([each.url for each in found if each.name in names], num_rows)
+
+
 def erase_from_snapshots(
     root_url: str | os.PathLike[str], table: str, keys: Keys, state_without: RemoveKeysFromState
 ) -> ErasedSnapshots:
@@ -78,23 +121,8 @@ def erase_from_snapshots(
     """
     wanted = np.sort(check_keys(keys, table, unique=True))
     place, result = open_root(root_url), ErasedSnapshots()
-    unreadable = list_unreadable_snapshots(root_url)
-    if unreadable:
-        url, why = next(iter(unreadable.items()))
-        raise SnapshotError(
-            f"{len(unreadable)} snapshots in {place.url} cannot be read, so keys cannot be erased from "
-            f"them: {url} ({why}); remove these snapshots, and erase again",
-            url=url,
-        )
-    found = [open_snapshot(url) for url in list_snapshots(root_url)]
+    found = _open_all(root_url, table)
     if found:
-        tables = sorted({name for each in found for name in each.tables})
-        if table not in tables:
-            raise SnapshotError(
-                f"no snapshot in {place.url} has a table {table!r}; choose one of their tables: "
-                f"{', '.join(tables)}",
-                url=place.url,
-            )
         with writing(place.url, "staging folders"):
             result.num_dead_attempts = len(place.remove_stale(0.0))
     new: dict[str, Snapshot] = {}
@@ -120,6 +148,29 @@ def erase_from_snapshots(
         result.replaced[old.url] = new[old.name].url
     result.clean.reverse()
     return result
+
+
+def _open_all(root_url: str | os.PathLike[str], table: str) -> list[Snapshot]:
+    """Opens all snapshots in a folder; raises if one cannot be read, or none has the table."""
+    place = open_root(root_url)
+    unreadable = list_unreadable_snapshots(root_url)
+    if unreadable:
+        url, why = next(iter(unreadable.items()))
+        raise SnapshotError(
+            f"{len(unreadable)} snapshots in {place.url} cannot be read, so keys cannot be erased from "
+            f"them: {url} ({why}); remove these snapshots, and erase again",
+            url=url,
+        )
+    found = [open_snapshot(url) for url in list_snapshots(root_url)]
+    if found:
+        tables = sorted({name for each in found for name in each.tables})
+        if table not in tables:
+            raise SnapshotError(
+                f"no snapshot in {place.url} has a table {table!r}; choose one of their tables: "
+                f"{', '.join(tables)}",
+                url=place.url,
+            )
+    return found
 
 
 def _contains_any(

@@ -16,6 +16,7 @@ from sparring.errors import (
     InvalidArgumentError,
     SnapshotDamagedError,
     SnapshotError,
+    SnapshotNotFoundError,
     UnknownTableError,
 )
 from sparring.runtime.secrets import has_password
@@ -370,18 +371,18 @@ def _read_manifest(
         with reading(url, "the folder"):
             folder = place.open(name)
     except SnapshotDamagedError as error:
-        raise SnapshotError(
+        raise SnapshotNotFoundError(
             f"there is no snapshot {url}{of_delta} ({error.__cause__}); list the existing ones with "
-            f"`sparring snapshots {place.url}`",
+            f"`sparring inspect {place.url}`",
             url=url,
         ) from error
     with folder, reading(url, file_name):
         try:
             file = folder.open(file_name)
         except FileNotFoundError as error:
-            raise SnapshotError(
+            raise SnapshotNotFoundError(
                 f"{url}{of_delta} is not a committed snapshot, because it has no {file_name}; if it is "
-                f"a folder of snapshots, list them with `sparring snapshots {url}`",
+                f"a folder of snapshots, list them with `sparring inspect {url}`",
                 url=url,
             ) from error
         with file:
@@ -397,7 +398,7 @@ def _read_manifest(
     except OtherFormatError as error:
         raise SnapshotError(
             f"{url}{of_delta} is not a training snapshot: {error}; pass a folder that a training run "
-            "saved to. To inspect a serving snapshot, run `sparring inspect-served`",
+            "saved to. `sparring inspect` shows serving snapshots, too",
             url=url,
         ) from error
     except ValueError as error:

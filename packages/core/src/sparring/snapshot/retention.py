@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from sparring.contracts.storage.results import ScanChunk
 from sparring.errors import InvalidArgumentError, SnapshotError
 from sparring.snapshot.chain import scan_rows
 from sparring.snapshot.format.data_file import SnapshotState
@@ -174,7 +175,12 @@ def _list_readable(
     return sorted(found, key=lambda each: (each.step, each.name))
 
 
-def compact(url: str | os.PathLike[str], into_url: str | os.PathLike[str]) -> Snapshot:
+def compact(
+    url: str | os.PathLike[str],
+    into_url: str | os.PathLike[str],
+    *,
+    on_rows: Callable[[int], None] | None = None,
+) -> Snapshot:
     """Writes the merged rows of a chain and its newest state as one full snapshot.
 
     The new snapshot has the same step, world size and state of each rank. The chain is not changed.
@@ -182,6 +188,7 @@ def compact(url: str | os.PathLike[str], into_url: str | os.PathLike[str]) -> Sn
     Args:
         url: URL of the newest snapshot of the chain.
         into_url: URL of the snapshot to write.
+        on_rows: Receives the number of rows after each chunk is written.
 
     Returns:
         The full snapshot.
@@ -193,9 +200,15 @@ def compact(url: str | os.PathLike[str], into_url: str | os.PathLike[str]) -> Sn
     """
     source = open_snapshot(url)
 
+    def chunks(table: str) -> Iterator[ScanChunk]:
+        for chunk in scan_rows(source, table):
+            yield chunk
+            if on_rows is not None:
+                on_rows(len(chunk))
+
     def write_tables(writer: SnapshotWriter) -> None:
         for name, table in source.tables.items():
-            writer.write_table(table, scan_rows(source, name))
+            writer.write_table(table, chunks(name))
 
     return rewrite(source, into_url, write_tables)
 

@@ -35,11 +35,11 @@ def format_conversion_command(
         name: f"{value}-converted" if _is_path(value) else value for name, value in options.items()
     }
     for name, value in options.items():
-        words += ["--option", f"{name}={value}"]
+        words += ["--from-option", f"{name}={value}"]
     for name, value in written.items():
-        words += ["--into", f"{name}={value}"]
+        words += ["--to-option", f"{name}={value}"]
     command = shlex.join(words)
-    return command if written != dict(options) else f"{command} --into PLACE=ELSEWHERE"
+    return command if written != dict(options) else f"{command} --to-option PLACE=ELSEWHERE"
 
 
 def _is_path(value: object) -> bool:

@@ -11,7 +11,7 @@ from importlib.resources import files
 from string import Template
 
 from sparring.adapter import locate
-from sparring.errors import InvalidArgumentError, PluginError, SnapshotError
+from sparring.errors import InvalidArgumentError, PluginError, SnapshotNotFoundError
 from sparring_plan.kubernetes.options import ResourceOptions, format_quantity
 
 __all__ = ["MAX_REPLICAS", "ServingSize", "compute_served_bytes", "make_serving_resources"]
@@ -69,7 +69,8 @@ def compute_served_bytes(served: str) -> int:
     """Returns the size of the newest serving snapshot in a folder, including its bases.
 
     Raises:
-        SnapshotError: The folder contains no serving snapshot, or its manifest is damaged.
+        SnapshotNotFoundError: The folder contains no serving snapshot.
+        SnapshotDamagedError: Its manifest is damaged.
         PluginError: sparring-packed, which reads it, is not installed.
     """
     try:
@@ -87,9 +88,9 @@ def compute_served_bytes(served: str) -> int:
         names = []
     found: dict[str, ServingManifest] = {each: read_manifest(f"{folder}/{each}") for each in names}
     if not found:
-        raise SnapshotError(
+        raise SnapshotNotFoundError(
             f"plan kubernetes: found no serving snapshot in {served}; run sparring publish RUN "
-            f"{served} first, or specify the expected size with --bytes",
+            f"--output {served} first, or specify the expected size with --bytes",
             url=served,
         )
     # Use the order of readers: the last one is the newest.

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from sparring import hash_strings
-from sparring_cli import print_json
+from sparring_cli import ExitCode, JsonOption, add_command, print_json
 from sparring_serve.client.lookup_client import LookupClient
 from sparring_serve.config import ClientConfig, TlsFiles, read_serving_config
 
@@ -17,8 +17,17 @@ __all__ = ["add_lookup"]
 
 
 def add_lookup(application: typer.Typer) -> None:
-    # Negative ids must not be parsed as options.
-    application.command("lookup", context_settings={"ignore_unknown_options": True})(lookup)
+    add_command(
+        application,
+        "lookup",
+        lookup,
+        group="Serve",
+        examples=[
+            "sparring lookup localhost:7433 item 7 -1",
+            "sparring lookup serving.yaml item shoe --missing zero --deadline 2 --json",
+        ],
+        accepts_negative_numbers=True,
+    )
 
 
 def lookup(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
@@ -48,9 +57,9 @@ def lookup(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow plain text to other machines.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Look up rows of a table in a running service; exit with 1 if no id has a row."""
+    """Look up rows of a table in a running service; exit with 3 if no id has a row."""
     keys = [_id_of(each) for each in ids]
     if target.endswith((".yaml", ".yml")):
         config = read_serving_config(target)
@@ -87,7 +96,7 @@ def lookup(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
             shown = " ".join(f"{value:.6g}" for value in row)
             typer.echo(f"{number}{'' if has_row else ' (no row)'}: {shown}")
     if not found.any():
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.NOT_FOUND)
 
 
 def _id_of(text: str) -> int:

@@ -10,7 +10,14 @@ from typing import Annotated
 import typer
 
 from sparring.errors import InvalidArgumentError, SnapshotError
-from sparring_cli import get_command_context, make_console, print_json, print_warning
+from sparring_cli import (
+    add_command,
+    get_command_context,
+    make_console,
+    print_json,
+    print_note,
+    print_warning,
+)
 from sparring_serve.publishing.evaluation import EvaluationCheck
 from sparring_serve.publishing.publisher import PublisherOptions, PublishResult, publish_newest
 
@@ -18,7 +25,16 @@ __all__ = ["add_publish"]
 
 
 def add_publish(application: typer.Typer) -> None:
-    application.command("publish")(publish)
+    add_command(
+        application,
+        "publish",
+        publish,
+        group="Serve",
+        examples=[
+            "sparring publish runs/films --output served/films --quantize int8",
+            "sparring publish runs/films -o served/films --watch --keep 5",
+        ],
+    )
 
 
 def publish(  # noqa: PLR0913, PLR0917 - one for each option
@@ -26,10 +42,13 @@ def publish(  # noqa: PLR0913, PLR0917 - one for each option
     run: Annotated[
         str, typer.Argument(metavar="RUN", help="A snapshot, or the folder of a run's snapshots.")
     ],
-    out: Annotated[
+    output: Annotated[
         str,
-        typer.Argument(
-            metavar="OUT", help="Folder of serving snapshots; created if it does not exist."
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FOLDER",
+            help="Folder of serving snapshots; created if it does not exist.",
         ),
     ],
     quantize: Annotated[
@@ -48,7 +67,7 @@ def publish(  # noqa: PLR0913, PLR0917 - one for each option
     full_every: Annotated[
         int,
         typer.Option(
-            help="At least one of this many serving snapshots is full; the others are deltas."
+            help="Number of serving snapshots of which at least one is full; the others are deltas."
         ),
     ] = 4,
     keep: Annotated[int, typer.Option(help="Number of serving snapshots to keep, at least 2.")] = 3,
@@ -62,20 +81,26 @@ def publish(  # noqa: PLR0913, PLR0917 - one for each option
     max_metric_loss: Annotated[
         float | None,
         typer.Option(
-            help="With --evaluate: maximum loss of the metric; above it, nothing is published."
+            help="With --evaluate: maximum loss, in units of the metric; above it, nothing is published."
         ),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print a line of JSON for each serving snapshot.")
+        bool,
+        typer.Option(
+            "--json",
+            help="Print one JSON document; with --watch, one line of JSON per serving snapshot.",
+        ),
     ] = False,
 ) -> None:
     """Publish the newest snapshot of a run for `sparring serve`."""
     options = PublisherOptions(_quantize(quantize or []), full_every, keep)
     quality = _quality(context, evaluate, max_metric_loss)
     if not watch:
-        published = publish_newest(run, out, options, quality)
+        published = publish_newest(run, output, options, quality)
         if published is None:
-            typer.echo(f"{out} already contains the newest snapshot")
+            print_note(f"{output} already contains the newest snapshot")
+            if as_json:
+                print_json({"url": None})
         else:
             _print(published, as_json=as_json)
         return
@@ -85,7 +110,7 @@ def publish(  # noqa: PLR0913, PLR0917 - one for each option
     last = ""
     while True:
         try:
-            published = publish_newest(run, out, options, quality)
+            published = publish_newest(run, output, options, quality)
         except SnapshotError as error:
             # There is no snapshot yet, or a damaged one; the next one may be intact.
             if str(error) != last:

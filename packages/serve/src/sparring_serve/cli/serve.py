@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 
 from sparring.errors import ConfigError, StorageIOError
+from sparring_cli import ExitCode, add_command, get_command_context
 from sparring_serve.config import ServingConfig, read_serving_config, split_address
 from sparring_serve.server.heap import keep_freed_memory
 from sparring_serve.server.lookup_server import LookupServer, open_server
@@ -31,10 +32,20 @@ EXIT_STUCK = 70
 
 
 def add_serve(application: typer.Typer) -> None:
-    application.command("serve")(serve)
+    add_command(
+        application,
+        "serve",
+        serve,
+        group="Serve",
+        examples=[
+            "sparring serve configs/serving.yaml",
+            "sparring serve serving.yaml --shard 2/8 --replica 1 server.workers=4",
+        ],
+    )
 
 
 def serve(
+    context: typer.Context,
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file of a service.")],
     overrides: Annotated[
         list[str] | None,
@@ -42,10 +53,14 @@ def serve(
     ] = None,
     shard: Annotated[str, typer.Option(help="Shard of this server, for example 2/8.")] = "1/1",
     replica: Annotated[
-        int, typer.Option(help="Replica of the shard, from 1; determines the address.", min=1)
+        int,
+        typer.Option(
+            help="Number of the replica of the shard, from 1; determines the address.", min=1
+        ),
     ] = 1,
     workers: Annotated[
-        int | None, typer.Option(help="Processes on one port; overrides server.workers.", min=1)
+        int | None,
+        typer.Option(help="Number of processes on one port; overrides server.workers.", min=1),
     ] = None,
     role: Annotated[
         str | None,
@@ -57,7 +72,9 @@ def serve(
     worker: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Serve tables over gRPC until SIGTERM: a folder of serving snapshots, or trainable tables."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    level = get_command_context(context).log_level or "info"
+    if level != "debug":  # --verbose prints log messages already.
+        logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(message)s")
     given = [*(overrides or []), *([] if workers is None else [f"server.workers={workers}"])]
     if role not in (None, "inference", "parameters"):
         raise ConfigError(f"--role: must be inference or parameters, found {role!r}")
@@ -204,5 +221,5 @@ def _run_workers(
             "a worker ended with exit code %d, so all were stopped; its messages are above",
             failed[0].returncode,
         )
-        return 1
+        return ExitCode.FAILURE
     return max(map(abs, codes), default=0)

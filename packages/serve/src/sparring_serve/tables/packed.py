@@ -77,7 +77,7 @@ def open_packed_tables(config: ServingConfig, position: ShardPosition) -> Packed
         older = _open_older(folder, names, open_at)
         if older is None and isinstance(error, SnapshotError):
             raise SnapshotError(
-                f"{error}. To write a serving snapshot: sparring publish RUN {config.snapshots}"
+                f"{error}. To write a serving snapshot: sparring publish RUN --output {config.snapshots}"
             ) from error
         if older is None:
             raise

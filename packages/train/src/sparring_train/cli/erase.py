@@ -22,11 +22,22 @@ import numpy.typing as npt
 import typer
 
 from sparring import PluginManager, __version__, latest_snapshot, list_snapshots
-from sparring.adapter import erase_from_snapshots, found_table, state_without_keys
+from sparring.adapter import (
+    erase_from_snapshots,
+    found_table,
+    state_without_keys,
+)
 from sparring.contracts import Storage, SupportsPurge
-from sparring.errors import InvalidArgumentError
-from sparring_cli import get_command_context
+from sparring.errors import InvalidArgumentError, SnapshotNotFoundError
+from sparring_cli import (
+    JsonOption,
+    add_command,
+    get_command_context,
+    print_json,
+    print_warning,
+)
 from sparring_tiered import TieredStorage
+from sparring_train.cli.erase_preview import confirm_erasure, preview_erasure, print_erasure
 from sparring_train.cli.erase_search import SearchedIds, search_files
 from sparring_train.cli.train import OverridesArgument
 from sparring_train.columns import Origin
@@ -43,7 +54,6 @@ _BLOOM = 3
 """Number that stands for a Bloom filter in docs/format/admission.md."""
 
 _COMMENT = re.compile(r"(^|\s)#.*")
-_DELETE = "delete it"
 _FIND = "search files and folders with --search, and delete those that contain ids"
 _TRACES = (
     "ordinary weights, and rows of other ids, were trained together with these ids; ids cannot be "
@@ -55,10 +65,20 @@ _TRACES = (
 
 
 def add_erase(application: typer.Typer) -> None:
-    application.command("erase")(erase)
+    add_command(
+        application,
+        "erase",
+        erase,
+        group="Operate",
+        examples=[
+            "sparring erase user --keys ids.txt --everywhere run.yaml --dry-run",
+            "sparring erase user --keys ids.txt --everywhere run.yaml --yes --output receipt.json",
+            "sparring erase user --keys ids.txt --snapshots runs/films --yes --json",
+        ],
+    )
 
 
-def erase(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
+def erase(  # noqa: PLR0912, PLR0913, PLR0917 (each is an option of the command line)
     context: typer.Context,
     table: Annotated[str, typer.Argument(help="The table's name.")],
     keys: Annotated[
@@ -97,13 +117,29 @@ def erase(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
             "are reported; it is not changed.",
         ),
     ] = None,
-    receipt: Annotated[
-        Path | None, typer.Option("--receipt", metavar="FILE", help="Path of the receipt.")
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Receipt to write. Default: a file in this folder, named after the table and the time.",
+        ),
     ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Print what would be erased, and change nothing."),
+    ] = False,
+    yes: Annotated[
+        bool,
+        typer.Option("--yes", help="Erase without a question. Required if there is no terminal."),
+    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Remove ids from storages, admission counters, snapshots and the dictionary of strings.
 
-    If the command is interrupted, all data remain loadable; run it again.
+    On a terminal, the command asks for confirmation. If it is interrupted, all data remain loadable;
+    run it again.
     """
     listed = _read_ids(keys)
     manager = get_command_context(context).plugin_manager
@@ -119,17 +155,29 @@ def erase(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
         )
     for folder in snapshots or []:
         if latest_snapshot(folder) is None:
-            raise InvalidArgumentError(
+            raise SnapshotNotFoundError(
                 f"erase: found no snapshot in {folder}; give the folder of a run's snapshots"
             )
     known = _read_run(run, folders, manager)
     features, origins = _list_features(known, folders, table)
     meant = _list_keys(listed, table, origins, keys)
     wanted = np.array(sorted({key for each in meant.values() for key in each}), np.int64)
+    if dry_run:
+        found = preview_erasure(run, table, wanted, ranks, manager, folders, features)
+        places = [*_list_files(known), *folders, *(search or [])]
+        found["files"] = _find_files_with(listed, meant, places, folders)
+        if as_json:
+            print_json({"dry_run": True, "table": table, "num_keys": len(meant), **found})
+        else:
+            print_erasure(found, "to remove")
+            typer.echo("nothing was changed, because of --dry-run")
+        return
     began = datetime.now(timezone.utc)
-    target = receipt or Path(f"erased-{table}-{began:%Y%m%dT%H%M%SZ}.json")
+    target = output or Path(f"erased-{table}-{began:%Y%m%dT%H%M%SZ}.json")
     if target.exists():
-        raise InvalidArgumentError(f"erase: {target} already exists; choose another --receipt")
+        raise InvalidArgumentError(f"erase: {target} already exists; choose another --output")
+    if not yes:
+        confirm_erasure(len(set(listed.values())), table, [*filter(None, [everywhere]), *folders])
     # Storages first, because the newest snapshot determines their locations.
     with _audit_log(table, len(set(listed.values())), target) as audit:
         erased: set[int] = set()
@@ -156,32 +204,17 @@ def erase(  # noqa: PLR0913, PLR0917 (each is an option of the command line)
         "traces": [*traces, *_TRACES],
     }
     target.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    _print(report)
+    if as_json:
+        print_json({**report, "receipt": str(target)})
+    else:
+        print_erasure(report, "removed")
+        typer.echo(f"receipt: {target}; it lists what was not searched")
     if unknown:
         shown = ", ".join(map(str, unknown[:10])) + (", …" if len(unknown) > 10 else "")
-        typer.echo(
+        print_warning(
             f"{keys}: found no row and no string for {len(unknown):,} of {len(meant):,} lines "
-            f"({shown}); compare their spelling with the data, including capital letters and accents",
-            err=True,
+            f"({shown}); compare their spelling with the data, including capital letters and accents"
         )
-    typer.echo(f"receipt: {target}; it lists what was not searched")
-
-
-def _print(report: dict[str, Any]) -> None:
-    for each in report["storages"]:
-        typer.echo(f"{each['place']}: {each['num_rows']:,} rows removed")
-    for each in report["snapshots"]:
-        typer.echo(
-            f"{each['folder']}: {each['num_rows']:,} rows removed from {len(each['replaced'])} "
-            f"snapshots, {len(each['clean'])} contained none"
-        )
-    for each in report["strings"]:
-        typer.echo(f"{each['folder']}: {each['num_strings']:,} strings removed")
-    for each in report["files"]:
-        if each["num_ids"]:
-            typer.echo(f"{each['path']}: still contains {each['num_ids']:,} of the ids; {_DELETE}")
-        if each["problem"]:
-            typer.echo(f"{each['path']}: could not be decoded ({each['problem']}); inspect it")
 
 
 @contextmanager

@@ -14,7 +14,14 @@ import numpy as np
 import typer
 
 from sparring.errors import DataError, InvalidArgumentError
-from sparring_cli import get_command_context, make_console, print_json
+from sparring_cli import (
+    JsonOption,
+    add_command,
+    get_command_context,
+    make_console,
+    print_json,
+    print_note,
+)
 from sparring_train.cli.get import open_newest_snapshot
 from sparring_train.cli.train import OverridesArgument
 from sparring_train.hookspecs import OpenedModel
@@ -39,18 +46,36 @@ SnapshotArgument = Annotated[
 
 
 def add_evaluate(application: typer.Typer) -> None:
-    application.command("evaluate")(evaluate)
+    add_command(
+        application,
+        "evaluate",
+        evaluate,
+        group="Use a trained model",
+        examples=[
+            "sparring evaluate runs/films",
+            "sparring evaluate runs/films/step-000000000200 data.path=new.csv --json",
+        ],
+    )
 
 
 def add_predict(application: typer.Typer) -> None:
-    application.command("predict")(predict)
+    add_command(
+        application,
+        "predict",
+        predict,
+        group="Use a trained model",
+        examples=[
+            "sparring predict runs/clicks new.csv",
+            "sparring predict runs/clicks new.parquet --output predictions.parquet",
+        ],
+    )
 
 
 def evaluate(
     context: typer.Context,
     snapshot: SnapshotArgument,
     overrides: OverridesArgument = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Print the metrics of a saved model on the test examples of its run."""
     found = open_newest_snapshot(snapshot)
@@ -110,13 +135,12 @@ def predict(
             _write_csv(sys.stdout, tables)
         else:
             count = _write_file(output, tables)
-            typer.echo(f"{output}: {count:,} predictions", err=True)
+            print_note(f"{output}: {count:,} predictions")
     for name, count in counts.without_row.items():
         if count:
-            typer.echo(
+            print_note(
                 f"{name}: {count:,} of {counts.rows:,} rows contain an id without a row, which reads as "
-                "its initial value",
-                err=True,
+                "its initial value"
             )
 
 

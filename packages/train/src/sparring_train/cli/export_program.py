@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sparring.errors import SnapshotError, UnsupportedError
-from sparring_cli import get_command_context
+from sparring_cli import JsonOption, add_command, get_command_context, print_json
 from sparring_train.cli.get import open_newest_snapshot
 from sparring_train.cli.train import OverridesArgument
 from sparring_train.config.reading.loader import load_config
@@ -20,13 +20,22 @@ __all__ = ["add_export_program"]
 
 
 def add_export_program(application: typer.Typer) -> None:
-    application.command("export-program")(export_program)
+    add_command(
+        application,
+        "export-program",
+        export_program,
+        group="Use a trained model",
+        examples=[
+            "sparring export-program run.yaml --output bundle",
+            "sparring export-program run.yaml --served served/films --follow -o bundle --json",
+        ],
+    )
 
 
 def export_program(
     context: typer.Context,
     config: Annotated[str, typer.Argument(metavar="CONFIG", help="The YAML file of the run.")],
-    bundle: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to create.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder to create.")],
     overrides: OverridesArgument = None,
     served: Annotated[
         str, typer.Option(help="A serving snapshot, or a folder of them; see `sparring publish`.")
@@ -35,21 +44,14 @@ def export_program(
         str | None,
         typer.Option(help="A snapshot, or a folder of them. Default: snapshots.url of the run."),
     ] = None,
-    to: Annotated[
-        str | None, typer.Option("--to", help="The framework; it must be the one of the run.")
-    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Let the program read later versions of its tables.")
     ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Write a trained model as a program that runs without Python, on a serving snapshot."""
     manager = get_command_context(context).plugin_manager
     run = load_config(config, overrides or [], plugin_manager=manager)
-    if to is not None and to != run.framework:
-        raise UnsupportedError(
-            f"--to {to}: {config} is trained with {run.framework}, whose programs run with "
-            f"{run.framework}; remove --to, or train with {to}"
-        )
     export = find_trainer(run.framework, manager).export
     if export is None:
         raise UnsupportedError(
@@ -63,8 +65,11 @@ def export_program(
             f"{config}: snapshots.url is null, so there is no snapshot to export; give one by --snapshot"
         )
     url = open_newest_snapshot(place).url
-    export(run, manager, ProgramRequest(url, served, str(bundle), follow))
-    typer.echo(f"{bundle}: a program of {url}, bound to {served}")
+    export(run, manager, ProgramRequest(url, served, str(output), follow))
+    if as_json:
+        print_json({"output": str(output), "snapshot": url, "served": served})
+    else:
+        typer.echo(f"{output}: a program of {url}, bound to {served}")
 
 
 def _check_exportable(path: str, run: RunConfig) -> None:

@@ -12,7 +12,14 @@ import typer
 from sparring import PluginManager, Snapshot, latest_snapshot, open_snapshot, scan_rows
 from sparring.contracts import TableConfig, partition
 from sparring.errors import SnapshotError
-from sparring_cli import get_command_context, print_json, read_embedding_parts
+from sparring_cli import (
+    ExitCode,
+    JsonOption,
+    add_command,
+    get_command_context,
+    print_json,
+    read_embedding_parts,
+)
 from sparring_train.cli.train import OverridesArgument
 from sparring_train.config.reading.loader import load_config
 from sparring_train.run.snapshot_rows import parse_candidate_keys
@@ -22,8 +29,17 @@ __all__ = ["add_get", "open_newest_snapshot"]
 
 
 def add_get(application: typer.Typer) -> None:
-    # Otherwise a negative key would be parsed as an option.
-    application.command("get", context_settings={"ignore_unknown_options": True})(get)
+    add_command(
+        application,
+        "get",
+        get,
+        group="Operate",
+        examples=[
+            "sparring get runs/films item 7",
+            "sparring get run.yaml user ann --ranks 2 --json",
+        ],
+        accepts_negative_numbers=True,
+    )
 
 
 def get(
@@ -31,7 +47,7 @@ def get(
     place: Annotated[
         str,
         typer.Argument(
-            metavar="PLACE",
+            metavar="SNAPSHOT",
             help="A snapshot, a folder of snapshots (the newest is used), or the YAML file of a "
             "run whose storage is persistent.",
         ),
@@ -45,9 +61,9 @@ def get(
             help="Number of ranks of the run. Needed if the run saved no snapshot.", min=1
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Show the embedding and the optimizer state of one key. The exit code is 1 if it has no row."""
+    """Show the embedding and the optimizer state of one key. The exit code is 3 if it has no row."""
     manager = get_command_context(context).plugin_manager
     is_run = place.endswith((".yaml", ".yml"))
     snapshot = None if is_run else open_newest_snapshot(place)
@@ -66,7 +82,7 @@ def get(
     else:
         _print(table, candidate, found)
     if not found["found"]:
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.NOT_FOUND)
 
 
 def open_newest_snapshot(url: str) -> Snapshot:

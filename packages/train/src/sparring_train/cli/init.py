@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -11,6 +12,7 @@ import typer
 
 from sparring.adapter import find_closest_name
 from sparring.errors import DataError
+from sparring_cli import add_command, print_document, print_note
 from sparring_train.cli.init_label import ChosenLabel, choose_label
 from sparring_train.cli.init_ranking import (
     RankingKind,
@@ -32,7 +34,16 @@ _RARE_SHARE = 0.1
 
 
 def add_init(application: typer.Typer) -> None:
-    application.command("init")(init)
+    add_command(
+        application,
+        "init",
+        init,
+        group="Start",
+        examples=[
+            "sparring init clicks.parquet label=clicked --output run.yaml",
+            "sparring init ratings.csv training.epochs=3 --model two_towers",
+        ],
+    )
 
 
 def init(
@@ -57,6 +68,10 @@ def init(
             "Default: one of them if the files have no label, but columns of users and items.",
         ),
     ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="File to write. Default: standard output."),
+    ] = None,
 ) -> None:
     """Read the first rows of files, and print a configuration that trains on them."""
     given = parse_words(words or ())
@@ -65,11 +80,11 @@ def init(
     text = "\n".join(apply_keys(lines, given.keys)) + "\n"
     # Validates the text like `sparring train` does.
     parse_config(text, source="the configuration of sparring init")
-    typer.echo(text, nl=False)
+    print_document(text, output)
     for each in unsure:
-        typer.echo(f"unsure: {each}", err=True)
+        print_note(f"unsure: {each}")
     if summary.num_bad:
-        typer.echo(f"bad rows: {summary.num_bad:,}; the first: {summary.first_bad}", err=True)
+        print_note(f"bad rows: {summary.num_bad:,}; the first: {summary.first_bad}")
 
 
 def _options(given: Words) -> ReadingOptions:

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from sparring.errors import UnsupportedError
-from sparring_cli import get_command_context, make_console, print_json
+from sparring_cli import JsonOption, add_command, get_command_context, make_console, print_json
 from sparring_train.cli.evaluate import SnapshotArgument
 from sparring_train.cli.get import open_newest_snapshot
 from sparring_train.recommend.item_index import IndexOption, chooses_faiss
@@ -24,9 +24,17 @@ Best = Annotated[int, typer.Option("-k", help="Number of results.", min=1, max=6
 
 
 def add_neighbors(application: typer.Typer) -> None:
-    # Otherwise a negative key would be parsed as an option.
-    settings = {"ignore_unknown_options": True}
-    application.command("neighbors", context_settings=settings)(neighbors)
+    add_command(
+        application,
+        "neighbors",
+        neighbors,
+        group="Use a trained model",
+        examples=[
+            "sparring neighbors runs/films item 7",
+            "sparring neighbors runs/films item shoe -k 5 --metric dot --json",
+        ],
+        accepts_negative_numbers=True,
+    )
 
 
 def neighbors(
@@ -41,7 +49,7 @@ def neighbors(
         str, typer.Option(help="cosine, dot or l2 (the squared distance times -1).")
     ] = "cosine",
     index: IndexOption = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Print the keys of a table whose embeddings are nearest to the embedding of one key."""
     try:

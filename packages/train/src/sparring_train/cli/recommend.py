@@ -11,7 +11,13 @@ import typer
 
 from sparring import Snapshot
 from sparring.errors import InvalidArgumentError
-from sparring_cli import get_command_context, print_json, print_warning
+from sparring_cli import (
+    JsonOption,
+    add_command,
+    get_command_context,
+    print_json,
+    print_warning,
+)
 from sparring_train.cli.evaluate import SnapshotArgument
 from sparring_train.cli.get import open_newest_snapshot
 from sparring_train.cli.neighbors import Best, print_best
@@ -35,7 +41,16 @@ __all__ = ["add_recommend"]
 
 
 def add_recommend(application: typer.Typer) -> None:
-    application.command("recommend")(recommend)
+    add_command(
+        application,
+        "recommend",
+        recommend,
+        group="Use a trained model",
+        examples=[
+            "sparring recommend runs/films --user 42",
+            "sparring recommend runs/films --user ann -k 5 --new --json",
+        ],
+    )
 
 
 def recommend(  # noqa: PLR0913, PLR0917 - typer makes the options of these
@@ -71,7 +86,7 @@ def recommend(  # noqa: PLR0913, PLR0917 - typer makes the options of these
         bool, typer.Option("--new", help="Exclude the user's items in the training data.")
     ] = False,
     index: IndexOption = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Print the best items for a user. All items that have a row are scored.
 

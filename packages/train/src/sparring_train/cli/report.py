@@ -10,7 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 from sparring.errors import DataError
-from sparring_cli import as_yaml, make_console, print_json
+from sparring_cli import (
+    JsonOption,
+    add_command,
+    as_yaml,
+    make_console,
+    print_json,
+    print_note,
+)
 from sparring_train.cli.get import open_newest_snapshot
 from sparring_train.report.comparison import Comparison, compare
 from sparring_train.report.comparison_page import write_comparison
@@ -30,7 +37,16 @@ _MAX_LINES = 40
 
 
 def add_report(application: typer.Typer) -> None:
-    application.command("report")(report)
+    add_command(
+        application,
+        "report",
+        report,
+        group="Train",
+        examples=[
+            "sparring report first.html second.html",
+            "sparring report runs/a runs/b --output comparison.html",
+        ],
+    )
 
 
 def report(
@@ -46,7 +62,7 @@ def report(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write one HTML page to this file.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show a run, or compare several: metrics, speed, memory, rows, configuration and versions."""
     comparison = compare(runs, [_run(each) for each in runs])
@@ -57,7 +73,7 @@ def report(
     if as_json:
         print_json(comparison.as_json())
     elif output is not None:
-        typer.echo(f"{output}: {', '.join(runs)}")
+        print_note(f"{output}: {', '.join(runs)}")
     else:
         _print(comparison)
 

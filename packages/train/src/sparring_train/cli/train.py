@@ -10,7 +10,14 @@ from rich.console import Console
 from rich.table import Table
 
 from sparring.errors import ConfigError, PluginError
-from sparring_cli import get_command_context, make_console, print_json, print_warning
+from sparring_cli import (
+    JsonOption,
+    add_command,
+    get_command_context,
+    make_console,
+    print_json,
+    print_warning,
+)
 from sparring_train.cli.progress import make_progress
 from sparring_train.config.reading.loader import load_config
 from sparring_train.registered_kinds import find_trainer
@@ -34,17 +41,23 @@ OverridesArgument = Annotated[
 
 
 def add_train(application: typer.Typer) -> None:
-    application.command("train")(train)
+    add_command(
+        application,
+        "train",
+        train,
+        group="Train",
+        examples=[
+            "sparring train configs/quickstart.yaml",
+            "sparring train run.yaml training.epochs=3 --resume --json",
+        ],
+    )
 
 
 def train(
     context: typer.Context,
     config: ConfigArgument,
     overrides: OverridesArgument = None,
-    json: Annotated[
-        bool,
-        typer.Option("--json", help="Print the results as JSON, in the last line of the output."),
-    ] = False,
+    as_json: JsonOption = False,
     resume: Annotated[
         bool,
         typer.Option(
@@ -72,8 +85,11 @@ def train(
     ] = None,
 ) -> None:
     """Train and evaluate the model of a configuration."""
-    manager = get_command_context(context).plugin_manager
+    own = get_command_context(context)
+    manager = own.plugin_manager
     given = [*(overrides or ()), *(["snapshots.resume=true"] if resume else [])]
+    if own.log_level is not None:
+        given.append(f"logging.level={own.log_level}")
     run_config = load_config(config, given, folder=relative_to, plugin_manager=manager)
     if trace is not None:
         report = run_config.report.model_copy(update={"trace_path": trace})
@@ -96,11 +112,11 @@ def train(
         return
     for name, value in result.metrics.items():
         if not math.isfinite(value):
-            shown = " (null in the JSON output)" if json else ""
+            shown = " (null in the JSON output)" if as_json else ""
             why = result.extra.get("undefined_metrics")
             reason = why or "the training diverged; lower the learning rate"
             print_warning(f"metric {name} is {value}{shown}; {reason}")
-    if json:
+    if as_json:
         not_admitted = {"not_admitted": result.not_admitted} if result.not_admitted else {}
         tiers = {"tiers": result.tiers} if result.tiers else {}
         peak = result.peak_memory_bytes

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from sparring import Snapshot, hash_strings, scan_rows
 from sparring.contracts import partition
-from sparring.errors import InvalidArgumentError
+from sparring.errors import NotFoundError
 from sparring_cli import read_embedding_parts
 
 __all__ = ["find_embedding", "embeddings", "find_key", "parse_candidate_keys", "read_keys"]
@@ -22,12 +22,12 @@ def find_key(snapshot: Snapshot, table: str, text: str) -> int:
     keys, returns the key that has a row.
 
     Raises:
-        InvalidArgumentError: no such key has a row.
+        NotFoundError: no such key has a row.
     """
     for key in parse_candidate_keys(text):
         if find_embedding(snapshot, table, key) is not None:
             return key
-    raise InvalidArgumentError(
+    raise NotFoundError(
         f"table {table!r}: {text!r} has no row in snapshot {snapshot.url}; it was never trained, or "
         "was evicted. `sparring export` lists all keys",
         table=table,

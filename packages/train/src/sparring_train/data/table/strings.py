@@ -145,7 +145,9 @@ class StringErasure:
     """Ids that were removed."""
 
 
-def erase_strings(url: str, ids: Ids, features: Sequence[str] | None = None) -> StringErasure:
+def erase_strings(
+    url: str, ids: Ids, features: Sequence[str] | None = None, *, is_dry_run: bool = False
+) -> StringErasure:
     """Removes ids and their strings from the dictionary of a run that is not running.
 
     Each file is replaced as a whole. If the call is interrupted, the remaining files are intact, and
@@ -155,6 +157,7 @@ def erase_strings(url: str, ids: Ids, features: Sequence[str] | None = None) -> 
         url: folder of the run's snapshots.
         ids: ids to remove, of shape ``(n,)``.
         features: columns to search; None: all columns.
+        is_dry_run: whether to change nothing, and to return what would be removed.
 
     Raises:
         DataError: a file cannot be read or written.
@@ -167,7 +170,7 @@ def erase_strings(url: str, ids: Ids, features: Sequence[str] | None = None) -> 
     try:
         columns = ["*"] if features is None else [quote(each, safe="") for each in features]
         for column in columns:
-            for name in system.glob(f"{root}/{column}/*{_UNFINISHED}"):
+            for name in () if is_dry_run else system.glob(f"{root}/{column}/*{_UNFINISHED}"):
                 system.rm_file(name)
             for name in sorted(system.glob(f"{root}/{column}/*.parquet")):
                 with system.open(name, "rb") as file:
@@ -177,7 +180,9 @@ def erase_strings(url: str, ids: Ids, features: Sequence[str] | None = None) -> 
                 if is_kept.all():
                     continue
                 removed |= set(here[~is_kept].tolist())
-                if is_kept.any():
+                if is_dry_run:
+                    pass  # Only counts.
+                elif is_kept.any():
                     _replace(system, name, table.filter(pyarrow.array(is_kept)))
                 else:
                     system.rm_file(name)

@@ -1,4 +1,4 @@
-"""``sparring inspect-served``: shows and verifies a serving snapshot."""
+"""Shows and verifies serving snapshots, for ``sparring inspect``."""
 
 from __future__ import annotations
 
@@ -7,22 +7,41 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.table import Table
 from rich.text import Text
 
+from sparring.adapter import locate
+from sparring.errors import SnapshotError
 from sparring_cli import make_console, print_json
-from sparring_packed.manifest import ServingManifest, read_manifest
+from sparring_packed.manifest import (
+    FORMAT,
+    ServingManifest,
+    read_manifest,
+    read_manifest_text,
+)
 from sparring_packed.tables import PackedTable
 from sparring_packed.tables import open as open_tables
 
-__all__ = ["add_inspect_served"]
+__all__ = ["inspect_serving_snapshot", "is_serving_snapshot"]
 
 
-def add_inspect_served(application: typer.Typer) -> None:
-    application.command("inspect-served")(inspect_served)
+def is_serving_snapshot(url: str) -> bool:
+    """Returns whether there is a serving snapshot at a path or URL, or in the folder there."""
+    try:
+        place, name = locate(url)
+        inside = [f"{url.rstrip('/')}/{each}" for each in place.open(name).names()]
+    except (OSError, SnapshotError):
+        return False
+    return any(map(_has_serving_manifest, (url, *inside)))
+
+
+def _has_serving_manifest(url: str) -> bool:
+    try:
+        return FORMAT.encode() in read_manifest_text(url)
+    except SnapshotError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +53,17 @@ class _Own:
     size_bytes: int
 
 
-def inspect_served(
-    url: Annotated[
-        str, typer.Argument(metavar="SERVED", help="A serving snapshot, or a folder of them.")
-    ],
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Read all files and check every hash.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
-) -> None:
-    """Show a serving snapshot's tables, rows, bytes and chain; exit with 1 if it is damaged."""
+def inspect_serving_snapshot(url: str, verify: bool, as_json: bool) -> None:
+    """Shows a serving snapshot, or the newest one in a folder: tables, rows, bytes and chain.
+
+    Args:
+        url: Path or URL.
+        verify: Whether to read all files and check every hash.
+        as_json: Whether to print JSON instead of text.
+
+    Raises:
+        SnapshotError: It does not exist, or is damaged.
+    """
     # Maps the snapshot like a server, so that the same code reads it.
     with (
         TemporaryDirectory(prefix="sparring-") as copies,
@@ -87,6 +107,7 @@ def _collect_facts(
     is_verified: bool,
 ) -> dict[str, Any]:
     return {
+        "kind": "serving snapshot",
         "url": url,
         "verified": is_verified,
         "chain": [

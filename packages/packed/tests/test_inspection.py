@@ -1,4 +1,4 @@
-"""``sparring inspect-served`` on a terminal and as JSON."""
+"""``sparring inspect`` of serving snapshots on a terminal and as JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _chain(training: Any) -> None:
 
 def test_it_shows_tables_and_the_chain(training: Any, capsys: pytest.CaptureFixture[str]) -> None:
     _chain(training)
-    assert main(["inspect-served", str(training.served), "--verify"]) == 0
+    assert main(["inspect", str(training.served), "--verify"]) == 0
     shown = capsys.readouterr().out
     assert f"delta {Path(training.served_url(2)).name}, step 2" in shown
     assert f"  full {Path(training.served_url(1)).name}, step 1" in shown
@@ -34,9 +34,9 @@ def test_json_has_the_rows_of_each_layer(training: Any, capsys: pytest.CaptureFi
     _chain(training)
     # A snapshot of the chain by its own name.
     for step, rows in ((1, [(20, 0)]), (2, [(10, 2), (20, 0)])):
-        assert main(["inspect-served", training.served_url(step), "--json"]) == 0
+        assert main(["inspect", training.served_url(step), "--json"]) == 0
         told = json.loads(capsys.readouterr().out)
-        assert told["verified"] is False
+        assert (told["kind"], told["verified"]) == ("serving snapshot", False)
         own = [each["tables"]["item"] for each in told["chain"]]
         assert [(each["rows"], each["erased"]) for each in own] == rows
         assert [each["is_delta"] for each in told["chain"]] == [True] * (step - 1) + [False]
@@ -53,7 +53,7 @@ def test_a_snapshot_on_another_file_system_is_shown_by_its_url(
     folder = f"memory://{tmp_path.name}/served"
     sparring_packed.write(training.url(), f"{folder}/step-1")
     for url in (folder, f"{folder}/step-1"):
-        assert main(["inspect-served", url, "--verify", "--json"]) == 0
+        assert main(["inspect", url, "--verify", "--json"]) == 0
         told = json.loads(capsys.readouterr().out)
         assert (told["url"], told["verified"]) == (f"{folder}/step-1", True)
         assert told["tables"]["item"]["most_rows"] == 20
@@ -66,16 +66,11 @@ def test_damage_is_found(training: Any, kind: str, capsys: pytest.CaptureFixture
     data = bytearray(rows.read_bytes())
     data[-70] ^= 1
     rows.write_bytes(data)
-    assert main(["inspect-served", training.served_url(2), "--verify"]) == 1
+    assert main(["inspect", training.served_url(2), "--verify"]) == 1
     assert rows.name in capsys.readouterr().err
 
 
 def test_a_missing_snapshot_is_reported(training: Any, capsys: pytest.CaptureFixture[str]) -> None:
     _chain(training)
-    assert main(["inspect-served", str(training.folder / "none")]) == 1
-    assert "there is no serving snapshot" in capsys.readouterr().err
-    assert main(["inspect", training.served_url(1)]) == 1
-    told = " ".join(capsys.readouterr().err.split())
-    assert "it is a 'sparring serving snapshot', expected a 'sparring snapshot'" in told
-    assert told.endswith("run `sparring inspect-served`")
-    assert "an older snapshot" not in told
+    assert main(["inspect", str(training.folder / "none")]) == 3
+    assert "there is no snapshot" in capsys.readouterr().err

@@ -1,0 +1,92 @@
+"""What ``sparring erase`` would remove, the question before it, and the report after it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import typer
+
+from sparring import PluginManager, list_snapshots
+from sparring.adapter import find_in_snapshots, state_without_keys
+from sparring.errors import InvalidArgumentError
+from sparring_train.config.run import RunConfig
+from sparring_train.run.storages import format_storage, open_run_storages
+
+__all__ = ["confirm_erasure", "preview_erasure", "print_erasure"]
+
+
+def confirm_erasure(num_ids: int, table: str, places: list[str]) -> None:
+    """Asks whether to erase.
+
+    Raises:
+        InvalidArgumentError: Standard input is not a terminal.
+        typer.Abort: The answer is no.
+    """
+    if not sys.stdin.isatty():
+        raise InvalidArgumentError(
+            "erase: found no terminal to confirm the erasure; add --yes, or --dry-run to see what would "
+            "be erased"
+        )
+    typer.confirm(
+        f"Erase {num_ids:,} ids of table {table!r} from {', '.join(places)}?", abort=True, err=True
+    )
+
+
+def preview_erasure(
+    run: RunConfig | None,
+    table: str,
+    keys: npt.NDArray[np.int64],
+    ranks: int | None,
+    manager: PluginManager,
+    folders: list[str],
+    features: list[str] | None,
+) -> dict[str, Any]:
+    """Returns what an erasure would remove from storages, snapshots and strings. Changes nothing."""
+    # Imported here, because it imports pyarrow.
+    from sparring_train.data.table.strings import erase_strings
+
+    storages = [
+        {"place": format_storage(place), "num_rows": int(storage.find(keys).found.sum())}
+        for place, storage in (
+            () if run is None else open_run_storages(run, table, manager, ranks=ranks)
+        )
+    ]
+    snapshots, strings = [], []
+    for folder in folders:
+        found = find_in_snapshots(
+            folder, table, keys, lambda name, state: state_without_keys(name, state, table, keys)
+        )
+        clean = [each for each in list_snapshots(folder) if each not in found.urls]
+        snapshots.append(
+            {"folder": folder, "replaced": found.urls, "clean": clean, "num_rows": found.num_rows}
+        )
+        entries = erase_strings(folder, keys, features, is_dry_run=True)
+        strings.append(
+            {
+                "folder": entries.folder,
+                "num_strings": entries.num_strings,
+                "num_files": entries.num_files,
+            }
+        )
+    return {"storages": storages, "snapshots": snapshots, "strings": strings}
+
+
+def print_erasure(report: dict[str, Any], done: str) -> None:
+    """Prints a report of an erasure, or with `done` ``to remove``, of a dry run."""
+    for each in report["storages"]:
+        typer.echo(f"{each['place']}: {each['num_rows']:,} rows {done}")
+    for each in report["snapshots"]:
+        typer.echo(
+            f"{each['folder']}: {each['num_rows']:,} rows {done} from {len(each['replaced'])} "
+            f"snapshots, {len(each['clean'])} contained none"
+        )
+    for each in report["strings"]:
+        typer.echo(f"{each['folder']}: {each['num_strings']:,} strings {done}")
+    for each in report["files"]:
+        if each["num_ids"]:
+            typer.echo(f"{each['path']}: still contains {each['num_ids']:,} of the ids; delete it")
+        if each["problem"]:
+            typer.echo(f"{each['path']}: could not be decoded ({each['problem']}); inspect it")
