@@ -32,6 +32,9 @@ WIDTH = 100
 VALUES = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 """Type of an option → name of its value, for options without a metavar."""
 
+DESCRIBED_ONCE = ("--json", "DOTTED.KEY=VALUE")
+"""Parameters of many commands that the page describes above all commands."""
+
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
@@ -56,6 +59,13 @@ class Parameter:
         if "[" in self.value:
             return self.value
         return (self.value if self.is_required else f"[{self.value}]") + dots
+
+    @property
+    def is_described_once(self) -> bool:
+        # `publish` prints several documents with --watch.
+        return (self.names or (self.value,))[
+            0
+        ] in DESCRIBED_ONCE and "--watch" not in self.description
 
     @property
     def row(self) -> str:
@@ -112,9 +122,10 @@ def render(name: str, commands: dict[str, Any]) -> str:
     else:
         text += "\n\n".join(map(_joined, (inspect.getdoc(function) or "").split("\n\n"))) + "\n\n"
     text += f"```text\n{_wrapped(name, pieces)}\n```\n"
-    if parameters:
+    rows = [each.row for each in parameters if not each.is_described_once]
+    if rows:
         text += "\n| argument or option | default | description |\n|---|---|---|\n"
-        text += "".join(each.row for each in parameters)
+        text += "".join(rows)
     return text
 
 

@@ -24,7 +24,7 @@ GROUPS: tuple[str, ...] = get_args(CommandGroup)
 
 JsonOption = Annotated[
     bool,
-    typer.Option("--json", help="Print one JSON document, and nothing else, to standard output."),
+    typer.Option("--json", help="Print one JSON document."),
 ]
 VerifyOption = Annotated[
     bool, typer.Option("--verify", help="Read all files and check every hash.")
