@@ -191,7 +191,7 @@ def _narrow(
         f"step, rowwise Adagrad, bfloat16 rows, {skew}",
         "ours in float32",
         {"ours": timings["bfloat16"], "theirs": timings["float32"]},
-        1.3 if skew == "uniform" else None,
+        1.2 if skew == "uniform" else None,
         len(inputs[0].ids),
     )
 
