@@ -79,7 +79,9 @@ py::array partition(const py::array& keys) {
   return partitions;
 }
 
-py::tuple route(const py::array& keys, const py::array& owners, int32_t world_size) {
+// The arguments of a route, without outputs.
+kernels::RouteArguments route_arguments(const py::array& keys, const py::array& owners,
+                                        int32_t world_size) {
   if (world_size < 1) {
     refuse("world_size must be at least 1, found " + std::to_string(world_size));
   }
@@ -100,6 +102,11 @@ py::tuple route(const py::array& keys, const py::array& owners, int32_t world_si
     refuse("owners must be ranks from 0 to " + std::to_string(world_size - 1) + ", found " +
            std::to_string(static_cast<int32_t>(largest)) + "; use a shard map of this world");
   }
+  return arguments;
+}
+
+py::tuple route(const py::array& keys, const py::array& owners, int32_t world_size) {
+  kernels::RouteArguments arguments = route_arguments(keys, owners, world_size);
   py::array_t<int64_t> order(arguments.count);
   py::array_t<int64_t> offsets(py::ssize_t{world_size} + 1);
   arguments.order = order.mutable_data();
@@ -109,6 +116,58 @@ py::tuple route(const py::array& keys, const py::array& owners, int32_t world_si
     kernels::route(process_executor(), arguments);
   }
   return py::make_tuple(std::move(order), std::move(offsets));
+}
+
+// Routes the keys of several tables. Returns the order (u) of each table, the offsets
+// (tables, world_size + 1), and for each owner its keys of all tables, one table after the other.
+py::tuple route_tables(const std::vector<py::array>& keys, const std::vector<py::array>& owners,
+                       int32_t world_size) {
+  if (keys.size() != owners.size()) {
+    refuse("owners of " + std::to_string(keys.size()) + " tables are expected, found " +
+           std::to_string(owners.size()));
+  }
+  const auto num_owners = static_cast<int64_t>(world_size);
+  const auto num_tables = static_cast<int64_t>(keys.size());
+  std::vector<kernels::RouteArguments> tables;
+  py::list orders;
+  py::array_t<int64_t> offsets({num_tables, num_owners + 1});
+  for (size_t i = 0; i < keys.size(); ++i) {
+    kernels::RouteArguments table = route_arguments(keys[i], owners[i], world_size);
+    py::array_t<int64_t> order(table.count);
+    table.order = order.mutable_data();
+    table.offsets = offsets.mutable_data() + static_cast<int64_t>(i) * (num_owners + 1);
+    orders.append(std::move(order));
+    tables.push_back(table);
+  }
+  {
+    sparring::bindings::GilRelease release;
+    for (const kernels::RouteArguments& table : tables) {
+      kernels::route(process_executor(), table);
+    }
+  }
+  py::list streams;
+  std::vector<int64_t*> ends;
+  for (int64_t owner = 0; owner < num_owners; ++owner) {
+    int64_t count = 0;
+    for (const kernels::RouteArguments& table : tables) {
+      count += table.offsets[owner + 1] - table.offsets[owner];
+    }
+    py::array_t<int64_t> stream(count);
+    ends.push_back(stream.mutable_data());
+    streams.append(std::move(stream));
+  }
+  {
+    sparring::bindings::GilRelease release;
+    for (int64_t owner = 0; owner < num_owners; ++owner) {
+      int64_t* to = ends[static_cast<size_t>(owner)];
+      for (const kernels::RouteArguments& table : tables) {
+        for (int64_t i = table.offsets[owner]; i < table.offsets[owner + 1]; ++i) {
+          *to++ = table.keys[table.order[i]];
+        }
+      }
+    }
+  }
+  return py::make_tuple(std::move(orders), std::move(offsets), std::move(streams));
 }
 
 py::array gather(const py::array& rows, const py::array& inverse, const py::object& out) {
@@ -367,6 +426,8 @@ void bind_kernels(py::module_& module) {
   module.def("dedup", dedup, py::arg("ids"));
   module.def("partition", partition, py::arg("keys"));
   module.def("route", route, py::arg("keys"), py::arg("owners"), py::arg("world_size"));
+  module.def("route_tables", route_tables, py::arg("keys"), py::arg("owners"),
+             py::arg("world_size"));
   module.def("gather", gather, py::arg("rows"), py::arg("inverse"), py::arg("out") = none);
   module.def("pool", pool, py::arg("rows"), py::arg("inverse"), py::arg("offsets"),
              py::arg("mode") = "sum", py::arg("weights") = none, py::arg("out") = none);

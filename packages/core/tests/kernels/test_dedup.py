@@ -157,3 +157,24 @@ def test_route_rejects_another_number_of_partitions() -> None:
         kernels.route([1], np.zeros(4095, np.int32), 1)
     with pytest.raises(InvalidArgumentError, match="world_size"):
         kernels.route([1], np.zeros(4096, np.int32), 0)
+
+
+def test_tables_are_routed_together_as_one_by_one() -> None:
+    rng = np.random.default_rng(0)
+    keys = [rng.integers(-(2**63), 2**63 - 1, count) for count in (100, 0, 70_000)]
+    owners = [rng.integers(0, 3, 4096).astype(np.int32) for _ in keys]
+    orders, offsets, streams = _native.route_tables(keys, owners, 3)
+    routes = [_native.route(*each, 3) for each in zip(keys, owners, strict=True)]
+    for order, ends, route in zip(orders, offsets, routes, strict=True):
+        np.testing.assert_array_equal(order, route[0])
+        np.testing.assert_array_equal(ends, route[1])
+    for owner, stream in enumerate(streams):
+        parts = [
+            each[order[ends[owner] : ends[owner + 1]]]
+            for each, (order, ends) in zip(keys, routes, strict=True)
+        ]
+        np.testing.assert_array_equal(stream, np.concatenate(parts))
+    with pytest.raises(InvalidArgumentError, match="owners of 3 tables are expected, found 2"):
+        _native.route_tables(keys, owners[:2], 3)
+    with pytest.raises(InvalidArgumentError, match="owners must be ranks from 0 to 1"):
+        _native.route_tables(keys, owners, 2)

@@ -20,8 +20,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from sparring import _native
 from sparring.contracts.device.kernels import ArrayKernels, DeviceArray
 from sparring.contracts.storage.results import Keys
+from sparring.kernels.cpu import HOST
 
 __all__ = [
     "Chunk",
@@ -135,8 +137,9 @@ class RoutedKeys:
         orders: for each table, the original positions ``(u,)`` of its grouped keys.
         offsets: for each table, world_size + 1 numbers: the keys of owner r are
             ``offsets[r]`` to ``offsets[r + 1]``.
-        keys: for each table, its keys ``(u,)``, sorted by owner.
+        keys: for each table, its keys ``(u,)``, sorted by owner; empty if `streams` are given.
         world_size: number of owners.
+        streams: keys of all tables for each owner, in host memory; None: computed from `keys`.
     """
 
     def __init__(
@@ -145,16 +148,19 @@ class RoutedKeys:
         offsets: list[list[int]],
         keys: list[DeviceArray],
         world_size: int,
+        streams: list[Keys] | None = None,
     ) -> None:
         self.orders, self.offsets, self.keys = orders, offsets, keys
-        self.counts: Counts = np.empty((world_size, len(keys)), np.int64)
+        ends = np.array(offsets, np.int64).reshape(len(offsets), world_size + 1)
+        self.counts: Counts = np.ascontiguousarray(np.diff(ends).T)
         """``(world_size, tables)``: number of keys per owner and table."""
-        for table, each in enumerate(offsets):
-            self.counts[:, table] = np.diff(each)
+        self._streams = streams
 
     @cached_property
     def streams(self) -> list[Keys]:
         """Keys of all tables for each owner, in host memory."""
+        if self._streams is not None:
+            return self._streams
         nothing, streams = np.empty(0, np.int64), []
         for owner in range(len(self.counts)):
             parts = [
@@ -182,7 +188,8 @@ def route(
 ) -> RoutedKeys:
     """Groups the keys of each table by owner.
 
-    A GPU is synchronized once per table, because the host needs the counts.
+    On the CPU it is one native call. A GPU is synchronized once per table, because the host needs the
+    counts.
 
     Args:
         kernels: kernels of the device of keys and owners.
@@ -190,6 +197,9 @@ def route(
         owners: for each table, the rank of each partition: ``(4096,)`` int32.
         world_size: number of ranks.
     """
+    if kernels is HOST:
+        orders, ends, streams = _native.route_tables(keys, owners, world_size)
+        return RoutedKeys(orders, ends.tolist(), [], world_size, streams)
     take, to_host = kernels.arrays.take, kernels.arrays.to_host
     routes = [
         kernels.route(each, ranks, world_size) for each, ranks in zip(keys, owners, strict=True)
