@@ -60,8 +60,7 @@ def test_models_that_cannot_be_exported_are_rejected(
         assert not out.exists()
         return capsys.readouterr().err
 
-    command = [str(trained), str(out)]
-    assert "--to tensorflow" in refused(*command, "--to", "tensorflow")
+    command = [str(trained), "--output", str(out)]
     assert "give one by --snapshot" in refused(*command, "snapshots.url=null")
     assert "no serving snapshot" in refused(*command, "--served", str(tmp_path / "none"))
     assert "nowhere" in refused(*command, "--snapshot", str(tmp_path / "nowhere"))
