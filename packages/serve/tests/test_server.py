@@ -364,6 +364,7 @@ def write(path: Path, text: str) -> Path:
 
 
 PULL, ADMIN, OTHER = "p" * 16, "a" * 16, "o" * 16
+MANY_TOKENS = "".join(f"pull {number:016}\n" for number in range(1001))
 
 
 def test_tokens_have_roles_and_are_read_again(serve: Serve, tmp_path: Path) -> None:
@@ -398,10 +399,12 @@ def test_tokens_have_roles_and_are_read_again(serve: Serve, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "has 0 tokens, must have 1 to 1,000"),
+        ("", "has 0 tokens, must have 1 to 1,000; add a line"),
+        (MANY_TOKENS, "has 1,001 tokens, must have 1 to 1,000; remove unused tokens"),
         (f"root {PULL}\n", ":1: must be a role .pull, push or admin., a blank"),
         ("pull\n", ":1: must be a role"),
-        ("pull short\n", "at least 16 characters"),
+        ("pull short\n", "16 to 4,096 characters"),
+        (f"pull {PULL * 300}\n", "16 to 4,096 characters"),
         ("pull påßwort-that-is-long\n", "must be ASCII"),
     ],
 )

@@ -15,8 +15,11 @@ from sparring_serve.status import Status, StatusError
 __all__ = ["ROLES", "WatchedFile", "Tokens", "check_local", "read_token"]
 
 ROLES = ("pull", "push", "admin")
-"""`pull` allows lookups and descriptions; `push` also gradients and flushes; `admin` everything,
-including refresh hints, saves and loads."""
+"""Roles of tokens; each role includes the calls of the roles before it.
+
+`pull` allows calls that read: lookups, scans, recommendations and descriptions. `push` adds pushes of
+gradients and flushes. `admin` adds refreshes, saves and loads.
+"""
 
 _MAX_TOKENS = 1000
 _MAX_TOKEN = 4096
@@ -29,8 +32,9 @@ _Value = TypeVar("_Value")
 
 
 def check_local(peer: str, role: str) -> None:
-    """Rejects calls from other machines that need more than the role `pull`, on a server without
-    tokens.
+    """Rejects a call that came from another machine.
+
+    A server without tokens checks each call that needs a higher role than `pull`.
 
     Args:
         peer: Address of the caller, as gRPC reports it.
@@ -159,13 +163,13 @@ def _tokens(path: Path, content: bytes) -> dict[str, tuple[str, int]]:
         if len(words) != 2 or words[0] not in ROLES or not 16 <= len(words[1]) <= _MAX_TOKEN:
             raise ConfigError(
                 f"{path}:{number}: must be a role ({', '.join(ROLES[:-1])} or {ROLES[-1]}), a "
-                "blank, and a token of at least 16 characters"
+                f"blank, and a token of 16 to {_MAX_TOKEN:,} characters"
             )
         tokens[words[1]] = words[0], number
     if not 1 <= len(tokens) <= _MAX_TOKENS:
+        fix = "remove unused tokens" if tokens else "add a line such as: pull <token>"
         raise ConfigError(
-            f"{path}: has {len(tokens):,} tokens, must have 1 to {_MAX_TOKENS:,}; add a line such as: "
-            "pull <token>"
+            f"{path}: has {len(tokens):,} tokens, must have 1 to {_MAX_TOKENS:,}; {fix}"
         )
     return tokens
 

@@ -20,7 +20,7 @@ class ItemSoftmax:
 
     Args:
         ranking: settings of the ranking.
-        container: its ranks share the step.
+        container: container of the ranks that compute each step together.
     """
 
     signature = (
@@ -35,7 +35,8 @@ class ItemSoftmax:
         self.counts = ItemCounts()
 
     def tensors(self, step: StepItems) -> list[Any]:
-        """Returns the items of a step, their corrections and the index of this rank's first item."""
+        """Returns the items of a step, the log-Q correction of each item, and the index of this rank's
+        first item."""
         corrections = (
             self.counts.add(step.ids)
             if self._ranking.log_q
@@ -44,7 +45,9 @@ class ItemSoftmax:
         return [tf.constant(each) for each in (step.ids, corrections, np.int64(step.first))]
 
     def loss(self, pair: tuple[Any, Any], labels: Any, weights: Any, step: list[Any]) -> Any:
-        """Returns the sum over this rank's examples, which may be empty. All ranks call it.
+        """Returns the sum of the losses of this rank's examples.
+
+        All ranks call it in each step, even a rank without examples.
 
         Args:
             pair: vectors of users and of items.
@@ -54,7 +57,8 @@ class ItemSoftmax:
         """
         ids, corrections, first = step
         users, items = normalize_pair(self._ranking, *pair)
-        # Lookups of other features must communicate earlier.
+        # The lookups for `users` communicate, too. Gathering waits for them, so that all ranks
+        # communicate in the same order.
         with tf.control_dependencies([users]):
             candidates = gather_over_ranks(tf.identity(items), self._container)
         logits = tf.matmul(users, candidates, transpose_b=True) / self._ranking.temperature

@@ -21,7 +21,7 @@ class ItemSoftmax:
 
     Args:
         ranking: settings of the ranking.
-        ranks: ranks that share the step.
+        ranks: ranks that compute each step together.
     """
 
     def __init__(self, ranking: Ranking, ranks: Ranks) -> None:
@@ -35,7 +35,10 @@ class ItemSoftmax:
         return normalize(users, dim=1), normalize(items, dim=1)
 
     def loss(self, pair: tuple[Tensor, Tensor], inputs: ColumnInputs) -> Tensor:
-        """Returns the sum over this rank's examples, which may be empty. All ranks call it."""
+        """Returns the sum of the losses of this rank's examples.
+
+        All ranks call it in each step, even a rank without examples.
+        """
         ranking, step = self._ranking, inputs.step_items
         assert step is not None
         users, items = self.vectors(*pair)

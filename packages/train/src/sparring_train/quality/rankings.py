@@ -1,7 +1,7 @@
 """Metrics of rankings: recall, NDCG, reciprocal rank, hit rate and precision at k; AUC by group.
 
-A ranking consists of ids, the best first, as returned by `sparring_packed.top_k`: sorted by descending
-score, and by id if scores are equal. Relevant items are jagged, ``(items, offsets)``:
+A ranking contains ids in descending order of their scores, as `sparring_packed.top_k` returns them. Ids
+with equal scores are in ascending order. Relevant items are jagged, ``(items, offsets)``:
 ``items[offsets[i]:offsets[i + 1]]`` are the relevant items of query i. Relevance is binary, and duplicate
 items count once.
 """
@@ -83,7 +83,7 @@ def compute_ranking_metrics(
 
 
 class RankingMeans:
-    """Computes `compute_ranking_metrics` batch by batch, in constant memory.
+    """Computes the metrics of `compute_ranking_metrics` batch by batch, in constant memory.
 
     Args:
         cutoffs: values of k.
@@ -102,7 +102,7 @@ class RankingMeans:
     def update(
         self, ranked: npt.ArrayLike, relevant: Jagged, *, counts: npt.ArrayLike | None = None
     ) -> None:
-        """Adds queries. Raises like `compute_ranking_metrics`; the queries are then not added."""
+        """Adds queries. If it raises an error, as `compute_ranking_metrics` does, no query is added."""
         ids, filled = _check_ranking(ranked, counts, max(self.cutoffs))
         items, offsets = check_jagged(relevant, len(ids), "relevant")
         is_hit, num_relevant = _hits(ids, filled, items, offsets)
@@ -145,9 +145,9 @@ class GroupedAuc:
 def grouped_auc(scores: npt.ArrayLike, labels: npt.ArrayLike, groups: npt.ArrayLike) -> GroupedAuc:
     """Computes the AUC of each group, for example a user's impressions, and their weighted mean.
 
-    Scores of different groups are never compared, so that distinguishing users is not rewarded (Zhu et
-    al., "Optimized Cost per Click in Taobao Display Advertising", 2017). Pairs of equal scores count
-    half.
+    Scores are compared only within a group. If groups are users, a model gains nothing from predicting
+    which users click more often (Zhu et al., "Optimized Cost per Click in Taobao Display Advertising",
+    2017). Pairs of equal scores count half.
 
     Args:
         scores: ``(n,)``, larger if a 1 is more likely.
@@ -181,7 +181,8 @@ def grouped_auc(scores: npt.ArrayLike, labels: npt.ArrayLike, groups: npt.ArrayL
     num_left_out = len(has_both) - num_groups
     if np.isnan(score).any() or not num_groups:
         return GroupedAuc(math.nan, num_groups, num_left_out)
-    # Mann-Whitney U: the ranks of the ones within their group give the number of zeros they outrank.
+    # Mann-Whitney U: the sum of the ranks of a group's positive samples determines how many pairs of a
+    # positive and a negative sample are in the right order.
     rank_sums = np.bincount(number, _ranks_within(score, number) * is_one)
     outranked = rank_sums - num_ones * (num_ones + 1) / 2
     aucs = outranked[has_both] / (num_ones * num_zeros)[has_both]
@@ -194,8 +195,8 @@ def check_jagged(jagged: Jagged, num_queries: int, what: str) -> tuple[Ids, Ids]
     """Validates jagged values, and returns values and offsets.
 
     Raises:
-        InvalidArgumentError: they are not values and offsets of `num_queries` queries; `what` is the
-            name in the message.
+        InvalidArgumentError: the offsets do not divide the values into `num_queries` queries, or an
+            array does not contain integers. The message begins with `what`.
     """
     values, offsets = np.asarray(jagged[0]), np.asarray(jagged[1])
     values = values.astype(np.int64) if not values.size else values
@@ -232,8 +233,8 @@ def _check_ranking(
     ids = np.asarray(ranked)
     if ids.ndim != 2 or ids.shape[1] < k or (ids.dtype.kind not in "iu" and ids.size):
         raise InvalidArgumentError(
-            f"ranked: found {ids.dtype} {ids.shape}, expected (queries, at least {k}) integers; fill up "
-            "shorter rankings, and pass their lengths as counts"
+            f"ranked: found {ids.dtype} {ids.shape}, expected (queries, at least {k}) integers; pad "
+            "shorter rankings with any id, and pass their lengths as counts"
         )
     ids = ids[:, :k].astype(np.int64, copy=False)
     filled = np.full(len(ids), k) if counts is None else np.asarray(counts)

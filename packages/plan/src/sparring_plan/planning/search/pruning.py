@@ -1,4 +1,7 @@
-"""Reduces the problem without changing the best plan: fewer options, and common costs removed."""
+"""Reduces the problem without changing the costs of the best plan.
+
+Options that no best plan needs, and costs that all plans have in common, are removed.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ __all__ = ["ReducedOptions", "reduce_options"]
 
 
 _ROUNDING = 1e-11
-"""Sums of bytes in another order may differ by this relative amount."""
+"""Maximum relative difference between sums of the same numbers in different orders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,7 @@ class ReducedOptions:
     """A reduced problem.
 
     Args:
-        options: Options of each unplaced table that a best plan may need.
+        options: Options that a best plan may need, for the tables that are not yet placed.
         kept: (options,): index of each option in the original problem.
         pins: Placement in the original problem, with the tables that are already placed.
     """
@@ -32,7 +35,7 @@ class ReducedOptions:
     pins: Placement
 
     def of_whole(self, placement: Placement) -> Placement:
-        """Converts a placement to the original problem."""
+        """Converts a placement in the reduced problem to one in the original problem."""
         whole = self.pins.copy()
         for table, option in enumerate(placement.option):
             taken = int(self.kept[option])
@@ -44,9 +47,10 @@ def reduce_options(options: Options, pins: Placement | None = None) -> ReducedOp
     """Removes options that fit on no rank, and options that are dominated by another option of the
     table.
 
-    The minimum of `base` over a table's options becomes part of `fixed`, and the minimum of
-    `base_memory` is subtracted from `capacity`, because they apply to every plan. Tables in `pins`
-    stay on their ranks. Returns None if a table has no option that fits.
+    Every plan has at least the smallest `base` and `base_memory` of each table's options. Therefore
+    the smallest `base` is moved to `fixed`, and the smallest `base_memory` is subtracted from
+    `capacity`. Tables in `pins` stay on their ranks. Returns None if a table has no option that fits,
+    or if one kind of memory is exhausted on every rank.
     """
     pins = Placement(options) if pins is None else pins
     held, held_memory = pins.load - options.fixed, pins.memory
@@ -72,7 +76,8 @@ def reduce_options(options: Options, pins: Placement | None = None) -> ReducedOp
 
 
 def _drop_dominated(options: Options) -> Ints:
-    # Shards on freely chosen ranks are equivalent for all kinds.
+    # Options of different kinds are comparable if their shards can be placed on the same ranks. One
+    # rank of one node can be any rank, so `WITHIN` with one place is equivalent to `RANKS`.
     spans = np.asarray([int(shape.span) for shape in options.shapes])
     places = np.asarray([shape.num_places for shape in options.shapes])
     spans = np.where((spans == Span.WITHIN) & (places == 1), int(Span.RANKS), spans)
