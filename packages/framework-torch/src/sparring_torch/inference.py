@@ -65,6 +65,18 @@ def inference_module(
         InvalidArgumentError: `module` has no tables, or `storage` contains other tables.
         PluginError: no plugin provides the storage.
         SparringError: the storage cannot be opened. `module` is unchanged.
+
+    Examples:
+        >>> from tempfile import TemporaryDirectory
+        >>> import sparring_packed, torch
+        >>> from sparring_torch import Embedding, inference_module
+        >>> items = Embedding(4, name="items")
+        >>> with TemporaryDirectory() as folder:
+        ...     _ = items.agent.container.save(f"{folder}/trained")
+        ...     _ = sparring_packed.write(f"{folder}/trained", f"{folder}/served/1")
+        ...     packed = inference_module(items, {"backend": "packed", "path": f"{folder}/served"})
+        >>> torch.equal(packed(torch.tensor([7])), items.eval()(torch.tensor([7])))
+        True
     """
     return _make_inference_module(module, lambda _agent, _table: storage, is_in_place=inplace)
 
@@ -102,6 +114,14 @@ def quantize_embeddings(
             represent the embeddings. `module` is unchanged.
         PluginError: the backend, from the package sparring-packed, is not installed.
         UnsupportedError: rows are on several ranks, or the backend does not quantize.
+
+    Examples:
+        >>> import torch
+        >>> from sparring_torch import Embedding, quantize_embeddings
+        >>> items = Embedding(4, name="items")
+        >>> quantized = quantize_embeddings(items, torch.qint8)
+        >>> quantized(torch.tensor([7])).shape
+        torch.Size([1, 4])
     """
     agents = list_agents(module)
     dtypes = _choose_dtypes(agents, dtype, per_table_weight_dtype or {})

@@ -82,6 +82,15 @@ class DistributedModelParallel(nn.Module):
         CapacityError: with ``auto``, the tables do not fit in memory.
         PluginError: no plugin provides a backend or sharding kind, or it cannot run here.
         DeadlineError: not all ranks joined in time.
+
+    Examples:
+        >>> import torch
+        >>> from sparring_torch import DistributedModelParallel, Embedding, Optimizer
+        >>> model = DistributedModelParallel(Embedding(4, name="items"))
+        >>> optimizer = Optimizer(model, torch.optim.SGD, lr=0.1)
+        >>> model(torch.tensor([7, 8])).shape
+        torch.Size([2, 4])
+        >>> model.close()
     """
 
     def __init__(
@@ -212,7 +221,12 @@ class DistributedModelParallel(nn.Module):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Loads the same state on all ranks; with FSDP2, each rank keeps its shard of it."""
+        """Loads the same state on all ranks; with FSDP2, each rank keeps its shard of it.
+
+        Args:
+            state_dict, strict, assign: see `torch.nn.Module.load_state_dict`. If FSDP2 shards the
+                parameters, `state_dict` may contain full ones.
+        """
         self._release()
         if self.sharded is not None:
             own = dict(self.module.named_parameters(remove_duplicate=False))

@@ -80,7 +80,15 @@ class JaggedTensor(JaggedParts):
         weights_dtype: torch.dtype | None = None,
         lengths_dtype: torch.dtype = torch.int32,
     ) -> JaggedTensor:
-        """Returns a tensor without values and bags."""
+        """Returns a tensor without values and bags.
+
+        Args:
+            is_weighted: whether the tensor has weights.
+            device: device of all parts.
+            values_dtype: dtype of the values; None means torch's default.
+            weights_dtype: dtype of the weights; None means torch's default.
+            lengths_dtype: dtype of the lengths.
+        """
         return JaggedTensor._from_valid(
             torch.empty(0, dtype=values_dtype, device=device),
             torch.empty(0, dtype=weights_dtype, device=device) if is_weighted else None,
@@ -92,6 +100,10 @@ class JaggedTensor(JaggedParts):
         values: Sequence[Tensor], weights: Sequence[Tensor] | None = None
     ) -> JaggedTensor:
         """Creates a tensor from one tensor ``(length, …)`` per bag.
+
+        Args:
+            values: one tensor per bag.
+            weights: one tensor ``(length,)`` per bag, or None.
 
         Raises:
             InvalidArgumentError: there are no bags, or weights have other lengths.
@@ -157,7 +169,12 @@ class JaggedTensor(JaggedParts):
     def to_padded_dense_weights(
         self, desired_length: int | None = None, padding_value: float = 0.0
     ) -> Tensor | None:
-        """Returns padded weights ``(batch, desired_length)``, or None if there are none."""
+        """Returns padded weights ``(batch, desired_length)``, or None if there are none.
+
+        Args:
+            desired_length: length of the result; None means the longest bag.
+            padding_value: value of the padding.
+        """
         if self._weights is None:
             return None
         return self._pad(self._weights, desired_length, padding_value)
@@ -186,7 +203,13 @@ class JaggedTensor(JaggedParts):
     # -- moving -----------------------------------------------------------------------
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> JaggedTensor:
-        """Returns the tensor on another device."""
+        """Returns the tensor on another device.
+
+        Args:
+            device: the device.
+            non_blocking: whether copies from page-locked memory are asynchronous, see
+                `torch.Tensor.to`.
+        """
         return JaggedTensor._from_valid(
             *(
                 None if part is None else part.to(device, non_blocking=non_blocking)
@@ -204,7 +227,11 @@ class JaggedTensor(JaggedParts):
         )
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """Keeps the memory of all parts allocated until `stream` has used it."""
+        """Keeps the memory of all parts allocated until `stream` has used it.
+
+        Args:
+            stream: the CUDA stream that uses the memory.
+        """
         for part in (self._values, self._weights, self._lengths, self._offsets):
             if part is not None:
                 part.record_stream(stream)

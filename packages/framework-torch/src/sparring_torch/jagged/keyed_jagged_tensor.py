@@ -178,7 +178,16 @@ class KeyedJaggedTensor(JaggedParts):
         stride_per_key_per_rank: Sequence[Sequence[int]] | Tensor | None = None,
         inverse_indices: tuple[Sequence[str], Tensor] | None = None,
     ) -> KeyedJaggedTensor:
-        """Creates a tensor from lengths and computes all derived values."""
+        """Creates a tensor from lengths and computes all derived values.
+
+        Args:
+            keys, values, weights, stride, stride_per_key_per_rank, inverse_indices: see
+                `KeyedJaggedTensor`.
+            lengths: ``(features * stride,)``.
+
+        Raises:
+            InvalidArgumentError: see `KeyedJaggedTensor`.
+        """
         return KeyedJaggedTensor(
             keys, values, weights, lengths, None, stride, stride_per_key_per_rank, inverse_indices
         ).sync()
@@ -193,7 +202,16 @@ class KeyedJaggedTensor(JaggedParts):
         stride_per_key_per_rank: Sequence[Sequence[int]] | Tensor | None = None,
         inverse_indices: tuple[Sequence[str], Tensor] | None = None,
     ) -> KeyedJaggedTensor:
-        """Creates a tensor from offsets and computes all derived values."""
+        """Creates a tensor from offsets and computes all derived values.
+
+        Args:
+            keys, values, weights, stride, stride_per_key_per_rank, inverse_indices: see
+                `KeyedJaggedTensor`.
+            offsets: the starts of all bags, with or without the end.
+
+        Raises:
+            InvalidArgumentError: see `KeyedJaggedTensor`.
+        """
         return KeyedJaggedTensor(
             keys, values, weights, None, offsets, stride, stride_per_key_per_rank, inverse_indices
         ).sync()
@@ -201,6 +219,9 @@ class KeyedJaggedTensor(JaggedParts):
     @staticmethod
     def from_jt_dict(jt_dict: Mapping[str, JaggedTensor]) -> KeyedJaggedTensor:
         """Creates a tensor from one `JaggedTensor` per feature, with equal numbers of bags.
+
+        Args:
+            jt_dict: feature → its bags, one bag per example.
 
         Raises:
             InvalidArgumentError: there are no features, numbers of bags differ, or only some features
@@ -229,6 +250,9 @@ class KeyedJaggedTensor(JaggedParts):
     @staticmethod
     def concat(kjt_list: Sequence[KeyedJaggedTensor]) -> KeyedJaggedTensor:
         """Returns the features of all tensors, in order.
+
+        Args:
+            kjt_list: tensors with different features of the same examples.
 
         Raises:
             InvalidArgumentError: there are no tensors, a feature is repeated, strides differ, or only
@@ -270,7 +294,15 @@ class KeyedJaggedTensor(JaggedParts):
         weights_dtype: torch.dtype | None = None,
         lengths_dtype: torch.dtype = torch.int32,
     ) -> KeyedJaggedTensor:
-        """Returns a tensor without features and examples."""
+        """Returns a tensor without features and examples.
+
+        Args:
+            is_weighted: whether the tensor has weights.
+            device: device of all parts.
+            values_dtype: dtype of the values; None means torch's default.
+            weights_dtype: dtype of the weights; None means torch's default.
+            lengths_dtype: dtype of the lengths.
+        """
         return KeyedJaggedTensor._from_valid(
             [],
             torch.empty(0, dtype=values_dtype, device=device),
@@ -281,7 +313,11 @@ class KeyedJaggedTensor(JaggedParts):
 
     @staticmethod
     def empty_like(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """Returns a tensor without features, with the dtypes, device and stride of `kjt`."""
+        """Returns a tensor without features, with the dtypes, device and stride of `kjt`.
+
+        Args:
+            kjt: the tensor whose properties the result has.
+        """
         weights = kjt._weights
         weights = None if weights is None else weights[:0]
         return KeyedJaggedTensor._from_valid(
@@ -478,7 +514,14 @@ class KeyedJaggedTensor(JaggedParts):
         non_blocking: bool = False,
         dtype: torch.dtype | None = None,
     ) -> KeyedJaggedTensor:
-        """Returns the batch on another device; `dtype`, if given, applies to the weights."""
+        """Returns the batch on another device.
+
+        Args:
+            device: the device.
+            non_blocking: whether copies from page-locked memory are asynchronous, see
+                `torch.Tensor.to`.
+            dtype: dtype of the weights; None leaves it unchanged.
+        """
         moved = self._map(lambda part: part.to(device, non_blocking=non_blocking))
         if dtype is not None and moved._weights is not None:
             moved._weights = moved._weights.to(dtype)
@@ -502,7 +545,11 @@ class KeyedJaggedTensor(JaggedParts):
         )
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """Keeps the memory of all parts allocated until `stream` has used it."""
+        """Keeps the memory of all parts allocated until `stream` has used it.
+
+        Args:
+            stream: the CUDA stream that uses the memory.
+        """
         for part in (self._values, self._weights, self._lengths, self._offsets, self._inverse):
             if part is not None:
                 part.record_stream(stream)

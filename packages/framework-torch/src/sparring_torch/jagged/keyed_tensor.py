@@ -89,7 +89,17 @@ class KeyedTensor:
     def from_tensor_list(
         keys: Sequence[str], tensors: Sequence[Tensor], key_dim: int = 1, cat_dim: int = 1
     ) -> KeyedTensor:
-        """Concatenates one tensor per feature."""
+        """Concatenates one tensor per feature.
+
+        Args:
+            keys: distinct names of the features.
+            tensors: one tensor ``(batch, dim)`` per feature.
+            key_dim: see `KeyedTensor`.
+            cat_dim: dimension along which the tensors are concatenated; the same as `key_dim`.
+
+        Raises:
+            InvalidArgumentError: see `KeyedTensor`.
+        """
         return KeyedTensor(
             keys,
             [tensor.shape[key_dim] for tensor in tensors],
@@ -148,6 +158,10 @@ class KeyedTensor:
     ) -> list[Tensor]:
         """Returns one tensor per group, with the features of the group side by side.
 
+        Args:
+            keyed_tensors: tensors of the same batch.
+            groups: names of the features of each group, in the order of the result.
+
         Raises:
             InvalidArgumentError: a feature is in none of `keyed_tensors`, or in several.
         """
@@ -171,6 +185,10 @@ class KeyedTensor:
     ) -> dict[str, Tensor]:
         """Same as `regroup`, with a name per group.
 
+        Args:
+            keyed_tensors, groups: see `regroup`.
+            keys: one name per group.
+
         Raises:
             InvalidArgumentError: the numbers of names and groups differ.
         """
@@ -182,7 +200,13 @@ class KeyedTensor:
         return dict(zip(keys, KeyedTensor.regroup(keyed_tensors, groups), strict=True))
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> KeyedTensor:
-        """Returns the tensor on another device."""
+        """Returns the tensor on another device.
+
+        Args:
+            device: the device.
+            non_blocking: whether copies from page-locked memory are asynchronous, see
+                `torch.Tensor.to`.
+        """
         return KeyedTensor._from_valid(
             self._keys,
             self._length_per_key,
@@ -191,7 +215,11 @@ class KeyedTensor:
         )
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """Keeps the memory allocated until `stream` has used it."""
+        """Keeps the memory allocated until `stream` has used it.
+
+        Args:
+            stream: the CUDA stream that uses the memory.
+        """
         self._values.record_stream(stream)
 
     def __repr__(self) -> str:

@@ -301,7 +301,18 @@ class RowGradients:
 
 
 def dense_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yields names and parameters of a module, without the anchors of its tables."""
+    """Yields names and parameters of a module, without the anchors of its tables.
+
+    Args:
+        module: a module, which may contain tables.
+
+    Examples:
+        >>> import torch
+        >>> from sparring_torch import Embedding, dense_parameters
+        >>> model = torch.nn.Sequential(Embedding(4, name="items"), torch.nn.Linear(4, 1))
+        >>> [name for name, _ in dense_parameters(model)]
+        ['1.weight', '1.bias']
+    """
     for name, parameter in module.named_parameters():
         if not isinstance(parameter, Anchor):
             yield name, parameter

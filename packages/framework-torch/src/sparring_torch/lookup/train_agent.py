@@ -165,7 +165,14 @@ class TrainAgent(CopiedTables):
         return path if self._keeps_rows_on_device(container) else None
 
     def path_of_gradient(self, ids: Tensor) -> DevicePath | None:
-        """Same as `path_for`, for the gradient of a lookup by an operator of torch."""
+        """Same as `path_for`, for the gradient of a lookup by an operator of torch.
+
+        Args:
+            ids: the ids of the lookup.
+
+        Raises:
+            InvalidArgumentError: see `path_for`.
+        """
         with torch.enable_grad():  # raises if no optimizer applies the gradient
             return self.path_for(ids, is_training=True)
 
@@ -194,7 +201,12 @@ class TrainAgent(CopiedTables):
     def raising_on_all_ranks(
         self, path: DevicePath, *, is_training: bool
     ) -> AbstractContextManager[None]:
-        """Raises errors of the block, which precedes a lookup on the device, on all ranks."""
+        """Raises errors of the block, which precedes a lookup on the device, on all ranks.
+
+        Args:
+            path: the path of the lookup.
+            is_training: `AnchoredModule.is_training` of the module.
+        """
         return path.raising_on_all_ranks(self.container, self.table_names, is_training=is_training)
 
     def raise_on_all_ranks(self, error: Exception, *, is_training: bool) -> NoReturn:

@@ -75,6 +75,16 @@ class DeepFM(nn.Module):
 
     Raises:
         InvalidArgumentError: the tables differ in dim.
+
+    Examples:
+        >>> import torch
+        >>> from sparring_torch import DeepFM, EmbeddingBagCollection, EmbeddingBagConfig
+        >>> from sparring_torch import KeyedJaggedTensor
+        >>> tables = EmbeddingBagCollection([EmbeddingBagConfig(name="items", embedding_dim=4)])
+        >>> model = DeepFM(3, tables, hidden_layer_size=8, deep_fm_dimension=2)
+        >>> ids = KeyedJaggedTensor(["items"], [5, 6, 7], lengths=[2, 1])
+        >>> model(torch.zeros(2, 3), ids).shape
+        torch.Size([2, 1])
     """
 
     def __init__(
@@ -101,7 +111,11 @@ class DeepFM(nn.Module):
         return self.logits(dense_features, sparse_features).sigmoid()
 
     def logits(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
-        """Returns the logits ``(b, 1)``."""
+        """Returns the logits ``(b, 1)``.
+
+        Args:
+            dense_features, sparse_features: see `forward`.
+        """
         dense = self.dense_arch(dense_features)
         embedded = self.sparse_arch(sparse_features).to(dense.dtype)
         everything = torch.cat([dense, embedded.flatten(1)], dim=1)

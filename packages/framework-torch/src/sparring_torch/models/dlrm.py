@@ -83,6 +83,16 @@ class DLRM(_Base):
 
     Raises:
         InvalidArgumentError: the tables differ in dim, or the dense arch's output width is not `dim`.
+
+    Examples:
+        >>> import torch
+        >>> from sparring_torch import DLRM, EmbeddingBagCollection, EmbeddingBagConfig
+        >>> from sparring_torch import KeyedJaggedTensor
+        >>> tables = EmbeddingBagCollection([EmbeddingBagConfig(name="items", embedding_dim=4)])
+        >>> model = DLRM(tables, 3, [8, 4], [8, 1])
+        >>> ids = KeyedJaggedTensor(["items"], [5, 6, 7], lengths=[2, 1])
+        >>> model(torch.zeros(2, 3), ids).shape
+        torch.Size([2, 1])
     """
 
     def __init__(

@@ -30,6 +30,15 @@ class MatrixFactorization(nn.Module):
 
     Raises:
         InvalidArgumentError: the tables differ in dim or dtype, or their dim is too small.
+
+    Examples:
+        >>> import torch
+        >>> from sparring import TableConfig
+        >>> from sparring_torch import MatrixFactorization
+        >>> users, items = TableConfig("user", dim=5), TableConfig("item", dim=5)
+        >>> model = MatrixFactorization(users, items, mean=3.5)
+        >>> model(torch.tensor([1, 2]), torch.tensor([7, 7])).shape
+        torch.Size([2])
     """
 
     def __init__(
@@ -55,7 +64,12 @@ class MatrixFactorization(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def forward(self, users: Tensor, items: Tensor) -> Tensor:
-        """Returns predicted ratings ``(b,)`` for ids ``(b,)`` of users and items."""
+        """Returns predicted ratings ``(b,)``.
+
+        Args:
+            users: ``(b,)`` ids of users.
+            items: ``(b,)`` ids of items.
+        """
         return self._predict(self.users(users), self.items(items))
 
     def loss(

@@ -36,6 +36,15 @@ class TwoTower(nn.Module):
 
     Raises:
         InvalidArgumentError: there are not two tables of one feature each.
+
+    Examples:
+        >>> from sparring_torch import EmbeddingBagCollection, EmbeddingBagConfig
+        >>> from sparring_torch import KeyedJaggedTensor, TwoTower
+        >>> configs = [EmbeddingBagConfig(name=name, embedding_dim=4) for name in ("user", "item")]
+        >>> model = TwoTower(EmbeddingBagCollection(configs), [8, 2])
+        >>> users, items = model(KeyedJaggedTensor(["user", "item"], [1, 2], lengths=[1, 1]))
+        >>> users.shape, items.shape
+        (torch.Size([1, 2]), torch.Size([1, 2]))
     """
 
     def __init__(
@@ -58,7 +67,11 @@ class TwoTower(nn.Module):
         self.candidate_proj = MLP(candidate, layer_sizes, device=device)
 
     def forward(self, kjt: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
-        """Returns vectors of queries and of candidates, each ``(b, layer_sizes[-1])``."""
+        """Returns vectors of queries and of candidates, each ``(b, layer_sizes[-1])``.
+
+        Args:
+            kjt: ids of both features.
+        """
         pooled = self.ebc(kjt)
         return self.query_proj(pooled[self._query]), self.candidate_proj(pooled[self._candidate])
 

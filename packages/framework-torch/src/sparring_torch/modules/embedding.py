@@ -100,6 +100,9 @@ class Embedding(SingleTable):
 
         Nested tensors give nested tensors. Arrays and lists are converted to tensors.
 
+        Args:
+            input: the ids. Values of other dtypes than int64 are converted if that changes no value.
+
         Raises:
             InvalidArgumentError: a value is not a valid id.
         """
@@ -130,10 +133,21 @@ class Embedding(SingleTable):
         return embeddings if input.device.type == "cpu" else embeddings.to(input.device)
 
     def look_up(self, *arguments: Any) -> Tensor:
+        """Returns the result of `forward` for an operator of torch, without recording a gradient.
+
+        Args:
+            *arguments: the ids ``(*)``.
+        """
         with torch.no_grad():
             return self._eager(*arguments)
 
     def take_gradient(self, gradient: Tensor, *arguments: Any) -> None:
+        """Adds the gradient of a lookup by an operator of torch to the gradients of the next step.
+
+        Args:
+            gradient: ``(*, embedding_dim)``.
+            *arguments: arguments of the operator, as in `look_up`.
+        """
         (values,) = arguments
         path = self.agent.path_of_gradient(values)
         gradient = gradient.view(-1, self.embedding_dim)
@@ -184,7 +198,14 @@ class Embedding(SingleTable):
         return DeviceGroup(self.name, "sum", [0], ids.contiguous(), single_id_offsets(ids)), kept
 
     def parse_input(self, input: Tensor) -> Ids:  # noqa: A002 - as in `forward`
-        """Returns the ids that `forward` looks up."""
+        """Returns the ids that `forward` looks up.
+
+        Args:
+            input: see `forward`.
+
+        Raises:
+            InvalidArgumentError: a value is not a valid id.
+        """
         given = to_tensor(input, f"ids of table {self.name!r}")
         return self._drop_padding(flat_ids(given) if given.is_nested else given)[0]
 

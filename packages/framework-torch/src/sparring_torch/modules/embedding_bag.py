@@ -169,11 +169,26 @@ class EmbeddingBag(SingleTable):
         return pooled if input.device.type == "cpu" else pooled.to(input.device)
 
     def look_up(self, *arguments: Any) -> Tensor:
+        """Returns the result of `forward` for an operator of torch, without recording a gradient.
+
+        Args:
+            *arguments: ids, offsets, weights, and two values that only the operator uses.
+        """
         ids, offsets, weights, _places, _num_bags = arguments
         with torch.no_grad():
             return self._eager(ids, offsets, weights)
 
     def take_gradient(self, gradient: Tensor, *arguments: Any) -> Tensor | None:
+        """Adds the gradient of a lookup by an operator of torch to the gradients of the next step.
+
+        Args:
+            gradient: ``(b, embedding_dim)``.
+            *arguments: arguments of the operator, as in `look_up`, and whether the weights require
+                a gradient.
+
+        Returns:
+            The gradient of the weights, or None if they require none.
+        """
         ids, offsets, weights, _places, _num_bags, are_weights_trained = arguments
         path = self.agent.path_of_gradient(ids)
         if path is not None:
@@ -245,7 +260,14 @@ class EmbeddingBag(SingleTable):
         offsets: Tensor | None = None,
         per_sample_weights: Tensor | None = None,
     ) -> Bags:
-        """Returns the bags that `forward` looks up."""
+        """Returns the bags that `forward` looks up.
+
+        Args:
+            input, offsets, per_sample_weights: see `forward`.
+
+        Raises:
+            InvalidArgumentError: see `forward`.
+        """
         if not isinstance(input, Tensor) or input.is_nested:
             return self.parse_input(*self._flat(input, offsets, per_sample_weights))
         self._check_weights(input, per_sample_weights)

@@ -112,6 +112,9 @@ class EmbeddingBagCollection(TableModule):
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Returns pooled embeddings ``(examples, sum of dims)``, on the device of the ids.
 
+        Args:
+            features: a batch with the features of all tables, in any order.
+
         Raises:
             InvalidArgumentError: features and tables do not match, weights are missing, or a value
                 is not a valid id.
@@ -176,11 +179,29 @@ class EmbeddingBagCollection(TableModule):
         return KeyedTensor._from_valid(self._names, self._dims, values)
 
     def look_up(self, *arguments: Any) -> Tensor:
+        """Returns the result of `forward` for an operator of torch, without recording a gradient.
+
+        Args:
+            *arguments: ids, lengths, weights, positions of the features, and the number of bags.
+        """
         ids, lengths, weights, positions, _num_bags = arguments
         with torch.no_grad():
             return self._eager(self._router.batch(ids, lengths, weights, positions)).values()
 
     def take_gradient(self, gradient: Tensor, *arguments: Any) -> Tensor | None:
+        """Adds the gradient of a lookup by an operator of torch to the gradients of the next step.
+
+        Args:
+            gradient: ``(examples, sum of dims)``.
+            *arguments: arguments of the operator, as in `look_up`, and whether the weights require
+                a gradient.
+
+        Returns:
+            The gradient of the weights, or None if they require none.
+
+        Raises:
+            UnsupportedError: the tables are on a device, and the weights require a gradient.
+        """
         ids, lengths, weights, positions, _num_bags, are_weights_trained = arguments
         features = self._router.batch(ids, lengths, weights, positions)
         path = self.agent.path_of_gradient(features.values())
@@ -203,7 +224,14 @@ class EmbeddingBagCollection(TableModule):
         return self.agent.host.weight_gradient(bags, parts).to(features.device())
 
     def parse_input(self, features: KeyedJaggedTensor) -> Bags:
-        """Returns the bags that `forward` looks up."""
+        """Returns the bags that `forward` looks up.
+
+        Args:
+            features: see `forward`.
+
+        Raises:
+            InvalidArgumentError: see `forward`.
+        """
         return self._router.route(features, is_weighted=self._is_weighted)
 
     def extra_repr(self) -> str:

@@ -109,6 +109,9 @@ class EmbeddingCollection(TableModule):
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Returns embeddings ``(ids of the feature, dim)`` per feature, on the device of the ids.
 
+        Args:
+            features: a batch with the features of all tables, in any order.
+
         Raises:
             InvalidArgumentError: features and tables do not match, or a value is not a valid id.
         """
@@ -200,12 +203,24 @@ class EmbeddingCollection(TableModule):
         ]
 
     def look_up(self, *arguments: Any) -> Tensor:
+        """Returns the result of `forward` for an operator of torch, without recording a gradient.
+
+        Args:
+            *arguments: ids, lengths, weights, positions of the features, and the number of
+                elements.
+        """
         ids, lengths, weights, positions, _num_elements = arguments
         with torch.no_grad():
             found = self._eager(self._router.batch(ids, lengths, weights, positions))
         return torch.cat([each.values().reshape(-1, 1) for each in found.values()])
 
     def take_gradient(self, gradient: Tensor, *arguments: Any) -> None:
+        """Adds the gradient of a lookup by an operator of torch to the gradients of the next step.
+
+        Args:
+            gradient: ``(elements, 1)``, the gradients of all embeddings, feature after feature.
+            *arguments: arguments of the operator, as in `look_up`.
+        """
         ids, lengths, weights, positions, *_ = arguments
         features = self._router.batch(ids, lengths, weights, positions)
         positions = positions[:-1]
@@ -225,7 +240,14 @@ class EmbeddingCollection(TableModule):
         path.accumulate_sources(self.agent.container, groups, joined)
 
     def parse_input(self, features: KeyedJaggedTensor) -> Ids:
-        """Returns the ids that `forward` looks up."""
+        """Returns the ids that `forward` looks up.
+
+        Args:
+            features: see `forward`.
+
+        Raises:
+            InvalidArgumentError: see `forward`.
+        """
         return _split_ids(self._router.route(features, is_weighted=False), len(features.keys()))
 
     def extra_repr(self) -> str:

@@ -102,6 +102,14 @@ class EmbeddingConfig:
             rank, so that lookups need no communication, for small tables.
         expire: TTL of rows that are not trained: a `sparring.Expiry` or
             ``{"after_steps": …, "after_days": …}``; None keeps rows forever.
+
+    Examples:
+        >>> from sparring_torch import EmbeddingCollection, EmbeddingConfig
+        >>> items = EmbeddingConfig(
+        ...     name="items", embedding_dim=8, feature_names=["viewed", "bought"], data_type="float16"
+        ... )
+        >>> EmbeddingCollection([items]).embedding_names_by_table()
+        [['viewed', 'bought']]
     """
 
     name: str
@@ -127,13 +135,24 @@ class EmbeddingBagConfig(EmbeddingConfig):
     Args:
         pooling: sum or mean over the ids of a bag. With weights, the mean divides the weighted
             sum by the number of ids. An empty bag gives zeros.
+
+    Examples:
+        >>> from sparring_torch import EmbeddingBagConfig, PoolingType
+        >>> EmbeddingBagConfig(name="items", embedding_dim=8).pooling
+        <PoolingType.SUM: 'SUM'>
+        >>> EmbeddingBagConfig(name="items", embedding_dim=8, pooling=PoolingType.MEAN).pooling
+        <PoolingType.MEAN: 'MEAN'>
     """
 
     pooling: PoolingType = PoolingType.SUM
 
     @staticmethod
     def of(table: TableConfig) -> EmbeddingBagConfig:
-        """Converts the engine's configuration of a table; the feature has the table's name."""
+        """Converts the engine's configuration of a table; the feature has the table's name.
+
+        Args:
+            table: configuration of the table.
+        """
         return EmbeddingBagConfig(
             name=table.name,
             embedding_dim=table.dim,

@@ -169,6 +169,18 @@ def list_table_modules(modules: nn.Module | Iterable[nn.Module]) -> list[TableMo
 
 
 def tables_device(model: nn.Module) -> torch.device:
-    """Returns the best device for a model: the GPU of its tables if any are on one, else the CPU."""
+    """Returns the best device for a model: the GPU of its tables if any are on one, else the CPU.
+
+    Args:
+        model: a module with tables.
+
+    Raises:
+        InvalidArgumentError: the module has no tables.
+
+    Examples:
+        >>> from sparring_torch import Embedding, tables_device
+        >>> tables_device(Embedding(4, name="items"))
+        device(type='cpu')
+    """
     devices = [agent.device for agent in list_agents(model)]
     return next((each for each in devices if each.type != "cpu"), torch.device("cpu"))

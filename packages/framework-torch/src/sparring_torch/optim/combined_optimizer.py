@@ -70,12 +70,6 @@ class OptimizerOfParts(torch.optim.Optimizer):
 class CombinedOptimizer(OptimizerOfParts):
     """Several optimizers as one: each method calls the method of every part.
 
-    Example::
-
-        sparse = sparring_torch.Optimizer(model, torch.optim.Adagrad, lr=0.05)
-        dense = torch.optim.Adam(model.parameters(), lr=1e-3)
-        optimizer = sparring_torch.CombinedOptimizer([sparse, dense])
-
     `param_groups` contains the group dicts of all parts, so changes by a scheduler affect the parts.
     `step` steps a `sparring_torch.Optimizer` before all others: if it rejects a step
     (`NonFiniteGradientError`, `CapacityError`), no parameter has changed.
@@ -88,6 +82,16 @@ class CombinedOptimizer(OptimizerOfParts):
         InvalidArgumentError: there are no optimizers, an element is not an optimizer, or a name or an
             optimizer is repeated.
         UnsupportedError: an optimizer calls its closure itself (LBFGS).
+
+    Examples:
+        >>> import torch
+        >>> from sparring_torch import CombinedOptimizer, Embedding, Optimizer
+        >>> model = torch.nn.Sequential(Embedding(4, name="items"), torch.nn.Linear(4, 1))
+        >>> sparse = Optimizer(model, torch.optim.Adagrad, lr=0.05)
+        >>> dense = torch.optim.Adam(model.parameters(), lr=1e-3)
+        >>> optimizer = CombinedOptimizer([("rows", sparse), ("layers", dense)])
+        >>> [name for name, _ in optimizer.optimizers]
+        ['rows', 'layers']
     """
 
     def __init__(
@@ -154,6 +158,9 @@ class CombinedOptimizer(OptimizerOfParts):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Not supported, because a group belongs to one of the parts.
 
+        Args:
+            param_group: ignored.
+
         Raises:
             UnsupportedError: always, after construction.
         """
@@ -166,6 +173,9 @@ class CombinedOptimizer(OptimizerOfParts):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Loads the `state_dict` of each part.
+
+        Args:
+            state_dict: name → `state_dict` of the part; the names must be those of the parts.
 
         Raises:
             InvalidArgumentError: the names of the parts differ, and nothing is changed; or a part

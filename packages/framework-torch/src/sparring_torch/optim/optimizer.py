@@ -319,6 +319,9 @@ class Optimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Not supported, because the modules determine the optimizer's tables.
 
+        Args:
+            param_group: ignored.
+
         Raises:
             UnsupportedError: always, after construction.
         """
@@ -353,6 +356,9 @@ class Optimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a `state_dict`, except ``fused``, which stays unchanged.
+
+        Args:
+            state_dict: result of `state_dict` of an optimizer of the same kind and tables.
 
         Raises:
             InvalidArgumentError: it belongs to another optimizer or other tables; nothing is changed.

@@ -72,6 +72,23 @@ class TrainPipeline(Generic[In, Out]):
 
     Raises:
         InvalidArgumentError: the model has no tables, or `micro_batches` is less than 1.
+
+    Examples:
+        >>> import torch
+        >>> from sparring_torch import Embedding, Optimizer, TrainPipeline
+        >>> class Model(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.items = Embedding(4, name="items")
+        ...     def forward(self, ids):
+        ...         found = self.items(ids)
+        ...         return found.sum(), found
+        >>> model = Model()
+        >>> pipeline = TrainPipeline(model, Optimizer(model, torch.optim.SGD, lr=0.1))
+        >>> pipeline.progress(iter([torch.tensor([1, 2]), torch.tensor([2, 3])])).shape
+        torch.Size([2, 4])
+        >>> pipeline.pipelined
+        ['items']
     """
 
     def __init__(
@@ -117,6 +134,10 @@ class TrainPipeline(Generic[In, Out]):
         """Trains on one batch and starts the lookup of the next; returns the model's output.
 
         In evaluation mode, the model is only called.
+
+        Args:
+            dataloader_iter: iterator of batches. Pass the same one until all its batches are
+                processed.
 
         Raises:
             StopIteration: all batches were processed. The pipeline can continue with another iterator;

@@ -43,6 +43,15 @@ def shared_rows() -> Iterator[None]:
 
     Such a copy reads the current rows of the trained model. It cannot be trained: a lookup in training
     mode with autograd enabled raises, and so does an `Optimizer` for it.
+
+    Examples:
+        >>> import copy
+        >>> from sparring_torch import Embedding, shared_rows
+        >>> items = Embedding(4, name="items")
+        >>> with shared_rows():
+        ...     copied = copy.deepcopy(items)
+        >>> copied.agent.container is items.agent.container
+        True
     """
     token = _shares_rows.set(True)
     try:

@@ -49,6 +49,14 @@ def without_rows() -> Iterator[None]:
     """Makes `state_dict` and `load_state_dict` skip rows in this block.
 
     Use it to save or load only ordinary weights, for example if rows are saved by ``container.save``.
+
+    Examples:
+        >>> import torch
+        >>> from sparring_torch import Embedding, without_rows
+        >>> model = torch.nn.Sequential(Embedding(4, name="items"), torch.nn.Linear(4, 1))
+        >>> with without_rows():
+        ...     sorted(model.state_dict())
+        ['1.bias', '1.weight']
     """
     token = _omits_rows.set(True)
     try:

@@ -43,6 +43,12 @@ def gather_state(**parts: _Stateful) -> State:
 
     Raises:
         UnsupportedError: a state contains something other than numbers, strings and tensors.
+
+    Examples:
+        >>> import torch
+        >>> from sparring_torch import gather_state
+        >>> sorted(gather_state(layer=torch.nn.Linear(2, 1)).arrays)
+        ['layer.bias.1', 'layer.weight.0']
     """
     arrays: dict[str, npt.NDArray[Any]] = {}
     with without_rows():
@@ -59,6 +65,17 @@ def restore_state(state: State, **parts: _Stateful) -> None:
 
     Raises:
         InvalidArgumentError: the state has no such name, or a part rejects its state.
+
+    Examples:
+        >>> import torch
+        >>> from sparring_torch import gather_state, restore_state
+        >>> layer = torch.nn.Linear(2, 1)
+        >>> state = gather_state(layer=layer)
+        >>> torch.nn.init.zeros_(layer.weight).any().item()
+        False
+        >>> restore_state(state, layer=layer)
+        >>> layer.weight.any().item()
+        True
     """
     restored = {}
     for name in parts:
@@ -80,7 +97,17 @@ def restore_state(state: State, **parts: _Stateful) -> None:
 
 def gather_random_state() -> State:
     """Copies torch's random state of this rank: of the CPU, and of the current GPU if it is in
-    use."""
+    use.
+
+    Examples:
+        >>> import torch
+        >>> from sparring_torch import gather_random_state, restore_random_state
+        >>> state = gather_random_state()
+        >>> numbers = torch.rand(3)
+        >>> restore_random_state(state)
+        >>> torch.equal(torch.rand(3), numbers)
+        True
+    """
     states = {"torch": torch.get_rng_state().numpy().copy()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states["cuda"] = torch.cuda.get_rng_state().numpy().copy()
@@ -88,7 +115,11 @@ def gather_random_state() -> State:
 
 
 def restore_random_state(state: State) -> None:
-    """Sets torch's random state to that copied by `gather_random_state`."""
+    """Sets torch's random state to that copied by `gather_random_state`.
+
+    Args:
+        state: state from `StepContainer.load`, or from `gather_random_state`.
+    """
     torch.set_rng_state(torch.from_numpy(np.array(state.arrays["torch"], np.uint8)))
     if "cuda" in state.arrays and torch.cuda.is_available():
         torch.cuda.set_rng_state(torch.from_numpy(np.array(state.arrays["cuda"], np.uint8)))

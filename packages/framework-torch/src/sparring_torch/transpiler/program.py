@@ -66,6 +66,15 @@ def distribute(  # noqa: PLR0913 - each is one choice of the user's, by keyword
         UnsupportedError: a module or the optimizer cannot be distributed. The message and ``report`` list
             all of them. Nothing was changed.
         InvalidArgumentError: `semantics` is unknown, or an argument is not a module or optimizer.
+
+    Examples:
+        >>> import torch
+        >>> from sparring_torch import distribute
+        >>> model = torch.nn.Sequential(torch.nn.Embedding(10, 4), torch.nn.Linear(4, 1))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> model, optimizer = distribute(model, optimizer)
+        >>> model[0]
+        Embedding(4, name='embedding.0')
     """
     options = DistributionOptions(
         plan, semantics, keep, storage, service, find_unused_parameters, dense
@@ -88,8 +97,20 @@ def distribution_report(
 ) -> DistributionReport:
     """Returns the report on what `distribute` would do with the same arguments.
 
+    Args:
+        model, optimizer, semantics, keep, dense: see `distribute`.
+
     Raises:
         InvalidArgumentError: see `distribute`.
+
+    Examples:
+        >>> import torch
+        >>> from sparring_torch import distribution_report
+        >>> model = torch.nn.Sequential(torch.nn.Embedding(10, 4), torch.nn.Linear(4, 1))
+        >>> print(distribution_report(model))
+        module  class      outcome   reason
+        0       Embedding  replaced  table embedding.0; no optimizer has its weight: rows are read only
+        1       Linear     kept      ordinary parameters
     """
     options = DistributionOptions(semantics=semantics, keep=keep, dense=dense)
     return Distribution(model, optimizer, options).report()
@@ -108,6 +129,15 @@ def restore(model: nn.Module) -> nn.Module:
 
     Raises:
         InvalidArgumentError: the model has no module that `distribute` replaced.
+
+    Examples:
+        >>> import torch
+        >>> from sparring_torch import distribute, restore
+        >>> model, _ = distribute(torch.nn.Sequential(torch.nn.Embedding(10, 4)))
+        >>> restore(model)
+        Sequential(
+          (0): Embedding(10, 4)
+        )
     """
     if not isinstance(model, nn.Module):
         raise InvalidArgumentError(f"restore: found {type(model).__name__}, expected a module")
