@@ -11,8 +11,10 @@ import pyarrow
 import pytest
 from pyarrow import csv, parquet
 
+from sparring import hash_strings
 from sparring_cli.application import main
 from sparring_train.config.reading.loader import parse_config
+from sparring_train.data.table.strings import find_strings
 
 
 @pytest.fixture(autouse=True)
@@ -100,6 +102,8 @@ def test_the_written_configuration_trains(
     assert main(["train", str(tmp_path / "my.yaml"), "training.steps=3", "--json"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["steps"] == 3
+    found = find_strings("run", "user", hash_strings(columns["user"]))
+    assert {name for name in found if name} and set(found) <= {None, *columns["user"]}
     assert set(result["metrics"]) == ({"rmse"} if label == "rating" else {"auc", "log_loss"})
 
 

@@ -20,7 +20,7 @@ from sparring_train.cli.init_ranking import (
     has_user_and_item,
     ranking_lines,
 )
-from sparring_train.cli.init_text import bad_row_lines, id_columns, label_lines
+from sparring_train.cli.init_text import DICTIONARY_LINE, bad_row_lines, id_columns, label_lines
 from sparring_train.cli.init_words import ROLES, Words, apply_keys, parse_words, quote_yaml_name
 from sparring_train.config.reading.loader import parse_config
 from sparring_train.data.table.sample import ReadingOptions
@@ -212,6 +212,7 @@ def _data(
     used = [label.name, weight, *(each.name for each in (*numbers, *times[:1]))]
     must = [label.name, weight, *(each.name for each in times[:1]), *required]
     yield from bad_row_lines(summary, used, must)
+    yield DICTIONARY_LINE
     size = 2 ** int(np.clip(np.log2(max(summary.num_rows, 1) / 200), 4, 12))
     yield f"  batch_size: {size}"
 

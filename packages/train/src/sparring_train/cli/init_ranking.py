@@ -12,7 +12,7 @@ import pyarrow
 
 from sparring.errors import DataError
 from sparring_train.cli.init_label import ChosenLabel
-from sparring_train.cli.init_text import bad_row_lines, id_columns, label_lines
+from sparring_train.cli.init_text import DICTIONARY_LINE, bad_row_lines, id_columns, label_lines
 from sparring_train.cli.init_words import quote_yaml_name
 from sparring_train.data.table.summary import ColumnSummary, TableSummary
 from sparring_train.recommend.column_names import ITEMS, SESSIONS, USERS, split_column_name
@@ -153,7 +153,7 @@ def ranking_lines(
     time = None if found.time is None else found.time.name
     must = [found.item.name, None if found.kind == "sequence" else found.user.name]
     yield from bad_row_lines(summary, [label, weight, time], [label, weight, time, *must])
-    yield "  dictionary: true        # results contain the strings of the file, if ids are strings"
+    yield DICTIONARY_LINE
     size = 2 ** int(np.clip(np.log2(max(summary.num_rows, 1) / 50), 6, 11))
     yield f"  batch_size: {size}       # the items of a step are each other's negatives"
     yield ""

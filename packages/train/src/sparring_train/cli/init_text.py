@@ -17,7 +17,15 @@ from sparring_train.data.table.summary import ColumnSummary, TableSummary
 if TYPE_CHECKING:
     from sparring_train.cli.init_label import ChosenLabel
 
-__all__ = ["bad_row_lines", "format_column_words", "id_columns", "label_lines"]
+__all__ = [
+    "DICTIONARY_LINE",
+    "bad_row_lines",
+    "format_column_words",
+    "id_columns",
+    "label_lines",
+]
+
+DICTIONARY_LINE = "  dictionary: true        # results contain the strings of the file, if ids are strings"
 
 
 def label_lines(label: ChosenLabel) -> Iterator[str]:
