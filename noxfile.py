@@ -27,11 +27,13 @@ from sessions.environments import (
     TEST_EXTRAS,
     TEST_MODULES,
     TORCH,
+    WITH_GPU,
     WITHOUT_A_GPU,
     build_wheels,
     cached,
     find_nvcc,
     gpu_setting,
+    has_gpu,
     install_build_tools,
     install_family,
     install_local,
@@ -54,18 +56,6 @@ LIGHTNING = ("lightning==2.6.6", "lightning-utilities", "torchmetrics", "pyyaml"
 
 # Runs the notebooks of the documentation, without the pages of Jupyter.
 JUPYTER = ("nbclient", "ipykernel")
-
-# Device files of GPU drivers: Linux, and Linux under Windows.
-GPU_DEVICES = (Path("/dev/nvidia0"), Path("/dev/dxg"))
-
-
-def has_gpu() -> bool:
-    """Returns whether this machine has a GPU with a driver."""
-    return any(each.exists() for each in GPU_DEVICES)
-
-
-# Makes `quickstart` compile GPU code on a machine without a GPU.
-WITH_GPU = "--gpu"
 
 
 @nox.session

@@ -88,6 +88,12 @@ WITHOUT_A_GPU = (
     "--config-settings=cmake.define.CMAKE_CUDA_FLAGS_RELEASE=-O0 -Xcicc -O0",
 )
 
+# Device files of GPU drivers: Linux, and Linux under Windows.
+GPU_DEVICES = (Path("/dev/nvidia0"), Path("/dev/dxg"))
+
+# Makes `quickstart` and `install` compile GPU code on a machine without a GPU.
+WITH_GPU = "--gpu"
+
 # If this variable is set, tests run without nvcc.
 WITHOUT_NVCC = "SPARRING_WITHOUT_NVCC"
 
@@ -160,6 +166,11 @@ def install_family(
 def install_build_tools(session: nox.Session) -> None:
     """Installs the build requirements of the native packages, except the compiler."""
     session.install(*BUILD_TOOLS, "tbb-devel>=2022.1", silent=True)
+
+
+def has_gpu() -> bool:
+    """Returns whether this machine has a GPU with a driver."""
+    return any(each.exists() for each in GPU_DEVICES)
 
 
 def gpu_setting(nvcc: str | None) -> str:

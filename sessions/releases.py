@@ -15,9 +15,12 @@ from sessions.environments import (
     PACKAGES,
     ROOT,
     TENSORFLOW_RELEASES,
+    WITH_GPU,
     build_wheels,
     compilers,
     environment,
+    find_nvcc,
+    has_gpu,
     install_family,
     install_made,
     make_wheel,
@@ -145,18 +148,24 @@ def check_bundled(session: nox.Session, wheels: Path) -> None:
 
 @nox.session
 def install(session: nox.Session) -> None:
-    """Installs this checkout into an existing environment: `nox -s install -- VENV torch hkv`."""
-    if not session.posargs or set(session.posargs[1:]) - set(EXTRAS):
+    """Installs this checkout into an existing environment: `nox -s install -- VENV torch hkv`.
+
+    GPU code is compiled if there is a GPU, or with the name ``--gpu``.
+    """
+    given = [each for each in session.posargs if each != WITH_GPU]
+    if not given or set(given[1:]) - set(EXTRAS):
         session.error(
-            f"install: found the arguments {session.posargs}, expected VENV [{'] ['.join(EXTRAS)}]; "
-            "without names, torch and hkv are installed"
+            f"install: found the arguments {session.posargs}, expected VENV "
+            f"[{'] ['.join((*EXTRAS, WITH_GPU))}]; without names, torch and hkv are installed"
         )
-    folder, *extras = session.posargs
+    folder, *extras = given
     python = str(Path(folder).expanduser() / "bin/python")
     wanted = [name for extra in extras or ("torch", "hkv") for name in EXTRAS[extra]]
     packages = system_packages(session, *dict.fromkeys(wanted))
     wheels = Path(session.virtualenv.location) / "wheels"
-    build_wheels(session, wheels, *packages, nvcc=shutil.which("nvcc"))
+    has_gpu_code = "backend-hkv" in packages and (WITH_GPU in session.posargs or has_gpu())
+    nvcc = find_nvcc(session) if has_gpu_code else None
+    build_wheels(session, wheels, *packages, nvcc=nvcc)
     made = [str(wheel_of(package, wheels)) for package in ("core", *packages)]
     for options in ((), ("--force-reinstall", "--no-deps")):
         # Twice, because the version stays the same while the checkout changes.
