@@ -64,6 +64,10 @@ class Batch:
     def check_is_new(self, table: str, gradient: Any) -> None:
         """Rejects a gradient that was already accumulated.
 
+        Args:
+            table: table of the gradient, for the message.
+            gradient: gradient with respect to the rows of the table.
+
         Raises:
             InvalidArgumentError: the gradient was already accumulated.
         """
@@ -75,7 +79,11 @@ class Batch:
             )
 
     def note_gradient(self, gradient: Any) -> None:
-        """Remembers a gradient that was accumulated."""
+        """Remembers a gradient that was accumulated.
+
+        Args:
+            gradient: gradient with respect to the rows of a table.
+        """
         # JAX arrays are immutable, but a NumPy buffer may be reused for a new gradient.
         if isinstance(gradient, jax.Array):
             self.accumulated.append(weakref.ref(gradient))
@@ -86,8 +94,21 @@ def embeddings(rows: Rows, positions: Positions) -> jax.Array:
 
     It can be called inside and outside `jax.jit`.
 
+    Args:
+        rows: `Batch.rows`, or the argument of a jitted step that receives them.
+        positions: an element of `Batch.positions`.
+
     Raises:
         InvalidArgumentError: the ids were given as bags.
+
+    Example:
+        >>> import numpy as np
+        >>> from sparring import TableConfig
+        >>> from sparring_jax import Tables, embeddings
+        >>> tables = Tables([TableConfig("items", dim=4)])
+        >>> batch = tables.lookup({"items": np.array([[7, 8], [8, 9]])})
+        >>> embeddings(batch.rows, batch.positions["items"]).shape
+        (2, 2, 4)
     """
     if positions.bags is not None:
         raise InvalidArgumentError(
@@ -113,6 +134,15 @@ def pool(
 
     Raises:
         InvalidArgumentError: `mode` is not supported, or `weights` does not have the shape of the ids.
+
+    Example:
+        >>> import numpy as np
+        >>> from sparring import TableConfig
+        >>> from sparring_jax import Tables, pool
+        >>> tables = Tables([TableConfig("items", dim=4)])
+        >>> batch = tables.lookup({"items": (np.array([7, 8, 8]), np.array([2, 1]))})
+        >>> pool(batch.rows, batch.positions["items"], "mean").shape
+        (2, 4)
     """
     if mode not in ("sum", "mean"):
         raise InvalidArgumentError(f"pool: mode must be 'sum' or 'mean', found {mode!r}")
@@ -147,6 +177,16 @@ def pad_weights(weights: npt.ArrayLike, positions: Positions) -> npt.NDArray[Any
 
     Raises:
         InvalidArgumentError: the number of weights is not the number of ids.
+
+    Example:
+        >>> import numpy as np
+        >>> from sparring import TableConfig
+        >>> from sparring_jax import Tables, pad_weights, pool
+        >>> tables = Tables([TableConfig("items", dim=4)])
+        >>> batch = tables.lookup({"items": (np.array([7, 8, 8]), np.array([2, 1]))})
+        >>> positions = batch.positions["items"]
+        >>> pool(batch.rows, positions, weights=pad_weights([1.0, 0.5, 2.0], positions)).shape
+        (2, 4)
     """
     given = np.asarray(weights)
     num_ids = int(np.sum(positions.lengths)) if positions.lengths is not None else -1

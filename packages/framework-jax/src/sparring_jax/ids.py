@@ -80,6 +80,11 @@ def pack_ids(ids: Any) -> npt.NDArray[np.uint32]:
 
     Raises:
         InvalidArgumentError: see `validate_ids`.
+
+    Example:
+        >>> from sparring_jax import pack_ids
+        >>> pack_ids([1, 2**32 + 3]).tolist()
+        [[1, 0], [3, 1]]
     """
     whole = validate_ids(ids, "pack_ids")
     return whole.view(np.uint32).reshape(*whole.shape, 2)

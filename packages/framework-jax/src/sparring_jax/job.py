@@ -48,6 +48,14 @@ def join_job(
         InvalidArgumentError: the backend does not accept the options, or the environment variables are
             inconsistent.
         DeadlineError: some ranks did not join in time.
+
+    Example:
+        >>> from sparring import TableConfig
+        >>> from sparring_jax import Tables, join_job
+        >>> with join_job() as container:
+        ...     tables = Tables([TableConfig("items", dim=4)], container=container)
+        ...     container.collective.world_size
+        1
     """
     manager = make_plugin_manager()
     job = join(

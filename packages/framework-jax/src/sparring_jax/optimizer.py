@@ -123,5 +123,9 @@ class Optimizer:
         return self._updater.state_tree()
 
     def set_state_tree(self, tree: Any) -> None:
-        """Restores the result of `state_tree`."""
+        """Restores the result of `state_tree`.
+
+        Args:
+            tree: state of an optimizer of the same kind and tables.
+        """
         self._updater.set_state_tree(tree)

@@ -46,6 +46,15 @@ class Tables(TableGroup):
     Raises:
         InvalidArgumentError: there are no tables, two tables have the same name, a feature refers to an
             unknown table, or a table has dtype float64 and ``jax_enable_x64`` is not set.
+
+    Example:
+        >>> import numpy as np
+        >>> from sparring import TableConfig
+        >>> from sparring_jax import Tables
+        >>> tables = Tables([TableConfig("items", dim=4)])
+        >>> batch = tables.lookup({"items": np.array([7, -1, 7])})
+        >>> batch.keys["items"].tolist(), batch.rows["items"].shape[1]
+        ([7, -1], 4)
     """
 
     def __init__(
@@ -200,12 +209,20 @@ class Tables(TableGroup):
     def average(self, gradients: _Tree) -> _Tree:
         """Averages the gradients of ordinary parameters, a pytree of arrays, over all ranks.
 
-        All ranks call it. Gradients of rows are averaged by the step."""
+        All ranks call it. Gradients of rows are averaged by the step.
+
+        Args:
+            gradients: a pytree of arrays, with the same shapes on all ranks.
+        """
         self.container.quiesce()
         return average_gradients(gradients, self.container.collective)
 
     def broadcast(self, parameters: _Tree) -> _Tree:
-        """Returns rank 0's parameters, a pytree of arrays. All ranks call it with the same shapes."""
+        """Returns rank 0's parameters. All ranks call it.
+
+        Args:
+            parameters: a pytree of arrays, with the same shapes on all ranks.
+        """
         self.container.quiesce()
         return broadcast(parameters, self.container.collective)
 

@@ -77,6 +77,11 @@ class FaissIndex:
     def top_k(self, queries: npt.ArrayLike, k: int, *, exclude: Jagged | None = None) -> TopK:
         """Returns the best rows, like `sparring_packed.top_k`. An inexact index may miss some of them.
 
+        Args:
+            queries: ``(q, dim)``.
+            k: number of rows per query, at least 1.
+            exclude: keys to exclude for each query, ``(keys, offsets)``.
+
         Raises:
             InvalidArgumentError: an argument is invalid.
         """

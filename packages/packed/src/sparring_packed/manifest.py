@@ -231,6 +231,9 @@ def read_manifest_text(url: str | os.PathLike[str]) -> bytes:
 def read_manifest(url: str | os.PathLike[str]) -> ServingManifest:
     """Reads the manifest of a serving snapshot on any file system.
 
+    Args:
+        url: a path or any URL of fsspec.
+
     Raises:
         SnapshotNotFoundError: the serving snapshot does not exist.
         SnapshotDamagedError: the manifest is damaged.

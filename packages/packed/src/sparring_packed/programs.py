@@ -50,24 +50,64 @@ class ProgramLibrary:
         self._c.sparring_program_error.restype = ctypes.c_char_p
 
     def bind(self, bundle: Path, served: str) -> None:
+        """Binds the lookups of a program to tables.
+
+        Args:
+            bundle: folder of the bundle.
+            served: a serving snapshot, or a folder of them, of which the newest is used.
+
+        Raises:
+            ProgramError: a file of the bundle is damaged, or `served` does not contain the tables for
+                which the program was exported.
+        """
         self._call("bind", os.fsencode(bundle), os.fsencode(served))
 
     def refresh(self, bundle: Path) -> bool:
+        """Maps the newest version of the program's tables.
+
+        Args:
+            bundle: folder of the bundle.
+
+        Returns:
+            Whether there was a newer version.
+
+        Raises:
+            ProgramError: the program is not bound, or the version cannot be mapped.
+        """
         is_changed = ctypes.c_int32()
         self._call("refresh", os.fsencode(bundle), ctypes.byref(is_changed))
         return bool(is_changed.value)
 
     def version(self, bundle: Path) -> tuple[str, int]:
-        """Returns the hash of the manifest and the step."""
+        """Returns the hash of the manifest and the step of the mapped version.
+
+        Args:
+            bundle: folder of the bundle.
+
+        Raises:
+            ProgramError: the program is not bound.
+        """
         digest, step = ctypes.create_string_buffer(33), ctypes.c_int64()
         self._call("version", os.fsencode(bundle), digest, ctypes.byref(step))
         return digest.value.decode(), step.value
 
     def release(self, bundle: Path) -> None:
+        """Unmaps the tables of a program.
+
+        Args:
+            bundle: folder of the bundle.
+        """
         self._call("release", os.fsencode(bundle))
 
     def describe(self, served: str) -> tuple[str, dict[str, int]]:
-        """Returns the hash of the newest version, and table → dim."""
+        """Returns the hash of the newest version, and table → dim.
+
+        Args:
+            served: a serving snapshot, or a folder of them.
+
+        Raises:
+            ProgramError: there is no serving snapshot.
+        """
         text = ctypes.create_string_buffer(1 << 20)
         self._call("describe", os.fsencode(served), text, ctypes.c_uint64(len(text)))
         digest, *lines = text.value.decode().splitlines()
@@ -159,6 +199,13 @@ def program_binding(
     follow: bool,
 ) -> ProgramBinding:
     """Creates the binding of a new program to a serving snapshot with all of its tables.
+
+    Args:
+        library: functions that read the serving snapshot.
+        bundle: the folder that the bundle will have; it must not exist.
+        dims: table → dim, of all tables of the program.
+        served: a serving snapshot, or a folder of them: the version to which the program is bound.
+        follow: whether the program may read later versions of the tables.
 
     Raises:
         InvalidArgumentError: the bundle exists, or a table is missing or has a different dim.

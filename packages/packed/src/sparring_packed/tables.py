@@ -131,6 +131,18 @@ def open(  # noqa: A001 - used as sparring_packed.open
         InvalidArgumentError: an argument is out of range, or a URL was given without `cache`.
         SnapshotDamagedError: the snapshot is damaged; the message contains the file.
         SnapshotIOError: there is no snapshot, or the file system failed.
+
+    Example:
+        >>> import sparring_packed
+        >>> from tempfile import TemporaryDirectory
+        >>> from sparring import StepContainer, TableConfig
+        >>> with TemporaryDirectory() as folder, StepContainer() as container:
+        ...     container.declare(TableConfig("item", dim=4))
+        ...     _ = container.save(f"{folder}/trained")
+        ...     _ = sparring_packed.write(f"{folder}/trained", f"{folder}/served/1")
+        ...     with sparring_packed.open(f"{folder}/served") as tables:
+        ...         tables.lookup("item", [7, -1]).shape
+        (2, 4)
     """
     return PackedTables(
         url, verify=verify, keep_versions=keep_versions, partitions=partitions, cache=cache
@@ -154,6 +166,12 @@ class PackedTables(Closable):
 
     Each call returns rows of a single version. `refresh` replaces the version while other calls are in
     progress, and these complete with the version that they started with.
+
+    Args:
+        url, verify, keep_versions, partitions, cache: see `open`.
+
+    Raises:
+        InvalidArgumentError, SnapshotDamagedError, SnapshotIOError: see `open`.
     """
 
     def __init__(
@@ -267,7 +285,12 @@ class PackedTables(Closable):
         return rows
 
     def find(self, table: str, ids: npt.ArrayLike) -> FindResult:
-        """Returns rows of ids and whether they exist. Missing rows are zeros. Raises like `lookup`."""
+        """Returns rows of ids and whether they exist. Missing rows are zeros. Raises like `lookup`.
+
+        Args:
+            table: name of the table.
+            ids: ``(n,)`` integers in any order, possibly repeated.
+        """
         rows, found, _ = self._look_up(table, ids, "zeros", None)
         return FindResult(rows, found)
 
@@ -506,6 +529,13 @@ class PackedTables(Closable):
         """Returns the Bloom filter of ids that may have a row in the newest version, or None.
 
         It may still contain erased ids. It is None if the snapshot was written without filters.
+
+        Args:
+            table: name of the table.
+
+        Raises:
+            UnknownTableError: there is no such table.
+            ClosedError: the tables were closed.
         """
         return read_filter(self.snapshot_url, self._tables[self._number(table)].name, "existing")
 
@@ -513,6 +543,13 @@ class PackedTables(Closable):
         """Returns the Bloom filter of ids that the newest delta changed or erased, or None.
 
         It is None for a full snapshot, or if the snapshot was written without filters.
+
+        Args:
+            table: name of the table.
+
+        Raises:
+            UnknownTableError: there is no such table.
+            ClosedError: the tables were closed.
         """
         return read_filter(self.snapshot_url, self._tables[self._number(table)].name, "changed")
 

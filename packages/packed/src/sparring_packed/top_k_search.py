@@ -67,7 +67,12 @@ class TopK:
 
     @classmethod
     def empty(cls, num_queries: int, k: int) -> TopK:
-        """Creates a result without rows."""
+        """Creates a result without rows.
+
+        Args:
+            num_queries: number q of queries.
+            k: number of rows per query.
+        """
         return cls(
             np.full((num_queries, k), -1, np.int64),
             np.full((num_queries, k), -np.inf, np.float32),
@@ -115,7 +120,23 @@ def top_k(
 
 
 class TopKSearch:
-    """Incremental `top_k` over rows that are added in chunks."""
+    """Incremental `top_k` over rows that are added in chunks.
+
+    Args:
+        queries, k, exclude, metric: see `top_k`.
+
+    Raises:
+        InvalidArgumentError: an argument is invalid.
+
+    Example:
+        >>> import numpy as np
+        >>> from sparring_packed import TopKSearch
+        >>> search = TopKSearch([[2.0, 1.0]], k=2)
+        >>> search.add([10, 20], np.array([[1.0, 0.0], [0.0, 1.0]]))
+        >>> search.add([30], np.array([[1.0, 1.0]]))
+        >>> search.result().keys
+        array([[30, 10]])
+    """
 
     def __init__(
         self,
@@ -146,7 +167,12 @@ class TopKSearch:
         return self._queries.nbytes + self._best.nbytes + self._scores.nbytes
 
     def check_dim(self, dim: int, what: str = "rows") -> None:
-        """Raises InvalidArgumentError if `what` and the queries differ in their number of elements."""
+        """Raises InvalidArgumentError if `what` and the queries differ in their number of elements.
+
+        Args:
+            dim: number of elements found.
+            what: name of the vectors in the message.
+        """
         if dim != self._queries.shape[1]:
             raise InvalidArgumentError(
                 f"top_k: {what} have {dim} elements, but queries have {self._queries.shape[1]}; pass "
@@ -154,7 +180,11 @@ class TopKSearch:
             )
 
     def add(self, keys: npt.ArrayLike, rows: npt.ArrayLike) -> None:
-        """Compares rows ``(n, dim)`` of keys ``(n,)``. Not thread-safe.
+        """Compares rows with the queries. Not thread-safe.
+
+        Args:
+            keys: ``(n,)`` integers; no key is added twice.
+            rows: ``(n, dim)``.
 
         Raises:
             InvalidArgumentError: the shapes do not match.

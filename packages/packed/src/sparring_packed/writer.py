@@ -118,6 +118,19 @@ def write(
         SnapshotError: the serving snapshot already exists, or the training snapshot does not exist.
         SnapshotDamagedError: the training snapshot is damaged.
         SnapshotIOError: the file system failed. Nothing was committed.
+
+    Example:
+        >>> import sparring_packed
+        >>> from tempfile import TemporaryDirectory
+        >>> from sparring import StepContainer, TableConfig
+        >>> with TemporaryDirectory() as folder, StepContainer() as container:
+        ...     container.declare(TableConfig("item", dim=4))
+        ...     _ = container.save(f"{folder}/trained")
+        ...     result = sparring_packed.write(
+        ...         f"{folder}/trained", f"{folder}/served/1", quantize={"item": "int8"}
+        ...     )
+        >>> result.row_bytes
+        {'item': 8}
     """
     snapshot = open_snapshot(snapshot_url)
     place, name = locate(out_url)
