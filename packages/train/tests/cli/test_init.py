@@ -103,7 +103,8 @@ def test_the_written_configuration_trains(
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["steps"] == 3
     found = find_strings("run", "user", hash_strings(columns["user"]))
-    assert {name for name in found if name} and set(found) <= {None, *columns["user"]}
+    assert any(found)
+    assert set(found) <= {None, *columns["user"]}
     assert set(result["metrics"]) == ({"rmse"} if label == "rating" else {"auc", "log_loss"})
 
 

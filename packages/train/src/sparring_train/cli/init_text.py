@@ -25,7 +25,9 @@ __all__ = [
     "label_lines",
 ]
 
-DICTIONARY_LINE = "  dictionary: true        # results contain the strings of the file, if ids are strings"
+DICTIONARY_LINE = (
+    "  dictionary: true        # results contain the strings of the file, if ids are strings"
+)
 
 
 def label_lines(label: ChosenLabel) -> Iterator[str]:
