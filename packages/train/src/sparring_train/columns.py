@@ -46,7 +46,14 @@ class Feature:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """Columns of a data set. Known before an example is read."""
+    """Columns of a data set. Known before an example is read.
+
+    Example:
+        >>> from sparring_train import Feature, Schema
+        >>> schema = Schema((Feature("viewed", table="item"), Feature("bought", table="item")))
+        >>> schema.table_names
+        ('item',)
+    """
 
     features: tuple[Feature, ...]
     numbers: tuple[str, ...] = ()
@@ -56,7 +63,11 @@ class Schema:
     has_weights: bool = False
 
     def feature(self, name: str) -> Feature | None:
-        """Returns the feature with this name, or None."""
+        """Returns the feature with this name, or None.
+
+        Args:
+            name: name of the feature.
+        """
         return next((each for each in self.features if each.name == name), None)
 
     @property
@@ -65,7 +76,11 @@ class Schema:
         return {each.name: each.origin for each in self.features if each.origin is not None}
 
     def with_origins(self, origins: Mapping[str, Origin]) -> Schema:
-        """Returns the same columns with the given sources of ids."""
+        """Returns the same columns with the given sources of ids.
+
+        Args:
+            origins: feature → source of its ids. Features that it does not contain get no source.
+        """
         features = (replace(each, origin=origins.get(each.name)) for each in self.features)
         return replace(self, features=tuple(features))
 
@@ -82,7 +97,15 @@ class Schema:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Ids of one feature."""
+    """Ids of one feature.
+
+    Example:
+        >>> import numpy as np
+        >>> from sparring_train import Column
+        >>> viewed = Column(np.array([7, 8, 9]), lengths=np.array([2, 0, 1]))
+        >>> viewed.take(np.array([2, 0])).ids.tolist()
+        [9, 7, 8]
+    """
 
     ids: Ids
     """``(n,)``, concatenated over the examples."""
@@ -98,7 +121,11 @@ class Column:
         return np.ones(len(self.ids), np.int64) if self.lengths is None else self.lengths
 
     def take(self, selection: Selection) -> Column:
-        """Returns the selected examples, in the order of `selection`."""
+        """Returns the selected examples, in the order of `selection`.
+
+        Args:
+            selection: a slice, a mask ``(b,)``, or positions of examples.
+        """
         if self.lengths is None:
             return Column(self.ids[selection])
         ends = np.cumsum(self.lengths)
@@ -115,7 +142,17 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class ColumnBatch:
-    """Examples of a step by column: all of them, or one rank's part."""
+    """Examples of a step by column: all of them, or one rank's part.
+
+    Example:
+        >>> import numpy as np
+        >>> from sparring_train import Column, ColumnBatch
+        >>> user = Column(np.array([7, 8, 9]))
+        >>> batch = ColumnBatch({"user": user}, np.zeros((3, 0), np.float32))
+        >>> part = batch.part(rank=1, world_size=2)
+        >>> len(part), part.num_examples
+        (2, 3)
+    """
 
     ids: Mapping[str, Column]
     """Feature → ids."""
@@ -140,7 +177,11 @@ class ColumnBatch:
         return len(self) if self.total is None else self.total
 
     def take(self, selection: Selection) -> ColumnBatch:
-        """Returns the selected examples, in the order of `selection`."""
+        """Returns the selected examples, in the order of `selection`.
+
+        Args:
+            selection: a slice, a mask ``(b,)``, or positions of examples.
+        """
         return replace(
             self,
             ids={name: column.take(selection) for name, column in self.ids.items()},
@@ -151,7 +192,12 @@ class ColumnBatch:
         )
 
     def part(self, rank: int, world_size: int) -> ColumnBatch:
-        """Returns the part of one rank; a batch that already is a part is returned unchanged."""
+        """Returns the part of one rank; a batch that already is a part is returned unchanged.
+
+        Args:
+            rank: the rank.
+            world_size: number of ranks.
+        """
         if self.total is not None:
             return self
         ends = (len(self) * each // world_size for each in (rank, rank + 1))
@@ -159,7 +205,11 @@ class ColumnBatch:
 
     def split(self, count: int) -> list[ColumnBatch]:
         """Splits the batch into `count` consecutive batches of nearly equal size, some of which may
-        be empty."""
+        be empty.
+
+        Args:
+            count: number of batches, at least 1.
+        """
         ends = [len(self) * each // count for each in range(count + 1)]
         parts = [self.take(slice(begin, end)) for begin, end in pairwise(ends)]
         if self.total is None:

@@ -17,8 +17,18 @@ __all__ = ["data_kinds", "model_kinds", "trainer_names", "find_trainer"]
 def find_trainer(framework: str, manager: PluginManager) -> TrainerDescriptor:
     """Returns the trainer of a framework.
 
+    Args:
+        framework: name of the framework, for example ``torch``.
+        manager: the plugin manager.
+
     Raises:
         PluginError: no plugin registers it, two distributions do, or its plugin was rejected.
+
+    Example:
+        >>> from sparring import make_plugin_manager
+        >>> from sparring_train import find_trainer
+        >>> find_trainer("torch", make_plugin_manager()).name
+        'torch'
     """
     return _extended(manager).find("trainers", framework, TrainerDescriptor)
 

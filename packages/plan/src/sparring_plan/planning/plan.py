@@ -118,15 +118,29 @@ class Plan(DocumentModel):
 
     def location(self, *path: str) -> str:
         """Returns ``file:line:column`` of a key in the file of the plan; without a file, ``the
-        plan``."""
+        plan``.
+
+        Args:
+            *path: Keys from the root to the value, for example ``"tables", "item"``.
+        """
         return "the plan" if self._document is None else self._document.location(path)
 
     def make_error(self, table: str, key: str, message: str) -> ConfigError:
-        """Returns an error with the location in the file of the plan."""
+        """Returns an error with the location in the file of the plan.
+
+        Args:
+            table: Name of the table.
+            key: Key of the table with the wrong value.
+            message: The value found, the value expected and the fix.
+        """
         return ConfigError(f"{self.prefix('tables', table, key)}table {table}: {message}")
 
     def prefix(self, *path: str) -> str:
-        """Returns ``file:line:column: `` of a key in the file of the plan; empty without a file."""
+        """Returns ``file:line:column: `` of a key in the file of the plan; empty without a file.
+
+        Args:
+            *path: Keys from the root to the value, for example ``"tables", "item"``.
+        """
         return "" if self._document is None else f"{self.location(*path)}: "
 
     @property
@@ -217,6 +231,9 @@ class Plan(DocumentModel):
 
 def read_plan(path: str | Path) -> Plan:
     """Reads the file of a plan.
+
+    Args:
+        path: File that ``sparring plan make`` wrote.
 
     Raises:
         ConfigError: The file cannot be read, or is not a plan: ``file:line:column: message``.

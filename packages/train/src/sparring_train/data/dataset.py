@@ -59,6 +59,9 @@ class Dataset(Protocol):
     def batches(self, epoch: int) -> Iterator[ColumnBatch]:
         """Yields all training examples once. The order may differ between epochs.
 
+        Args:
+            epoch: number of the epoch; the first one is 0.
+
         Raises:
             DataError: a file cannot be read, or contains an invalid value.
         """

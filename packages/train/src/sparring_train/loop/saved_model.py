@@ -54,7 +54,17 @@ def saved_model(
 
 
 def evaluate_model(model: OpenedModel) -> dict[str, float]:
-    """Computes metrics on the test examples of the run, in one process."""
+    """Computes metrics on the test examples of the run, in one process.
+
+    Args:
+        model: an opened model, for example from `open_run`.
+
+    Returns:
+        Name → value of each metric, as in `TrainResult.metrics`.
+
+    Raises:
+        DataError: a file cannot be read, or contains an invalid value.
+    """
     container = model.source.container
     ranks = Ranks(container.collective, container.quiesce)
     metrics: dict[str, float] = model.source.evaluate(model.predict, ranks)

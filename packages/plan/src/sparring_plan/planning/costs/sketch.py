@@ -59,6 +59,9 @@ class Sketch(DocumentModel):
         the keys that occurred once (I. J. Good, "The population frequencies of species", Biometrika
         40, 1953): the unseen keys together get as many ids as there are such keys. In the same way,
         all keys with r ids together get r + 1 times the number of keys with r + 1 ids.
+
+        Args:
+            num_rows: Number of rows of the table.
         """
         counts = np.asarray([each for each, _ in self.bins], np.float64)
         ids = np.asarray([of_bin for _, of_bin in self.bins], np.float64)
@@ -100,6 +103,13 @@ def sketch_ids(chunks: Iterable[Ids]) -> Sketch:
 
     Raises:
         ConfigError: There are no ids, or more than 100 million keys.
+
+    Example:
+        >>> import numpy as np
+        >>> from sparring_plan import sketch_ids
+        >>> sketch = sketch_ids([np.array([7, 7, 8]), np.array([7, 9])])
+        >>> sketch.distinct, sketch.bins
+        (3, [(2, 2), (1, 3)])
     """
     keys, counts = np.empty(0, np.int64), np.empty(0, np.int64)
     for chunk in chunks:

@@ -54,6 +54,16 @@ def load_config(
     Raises:
         ConfigError: the file cannot be read or is invalid. ``error.problems`` contains each `Problem`;
             the message has one line per problem: ``file:line:column: message (…)``.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from sparring_train import load_config
+        >>> with TemporaryDirectory() as folder:
+        ...     path = Path(folder, "run.yaml")
+        ...     _ = path.write_text("{data: {kind: synthetic_criteo}, model: {kind: dlrm, dim: 8}}")
+        ...     load_config(path, ["seed=3"]).seed
+        3
     """
     source = os.fspath(path)
     return parse_config(
@@ -73,7 +83,24 @@ def parse_config(
     folder: str = "",
     plugin_manager: PluginManager | None = None,
 ) -> RunConfig:
-    """Reads a configuration from text, which messages call `source`. See `load_config`."""
+    """Reads a configuration from text.
+
+    Args:
+        text: YAML.
+        overrides, plugin_manager: see `load_config`.
+        source: name of the text in messages.
+        folder: folder from which relative paths are resolved; empty means the current directory.
+
+    Raises:
+        ConfigError: the text is invalid, see `load_config`.
+
+    Example:
+        >>> from sparring_train import parse_config
+        >>> text = "{data: {kind: synthetic_criteo}, model: {kind: dlrm, dim: 8}}"
+        >>> config = parse_config(text, ["data.batch_size=64"])
+        >>> config.data.batch_size
+        64
+    """
     parsed = parse_yaml(text, make_locator(source))
     value = parsed.mapping()
     for override in overrides:

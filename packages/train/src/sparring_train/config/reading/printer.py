@@ -9,5 +9,15 @@ __all__ = ["config_as_yaml"]
 
 
 def config_as_yaml(config: RunConfig) -> str:
-    """Returns the whole configuration, including defaults, in a form that `parse_config` reads."""
+    """Returns the whole configuration, including defaults, in a form that `parse_config` reads.
+
+    Args:
+        config: the configuration.
+
+    Example:
+        >>> from sparring_train import config_as_yaml, parse_config
+        >>> config = parse_config("{data: {kind: synthetic_criteo}, model: {kind: dlrm, dim: 8}}")
+        >>> parse_config(config_as_yaml(config)) == config
+        True
+    """
     return as_yaml(config.model_dump(mode="json"))

@@ -91,14 +91,26 @@ class ModelSection(Section):
 
     @abstractmethod
     def tables(self, schema: Schema) -> tuple[TableConfig, ...]:
-        """Returns the tables for data with these columns. Only name, dim and initializer are used."""
+        """Returns the tables for data with these columns. Only name, dim and initializer are used.
+
+        Args:
+            schema: columns of the data.
+        """
 
     def problem(self, schema: Schema) -> str | None:
-        """Returns why data with these columns are unsuitable, and the fix; None if they are suitable."""
+        """Returns why data with these columns are unsuitable, and the fix; None if they are suitable.
+
+        Args:
+            schema: columns of the data.
+        """
         return None
 
     def ranking(self, schema: Schema) -> Ranking | None:
-        """Returns how items are ranked; None if the loss is not `ranking`."""
+        """Returns how items are ranked; None if the loss is not `ranking`.
+
+        Args:
+            schema: columns of the data.
+        """
         return None
 
     @property
