@@ -43,6 +43,14 @@ class SparringError(Exception):
     Args:
         message: the operation, the value found, the value expected and the fix.
         **details: the same facts as values; each becomes an attribute of the error.
+
+    Example:
+        >>> from sparring import SparringError, TableConfig
+        >>> try:
+        ...     TableConfig("item", dim=0)
+        ... except SparringError as error:
+        ...     error.table
+        'item'
     """
 
     def __init__(self, message: str, **details: object) -> None:

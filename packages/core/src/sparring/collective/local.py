@@ -29,6 +29,18 @@ class LocalGroup:
     Args:
         world_size: number of ranks.
         deadline_seconds: maximum duration of each wait.
+
+    Raises:
+        InvalidArgumentError: `world_size` is below 1.
+
+    Example:
+        >>> import numpy as np
+        >>> from sparring import LocalGroup
+        >>> group = LocalGroup(2)
+        >>> first, second = group.join(0), group.join(1)
+        >>> buffer = np.zeros(3)
+        >>> first.send(np.ones(3), 1).wait(), second.receive(buffer, 0).wait(), buffer.tolist()
+        (None, None, [1.0, 1.0, 1.0])
     """
 
     def __init__(self, world_size: int, *, deadline_seconds: float = 60.0) -> None:
@@ -47,7 +59,14 @@ class LocalGroup:
         self.waiting: dict[int, int] = {}
 
     def join(self, rank: int) -> LocalCollective:
-        """Returns the collective of one rank, for use on the thread of that rank."""
+        """Returns the collective of one rank, for use on the thread of that rank.
+
+        Args:
+            rank: ``0 <= rank < world_size``.
+
+        Raises:
+            InvalidArgumentError: the group has no such rank.
+        """
         return LocalCollective(self, rank)
 
 

@@ -1,4 +1,11 @@
-"""Options and results of saves and loads, for users and framework adapters."""
+"""Options and results of saves and loads, for users and framework adapters.
+
+Example:
+    >>> from sparring import Retention, SaveOptions
+    >>> options = SaveOptions(is_base=True, retention=Retention("runs/a", keep=3))
+    >>> options.deadline_seconds, options.retention.keep
+    (600.0, 3)
+"""
 
 from __future__ import annotations
 
@@ -30,7 +37,15 @@ JSON = Any
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Additional state that a training needs to resume: numbers and arrays, but no objects."""
+    """Additional state that a training needs to resume: numbers and arrays, but no objects.
+
+    Example:
+        >>> import numpy as np
+        >>> from sparring import State
+        >>> states = {"model": State({"epoch": 3}, {"weight": np.zeros((2, 2))})}
+        >>> states["model"].values
+        {'epoch': 3}
+    """
 
     values: JSON = None
     """None, bool, int, float, str, and lists and string-keyed mappings of these."""
@@ -42,7 +57,13 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Rule that selects the snapshots to keep after a snapshot was committed."""
+    """Rule that selects the snapshots to keep after a snapshot was committed.
+
+    Example:
+        >>> from sparring import Retention, SaveOptions
+        >>> SaveOptions(retention=Retention("runs/a", keep=3)).retention.keep
+        3
+    """
 
     root: str
     """Folder of the snapshots."""
@@ -137,7 +158,17 @@ class SaveOptions:
 
 @dataclass(frozen=True, slots=True)
 class SaveResult:
-    """Result of a save. The snapshot is committed."""
+    """Result of a save. The snapshot is committed.
+
+    Example:
+        >>> import tempfile
+        >>> from sparring import StepContainer, TableConfig
+        >>> with tempfile.TemporaryDirectory() as folder, StepContainer() as container:
+        ...     container.declare(TableConfig("user", dim=2))
+        ...     container.assign("user", [1, 2, 3], [[0, 1], [2, 3], [4, 5]])
+        ...     dict(container.save(f"{folder}/step-000000000").rows)
+        {'user': 3}
+    """
 
     url: str
     step: int
@@ -151,7 +182,17 @@ class SaveResult:
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """Result of a load."""
+    """Result of a load.
+
+    Example:
+        >>> import tempfile
+        >>> from sparring import State, StepContainer, TableConfig
+        >>> with tempfile.TemporaryDirectory() as folder, StepContainer() as container:
+        ...     container.declare(TableConfig("user", dim=2))
+        ...     saved = container.save(f"{folder}/step-000000000", states={"data": State({"at": 7})})
+        ...     container.load(saved.url).states["data"].values
+        {'at': 7}
+    """
 
     url: str
     step: int

@@ -164,7 +164,11 @@ class StepContainer(TableContainer):
         self.exchange.trace = trace
 
     def span(self, name: str) -> AbstractContextManager[None]:
-        """Records a block as a span of the trace."""
+        """Records a block as a span of the trace. Without a trace it does nothing.
+
+        Args:
+            name: name of the span.
+        """
         return self.state.span(name)
 
     # -- lookups

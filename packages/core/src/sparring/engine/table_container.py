@@ -63,6 +63,9 @@ class TableContainer:
     def layout(self, table: str) -> Layout:
         """Returns the ranks that own the rows of a table.
 
+        Args:
+            table: name of a declared table.
+
         Raises:
             UnknownTableError: `table` was not declared.
         """
@@ -70,7 +73,11 @@ class TableContainer:
 
     def transfer(self, table: str) -> tuple[Transfer, str]:
         """Returns how bags of a table are transferred, and the reason: ``pooled`` by the owners of
-        their rows, or as ``rows``."""
+        their rows, or as ``rows``.
+
+        Args:
+            table: name of a declared table.
+        """
         return find_transfer(self.state, table)
 
     def check_plan(self) -> None:
@@ -97,7 +104,13 @@ class TableContainer:
         set_state(self.state, self.entry(table), np.asarray(initial_state), method)
 
     def check_state(self, table: str, state_width: int, method: str = "") -> None:
-        """Raises the errors of `set_state` without setting the state."""
+        """Raises the errors of `set_state` without setting the state.
+
+        Args:
+            table: name of a declared table.
+            state_width: number of elements of state per row.
+            method: as for `set_state`.
+        """
         self.check_open()
         check_state(self.entry(table), state_width, method)
 
@@ -105,6 +118,9 @@ class TableContainer:
         """Removes the optimizer state from all rows of a table on this rank and keeps the embeddings.
 
         The next optimizer starts from its initial state.
+
+        Args:
+            table: name of a declared table.
 
         Raises:
             UnsupportedError: the user opened the storage, or its rows outlive the process. In the
@@ -117,7 +133,11 @@ class TableContainer:
     def storage(self, table: str) -> Storage:
         """Returns this rank's shard of a table, and opens it if necessary.
 
+        Args:
+            table: name of a declared table.
+
         Raises:
+            UnknownTableError: `table` was not declared.
             InterruptedLoadError: a load was interrupted, and the storage contains a part of a snapshot.
             InvalidArgumentError: the storage contains rows of another rank.
         """
@@ -127,7 +147,14 @@ class TableContainer:
 
     def num_rows(self, table: str) -> int:
         """Returns the number of rows of a table on this rank. If the table is sharded by columns, this
-        is the number of rows of its first block."""
+        is the number of rows of its first block.
+
+        Args:
+            table: name of a declared table.
+
+        Raises:
+            UnknownTableError: `table` was not declared.
+        """
         self.check_open()
         quiesce(self.state, Purpose.COUNT)
         entry = self.entry(table).parts[0]
@@ -135,37 +162,73 @@ class TableContainer:
         return 0 if entry.storage is None else entry.storage.size
 
     def table_bytes(self, table: str) -> int:
-        """Returns the memory of a table on this rank, in bytes."""
+        """Returns the memory of a table on this rank, in bytes; 0 if its storage is not open yet.
+
+        Args:
+            table: name of a declared table.
+
+        Raises:
+            UnknownTableError: `table` was not declared.
+        """
         self.check_open()
         quiesce(self.state, Purpose.INSPECT)
         storages = [part.storage for part in self.entry(table).parts]
         return sum(each.memory_bytes for each in storages if each is not None)
 
     def num_not_admitted(self, table: str) -> int:
-        """Returns the number of gradients that the table's admission filter dropped on this rank."""
+        """Returns the number of gradients that the table's admission filter dropped on this rank.
+
+        Args:
+            table: name of a declared table.
+
+        Raises:
+            UnknownTableError: `table` was not declared.
+        """
         quiesce(self.state, Purpose.INSPECT)
         return self.entry(table).parts[0].num_not_admitted
 
     def num_forgotten(self, table: str) -> int:
-        """Returns how many ids the table's full admission filter removed or did not count here."""
+        """Returns how many ids the table's full admission filter removed or did not count here.
+
+        Args:
+            table: name of a declared table.
+
+        Raises:
+            UnknownTableError: `table` was not declared.
+        """
         quiesce(self.state, Purpose.INSPECT)
         made = self.entry(table).parts[0].admission_filter
         return 0 if made is None else int(made.num_forgotten)
 
     def tier_counters(self, table: str) -> list[TierCounters]:
         """Returns the counters of each tier of a table on this rank, hottest first; an empty list if
-        the storage is not a stack."""
+        the storage is not a stack.
+
+        Args:
+            table: name of a declared table.
+        """
         self.check_open()
         quiesce(self.state, Purpose.INSPECT)
         return self.state.tables.tier_counters(table)
 
     def tiers(self, table: str) -> list[StorageChoice]:
         """Returns the storages that were chosen for a table, hottest first; an empty list if its
-        storage was already open."""
+        storage was already open.
+
+        Args:
+            table: name of a declared table.
+        """
         return self.state.tables.tiers(table)
 
     def entry(self, table: str) -> TableEntry:
-        """Returns the entry of a declared table; raises `UnknownTableError` if there is none."""
+        """Returns the entry of a declared table.
+
+        Args:
+            table: name of a declared table.
+
+        Raises:
+            UnknownTableError: `table` was not declared.
+        """
         return self.state.tables.entry(table)
 
     def entries(self) -> list[TableEntry]:
@@ -178,6 +241,9 @@ class TableContainer:
 
         If `reads_directly` is False, errors of the tables are not raised here but by the lookup, on all
         ranks.
+
+        Args:
+            tables: names of declared tables.
 
         Raises:
             ClosedError: the container or the storage of a table was closed.
@@ -195,8 +261,11 @@ class TableContainer:
             state.tables.check_readable(entry)
 
     def reads_directly(self, tables: Iterable[str]) -> bool:
-        """Whether batches may be pooled directly from `tables`, because all their rows are on this
-        rank."""
+        """Whether batches may be pooled directly from tables, because all their rows are on this rank.
+
+        Args:
+            tables: names of declared tables.
+        """
         return self.state.collective.world_size == 1 or all(
             self.entry(table).config.is_replicated for table in tables
         )

@@ -30,9 +30,9 @@ def hash_strings(strings: Any) -> npt.NDArray[np.int64]:
         InvalidArgumentError: an element is neither str nor bytes, or is null.
 
     Example:
-        >>> import sparring
-        >>> sparring.hash_strings(["tent", "stove"]).shape
-        (2,)
+        >>> from sparring import hash_strings
+        >>> hash_strings(["tent", "stove"]).tolist()
+        [-3411233715330347278, -8825862227339723238]
     """
     if isinstance(strings, (str, bytes)):
         raise InvalidArgumentError(

@@ -65,9 +65,17 @@ _Descriptor = TypeVar("_Descriptor", bound=Descriptor)
 
 
 def make_plugin_manager(*, entry_points: bool = True) -> PluginManager:
-    """Creates a manager with the parts of core and, if `entry_points` is True, all installed plugins.
+    """Creates a manager with the parts of core and all installed plugins.
 
     Each call searches again. Plugins are not loaded before the first call.
+
+    Args:
+        entry_points: whether to search the installed distributions; if False, only core is loaded.
+
+    Example:
+        >>> from sparring import make_plugin_manager
+        >>> make_plugin_manager().sharding_kind("row_wise").name
+        'row_wise'
     """
     manager = PluginManager()
     for source in find_plugins(None if entry_points else CORE):
@@ -76,7 +84,13 @@ def make_plugin_manager(*, entry_points: bool = True) -> PluginManager:
 
 
 class PluginManager:
-    """Finds descriptors of core and plugins by name."""
+    """Finds descriptors of core and plugins by name.
+
+    Example:
+        >>> from sparring import make_plugin_manager
+        >>> make_plugin_manager(entry_points=False).storage("memory").name
+        'memory'
+    """
 
     def __init__(self) -> None:
         self._pluggy = pluggy.PluginManager(hookspecs.PROJECT)
@@ -89,7 +103,11 @@ class PluginManager:
     # -- loading ----------------------------------------------------------------
 
     def load(self, source: PluginSource) -> None:
-        """Loads one plugin; a broken one is rejected with a `LoadError`."""
+        """Loads one plugin; a broken one is rejected with a `LoadError`.
+
+        Args:
+            source: the plugin and its distribution, as `find_plugins` returns them.
+        """
         names: list[tuple[str, str]] = []
         key = f"{source.distribution}:{source.plugin}"
         try:
@@ -202,6 +220,9 @@ class PluginManager:
     def storage(self, name: str) -> StorageDescriptor:
         """Returns the storage backend with this name.
 
+        Args:
+            name: name of the backend, such as ``hkv``.
+
         Raises:
             PluginError: no plugin registers the name, two distributions do, or its plugin is broken.
             VersionError: its plugin was written for an incompatible version of the contract.
@@ -209,23 +230,43 @@ class PluginManager:
         return self.find("storage", name, StorageDescriptor)
 
     def collective(self, name: str) -> CollectiveDescriptor:
-        """Returns the collective with this name. Raises like `storage`."""
+        """Returns the collective with this name. Raises like `storage`.
+
+        Args:
+            name: name of the backend, such as ``local``.
+        """
         return self.find("collective", name, CollectiveDescriptor)
 
     def rendezvous(self, name: str) -> RendezvousDescriptor:
-        """Returns the rendezvous with this name. Raises like `storage`."""
+        """Returns the rendezvous with this name. Raises like `storage`.
+
+        Args:
+            name: name of the backend, such as ``environment``.
+        """
         return self.find("rendezvous", name, RendezvousDescriptor)
 
     def kernels(self, device: str) -> KernelsDescriptor:
-        """Returns the kernels of a device type, ``cpu`` or ``cuda``. Raises like `storage`."""
+        """Returns the kernels of a device type. Raises like `storage`.
+
+        Args:
+            device: ``cpu`` or ``cuda``.
+        """
         return self.find("kernels", device, KernelsDescriptor)
 
     def update_method(self, name: str) -> UpdateMethodDescriptor:
-        """Returns the update method with this name. Raises like `storage`."""
+        """Returns the update method with this name. Raises like `storage`.
+
+        Args:
+            name: name of the method, such as ``adagrad``.
+        """
         return self.find("update_methods", name, UpdateMethodDescriptor)
 
     def sharding_kind(self, name: str) -> ShardingKindDescriptor:
-        """Returns the sharding kind with this name. Raises like `storage`."""
+        """Returns the sharding kind with this name. Raises like `storage`.
+
+        Args:
+            name: name of the kind, such as ``row_wise``.
+        """
         return self.find("sharding_kinds", name, ShardingKindDescriptor)
 
     def planner(self) -> PlannerDescriptor:
@@ -233,7 +274,11 @@ class PluginManager:
         return self.find("planners", "auto", PlannerDescriptor)
 
     def framework(self, name: str) -> FrameworkDescriptor:
-        """Returns the framework adapter with this name. Raises like `storage`."""
+        """Returns the framework adapter with this name. Raises like `storage`.
+
+        Args:
+            name: ``torch``, ``jax`` or ``tensorflow``, or the name of a plugin's adapter.
+        """
         return self.find("framework", name, FrameworkDescriptor)
 
     def commands(self) -> Sequence[CommandDescriptor]:

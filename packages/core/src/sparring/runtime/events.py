@@ -58,6 +58,12 @@ class EventLoop(Closable):
 
     Raises:
         InvalidArgumentError: `capacity` or `num_threads` is below 1.
+
+    Example:
+        >>> from sparring import EventLoop
+        >>> with EventLoop() as events:
+        ...     events.submit(lambda: 6 * 7, name="product").result()
+        42
     """
 
     def __init__(
@@ -173,11 +179,17 @@ class EventLoop(Closable):
         """Registers a function that is called when a caller starts to wait for all work.
 
         Background work that throttles itself can then stop doing so. The function must not wait.
+
+        Args:
+            call: function without arguments, called on the thread of the caller that waits.
         """
         self._when_awaited.append(call)
 
     def drain(self, timeout: float | None = None) -> None:
         """Waits until all work has ended. Failures are not raised; `check` raises them.
+
+        Args:
+            timeout: seconds to wait; by default `deadline_seconds`.
 
         Raises:
             DeadlineError: some work has not ended; it continues.

@@ -68,6 +68,17 @@ def scan_rows(
         SnapshotDamagedError: A file is damaged (the error contains its name and the offset), a key
             occurs twice, or a key has only some of its columns.
         SnapshotIOError: The file system failed.
+
+    Example:
+        >>> import tempfile
+        >>> from sparring import StepContainer, TableConfig, open_snapshot, scan_rows
+        >>> with tempfile.TemporaryDirectory() as folder, StepContainer() as container:
+        ...     container.declare(TableConfig("user", dim=2))
+        ...     container.assign("user", [1, 2, 3], [[0, 1], [2, 3], [4, 5]])
+        ...     saved = container.save(f"{folder}/step-000000000")
+        ...     chunks = list(scan_rows(open_snapshot(saved.url), "user"))
+        >>> {int(key): row.tolist() for key, row in zip(chunks[0].keys, chunks[0].rows)}[2]
+        [2.0, 3.0]
     """
     snapshot.check_table(table)
     wanted = _partition_mask(partitions)
@@ -106,9 +117,23 @@ def scan_own_rows(
 def count_rows(snapshot: Snapshot, table: str) -> int:
     """Returns the number of rows of a table. For a delta, this reads all keys of its chain.
 
+    Args:
+        snapshot: Snapshot whose chain is counted.
+        table: Name of the table.
+
     Raises:
         UnknownTableError: The snapshot has no such table.
         SnapshotDamagedError: The snapshot is a delta, and a file of its chain is damaged.
+
+    Example:
+        >>> import tempfile
+        >>> from sparring import StepContainer, TableConfig, count_rows, open_snapshot
+        >>> with tempfile.TemporaryDirectory() as folder, StepContainer() as container:
+        ...     container.declare(TableConfig("user", dim=2))
+        ...     container.assign("user", [1, 2, 3], [[0, 1], [2, 3], [4, 5]])
+        ...     saved = container.save(f"{folder}/step-000000000")
+        ...     count_rows(open_snapshot(saved.url), "user")
+        3
     """
     snapshot.check_table(table)
     if snapshot.base is None:

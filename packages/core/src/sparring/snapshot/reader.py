@@ -129,6 +129,17 @@ def open_snapshot(url: str | os.PathLike[str]) -> Snapshot:
         SnapshotError: There is no such snapshot, or the base of a delta is missing or was replaced.
         SnapshotDamagedError: A manifest is damaged, or a file is missing.
         SnapshotIOError: The file system failed.
+
+    Example:
+        >>> import tempfile
+        >>> from sparring import StepContainer, TableConfig, open_snapshot
+        >>> with tempfile.TemporaryDirectory() as folder, StepContainer() as container:
+        ...     container.declare(TableConfig("user", dim=2))
+        ...     container.assign("user", [1, 2, 3], [[0, 1], [2, 3], [4, 5]])
+        ...     saved = container.save(f"{folder}/step-000000000")
+        ...     snapshot = open_snapshot(saved.url)
+        >>> snapshot.step, snapshot.tables["user"].dim
+        (0, 2)
     """
     text = os.fspath(url)
     folder, _, last = text.rpartition("/")
@@ -144,6 +155,15 @@ class Snapshot:
 
     `open_snapshot` creates it. `scan_rows` reads its rows, `count_rows` counts them, and
     `verify_snapshot` checks all its files.
+
+    Example:
+        >>> import tempfile
+        >>> from sparring import StepContainer, open_snapshot
+        >>> with tempfile.TemporaryDirectory() as folder, StepContainer() as container:
+        ...     saved = container.save(f"{folder}/step-000000000")
+        ...     snapshot = open_snapshot(saved.url)
+        ...     snapshot.base is None, snapshot.world_size, list(snapshot.tables)
+        (True, 1, [])
     """
 
     def __init__(
@@ -189,7 +209,12 @@ class Snapshot:
         return tuple(found)
 
     def files(self, table: str | None = None, kind: str | None = None) -> list[FileEntry]:
-        """Returns the manifest entries of this snapshot's own files, optionally of one table or kind."""
+        """Returns the manifest entries of this snapshot's own files.
+
+        Args:
+            table: Name of the table whose files are returned; None for all.
+            kind: ``rows``, ``erased`` or ``state``; None for all.
+        """
         return [
             entry
             for entry in self._files.values()
@@ -218,6 +243,9 @@ class Snapshot:
 
     def check_file(self, entry: FileEntry) -> None:
         """Compares the bytes of one of this snapshot's own files with the hashes in the manifest.
+
+        Args:
+            entry: Manifest entry of the file.
 
         Raises:
             SnapshotDamagedError: They differ; the error contains the offset of the first wrong block.
@@ -267,13 +295,21 @@ class Snapshot:
         return sorted(found - self._files.keys() - {MANIFEST_NAME})
 
     def state_names(self, rank: int | None = None) -> list[str]:
-        """Returns the sorted names of the state that a rank wrote; with None, that any rank wrote."""
+        """Returns the sorted names of the states that ranks wrote.
+
+        Args:
+            rank: Rank that wrote them; None for all ranks.
+        """
         return sorted(
             {entry.state for entry in self.files(kind="state") if rank in {None, entry.rank}}
         )
 
     def state(self, name: str, rank: int = 0) -> SnapshotState:
         """Reads the state that a rank wrote under a name. A delta contains all of its state itself.
+
+        Args:
+            name: One of `state_names`.
+            rank: Rank that wrote the state, at most ``world_size - 1``.
 
         Raises:
             SnapshotError: The rank wrote no such state.
@@ -310,7 +346,14 @@ class Snapshot:
             return SnapshotState(values, arrays)
 
     def check_table(self, table: str) -> None:
-        """Raises `UnknownTableError` if the chain has no such table."""
+        """Checks that the chain has a table.
+
+        Args:
+            table: Name of the table.
+
+        Raises:
+            UnknownTableError: The chain has no such table.
+        """
         if table not in self.tables:
             raise UnknownTableError(
                 f"snapshot {self.url} has no table {table!r}; choose one of its tables: "

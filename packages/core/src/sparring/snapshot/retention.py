@@ -33,12 +33,23 @@ def list_snapshots(root_url: str | os.PathLike[str]) -> list[str]:
     Omits snapshots whose manifests cannot be read; `list_unreadable_snapshots` lists them with the
     reason.
 
+    Args:
+        root_url: Folder of the snapshots: a path or any fsspec URL.
+
     Returns:
         The URLs. An empty list if the folder does not exist.
 
     Raises:
         InvalidArgumentError: `root_url` is not a folder.
         SnapshotIOError: The file system failed.
+
+    Example:
+        >>> import tempfile
+        >>> from sparring import StepContainer, list_snapshots
+        >>> with tempfile.TemporaryDirectory() as folder, StepContainer() as container:
+        ...     saved = container.save(f"{folder}/step-000000000")
+        ...     list_snapshots(folder) == [saved.url]
+        True
     """
     return [snapshot.url for snapshot in _list_readable(open_root(root_url))]
 
@@ -46,8 +57,20 @@ def list_snapshots(root_url: str | os.PathLike[str]) -> list[str]:
 def list_unreadable_snapshots(root_url: str | os.PathLike[str]) -> dict[str, SnapshotError]:
     """Returns the snapshots that `list_snapshots` omits: URL → the error of reading the manifest.
 
+    Args:
+        root_url: Folder of the snapshots.
+
     Raises:
+        InvalidArgumentError: `root_url` is not a folder.
         SnapshotIOError: The file system failed.
+
+    Example:
+        >>> import tempfile
+        >>> from sparring import StepContainer, list_unreadable_snapshots
+        >>> with tempfile.TemporaryDirectory() as folder, StepContainer() as container:
+        ...     saved = container.save(f"{folder}/step-000000000")
+        ...     list_unreadable_snapshots(folder)
+        {}
     """
     found: dict[str, SnapshotError] = {}
     _list_readable(open_root(root_url), found)
@@ -59,8 +82,20 @@ def latest_snapshot(root_url: str | os.PathLike[str]) -> Snapshot | None:
 
     Checks manifests, but not data files.
 
+    Args:
+        root_url: Folder of the snapshots.
+
     Raises:
+        InvalidArgumentError: `root_url` is not a folder.
         SnapshotIOError: The file system failed.
+
+    Example:
+        >>> import tempfile
+        >>> from sparring import StepContainer, latest_snapshot
+        >>> with tempfile.TemporaryDirectory() as folder, StepContainer() as container:
+        ...     saved = container.save(f"{folder}/step-000000000")
+        ...     latest_snapshot(folder).step
+        0
     """
     found = _list_readable(open_root(root_url))
     return found[-1] if found else None
@@ -98,6 +133,17 @@ def retain(
     Raises:
         InvalidArgumentError: `keep` is less than 2.
         SnapshotIOError: The file system failed.
+
+    Example:
+        >>> import tempfile
+        >>> from sparring import SnapshotWriter, list_snapshots, retain
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for step in range(4):
+        ...         writer = SnapshotWriter(f"{folder}/step-{step}", step=step)
+        ...         writer.finish()
+        ...         snapshot = writer.commit()
+        ...     len(retain(folder, keep=2)), [url[-1] for url in list_snapshots(folder)]
+        (2, ['2', '3'])
     """
     if keep < 2:
         raise InvalidArgumentError(

@@ -96,6 +96,18 @@ class SnapshotWriter:
         InvalidArgumentError: An argument is out of range.
         SnapshotError: The snapshot exists already, or `base` is not a snapshot.
         SnapshotIOError: The file system failed.
+
+    Example:
+        >>> import tempfile
+        >>> import numpy as np
+        >>> from sparring import ScanChunk, SnapshotWriter, TableDescription
+        >>> chunk = ScanChunk(np.arange(2), np.ones((2, 4), np.float32), np.zeros(2, np.uint64))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     writer = SnapshotWriter(f"{folder}/step-000000005", step=5)
+        ...     writer.write_table(TableDescription("item", dim=4), [chunk])
+        ...     writer.finish()
+        ...     writer.commit().step
+        5
     """
 
     def __init__(
@@ -223,6 +235,9 @@ class SnapshotWriter:
         """Makes the thread that writes or waits for other ranks raise `reason` soon.
 
         It may be called on any thread.
+
+        Args:
+            reason: The error to raise.
         """
         self._attempt.abort_reason = reason
 

@@ -49,6 +49,14 @@ def open_storage(
         VersionError: The backend was built for another major version of the storage ABI.
         InvalidArgumentError: `backend` is not a string, `table` is not a `TableConfig`, or an option is
             unknown or invalid.
+
+    Example:
+        >>> import numpy as np
+        >>> from sparring import TableConfig, open_storage
+        >>> with open_storage("memory", TableConfig("item", dim=2)) as storage:
+        ...     evicted = storage.upsert([1, 2], np.ones((2, 2), np.float32))
+        ...     storage.size
+        2
     """
     if not isinstance(backend, str):
         raise InvalidArgumentError(

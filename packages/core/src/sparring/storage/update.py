@@ -43,6 +43,17 @@ def update_rows(
             fit the rows.
         NonFiniteGradientError: The gradients contain NaN or infinity; no row was changed.
         CapacityError: The storage is full, and its policy does not evict; no row was changed.
+
+    Example:
+        >>> from sparring import TableConfig, open_storage, update_rows
+        >>> from sparring.adapter import parse_hyper, resolve_method
+        >>> from sparring.contracts import MethodChoice
+        >>> method = resolve_method("sgd")
+        >>> choice = MethodChoice(method, parse_hyper(method, {"lr": 0.5}), step=1)
+        >>> with open_storage("memory", TableConfig("item", 2, initializer="zeros")) as storage:
+        ...     num_rows = update_rows(storage, [7], np.float32([[1, 2]]), choice)
+        ...     storage.find([7]).rows.tolist()
+        [[-0.5, -1.0]]
     """
     storage._check_open()
     checked = check_keys(keys, storage.table.name, unique=storage.validate)

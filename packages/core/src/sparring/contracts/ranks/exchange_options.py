@@ -1,4 +1,12 @@
-"""Options of exchanges between ranks."""
+"""Options of exchanges between ranks.
+
+Example:
+    >>> from sparring import ExchangeOptions, StepContainer
+    >>> options = ExchangeOptions(gradient_wire_dtype="bfloat16")
+    >>> with StepContainer(exchange=options) as container:
+    ...     options.gradient_wire_dtype
+    <WireDtype.BFLOAT16: 'bfloat16'>
+"""
 
 from __future__ import annotations
 

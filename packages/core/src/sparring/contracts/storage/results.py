@@ -43,7 +43,15 @@ Scores = npt.NDArray[np.uint64]
 
 
 class Columns(NamedTuple):
-    """A half-open range of a row, counted in elements of the table's dtype."""
+    """A half-open range of a row, counted in elements of the table's dtype.
+
+    Example:
+        >>> from sparring import Columns, TableConfig, open_storage
+        >>> with open_storage("memory", TableConfig("item", dim=4)) as storage:
+        ...     evicted = storage.upsert([7], np.float32([[0, 1, 2, 3]]))
+        ...     storage.find([7], Columns(2, 4)).rows.tolist()
+        [[2.0, 3.0]]
+    """
 
     begin: int
     end: int
@@ -51,7 +59,17 @@ class Columns(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FindResult:
-    """Rows in the order of the requested keys."""
+    """Rows in the order of the requested keys.
+
+    Example:
+        >>> import numpy as np
+        >>> from sparring import TableConfig, open_storage
+        >>> with open_storage("memory", TableConfig("item", dim=2)) as storage:
+        ...     evicted = storage.upsert([7], np.ones((1, 2), np.float32))
+        ...     result = storage.find([7, 8])
+        >>> result.rows.tolist(), result.found.tolist()
+        ([[1.0, 1.0], [0.0, 0.0]], [True, False])
+    """
 
     rows: Rows
     """``(n, width of columns)``; zeros where `found` is False."""
@@ -85,6 +103,14 @@ class ScanChunk:
         keys: ``(n,)`` int64.
         rows: ``(n, width of columns)`` of the table's dtype.
         scores: ``(n,)`` uint64.
+
+    Example:
+        >>> import numpy as np
+        >>> from sparring import TableConfig, open_storage
+        >>> with open_storage("memory", TableConfig("item", dim=2)) as storage:
+        ...     evicted = storage.upsert([1, 2, 3], np.ones((3, 2), np.float32))
+        ...     sorted(len(chunk) for chunk in storage.scan(chunk_rows=2))
+        [1, 2]
     """
 
     keys: Keys
@@ -258,6 +284,10 @@ def check_consumed_scores(
 
 def check_columns(columns: Columns | tuple[int, int] | None, table: TableConfig) -> Columns:
     """Returns the requested range of columns; None means the complete row.
+
+    Args:
+        columns: two whole numbers, counted in elements of the table's dtype.
+        table: declaration of the table, whose `width` limits the range.
 
     Raises:
         InvalidArgumentError: the range is empty, or not within the row.

@@ -75,7 +75,11 @@ __all__ = [
 
 
 def closed_error(table: str) -> ClosedError:
-    """Creates the error that a call to a closed storage raises."""
+    """Creates the error that a call to a closed storage raises.
+
+    Args:
+        table: name of the table, for the message.
+    """
     return ClosedError(
         f"the storage of table {table!r} is closed; open it again with sparring.open_storage",
         table=table,
@@ -99,6 +103,13 @@ class Storage(Closable):
     Attributes:
         watcher: observer that the public methods notify of every write, or None. Callers that write
             through the native handle notify it themselves.
+
+    Example:
+        >>> from sparring import TableConfig, open_storage
+        >>> with open_storage("memory", TableConfig("item", dim=2)) as storage:
+        ...     evicted = storage.upsert([1, 2], np.ones((2, 2), np.float32))
+        ...     storage.erase([2, 3]), storage.size, storage.find([1]).rows.tolist()
+        (1, 1, [[1.0, 1.0]])
     """
 
     capabilities: Capabilities = Capabilities()
@@ -165,6 +176,10 @@ class Storage(Closable):
 
         A key that is present during the whole scan is returned at least once, and exactly once if
         there are no concurrent writes. There are no other guarantees.
+
+        Args:
+            chunk_rows: maximum number of rows per chunk.
+            columns: the columns of each row to read; None reads complete rows.
 
         Raises:
             InvalidArgumentError: `chunk_rows` is not a positive whole number, or the columns are out
@@ -248,7 +263,15 @@ class Storage(Closable):
         return self._upsert_impl(keys, rows, scores)
 
     def erase(self, keys: npt.ArrayLike) -> int:
-        """Removes keys, and returns how many of them existed. Unknown keys are ignored."""
+        """Removes keys, and returns how many of them existed. Unknown keys are ignored.
+
+        Args:
+            keys: ``(n,)`` unique int64.
+
+        Raises:
+            InvalidArgumentError: wrong shape or dtype, or duplicate keys.
+            ClosedError: the storage was closed.
+        """
         self._check_open()
         checked = arguments.check_keys(keys, self.table.name, unique=self.validate)
         if not len(checked):
@@ -261,8 +284,15 @@ class Storage(Closable):
     def touch(self, keys: npt.ArrayLike, scores: npt.ArrayLike | None = None) -> None:
         """Informs the eviction policy that keys were read. Unknown keys are ignored.
 
+        Args:
+            keys: ``(n,)`` unique int64.
+            scores: ``(n,)`` uint64; see `upsert`.
+
         Raises:
-            UnsupportedError: `Capabilities.touch` is False.
+            InvalidArgumentError: wrong shape or dtype, or duplicate keys.
+            UnsupportedError: `Capabilities.touch` is False, or `scores` was passed, but the storage
+                does not accept scores.
+            ClosedError: the storage was closed.
         """
         self._check_open()
         self._check_offered("touch", self.capabilities.touch)
@@ -274,6 +304,9 @@ class Storage(Closable):
 
     def evict(self, count: int) -> EvictedRows:
         """Removes up to `count` rows, the lowest scores first, and returns them.
+
+        Args:
+            count: maximum number of rows to remove, 0 or more.
 
         Raises:
             InvalidArgumentError: `count` is negative or not a whole number.
@@ -411,7 +444,14 @@ class Storage(Closable):
 
 
 def interrupted_load(storage: Storage) -> str | None:
-    """Returns the source of an unfinished load, after which rows may be missing, or None."""
+    """Returns the source of an unfinished load, after which rows may be missing, or None.
+
+    Args:
+        storage: an open storage.
+
+    Raises:
+        ClosedError: the storage was closed.
+    """
     state = storage._state
     if state.closed:
         raise closed_error(storage.table.name)
@@ -440,7 +480,16 @@ def write_note(storage: Storage, name: str, text: str | None) -> None:
 
 
 def read_note(storage: Storage, name: str) -> str | None:
-    """Returns the text that `write_note` stored under `name`, or None."""
+    """Returns the text that `write_note` stored under a name, or None.
+
+    Args:
+        storage: an open storage.
+        name: lowercase letters and ``_``, as for `write_note`.
+
+    Raises:
+        InvalidArgumentError: `name` is invalid.
+        ClosedError: the storage was closed.
+    """
     storage._check_open()
     arguments.check_note(storage.table.name, name, None)
     return storage._read_note(name)

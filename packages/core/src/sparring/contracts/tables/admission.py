@@ -36,7 +36,17 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, config=SETTINGS)
 class Admission:
-    """Base class of all admission filters. `kind` is the name in configurations."""
+    """Base class of all admission filters. `kind` is the name in configurations.
+
+    Example:
+        >>> from sparring import Bloom, Frequency, Probability, TableConfig
+        >>> TableConfig("item", dim=16, admission=Frequency(k=3)).admission.as_dict()
+        {'kind': 'frequency', 'k': 3, 'memory_bytes': 67108864}
+        >>> TableConfig("item", dim=16, admission={"kind": "probability", "p": 0.1}).admission
+        Probability(p=0.1)
+        >>> Bloom(k=2, expected_keys=50_000_000).false_positive_rate
+        0.01
+    """
 
     kind: ClassVar[str] = ""
 

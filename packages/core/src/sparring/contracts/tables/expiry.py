@@ -1,6 +1,11 @@
 """Expiry (TTL): rows that have not received a gradient for some time are removed.
 
 Only a step with a gradient for a key counts as an access to it; reads do not count.
+
+Example:
+    >>> from sparring import Expiry, TableConfig
+    >>> TableConfig("item", dim=16, expire=Expiry(after_days=30)).expire.as_dict()
+    {'after_steps': None, 'after_days': 30.0}
 """
 
 from __future__ import annotations

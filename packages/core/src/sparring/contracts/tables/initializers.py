@@ -37,17 +37,37 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, config=SETTINGS)
 class Initializer(ABC):
-    """Base class of all initializers. `kind` is the name in configurations and the native kernel."""
+    """Base class of all initializers. `kind` is the name in configurations and the native kernel.
+
+    Example:
+        >>> from sparring import Constant, Normal, TruncatedNormal, Uniform, Xavier, Zeros
+        >>> from sparring import TableConfig
+        >>> TableConfig("item", dim=16, initializer=Uniform(-0.1, 0.1)).initializer.as_dict()
+        {'kind': 'uniform', 'low': -0.1, 'high': 0.1}
+        >>> TableConfig("item", dim=16, initializer={"kind": "normal", "stddev": 0.1}).initializer
+        Normal(mean=0.0, stddev=0.1)
+        >>> others = Zeros(), Constant(2), TruncatedNormal(stddev=0.5), Xavier(gain=0.5)
+        >>> [each.max_abs(dim=5) for each in others]
+        [0.0, 2.0, 1.0, 0.5]
+    """
 
     kind: ClassVar[str] = ""
 
     @abstractmethod
     def parameters(self, dim: int) -> tuple[float, float]:
-        """Returns the two parameters of the native kernel, for embeddings of `dim` elements."""
+        """Returns the two parameters of the native kernel.
+
+        Args:
+            dim: number of elements of an embedding.
+        """
 
     @abstractmethod
     def max_abs(self, dim: int) -> float:
-        """Returns an upper bound of the absolute initial value, for embeddings of `dim` elements."""
+        """Returns an upper bound of the absolute value of an element; infinity if it overflows.
+
+        Args:
+            dim: number of elements of an embedding.
+        """
 
     def as_dict(self) -> dict[str, Any]:
         """Returns ``{"kind": …, parameter: value, …}``, for configurations and manifests."""

@@ -188,7 +188,15 @@ class TableConfig:
         return rows[:, self.state_begin // 2 :].view(self.computing_dtype)
 
     def with_state(self, state_width: int, state_method: str = "") -> TableConfig:
-        """Returns this table with another optimizer state in its rows."""
+        """Returns this table with another optimizer state in its rows.
+
+        Args:
+            state_width: number of elements of state per row.
+            state_method: name of the update method or framework optimizer; empty if unknown.
+
+        Raises:
+            InvalidArgumentError: `state_width` is not a whole number from 0 to 1,048,576.
+        """
         return replace(self, state_width=state_width, state_method=state_method)
 
     @property
@@ -249,6 +257,9 @@ class TableConfig:
 
         Names are compared without case, because ``adagrad`` and torch's ``Adagrad`` have the same
         state.
+
+        Args:
+            other: table to compare with. An empty `state_method` fits every method.
         """
         methods = {self.state_method.casefold(), other.state_method.casefold()} - {""}
         return self.state_width != other.state_width or len(methods) > 1

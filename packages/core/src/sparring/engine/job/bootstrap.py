@@ -106,8 +106,8 @@ def join_job(
     """Finds the other ranks and connects to them. All ranks must call it.
 
     Args:
-        rendezvous: rendezvous of the ranks.
-        collective: collective that exchanges buffers.
+        rendezvous: rendezvous of the ranks, any object with the attributes `backend` and `options`.
+        collective: collective that exchanges buffers, such an object too.
         framework: as for `resolve_backends`.
         deadline_seconds: deadline of each exchange.
         plugin_manager: finds backends.
@@ -117,6 +117,15 @@ def join_job(
         PluginError: no plugin provides a backend, or a backend cannot run here.
         InvalidArgumentError: unknown options, or inconsistent environment variables.
         DeadlineError: not all ranks joined in time.
+
+    Example:
+        >>> from sparring import StorageChoice, join_job, make_plugin_manager
+        >>> with join_job(
+        ...     StorageChoice("single"), StorageChoice("local"), framework="torch",
+        ...     deadline_seconds=60, plugin_manager=make_plugin_manager(entry_points=False),
+        ... ) as job:
+        ...     job.membership.rank, job.collective.world_size
+        (0, 1)
     """
     chosen = collective.backend
     if chosen == AUTO and default_collective is not None:

@@ -35,6 +35,7 @@ class StorageChoice:
         options: options of the backend.
 
     Example:
+        >>> from sparring import StorageChoice
         >>> StorageChoice("rocksdb", {"path": "rows/{rank}"}).on(1, 4, "user").options
         {'path': 'rows/1'}
     """
@@ -43,8 +44,13 @@ class StorageChoice:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def on(self, rank: int, world_size: int, table: str) -> StorageChoice:
-        """Returns the choice with the placeholders of its options replaced, for one table on one
-        rank."""
+        """Returns the choice with the placeholders of its options replaced.
+
+        Args:
+            rank: value of ``{rank}``.
+            world_size: value of ``{world_size}``.
+            table: value of ``{table}``, the name of the table.
+        """
         words = {"{rank}": str(rank), "{world_size}": str(world_size), "{table}": table}
         return StorageChoice(self.backend, _fill_in(self.options, words))
 
@@ -54,8 +60,11 @@ class StorageChoice:
         return bool(_replace_device(self.options, "") != self.options)
 
     def on_device(self, own: str) -> StorageChoice:
-        """Returns the choice with ``device: cuda`` replaced by this rank's GPU, also in the tiers of a
-        stack."""
+        """Returns the choice with ``device: cuda`` replaced, also in the tiers of a stack.
+
+        Args:
+            own: the GPU of this rank, such as ``cuda:1``.
+        """
         return StorageChoice(self.backend, _replace_device(self.options, own))
 
 

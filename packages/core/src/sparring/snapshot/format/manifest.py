@@ -184,6 +184,11 @@ class TableDescription:
         has_scores: Whether the snapshot contains a score per row.
         extra: Additional values. `of` stores the seed, the initializer and the placement, because rows
             that were never written are computed from them.
+
+    Example:
+        >>> from sparring import TableConfig, TableDescription
+        >>> TableDescription.of(TableConfig("item", dim=16, initializer="zeros", seed=5)).extra
+        {'seed': 5, 'initializer': {'kind': 'zeros'}, 'placement': 'sharded'}
     """
 
     name: str
@@ -254,6 +259,9 @@ class TableDescription:
 
     def check(self, table: TableConfig) -> None:
         """Checks that the rows fit a declared table.
+
+        Args:
+            table: Declaration of the table, with the state of its optimizer.
 
         Raises:
             InvalidArgumentError: They do not. The message lists the differing values of the snapshot and
