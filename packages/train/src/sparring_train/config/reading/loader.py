@@ -61,7 +61,7 @@ def load_config(
         >>> from sparring_train import load_config
         >>> with TemporaryDirectory() as folder:
         ...     path = Path(folder, "run.yaml")
-        ...     _ = path.write_text("{data: {kind: synthetic_criteo}, model: {kind: dlrm, dim: 8}}")
+        ...     _ = path.write_text("{data: {kind: synthetic_criteo}, model: {kind: dlrm}}")
         ...     load_config(path, ["seed=3"]).seed
         3
     """
@@ -96,7 +96,7 @@ def parse_config(
 
     Example:
         >>> from sparring_train import parse_config
-        >>> text = "{data: {kind: synthetic_criteo}, model: {kind: dlrm, dim: 8}}"
+        >>> text = "{data: {kind: synthetic_criteo}, model: {kind: dlrm}}"
         >>> config = parse_config(text, ["data.batch_size=64"])
         >>> config.data.batch_size
         64
