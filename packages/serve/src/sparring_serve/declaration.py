@@ -81,7 +81,14 @@ class TableDeclaration(DocumentModel):
         return parse_hyper(self.method, self.hyper)
 
     def table(self, name: str) -> TableConfig:
-        """Converts the declaration to a `TableConfig`."""
+        """Converts the declaration to a `TableConfig`.
+
+        Args:
+            name: Name of the table.
+
+        Raises:
+            InvalidArgumentError: A value is invalid for a table.
+        """
         return TableConfig(
             name,
             self.dim,

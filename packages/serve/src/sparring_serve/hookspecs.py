@@ -29,6 +29,12 @@ class MetricValue:
         metric: Name of the metric, for example ``auc``.
         value: Value of the metric.
         is_higher_better: Whether higher values are better.
+
+    Example:
+        >>> from sparring_serve import MetricValue
+        >>> served = MetricValue("auc", 0.75, is_higher_better=True)
+        >>> served.loss_of(MetricValue("auc", 0.5, is_higher_better=True))
+        0.25
     """
 
     metric: str
@@ -36,7 +42,11 @@ class MetricValue:
     is_higher_better: bool
 
     def loss_of(self, other: MetricValue) -> float:
-        """Returns how much worse `other` is than this value; negative if it is better."""
+        """Returns how much worse `other` is than this value; negative if it is better.
+
+        Args:
+            other: Value of the same metric for another model.
+        """
         return (self.value - other.value) * (1 if self.is_higher_better else -1)
 
 

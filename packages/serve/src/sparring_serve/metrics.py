@@ -57,7 +57,15 @@ _PREFIX = "sparring_serving_"
 
 
 class ServingMetrics:
-    """Counters of a service or a client. All methods are thread-safe."""
+    """Counters of a service or a client. All methods are thread-safe.
+
+    Example:
+        >>> from sparring_serve import ServingMetrics
+        >>> metrics = ServingMetrics()
+        >>> metrics.note_pull(["item"], "OK", ids=(3, 2), seconds=0.01)
+        >>> metrics.value("ids_total")
+        3.0
+    """
 
     def __init__(self) -> None:
         self.registry = MetricRegistry()
@@ -95,31 +103,63 @@ class ServingMetrics:
         self._seconds.observe(seconds)
 
     def note_recommend(self, table: str, code: str, num_queries: int, seconds: float) -> None:
-        """Counts one call for recommendations; `table` is empty if the table does not exist."""
+        """Counts one call for recommendations.
+
+        Args:
+            table: Table whose rows were compared; empty if it does not exist.
+            code: Status of the call.
+            num_queries: Number of queries.
+            seconds: Duration of the call.
+        """
         self._recommends.add(table=table, code=code)
         self._queries.add(num_queries)
         self._recommend_seconds.observe(seconds)
 
     def count_rejected(self, reason: str) -> None:
+        """Counts one rejected call.
+
+        Args:
+            reason: Reason of the rejection, for example ``max_bytes``.
+        """
         self._rejected.add(reason=reason)
 
     def count_refresh(self, result: str) -> None:
-        """Counts a check for a newer version; `result` is `taken`, `unchanged` or `refused`."""
+        """Counts a check for a newer version.
+
+        Args:
+            result: ``taken``, ``unchanged`` or ``refused``.
+        """
         self._refreshes.add(result=result)
 
     def count_degraded(self, num_rows: int, reason: str, given: str) -> None:
-        """Counts rows that no replica returned, by error and by replacement (`failed`, `stale`, …)."""
+        """Counts rows that no replica returned.
+
+        Args:
+            num_rows: Number of the rows.
+            reason: Error because of which they were not returned.
+            given: Replacement: ``failed``, ``stale`` and others, as in `RowStatus`.
+        """
         self._degraded.add(num_rows, reason=reason, given=given)
 
     def count_failover(self) -> None:
+        """Counts one call of a client that was sent to another replica."""
         self._failovers.add()
 
     def add_gauges(self, read: Callable[[], Mapping[str, float]]) -> None:
-        """Registers a function that returns gauges by name; it is called whenever metrics are read."""
+        """Registers a function that returns gauges.
+
+        Args:
+            read: Returns values by name. It is called whenever metrics are read.
+        """
         self._gauges.append(read)
 
     def value(self, name: str, **labels: str) -> float:
-        """Returns one value, 0 if nothing was counted; omitted labels are summed over."""
+        """Returns one value, 0 if nothing was counted; omitted labels are summed over.
+
+        Args:
+            name: Name of the metric without the prefix ``sparring_serving_``.
+            **labels: Labels and their values.
+        """
         return self.registry.value(_PREFIX + name, **labels)
 
     def gauges(self) -> dict[str, float]:

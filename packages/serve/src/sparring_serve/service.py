@@ -179,7 +179,11 @@ class LookupService:
         *,
         accepts_partial: bool = False,
     ) -> LookupResult:
-        """Reads rows of one version; see `ServingTables.lookup`.
+        """Reads rows of one version.
+
+        Args:
+            asked, dtype, missing, version: See `ServingTables.lookup`.
+            accepts_partial: Whether some of the rows may be marked as failed.
 
         Raises:
             StatusError: Rows could not be read, and the caller does not accept partial results or all
@@ -220,6 +224,10 @@ class LookupService:
     def scan(self, content: Buffer, remaining_seconds: float) -> bytes:
         """Answers a ScanRequest with a ScanReply.
 
+        Args:
+            content: The encoded request.
+            remaining_seconds: Time until the caller's deadline.
+
         Raises:
             StatusError: With one of the status codes listed in `lookup.proto`.
         """
@@ -247,7 +255,15 @@ class LookupService:
             )
 
     def scan_rows(self, table: str, cursor: bytes, max_rows: int, version: str) -> ScanResult:
-        """Returns a chunk of rows like `ServingTables.scan`, but raises `StatusError`."""
+        """Returns a chunk of rows like `ServingTables.scan`, but raises `StatusError`.
+
+        Args:
+            table, cursor, max_rows, version: See `ServingTables.scan`.
+
+        Raises:
+            StatusError: The version is no longer kept, the cursor is invalid, or the tables do not
+                support scans.
+        """
         try:
             return self.tables.scan(table, cursor, max_rows, version)
         except VersionGoneError as error:
@@ -280,11 +296,19 @@ class LookupService:
         )
 
     def compute_age(self, looked: LookupResult) -> float:
-        """Returns the seconds since the version was published."""
+        """Returns the seconds since the version was published.
+
+        Args:
+            looked: Result of `lookup`.
+        """
         return max(0.0, self.clock() - looked.version.published)
 
     def check_deadline(self, remaining_seconds: float) -> None:
-        """Raises `StatusError` if the deadline is missing, too long or has passed."""
+        """Raises `StatusError` if the deadline is missing, too long or has passed.
+
+        Args:
+            remaining_seconds: Time until the caller's deadline; infinite if it has none.
+        """
         most = self.limits.max_deadline_seconds
         # gRPC rounds deadlines up by a few percent.
         if not remaining_seconds <= 1.05 * most:
@@ -303,7 +327,11 @@ class LookupService:
             )
 
     def check_request_bytes(self, content: Buffer) -> None:
-        """Raises `StatusError` if the request exceeds the maximum size."""
+        """Raises `StatusError` if the request exceeds the maximum size.
+
+        Args:
+            content: The encoded request.
+        """
         if len(content) > self.limits.max_bytes:
             raise StatusError(
                 Status.INVALID_ARGUMENT,
@@ -314,6 +342,9 @@ class LookupService:
 
     def check_tables(self, asked: list[tuple[str, Ids]]) -> list[TableShape]:
         """Checks the tables and ids of a request and returns the shapes of its tables.
+
+        Args:
+            asked: Tables and ids of the request.
 
         Raises:
             StatusError: A table is unknown, a key belongs to another shard, or the request exceeds a

@@ -257,6 +257,9 @@ class LookupClient(Client):
     def describe(self, *, deadline_seconds: float | None = None) -> Description:
         """Returns the descriptions of all shards: tables, versions, limits.
 
+        Args:
+            deadline_seconds: Deadline of the whole call; None uses `ClientConfig.deadline_seconds`.
+
         Raises:
             DeadlineError, ReplicasFailedError, AccessError: As in `pull`.
         """
@@ -279,7 +282,12 @@ class LookupClient(Client):
 
 
 class AsyncLookupClient(Client):
-    """`LookupClient` for asyncio; belongs to the event loop that first uses it."""
+    """`LookupClient` for asyncio; belongs to the event loop that first uses it.
+
+    Args:
+        targets, config, metrics: See `LookupClient`.
+        transport: Connections; None uses gRPC.
+    """
 
     def __init__(
         self,
@@ -300,7 +308,14 @@ class AsyncLookupClient(Client):
         version: str = "",
         deadline_seconds: float | None = None,
     ) -> LookupReply:
-        """See `LookupClient.pull`."""
+        """Returns the rows of ids, like `LookupClient.pull`.
+
+        Args:
+            ids, missing, version, deadline_seconds: See `LookupClient.pull`.
+
+        Raises:
+            SparringError: As in `LookupClient.pull`.
+        """
         return await self._run(
             self._session.pull_steps(ids, _missing(missing), version, deadline_seconds)
         )
@@ -315,12 +330,26 @@ class AsyncLookupClient(Client):
         version: str = "",
         deadline_seconds: float = 5.0,
     ) -> Recommendations:
-        """See `LookupClient.recommend`."""
+        """Returns the best rows for each query, like `LookupClient.recommend`.
+
+        Args:
+            table, queries, k, exclude, version, deadline_seconds: See `LookupClient.recommend`.
+
+        Raises:
+            SparringError: As in `LookupClient.recommend`.
+        """
         wanted = RecommendQuery(table, queries, k, exclude, version)
         return await self._run(self._recommend_steps(wanted, deadline_seconds))
 
     async def describe(self, *, deadline_seconds: float | None = None) -> Description:
-        """See `LookupClient.describe`."""
+        """Returns the descriptions of all shards, like `LookupClient.describe`.
+
+        Args:
+            deadline_seconds: See `LookupClient.describe`.
+
+        Raises:
+            SparringError: As in `LookupClient.describe`.
+        """
         return await self._run(self._session.describe_steps(deadline_seconds))
 
     async def close(self) -> None:

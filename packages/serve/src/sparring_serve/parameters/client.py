@@ -153,6 +153,17 @@ class ParameterClient(LookupClient, _PushClient):
 
     Close it, or use it in a ``with`` block: `close` raises an error if queued pushes failed.
     Otherwise, the client is flushed at the end of the program, and failures are logged.
+
+    Example:
+        >>> import numpy as np
+        >>> from sparring_serve import ParameterClient, ServingConfig, open_parameter_server
+        >>> parameters = {"tables": {"item": {"dim": 2}}, "start": None, "push_log_bytes": 0}
+        >>> config = ServingConfig(parameters=parameters)
+        >>> with open_parameter_server(config, address="127.0.0.1:0") as server:
+        ...     with ParameterClient(server.address) as client:
+        ...         _ = client.push({"item": ([7], np.ones((1, 2)))}, wait="applied")
+        ...         client.pull({"item": [7, 8]}).found["item"]
+        array([ True, False])
     """
 
     def push(
@@ -195,6 +206,9 @@ class ParameterClient(LookupClient, _PushClient):
 
     def flush(self, *, deadline_seconds: float = 60.0) -> tuple[int, ...]:
         """Waits until all pushes that any client queued before are applied, and flushes the storages.
+
+        Args:
+            deadline_seconds: Deadline of the whole call.
 
         Returns:
             Number of pushes that each shard has applied.
@@ -300,13 +314,31 @@ class AsyncParameterClient(AsyncLookupClient, _PushClient):
         token: Token | None = None,
         deadline_seconds: float | None = None,
     ) -> PushResult:
-        """See `ParameterClient.push`."""
+        """Updates rows with gradients, like `ParameterClient.push`.
+
+        Args:
+            gradients, update_method, hyper, wait, token, deadline_seconds: See
+                `ParameterClient.push`.
+
+        Raises:
+            SparringError: As in `ParameterClient.push`.
+        """
         return await self._run(
             self._push_steps(gradients, update_method, hyper, wait, token, deadline_seconds)
         )
 
     async def flush(self, *, deadline_seconds: float = 60.0) -> tuple[int, ...]:
-        """See `ParameterClient.flush`."""
+        """Waits until all queued pushes are applied, like `ParameterClient.flush`.
+
+        Args:
+            deadline_seconds: Deadline of the whole call.
+
+        Returns:
+            Number of pushes that each shard has applied.
+
+        Raises:
+            SparringError: As in `ParameterClient.flush`.
+        """
         return await self._run(self._flush_steps(deadline_seconds))
 
     async def save(
@@ -316,7 +348,14 @@ class AsyncParameterClient(AsyncLookupClient, _PushClient):
         deadline_seconds: float | None = None,
         accept_loss: bool = False,
     ) -> ServiceSnapshot:
-        """See `ParameterClient.save`."""
+        """Saves all tables as one snapshot, like `ParameterClient.save`.
+
+        Args:
+            url, deadline_seconds, accept_loss: See `ParameterClient.save`.
+
+        Raises:
+            SparringError: As in `ParameterClient.save`.
+        """
         return await self._run(
             snapshot_steps(self._session, "Save", url, deadline_seconds, accept_loss=accept_loss)
         )
@@ -328,7 +367,14 @@ class AsyncParameterClient(AsyncLookupClient, _PushClient):
         tables: Collection[str] | None = None,
         deadline_seconds: float | None = None,
     ) -> ServiceSnapshot:
-        """See `ParameterClient.load`."""
+        """Loads a snapshot into all shards, like `ParameterClient.load`.
+
+        Args:
+            url, tables, deadline_seconds: See `ParameterClient.load`.
+
+        Raises:
+            SparringError: As in `ParameterClient.load`.
+        """
         return await self._run(snapshot_steps(self._session, "Load", url, deadline_seconds, tables))
 
     async def close(self) -> None:

@@ -25,6 +25,12 @@ class ShardReplicas:
 
     Raises:
         InvalidArgumentError: There are no shards, more than 4,096, or a shard without replicas.
+
+    Example:
+        >>> from sparring_serve import ShardReplicas
+        >>> shards = ShardReplicas((("host-0:7000", "host-1:7000"), ("host-2:7000",)))
+        >>> shards.num_shards, shards.partitions_of(1)
+        (2, (2048, 4096))
     """
 
     shards: tuple[tuple[str, ...], ...]
@@ -42,12 +48,20 @@ class ShardReplicas:
         return len(self.shards)
 
     def partitions_of(self, shard: int) -> tuple[int, int]:
-        """Returns the half-open range of partitions of a shard."""
+        """Returns the half-open range of partitions of a shard.
+
+        Args:
+            shard: Number of the shard, from 0.
+        """
         owned = ShardMap.balanced(self.num_shards).partitions_of(shard)
         return int(owned[0]), int(owned[-1]) + 1
 
     def shard_of(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-        """Returns the shard of each key, ``(n,)`` int32."""
+        """Returns the shard of each key, ``(n,)`` int32.
+
+        Args:
+            keys: ``(n,)`` int64.
+        """
         owners: npt.NDArray[np.int32] = ShardMap.balanced(self.num_shards).owners[partition(keys)]
         return owners
 
@@ -59,6 +73,9 @@ class ShardReplicas:
     def from_bytes(cls, content: bytes) -> ShardReplicas:
         """Decodes the result of `to_bytes`.
 
+        Args:
+            content: The encoded message.
+
         Raises:
             MessageError, InvalidArgumentError: The bytes are invalid or contain no shard.
         """
@@ -66,4 +83,12 @@ class ShardReplicas:
 
     @classmethod
     def from_message(cls, message: ShardMapMessage) -> ShardReplicas:
+        """Converts a ShardMap message.
+
+        Args:
+            message: The decoded message.
+
+        Raises:
+            InvalidArgumentError: The message contains no shard.
+        """
         return cls(tuple(each.addresses for each in message.shards), message.number)
