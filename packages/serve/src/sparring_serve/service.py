@@ -68,7 +68,7 @@ class LookupService:
         tables: Tables to serve.
         position: Shard of this server; it rejects keys of other shards' partitions.
         limits: Limits of a single call.
-        admission: Limit of all concurrent calls.
+        admission: Limits the total size of all concurrent calls.
         metrics: Receives the counters.
         parameters: Description of the trainable tables, for servers of the role ``parameters``.
     """
@@ -367,7 +367,7 @@ class LookupService:
         if len({table for table, _ in asked}) < len(asked):
             raise StatusError(
                 Status.INVALID_ARGUMENT,
-                "the call contains a table twice; merge its ids",
+                "the call contains a table twice; send all ids of a table together",
                 reason="repeated_table",
             )
         shapes = []

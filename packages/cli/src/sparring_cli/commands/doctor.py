@@ -91,7 +91,10 @@ def _print_problems(console: Console, problems: Sequence[str]) -> None:
 
 
 def _reason_against(descriptor: Descriptor) -> str | None:
-    """Returns why a plugin cannot run here. The check may import client libraries that are broken."""
+    """Returns why a plugin cannot run here, or None.
+
+    Any error is a reason, because the check may import client libraries that are broken.
+    """
     if descriptor.unavailable is None:
         return None
     try:

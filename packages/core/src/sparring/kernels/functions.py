@@ -94,7 +94,7 @@ def partition(keys: npt.ArrayLike) -> npt.NDArray[np.uint16]:
 
 
 def route(keys: npt.ArrayLike, owners: npt.ArrayLike, world_size: int) -> Route:
-    """Groups keys by the rank that owns their partition. The order within a rank is stable.
+    """Groups keys by the rank that owns their partition. The keys of a rank keep their order.
 
     Args:
         keys: ``(u,)`` integers.
@@ -246,7 +246,7 @@ def pool_weight_gradient(
 
 
 def segment_sum(values: npt.ArrayLike, segments: npt.ArrayLike, num_segments: int) -> Values:
-    """Sums the values of each segment, in their order. With `Dedup.inverse` it sums by key.
+    """Sums the values of each segment, in their order. With `Dedup.inverse` as segments, sums by key.
 
     Args:
         values: ``(n, dim)``.

@@ -5,7 +5,7 @@ a snapshot, is therefore rewritten under a new name. The old snapshots are remov
 all new ones are committed:
 
     step-10 ← step-20 ← step-30                   before
-    step-10 ← step-20 ← step-30    step-10.e1 ←   if interrupted here, both can be loaded; run again
+    step-10 ← step-20 ← step-30    step-10.e1 ←   if interrupted here, all can be loaded; run again
     step-10.e1 ← step-20.e1 ← step-30.e1          after
 
 A new snapshot records which one it replaces, by the hash of the old manifest. A second run therefore
@@ -117,7 +117,7 @@ def erase_from_snapshots(
     Raises:
         SnapshotError: A snapshot cannot be read and may contain the keys, no snapshot has the table, or
             something else was saved at the same time. All old snapshots are unchanged.
-        SnapshotIOError: The file system failed. All steps can still be loaded; call it again.
+        SnapshotIOError: The file system failed. All steps can still be loaded; call the function again.
     """
     wanted = np.sort(check_keys(keys, table, unique=True))
     place, result = open_root(root_url), ErasedSnapshots()

@@ -18,7 +18,7 @@ class SimulatedSchedule(Enum):
     """Order in which ranks find, send and receive."""
 
     RING = "ring"
-    """The ring of pairs, as in `sparring.exchange`."""
+    """The ring exchange, as in `sparring.exchange`."""
     SEQUENTIAL = "sequential"
     """Finds everything, then one all-to-all, as in `benchmarks/sequential.py`."""
     HIERARCHICAL = "hierarchical"
