@@ -88,7 +88,11 @@ def checked(what: str) -> Callable[[_Class], _Class]:
 
 
 def get_fields(model: Any) -> Mapping[str, FieldInfo]:
-    """Returns the fields of a pydantic model or a setting, including `kind`."""
+    """Returns the fields of a pydantic model or a setting, by name, including `kind`.
+
+    Args:
+        model: the class, or an instance of it.
+    """
     if hasattr(model, "model_fields"):
         fields: Mapping[str, FieldInfo] = model.model_fields
         return fields

@@ -264,7 +264,11 @@ def segment_sum(values: npt.ArrayLike, segments: npt.ArrayLike, num_segments: in
 
 
 def initializer_spec(table: TableConfig) -> InitializerSpec:
-    """Creates the argument `spec` of `initialize` for a table. It can be reused."""
+    """Creates the argument `spec` of `initialize` for a table. It can be reused.
+
+    Args:
+        table: the table; its initializer, seed, name and dim are used.
+    """
     initializer = table.initializer
     assert isinstance(initializer, Initializer)  # TableConfig converts it
     return InitializerSpec(
@@ -329,7 +333,11 @@ def initial_rows(keys: npt.ArrayLike, table: TableConfig) -> Values:
 
 
 def rounding_seed(table: TableConfig) -> int:
-    """Returns the seed of `Rounding` for a table, a function of its seed and name."""
+    """Returns the seed of `Rounding` for a table.
+
+    Args:
+        table: the table; the result is a function of its seed and name.
+    """
     return initializer_spec(table).rounding_seed
 
 

@@ -102,6 +102,9 @@ def at_exit(method: Callable[[], object]) -> None:
 def call_each(calls: Iterable[Callable[[], object]]) -> None:
     """Calls all functions, even if some raise. It is used to close several parts of an object.
 
+    Args:
+        calls: functions without arguments, called in this order.
+
     Raises:
         BaseException: the first exception; the others are logged. Exceptions that end the program,
             such as KeyboardInterrupt, take precedence over errors.

@@ -67,7 +67,11 @@ def may_show_secret(text: str) -> bool:
 
 
 def find_passwords(value: Any) -> Iterator[FoundSecret]:
-    """Yields all URLs with a password, in nested mappings and lists."""
+    """Yields all URLs with a password.
+
+    Args:
+        value: nested mappings and lists, such as the options of a backend.
+    """
     for path, each in _scalars(value, ()):
         if has_password(_to_text(each)):
             yield FoundSecret(path, _CONTAINS_PASSWORD)

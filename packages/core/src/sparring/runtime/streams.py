@@ -95,6 +95,9 @@ class Streams:
 
         Allocating and freeing may wait for the device, so reuse the array.
 
+        Args:
+            num_bytes: size of the array.
+
         Raises:
             DeviceError: no pinned memory is left, or the device reports an error.
         """

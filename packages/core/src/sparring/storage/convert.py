@@ -26,6 +26,12 @@ def format_conversion_command(
 
     The command does not change the old rows: it appends ``-converted`` to options that contain a path.
     Without such an option, the command contains a placeholder for the target.
+
+    Args:
+        backend: Name of the storage backend of both storages.
+        options: Options of the storage with the old rows.
+        found: Table of the old rows, with their state.
+        asked: Table of the new rows, with their state.
     """
     words = ["sparring", "convert", backend, found.name, "--dim", str(found.dim)]
     if found.dtype != "float32":

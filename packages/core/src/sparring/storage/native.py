@@ -132,6 +132,10 @@ class NativeStorage(Storage):
     def set_option(self, name: str, value: object) -> None:
         """Sets an option of the open storage, such as ``epoch`` of an epoch policy.
 
+        Args:
+            name: name of the option.
+            value: value of the option, passed to the backend as text.
+
         Raises:
             UnsupportedError: The backend has no options that can be set.
             InvalidArgumentError: The option is unknown, or its value is invalid.
@@ -378,6 +382,9 @@ def get_capsule(storage: Storage) -> object:
     """Returns the native handle of a storage: a capsule named ``sparring.storage`` (``storage_abi.h``).
 
     A storage written in Python is wrapped. Native callers then call it with the GIL.
+
+    Args:
+        storage: An open storage. The capsule keeps a reference to a wrapped one.
 
     Raises:
         ClosedError: The storage was closed.

@@ -33,7 +33,14 @@ __all__ = ["BUILTIN_METHODS", "KERAS_HYPER", "NativeMethod", "clip_gradients", "
 
 
 class NativeMethod(UpdateMethod):
-    """A fused method of ``native/kernels/update.h``."""
+    """A fused method of ``native/kernels/update.h``.
+
+    Example:
+        >>> from sparring.adapter import resolve_method
+        >>> from sparring.contracts import NativeMethod
+        >>> isinstance(resolve_method("adam"), NativeMethod), resolve_method("adam").state_width(16)
+        (True, 32)
+    """
 
     summary: str
     """One sentence for ``sparring plugins``."""
@@ -41,12 +48,24 @@ class NativeMethod(UpdateMethod):
     def spec(
         self, dtype: str, dim: int, hyper: HyperParameters, step: int, rounding_seed: int = 0
     ) -> Any:
-        """Creates the native `UpdateSpec` of one step."""
+        """Creates the native `UpdateSpec` of one step.
+
+        Args:
+            dtype: dtype of the table.
+            dim: number of elements of an embedding.
+            hyper: hyper-parameters of the table in this step.
+            step: see `UpdateRows.step`.
+            rounding_seed: seed of the stochastic rounding of 16-bit tables, from `rounding_seed`.
+        """
         given = self.numbers(hyper)
         return _native.UpdateSpec(self.name, dtype, dim, given, step, rounding_seed)
 
     def numbers(self, hyper: HyperParameters) -> dict[str, Any]:
-        """Returns the hyper-parameters that the update uses, by name."""
+        """Returns the hyper-parameters that the update uses, by name.
+
+        Args:
+            hyper: hyper-parameters of the table.
+        """
         return hyper.model_dump(exclude={"initial_accumulator_value"})
 
     def state_width(self, dim: int) -> int:

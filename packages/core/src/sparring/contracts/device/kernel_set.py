@@ -157,10 +157,18 @@ class StorageKernels(ArrayKernels):
         mode: Pooling = "sum",
         weights: DeviceArray | None = None,
     ) -> DeviceArray:
-        """Pools bags of ids directly from the rows of a storage; see `StorageLookup` for arguments.
+        """Pools bags of ids directly from the rows of a storage.
 
         Ids are not deduplicated, and rows are not copied. In a stack, however, rows of lower tiers are
         copied from the host, which waits for the device. An id without a row has its initial value.
+
+        Args:
+            storage: a storage that supports this device; None if no id has a row.
+            table: declaration of the table.
+            ids: ``(n,)``, with repeats.
+            offsets: ``(b + 1,)``, from 0 to n.
+            mode: pooling; see `pool`.
+            weights: ``(n,)`` of the table's computing dtype.
 
         Returns:
             ``(b, dim)`` of the computing dtype.
@@ -179,7 +187,14 @@ class StorageKernels(ArrayKernels):
         """Implements `pool_storage` for a storage that is not a stack."""
 
     def pool_tables(self, lookups: Sequence[StorageLookup]) -> list[DeviceArray]:
-        """Performs several lookups like `pool_storage`. A table may occur several times."""
+        """Performs several lookups like `pool_storage`.
+
+        Args:
+            lookups: the lookups. A table may occur several times.
+
+        Returns:
+            ``(b, dim)`` of the computing dtype per lookup, in the order of `lookups`.
+        """
         pooled: list[DeviceArray] = []
         for is_stack, run in groupby(lookups, key=_is_of_stack):
             if is_stack:
@@ -196,6 +211,9 @@ class StorageKernels(ArrayKernels):
         """Sums gradients per key with `dedup` and `pool_backward`, for several tables.
 
         Waits for the device to read the number of keys.
+
+        Args:
+            bags: bags and gradients, one entry per table.
         """
         keys, gradients = [], []
         for each in bags:
@@ -274,9 +292,19 @@ class StorageKernels(ArrayKernels):
         admit: Admit | None = None,
         keeps_evicted: bool = False,
     ) -> StorageChange:
-        """Updates rows of a storage with an update method of core; see `StorageUpdate` for arguments.
+        """Updates rows of a storage with an update method of core.
 
         Missing rows are created first. If the call raises, no row has changed.
+
+        Args:
+            storage: a storage that supports this device; its rows have the state width of the method.
+            choice: method, hyper-parameters and step; see `update`.
+            keys: ``(u,)``, unique.
+            gradients: ``(u, dim)`` of the computing dtype; may be overwritten.
+            initial_state: ``(state_width,)`` of the computing dtype, in host memory; None for zeros.
+            admit: decides which keys without a row get one; None admits all. The host waits for the
+                device.
+            keeps_evicted: whether evicted rows are copied to the host.
 
         Raises:
             UnsupportedError: the method is not part of core, or the storage does not support this

@@ -240,6 +240,12 @@ class Collective(Closable):
             stream: for a buffer in device memory, the stream that writes it; the message is sent after
                 the present work of that stream. With None, it is sent after the work of the whole
                 device, or of the framework's current stream.
+
+        Raises:
+            InvalidArgumentError: the group has no such rank, the tag is out of range, or the buffer is
+                not C-contiguous.
+            PeerFailure: the destination no longer takes part.
+            ClosedError: the collective was closed.
         """
         self._check_message("send to", destination, tag)
         return self._send_impl(_as_array(buffer), destination, tag)
@@ -253,6 +259,10 @@ class Collective(Closable):
             tag: the tag of the message.
             stream: for a buffer in device memory, the stream that used it before (see `send`). When
                 the `Work` is done, any stream may read the buffer.
+
+        Raises:
+            InvalidArgumentError: as for `send`, or the buffer is read-only.
+            ClosedError: the collective was closed.
         """
         self._check_message("receive from", source, tag)
         array = _as_array(buffer)
@@ -283,17 +293,30 @@ class Collective(Closable):
         return self._all_to_all_impl(arrays)
 
     def all_gather(self, buffer: Any) -> list[Array]:
-        """Returns the arrays of all ranks, in rank order. They have one dtype and any shapes."""
+        """Returns the arrays of all ranks, in rank order. All ranks must call it.
+
+        Args:
+            buffer: a C-contiguous buffer of any shape, with the same dtype on all ranks.
+
+        Raises:
+            InvalidArgumentError: the ranks passed different dtypes.
+            PeerFailure: another rank failed, or the deadline passed.
+        """
         self._check_open()
         return self._all_to_all_impl([_as_array(buffer)] * self.world_size)
 
     def all_reduce(self, buffer: Any, reduction: Reduction = Reduction.SUM) -> Array:
         """Returns the element-wise reduction over all ranks.
 
-        Values are added in rank order, so all ranks get bit-identical results.
+        Values are added in rank order, so all ranks get bit-identical results. All ranks must call it.
+
+        Args:
+            buffer: a C-contiguous buffer, with the same shape and dtype on all ranks.
+            reduction: the operation, the same on all ranks.
 
         Raises:
-            InvalidArgumentError: the arrays of the ranks have different shapes.
+            InvalidArgumentError: the arrays of the ranks have different shapes or dtypes.
+            PeerFailure: another rank failed, or the deadline passed.
         """
         array = _as_array(buffer)
         if array.nbytes < _DIVIDED_BYTES:

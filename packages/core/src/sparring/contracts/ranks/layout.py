@@ -100,11 +100,19 @@ class Layout(ShardMap):
         return max(1, len(self.columns) - 1)
 
     def block(self, number: int) -> Layout:
-        """Returns the layout of one block of columns, as if the block was a table of its own."""
+        """Returns the layout of one block of columns, as if the block was a table of its own.
+
+        Args:
+            number: number of the block, from 0. The layout must have more than one block.
+        """
         return Layout(self.owners[number], self.world_size, self.kind, transfer=self.transfer)
 
     def partitions_of(self, rank: int) -> npt.NDArray[np.int64]:
-        """Returns the partitions of which `rank` owns at least one block of columns, ascending."""
+        """Returns the partitions of which a rank owns at least one block of columns, ascending.
+
+        Args:
+            rank: ``0 <= rank < world_size``.
+        """
         return np.flatnonzero((np.atleast_2d(self.owners) == rank).any(axis=0))
 
     @cached_property
@@ -116,7 +124,12 @@ class Layout(ShardMap):
         return xxhash.xxh3_64_hexdigest(owners, seed=self.world_size)
 
     def shard_of(self, rank: int, *, is_replicated: bool = False) -> Shard:
-        """Returns the shard that `rank` stores."""
+        """Returns the shard that a rank stores.
+
+        Args:
+            rank: ``0 <= rank < world_size``.
+            is_replicated: whether to return all partitions although the layout is not replicated.
+        """
         return super().shard_of(rank, is_replicated=self.is_replicated or is_replicated)
 
     def __eq__(self, other: object) -> bool:
@@ -239,7 +252,11 @@ class ShardingPlan:
         object.__setattr__(self, "tables", made)
 
     def sharding_of(self, table: str) -> TableSharding | None:
-        """Returns the sharding of a table, or None if the plan does not name it."""
+        """Returns the sharding of a table, or None if the plan does not name it.
+
+        Args:
+            table: name of the table.
+        """
         found = self.tables.get(table)
         assert not isinstance(found, str)
         return found

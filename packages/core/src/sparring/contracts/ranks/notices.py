@@ -57,7 +57,14 @@ class Notice:
 
     @classmethod
     def decode(cls, message: npt.NDArray[np.int64]) -> Notice:
-        """Creates a notice from a message, ``(4,)`` int64."""
+        """Creates a notice from a message.
+
+        Args:
+            message: ``(4,)`` int64, the result of `encode` on another rank.
+
+        Raises:
+            ValueError: the kind is unknown.
+        """
         kind, rank, round_, has_left = message.tolist()
         return cls(NoticeKind(kind), rank, round_, bool(has_left))
 
@@ -83,17 +90,30 @@ class Failure:
 
     @classmethod
     def left(cls, rank: int) -> Failure:
-        """Returns the failure of a wait for `rank`, which left the group."""
+        """Returns the failure of a wait for a rank that left the group.
+
+        Args:
+            rank: the rank that left.
+        """
         return cls(rank, "it left the group", has_left=True)
 
     @classmethod
     def own(cls, culprit: int) -> Failure:
-        """Returns the failure of this rank, which stops because `culprit` failed."""
+        """Returns the failure of this rank, which stops because another one failed.
+
+        Args:
+            culprit: the rank that failed first.
+        """
         return cls(culprit, f"this rank has given up, because rank {culprit} failed")
 
     @classmethod
     def from_report(cls, source: int, notice: Notice) -> Failure:
-        """Returns the failure that `source` reported in a notice of kind FAILED."""
+        """Returns the failure that another rank reported.
+
+        Args:
+            source: the rank that sent the notice.
+            notice: a notice of kind FAILED.
+        """
         became = "left the group" if notice.has_left else "failed"
         return cls(
             notice.rank, f"rank {source} reports that rank {notice.rank} {became}", notice.has_left
@@ -101,10 +121,15 @@ class Failure:
 
     @classmethod
     def from_notice(cls, source: int, notice: Notice, rank: int) -> Failure:
-        """Returns why a wait of `rank` for `source` fails after a notice of kind LEFT or FAILED.
+        """Returns why a wait of `rank` for `source` fails after a notice.
 
         A failure with `has_left` does not end waits for other ranks: at the end of a job, ranks leave
         one after another, while the remaining ranks may still exchange messages.
+
+        Args:
+            source: the rank that sent the notice.
+            notice: a notice of kind LEFT or FAILED.
+            rank: the rank that waits.
         """
         # A rank that others report as failed knows that it is alive.
         if notice.kind is NoticeKind.LEFT or notice.rank == rank:
@@ -136,6 +161,10 @@ class Inquiry:
         """Whether to query all ranks now, for a wait that ends at `limit`.
 
         There may be many waits with similar limits; one query is sent for all of them.
+
+        Args:
+            limit: end of the wait, by `time.monotonic`.
+            now: current time, by `time.monotonic`.
         """
         ahead = 0.05 * self.deadline_seconds
         if now < limit - ahead or now < self._queried_at + ahead / 2:
@@ -147,7 +176,12 @@ class Inquiry:
         return True
 
     def note(self, source: int, answer: Notice) -> None:
-        """Records the answer of `source`: it is alive, and waits for the rank in the answer."""
+        """Records an answer: its sender is alive, and waits for the rank in the answer.
+
+        Args:
+            source: the rank that answered.
+            answer: a notice of kind ANSWER.
+        """
         # An answer to the previous round is recent enough.
         if answer.round >= self.round - 1:
             self._answers[source] = answer.rank

@@ -59,11 +59,20 @@ class Rendezvous(ABC):
 
     @abstractmethod
     def set(self, key: str, value: bytes) -> None:
-        """Publishes a small value to all ranks. A second call with the same key replaces the value."""
+        """Publishes a small value to all ranks. A second call with the same key replaces the value.
+
+        Args:
+            key: name of the value, the same namespace for all ranks of the job.
+            value: content of the value.
+        """
 
     @abstractmethod
     def get(self, key: str, timeout_seconds: float) -> bytes:
         """Waits until a rank has set `key`, and returns the value.
+
+        Args:
+            key: name of the value, as for `set`.
+            timeout_seconds: maximum duration of the wait.
 
         Raises:
             DeadlineError: no rank set it within `timeout_seconds`.

@@ -78,17 +78,38 @@ class ShardMap:
 
     @classmethod
     def balanced(cls, world_size: int) -> ShardMap:
-        """Creates a map in which each rank owns a contiguous range of partitions of about equal size."""
+        """Creates a map in which each rank owns a contiguous range of partitions of about equal size.
+
+        Args:
+            world_size: number of ranks, 1 to 4,096.
+
+        Raises:
+            InvalidArgumentError: `world_size` is out of range.
+
+        Example:
+            >>> from sparring.contracts import ShardMap
+            >>> len(ShardMap.balanced(4).partitions_of(rank=0))
+            1024
+        """
         _check_world_size(world_size)
         partitions = np.arange(NUM_PARTITIONS, dtype=np.int64)
         return cls((partitions * world_size // NUM_PARTITIONS).astype(np.int32), world_size)
 
     def partitions_of(self, rank: int) -> npt.NDArray[np.int64]:
-        """Returns the partitions that `rank` owns, ascending."""
+        """Returns the partitions that a rank owns, ascending.
+
+        Args:
+            rank: ``0 <= rank < world_size``.
+        """
         return np.flatnonzero(self.owners == rank)
 
     def shard_of(self, rank: int, *, is_replicated: bool = False) -> Shard:
-        """Returns the shard that `rank` stores. It contains all partitions if the table is replicated."""
+        """Returns the shard that a rank stores.
+
+        Args:
+            rank: ``0 <= rank < world_size``.
+            is_replicated: whether every rank stores all rows; the shard then contains all partitions.
+        """
         partitions = np.arange(NUM_PARTITIONS) if is_replicated else self.partitions_of(rank)
         return Shard(rank, self.world_size, partitions)
 

@@ -32,7 +32,13 @@ class ChangeLog(Closable):
 
     @abstractmethod
     def append(self, sequence: int, note: bytes, keep: int) -> None:
-        """Appends the note with the number `sequence`, and removes all but the newest `keep` notes."""
+        """Appends a note, and removes old ones.
+
+        Args:
+            sequence: number of the note, above the number of the newest one.
+            note: content of the note.
+            keep: number of newest notes to keep, including this one.
+        """
 
     @abstractmethod
     def newest(self) -> int:
@@ -40,11 +46,19 @@ class ChangeLog(Closable):
 
     @abstractmethod
     def read(self, sequence: int) -> bytes | None:
-        """Returns the note with this number; None if it was removed or never written."""
+        """Returns a note; None if it was removed or never written.
+
+        Args:
+            sequence: number of the note.
+        """
 
     @abstractmethod
     def write_base(self, base: bytes) -> None:
-        """Replaces the base."""
+        """Replaces the base.
+
+        Args:
+            base: content of the base.
+        """
 
     @abstractmethod
     def read_base(self) -> bytes | None:

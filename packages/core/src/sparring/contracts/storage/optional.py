@@ -97,7 +97,14 @@ class SupportsCopy(Protocol):
     def copy_into(
         self, keys: Keys, columns: Columns, rows: Rows, found: npt.NDArray[np.bool_]
     ) -> None:
-        """Reads rows like `Storage.find_into`."""
+        """Reads rows like `Storage.find_into`.
+
+        Args:
+            keys: ``(n,)`` unique int64, C-contiguous, ``n >= 1``.
+            columns: the columns of each row to read.
+            rows: ``(n, width of columns)`` of the table's dtype, C-contiguous; filled.
+            found: ``(n,)``; filled.
+        """
 
 
 @runtime_checkable
@@ -140,7 +147,11 @@ class SupportsBackground(Protocol):
     """A storage that writes to slower storages in the background."""
 
     def use_background(self, background: Background) -> None:
-        """Runs background work on `background` from now on."""
+        """Runs background work on another object from now on.
+
+        Args:
+            background: runs the calls, and reports their failures before the next step.
+        """
 
     def wait_for_capacity(self) -> None:
         """Waits until a write can proceed without waiting for background work. Changes no row.

@@ -44,6 +44,17 @@ class UpdateMethod(ABC):
 
     The new value of a row may depend on the row, its gradient, the hyper-parameters and the step
     number, but not on other rows: a call may receive any subset of the rows, in any order.
+
+    Example:
+        >>> from sparring.contracts import HyperParameters, UpdateMethod
+        >>> class SignSgd(UpdateMethod):
+        ...     name, hyperparameters, couples_columns = "sign_sgd", HyperParameters, False
+        ...     def state_width(self, dim):
+        ...         return 0
+        ...     def update(self, rows, hyper):
+        ...         rows.embeddings -= hyper.lr * np.sign(rows.gradients)
+        >>> SignSgd().initial_state(16, HyperParameters(lr=0.1), "float32").shape
+        (0,)
     """
 
     name: str
@@ -57,17 +68,33 @@ class UpdateMethod(ABC):
 
     @abstractmethod
     def state_width(self, dim: int) -> int:
-        """Returns the number of state elements for an embedding of `dim` elements."""
+        """Returns the number of elements of optimizer state per row.
+
+        Args:
+            dim: number of elements of an embedding.
+        """
 
     def initial_state(
         self, dim: int, hyper: HyperParameters, dtype: npt.DTypeLike
     ) -> npt.NDArray[Any]:
-        """Returns the state of a new row, ``(state_width,)``. By default it is zero."""
+        """Returns the state of a new row, ``(state_width,)``. By default it is zero.
+
+        Args:
+            dim: number of elements of an embedding.
+            hyper: hyper-parameters of the table.
+            dtype: computing dtype of the table: float64 or float32.
+        """
         return np.zeros(self.state_width(dim), dtype)
 
     @abstractmethod
     def update(self, rows: UpdateRows, hyper: HyperParameters) -> None:
-        """Changes `rows` in place. Gradients are finite."""
+        """Changes rows in place. Gradients are finite.
+
+        Args:
+            rows: the rows that received gradients. The method writes into `rows.embeddings` and
+                `rows.state`.
+            hyper: hyper-parameters of the table.
+        """
 
 
 @dataclass(frozen=True, slots=True)
