@@ -75,6 +75,12 @@ class DistributedEmbedding(EmbeddingCollection):
         return self._structure.pack(found)
 
     def compute_output_shape(self, inputs_shape: Any, weights_shape: Any = None) -> Any:
+        """Returns the shape of the output of `call`, as Keras's layers do.
+
+        Args:
+            inputs_shape: shapes of the ids, in the structure of the feature configurations.
+            weights_shape: ignored.
+        """
         shapes = self._structure.values_by_path(inputs_shape, f"layer {self.name!r}, shapes")
         return self._structure.pack(super().compute_output_shape(shapes))
 
@@ -88,7 +94,11 @@ class DistributedEmbedding(EmbeddingCollection):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> DistributedEmbedding:
-        """Creates a layer from the result of `get_config`."""
+        """Creates a layer from the result of `get_config`.
+
+        Args:
+            config: result of `get_config`.
+        """
         features, config = features_from_dict(config)
         structure = FeatureStructure.from_dict(config.pop("structure"), features)
         return cls(structure.nested, **config)

@@ -115,6 +115,10 @@ class Embedding(TableLayer):
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Returns embeddings ``(…, embedding_dim)`` of ids ``(…)``.
 
+        Args:
+            inputs: ids of any shape, dense or ragged.
+            training: whether a backward pass follows.
+
         Raises:
             InvalidArgumentError: the inputs are not ids.
             UnsupportedError: the ids are sparse, which only bags support.
@@ -140,7 +144,12 @@ class Embedding(TableLayer):
         return self._to_compute_dtype(padded)
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
-        """Returns a mask that is False for the padding id, or None if there is no padding id."""
+        """Returns a mask that is False for the padding id, or None if there is no padding id.
+
+        Args:
+            inputs: ids of any shape.
+            previous_mask: ignored.
+        """
         if self.padding_id is None:
             return None
         # While Keras creates a functional model, only its own op accepts its symbolic tensors.
@@ -149,6 +158,11 @@ class Embedding(TableLayer):
         return not_equal(inputs, self.padding_id)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
+        """Returns the shape of the output of `call`, as Keras's layers do.
+
+        Args:
+            input_shape: shape of the ids.
+        """
         return (*input_shape, self.embedding_dim)
 
     def get_config(self) -> dict[str, Any]:

@@ -120,6 +120,12 @@ class EmbeddingBag(TableLayer):
     def compute_output_shape(
         self, inputs_shape: Any, weights_shape: Any = None
     ) -> tuple[int | None, ...]:
+        """Returns the shape of the output of `call`, as Keras's layers do.
+
+        Args:
+            inputs_shape: shape of the ids.
+            weights_shape: ignored.
+        """
         return (inputs_shape[0], self.embedding_dim)
 
     def get_config(self) -> dict[str, Any]:

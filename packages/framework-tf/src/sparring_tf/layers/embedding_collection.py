@@ -168,6 +168,12 @@ class EmbeddingCollection(TableLayer):
     def compute_output_shape(
         self, inputs_shape: Mapping[str, Any], weights_shape: Any = None
     ) -> dict[str, Any]:
+        """Returns the shape of the output of `call`, as Keras's layers do.
+
+        Args:
+            inputs_shape: feature → shape of its ids.
+            weights_shape: ignored.
+        """
         shapes = {}
         for name, feature in self._features:
             kept = inputs_shape[name][:1] if feature.table.combiner else inputs_shape[name]
@@ -190,7 +196,11 @@ class EmbeddingCollection(TableLayer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> EmbeddingCollection:
-        """Creates a layer from the result of `get_config`."""
+        """Creates a layer from the result of `get_config`.
+
+        Args:
+            config: result of `get_config`.
+        """
         features, rest = features_from_dict(config)
         return cls(features, **rest)
 

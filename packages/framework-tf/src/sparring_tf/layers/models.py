@@ -59,7 +59,12 @@ class MatrixFactorization(keras.Model):
         )
 
     def call(self, inputs: tuple[Any, Any], training: bool | None = None) -> Any:
-        """Returns predicted ratings ``(b,)`` for user ids and item ids, each ``(b,)``."""
+        """Returns predicted ratings ``(b,)``.
+
+        Args:
+            inputs: pair of user ids and item ids, each ``(b,)``.
+            training: ignored.
+        """
         users, items = inputs
         return self._predict(self.users(users), self.items(items))
 
@@ -282,7 +287,11 @@ class DeepFM(_CollectionModel):
         return tf.sigmoid(self.logits(inputs, training))
 
     def logits(self, inputs: tuple[Any, Any], training: bool | None = None) -> Any:
-        """Returns the logits ``(b, 1)`` of `call`."""
+        """Returns the logits ``(b, 1)`` of `call`.
+
+        Args:
+            inputs, training: see `call`.
+        """
         numbers, ids = inputs
         dense = self.dense_arch(numbers)
         everything = tf.concat([dense, *self._embed(ids, training, dense.dtype)], axis=1)

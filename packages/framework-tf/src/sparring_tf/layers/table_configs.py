@@ -76,7 +76,12 @@ class TableConfig:
 
     @classmethod
     def of(cls, table: sparring.TableConfig, combiner: str | None = "sum") -> TableConfig:
-        """Converts the configuration of a table that is independent of the framework."""
+        """Converts the configuration of a table that is independent of the framework.
+
+        Args:
+            table: configuration of the table.
+            combiner: see `TableConfig`.
+        """
         return cls(
             name=table.name,
             embedding_dim=table.dim,

@@ -18,7 +18,12 @@ __all__ = ["average_gradients", "broadcast", "gather_over_ranks"]
 
 
 def broadcast(variables: Sequence[Any], collective: Collective) -> None:
-    """Assigns the values of rank 0 on all ranks, which all call it with the same variables."""
+    """Assigns the values of rank 0 on all ranks. All ranks call it with the same variables.
+
+    Args:
+        variables: variables with the same shapes on all ranks.
+        collective: the collective of this rank.
+    """
     if collective.world_size == 1:
         return
     with tf.init_scope():

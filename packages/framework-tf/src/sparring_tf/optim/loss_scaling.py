@@ -23,7 +23,11 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     """
 
     def check_finite(self, grads: Iterable[Any]) -> Any:
-        """Whether all gradients are finite."""
+        """Returns whether all gradients are finite, as a boolean tensor.
+
+        Args:
+            grads: gradients, dense or `tf.IndexedSlices`; None is skipped.
+        """
         values = [
             each.values if isinstance(each, tf.IndexedSlices) else tf.convert_to_tensor(each)
             for each in grads

@@ -176,6 +176,9 @@ class Optimizer(keras.optimizers.Optimizer):
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
         """Not supported, because it would have to exclude rows.
 
+        Args:
+            var_list, var_names: ignored.
+
         Raises:
             UnsupportedError: always; call this method of `dense` for ordinary variables.
         """
@@ -206,9 +209,12 @@ class Optimizer(keras.optimizers.Optimizer):
         return self._known_rows().updater.routes
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Creates the optimizer state for `variables`, all trainable variables of a model.
+        """Creates the optimizer state for the trainable variables of a model.
 
         On several ranks, ordinary variables get the values of rank 0.
+
+        Args:
+            variables: all trainable variables of a model, including the anchors of tables.
 
         Raises:
             InvalidArgumentError: a table does not belong to this optimizer's layers, no optimizer was
@@ -383,7 +389,12 @@ class Optimizer(keras.optimizers.Optimizer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Optimizer:  # noqa: ARG003 - Keras passes it
-        """Creates an optimizer without tables from the result of `get_config`."""
+        """Creates an optimizer without tables from the result of `get_config`.
+
+        Args:
+            config: result of `get_config`.
+            custom_objects: ignored; Keras's loader passes it.
+        """
         config = dict(config)
         for key in ("sparse", "dense"):
             if isinstance(config[key], dict):

@@ -257,5 +257,9 @@ def _without_gradient(value: Any, table: str) -> Any:
 
 
 def trained_table(variable: Any) -> TrainedTable | None:
-    """Returns the table that a variable represents, or None if it is not an anchor."""
+    """Returns the table that a variable represents, or None if it is not an anchor.
+
+    Args:
+        variable: a variable of a model.
+    """
     return getattr(variable, "sparring_table", None)

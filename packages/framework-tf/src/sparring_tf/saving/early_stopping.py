@@ -49,7 +49,14 @@ class EarlyStopping(keras.callbacks.EarlyStopping):  # type: ignore[misc,unused-
         self._kept: list[_KeptRows] = []
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Copies the rows after a better epoch."""
+        """Copies the rows after a better epoch.
+
+        Args:
+            epoch, logs: see Keras's callback.
+
+        Raises:
+            UnsupportedError: a table exceeds `max_bytes`.
+        """
         before = self.best_weights
         super().on_epoch_end(epoch, logs)
         if self.best_weights is not None and self.best_weights is not before:
@@ -58,7 +65,14 @@ class EarlyStopping(keras.callbacks.EarlyStopping):  # type: ignore[misc,unused-
             self._kept += [self._copy_rows(each) for each in trained]
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Restores the rows of the best epoch, and then the weights."""
+        """Restores the rows of the best epoch, and then the weights.
+
+        Args:
+            logs: see Keras's callback.
+
+        Raises:
+            InvalidArgumentError: the best epochs of the ranks differ.
+        """
         if self.best_weights is not None:
             self._restore()
         super().on_train_end(logs)

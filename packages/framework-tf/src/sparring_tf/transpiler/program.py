@@ -115,6 +115,9 @@ def distribution_report(
 ) -> DistributionReport:
     """Reports what `distribute` would do with the same arguments, without changing anything.
 
+    Args:
+        model, optimizer, semantics, keep: see `distribute`.
+
     Raises:
         InvalidArgumentError: see `distribute`.
     """
