@@ -15,6 +15,17 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 check_house: Any = import_module("check_house")
 
 
+def test_conflicts_of_a_merge_are_reported_with_their_lines(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    page = tmp_path / "docs/page.md"
+    page.write_text("Title\n=======\n\nA line.\n")
+    assert list(check_house.conflict_markers(tmp_path)) == []
+    page.write_text("<<<<<<< HEAD\none\n=======\ntwo\n>>>>>>> 1a2b3c4 Add two\n")
+    assert list(check_house.conflict_markers(tmp_path)) == [
+        f"docs/page.md:{line}: a conflict of a merge; keep one side" for line in (1, 5)
+    ]
+
+
 def test_long_documentation_is_reported_with_count_and_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

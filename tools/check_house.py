@@ -40,6 +40,7 @@ MAX_WORDS = 100_000
 def main() -> int:
     findings = [
         *circles(),
+        *conflict_markers(ROOT),
         *crowded_directories(),
         *long_files(),
         *long_documentation(ROOT),
@@ -93,6 +94,15 @@ def long_files() -> Iterator[str]:
                         f"{MAX_LINES_WITHOUT_REASON}; split it by task, or add to its docstring: The "
                         "file is long because …"
                     )
+
+
+def conflict_markers(root: Path) -> Iterator[str]:
+    """Yields lines of Markdown files that contain both sides of a merge."""
+    patterns = ("*.md", "docs/**/*.md", "packages/*/*.md")
+    for path in sorted(each for pattern in patterns for each in root.glob(pattern)):
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+            if line.startswith(("<<<<<<< ", ">>>>>>> ")):
+                yield f"{path.relative_to(root)}:{number}: a conflict of a merge; keep one side"
 
 
 def long_documentation(root: Path) -> Iterator[str]:
