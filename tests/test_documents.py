@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sparring import contracts
+from sparring_train.built_in_kinds import model_kinds
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(
@@ -84,6 +85,15 @@ def test_the_page_about_storages_lists_all_optional_parts() -> None:
     page = (ROOT / "docs/reference/storage.md").read_text()
     parts = [name for name in contracts.__all__ if name.startswith("Supports")]
     assert sorted(re.findall(r"^\| `(Supports\w+)` \|", page, re.M)) == sorted(parts)
+
+
+def test_the_page_about_features_lists_the_kinds_of_models() -> None:
+    page = (ROOT / "docs/reference/features.md").read_text()
+    row = re.search(r"^\| `sparring train`: (.*?) \| yes \| yes \| no \|$", page, re.M)
+    assert row is not None
+    kinds = model_kinds()
+    assert re.findall(r"`(\w+)`", row[1]) == [each.name for each in kinds]
+    assert all(set(each.build) == {"torch", "tensorflow"} for each in kinds)
 
 
 @pytest.mark.parametrize("path", [*DOCUMENTS, *NOTEBOOKS], ids=name_of)
