@@ -46,7 +46,16 @@ class Positions:
 
 @dataclass(frozen=True)
 class Batch:
-    """Result of `Tables.lookup`."""
+    """Result of `Tables.lookup`.
+
+    Example:
+        >>> import numpy as np
+        >>> from sparring import TableConfig
+        >>> from sparring_jax import Tables
+        >>> batch = Tables([TableConfig("items", dim=4)]).lookup({"items": np.array([7, 8, 7])})
+        >>> batch.positions["items"].inverse.tolist()
+        [0, 1, 0]
+    """
 
     rows: Mapping[str, jax.Array]
     """Table → ``(u, dim)``, padded with zeros."""

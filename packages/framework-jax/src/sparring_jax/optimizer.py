@@ -44,12 +44,16 @@ class Optimizer:
         PluginError: there is no update method of this name.
 
     Example:
-        Use an optax optimizer or an update method::
-
-            optimizer = Optimizer(tables, optax.adagrad(0.05))
-            optimizer = Optimizer(tables, "rowwise_adagrad", lr=0.05)
-
-            optimizer.step(batch, row_gradients)
+        >>> import jax, numpy, optax
+        >>> from sparring import TableConfig
+        >>> from sparring_jax import Optimizer, Tables
+        >>> tables = Tables([TableConfig("items", dim=4)])
+        >>> optimizer = Optimizer(tables, optax.adagrad(0.05))
+        >>> batch = tables.lookup({"items": numpy.array([7, 8, 7])})
+        >>> gradients = jax.grad(lambda rows: (rows["items"] ** 2).sum())(batch.rows)
+        >>> optimizer.step(batch, gradients)
+        >>> tables.container.num_rows("items")
+        2
     """
 
     def __init__(

@@ -254,12 +254,24 @@ _OUT_OF_MEMORY = 5
 
 
 def library_path() -> Path:
-    """Returns the path of the C library, which other programs may also open."""
+    """Returns the path of the C library, which other programs may also open.
+
+    Example:
+        >>> import sparring_packed
+        >>> sparring_packed.library_path().name
+        'libsparring_packed.so'
+    """
     return Path(__file__).parent / "libsparring_packed.so"
 
 
 def include_path() -> Path:
-    """Returns the folder of the C headers."""
+    """Returns the folder of the C headers.
+
+    Example:
+        >>> import sparring_packed
+        >>> (sparring_packed.include_path() / "sparring_packed.h").is_file()
+        True
+    """
     return Path(__file__).parent / "include"
 
 
@@ -339,6 +351,14 @@ def widen_rows(
 
     Raises:
         InvalidArgumentError: the number of bytes does not match, or another argument is invalid.
+
+    Example:
+        >>> import numpy as np
+        >>> from sparring_packed import widen_rows
+        >>> rows = np.empty((2, 2), np.float32)
+        >>> widen_rows(np.array([[1, 2], [3, 4]], np.float16).tobytes(), "fp16", rows)
+        >>> rows.tolist()
+        [[1.0, 2.0], [3.0, 4.0]]
     """
     if dtype not in DTYPES:
         raise InvalidArgumentError(

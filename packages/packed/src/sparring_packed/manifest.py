@@ -238,6 +238,17 @@ def read_manifest(url: str | os.PathLike[str]) -> ServingManifest:
         SnapshotNotFoundError: the serving snapshot does not exist.
         SnapshotDamagedError: the manifest is damaged.
         SnapshotIOError: the file system failed.
+
+    Example:
+        >>> import sparring_packed
+        >>> from tempfile import TemporaryDirectory
+        >>> from sparring import StepContainer, TableConfig
+        >>> with TemporaryDirectory() as folder, StepContainer() as container:
+        ...     container.declare(TableConfig("item", dim=4))
+        ...     _ = container.save(f"{folder}/trained")
+        ...     _ = sparring_packed.write(f"{folder}/trained", f"{folder}/served")
+        ...     sparring_packed.read_manifest(f"{folder}/served").step
+        0
     """
     try:
         return decode_manifest(read_manifest_text(url))

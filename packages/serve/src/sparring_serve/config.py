@@ -293,6 +293,16 @@ def read_serving_config(path: str | Path, overrides: Sequence[str] = ()) -> Serv
     Raises:
         ConfigError: The file cannot be read or is invalid; the message has one line per problem, with
             its location.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from sparring_serve import read_serving_config
+        >>> with TemporaryDirectory() as folder:
+        ...     path = Path(folder, "serving.yaml")
+        ...     _ = path.write_text("{snapshots: served, shards: [['127.0.0.1:7000']]}")
+        ...     read_serving_config(path, ["client.row_dtype=int8"]).client.row_dtype
+        'int8'
     """
     document = read_document(path)
     document.rename_keys(RENAMED_KEYS)

@@ -49,7 +49,11 @@ class OptimizerOfParts(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Calls `zero_grad` of each part."""
+        """Calls `zero_grad` of each part.
+
+        Args:
+            set_to_none: see `torch.optim.Optimizer.zero_grad`.
+        """
         for part in self._parts.values():
             part.zero_grad(set_to_none)
 

@@ -128,6 +128,9 @@ class RowsInState(nn.Module):
 
         Pending lookups are dropped. If the state names a snapshot, all ranks must call it.
 
+        Args:
+            state: result of `get_extra_state`, for tables with the same names.
+
         Raises:
             DataError: the state is invalid or damaged; no row has changed.
             InvalidArgumentError: the rows belong to another table or have another optimizer's state.

@@ -119,6 +119,10 @@ def restore_random_state(state: State) -> None:
 
     Args:
         state: state from `StepContainer.load`, or from `gather_random_state`.
+
+    Examples:
+        >>> from sparring_torch import gather_random_state, restore_random_state
+        >>> restore_random_state(gather_random_state())
     """
     torch.set_rng_state(torch.from_numpy(np.array(state.arrays["torch"], np.uint8)))
     if "cuda" in state.arrays and torch.cuda.is_available():

@@ -138,6 +138,21 @@ class LookupClient(Client):
         metrics: Receives the counters; None creates new ones.
         transport: Connections; None uses gRPC.
         clock: Clock for deadlines, in seconds.
+
+    Example:
+        >>> import sparring_packed
+        >>> from tempfile import TemporaryDirectory
+        >>> from sparring import StepContainer, TableConfig
+        >>> from sparring_serve import LookupClient, ServingConfig, open_server
+        >>> with TemporaryDirectory() as folder, StepContainer() as container:
+        ...     container.declare(TableConfig("item", dim=4))
+        ...     _ = container.save(f"{folder}/trained")
+        ...     _ = sparring_packed.write(f"{folder}/trained", f"{folder}/served/1")
+        ...     config = ServingConfig(snapshots=f"{folder}/served")
+        ...     with open_server(config, address="127.0.0.1:0") as server:
+        ...         with LookupClient(server.address) as client:
+        ...             client.pull({"item": [7, 8]}, deadline_seconds=5.0).rows["item"].shape
+        (2, 4)
     """
 
     def __init__(

@@ -162,7 +162,7 @@ class ParameterClient(LookupClient, _PushClient):
         >>> with open_parameter_server(config, address="127.0.0.1:0") as server:
         ...     with ParameterClient(server.address) as client:
         ...         _ = client.push({"item": ([7], np.ones((1, 2)))}, wait="applied")
-        ...         client.pull({"item": [7, 8]}).found["item"]
+        ...         client.pull({"item": [7, 8]}, deadline_seconds=5.0).found["item"]
         array([ True, False])
     """
 

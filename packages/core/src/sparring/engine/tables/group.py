@@ -160,6 +160,9 @@ class TableGroup:
     def join(self, container: StepContainer) -> None:
         """Declares the tables in `container`, which becomes the container of the group.
 
+        Args:
+            container: the container; on several ranks, that of this rank.
+
         Raises:
             InvalidArgumentError: rows exist in another container, or `container` has a different table
                 with one of these names.
