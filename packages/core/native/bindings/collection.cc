@@ -204,7 +204,7 @@ class PyBatchPlan {
     }
     for (size_t i = 0; i < embeddings.size(); ++i) {
       Table<T>& table = part.tables[i];
-      if (!table.plan) refuse("set_embeddings: call keys() first");
+      if (!table.plan) refuse("the plan has no keys for these embeddings; call keys() first");
       table.embeddings = input<T>(embeddings[i], "embeddings",
                                   {table.plan->num_keys, table.view->view().layout.dim});
     }
