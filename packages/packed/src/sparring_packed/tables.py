@@ -167,8 +167,7 @@ class PackedTables(Closable):
     Each call returns rows of a single version. `refresh` replaces the version while other calls are in
     progress, and these complete with the version that they started with.
 
-    Args:
-        url, verify, keep_versions, partitions, cache: see `open`.
+    `url`, `verify`, `keep_versions`, `partitions` and `cache` are those of `open`.
 
     Raises:
         InvalidArgumentError, SnapshotDamagedError, SnapshotIOError: see `open`.

@@ -122,8 +122,7 @@ def top_k(
 class TopKSearch:
     """Incremental `top_k` over rows that are added in chunks.
 
-    Args:
-        queries, k, exclude, metric: see `top_k`.
+    `queries`, `k`, `exclude` and `metric` are those of `top_k`.
 
     Raises:
         InvalidArgumentError: an argument is invalid.

@@ -181,8 +181,9 @@ class LookupService:
     ) -> LookupResult:
         """Reads rows of one version.
 
+        `asked`, `dtype`, `missing` and `version` are those of `ServingTables.lookup`.
+
         Args:
-            asked, dtype, missing, version: See `ServingTables.lookup`.
             accepts_partial: Whether some of the rows may be marked as failed.
 
         Raises:
@@ -257,8 +258,7 @@ class LookupService:
     def scan_rows(self, table: str, cursor: bytes, max_rows: int, version: str) -> ScanResult:
         """Returns a chunk of rows like `ServingTables.scan`, but raises `StatusError`.
 
-        Args:
-            table, cursor, max_rows, version: See `ServingTables.scan`.
+        `table`, `cursor`, `max_rows` and `version` are those of `ServingTables.scan`.
 
         Raises:
             StatusError: The version is no longer kept, the cursor is invalid, or the tables do not

@@ -289,8 +289,7 @@ class DeepFM(_CollectionModel):
     def logits(self, inputs: tuple[Any, Any], training: bool | None = None) -> Any:
         """Returns the logits ``(b, 1)`` of `call`.
 
-        Args:
-            inputs, training: see `call`.
+        `inputs` and `training` are those of `call`.
         """
         numbers, ids = inputs
         dense = self.dense_arch(numbers)

@@ -176,8 +176,7 @@ class Optimizer(keras.optimizers.Optimizer):
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
         """Not supported, because it would have to exclude rows.
 
-        Args:
-            var_list, var_names: ignored.
+        `var_list` and `var_names` are ignored.
 
         Raises:
             UnsupportedError: always; call this method of `dense` for ordinary variables.

@@ -51,8 +51,7 @@ class EarlyStopping(keras.callbacks.EarlyStopping):  # type: ignore[misc,unused-
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Copies the rows after a better epoch.
 
-        Args:
-            epoch, logs: see Keras's callback.
+        `epoch` and `logs` are those of Keras's callback.
 
         Raises:
             UnsupportedError: a table exceeds `max_bytes`.

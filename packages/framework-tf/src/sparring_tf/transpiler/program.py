@@ -115,8 +115,7 @@ def distribution_report(
 ) -> DistributionReport:
     """Reports what `distribute` would do with the same arguments, without changing anything.
 
-    Args:
-        model, optimizer, semantics, keep: see `distribute`.
+    `model`, `optimizer`, `semantics` and `keep` are those of `distribute`.
 
     Raises:
         InvalidArgumentError: see `distribute`.

@@ -223,9 +223,8 @@ class DistributedModelParallel(nn.Module):
     ) -> Any:
         """Loads the same state on all ranks; with FSDP2, each rank keeps its shard of it.
 
-        Args:
-            state_dict, strict, assign: see `torch.nn.Module.load_state_dict`. If FSDP2 shards the
-                parameters, `state_dict` may contain full ones.
+        `state_dict`, `strict` and `assign` are those of `torch.nn.Module.load_state_dict`. If FSDP2
+        shards the parameters, `state_dict` may contain full ones.
         """
         self._release()
         if self.sharded is not None:

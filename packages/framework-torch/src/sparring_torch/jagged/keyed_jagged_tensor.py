@@ -180,9 +180,10 @@ class KeyedJaggedTensor(JaggedParts):
     ) -> KeyedJaggedTensor:
         """Creates a tensor from lengths and computes all derived values.
 
+        `keys`, `values`, `weights`, `stride`, `stride_per_key_per_rank` and `inverse_indices` are
+        those of `KeyedJaggedTensor`.
+
         Args:
-            keys, values, weights, stride, stride_per_key_per_rank, inverse_indices: see
-                `KeyedJaggedTensor`.
             lengths: ``(features * stride,)``.
 
         Raises:
@@ -204,9 +205,10 @@ class KeyedJaggedTensor(JaggedParts):
     ) -> KeyedJaggedTensor:
         """Creates a tensor from offsets and computes all derived values.
 
+        `keys`, `values`, `weights`, `stride`, `stride_per_key_per_rank` and `inverse_indices` are
+        those of `KeyedJaggedTensor`.
+
         Args:
-            keys, values, weights, stride, stride_per_key_per_rank, inverse_indices: see
-                `KeyedJaggedTensor`.
             offsets: the starts of all bags, with or without the end.
 
         Raises:

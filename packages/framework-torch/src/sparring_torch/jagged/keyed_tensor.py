@@ -185,8 +185,9 @@ class KeyedTensor:
     ) -> dict[str, Tensor]:
         """Same as `regroup`, with a name per group.
 
+        `keyed_tensors` and `groups` are those of `regroup`.
+
         Args:
-            keyed_tensors, groups: see `regroup`.
             keys: one name per group.
 
         Raises:

@@ -262,8 +262,7 @@ class EmbeddingBag(SingleTable):
     ) -> Bags:
         """Returns the bags that `forward` looks up.
 
-        Args:
-            input, offsets, per_sample_weights: see `forward`.
+        `input`, `offsets` and `per_sample_weights` are those of `forward`.
 
         Raises:
             InvalidArgumentError: see `forward`.

@@ -97,8 +97,7 @@ def distribution_report(
 ) -> DistributionReport:
     """Returns the report on what `distribute` would do with the same arguments.
 
-    Args:
-        model, optimizer, semantics, keep, dense: see `distribute`.
+    `model`, `optimizer`, `semantics`, `keep` and `dense` are those of `distribute`.
 
     Raises:
         InvalidArgumentError: see `distribute`.

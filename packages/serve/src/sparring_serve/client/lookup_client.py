@@ -299,8 +299,9 @@ class LookupClient(Client):
 class AsyncLookupClient(Client):
     """`LookupClient` for asyncio; belongs to the event loop that first uses it.
 
+    `targets`, `config` and `metrics` are those of `LookupClient`.
+
     Args:
-        targets, config, metrics: See `LookupClient`.
         transport: Connections; None uses gRPC.
     """
 
@@ -325,8 +326,7 @@ class AsyncLookupClient(Client):
     ) -> LookupReply:
         """Returns the rows of ids, like `LookupClient.pull`.
 
-        Args:
-            ids, missing, version, deadline_seconds: See `LookupClient.pull`.
+        `ids`, `missing`, `version` and `deadline_seconds` are those of `LookupClient.pull`.
 
         Raises:
             SparringError: As in `LookupClient.pull`.
@@ -347,8 +347,8 @@ class AsyncLookupClient(Client):
     ) -> Recommendations:
         """Returns the best rows for each query, like `LookupClient.recommend`.
 
-        Args:
-            table, queries, k, exclude, version, deadline_seconds: See `LookupClient.recommend`.
+        `table`, `queries`, `k`, `exclude`, `version` and `deadline_seconds` are those of
+        `LookupClient.recommend`.
 
         Raises:
             SparringError: As in `LookupClient.recommend`.

@@ -316,9 +316,8 @@ class AsyncParameterClient(AsyncLookupClient, _PushClient):
     ) -> PushResult:
         """Updates rows with gradients, like `ParameterClient.push`.
 
-        Args:
-            gradients, update_method, hyper, wait, token, deadline_seconds: See
-                `ParameterClient.push`.
+        `gradients`, `update_method`, `hyper`, `wait`, `token` and `deadline_seconds` are those of
+        `ParameterClient.push`.
 
         Raises:
             SparringError: As in `ParameterClient.push`.
@@ -350,8 +349,7 @@ class AsyncParameterClient(AsyncLookupClient, _PushClient):
     ) -> ServiceSnapshot:
         """Saves all tables as one snapshot, like `ParameterClient.save`.
 
-        Args:
-            url, deadline_seconds, accept_loss: See `ParameterClient.save`.
+        `url`, `deadline_seconds` and `accept_loss` are those of `ParameterClient.save`.
 
         Raises:
             SparringError: As in `ParameterClient.save`.
@@ -369,8 +367,7 @@ class AsyncParameterClient(AsyncLookupClient, _PushClient):
     ) -> ServiceSnapshot:
         """Loads a snapshot into all shards, like `ParameterClient.load`.
 
-        Args:
-            url, tables, deadline_seconds: See `ParameterClient.load`.
+        `url`, `tables` and `deadline_seconds` are those of `ParameterClient.load`.
 
         Raises:
             SparringError: As in `ParameterClient.load`.

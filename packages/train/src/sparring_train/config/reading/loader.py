@@ -85,9 +85,10 @@ def parse_config(
 ) -> RunConfig:
     """Reads a configuration from text.
 
+    `overrides` and `plugin_manager` are those of `load_config`.
+
     Args:
         text: YAML.
-        overrides, plugin_manager: see `load_config`.
         source: name of the text in messages.
         folder: folder from which relative paths are resolved; empty means the current directory.
 
