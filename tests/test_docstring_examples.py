@@ -51,7 +51,7 @@ def find_calls(face: str) -> Iterator[tuple[str, str]]:
                 yield call, inspect.getdoc(function) or ""
 
 
-@pytest.mark.parametrize("face", ["sparring", "sparring.contracts"])
+@pytest.mark.parametrize("face", ["sparring", "sparring.contracts", "sparring.adapter"])
 def test_the_arguments_of_public_functions_are_described(face: str) -> None:
     calls = dict(find_calls(face))
     assert calls

@@ -96,6 +96,10 @@ class DistributionReport:
 def check_choices(semantics: str, keep: Collection[str]) -> None:
     """Checks the arguments of `distribute`.
 
+    Args:
+        semantics: ``exact`` or ``lazy``.
+        keep: paths of modules that are not changed.
+
     Raises:
         InvalidArgumentError: `semantics` is neither ``exact`` nor ``lazy``, or `keep` is a string.
     """
@@ -110,8 +114,16 @@ def check_choices(semantics: str, keep: Collection[str]) -> None:
 
 
 def describe_added_methods(kind: type, base: type, known: Collection[str]) -> str:
-    """Describes the methods that a class adds to its `base`, except `known`, as the reason why it
-    is unsupported. Returns an empty string if there are none."""
+    """Describes the methods that a class adds to its base, as the reason why it is unsupported.
+
+    Args:
+        kind: the class of a module.
+        base: the supported class that `kind` inherits from.
+        known: names of added methods that are supported.
+
+    Returns:
+        The reason; empty if there are no such methods.
+    """
     found = {
         name
         for each in kind.__mro__[: kind.__mro__.index(base)]
@@ -122,7 +134,12 @@ def describe_added_methods(kind: type, base: type, known: Collection[str]) -> st
 
 
 def explain_missing_weight(path: str, table: str) -> str:
-    """Returns the error message for an access to a weight that `distribute` moved into a table."""
+    """Returns the error message for an access to a weight that `distribute` moved into a table.
+
+    Args:
+        path: path of the module in the model.
+        table: name of the table.
+    """
     return (
         f"{path}: distribute moved its weight into table {table}, so there is no weight matrix. Call the "
         "module with ids to get trainable rows, or exclude it from distribute with "

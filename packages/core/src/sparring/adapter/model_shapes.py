@@ -11,6 +11,10 @@ __all__ = ["check_factors"]
 def check_factors(users: TableConfig, items: TableConfig) -> None:
     """Checks that two tables are suitable for a biased matrix factorization.
 
+    Args:
+        users: table of the users.
+        items: table of the items.
+
     Raises:
         InvalidArgumentError: the tables differ in dim or dtype, or their dim is less than 2.
     """

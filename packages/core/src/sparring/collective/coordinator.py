@@ -104,7 +104,11 @@ class Coordinator:
                 )
 
     def gather(self, value: Any) -> list[Any]:
-        """Returns the JSON values of all ranks, in rank order."""
+        """Returns the values of all ranks, in rank order. All ranks must call it.
+
+        Args:
+            value: value of this rank, which can be converted to JSON.
+        """
         if self._collective.world_size == 1:
             return [value]
         text = json.dumps(value, sort_keys=True).encode()

@@ -102,7 +102,11 @@ def get_fields(model: Any) -> Mapping[str, FieldInfo]:
 
 
 def kind_of(value: Any) -> str | None:
-    """Returns the `kind` of a mapping or setting, or None if it has none."""
+    """Returns the `kind` of a mapping or setting, or None if it has none.
+
+    Args:
+        value: mapping, or instance of a setting.
+    """
     kind = value.get("kind") if isinstance(value, Mapping) else getattr(value, "kind", None)
     return None if kind is None else str(kind)
 

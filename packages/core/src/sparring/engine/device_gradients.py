@@ -66,8 +66,12 @@ class DeviceGradients:
     """At least one, in the order in which their gradients arrived."""
 
     def joined(self, other: Any) -> DeviceGradients | None:
-        """Returns the gradients with the batches of `other` appended, or None if `other` is not on this
-        device."""
+        """Returns the gradients with the batches of others appended, or None if they are not on this
+        device.
+
+        Args:
+            other: gradients of the same table, of any kind.
+        """
         if not isinstance(other, DeviceGradients) or other.kernels.device != self.kernels.device:
             return None
         return DeviceGradients(self.kernels, [*self.batches, *other.batches])
@@ -127,7 +131,11 @@ class DeviceGradients:
         return SummedByKey(found.keys, gradients)
 
     def summed(self, _view: Any) -> tuple[Keys, Rows]:
-        """Returns the sums by key in host memory: keys ``(u,)`` and gradients ``(u, dim)``."""
+        """Returns the sums by key in host memory: keys ``(u,)`` and gradients ``(u, dim)``.
+
+        Args:
+            _view: ignored. Native `GradientSources` need the view of the table.
+        """
         summed = self.by_key()
         to_host = self.kernels.arrays.to_host
         return (

@@ -45,7 +45,13 @@ class TableState:
 
 
 def method_state(method: UpdateMethod, hyper: HyperParameters, table: TableConfig) -> TableState:
-    """Returns the state that an update method stores for a table."""
+    """Returns the state that an update method stores for a table.
+
+    Args:
+        method: the update method.
+        hyper: hyper-parameters of the table.
+        table: declaration of the table.
+    """
     initial = method.initial_state(table.dim, hyper, table.computing_dtype)
     return TableState(method.name, initial, why_coupled(method, hyper))
 

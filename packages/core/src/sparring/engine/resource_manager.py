@@ -10,6 +10,8 @@ gradient under the id of the lookup. There are three kinds of lookups:
 
 Micro-batches are summed by key in native memory: when a second gradient arrives for a table, the stored
 one is summed as well. Therefore a step of many micro-batches needs memory for its distinct keys only.
+
+The file is long because the three kinds of lookups share one lock, and a third of it is documentation.
 """
 
 from __future__ import annotations
@@ -101,17 +103,31 @@ class ResourceManager:
 
     @staticmethod
     def make_accumulator(table: TableConfig) -> Any:
-        """Creates an empty native accumulator for gradients of `table`."""
+        """Creates an empty native accumulator of gradients.
+
+        Args:
+            table: the table, which determines dim and computing dtype.
+        """
         return _native.GradientAccumulator(table.dim, table.computing_dtype.name)
 
     def register(self, table: str, keys: Keys, inverse: npt.NDArray[np.int64]) -> int:
-        """Records a lookup in the batch-inputs map and returns its shadow id."""
+        """Records a lookup in the batch-inputs map and returns its shadow id.
+
+        Args:
+            table: name of the declared table.
+            keys: ``(u,)``, distinct.
+            inverse: ``(n,)``: positions of the ids in `keys`.
+        """
         shadow_id = next(self._next_shadow_id)
         self._batch_inputs[shadow_id] = BatchInput(table, keys, inverse)
         return shadow_id
 
     def register_direct(self, tables: Sequence[str]) -> int:
-        """Records a batch that was pooled directly from `tables` and returns its id."""
+        """Records a batch that was pooled directly from tables and returns its id.
+
+        Args:
+            tables: names of the declared tables.
+        """
         shadow_id = next(self._next_shadow_id)
         self._batch_inputs[shadow_id] = DirectInput(tuple(tables))
         return shadow_id
@@ -130,6 +146,9 @@ class ResourceManager:
     def batch_input(self, shadow_id: int) -> BatchInput | DirectInput | BagInput:
         """Returns the batch input with the given id.
 
+        Args:
+            shadow_id: result of one of the methods that register a lookup.
+
         Raises:
             InvalidArgumentError: the id is unknown, or its step is over.
         """
@@ -143,7 +162,11 @@ class ResourceManager:
         return found
 
     def release(self, shadow_id: int) -> None:
-        """Forgets a shadow that will get no gradient. Unknown ids are ignored."""
+        """Forgets a shadow that will get no gradient.
+
+        Args:
+            shadow_id: id of the shadow. Unknown ids are ignored.
+        """
         self._batch_inputs.pop(shadow_id, None)
 
     def accumulate(self, shadow_id: int, gradient: Rows) -> None:
@@ -185,6 +208,9 @@ class ResourceManager:
     def bags(self, shadow_id: int) -> BagInput:
         """Returns the bags that were registered by `register_bags`.
 
+        Args:
+            shadow_id: id of the bags.
+
         Raises:
             InvalidArgumentError: as `batch_input`, or the id belongs to another kind of lookup.
         """
@@ -221,6 +247,13 @@ class ResourceManager:
         If there are several blocks, a bag whose gradient is not finite gets NaN in all of them, so that
         their owners skip the same keys.
 
+        Args:
+            shadow_id: id of the bags.
+            gradient: ``(b, dim)`` of the table's computing dtype.
+
+        Returns:
+            The bags and the gradient of each block; only one pair if columns are not split.
+
         Raises:
             InvalidArgumentError: as `accumulate_bags`.
         """
@@ -256,7 +289,13 @@ class ResourceManager:
             return min([*alive, *self._bags], default=None)
 
     def add(self, table: str, keys: Keys, gradients: Rows) -> None:
-        """Adds gradients of keys that this rank owns: ``(u, dim)``, no key twice."""
+        """Adds gradients of keys that this rank owns.
+
+        Args:
+            table: name of the declared table.
+            keys: ``(u,)``, distinct.
+            gradients: ``(u, dim)`` of the table's computing dtype.
+        """
         with self._lock:
             self._accumulators[table].add(keys, gradients)
 
@@ -313,7 +352,11 @@ class ResourceManager:
             self._held[table] = held
 
     def take_step(self, *, are_summed: bool) -> dict[str, Any]:
-        """Calls `take` and forgets the batch inputs of the step."""
+        """Calls `take` and forgets the batch inputs of the step.
+
+        Args:
+            are_summed: as for `take`.
+        """
         taken = self.take(are_summed=are_summed)
         self._batch_inputs.clear()
         return taken
@@ -358,7 +401,14 @@ class ResourceManager:
         return taken
 
     def drop(self, table: str) -> None:
-        """Drops a table's gradients. Lookups whose gradients are still to come stay valid."""
+        """Drops a table's gradients. Lookups whose gradients are still to come stay valid.
+
+        Args:
+            table: name of the declared table.
+
+        Raises:
+            UnknownTableError: `table` was not declared.
+        """
         with self._lock:
             names = (table, *self._blocks.get(table, ()))
             for number in [n for n, (each, _) in self._bags.items() if each.table.name in names]:
@@ -370,7 +420,14 @@ class ResourceManager:
                 (self._accumulator(each) if accumulator is None else accumulator).clear()
 
     def has_gradient(self, table: str) -> bool:
-        """Whether `table` has a gradient that was not applied yet."""
+        """Whether a table has a gradient that was not applied yet.
+
+        Args:
+            table: name of the declared table.
+
+        Raises:
+            UnknownTableError: `table` was not declared.
+        """
         with self._lock:
             self._accumulator(table)
             names = (table, *self._blocks[table])

@@ -441,12 +441,19 @@ class MessageSizes:
 
     @staticmethod
     def header_bytes(num_tables: int) -> int:
-        """Returns the bytes that one rank sends to one other rank before an exchange of
-        `num_tables`."""
+        """Returns the bytes that one rank sends to one other rank before an exchange.
+
+        Args:
+            num_tables: number of tables that are exchanged together.
+        """
         return header_bytes(num_tables)
 
     def gradient_row_bytes(self, table: int) -> int:
-        """Returns the bytes of the gradient of one row."""
+        """Returns the bytes of the gradient of one row.
+
+        Args:
+            table: position of the table in `tables`.
+        """
         return self._gradients[table].row_bytes
 
     def chunks(

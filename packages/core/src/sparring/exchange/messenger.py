@@ -302,6 +302,10 @@ def pass_messages(collective: Collective, count: int) -> None:
     """Sends small messages from this rank to itself and receives them, one after the other.
 
     Its duration is the processing cost of messages in an exchange, which the planner measures.
+
+    Args:
+        collective: connection of this rank; other ranks do not take part.
+        count: number of messages.
     """
     messenger = Messenger(collective, ExchangeCounters())
     messenger.begin("calibration", None, None)

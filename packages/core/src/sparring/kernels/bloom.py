@@ -50,7 +50,10 @@ class BloomFilter:
         self._native = _native.BlockedBloom(false_positive_rate, planned_keys, seed % 2**64)
 
     def add(self, keys: Keys) -> None:
-        """Adds keys ``(n,)`` int64, which may repeat.
+        """Adds keys.
+
+        Args:
+            keys: ``(n,)`` int64; they may repeat.
 
         Raises:
             InvalidArgumentError: `keys` has another shape or dtype.
@@ -58,7 +61,10 @@ class BloomFilter:
         self._native.add(keys)
 
     def contains(self, keys: Keys) -> npt.NDArray[np.bool_]:
-        """Returns whether each of the keys ``(n,)`` int64 may have been added, ``(n,)``.
+        """Returns whether each key may have been added, ``(n,)``.
+
+        Args:
+            keys: ``(n,)`` int64.
 
         Raises:
             InvalidArgumentError: `keys` has another shape or dtype.
@@ -76,6 +82,9 @@ class BloomFilter:
     @classmethod
     def from_bytes(cls, saved: bytes) -> BloomFilter:
         """Creates a filter from the result of `to_bytes`.
+
+        Args:
+            saved: the complete result.
 
         Raises:
             InvalidArgumentError: the bytes are damaged, or are not a Bloom filter.
@@ -129,7 +138,11 @@ class GrowingBloomFilter:
         self._parts = [self._part(planned_keys, 0)]
 
     def add(self, keys: Keys) -> None:
-        """Adds distinct keys ``(n,)`` int64; keys that are already in the set use no space."""
+        """Adds keys. Keys that are already in the set use no space.
+
+        Args:
+            keys: ``(n,)`` int64, distinct.
+        """
         new = keys
         # The newest part is the largest, and contains most of the known keys.
         for part in reversed(self._parts):
@@ -147,7 +160,11 @@ class GrowingBloomFilter:
             newest.add(new)
 
     def contains(self, keys: Keys) -> npt.NDArray[np.bool_]:
-        """Returns whether each of the keys ``(n,)`` int64 may have been added, ``(n,)``."""
+        """Returns whether each key may have been added, ``(n,)``.
+
+        Args:
+            keys: ``(n,)`` int64.
+        """
         first, *others = self._parts
         found = first.contains(keys)
         for part in others:

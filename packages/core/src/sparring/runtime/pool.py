@@ -162,7 +162,11 @@ class Task(Generic[T]):
         return self._future.cancelled()
 
     def on_cancel(self, call: Callable[[], None]) -> None:
-        """Registers a function that is called if `cancel` succeeds, on its thread. It must not wait."""
+        """Registers a function that is called if `cancel` succeeds, on its thread.
+
+        Args:
+            call: function without arguments. It must not wait.
+        """
 
         def end(future: Future[T]) -> None:
             if future.cancelled():
@@ -175,7 +179,12 @@ class Task(Generic[T]):
         return self._future.set_running_or_notify_cancel()
 
     def finish(self, result: T | None, error: BaseException | None) -> None:
-        """Ends the work, after `claim`, with an error, or with the result if `error` is None."""
+        """Ends the work, after `claim`.
+
+        Args:
+            result: result of the work; ignored if `error` is given.
+            error: exception that the work raised; None if it succeeded.
+        """
         if error is None:
             self._future.set_result(cast("T", result))
         else:

@@ -62,7 +62,11 @@ def is_secret_name(name: str) -> bool:
 
 
 def may_show_secret(text: str) -> bool:
-    """Whether a text may contain a secret, so that messages must not repeat it."""
+    """Whether a text may contain a secret, so that messages must not repeat it.
+
+    Args:
+        text: any text, such as the value of an option.
+    """
     return bool(_HINT.search(text))
 
 
@@ -81,6 +85,9 @@ def find_secrets(options: Any) -> Iterator[FoundSecret]:
     """Yields all secrets in options of a backend, detected by form or name.
 
     In addition to URLs, ``user:password@host`` without a scheme is detected.
+
+    Args:
+        options: nested mappings and lists.
     """
     for path, value in _scalars(options, ()):
         text = _to_text(value)

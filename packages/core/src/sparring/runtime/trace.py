@@ -75,7 +75,15 @@ class Trace:
         *,
         thread_id: int | None = None,
     ) -> None:
-        """Adds a span of a thread, by default the calling one."""
+        """Adds a span of a thread.
+
+        Args:
+            name: name of the span.
+            begin_ns: begin in nanoseconds, by `time.perf_counter_ns`.
+            end_ns: end in nanoseconds.
+            details: values to show with the span, which can be converted to JSON.
+            thread_id: the thread, by `threading.get_ident`; None: the calling thread.
+        """
         found = threading.get_ident() if thread_id is None else thread_id
         self._keep(Span(name, begin_ns, end_ns, found, details or {}))
 
@@ -87,18 +95,38 @@ class Trace:
         end_ns: int,
         details: dict[str, Any] | None = None,
     ) -> None:
-        """Adds a span to a line that is not a thread, for example a stream of a device."""
+        """Adds a span to a line that is not a thread.
+
+        Args:
+            line: name of the line, for example of a stream of a device.
+            name: name of the span.
+            begin_ns: begin in nanoseconds, by `time.perf_counter_ns`.
+            end_ns: end in nanoseconds.
+            details: values to show with the span, which can be converted to JSON.
+        """
         self._keep(Span(name, begin_ns, end_ns, 0, details or {}, line))
 
     def add_transfer(
         self, name: str, begin_ns: int, end_ns: int, details: dict[str, Any] | None = None
     ) -> None:
-        """Adds a message, from its start until it was received or sent."""
+        """Adds a message, from its start until it was received or sent.
+
+        Args:
+            name: name of the message.
+            begin_ns: begin in nanoseconds, by `time.perf_counter_ns`.
+            end_ns: end in nanoseconds.
+            details: values to show with the message, which can be converted to JSON.
+        """
         self._keep(Span(name, begin_ns, end_ns, 0, details or {}))
 
     @contextmanager
     def span(self, name: str, **details: Any) -> Iterator[None]:
-        """Adds a span for the duration of the ``with`` block."""
+        """Adds a span for the duration of the ``with`` block.
+
+        Args:
+            name: name of the span.
+            **details: values to show with the span, which can be converted to JSON.
+        """
         begin = time.perf_counter_ns()
         try:
             yield
@@ -107,6 +135,9 @@ class Trace:
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Writes the trace in Chrome's trace event format, which https://ui.perfetto.dev reads.
+
+        Args:
+            path: file to write; an existing one is replaced.
 
         Raises:
             OSError: the file cannot be written.
@@ -117,6 +148,10 @@ class Trace:
         """Writes the traces of all ranks to one file. All ranks call it, and rank 0 writes.
 
         Each machine uses its own clock, so times on different machines are not aligned.
+
+        Args:
+            path: file that rank 0 writes; an existing one is replaced.
+            collective: connection to the other ranks.
 
         Raises:
             OSError: the file cannot be written.

@@ -57,6 +57,9 @@ class Layouts:
     def layout(self, table: TableConfig) -> Layout:
         """Returns the layout of a table: by the plan, otherwise by its placement.
 
+        Args:
+            table: declaration of the table.
+
         Raises:
             InvalidArgumentError: the plan contradicts the declaration, or its kind rejects the ranks.
         """
@@ -113,6 +116,9 @@ class Layouts:
 
     def check_tables(self, declared: list[str]) -> None:
         """Checks that all tables of the plan were declared.
+
+        Args:
+            declared: names of the declared tables.
 
         Raises:
             InvalidArgumentError: the plan contains a table that was not declared.

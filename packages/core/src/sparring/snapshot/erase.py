@@ -83,7 +83,13 @@ class FoundInSnapshots:
 def find_in_snapshots(
     root_url: str | os.PathLike[str], table: str, keys: Keys, state_without: RemoveKeysFromState
 ) -> FoundInSnapshots:
-    """Returns what `erase_from_snapshots` would change, with the same arguments. Changes nothing.
+    """Returns what `erase_from_snapshots` would change. Changes nothing.
+
+    Args:
+        root_url: Folder of the snapshots.
+        table: Name of the table.
+        keys: ``(n,)`` unique int64, in any order.
+        state_without: As for `erase_from_snapshots`.
 
     Raises:
         SnapshotError: A snapshot cannot be read, or no snapshot has the table.

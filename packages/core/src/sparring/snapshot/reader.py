@@ -46,6 +46,9 @@ __all__ = ["Snapshot", "locate", "open_root", "open_snapshot"]
 def open_root(root_url: str | os.PathLike[str]) -> SnapshotRoot:
     """Opens a folder of snapshots.
 
+    Args:
+        root_url: A path or any fsspec URL; the folder does not need to exist.
+
     Raises:
         InvalidArgumentError: The URL's scheme is unknown, it does not name a folder, or it contains a
             password.
@@ -68,6 +71,9 @@ def open_root(root_url: str | os.PathLike[str]) -> SnapshotRoot:
 
 def locate(url: str | os.PathLike[str]) -> tuple[SnapshotRoot, str]:
     """Returns the opened folder that contains a snapshot, and the name of the snapshot in it.
+
+    Args:
+        url: URL of the snapshot's folder; the snapshot does not need to exist.
 
     Raises:
         InvalidArgumentError: The URL does not name a folder inside another one.

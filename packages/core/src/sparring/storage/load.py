@@ -77,7 +77,11 @@ def restore(
 
 
 def end_load(storage: Storage) -> None:
-    """Ends a load: makes its rows as durable as the storage supports, and removes the note."""
+    """Ends a load: makes its rows as durable as the storage supports, and removes the note.
+
+    Args:
+        storage: the storage into which the rows were loaded.
+    """
     storage.flush()
     write_note(storage, LOAD_NOTE, None)
 

@@ -114,6 +114,12 @@ def found_table(
 
     Creates no storage. For a stack, returns the table of its last tier.
 
+    Args:
+        backend: Name of the backend.
+        table: Declaration of the table.
+        plugin_manager: Plugins to search.
+        options: Options of the backend.
+
     Raises:
         PluginError, InvalidArgumentError: Under the same conditions as `open_storage`.
     """

@@ -53,6 +53,10 @@ def resolve_method(name: str, plugin_manager: PluginManager | None = None) -> Up
 def parse_hyper(method: UpdateMethod, given: Mapping[str, Any]) -> HyperParameters:
     """Validates hyper-parameters of a method; missing ones get their defaults.
 
+    Args:
+        method: the update method.
+        given: hyper-parameters by name.
+
     Raises:
         InvalidArgumentError: a name is unknown, or a value has the wrong type or is out of range.
     """
@@ -110,7 +114,13 @@ def set_learning_rate(
     tables: Iterable[str],
     rate: float,
 ) -> None:
-    """Sets the learning rate of `tables` in `hypers`.
+    """Sets the learning rate of tables.
+
+    Args:
+        method: the update method of the tables.
+        hypers: hyper-parameters by table; changed in place.
+        tables: names of the tables.
+        rate: the learning rate.
 
     Raises:
         InvalidArgumentError: the method does not accept the rate; nothing has changed.

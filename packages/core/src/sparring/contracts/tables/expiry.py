@@ -65,6 +65,9 @@ ExpiryLike = Expiry | Mapping[str, Any] | None
 def parse_expiry(given: ExpiryLike) -> Expiry | None:
     """Creates an `Expiry` from a mapping; an `Expiry` and None are returned unchanged.
 
+    Args:
+        given: an `Expiry`, a mapping of its arguments, or None if rows do not expire.
+
     Raises:
         InvalidArgumentError: `given` is of another type, or an argument is invalid.
     """

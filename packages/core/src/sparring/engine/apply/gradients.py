@@ -166,6 +166,9 @@ def sum_gradients(state: EngineState) -> Mapping[str, OwnedGradients]:
     again, and computes means over ranks. Pending lookups stay valid. The sums may contain NaN and
     infinity.
 
+    Args:
+        state: state of the engine.
+
     Returns:
         `ResourceManager.summed`: the sums by table, or by block of a table that is sharded by columns.
 

@@ -188,7 +188,11 @@ def automatic_plan(
 
 
 def request_plan(request: PlanRequest, plugin_manager: PluginManager) -> PlanResult:
-    """Returns the plan of the planner; without a planner, an empty plan and the reason.
+    """Returns the plan of the planner. Without a planner, only the specified kinds are planned.
+
+    Args:
+        request: the tables and the ranks of the job.
+        plugin_manager: finds the planner.
 
     Raises:
         CapacityError: the tables do not fit into the memory.

@@ -217,8 +217,13 @@ def fill_and_decode(
 
 
 def pulls_on_device(state: EngineState, tables: Iterable[str]) -> bool:
-    """Whether rows of these tables are transferred between devices without a copy to the host; the same
-    on all ranks."""
+    """Whether rows of tables are transferred between devices without a copy to the host; the same on
+    all ranks.
+
+    Args:
+        state: state of the engine.
+        tables: names of declared tables.
+    """
     return state.exchange.options.row_wire_dtype is WireDtype.EXACT and all(
         state.tables.entry(table).kernels is not None for table in tables
     )
@@ -227,8 +232,13 @@ def pulls_on_device(state: EngineState, tables: Iterable[str]) -> bool:
 def failure_reports(
     state: EngineState, kernels: KernelSet, tables: Sequence[str]
 ) -> AbstractContextManager[None]:
-    """Returns a context for work on pulled rows on a device. It reports a failure to the other
-    ranks."""
+    """Returns a context for work on pulled rows on a device. It reports a failure to the other ranks.
+
+    Args:
+        state: state of the engine.
+        kernels: kernels of the device of the rows.
+        tables: names of the tables whose rows were pulled.
+    """
     if kernels is HOST or state.collective.world_size == 1:
         return nullcontext()
     configs = [state.tables.entry(table).config for table in tables]

@@ -153,7 +153,10 @@ class TableEntry:
         self.admission_filter = make_filter(parse_admission(self.config.admission), self._described)
 
     def check_same_storage(self, storage: StorageChoice | Storage | None) -> None:
-        """Checks the storage of a second declaration; None is always accepted.
+        """Checks the storage of a second declaration.
+
+        Args:
+            storage: storage of the second declaration; None is always accepted.
 
         Raises:
             InvalidArgumentError: the table was declared with another storage.
@@ -169,6 +172,9 @@ class TableEntry:
 
     def check_state(self, config: TableConfig) -> None:
         """Checks that the stored rows do not have the state of another optimizer than `config`.
+
+        Args:
+            config: the table with the state of the new optimizer.
 
         Raises:
             InvalidArgumentError: they do. The message contains the call or the command to run.
@@ -206,7 +212,11 @@ class TableEntry:
         )
 
     def expect_part(self, shard: Shard) -> None:
-        """Records which rows this rank stores, if the storage may contain rows of an earlier run."""
+        """Records which rows this rank stores, if the storage may contain rows of an earlier run.
+
+        Args:
+            shard: the part of the table that this rank stores.
+        """
         assert self.storage is not None
         capabilities = self.storage.capabilities
         if capabilities.persistent and not capabilities.shared:
@@ -277,7 +287,11 @@ class TableEntry:
             self.note_part()
 
     def attach_storage(self, storage: Storage | None) -> None:
-        """Sets the storage of the entry, also for native lookups. With None, no key has a row."""
+        """Sets the storage of the entry, also for native lookups.
+
+        Args:
+            storage: an open storage of the table; with None, no key has a row.
+        """
         if self.storage is not None and storage is not self.storage:
             self.storage.watcher = None
             self.write_log.clearing()

@@ -42,8 +42,12 @@ class TableDeclaration:
     storage: StorageChoice | Storage
 
     def placed(self, own_device: Callable[[], str | None]) -> TableDeclaration:
-        """Returns the declaration with ``cuda`` in the storage's options replaced by the result of
-        `own_device`, unless that is None."""
+        """Returns the declaration with ``cuda`` in the storage's options replaced by a GPU.
+
+        Args:
+            own_device: returns the GPU of this rank, such as ``cuda:1``; None replaces nothing. It is
+                only called if an option is ``cuda``.
+        """
         if not isinstance(self.storage, StorageChoice) or not self.storage.uses_own_device:
             return self
         own = own_device()
@@ -104,7 +108,11 @@ def make_declaration(
 
 
 def shared_settings(table: TableConfig) -> dict[str, Any]:
-    """Returns the settings of a table that the table configurations of all adapters share by name."""
+    """Returns the settings of a table that the table configurations of all adapters share by name.
+
+    Args:
+        table: the table whose settings are returned.
+    """
     return {
         "initializer": table.initializer,
         "admission": table.admission,
@@ -190,7 +198,11 @@ class TableGroup:
 
 
 def collect_open_storages(holders: Sequence[TableGroup]) -> dict[str, Storage]:
-    """Returns the storages that the user opened, by table."""
+    """Returns the storages that the user opened, by table.
+
+    Args:
+        holders: groups of tables, whose declarations contain the storages.
+    """
     return {
         each.table.name: each.storage
         for holder in holders
@@ -201,6 +213,9 @@ def collect_open_storages(holders: Sequence[TableGroup]) -> dict[str, Storage]:
 
 def join_container(holders: Sequence[TableGroup]) -> StepContainer:
     """Returns the common container of all groups; groups without a fixed container join it.
+
+    Args:
+        holders: groups whose tables one step updates together.
 
     Raises:
         InvalidArgumentError: the groups have several containers, or two tables have the same name.
@@ -226,6 +241,9 @@ def join_container(holders: Sequence[TableGroup]) -> StepContainer:
 
 def non_finite_policy(name: str) -> NonFinite:
     """Returns the policy for gradients that contain NaN or infinity, by its name.
+
+    Args:
+        name: ``raise`` or ``skip``.
 
     Raises:
         InvalidArgumentError: there is no such policy.

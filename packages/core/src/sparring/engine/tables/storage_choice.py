@@ -73,6 +73,9 @@ def find_storage_device(storage: StorageChoice | Storage | None) -> str:
 
     For a choice, this is the option ``device``; for a stack, that of its first tier. For an open
     storage, it is the first device of its capabilities other than ``cpu``.
+
+    Args:
+        storage: choice or storage of the declaration; None: the default.
     """
     if isinstance(storage, Storage):
         return next((each for each in storage.capabilities.devices if each != "cpu"), "cpu")

@@ -183,6 +183,11 @@ def damaged_error(url: str, file: str, offset: int, reason: str) -> SnapshotDama
 def reading(url: str, file: str, offset: int = 0) -> Iterator[None]:
     """Converts errors of reading a file into errors of snapshots.
 
+    Args:
+        url: URL of the snapshot, for messages.
+        file: Name of the file, for messages.
+        offset: Position of the read in the file, in bytes.
+
     Raises:
         SnapshotDamagedError: The file is missing, too short or not a regular file.
         SnapshotIOError: The file system failed.
