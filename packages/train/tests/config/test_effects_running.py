@@ -6,6 +6,7 @@ import json
 import shutil
 import time
 import urllib.request
+from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -149,10 +150,10 @@ def _(runs: Runs) -> None:
     Path("run.yaml").write_text(RATINGS)
     stack = ["storage.backend=tiered", "storage.options={tiers: [memory, memory]}"]
 
-    def told(*overrides: str) -> list[str]:
+    def told(*overrides: str, options: Sequence[str] = ()) -> list[str]:
         often = "training.log_interval_seconds=1.0e-9"
         with redirect_stderr(StringIO()) as said, redirect_stdout(StringIO()):
-            assert main(["train", "run.yaml", *stack, often, *overrides]) == 0
+            assert main([*options, "train", "run.yaml", *stack, often, *overrides]) == 0
         return said.getvalue().splitlines()
 
     assert sum("has no bound" in line for line in told("logging.level=error")) == 0
@@ -161,6 +162,8 @@ def _(runs: Runs) -> None:
     assert " table item: " in second
     more = told("logging={level: info}", "tables.expire={after_steps: 1}")
     assert any(" info rank 0 step 2 table item: " in line for line in more), more
+    # --verbose prints each message once.
+    assert sum("has no bound" in line for line in told(options=["--verbose"])) == 2
     records = [json.loads(line) for line in told("logging={format: json}")]
     warnings = [each for each in records if each["level"] == "warning"]
     assert [(each["table"], each["rank"], each["step"]) for each in warnings] == [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +112,17 @@ def test_an_interrupted_run_ends_with_the_same_bits(
     assert arrays.keys() == expected_arrays.keys()
     for name, value in arrays.items():
         assert np.array_equal(value, expected_arrays[name]), name
+
+
+def test_sigterm_saves_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopping = Interrupting(-1)
+    monkeypatch.setattr(
+        stopping, "on_step", lambda step, *_: step == 3 and os.kill(os.getpid(), signal.SIGTERM)
+    )
+    result = train(tmp_path, "fused adagrad", stopping)
+    saved = latest_snapshot(str(tmp_path))
+    assert saved is not None
+    assert (result.is_terminated, result.steps, saved.step) == (True, 4, 4)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -27,6 +27,9 @@ __all__ = ["EXIT_STUCK", "add_serve"]
 
 _log = logging.getLogger("sparring_serve")
 
+_VERBOSITY = {"error": ["--quiet"], "info": [], "debug": ["--verbose"]}
+"""Option of ``sparring`` for each level of log messages."""
+
 EXIT_STUCK = 70
 """Exit code of a server whose threads were all stuck."""
 
@@ -88,7 +91,8 @@ def serve(
         _run(open_parameter_server, read, position, address, 0)
         return
     if read.server.workers > 1 and worker is None:
-        raise typer.Exit(_run_workers(config, given, ["--shard", shard], address))
+        options = ["--shard", shard, "--role", role]
+        raise typer.Exit(_run_workers(config, given, options, address, _VERBOSITY[level]))
     _run(open_server, read, position, address, worker or 0)
 
 
@@ -183,7 +187,11 @@ def _end_at_once() -> None:
 
 
 def _run_workers(
-    config: Path, overrides: Sequence[str], options: Sequence[str], address: str
+    config: Path,
+    overrides: Sequence[str],
+    options: Sequence[str],
+    address: str,
+    verbosity: Sequence[str],
 ) -> int:
     """Starts the processes, forwards SIGTERM, and ends all when one ends. Returns the exit code."""
     num_workers = read_serving_config(config, overrides).server.workers
@@ -200,7 +208,7 @@ def _run_workers(
             ) from None
         port = reserved.getsockname()[1]
         bound = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        command = [sys.executable, "-m", "sparring", "serve", str(config), *overrides]
+        command = [sys.executable, "-m", "sparring", *verbosity, "serve", str(config), *overrides]
         command += [f"server.address={bound}", *options]
         ended = threading.Event()
         started = [

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from sparring.errors import ConfigError, PluginError
 from sparring_cli import (
+    ExitCode,
     JsonOption,
     add_command,
     get_command_context,
@@ -108,6 +109,8 @@ def train(
         result = find_trainer(framework.name, manager).train(run_config, manager, progress)
     finally:
         progress.on_end()
+    if result.is_terminated:
+        raise typer.Exit(ExitCode.TERMINATED)
     if result.rank > 0:
         return
     for name, value in result.metrics.items():

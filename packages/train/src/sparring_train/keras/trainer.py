@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Literal
@@ -172,12 +173,12 @@ class _Trainer:
             self.container.quiesce()
             broadcast(self._ordinary, self.container.collective)
 
-    def steps(self, batches: Iterator[Any]) -> Iterator[StepResult]:
+    def steps(self, batches: Iterator[Any], stop: threading.Event) -> Iterator[StepResult]:
         """See `sparring_train.loop.model.Trainer`."""
         for batch in batches:
-            yield StepResult(batch, self._train_on(batch), batch.num_examples)
+            yield self._train_on(batch, stop)
 
-    def _train_on(self, batch: Any) -> float:
+    def _train_on(self, batch: Any, stop: threading.Event) -> StepResult:
         share = tf.constant(self._ranks.world_size / batch.num_examples, tf.float64)
         loss, rows, dense = 0.0, [], []
         for part in batch.split(self._num_parts):
@@ -190,7 +191,14 @@ class _Trainer:
             rows.append(row_gradients)
             dense.append(gradients)
         summed = [tf.add_n(each) for each in zip(*dense, strict=True)]
-        loss, summed = self._averaged(loss, summed)
+        is_stopping = stop.is_set()
+        if self._ranks.world_size > 1:
+            # One exchange for the loss, the gradients, and whether any rank should stop.
+            arrays = [*(each.numpy() for each in summed), np.array([loss, is_stopping])]
+            with self.container.span("average gradients"):
+                *means, (loss, stopping) = self._ranks.means(arrays)
+            summed = [tf.convert_to_tensor(each) for each in means]
+            is_stopping = bool(stopping > 0)
         # Checked before the tables change, so that a step is applied completely or not at all.
         broken = self._broken(summed)
         if broken is not None and not self._is_skipping:
@@ -209,7 +217,7 @@ class _Trainer:
         elif summed:
             with self.container.span("dense optimizer"):
                 self._dense_step(summed)
-        return loss
+        return StepResult(batch, float(loss), batch.num_examples, is_stopping)
 
     def predict(self, batch: Any) -> npt.NDArray[Any]:
         """See `sparring_train.loop.model.Trainer`."""
@@ -257,15 +265,6 @@ class _Trainer:
 
     def _apply_dense(self, gradients: list[Any]) -> None:
         self._dense.apply(gradients, self._ordinary)
-
-    def _averaged(self, loss: float, gradients: list[Any]) -> tuple[float, list[Any]]:
-        """Averages the loss and gradients over ranks in one exchange."""
-        if self._ranks.world_size == 1:
-            return loss, gradients
-        arrays = [each.numpy() for each in gradients]
-        with self.container.span("average gradients"):
-            *means, mean_loss = self._ranks.means([*arrays, np.array([loss])])
-        return float(mean_loss[0]), [tf.convert_to_tensor(each) for each in means]
 
     def _broken(self, gradients: list[Any]) -> str | None:
         for gradient, variable in zip(gradients, self._ordinary, strict=True):

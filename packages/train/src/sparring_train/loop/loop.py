@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain, islice, repeat
 from typing import Any
 
@@ -31,6 +32,7 @@ from sparring_train.run.ranks import Ranks, sum_over_ranks
 from sparring_train.run.result import Progress, SilentProgress, TrainResult
 from sparring_train.run.same_run import ORIGINS, check_same_origins
 from sparring_train.run.snapshots import RunSnapshots
+from sparring_train.run.termination import describe_sigterm, note_sigterm
 
 __all__ = ["run_training"]
 
@@ -198,29 +200,39 @@ class _Run:
         self._snapshots.check_rows()
         self._resume()
         self._report.begin(self._step)
-        self._train()
+        # Before the first step, SIGTERM ends the process. After the last one, it has no effect.
+        with note_sigterm() as stop:
+            return self._end(is_terminated=self._train(stop))
+
+    def _end(self, *, is_terminated: bool) -> TrainResult:
+        """Evaluates and reports, except after SIGTERM, and saves the run."""
         if not self._step:
             raise DataError(
                 "found no sample to train on, expected at least one; add data, or reduce the test and "
                 "validation parts"
             )
-        has_returned = self._return_to_best()
-        if self._metrics_step != self._step or self._report.wants_test:
+        has_returned = not is_terminated and self._return_to_best()
+        has_metrics = self._metrics_step == self._step and not self._report.wants_test
+        if not is_terminated and not has_metrics:
             self._evaluate(is_last=True)
         self._report.on_rows(self._step, self._rows())
         with self._container.span("save"):
-            self._snapshots.end(self._step, self._states, is_needed=has_returned)
+            is_needed = has_returned or is_terminated
+            self._snapshots.end(self._step, self._states, is_needed=is_needed)
         self._notes.end(self._step)
         result = self._result()
+        if is_terminated:
+            self._progress.on_message(describe_sigterm(self._step, self._snapshots.last_url))
+            return replace(result, is_terminated=True)
         self._report.write(result, self._snapshots.last_url)
         return result
 
-    def _train(self) -> None:
-        """Trains until the run is complete."""
+    def _train(self, stop: threading.Event) -> bool:
+        """Trains until the run is complete, or `stop` is set on any rank. Returns whether it was set."""
         interval = self._config.training.evaluation_interval_steps
         if self._best is not None and self._best.is_over:
-            return
-        for trained in self._trainer.steps(self._ready or self._batches()):
+            return False
+        for trained in self._trainer.steps(self._ready or self._batches(), stop):
             self._at, ends_epoch = self._coming.popleft()
             if self._kept is not None:
                 self._kept.is_current = False
@@ -232,7 +244,9 @@ class _Run:
             is_due = ends_epoch if interval is None else self._step % interval == 0
             if self._best is not None and (is_due or is_last):
                 self._validate(self._best)
-            elif self._best is None and interval is not None and is_due:
+            if trained.is_stopping:
+                return True
+            if self._best is None and interval is not None and is_due:
                 self._evaluate(is_last=is_last)
             # The last step is saved later, when the best step is known.
             if self._snapshots.is_due(self._step) and (self._best is None or not is_last):
@@ -244,7 +258,8 @@ class _Run:
                     f"training stops after step {self._step:,}, because {self._best.num_since} "
                     f"evaluations did not improve validation {self._best.metric} (training.patience)"
                 )
-                return
+                return False
+        return False
 
     def _validate(self, best: BestStep) -> None:
         """Evaluates the validation examples, and saves the step if it is the best one."""

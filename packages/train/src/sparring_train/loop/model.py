@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -27,6 +28,9 @@ class StepResult:
     """Mean loss over the batch, equal on all ranks."""
     num_examples: int
     """Number of examples of the step, over all ranks."""
+    is_stopping: bool
+    """Whether the run should stop after this step, because `stop` was set on any rank; equal on all
+    ranks."""
 
 
 class Trainer(Protocol):
@@ -36,12 +40,14 @@ class Trainer(Protocol):
     def container(self) -> StepContainer:
         """Container of the tables."""
 
-    def steps(self, batches: Iterator[Any]) -> Iterator[StepResult]:
+    def steps(self, batches: Iterator[Any], stop: threading.Event) -> Iterator[StepResult]:
         """Makes one step per batch, and yields its result.
 
         Args:
             batches: whole batches, equal on all ranks; each rank trains on its part. Batches may be
                 requested before the steps of earlier ones are made, for prefetch.
+            stop: set if this rank should stop, at any time. Ranks exchange its state together with
+                the loss of each step.
 
         Raises:
             NonFiniteGradientError: a gradient contains NaN or infinity, and the policy is to raise;

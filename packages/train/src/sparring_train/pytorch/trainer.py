@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -186,9 +187,12 @@ class _Trainer:
         self._is_pipelined = config.training.pipeline
         self._num_dense_skipped = 0
         self._loss: Tensor | float = 0.0
+        self._stop = threading.Event()
+        self._is_stopping = False
 
-    def steps(self, batches: Iterator[Any]) -> Iterator[StepResult]:
+    def steps(self, batches: Iterator[Any], stop: threading.Event) -> Iterator[StepResult]:
         """See `sparring_train.loop.model.Trainer`."""
+        self._stop = stop
         return self._pipelined(batches) if self._is_pipelined else self._one_by_one(batches)
 
     def _one_by_one(self, batches: Iterator[Any]) -> Iterator[StepResult]:
@@ -202,7 +206,7 @@ class _Trainer:
                 with self.container.span("backward"):
                     loss.backward()  # type: ignore[no-untyped-call]
             self.step()
-            yield StepResult(batch, float(self._loss), batch.num_examples)
+            yield self._result(batch)
 
     def _pipelined(self, batches: Iterator[Any]) -> Iterator[StepResult]:
         """Makes the same steps, and prefetches the lookups of the next batch."""
@@ -214,8 +218,10 @@ class _Trainer:
                 yield from self._pieces(batch)
 
         for _ in pipelined_steps(self, self._task.model, pieces(), micro_batches=self._num_parts):
-            batch = begun.popleft()
-            yield StepResult(batch, float(self._loss), batch.num_examples)
+            yield self._result(begun.popleft())
+
+    def _result(self, batch: Any) -> StepResult:
+        return StepResult(batch, float(self._loss), batch.num_examples, self._is_stopping)
 
     def _pieces(self, batch: Any) -> Iterator[Piece]:
         """Yields this rank's part of each micro-batch."""
@@ -242,7 +248,7 @@ class _Trainer:
 
     def step(self) -> None:
         """Applies the gradients of all micro-batches, on all ranks."""
-        self._loss = self._average_gradients(float(self._loss))
+        self._loss, self._is_stopping = self._average_gradients(float(self._loss))
         # Checked before the tables change, so that a step is applied completely or not at all.
         broken = self._broken_parameter()
         if broken is not None and not self._is_skipping:
@@ -262,10 +268,14 @@ class _Trainer:
             with self.container.span("dense optimizer"):
                 self._dense.step()
 
-    def _average_gradients(self, loss: float) -> float:
-        """Averages gradients of ordinary parameters and the loss over ranks in one exchange."""
+    def _average_gradients(self, loss: float) -> tuple[float, bool]:
+        """Averages gradients of ordinary parameters and the loss over ranks in one exchange.
+
+        Returns:
+            The average loss, and whether any rank should stop.
+        """
         if self._ranks.world_size == 1:
-            return loss
+            return loss, self._stop.is_set()
         gradients = [
             parameter.grad
             for _, parameter in dense_parameters(self._task.model)
@@ -273,10 +283,11 @@ class _Trainer:
         ]
         arrays = [each.double().cpu().numpy() for each in gradients]
         with self.container.span("average gradients"):
-            *means, mean_loss = self._ranks.means([*arrays, np.array([loss])])
+            own = np.array([loss, self._stop.is_set()])
+            *means, (mean_loss, stopping) = self._ranks.means([*arrays, own])
         for gradient, mean in zip(gradients, means, strict=True):
             gradient.copy_(torch.from_numpy(mean))
-        return float(mean_loss[0])
+        return float(mean_loss), bool(stopping > 0)
 
     def _broken_parameter(self) -> str | None:
         model: nn.Module = self._task.model

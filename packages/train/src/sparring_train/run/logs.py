@@ -12,6 +12,7 @@ from typing import Any
 
 from sparring import StepContainer
 from sparring.errors import SparringError
+from sparring_cli import VERBOSE_HANDLER
 from sparring_train.config.sections.logging import LoggingConfig
 
 __all__ = ["PROGRESS", "log_output"]
@@ -39,11 +40,17 @@ _log = logging.getLogger(__name__)
 def log_output(container: StepContainer, chosen: LoggingConfig) -> Iterator[None]:
     """Writes log messages of sparring's packages as configured during the block, and warnings of other
     packages. As JSON, also logs the exception that ends the block."""
+    root = logging.getLogger()
     handler = _Handler(container, is_json=chosen.format == "json")
+    # The handler of --verbose would print each message a second time, without the rank and the step.
+    replaced = [each for each in root.handlers if each.name == VERBOSE_HANDLER]
+    for each in replaced:
+        root.removeHandler(each)
+        handler.filters += each.filters
     level = chosen.level.upper()
     levels = {name: logging.getLogger(name).level for name in _PACKAGES}
     before = PROGRESS.level
-    logging.getLogger().addHandler(handler)
+    root.addHandler(handler)
     for name in _PACKAGES:
         logging.getLogger(name).setLevel(level)
     PROGRESS.setLevel(logging.INFO)
@@ -54,7 +61,9 @@ def log_output(container: StepContainer, chosen: LoggingConfig) -> Iterator[None
             _log.critical("%s: %s", type(error).__name__, error, extra=_about(error))
         raise
     finally:
-        logging.getLogger().removeHandler(handler)
+        root.removeHandler(handler)
+        for each in replaced:
+            root.addHandler(each)
         for name, old in levels.items():
             logging.getLogger(name).setLevel(old)
         PROGRESS.setLevel(before)

@@ -40,6 +40,8 @@ class TrainResult:
     """The best step on the validation samples; None without such samples."""
     validation: Mapping[str, float] = field(default_factory=dict)
     """Metrics on the validation samples after `best_step`."""
+    is_terminated: bool = False
+    """Whether the run was stopped by SIGTERM before its end."""
     rank: int = 0
     """Rank that returns this result. Results are equal on all ranks; the first one shows it."""
 
