@@ -40,7 +40,7 @@ class RankingMetrics:
     Args:
         k: number of positions of each ranking that count.
         recall: share of the relevant items that are in the first k positions.
-        ndcg: sum of ``1 / log2(position + 1)`` of relevant items, divided by that of an ideal ranking.
+        ndcg: sum of ``1 / log2(position + 1)`` of relevant items, divided by the sum of an ideal ranking.
         mrr: 1 divided by the position of the first relevant item; 0 if none is in the first k.
         hit_rate: share of queries with a relevant item in the first k positions.
         precision: share of the first k positions that have a relevant item.
