@@ -2,8 +2,8 @@
 
 The growing table on the CPU uses extendible hashing, whose buckets split when they are full. If hashes
 are uniformly distributed, the number of keys in a range of hashes has a Poisson distribution, which
-determines the number of splits. The constants are those of ``native/table/bucket.h`` and ``arena.h``
-and, for the device table, of ``native/device_table``.
+determines the number of splits. The constants come from ``native/table/bucket.h`` and ``arena.h``
+and, for the device table, from ``native/device_table``.
 """
 
 from __future__ import annotations

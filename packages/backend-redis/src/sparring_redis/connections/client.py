@@ -7,7 +7,7 @@ Retries
 
 Failed calls
     Each command runs atomically; some of a call's commands may have run. Writes of an older call cannot
-    arrive after those of a newer one: see `sparring_redis.connections.server`.
+    arrive after writes of a newer one: see `sparring_redis.connections.server`.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def scan_rows(
 def scan_own_rows(
     snapshot: Snapshot, table: str, partitions: Iterable[int] | None = None
 ) -> Iterator[ScanChunk]:
-    """Yields the whole rows in a snapshot's own files, without those of its base.
+    """Yields the whole rows in a snapshot's own files, without its base.
 
     Args:
         snapshot: Snapshot to read. For a delta these are the rows that it changed.

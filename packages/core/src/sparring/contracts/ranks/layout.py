@@ -172,7 +172,7 @@ class TableSharding:
         kind: a sharding kind: ``row_wise``, ``table_wise``, ``table_row_wise``, ``data_parallel``,
             ``column_wise``, ``table_column_wise``, ``grid``, or one of a plugin.
         ranks: the ranks that store the table; empty: the kind chooses. For kinds that split
-            columns, the ranks of the first block are followed by those of the second block, and so
+            columns, the ranks of the first block precede the ranks of the second block, and so
             on. The ranks of a block are in the order of its ranges of rows.
         transfer: ``rows``, or ``pooled`` if owners pool bags and return one row per bag.
         columns: number of blocks of columns of equal width; None: the kind chooses.

@@ -169,7 +169,7 @@ class TableGroup:
         """Declares the tables in `container`, which becomes the container of the group.
 
         Args:
-            container: the container; on several ranks, that of this rank.
+            container: the container of this rank.
 
         Raises:
             InvalidArgumentError: rows exist in another container, or `container` has a different table
