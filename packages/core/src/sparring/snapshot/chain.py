@@ -69,7 +69,7 @@ def scan_rows(
             occurs twice, or a key has only some of its columns.
         SnapshotIOError: The file system failed.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> from sparring import StepContainer, TableConfig, open_snapshot, scan_rows
         >>> with tempfile.TemporaryDirectory() as folder, StepContainer() as container:
@@ -125,7 +125,7 @@ def count_rows(snapshot: Snapshot, table: str) -> int:
         UnknownTableError: The snapshot has no such table.
         SnapshotDamagedError: The snapshot is a delta, and a file of its chain is damaged.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> from sparring import StepContainer, TableConfig, count_rows, open_snapshot
         >>> with tempfile.TemporaryDirectory() as folder, StepContainer() as container:

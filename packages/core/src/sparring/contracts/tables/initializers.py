@@ -39,7 +39,7 @@ __all__ = [
 class Initializer(ABC):
     """Base class of all initializers. `kind` is the name in configurations and the native kernel.
 
-    Example:
+    Examples:
         >>> from sparring import Constant, Normal, TruncatedNormal, Uniform, Xavier, Zeros
         >>> from sparring import TableConfig
         >>> TableConfig("item", dim=16, initializer=Uniform(-0.1, 0.1)).initializer.as_dict()
