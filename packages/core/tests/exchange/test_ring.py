@@ -140,7 +140,7 @@ def test_chunks_are_large_enough_to_hide_the_cost_of_messages(
     assert compute_chunk_rows(small, large, 256) == expected
 
 
-@pytest.mark.parametrize(("num_keys", "is_inline"), [(20_000, True), (200_000, False)])
+@pytest.mark.parametrize(("num_keys", "is_inline"), [(20_000, True), (100_000, False)])
 def test_few_gradients_are_added_without_another_thread(num_keys: int, is_inline: bool) -> None:
     table = TableConfig("item", 4)
     keys = np.arange(num_keys)

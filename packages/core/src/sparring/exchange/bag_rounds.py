@@ -39,6 +39,7 @@ from sparring.exchange.messages import (
     KEY_BYTES,
     Codec,
     align_bytes,
+    compute_memory_bytes,
     make_storage_failure,
     write_failure,
 )
@@ -123,9 +124,8 @@ class _Round:
             own: serves this rank's request to itself.
         """
         session, count = self.shared.session, len(self.codecs)
-        row_bytes = np.array([each.row_bytes for each in self.codecs], np.int64)
-        rows = self.coming[:, :count].sum(axis=0) + mine[session.rank, :count]
-        num_bytes = int(rows @ row_bytes)
+        num_rows = self.coming[:, :count].sum(axis=0) + mine[session.rank, :count]
+        num_bytes = compute_memory_bytes(self.codecs, num_rows)
         requested, served = session.messenger.later_ranks, session.messenger.earlier_ranks
         return RequestReplies(
             session.messenger,

@@ -51,6 +51,7 @@ __all__ = [
     "gradient_bytes",
     "pack_gradients",
     "align_bytes",
+    "compute_memory_bytes",
     "unpack_reply",
     "make_storage_failure",
     "write_failure",
@@ -254,6 +255,13 @@ class OwnedGradients:
     it."""
     num_bad: DeviceArray | None = None
     """See `SummedByKey.num_bad`; None if there are several ranks."""
+
+
+def compute_memory_bytes(codecs: Sequence[Codec], num_rows: npt.NDArray[np.int64]) -> int:
+    """Returns the bytes of memory that a find or a sum of `num_rows` of each table accesses, at least
+    one cache line per row."""
+    row_bytes = np.array([max(each.row_bytes, 64) for each in codecs], np.int64)
+    return int(num_rows @ row_bytes)
 
 
 def reply_bytes(chunk: Chunk, codecs: Sequence[Codec]) -> int:

@@ -47,6 +47,7 @@ from sparring.exchange.messages import (
     PullRequest,
     PullResult,
     PushRequest,
+    compute_memory_bytes,
     find_rows,
 )
 from sparring.exchange.messenger import Buffers
@@ -502,8 +503,7 @@ class RingExchange(Closable):
 
     def _bytes(self, codecs: Sequence[Codec], routed: RoutedKeys, coming: Counts) -> int:
         """Returns the bytes of the rows that this rank finds or sums, for itself and for others."""
-        row_bytes = np.array([each.row_bytes for each in codecs], np.int64)
-        return int((coming.sum(axis=0) + routed.counts[self._rank]) @ row_bytes)
+        return compute_memory_bytes(codecs, coming.sum(axis=0) + routed.counts[self._rank])
 
     def _executor(self, storages: Sequence[Storage | None], num_bytes: int) -> SerialExecutor:
         """Returns the executor of finds. It is the pool if all storages are native, or the calling
