@@ -18,15 +18,18 @@ LOSS_BAR, BANDWIDTH_BAR, DLRM_BAR, TOLERANCE = 1.05, 0.6, 1.15, 1e-4
 NUM_BYTES, NUM_ROWS, NUM_SAMPLES = 64 << 20, 100_000, 4_096
 
 STEPS = (
-    # launcher, ranks, ids, dim, rounds
+    # collective, ranks, ids, dim, rounds
     ("mpi", 2, 1_000, 16, 200),
     ("mpi", 4, 1_000, 16, 100),
+    ("shm", 2, 1_000, 16, 200),
     ("torch", 2, 1_000, 16, 100),
     ("mpi", 2, 16_384, 64, 30),
     ("mpi", 4, 16_384, 64, 20),
+    ("shm", 2, 16_384, 64, 30),
     ("torch", 2, 16_384, 64, 30),
     ("mpi", 2, 65_536 * 4, 64, 7),
     ("mpi", 4, 65_536 * 4, 64, 5),
+    ("shm", 2, 65_536 * 4, 64, 7),
     ("torch", 2, 65_536 * 4, 64, 7),
 )
 
@@ -47,13 +50,14 @@ def _measured(what: str, bar: str, run: Callable[[], list[Figure]]) -> list[Figu
 
 
 def _steps(
-    scale: Scale, launcher: str, world_size: int, num_ids: int, dim: int, rounds: int
+    scale: Scale, collective: str, world_size: int, num_ids: int, dim: int, rounds: int
 ) -> Figure:
-    name = {"mpi": "mpi", "torch": "gloo"}[launcher]
+    name = "gloo" if collective == "torch" else collective
+    launcher = "torch" if collective == "torch" else "mpi"
     what = f"step of {num_ids:,} ids x {dim}, {world_size} {name} processes"
     given = {
         "what": "steps",
-        "collective": launcher,
+        "collective": collective,
         "num_ids": num_ids,
         "dim": dim,
         "rounds": scale.rounds(rounds),
