@@ -24,6 +24,7 @@ import torch
 import sparring
 import sparring_torch
 from sparring import StepContainer, list_snapshots, make_plugin_manager
+from sparring.collective.local import LocalCollective
 from sparring.errors import (
     CapacityError,
     ConfigError,
@@ -377,8 +378,11 @@ def test_steps_end_a_training_early() -> None:
     assert result.steps == told.total_steps == len(told.losses) == 5
 
 
-def test_a_report_is_written_to_the_requested_path(ratings: Path, tmp_path: Path) -> None:
+def test_a_report_is_written_to_the_requested_path(
+    ratings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("matplotlib", reason="the report draws with matplotlib")
+    monkeypatch.setattr(LocalCollective, "within_host", "shm")
     path, told = tmp_path / "report.html", Told()
     result = run(rating_config(ratings, report={"path": str(path)}, training={"epochs": 1}), told)
     page = path.read_text()
@@ -390,7 +394,11 @@ def test_a_report_is_written_to_the_requested_path(ratings: Path, tmp_path: Path
     assert found.rows == result.rows
     assert found.versions["torch"] == torch.__version__
     assert found.versions["sparring"] == sparring.__version__
-    assert found.backends == {"framework": "torch", "storage": "memory", "collective": "local"}
+    assert found.backends == {
+        "framework": "torch",
+        "storage": "memory",
+        "collective": "local, shm within a host",
+    }
     assert found.config["model"]["embedding_l2"] == 0.05
     assert found.host is not None
     assert found.host.name == platform.node()

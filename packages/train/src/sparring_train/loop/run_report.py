@@ -278,6 +278,9 @@ class RunReport:
         collective = resolve_backends(
             config.rendezvous.backend, config.collective.backend, framework=config.framework
         ).collective
+        within_host = container.collective.within_host
+        if within_host not in (None, collective):
+            collective = f"{collective}, {within_host} within a host"
         return {
             "framework": config.framework,
             "storage": ", ".join(dict.fromkeys(filter(None, storages))),
