@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from sparring import LocalGroup, make_plugin_manager
+from sparring.collective.local import LocalCollective
 from sparring.contracts import Collective, CollectiveDescriptor, Membership, WorkContext
 from sparring.errors import (
     DeviceError,
@@ -159,16 +160,23 @@ def test_without_a_stream_a_message_waits_for_all_work_of_the_device(gpus: FakeG
     assert run_ranks(gpus, 2, body)[1] == [9] * 4
 
 
-def test_host_buffers_and_operations_use_the_host_collective(gpus: FakeGpus) -> None:
+def test_host_buffers_and_operations_use_the_host_collective(
+    gpus: FakeGpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    awaited: list[int] = []
+    monkeypatch.setattr(LocalCollective, "progress", lambda _, peer: awaited.append(peer))
+
     def body(collective: NcclCollective) -> Any:
         other, got = 1 - collective.rank, np.zeros(2)
         sending = collective.send(np.full(2, collective.rank + 5.0), other, tag=3)
         collective.receive(got, other, tag=3).wait()
         sending.wait()
+        collective.progress(other)
         total = collective.all_reduce(np.array([[collective.rank + 1]]))
         return got.tolist(), total.tolist(), gpus.log(collective.rank)
 
     assert run_ranks(gpus, 2, body) == [([6.0, 6.0], [[3]], []), ([5.0, 5.0], [[3]], [])]
+    assert sorted(awaited) == [0, 1]
 
 
 def test_a_silent_peer_times_out_and_the_communicator_is_aborted(

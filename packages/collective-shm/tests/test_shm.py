@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,12 +21,13 @@ import pytest
 
 from sparring import LocalGroup
 from sparring.contracts import Collective, validate_options
-from sparring.errors import InvalidArgumentError, PeerFailure
-from sparring_shm import _native, plugin
+from sparring.errors import DeadlineError, InvalidArgumentError, PeerFailure
+from sparring_shm import _native, meeting, plugin
 from sparring_shm.collective import ShmCollective
 from sparring_shm.meeting import connect_local_ranks
 from sparring_shm.options import ShmOptions
 from sparring_testing.processes.deadlines import check_with_deadlines
+from sparring_testing.processes.mpi_launcher import MPIEXEC, needs_mpi
 
 WORLD_SIZE = 3
 
@@ -89,10 +93,13 @@ def test_a_stopped_rank_is_named_at_the_deadline(start: Start, tmp_path: Path) -
 
 
 def run_threads(
-    hosts: list[str], body: Callable[[Collective], Any], options: ShmOptions | None = None
+    hosts: list[str],
+    body: Callable[[Collective], Any],
+    options: ShmOptions | None = None,
+    deadline_seconds: float = 5.0,
 ) -> list[Any]:
     """Runs `body` on ranks that are threads, one per entry of `hosts`; returns the results."""
-    group = LocalGroup(len(hosts), deadline_seconds=5.0)
+    group = LocalGroup(len(hosts), deadline_seconds=deadline_seconds)
     results: list[Any] = [None] * len(hosts)
 
     def run(rank: int) -> None:
@@ -102,7 +109,10 @@ def run_threads(
         except Exception as error:
             results[rank] = error
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(hosts))]
+    threads = [
+        threading.Thread(target=run, args=(rank,), name=f"rank {rank}")
+        for rank in range(len(hosts))
+    ]
     for each in threads:
         each.start()
     for each in threads:
@@ -138,7 +148,7 @@ def test_hosts_with_one_rank_use_the_other_collective() -> None:
     kinds = run_threads(["a", "b"], lambda collective: type(collective).__name__)
     assert kinds == ["LocalCollective"] * 2
     kinds = run_threads(["a", "a", "b"], lambda collective: type(collective).__name__)
-    assert kinds == ["ShmCollective"] * 3
+    assert kinds == ["ShmCollective", "ShmCollective", "LocalCollective"]
 
 
 def fail_on_rank_two(collective: Collective) -> Any:
@@ -178,6 +188,128 @@ def test_a_large_message_of_a_rank_that_left_is_not_read() -> None:
     assert run_threads(["a", "a"], leave) == ["left", "failed"]
 
 
+@pytest.mark.parametrize("has_failed", [False, True])
+def test_a_rank_that_ends_is_named_although_its_messages_fill_the_ring(has_failed: bool) -> None:
+    is_closed = threading.Event()
+    # With its record of 32 bytes, a quarter of the ring.
+    size = (1 << 14) - 32
+
+    def leave(collective: Collective) -> Any:
+        if collective.rank == 0:
+            for _ in range(40):
+                collective.send(np.ones(size, np.uint8), 1)
+            if has_failed:
+                collective.give_up(2)
+            collective.close()
+            is_closed.set()
+            return None
+        is_closed.wait(5)
+        if collective.rank == 2:
+            return None
+        begin = time.monotonic()
+        works = [collective.receive(np.empty(size, np.uint8), 0) for _ in range(40)]
+        with pytest.raises(PeerFailure) as raised:
+            works[-1].wait()
+        return raised.value.rank, time.monotonic() - begin < 2
+
+    options = ShmOptions(ring_bytes=1 << 16)
+    results = run_threads(["a", "a", "a"], leave, options)
+    assert results == [None, (2 if has_failed else 0, True), None]
+
+
+def test_a_forked_process_does_not_leave_the_group() -> None:
+    def fork(collective: Collective) -> bool:
+        if collective.rank == 0:
+            child = os.fork()
+            if child == 0:
+                collective.close()
+                os._exit(0)
+            os.waitpid(child, 0)
+        return exchange_sizes(collective)
+
+    assert run_threads(["a", "a"], fork) == [True] * 2
+
+
+def test_a_rank_without_shared_memory_uses_the_other_collective(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    create = os.memfd_create
+
+    def forbid_for_one(name: str, flags: int) -> int:
+        if threading.current_thread().name == "rank 1":
+            raise PermissionError(1, "Operation not permitted")
+        return create(name, flags)
+
+    monkeypatch.setattr(os, "memfd_create", forbid_for_one)
+    assert run_threads(["a", "a", "a"], exchange_sizes) == [True] * 3
+    [warning] = [each.message for each in caplog.records if each.levelname == "WARNING"]
+    assert "rank 1 cannot use shared memory" in warning
+    assert "Operation not permitted" in warning
+
+
+def test_descriptors_of_a_failed_start_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Collective) -> None:
+        raise InvalidArgumentError("barrier")
+
+    monkeypatch.setattr(Collective, "barrier", fail)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    results = run_threads(["a", "a"], exchange_sizes)
+    assert [type(each) for each in results] == [InvalidArgumentError] * 2
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_rank_that_ends_during_the_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    links = meeting._links
+
+    def end_one(listener: socket.socket, *given: Any) -> Iterator[socket.socket]:
+        if threading.current_thread().name == "rank 1":
+            listener.close()
+            raise KeyError("ended")
+        yield from links(listener, *given)
+
+    monkeypatch.setattr(meeting, "_links", end_one)
+    errors = run_threads(["a", "a"], exchange_sizes, deadline_seconds=0.5)
+    assert isinstance(errors[0], DeadlineError)
+    assert errors[0].details["ranks"] == [1]
+    assert "rank 0 did not connect to the ranks [1] of this host within 0.5 s" in str(errors[0])
+
+
+@needs_mpi
+@pytest.mark.alone
+def test_messages_to_another_host_advance_in_a_wait_for_this_host() -> None:
+    program = str(Path(__file__).with_name("ranks_in_a_circle.py"))
+    ran = subprocess.run(
+        [MPIEXEC, "-n", "3", sys.executable, program],
+        env={**os.environ, "MPIR_CVAR_NOLOCAL": "1"},  # mpich sends as between hosts
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.count("received") == 3
+
+
+@needs_mpi
+@pytest.mark.alone
+def test_mpi_ends_the_job_if_a_rank_is_stopped(tmp_path: Path) -> None:
+    given = ["shm", '{"between_hosts": "mpi"}', "1", str(tmp_path)]
+    module = "sparring_testing.faults.exchange_until_failure"
+    with subprocess.Popen(
+        [MPIEXEC, "-n", "2", sys.executable, "-m", module, *given], stderr=subprocess.DEVNULL
+    ) as launcher:
+        try:
+            limit = time.monotonic() + 60
+            while len(list(tmp_path.glob("*.started"))) < 2:
+                assert launcher.poll() is None
+                assert time.monotonic() < limit
+                time.sleep(0.01)
+            os.kill(int((tmp_path / "1.started").read_text()), signal.SIGSTOP)
+            assert launcher.wait(timeout=20) != 0
+        finally:
+            launcher.kill()
+
+
 def test_ring_bytes_sets_the_size_of_the_shared_memory() -> None:
     def mapped(collective: Collective) -> int:
         assert isinstance(collective, ShmCollective)
@@ -197,6 +329,7 @@ def test_ring_bytes_must_be_a_power_of_two() -> None:
 
 
 def test_nothing_remains_after_close() -> None:
+    gc.collect()  # errors of other tests refer to their memory
     descriptors = Path("/proc/self/fd")
     before = len(list(descriptors.iterdir()))
     run_threads(["a", "a"], exchange_sizes)

@@ -134,6 +134,11 @@ class MpiCollective(Collective):
         if self._hearing is not None:
             _cancel(self._hearing)
 
+    def progress(self, waiting_for: int) -> None:
+        """As in the contract. Polling any message advances all messages."""
+        if not self._is_closed and self._hearing is not None:
+            self._handle_notice(waiting_for)
+
     # -- for works --------------------------------------------------------------------
 
     def forget(self, work: _MpiWork) -> None:

@@ -145,6 +145,7 @@ class NcclCollective(Collective):
     ) -> None:
         super().__init__(host.rank, host.world_size, deadline_seconds=host.deadline_seconds)
         self._host = host
+        self.within_host = host.within_host
         self._view = view
         self._nccl, self._cuda = nccl, cuda
         self._context = cuda.retain_context(device)
@@ -246,6 +247,10 @@ class NcclCollective(Collective):
 
     def _receive_impl(self, buffer: Array, source: int, tag: int) -> Work:
         return self._host.receive(buffer, source, tag)
+
+    def progress(self, waiting_for: int) -> None:
+        """As in the contract, for the host collective."""
+        self._host.progress(waiting_for)
 
     def _give_up_impl(self, culprit: int) -> None:
         self._host.give_up(culprit)

@@ -25,6 +25,8 @@ constexpr microseconds kSpin{50};
 constexpr milliseconds kCheckInterval{5};
 // Bytes that one call of process_vm_readv copies, so that messages of several peers advance together.
 constexpr std::uint64_t kReadBytes = 4 << 20;
+// Bytes of a ring that only notices use, so that a rank can leave although a peer reads nothing.
+constexpr std::uint64_t kNoticeBytes = 1024;
 
 void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t value, nanoseconds limit) {
   timespec time{};
@@ -36,6 +38,11 @@ void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t value, nanosecon
 
 void futex_wake(std::atomic<std::uint32_t>& word) {
   syscall(SYS_futex, &word, FUTEX_WAKE, 1, nullptr, nullptr, 0);
+}
+
+bool has_become_readable(int descriptor) {
+  pollfd polled{descriptor, POLLIN, 0};
+  return poll(&polled, 1, 0) > 0;
 }
 
 }  // namespace
@@ -309,14 +316,18 @@ bool Endpoint::read_memory(Peer& peer) {
   const iovec target{incoming.receive.target + incoming.got, num_bytes};
   const iovec source{reinterpret_cast<void*>(incoming.address + incoming.got), num_bytes};
   const ssize_t num_read = process_vm_readv(peer.pid, &target, 1, &source, 1, 0);
-  // A sender that has left may have changed its buffer meanwhile.
-  if (num_read <= 0 || peer.in.state().has_left.load() != 0) {
+  const bool is_last = num_read == static_cast<ssize_t>(incoming.receive.size - incoming.got);
+  // Orders the copy before the checks. A sender that has left may have changed its buffer meanwhile,
+  // and the number of a process that has ended may belong to another one.
+  std::atomic_thread_fence(std::memory_order_acquire);
+  if (num_read <= 0 || peer.in.state().has_left.load() != 0 ||
+      (is_last && has_become_readable(peer.end_descriptor))) {
     incoming.receive.request->state = RequestState::kLost;
     peer.reads.pop_front();
     return true;
   }
   incoming.got += static_cast<std::uint64_t>(num_read);
-  if (incoming.got == incoming.receive.size) {
+  if (is_last) {
     incoming.receive.request->state = RequestState::kDone;
     put(peer, {{RecordKind::kDone, 0, 0, incoming.id, 0}, nullptr, nullptr});
     peer.reads.pop_front();
@@ -330,10 +341,8 @@ bool Endpoint::flush(std::size_t to) {
   bool has_any = false;
   while (!peer.queue.empty()) {
     const Outgoing& first = peer.queue.front();
-    const std::uint64_t payload = first.source ? first.record.size : 0;
-    if (peer.out.room() < sizeof(Record) + padded(payload)) return has_any;
-    peer.out.write(first.record, first.source, payload);
-    if (first.request) first.request->state = RequestState::kDone;
+    if (!fits(peer, first)) return has_any;
+    write(peer, first);
     peer.queue.pop_front();
     has_any = true;
   }
@@ -342,7 +351,7 @@ bool Endpoint::flush(std::size_t to) {
   while (!peer.granted.empty()) {
     auto& [id, message] = peer.granted.front();
     const std::uint64_t num_bytes = std::min(largest, message.size - message.sent);
-    if (peer.out.room() < sizeof(Record) + padded(num_bytes)) return has_any;
+    if (peer.out.room() < sizeof(Record) + padded(num_bytes) + kNoticeBytes) return has_any;
     peer.out.write({RecordKind::kPiece, 0, num_bytes, id, 0}, message.source + message.sent,
                    num_bytes);
     message.sent += num_bytes;
@@ -357,13 +366,22 @@ bool Endpoint::flush(std::size_t to) {
   return has_any;
 }
 
+// Notices overtake messages that do not fit.
 void Endpoint::put(Peer& peer, const Outgoing& outgoing) {
-  const std::uint64_t payload = outgoing.source ? outgoing.record.size : 0;
-  if (!peer.queue.empty() || peer.out.room() < sizeof(Record) + padded(payload)) {
+  const bool may_pass = peer.queue.empty() || outgoing.record.tag == notice_tag_;
+  if (may_pass && fits(peer, outgoing))
+    write(peer, outgoing);
+  else
     peer.queue.push_back(outgoing);
-    return;
-  }
-  peer.out.write(outgoing.record, outgoing.source, payload);
+}
+
+bool Endpoint::fits(const Peer& peer, const Outgoing& outgoing) const {
+  const std::uint64_t kept = outgoing.record.tag == notice_tag_ ? 0 : kNoticeBytes;
+  return peer.out.room() >= sizeof(Record) + padded(outgoing.payload()) + kept;
+}
+
+void Endpoint::write(const Peer& peer, const Outgoing& outgoing) {
+  peer.out.write(outgoing.record, outgoing.source, outgoing.payload());
   if (outgoing.request) outgoing.request->state = RequestState::kDone;
 }
 

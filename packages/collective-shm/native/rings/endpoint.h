@@ -97,6 +97,8 @@ class Endpoint {
     Record record;
     const char* source;      // payload of kMessage
     RequestPointer request;  // complete when the payload is in the ring; may be null
+
+    std::uint64_t payload() const { return source != nullptr ? record.size : 0; }
   };
   struct Send {  // a large message
     const char* source;
@@ -133,6 +135,8 @@ class Endpoint {
   void deliver_small(Peer& peer, const Record& record);
   void accept_large(Peer& peer, const Receive& receive, const Record& record);
   void put(Peer& peer, const Outgoing& outgoing);
+  bool fits(const Peer& peer, const Outgoing& outgoing) const;
+  static void write(const Peer& peer, const Outgoing& outgoing);
   void ring(Peer& peer);
   void find_ended();
   void unmap();

@@ -88,7 +88,7 @@ class Ring {
   }
 
   // REQUIRES: room() >= sizeof(Record) + padded(num_bytes).
-  void write(const Record& record, const void* payload, std::uint64_t num_bytes) {
+  void write(const Record& record, const void* payload, std::uint64_t num_bytes) const {
     const std::uint64_t at = state_->written.load(std::memory_order_relaxed);
     copy_in(at, &record, sizeof(Record));
     copy_in(at + sizeof(Record), payload, num_bytes);
@@ -115,7 +115,7 @@ class Ring {
   }
 
  private:
-  void copy_in(std::uint64_t at, const void* source, std::uint64_t num_bytes) {
+  void copy_in(std::uint64_t at, const void* source, std::uint64_t num_bytes) const {
     if (num_bytes == 0) return;
     const std::uint64_t begin = at % capacity_;
     const std::uint64_t first = std::min(num_bytes, capacity_ - begin);

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,9 @@ from sparring_shm._native import Endpoint, Request
 
 __all__ = ["ShmCollective"]
 
-# Maximum time of a native wait. Between two of them, questions of other ranks and signals are handled.
-_WAIT_SECONDS = 0.05
+# Maximum time of a native wait. Between two of them, questions of other ranks and signals are handled,
+# and messages to other hosts advance.
+_WAIT_SECONDS, _WAIT_SECONDS_BETWEEN_HOSTS = 0.05, 0.001
 
 
 class ShmCollective(Collective):
@@ -41,15 +43,17 @@ class ShmCollective(Collective):
         between_hosts: connection to all ranks; closed with this collective.
         endpoint: connection to the ranks of this host.
         local: the ranks of this host, in the order of their indexes in `endpoint`.
-        descriptors: file descriptors that `endpoint` uses; closed with this collective.
+        kept: connections and file descriptors that `endpoint` uses; closed with this collective.
     """
+
+    within_host = "shm"
 
     def __init__(
         self,
         between_hosts: Collective,
         endpoint: Endpoint,
         local: Sequence[int],
-        descriptors: Sequence[int],
+        kept: ExitStack,
     ) -> None:
         super().__init__(
             between_hosts.rank,
@@ -61,7 +65,11 @@ class ShmCollective(Collective):
         self._between_hosts = between_hosts
         self._ranks = list(local)
         self._local = {rank: index for index, rank in enumerate(local)}
-        self._descriptors = descriptors
+        self._kept = kept
+        self._made_in = os.getpid()
+        self._has_other_hosts = len(local) < self.world_size
+        longest = _WAIT_SECONDS_BETWEEN_HOSTS if self._has_other_hosts else _WAIT_SECONDS
+        self._wait_seconds = min(longest, self.deadline_seconds / 50)
         # Keeps buffers alive, because other processes read them until the message is complete.
         self._under_way: dict[int, _ShmWork] = {}
         self._failure: Failure | None = None
@@ -88,15 +96,23 @@ class ShmCollective(Collective):
         """Leaves the group and notifies the others, without waiting for operations in progress."""
         if self._is_closed:
             return
-        if self._failure is None:
-            self._send_notices(Notice(NoticeKind.LEFT), self._others())
+        # In a forked process, the rings belong to the rank, which continues.
+        if os.getpid() == self._made_in:
+            if self._failure is None:
+                self.endpoint.progress()
+                self._send_notices(Notice(NoticeKind.LEFT), self._others())
+            self.endpoint.close()
+            self._between_hosts.close()
         self._is_closed = True
-        self.endpoint.close()
-        for descriptor in self._descriptors:
-            os.close(descriptor)
-        self._between_hosts.close()
+        self._kept.close()
 
     # -- for works --------------------------------------------------------------------
+
+    def wait_for(self, request: Request, peer: int) -> None:
+        """Waits for some milliseconds until a request is complete or a notice arrives."""
+        if self._has_other_hosts:
+            self._between_hosts.progress(peer)
+        self.endpoint.wait(request, self._wait_seconds)
 
     def forget(self, work: _ShmWork) -> None:
         self._under_way.pop(id(work), None)
@@ -138,7 +154,8 @@ class ShmCollective(Collective):
         self._failure = failure
         peers = [peer for peer in self._others() if peer != failure.culprit]
         self._send_notices(failure.notice(), peers)
-        if len(self._ranks) < self.world_size:
+        # Within one host it is MPI that must know, because its finalization waits for all ranks.
+        if self._has_other_hosts or not failure.has_left:
             self._between_hosts.give_up(failure.culprit)
 
     def handle_events(self, waiting_for: int) -> None:
@@ -213,7 +230,7 @@ class _ShmWork(PolledWork):
 
     def wait(self) -> None:
         while not self.done():
-            self._owner.endpoint.wait(self.request, min(_WAIT_SECONDS, self._deadline_seconds / 50))
+            self._owner.wait_for(self.request, self._peer)
         super().wait()
 
     def _is_complete_impl(self) -> bool:

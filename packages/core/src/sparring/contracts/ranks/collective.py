@@ -211,6 +211,9 @@ class Collective(Closable):
     devices: Sequence[str] = ("cpu",)
     """Device types whose memory `send` and `receive` accept: ``cpu``, ``cuda``."""
 
+    within_host: str | None = None
+    """Name of the collective that sends messages within this host, if it is another one."""
+
     def __init__(self, rank: int, world_size: int, *, deadline_seconds: float = 60.0) -> None:
         if not 0 <= rank < world_size:
             raise InvalidArgumentError(
@@ -362,6 +365,13 @@ class Collective(Closable):
                 "per container: collective=…"
             )
         self._has_exchange = True
+
+    def progress(self, waiting_for: int) -> None:
+        """Transfers what is possible without waiting, and answers questions of other ranks, while this
+        rank waits for rank `waiting_for` in another way. Override it if messages advance only within
+        calls.
+        """
+        return
 
     def give_up(self, culprit: int) -> None:
         """Notifies the other ranks that this rank no longer takes part, without waiting for them.
