@@ -117,8 +117,8 @@ def _connect(collective: Collective, options: ShmOptions, host: str | None) -> C
             try:
                 names = [ranks[rank]["name"] for rank in local[:index]]
                 for link in _links(listener, names, len(local) - 1, collective):
-                    # Connections stay open on both sides, because a closed one looks like a process
-                    # that ended.
+                    # Connections stay open on both sides, because a closed one looks like the end of a
+                    # process.
                     kept.enter_context(link)
                     place, peer = _greet(link, index, inbox, number)
                     temporary.callback(os.close, peer.inbox)
@@ -165,7 +165,7 @@ def _greet(link: socket.socket, index: int, inbox: int, number: Array) -> tuple[
 
     Args:
         link: connection to the other rank.
-        index: index of this rank among those of its host.
+        index: index of this rank among the ranks of its host.
         inbox: descriptor of the inbox of this rank.
         number: a number that the other rank reads, to find out whether it can read this memory.
     """
@@ -182,7 +182,7 @@ def _greet(link: socket.socket, index: int, inbox: int, number: Array) -> tuple[
 def _links(
     listener: socket.socket, lower: list[str], num_peers: int, collective: Collective
 ) -> Iterator[socket.socket]:
-    """Connects to ranks with a lower index, and accepts connections of those with a higher one."""
+    """Connects to ranks with a lower index, and accepts connections of ranks with a higher one."""
     for name in lower:
         link = socket.socket(socket.AF_UNIX)
         link.settimeout(collective.deadline_seconds)
