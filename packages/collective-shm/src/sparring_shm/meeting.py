@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 # A copy of a smaller message through the ring is faster than a system call and a reply.
 _DIRECT_BYTES = 16 << 10
 
-# index of the rank among those of its host | address of a number in its memory | the number
+# index of the rank among the ranks of its host | address of a number in its memory | the number
 _HELLO = struct.Struct("<QQQ")
 _CREDENTIALS = struct.Struct("<iII")
 
