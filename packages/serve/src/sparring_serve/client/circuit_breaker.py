@@ -14,7 +14,7 @@ CIRCUIT_SECONDS = 0.1
 """Interval at which single calls are sent to a replica that does not reply."""
 
 _MORE_PATIENT = 4
-"""A call is always sent if its timeout is this many times the timeout of the calls that failed."""
+"""A call is always sent if its timeout is this many times the one of calls that timed out."""
 
 
 class CircuitState(Enum):
