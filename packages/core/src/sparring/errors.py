@@ -44,7 +44,7 @@ class SparringError(Exception):
         message: the operation, the value found, the value expected and the fix.
         **details: the same facts as values; each becomes an attribute of the error.
 
-    Example:
+    Examples:
         >>> from sparring import SparringError, TableConfig
         >>> try:
         ...     TableConfig("item", dim=0)

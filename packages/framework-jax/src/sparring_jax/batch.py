@@ -48,7 +48,7 @@ class Positions:
 class Batch:
     """Result of `Tables.lookup`.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from sparring import TableConfig
         >>> from sparring_jax import Tables
@@ -110,7 +110,7 @@ def embeddings(rows: Rows, positions: Positions) -> jax.Array:
     Raises:
         InvalidArgumentError: the ids were given as bags.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from sparring import TableConfig
         >>> from sparring_jax import Tables, embeddings
@@ -144,7 +144,7 @@ def pool(
     Raises:
         InvalidArgumentError: `mode` is not supported, or `weights` does not have the shape of the ids.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from sparring import TableConfig
         >>> from sparring_jax import Tables, pool
@@ -187,7 +187,7 @@ def pad_weights(weights: npt.ArrayLike, positions: Positions) -> npt.NDArray[Any
     Raises:
         InvalidArgumentError: the number of weights is not the number of ids.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from sparring import TableConfig
         >>> from sparring_jax import Tables, pad_weights, pool

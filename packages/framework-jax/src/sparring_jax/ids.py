@@ -81,7 +81,7 @@ def pack_ids(ids: Any) -> npt.NDArray[np.uint32]:
     Raises:
         InvalidArgumentError: see `validate_ids`.
 
-    Example:
+    Examples:
         >>> from sparring_jax import pack_ids
         >>> pack_ids([1, 2**32 + 3]).tolist()
         [[1, 0], [3, 1]]

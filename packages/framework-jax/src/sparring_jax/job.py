@@ -49,7 +49,7 @@ def join_job(
             inconsistent.
         DeadlineError: some ranks did not join in time.
 
-    Example:
+    Examples:
         >>> from sparring import TableConfig
         >>> from sparring_jax import Tables, join_job
         >>> with join_job() as container:

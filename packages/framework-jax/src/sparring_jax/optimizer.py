@@ -43,7 +43,7 @@ class Optimizer:
             row depends on other rows.
         PluginError: there is no update method of this name.
 
-    Example:
+    Examples:
         >>> import jax, numpy, optax
         >>> from sparring import TableConfig
         >>> from sparring_jax import Optimizer, Tables

@@ -47,7 +47,7 @@ class Tables(TableGroup):
         InvalidArgumentError: there are no tables, two tables have the same name, a feature refers to an
             unknown table, or a table has dtype float64 and ``jax_enable_x64`` is not set.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from sparring import TableConfig
         >>> from sparring_jax import Tables

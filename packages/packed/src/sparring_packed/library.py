@@ -256,7 +256,7 @@ _OUT_OF_MEMORY = 5
 def library_path() -> Path:
     """Returns the path of the C library, which other programs may also open.
 
-    Example:
+    Examples:
         >>> import sparring_packed
         >>> sparring_packed.library_path().name
         'libsparring_packed.so'
@@ -267,7 +267,7 @@ def library_path() -> Path:
 def include_path() -> Path:
     """Returns the folder of the C headers.
 
-    Example:
+    Examples:
         >>> import sparring_packed
         >>> (sparring_packed.include_path() / "sparring_packed.h").is_file()
         True
@@ -352,7 +352,7 @@ def widen_rows(
     Raises:
         InvalidArgumentError: the number of bytes does not match, or another argument is invalid.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from sparring_packed import widen_rows
         >>> rows = np.empty((2, 2), np.float32)

@@ -239,7 +239,7 @@ def read_manifest(url: str | os.PathLike[str]) -> ServingManifest:
         SnapshotDamagedError: the manifest is damaged.
         SnapshotIOError: the file system failed.
 
-    Example:
+    Examples:
         >>> import sparring_packed
         >>> from tempfile import TemporaryDirectory
         >>> from sparring import StepContainer, TableConfig

@@ -132,7 +132,7 @@ def open(  # noqa: A001 - used as sparring_packed.open
         SnapshotDamagedError: the snapshot is damaged; the message contains the file.
         SnapshotIOError: there is no snapshot, or the file system failed.
 
-    Example:
+    Examples:
         >>> import sparring_packed
         >>> from tempfile import TemporaryDirectory
         >>> from sparring import StepContainer, TableConfig

@@ -106,7 +106,7 @@ def top_k(
     Raises:
         InvalidArgumentError: an argument is invalid.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from sparring_packed import top_k
         >>> keys, rows = np.array([10, 20, 30]), np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
@@ -127,7 +127,7 @@ class TopKSearch:
     Raises:
         InvalidArgumentError: an argument is invalid.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from sparring_packed import TopKSearch
         >>> search = TopKSearch([[2.0, 1.0]], k=2)

@@ -119,7 +119,7 @@ def write(
         SnapshotDamagedError: the training snapshot is damaged.
         SnapshotIOError: the file system failed. Nothing was committed.
 
-    Example:
+    Examples:
         >>> import sparring_packed
         >>> from tempfile import TemporaryDirectory
         >>> from sparring import StepContainer, TableConfig

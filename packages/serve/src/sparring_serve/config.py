@@ -294,7 +294,7 @@ def read_serving_config(path: str | Path, overrides: Sequence[str] = ()) -> Serv
         ConfigError: The file cannot be read or is invalid; the message has one line per problem, with
             its location.
 
-    Example:
+    Examples:
         >>> from pathlib import Path
         >>> from tempfile import TemporaryDirectory
         >>> from sparring_serve import read_serving_config

@@ -30,7 +30,7 @@ class MetricValue:
         value: Value of the metric.
         is_higher_better: Whether higher values are better.
 
-    Example:
+    Examples:
         >>> from sparring_serve import MetricValue
         >>> served = MetricValue("auc", 0.75, is_higher_better=True)
         >>> served.loss_of(MetricValue("auc", 0.5, is_higher_better=True))

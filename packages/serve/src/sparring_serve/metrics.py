@@ -59,7 +59,7 @@ _PREFIX = "sparring_serving_"
 class ServingMetrics:
     """Counters of a service or a client. All methods are thread-safe.
 
-    Example:
+    Examples:
         >>> from sparring_serve import ServingMetrics
         >>> metrics = ServingMetrics()
         >>> metrics.note_pull(["item"], "OK", ids=(3, 2), seconds=0.01)

@@ -48,7 +48,7 @@ class Feature:
 class Schema:
     """Columns of a data set. Known before an example is read.
 
-    Example:
+    Examples:
         >>> from sparring_train import Feature, Schema
         >>> schema = Schema((Feature("viewed", table="item"), Feature("bought", table="item")))
         >>> schema.table_names
@@ -99,7 +99,7 @@ class Schema:
 class Column:
     """Ids of one feature.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from sparring_train import Column
         >>> viewed = Column(np.array([7, 8, 9]), lengths=np.array([2, 0, 1]))
@@ -144,7 +144,7 @@ class Column:
 class ColumnBatch:
     """Examples of a step by column: all of them, or one rank's part.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from sparring_train import Column, ColumnBatch
         >>> user = Column(np.array([7, 8, 9]))

@@ -24,7 +24,7 @@ def find_trainer(framework: str, manager: PluginManager) -> TrainerDescriptor:
     Raises:
         PluginError: no plugin registers it, two distributions do, or its plugin was rejected.
 
-    Example:
+    Examples:
         >>> from sparring import make_plugin_manager
         >>> from sparring_train import find_trainer
         >>> find_trainer("torch", make_plugin_manager()).name

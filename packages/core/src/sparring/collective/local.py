@@ -33,7 +33,7 @@ class LocalGroup:
     Raises:
         InvalidArgumentError: `world_size` is below 1.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from sparring import LocalGroup
         >>> group = LocalGroup(2)

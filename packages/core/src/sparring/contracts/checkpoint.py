@@ -1,6 +1,6 @@
 """Options and results of saves and loads, for users and framework adapters.
 
-Example:
+Examples:
     >>> from sparring import Retention, SaveOptions
     >>> options = SaveOptions(is_base=True, retention=Retention("runs/a", keep=3))
     >>> options.deadline_seconds, options.retention.keep
@@ -39,7 +39,7 @@ JSON = Any
 class State:
     """Additional state that a training needs to resume: numbers and arrays, but no objects.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from sparring import State
         >>> states = {"model": State({"epoch": 3}, {"weight": np.zeros((2, 2))})}
@@ -59,7 +59,7 @@ class State:
 class Retention:
     """Rule that selects the snapshots to keep after a snapshot was committed.
 
-    Example:
+    Examples:
         >>> from sparring import Retention, SaveOptions
         >>> SaveOptions(retention=Retention("runs/a", keep=3)).retention.keep
         3
@@ -160,7 +160,7 @@ class SaveOptions:
 class SaveResult:
     """Result of a save. The snapshot is committed.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> from sparring import StepContainer, TableConfig
         >>> with tempfile.TemporaryDirectory() as folder, StepContainer() as container:
@@ -184,7 +184,7 @@ class SaveResult:
 class LoadResult:
     """Result of a load.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> from sparring import State, StepContainer, TableConfig
         >>> with tempfile.TemporaryDirectory() as folder, StepContainer() as container:

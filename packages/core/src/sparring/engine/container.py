@@ -86,7 +86,7 @@ class StepContainer(TableContainer):
         InvalidArgumentError: the plan names a rank that the job does not have, or an argument is
             invalid.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from sparring import StepContainer, TableConfig
         >>> def sgd(updates):

@@ -70,7 +70,7 @@ def dedup(ids: npt.ArrayLike) -> Dedup:
     Raises:
         InvalidArgumentError: `ids` are not one-dimensional integers, or do not fit int64.
 
-    Example:
+    Examples:
         >>> from sparring.kernels.functions import dedup
         >>> found = dedup([7, 3, 7, 9, 3])
         >>> found.keys.tolist(), found.inverse.tolist()
@@ -171,7 +171,7 @@ def pool(
         InvalidArgumentError: wrong shapes or dtypes, an index is out of range, or `offsets` decrease
             or do not end with n.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from sparring.kernels.functions import pool
         >>> rows = np.array([[1.0, 2.0], [10.0, 20.0]])

@@ -29,7 +29,7 @@ def hash_strings(strings: Any) -> npt.NDArray[np.int64]:
     Raises:
         InvalidArgumentError: an element is neither str nor bytes, or is null.
 
-    Example:
+    Examples:
         >>> from sparring import hash_strings
         >>> hash_strings(["tent", "stove"]).tolist()
         [-3411233715330347278, -8825862227339723238]

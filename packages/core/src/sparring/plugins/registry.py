@@ -72,7 +72,7 @@ def make_plugin_manager(*, entry_points: bool = True) -> PluginManager:
     Args:
         entry_points: whether to search the installed distributions; if False, only core is loaded.
 
-    Example:
+    Examples:
         >>> from sparring import make_plugin_manager
         >>> make_plugin_manager().sharding_kind("row_wise").name
         'row_wise'
@@ -86,7 +86,7 @@ def make_plugin_manager(*, entry_points: bool = True) -> PluginManager:
 class PluginManager:
     """Finds descriptors of core and plugins by name.
 
-    Example:
+    Examples:
         >>> from sparring import make_plugin_manager
         >>> make_plugin_manager(entry_points=False).storage("memory").name
         'memory'

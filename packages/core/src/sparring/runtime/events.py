@@ -59,7 +59,7 @@ class EventLoop(Closable):
     Raises:
         InvalidArgumentError: `capacity` or `num_threads` is below 1.
 
-    Example:
+    Examples:
         >>> from sparring import EventLoop
         >>> with EventLoop() as events:
         ...     events.submit(lambda: 6 * 7, name="product").result()

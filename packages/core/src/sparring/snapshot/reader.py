@@ -136,7 +136,7 @@ def open_snapshot(url: str | os.PathLike[str]) -> Snapshot:
         SnapshotDamagedError: A manifest is damaged, or a file is missing.
         SnapshotIOError: The file system failed.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> from sparring import StepContainer, TableConfig, open_snapshot
         >>> with tempfile.TemporaryDirectory() as folder, StepContainer() as container:
@@ -162,7 +162,7 @@ class Snapshot:
     `open_snapshot` creates it. `scan_rows` reads its rows, `count_rows` counts them, and
     `verify_snapshot` checks all its files.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> from sparring import StepContainer, open_snapshot
         >>> with tempfile.TemporaryDirectory() as folder, StepContainer() as container:

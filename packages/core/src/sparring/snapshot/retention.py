@@ -43,7 +43,7 @@ def list_snapshots(root_url: str | os.PathLike[str]) -> list[str]:
         InvalidArgumentError: `root_url` is not a folder.
         SnapshotIOError: The file system failed.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> from sparring import StepContainer, list_snapshots
         >>> with tempfile.TemporaryDirectory() as folder, StepContainer() as container:
@@ -64,7 +64,7 @@ def list_unreadable_snapshots(root_url: str | os.PathLike[str]) -> dict[str, Sna
         InvalidArgumentError: `root_url` is not a folder.
         SnapshotIOError: The file system failed.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> from sparring import StepContainer, list_unreadable_snapshots
         >>> with tempfile.TemporaryDirectory() as folder, StepContainer() as container:
@@ -89,7 +89,7 @@ def latest_snapshot(root_url: str | os.PathLike[str]) -> Snapshot | None:
         InvalidArgumentError: `root_url` is not a folder.
         SnapshotIOError: The file system failed.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> from sparring import StepContainer, latest_snapshot
         >>> with tempfile.TemporaryDirectory() as folder, StepContainer() as container:
@@ -134,7 +134,7 @@ def retain(
         InvalidArgumentError: `keep` is less than 2.
         SnapshotIOError: The file system failed.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> from sparring import SnapshotWriter, list_snapshots, retain
         >>> with tempfile.TemporaryDirectory() as folder:

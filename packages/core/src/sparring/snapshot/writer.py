@@ -97,7 +97,7 @@ class SnapshotWriter:
         SnapshotError: The snapshot exists already, or `base` is not a snapshot.
         SnapshotIOError: The file system failed.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> import numpy as np
         >>> from sparring import ScanChunk, SnapshotWriter, TableDescription

@@ -50,7 +50,7 @@ def open_storage(
         InvalidArgumentError: `backend` is not a string, `table` is not a `TableConfig`, or an option is
             unknown or invalid.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from sparring import TableConfig, open_storage
         >>> with open_storage("memory", TableConfig("item", dim=2)) as storage:

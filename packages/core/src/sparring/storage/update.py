@@ -44,7 +44,7 @@ def update_rows(
         NonFiniteGradientError: The gradients contain NaN or infinity; no row was changed.
         CapacityError: The storage is full, and its policy does not evict; no row was changed.
 
-    Example:
+    Examples:
         >>> from sparring import TableConfig, open_storage, update_rows
         >>> from sparring.adapter import parse_hyper, resolve_method
         >>> from sparring.contracts import MethodChoice

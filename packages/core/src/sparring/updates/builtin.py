@@ -35,7 +35,7 @@ __all__ = ["BUILTIN_METHODS", "KERAS_HYPER", "NativeMethod", "clip_gradients", "
 class NativeMethod(UpdateMethod):
     """A fused method of ``native/kernels/update.h``.
 
-    Example:
+    Examples:
         >>> from sparring.adapter import resolve_method
         >>> from sparring.contracts import NativeMethod
         >>> isinstance(resolve_method("adam"), NativeMethod), resolve_method("adam").state_width(16)

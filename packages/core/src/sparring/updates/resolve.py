@@ -28,7 +28,7 @@ def resolve_method(name: str, plugin_manager: PluginManager | None = None) -> Up
     Raises:
         PluginError: no plugin registers the name, or its plugin is broken or returns another object.
 
-    Example:
+    Examples:
         >>> from sparring.updates.resolve import parse_hyper, resolve_method
         >>> method = resolve_method("adagrad")
         >>> method.state_width(16), parse_hyper(method, {"lr": 0.05}).lr

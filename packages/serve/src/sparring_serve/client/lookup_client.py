@@ -139,7 +139,7 @@ class LookupClient(Client):
         transport: Connections; None uses gRPC.
         clock: Clock for deadlines, in seconds.
 
-    Example:
+    Examples:
         >>> import sparring_packed
         >>> from tempfile import TemporaryDirectory
         >>> from sparring import StepContainer, TableConfig

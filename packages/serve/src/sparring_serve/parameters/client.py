@@ -154,7 +154,7 @@ class ParameterClient(LookupClient, _PushClient):
     Close it, or use it in a ``with`` block: `close` raises an error if queued pushes failed.
     Otherwise, the client is flushed at the end of the program, and failures are logged.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from sparring_serve import ParameterClient, ServingConfig, open_parameter_server
         >>> parameters = {"tables": {"item": {"dim": 2}}, "start": None, "push_log_bytes": 0}

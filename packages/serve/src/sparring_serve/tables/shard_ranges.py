@@ -26,7 +26,7 @@ class ShardReplicas:
     Raises:
         InvalidArgumentError: There are no shards, more than 4,096, or a shard without replicas.
 
-    Example:
+    Examples:
         >>> from sparring_serve import ShardReplicas
         >>> shards = ShardReplicas((("host-0:7000", "host-1:7000"), ("host-2:7000",)))
         >>> shards.num_shards, shards.partitions_of(1)

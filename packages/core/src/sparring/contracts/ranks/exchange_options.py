@@ -1,6 +1,6 @@
 """Options of exchanges between ranks.
 
-Example:
+Examples:
     >>> from sparring import ExchangeOptions, StepContainer
     >>> options = ExchangeOptions(gradient_wire_dtype="bfloat16")
     >>> with StepContainer(exchange=options) as container:

@@ -222,7 +222,7 @@ class ShardingPlan:
     Raises:
         InvalidArgumentError: a value is neither.
 
-    Example:
+    Examples:
         >>> from sparring.contracts import ShardingPlan, TableSharding
         >>> plan = ShardingPlan({"user": "table_wise", "item": TableSharding("column_wise", [0, 1])})
         >>> plan.sharding_of("user").kind

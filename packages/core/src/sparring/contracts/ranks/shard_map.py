@@ -86,7 +86,7 @@ class ShardMap:
         Raises:
             InvalidArgumentError: `world_size` is out of range.
 
-        Example:
+        Examples:
             >>> from sparring.contracts import ShardMap
             >>> len(ShardMap.balanced(4).partitions_of(rank=0))
             1024

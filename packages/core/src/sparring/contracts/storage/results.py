@@ -45,7 +45,7 @@ Scores = npt.NDArray[np.uint64]
 class Columns(NamedTuple):
     """A half-open range of a row, counted in elements of the table's dtype.
 
-    Example:
+    Examples:
         >>> from sparring import Columns, TableConfig, open_storage
         >>> with open_storage("memory", TableConfig("item", dim=4)) as storage:
         ...     evicted = storage.upsert([7], np.float32([[0, 1, 2, 3]]))
@@ -61,7 +61,7 @@ class Columns(NamedTuple):
 class FindResult:
     """Rows in the order of the requested keys.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from sparring import TableConfig, open_storage
         >>> with open_storage("memory", TableConfig("item", dim=2)) as storage:
@@ -104,7 +104,7 @@ class ScanChunk:
         rows: ``(n, width of columns)`` of the table's dtype.
         scores: ``(n,)`` uint64.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from sparring import TableConfig, open_storage
         >>> with open_storage("memory", TableConfig("item", dim=2)) as storage:

@@ -104,7 +104,7 @@ class Storage(Closable):
         watcher: observer that the public methods notify of every write, or None. Callers that write
             through the native handle notify it themselves.
 
-    Example:
+    Examples:
         >>> from sparring import TableConfig, open_storage
         >>> with open_storage("memory", TableConfig("item", dim=2)) as storage:
         ...     evicted = storage.upsert([1, 2], np.ones((2, 2), np.float32))

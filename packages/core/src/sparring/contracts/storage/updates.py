@@ -45,7 +45,7 @@ class UpdateMethod(ABC):
     The new value of a row may depend on the row, its gradient, the hyper-parameters and the step
     number, but not on other rows: a call may receive any subset of the rows, in any order.
 
-    Example:
+    Examples:
         >>> from sparring.contracts import HyperParameters, UpdateMethod
         >>> class SignSgd(UpdateMethod):
         ...     name, hyperparameters, couples_columns = "sign_sgd", HyperParameters, False

@@ -38,7 +38,7 @@ __all__ = [
 class Admission:
     """Base class of all admission filters. `kind` is the name in configurations.
 
-    Example:
+    Examples:
         >>> from sparring import Bloom, Frequency, Probability, TableConfig
         >>> TableConfig("item", dim=16, admission=Frequency(k=3)).admission.as_dict()
         {'kind': 'frequency', 'k': 3, 'memory_bytes': 67108864}

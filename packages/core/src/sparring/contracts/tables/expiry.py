@@ -2,7 +2,7 @@
 
 Only a step with a gradient for a key counts as an access to it; reads do not count.
 
-Example:
+Examples:
     >>> from sparring import Expiry, TableConfig
     >>> TableConfig("item", dim=16, expire=Expiry(after_days=30)).expire.as_dict()
     {'after_steps': None, 'after_days': 30.0}

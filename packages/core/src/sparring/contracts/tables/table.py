@@ -79,7 +79,7 @@ class TableConfig:
         InvalidArgumentError: an argument is out of range, or initial values may exceed the largest
             number of the dtype.
 
-    Example:
+    Examples:
         >>> from sparring import TableConfig, Uniform
         >>> table = TableConfig("item", dim=16, initializer=Uniform(-0.1, 0.1))
         >>> table.width, table.row_bytes

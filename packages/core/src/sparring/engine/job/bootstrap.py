@@ -118,7 +118,7 @@ def join_job(
         InvalidArgumentError: unknown options, or inconsistent environment variables.
         DeadlineError: not all ranks joined in time.
 
-    Example:
+    Examples:
         >>> from sparring import StorageChoice, join_job, make_plugin_manager
         >>> with join_job(
         ...     StorageChoice("single"), StorageChoice("local"), framework="torch",

@@ -34,7 +34,7 @@ class StorageChoice:
         backend: name of the backend.
         options: options of the backend.
 
-    Example:
+    Examples:
         >>> from sparring import StorageChoice
         >>> StorageChoice("rocksdb", {"path": "rows/{rank}"}).on(1, 4, "user").options
         {'path': 'rows/1'}

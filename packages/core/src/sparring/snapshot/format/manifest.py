@@ -185,7 +185,7 @@ class TableDescription:
         extra: Additional values. `of` stores the seed, the initializer and the placement, because rows
             that were never written are computed from them.
 
-    Example:
+    Examples:
         >>> from sparring import TableConfig, TableDescription
         >>> TableDescription.of(TableConfig("item", dim=16, initializer="zeros", seed=5)).extra
         {'seed': 5, 'initializer': {'kind': 'zeros'}, 'placement': 'sharded'}

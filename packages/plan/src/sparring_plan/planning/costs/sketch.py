@@ -104,7 +104,7 @@ def sketch_ids(chunks: Iterable[Ids]) -> Sketch:
     Raises:
         ConfigError: There are no ids, or more than 100 million keys.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from sparring_plan import sketch_ids
         >>> sketch = sketch_ids([np.array([7, 7, 8]), np.array([7, 9])])

@@ -55,7 +55,7 @@ def load_config(
         ConfigError: the file cannot be read or is invalid. ``error.problems`` contains each `Problem`;
             the message has one line per problem: ``file:line:column: message (…)``.
 
-    Example:
+    Examples:
         >>> from pathlib import Path
         >>> from tempfile import TemporaryDirectory
         >>> from sparring_train import load_config
@@ -95,7 +95,7 @@ def parse_config(
     Raises:
         ConfigError: the text is invalid, see `load_config`.
 
-    Example:
+    Examples:
         >>> from sparring_train import parse_config
         >>> text = "{data: {kind: synthetic_criteo}, model: {kind: dlrm}}"
         >>> config = parse_config(text, ["data.batch_size=64"])

@@ -14,7 +14,7 @@ def config_as_yaml(config: RunConfig) -> str:
     Args:
         config: the configuration.
 
-    Example:
+    Examples:
         >>> from sparring_train import config_as_yaml, parse_config
         >>> config = parse_config("{data: {kind: synthetic_criteo}, model: {kind: dlrm}}")
         >>> parse_config(config_as_yaml(config)) == config
