@@ -368,8 +368,10 @@ class Collective(Closable):
 
     def progress(self, waiting_for: int) -> None:
         """Transfers what is possible without waiting, and answers questions of other ranks, while this
-        rank waits for rank `waiting_for` in another way. Override it if messages advance only within
-        calls.
+        rank waits in another way. Override it if messages advance only within calls.
+
+        Args:
+            waiting_for: the rank for which this rank waits.
         """
         return
 
