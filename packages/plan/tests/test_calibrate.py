@@ -6,7 +6,7 @@ import io
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr
 from functools import partial
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -74,7 +74,7 @@ def reduce_work(monkeypatch: pytest.MonkeyPatch) -> None:
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A calibration of this machine without disk, server and model, and what the command printed."""
     folder, told = tmp_path_factory.mktemp("calibration"), io.StringIO()
-    with redirect_stdout(told):
+    with redirect_stderr(told):
         calibrated(folder)
     return folder / "calibration.yaml", told.getvalue()
 

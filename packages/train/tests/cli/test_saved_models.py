@@ -321,7 +321,7 @@ def test_a_row_is_shown_by_its_string(ask: Any, capsys: pytest.CaptureFixture[st
     found = ask("get", "clicks", "item", "SKU_3", "--json")
     assert (found["found"], found["key"]) == (True, int(hash_strings(["SKU_3"])[0]))
     assert len(found["parts"]["embedding"]) == 4
-    assert main(["get", "clicks", "item", "SKU_99"]) == 1
+    assert main(["get", "clicks", "item", "SKU_99"]) == 3
     assert "no row" in capsys.readouterr().out
 
 

@@ -213,7 +213,9 @@ class TrainingRuns:
 
         snapshot = latest_snapshot(self.folder / name)
         assert snapshot is not None
-        with open_run(snapshot, (), make_plugin_manager()) as (_, model):
+        # A model of a class is imported only if the command names it, too.
+        kind = f"model.kind={self.sections['model']['kind']}"
+        with open_run(snapshot, [kind], make_plugin_manager()) as (_, model):
             found: Mapping[str, float] = evaluate_model(model)
             return found
 
