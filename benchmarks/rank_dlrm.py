@@ -1,4 +1,4 @@
-"""One rank of the benchmark `ranks`: a DLRM, and TorchRec's `DistributedModelParallel`, on gloo.
+"""One rank of the benchmark `ranks`: a DLRM over gloo or shared memory, and TorchRec over gloo.
 
 Started by `benchmarks.ranks` with one argument, JSON. Rank 0 writes JSON to the file `output`.
 """
@@ -22,7 +22,7 @@ from benchmarks.dlrm import DIM, EPS, LR, NUM_TABLES, Batch, Dense, batch_of, fe
 from benchmarks.rank_exchange import join, slowest_of_each_round
 from sparring import StepContainer, _native
 from sparring.adapter import EnvironmentRendezvous
-from sparring.contracts import EnvironmentOptions
+from sparring.contracts import Collective, EnvironmentOptions
 from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
 from sparring_torch.modules.embedding_bag_collection import EmbeddingBagCollection
 from sparring_torch.modules.table_configs import EmbeddingBagConfig
@@ -48,7 +48,8 @@ def main() -> None:
         ]
         random = np.random.default_rng(1 + meeting.rank)
         batches = [batch_of(random, asked["num_rows"], asked["num_samples"]) for _ in range(4)]
-        ours = _ours(weights, batches, rendezvous, closing)
+        collective = join(asked["collective"], rendezvous)
+        ours = _ours(weights, batches, rendezvous, collective, closing)
         theirs = _theirs(weights, batches)
         losses = []
         for _ in range(4):
@@ -92,9 +93,13 @@ def _loss(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
 
 
 def _ours(
-    weights: Weights, batches: list[Batch], rendezvous: EnvironmentRendezvous, closing: ExitStack
+    weights: Weights,
+    batches: list[Batch],
+    rendezvous: EnvironmentRendezvous,
+    collective: Collective,
+    closing: ExitStack,
 ) -> Callable[[], float]:
-    container = StepContainer(collective=join("torch", rendezvous), rendezvous=rendezvous)
+    container = StepContainer(collective=collective, rendezvous=rendezvous)
     closing.enter_context(container)
     module = EmbeddingBagCollection(
         [

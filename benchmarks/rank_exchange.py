@@ -27,10 +27,10 @@ DEADLINE_SECONDS = 60.0
 
 def join(kind: str, rendezvous: EnvironmentRendezvous) -> Collective:
     """Returns a separate collective; all ranks must call it in the same order."""
-    if kind == "shm":
+    if kind.startswith("shm"):
         from sparring_shm.meeting import connect_local_ranks
 
-        return connect_local_ranks(join("mpi", rendezvous))
+        return connect_local_ranks(join("torch" if kind == "shm+torch" else "mpi", rendezvous))
     if kind == "mpi":
         from sparring_mpi.collective import join_mpi
 

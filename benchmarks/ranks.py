@@ -39,7 +39,8 @@ def measure(scale: Scale) -> list[Figure]:
     # Processes take seconds to start, so a quick run has only one case.
     if scale.is_quick:
         return [_steps(scale, *STEPS[0])]
-    return [*(_steps(scale, *case) for case in STEPS), _bandwidth(scale), *_dlrm(scale)]
+    dlrm = [figure for kind in ("torch", "shm+torch") for figure in _dlrm(scale, kind)]
+    return [*(_steps(scale, *case) for case in STEPS), _bandwidth(scale), *dlrm]
 
 
 def _measured(what: str, bar: str, run: Callable[[], list[Figure]]) -> list[Figure]:
@@ -100,10 +101,16 @@ def _bandwidth(scale: Scale) -> Figure:
     return _measured(what, f">= {BANDWIDTH_BAR:.0%}", lambda: [run()])[0]
 
 
-def _dlrm(scale: Scale) -> list[Figure]:
-    what = f"DLRM, 26 tables of dim 16, 2 gloo processes, batches of {NUM_SAMPLES:,} each"
+def _dlrm(scale: Scale, collective: str) -> list[Figure]:
+    over = "gloo" if collective == "torch" else "shared memory"
+    what = f"DLRM, 26 tables of dim 16, 2 processes over {over}, batches of {NUM_SAMPLES:,} each"
     bar = f">= {DLRM_BAR:g} x"
-    given = {"num_rows": NUM_ROWS, "num_samples": NUM_SAMPLES, "rounds": scale.rounds(15)}
+    given = {
+        "num_rows": NUM_ROWS,
+        "num_samples": NUM_SAMPLES,
+        "rounds": scale.rounds(15),
+        "collective": collective,
+    }
 
     def run() -> list[Figure]:
         if importlib.util.find_spec("torchrec") is None:
