@@ -518,6 +518,7 @@ def test_a_shard_without_replicas_is_reported_within_the_deadline(
             client.pull({"item": KEYS}, deadline_seconds=9.0)
         using_old.pull({"item": KEYS[:400]}, deadline_seconds=9.0)
         os.kill(replica.process.pid, signal.SIGSTOP)
+        os.waitpid(replica.process.pid, os.WUNTRACED)  # until all of its threads have stopped
         begin = time.monotonic()
         with pytest.raises(DeadlineError, match="shard 1: no replica replied"):
             raising.pull({"item": KEYS})

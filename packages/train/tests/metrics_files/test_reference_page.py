@@ -27,7 +27,7 @@ CLASSES = (
     WireBytes,
     TierCounters,
 )
-WITHOUT_UNIT = {"rank", "extra", "backend"}
+WITHOUT_UNIT = {"rank", "extra", "backend", "is_terminated"}
 """Not numbers."""
 
 NAMES = sorted(
