@@ -235,7 +235,7 @@ def take_rows_of_another_dim(path: Path) -> None:
         (
             remove_assets,
             tf.errors.FailedPreconditionError,
-            r"SnapshotError: the tables .* assets.*",
+            r"SnapshotNotFoundError: the tables .* assets.*",
         ),
         (remove_rows, tf.errors.DataLossError, r"rows\.bags\.0000-4096.* is missing"),
         (flip_a_bit, tf.errors.DataLossError, r"SnapshotDamagedError: .*rows\.bags"),

@@ -27,7 +27,7 @@ from typing import Any
 
 from sparring import SaveOptions, Snapshot, StepContainer, open_snapshot
 from sparring.adapter import open_root
-from sparring.errors import DataError, SnapshotError
+from sparring.errors import DataError, SnapshotError, SnapshotNotFoundError
 
 __all__ = [
     "SidecarRows",
@@ -97,9 +97,7 @@ def open_sidecar(path: Path, rows: SidecarRows, table: str) -> Snapshot:
     for place in places:
         try:
             snapshot = open_snapshot(place / rows.name)
-        except SnapshotError as error:
-            if type(error) is not SnapshotError:
-                raise
+        except SnapshotNotFoundError:
             continue
         if snapshot.manifest_hash == rows.manifest_hash:
             return snapshot
