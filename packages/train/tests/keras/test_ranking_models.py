@@ -10,6 +10,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,11 @@ def config_of(framework: str, model: dict[str, Any], **data: Any) -> Any:
 
 
 def trained(task: Any, trainer: Any) -> tuple[list[float], dict[str, float]]:
-    losses = [each.loss for epoch in range(4) for each in trainer.steps(task.source.batches(epoch))]
+    losses = [
+        each.loss
+        for epoch in range(4)
+        for each in trainer.steps(task.source.batches(epoch), threading.Event())
+    ]
     collective = trainer.container.collective
     return losses, task.source.evaluate(trainer.predict, Ranks(collective))
 
