@@ -86,4 +86,5 @@ def test_published_figures_name_the_session_that_measures_them(
 
 def test_missed_targets_are_published(figures: dict[str, list[Any]]) -> None:
     slower = [each for some in figures.values() for each in some if each.range[1] < 1]
-    assert any("TorchRec" in each.detail for each in slower)
+    assert len(slower) >= 2
+    assert any("Redis" in each.detail for each in slower)
