@@ -238,7 +238,6 @@ class StepContainer(TableContainer):
                 several ranks, `Prefetch.finish` raises `InterruptedLoadError`,
                 `InvalidArgumentError` and `own_error`.
         """
-        self.state.check_open()
         return Prefetch(self.state, requests, own_error)
 
     def quiesce(self) -> None:

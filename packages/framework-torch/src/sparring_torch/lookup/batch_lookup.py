@@ -52,6 +52,15 @@ class Bags:
             return None
         return np.ascontiguousarray(self.weights.detach().cpu().numpy(), dtype)
 
+    def has_ids_of(self, other: Bags | Ids) -> bool:
+        """Whether both contain the same bags of ids; weights may differ."""
+        return (
+            isinstance(other, Bags)
+            and (self.num_bags, list(self.positions)) == (other.num_bags, list(other.positions))
+            and np.array_equal(self.offsets, other.offsets)
+            and np.array_equal(self.ids, other.ids)
+        )
+
 
 @dataclass(slots=True)
 class Ids:
@@ -61,6 +70,14 @@ class Ids:
     """``(n,)``"""
     spans: Sequence[tuple[int, int]]
     """The half-open range of each feature in `ids`."""
+
+    def has_ids_of(self, other: Bags | Ids) -> bool:
+        """Whether both contain the same ids of each feature."""
+        return (
+            isinstance(other, Ids)
+            and list(self.spans) == list(other.spans)
+            and np.array_equal(self.ids, other.ids)
+        )
 
 
 class DirectBatch:

@@ -17,9 +17,9 @@ on a device.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -30,6 +30,7 @@ from torch import Tensor
 
 from sparring import StepContainer
 from sparring.adapter import Lookup, ResourceManager, dedup, look_up
+from sparring.contracts import Dedup
 from sparring_torch.lookup.batch_lookup import Bags, DirectBatch, Ids, with_gradient
 from sparring_torch.lookup.owner_pooling import is_pooled_by_owners, pool_by_owners, split_plan
 from sparring_torch.lookup.shadow_pooling import (
@@ -47,18 +48,46 @@ from sparring_torch.lookup.shadow_pooling import (
     pool_parts,
 )
 
-__all__ = ["HostPath", "PrefetchedLookups"]
+__all__ = ["HostPath", "PlannedBatch"]
 
 Requests = Sequence[tuple[str, npt.NDArray[np.int64]]]
 
+_NOTHING = np.empty(0, np.int64)
 
-@dataclass(frozen=True, slots=True)
-class PrefetchedLookups:
-    """Lookups for a forward pass, made in advance."""
 
-    plan: Plan
-    lookups: list[Lookup]
-    """One lookup per request of the plan; not registered for gradients."""
+@dataclass(slots=True)
+class PlannedBatch:
+    """Batch that is looked up in advance, for a forward pass of training."""
+
+    looked_up: Bags | Ids
+    tables: list[str]
+    """Table of each request."""
+    make: partial[Any] | None = None
+    """Creates the native batch."""
+    batch: Any | None = None
+    """Native batch, which deduplicates and pools all tables together; None if `plan` is used."""
+    plan: Plan | None = None
+    """Lookups by shadows."""
+    lookups: list[Lookup] = field(default_factory=list)
+    """One lookup per request, when they have been made; not registered for gradients."""
+
+    def dedup(self) -> list[Dedup]:
+        """Deduplicates the ids of each request. Reads no rows, so it may run on any thread."""
+        if self.batch is not None:
+            found = self.batch.keys()
+            return [Dedup(keys, _NOTHING) for keys in found]
+        assert self.plan is not None
+        return [dedup(ids) for _, ids in self.plan.requests]
+
+    def batch_with(self, make: partial[Any]) -> Any:
+        """Returns a native batch with the same ids, and with the weights of `make`."""
+        assert self.make is not None
+        known, given = _weights_of(self.make), _weights_of(make)
+        if known is None or given is None or np.array_equal(known, given, equal_nan=True):
+            return self.batch
+        batch = make(finds_rows=False)
+        batch.keys()
+        return batch
 
 
 class HostPath:
@@ -85,7 +114,7 @@ class HostPath:
         self._container = container
         self._resources = container.resources
         self._tables, self._features, self._dtype = tables, features, dtype
-        self._prefetched: deque[PrefetchedLookups] = deque()
+        self._prefetched: deque[PlannedBatch] = deque()
 
     @property
     def pools_at_owners(self) -> bool:
@@ -100,29 +129,18 @@ class HostPath:
             is_training: `AnchoredModule.is_training` of the module.
         """
         is_registered = is_training and torch.is_grad_enabled()
-        wants_rows = bags.weights is not None and bags.weights.requires_grad
-        is_joint = self._is_joint and not (wants_rows and torch.is_grad_enabled())
-        prefetched = None
-        if not is_joint or (self._prefetched and is_registered):
-            plan = plan_bags(self._features, bags)
-            prefetched = self._take_prefetched(plan, is_registered)
+        is_joint = self._is_joint and not (_wants_rows(bags) and torch.is_grad_enabled())
+        prefetched = self._take_prefetched(bags, is_registered, is_joint=is_joint)
         if not is_joint:
+            plan = plan_bags(self._features, bags)
             return self._pool_on_ranks(plan, bags, prefetched, is_training=is_training)
-        assert self._dtype is not None
-        weights = None if bags.weights is None else bags.numpy_weights(self._dtype)
-        given = bags.ids, bags.offsets, bags.positions, bags.num_bags, weights
-        make = partial(self._collection.plan_bags, *given)
-        if prefetched is not None:
-            batch = self._make_unread(make)
-            with torch.no_grad():
-                out = pool_bags(plan, bags, _make_constant_shadows(prefetched)).numpy()
-        elif not is_registered and self._is_direct:
+        make = self._maker(bags)
+        if prefetched is None and not is_registered and self._is_direct:
             self._container.check_readable(self._tables)
-            return torch.from_numpy(self._collection.pool(*given))
-        else:
-            with self._span():
-                batch = self._make_batch(make, is_registered=is_registered)
-                out = batch.pool()
+            return torch.from_numpy(self._collection.pool(*make.args))
+        with self._span():
+            batch = self._make_batch(make, prefetched, is_registered=is_registered)
+            out = batch.pool()
         if not is_registered:
             return torch.from_numpy(out)
         held = DirectBatch(self._resources, self._tables, batch.gradients)
@@ -131,24 +149,18 @@ class HostPath:
     def gather(self, ids: Ids, *, is_training: bool) -> Sequence[Tensor]:
         """Returns one embedding per id, ``(ids of the feature, dim)``, for each feature."""
         is_registered = is_training and torch.is_grad_enabled()
-        prefetched = None
-        if self._dtype is None or (self._prefetched and is_registered):
+        is_joint = self._dtype is not None
+        prefetched = self._take_prefetched(ids, is_registered, is_joint=is_joint)
+        if not is_joint:
             plan = plan_ids(self._features, ids)
-            prefetched = self._take_prefetched(plan, is_registered)
-        if self._dtype is None:
             return gather_ids(plan, self._shadows(plan, prefetched, is_training))
-        make = partial(self._collection.plan_ids, ids.ids, ids.spans)
-        if prefetched is not None:
-            batch = self._make_unread(make)
-            outputs = [
-                each.numpy() for each in gather_ids(plan, _make_constant_shadows(prefetched))
-            ]
-        elif not is_registered and self._is_direct:
+        make = self._maker(ids)
+        if prefetched is None and not is_registered and self._is_direct:
             self._container.check_readable(self._tables)
-            outputs = self._collection.gather(ids.ids, ids.spans)
+            outputs = self._collection.gather(*make.args)
         else:
             with self._span():
-                batch = self._make_batch(make, is_registered=is_registered)
+                batch = self._make_batch(make, prefetched, is_registered=is_registered)
                 outputs = batch.gather()
         if not is_registered:
             return list(map(torch.from_numpy, outputs))
@@ -175,20 +187,9 @@ class HostPath:
             parts: per feature, ``(num_bags, dim)`` or ``(ids of the feature, dim)``.
         """
         if self._is_direct:
+            batch = self._maker(looked_up)(finds_rows=False)
             if isinstance(looked_up, Bags):
-                assert self._dtype is not None
-                weights = looked_up.numpy_weights(self._dtype)
-                bags = (
-                    looked_up.ids,
-                    looked_up.offsets,
-                    looked_up.positions,
-                    looked_up.num_bags,
-                    weights,
-                )
-                batch = self._collection.plan_bags(*bags, finds_rows=False)
                 parts = [torch.cat(list(parts), dim=1)]
-            else:
-                batch = self._collection.plan_ids(looked_up.ids, looked_up.spans, finds_rows=False)
             DirectBatch(self._resources, self._tables, batch.gradients).accumulate_sources(parts)
             return
         plan = self.plan(looked_up)
@@ -221,24 +222,36 @@ class HostPath:
         plan: Plan = make(self._features, looked_up)
         return plan
 
+    def plan_ahead(self, looked_up: Bags | Ids) -> PlannedBatch:
+        """Plans the lookups that `pool` or `gather` will make in a forward pass of training."""
+        if self._dtype is None or (isinstance(looked_up, Bags) and _wants_rows(looked_up)):
+            plan = self.plan(looked_up)
+            return PlannedBatch(looked_up, [table for table, _ in plan.requests], plan=plan)
+        make = self._maker(looked_up)
+        return PlannedBatch(looked_up, self._distinct_tables, make, make(finds_rows=False))
+
     @property
     def has_prefetched(self) -> bool:
         """Whether there are prefetched lookups for a forward pass."""
         return bool(self._prefetched)
 
-    def set_prefetched(self, prefetched: Iterable[PrefetchedLookups]) -> None:
-        """Sets the lookups of the next forward passes of training, in their order.
+    def set_prefetched(self, prefetched: Iterable[PlannedBatch]) -> None:
+        """Sets the batches of the next forward passes of training, in their order, with their lookups.
 
         They replace unused lookups of an earlier call.
         """
         self._prefetched = deque(prefetched)
 
-    def _take_prefetched(self, plan: Plan, is_registered: bool) -> PrefetchedLookups | None:
+    def _take_prefetched(
+        self, looked_up: Bags | Ids, is_registered: bool, *, is_joint: bool
+    ) -> PlannedBatch | None:
         """Returns the prefetched lookups of this pass, or None if its ids differ."""
         if not is_registered or not self._prefetched:
             return None
         prefetched = self._prefetched.popleft()
-        if not plan.is_same(prefetched.plan):
+        if is_joint != (prefetched.batch is not None) or not looked_up.has_ids_of(
+            prefetched.looked_up
+        ):
             self._prefetched.clear()
             return None
         return prefetched
@@ -263,20 +276,40 @@ class HostPath:
         """Records a lookup on this rank as a span of the trace; an exchange records its own spans."""
         return self._container.span("look up") if self._is_direct else nullcontext()
 
-    def _make_unread(self, make: Callable[..., Any]) -> Any:
-        """Creates a native batch that reads no rows, so it may run concurrently with a lookup."""
-        self._container.check_open()
-        return make(finds_rows=False)
+    def _maker(self, looked_up: Bags | Ids) -> partial[Any]:
+        """Returns a function that creates the native batch of all features."""
+        if isinstance(looked_up, Ids):
+            return partial(self._collection.plan_ids, looked_up.ids, looked_up.spans)
+        assert self._dtype is not None
+        return partial(
+            self._collection.plan_bags,
+            looked_up.ids,
+            looked_up.offsets,
+            looked_up.positions,
+            looked_up.num_bags,
+            looked_up.numpy_weights(self._dtype),
+        )
 
-    def _make_batch(self, make: Callable[..., Any], *, is_registered: bool) -> Any:
+    @property
+    def _distinct_tables(self) -> list[str]:
+        return list(dict.fromkeys(table for table, _ in self._features))
+
+    def _make_batch(
+        self, make: partial[Any], prefetched: PlannedBatch | None, *, is_registered: bool
+    ) -> Any:
         """Creates a native batch that can be read. If rows are on other ranks, it pulls the distinct
         ones in one exchange; an error before the exchange is raised on all ranks."""
+        if prefetched is not None:
+            self._container.check_open()
+            batch = prefetched.batch_with(make)
+            batch.set_embeddings([each.rows for each in prefetched.lookups])
+            return batch
         if self._is_direct:
             self._container.check_readable(self._tables)
             return make(finds_rows=True)
-        tables = list(dict.fromkeys(table for table, _ in self._features))
+        tables = self._distinct_tables
         requests: list[tuple[str, Any]] = [(table, np.empty(0, np.int64)) for table in tables]
-        batch: Any = None
+        batch = None
         own_error: Exception | None = None
         try:
             batch = make(finds_rows=False)
@@ -294,7 +327,7 @@ class HostPath:
         return batch
 
     def _pool_on_ranks(
-        self, plan: Plan, bags: Bags, prefetched: PrefetchedLookups | None, *, is_training: bool
+        self, plan: Plan, bags: Bags, prefetched: PlannedBatch | None, *, is_training: bool
     ) -> Tensor:
         """Pools rows that came from other ranks, and adds the bags that owners pooled."""
         if prefetched is not None or not self.pools_at_owners:
@@ -309,7 +342,7 @@ class HostPath:
         return join_parts(parts)
 
     def _shadows(
-        self, plan: Plan, prefetched: PrefetchedLookups | None, is_training: bool
+        self, plan: Plan, prefetched: PlannedBatch | None, is_training: bool
     ) -> list[Shadow]:
         if prefetched is None:
             return self.look_up(plan.requests, is_training=is_training)
@@ -330,9 +363,14 @@ class HostPath:
         return shadows
 
 
-def _make_constant_shadows(prefetched: PrefetchedLookups) -> list[Shadow]:
-    """Returns shadows that take no gradient."""
-    return [Shadow(torch.from_numpy(each.rows), each.inverse) for each in prefetched.lookups]
+def _weights_of(make: partial[Any]) -> npt.NDArray[Any] | None:
+    weights: npt.NDArray[Any] | None = make.args[4] if len(make.args) > 4 else None
+    return weights
+
+
+def _wants_rows(bags: Bags) -> bool:
+    """Whether the gradient of weights is computed, which requires the rows of the ids."""
+    return bags.weights is not None and bags.weights.requires_grad
 
 
 class _GradientHook:

@@ -68,13 +68,6 @@ class Plan:
         spans, requests = compress(self.spans, is_wanted), compress(self.requests, is_wanted)
         return Plan(groups, list(spans), list(requests))
 
-    def is_same(self, other: Plan) -> bool:
-        """Returns whether both plans look up the same ids for the same features."""
-        return self.groups == other.groups and all(
-            len(mine) == len(theirs) and np.array_equal(mine, theirs)
-            for (_, mine), (_, theirs) in zip(self.requests, other.requests, strict=True)
-        )
-
 
 def plan_bags(features: Features, bags: Bags) -> Plan:
     """Returns the lookups for bags."""

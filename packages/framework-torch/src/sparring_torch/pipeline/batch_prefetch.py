@@ -10,22 +10,25 @@ import numpy as np
 
 from sparring import StepContainer
 from sparring.adapter import Prefetch
-from sparring_torch.lookup.host_path import PrefetchedLookups
-from sparring_torch.lookup.shadow_pooling import Plan
+from sparring.contracts import Dedup
+from sparring_torch.lookup.host_path import PlannedBatch
 from sparring_torch.lookup.train_agent import TrainAgent
 from sparring_torch.pipeline.batch_paths import Call
 
 __all__ = ["BatchPrefetch"]
 
+_NOTHING = np.empty(0, np.int64)
+
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
     agent: TrainAgent
-    plan: Plan
+    batch: PlannedBatch
 
 
 class BatchPrefetch:
-    """Looks up all tables of all modules in one exchange, on a background thread.
+    """Looks up all tables of all modules in one exchange, on a background thread, which also
+    deduplicates the ids.
 
     Args:
         container: the container of the tables.
@@ -45,11 +48,16 @@ class BatchPrefetch:
             if container.collective.world_size == 1:
                 raise
             own_error = error
-        requests = [request for each in self._planned for request in each.plan.requests]
+        tables = [table for each in self._planned for table in each.batch.tables]
         if own_error is not None:
-            names = dict.fromkeys(name for call in calls for name in call.module.agent.table_names)
-            requests = [(name, np.empty(0, np.int64)) for name in names]
-        self._prefetch: Prefetch = container.prefetch(requests, own_error=own_error)
+            tables = list(
+                dict.fromkeys(name for call in calls for name in call.module.agent.table_names)
+            )
+        requests = [(table, _NOTHING) for table in tables]
+        self._prefetch = Prefetch(container.state, requests, own_error, self._dedup)
+
+    def _dedup(self) -> list[Dedup]:
+        return [found for each in self._planned for found in each.batch.dedup()]
 
     def give(self) -> None:
         """Passes the prefetched lookups to the modules, for the forward pass that starts now.
@@ -58,10 +66,10 @@ class BatchPrefetch:
             SparringError: see `StepContainer.lookup_all`.
         """
         lookups = iter(self._prefetch.finish())
-        by_agent: dict[int, list[PrefetchedLookups]] = {}
+        by_agent: dict[int, list[PlannedBatch]] = {}
         for each in self._planned:
-            mine = [next(lookups) for _ in each.plan.requests]
-            by_agent.setdefault(id(each.agent), []).append(PrefetchedLookups(each.plan, mine))
+            each.batch.lookups = [next(lookups) for _ in each.batch.tables]
+            by_agent.setdefault(id(each.agent), []).append(each.batch)
         for each in self._planned:
             each.agent.host.set_prefetched(by_agent[id(each.agent)])
 
@@ -78,4 +86,4 @@ class BatchPrefetch:
 def _plan_call(call: Call, batch: Any) -> _Planned:
     arguments, named = call.on(batch)
     agent = call.module.agent
-    return _Planned(agent, agent.host.plan(call.module.parse_input(*arguments, **named)))
+    return _Planned(agent, agent.host.plan_ahead(call.module.parse_input(*arguments, **named)))

@@ -13,10 +13,10 @@ is the same on all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from sparring import _native
-from sparring.contracts.device.kernels import DeviceArray
+from sparring.contracts.device.kernels import Dedup, DeviceArray
 from sparring.engine.lookup.lookup import (
     Lookup,
     PlannedLookup,
@@ -40,18 +40,28 @@ class Prefetch:
     """A lookup in progress on the prefetch thread; see `StepContainer.prefetch`.
 
     Call `finish` or `drop` to end it. All ranks must end it in the same way at the same time.
+
+    Args:
+        state: state of the engine.
+        requests: as for `StepContainer.prefetch`.
+        own_error: as for `StepContainer.prefetch`.
+        dedup: function that the prefetch thread calls in place of deduplicating the ids of each request.
+            It returns the distinct ids of each request, and the ids in `requests` are ignored.
     """
 
     def __init__(
         self,
         state: EngineState,
         requests: Sequence[tuple[str, DeviceArray]],
-        own_error: Exception | None,
+        own_error: Exception | None = None,
+        dedup: Callable[[], Sequence[Dedup]] | None = None,
     ) -> None:
+        state.check_open()
         found, self._own_error = prepare_reads(state, requests, own_error)
         log_row_lookups(state, (entry for entry, _ in found))
         self._state = state
         self._requests = found
+        self._dedup = dedup
         self._step = state.counters.steps
         self._num_loads = state.loads.num_begun
         self._parts = [part for entry, _ in found for part in entry.parts]
@@ -67,7 +77,7 @@ class Prefetch:
         """Runs on the prefetch thread."""
         state = self._state
         with state.span("prefetch"):
-            self._plans = plan_lookups(self._requests)
+            self._plans = self._plan()
             with own_error_first(self._own_error):
                 pulled = state.exchange.pull_all(
                     [pull for each in self._plans for pull in each.pulls()],
@@ -75,6 +85,14 @@ class Prefetch:
                     error=self._own_error,
                 )
             self._lookups = complete_lookups(self._plans, pulled)
+
+    def _plan(self) -> list[PlannedLookup]:
+        if self._dedup is None or self._own_error is not None:
+            return plan_lookups(self._requests)
+        return [
+            PlannedLookup(entry, each.keys, each.inverse)
+            for (entry, _), each in zip(self._requests, self._dedup(), strict=True)
+        ]
 
     def finish(self) -> list[Lookup]:
         """Returns the lookups in the order of the requests, as if they were made now. They are not
@@ -98,8 +116,10 @@ class Prefetch:
             raise error
         if state.loads.num_begun != self._num_loads:
             # A load during the prefetch has replaced all rows, and may have failed.
-            again = [(entry.config.name, ids) for entry, ids in self._requests]
-            self._lookups = look_up(state, again, is_training=False)
+            again = [(plan.entry.config.name, plan.keys) for plan in self._plans]
+            self._lookups = look_up(state, again, is_training=False, are_distinct=True)
+            for plan, lookup in zip(self._plans, self._lookups, strict=True):
+                lookup.inverse = plan.inverse
         elif self._must_refresh():
             self._refresh()
         counters = state.prefetches.counters
