@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from sparring import _native
 from sparring.contracts.device.kernel_set import KernelSet
 from sparring.exchange.messages import (
     Codec,
@@ -18,12 +17,8 @@ from sparring.exchange.messages import (
     PullRequest,
     PullResult,
     PushRequest,
-    find_into,
-    find_rows,
     gradient_bytes,
-    pack_gradients,
     reply_bytes,
-    unpack_reply,
     write_failure,
 )
 from sparring.exchange.messenger import MessageKind, Messenger
@@ -31,6 +26,7 @@ from sparring.exchange.push import GradientSums
 from sparring.exchange.refresh import PullRecord
 from sparring.exchange.ring import RingExchange
 from sparring.exchange.routing import RoutedKeys, whole_stream
+from sparring.exchange.table_rows import TableRows
 
 __all__ = ["EXCHANGES", "SequentialExchange"]
 
@@ -57,6 +53,14 @@ class SequentialExchange(RingExchange):
         asked = _all_to_all(
             messenger, MessageKind.KEYS, [each.view(np.uint8) for each in routed.streams]
         )
+        results = [
+            PullResult(
+                np.empty((len(each.keys), each.width), each.table.numpy_dtype),
+                np.empty(len(each.keys), np.bool_),
+            )
+            for each in requests
+        ]
+        rows = TableRows(requests, codecs, routed, results)
         error: BaseException | None = None
         replies = []
         for peer, keys in enumerate(asked):
@@ -69,34 +73,23 @@ class SequentialExchange(RingExchange):
             message = np.empty(reply_bytes(chunk, codecs), np.uint8)
             try:
                 with messenger.span("find", peer):
-                    find_into(message, chunk, keys.view(np.int64), requests, codecs)
+                    rows.find(message, chunk, keys.view(np.int64))
             except BaseException as failure:
                 error = error or failure
                 write_failure(message)
             replies.append(message)
-        results = [
-            PullResult(
-                np.empty((len(each.keys), each.width), each.table.numpy_dtype),
-                np.empty(len(each.keys), np.bool_),
-            )
-            for each in requests
-        ]
-        for table, request in enumerate(requests):
-            places = _find_own_changed(routed, table, rank)
-            own = request.keys[places]
-            try:
-                found = find_rows(request.storage, request.table, own, request.columns)
-            except BaseException as failure:
-                error = error or failure
-                continue
-            _native.place_rows(found.rows, places, results[table].rows)
-            results[table].found[places] = found.found
+        own = whole_stream(routed.counts[rank])
+        try:
+            if own is not None:
+                rows.find_own(own, rank)
+        except BaseException as failure:
+            error = error or failure
         for owner, message in enumerate(_all_to_all(messenger, MessageKind.ROWS, replies)):
             chunk = whole_stream(routed.counts[owner])
             if chunk is None or owner == rank:
                 continue
             try:
-                unpack_reply(message, chunk, owner, routed, codecs, results)
+                rows.place(message, chunk, owner)
             except BaseException as failure:
                 error = error or failure
         if error is not None:
@@ -114,17 +107,17 @@ class SequentialExchange(RingExchange):
         messenger = self.session.messenger
         rank, world_size = messenger.collective.rank, messenger.collective.world_size
         messages = []
+        sums = GradientSums(requests, codecs, routed)
         for owner in range(world_size):
             chunk = whole_stream(routed.counts[owner])
             is_sent = chunk is not None and owner != rank
             message = _NOTHING
             if is_sent and chunk is not None:
                 message = np.empty(gradient_bytes(chunk, codecs), np.uint8)
-                pack_gradients(message, chunk, owner, routed, requests, codecs)
+                sums.pack(message, chunk, owner)
             messages.append(message)
         received = _all_to_all(messenger, MessageKind.GRADIENTS, messages)
-        sums = GradientSums(requests, codecs)
-        sums.add_own(rank, routed)
+        sums.add_own(rank)
         for hop in range(1, world_size):
             sender = (rank - hop) % world_size
             chunk = whole_stream(coming[sender])
@@ -139,12 +132,6 @@ class SequentialExchange(RingExchange):
 EXCHANGES: dict[str, type[RingExchange]] = {"ring": RingExchange, "sequential": SequentialExchange}
 """Schedule → its exchange. Assign it to ``exchange.__class__`` to change an existing exchange, because a
 collective supports only one."""
-
-
-def _find_own_changed(routed: RoutedKeys, table: int, rank: int) -> npt.NDArray[np.int64]:
-    offsets = routed.offsets[table]
-    places: Counts = routed.orders[table][offsets[rank] : offsets[rank + 1]]
-    return places
 
 
 def _all_to_all(messenger: Messenger, kind: MessageKind, parts: list[Bytes]) -> list[Bytes]:

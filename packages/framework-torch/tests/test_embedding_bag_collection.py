@@ -261,3 +261,18 @@ def test_shared_bags_need_inverse_indices(place: Any) -> None:
     )
     with pytest.raises(InvalidArgumentError, match="give inverse_indices="):
         collection(batch)
+
+
+def test_a_gradient_in_the_columns_of_a_larger_one_equals_its_copy(place: Any) -> None:
+    found = []
+    for is_copied in (True, False):
+        ebc = EmbeddingBagCollection(tables=[USERS, ITEMS], **place.table)
+        optimizer = Optimizer(ebc, torch.optim.SGD, lr=1.0)
+        values = ebc(batch()).values()
+        if is_copied:
+            values.register_hook(lambda gradient: gradient.contiguous())
+        both = torch.cat([torch.ones_like(values), values], dim=1)
+        (both * torch.arange(32.0, device=both.device).reshape(2, 16)).sum().backward()
+        optimizer.step()
+        found.append(ebc(batch()).values())
+    assert torch.equal(found[0], found[1])

@@ -81,6 +81,26 @@ const T* input(const pybind11::array& array, const char* name,
   return static_cast<const T*>(array.data());
 }
 
+// Rows of an array: row i begins at data + i * stride.
+template <class T>
+struct StridedRows {
+  const T* data;
+  int64_t stride;  // elements
+};
+
+// Returns the rows of an array (rows, columns) that is only read; each row is contiguous.
+template <class T>
+StridedRows<T> strided_input(const pybind11::array& array, const char* name,
+                             pybind11::ssize_t rows, pybind11::ssize_t columns) {
+  constexpr auto kBytes = static_cast<pybind11::ssize_t>(sizeof(T));
+  const bool has_rows = has_dtype<T>(array) && array.ndim() == 2 && array.shape(0) == rows &&
+                        array.shape(1) == columns && rows > 1 && array.strides(1) == kBytes &&
+                        array.strides(0) >= columns * kBytes && array.strides(0) % kBytes == 0 &&
+                        reinterpret_cast<uintptr_t>(array.data()) % alignof(T) == 0;
+  if (!has_rows) return {input<T>(array, name, {rows, columns}), columns};
+  return {static_cast<const T*>(array.data()), array.strides(0) / kBytes};
+}
+
 // Like input(), but returns NULL for None.
 template <class T>
 const T* optional_input(const pybind11::object& object, const char* name,

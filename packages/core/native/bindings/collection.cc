@@ -42,15 +42,27 @@ double largest_of(const PyGradientSources::Part<T>& part) {
   const kernels::RowKernels<T>& loops = kernels::row_kernels<T>();
   double largest = 0;
   std::mutex mutex;
-  for (const auto& [values, count] : part.spans) {
-    kernels::parallel_for(process_executor(), count,
-                          kernels::kPieceBytes / static_cast<int64_t>(sizeof(T)),
-                          [&, from = values](int64_t begin, int64_t end) {
-                            const double found = loops.largest_magnitude(from + begin, end - begin);
-                            const std::lock_guard<std::mutex> lock(mutex);
-                            // NaN replaces the maximum, and stays.
-                            if (!(found <= largest) && largest == largest) largest = found;
-                          });
+  // NaN replaces the maximum, and stays.
+  const auto keep = [](double& maximum, double found) {
+    if (!(found <= maximum) && maximum == maximum) maximum = found;
+  };
+  for (const auto& span : part.spans) {
+    const int64_t stride = span.rows.stride;
+    kernels::parallel_for(
+        process_executor(), span.count,
+        kernels::grain_for(span.width * static_cast<int64_t>(sizeof(T))),
+        [&, from = span.rows.data](int64_t begin, int64_t end) {
+          double found = 0;
+          if (stride == span.width) {
+            found = loops.largest_magnitude(from + begin * stride, (end - begin) * stride);
+          } else {
+            for (int64_t i = begin; i < end; ++i) {
+              keep(found, loops.largest_magnitude(from + i * stride, span.width));
+            }
+          }
+          const std::lock_guard<std::mutex> lock(mutex);
+          keep(largest, found);
+        });
   }
   return largest;
 }
@@ -86,6 +98,15 @@ py::list gathered(const std::vector<FeatureIds<T>>& inputs, const std::vector<Kn
   const GilRelease release;
   collection::look_up(process_executor(), lookups);
   return outputs;
+}
+
+// A view of the keys of a plan, which keeps the plan.
+template <class T>
+py::array keys_of(const std::shared_ptr<const collection::TablePlan<T>>& plan) {
+  using Shared = std::shared_ptr<const collection::TablePlan<T>>;
+  const py::capsule owner(new Shared(plan),
+                          [](void* memory) { delete static_cast<Shared*>(memory); });
+  return py::array_t<int64_t>(plan->num_keys, plan->keys.get(), owner);
 }
 
 // A batch of training: the plan of each table, from the lookup to the gradients.
@@ -187,15 +208,6 @@ class PyBatchPlan {
     table.plan = std::make_shared<const collection::TablePlan<T>>(std::move(plan));
   }
 
-  // A view of the keys, which keeps their plan.
-  template <class T>
-  static py::array keys_of(const std::shared_ptr<const collection::TablePlan<T>>& plan) {
-    using Shared = std::shared_ptr<const collection::TablePlan<T>>;
-    const py::capsule owner(new Shared(plan),
-                            [](void* memory) { delete static_cast<Shared*>(memory); });
-    return py::array_t<int64_t>(plan->num_keys, plan->keys.get(), owner);
-  }
-
   template <class T>
   static void set_embeddings_of(Part<T>& part, const std::vector<py::array>& embeddings) {
     if (embeddings.size() != part.tables.size()) {
@@ -239,17 +251,20 @@ class PyBatchPlan {
       for (const size_t feature : table.features) views[feature] = table.view;
       sources.plans.push_back({table.view, table.plan});
     }
-    const T* from = is_pooled ? input<T>(given[0], "gradient", {part.num_bags, part.width}) : nullptr;
-    if (is_pooled) sources.spans = {{from, part.num_bags * part.width}};
+    StridedRows<T> from{};
+    if (is_pooled) {
+      from = strided_input<T>(given[0], "gradient", part.num_bags, part.width);
+      sources.spans.push_back({from, part.num_bags, part.width});
+    }
     for (size_t i = 0; i < part.inputs.size(); ++i) {
       const FeatureIds<T>& ids = part.inputs[i];
       const int64_t dim = ids.table->layout.dim;
       if (!is_pooled) {
-        const T* its = input<T>(given[i], "gradient", {ids.count, dim});
-        sources.features.push_back({views[i], {ids, its, dim}});
-        sources.spans.push_back({its, ids.count * dim});
+        const auto its = strided_input<T>(given[i], "gradient", ids.count, dim);
+        sources.features.push_back({views[i], {ids, its.data, its.stride}});
+        sources.spans.push_back({its, ids.count, dim});
       } else {
-        sources.features.push_back({views[i], {ids, from + part.columns[i], part.width}});
+        sources.features.push_back({views[i], {ids, from.data + part.columns[i], from.stride}});
       }
     }
     return {std::move(sources), py::make_tuple(owners_, given)};
@@ -470,7 +485,7 @@ PyGradientSources key_gradients_as(const SharedView& table, const py::array& key
     part.plans = {{table, std::make_shared<const collection::TablePlan<T>>(
                               collection::plan_distinct(ids))}};
   }
-  part.spans = {{values, keys.shape(0) * dim}};
+  part.spans.push_back({{values, dim}, keys.shape(0), dim});
   return {std::move(part), py::make_tuple(keys, gradients)};
 }
 
@@ -487,26 +502,68 @@ void check_row_bytes(const py::array& rows, const collection::KeyRows& keys) {
          std::to_string(found));
 }
 
+// Sums the gradients of the tables at `places` in two loops over the tables. Writes keys (u) and sums
+// (u, dim) of each to `summed`.
 template <class T>
-py::tuple summed_as(const PyGradientSources& sources, const PyTableView* table) {
-  std::vector<collection::FeatureGradient<T>> gradients;
-  append_gradients<T>(sources, table, gradients);
-  const int64_t dim = table->view().layout.dim;
-  collection::GroupedGradients<T> grouped;
+void sum_tables_as(const std::vector<const PyGradientSources*>& sources,
+                   const std::vector<SharedView>& tables, const std::vector<size_t>& places,
+                   std::vector<py::tuple>& summed) {
+  const auto num_tables = static_cast<int64_t>(places.size());
+  std::vector<collection::GroupedGradients<T>> grouped(places.size());
+  std::vector<std::vector<collection::FeatureGradient<T>>> gradients(places.size());
+  std::vector<T*> sums;
+  int64_t ids = 0, bytes = 0;
+  for (size_t i = 0; i < places.size(); ++i) {
+    append_gradients<T>(*sources[places[i]], tables[places[i]].get(), gradients[i]);
+    for (const auto& each : gradients[i]) {
+      const int64_t own = collection::num_ids(each.input);
+      ids += own;
+      bytes += own * each.input.table->layout.dim * static_cast<int64_t>(sizeof(T));
+    }
+  }
+  const SparringExecutor* const executor =
+      kernels::executor_for_batch(process_executor(), ids, bytes);
+  const auto for_tables = [&](const auto& body) {
+    execution::sync_wait(execution::schedule(execution::executor_scheduler(executor)) |
+                         execution::bulk(num_tables, body));
+  };
   {
     const GilRelease release;
-    auto plan = plan_of<T>(sources, table);
-    grouped = plan ? collection::lay_out(process_executor(), std::move(plan), gradients)
-                   : collection::group(process_executor(), gradients);
+    for_tables([&](int64_t at) {
+      const auto i = static_cast<size_t>(at);
+      auto plan = plan_of<T>(*sources[places[i]], tables[places[i]].get());
+      grouped[i] = plan ? collection::lay_out(process_executor(), std::move(plan), gradients[i])
+                        : collection::group(process_executor(), gradients[i]);
+    });
   }
-  py::array_t<int64_t> keys(grouped.plan->num_keys, grouped.plan->keys.get());
-  py::array_t<T> sums({grouped.plan->num_keys, dim});
-  T* out = sums.mutable_data();
-  {
-    const GilRelease release;
-    collection::sum(process_executor(), grouped, dim, out);
+  for (size_t i = 0; i < places.size(); ++i) {
+    py::array_t<T> rows({grouped[i].plan->num_keys, tables[places[i]]->view().layout.dim});
+    sums.push_back(rows.mutable_data());
+    summed[places[i]] = py::make_tuple(keys_of(grouped[i].plan), std::move(rows));
   }
-  return py::make_tuple(std::move(keys), std::move(sums));
+  const GilRelease release;
+  for_tables([&](int64_t at) {
+    const auto i = static_cast<size_t>(at);
+    const int64_t dim = tables[places[i]]->view().layout.dim;
+    collection::sum(process_executor(), grouped[i], dim, sums[i]);
+  });
+}
+
+// Returns the keys (u) and the sums of their gradients (u, dim) of each table.
+std::vector<py::tuple> sum_tables(const std::vector<const PyGradientSources*>& sources,
+                                  const std::vector<SharedView>& tables) {
+  if (sources.size() != tables.size()) {
+    refuse("gradients of " + std::to_string(tables.size()) + " tables are expected, found " +
+           std::to_string(sources.size()));
+  }
+  std::vector<size_t> floats, doubles;
+  for (size_t i = 0; i < tables.size(); ++i) {
+    (sources[i]->is_double() ? doubles : floats).push_back(i);
+  }
+  std::vector<py::tuple> summed(tables.size());
+  if (!floats.empty()) sum_tables_as<float>(sources, tables, floats, summed);
+  if (!doubles.empty()) sum_tables_as<double>(sources, tables, doubles, summed);
+  return summed;
 }
 
 }  // namespace
@@ -570,7 +627,7 @@ double PyGradientSources::largest_gradient() const {
 }
 
 py::tuple PyGradientSources::summed(const SharedView& table) const {
-  return is_double() ? summed_as<double>(*this, table.get()) : summed_as<float>(*this, table.get());
+  return sum_tables({this}, {table})[0];
 }
 
 template <class T>
@@ -672,6 +729,7 @@ void bind_collection(py::module_& module) {
   module.def("lookups", [] {
     return py::capsule(sparring::collection::lookups(), SPARRING_LOOKUPS_CAPSULE);
   });
+  module.def("sum_tables", &sum_tables, py::arg("sources"), py::arg("tables"));
   module.def("key_gradients", &key_gradients, py::arg("table"), py::arg("keys"),
              py::arg("gradients"), py::arg("are_distinct") = false);
 }

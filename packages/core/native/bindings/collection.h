@@ -13,6 +13,7 @@
 #include <variant>
 #include <vector>
 
+#include "bindings/arrays.h"
 #include "collection/gradients.h"
 #include "collection/row_copies.h"
 #include "collection/table_view.h"
@@ -92,8 +93,13 @@ class PyGradientSources {
   struct Part {
     std::vector<Feature<T>> features;
     std::vector<Plan<T>> plans;  // of the batch
-    // Contiguous memory of all gradients: address and number of elements.
-    std::vector<std::pair<const T*, int64_t>> spans;
+    // Memory of all gradients.
+    struct Span {
+      StridedRows<T> rows;
+      int64_t count;  // of rows
+      int64_t width;  // of a row
+    };
+    std::vector<Span> spans;
   };
   using Parts = std::variant<Part<float>, Part<double>>;
 

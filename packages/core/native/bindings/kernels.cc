@@ -386,6 +386,10 @@ bool is_finite(const py::array& values) {
   });
 }
 
+bool are_finite(const std::vector<py::array>& arrays) {
+  return std::all_of(arrays.begin(), arrays.end(), is_finite);
+}
+
 py::array finite_rows(const py::array& values) {
   return with_float_dtype(values, "values", [&]<class T>(T) -> py::array {
     const auto* from = input<T>(values, "values", {kAny, kAny});
@@ -457,6 +461,7 @@ void bind_kernels(py::module_& module) {
              py::arg("seed") = 0, py::arg("step") = 0);
 
   module.def("is_finite", is_finite, py::arg("values"));
+  module.def("are_finite", are_finite, py::arg("arrays"));
   module.def("finite_rows", finite_rows, py::arg("values"));
   module.def("check_indices", check_indices, py::arg("indices"), py::arg("limit"),
              py::arg("name"));

@@ -12,6 +12,7 @@
 #include "bindings/arrays.h"
 #include "bindings/export.h"
 #include "bindings/gil.h"
+#include "bindings/storage.h"
 #include "execution/pool.h"
 #include "kernels/blocked_bloom.h"
 #include "sparring/python_errors.h"
@@ -230,6 +231,7 @@ class PyStorageHandle {
     handle_.set_option(name, value);
   }
 
+  const StorageHandle& handle() const { return handle_; }
   std::string distribution() const { return handle_.distribution(); }
   bool calls_python() const {
     return sparring::bindings::is_exported(*capsule_.get_pointer<SparringStorage>());
@@ -305,6 +307,14 @@ class PyStorageHandle {
 };
 
 }  // namespace
+
+namespace sparring::bindings {
+
+const abi::StorageHandle* storage_handle_in(const py::handle& object) {
+  return object.is_none() ? nullptr : &object.cast<const PyStorageHandle&>().handle();
+}
+
+}  // namespace sparring::bindings
 
 void bind_storage(py::module_& module) {
   py::register_local_exception_translator([](std::exception_ptr pointer) {

@@ -25,7 +25,7 @@ void GradientAccumulator<T>::add(const SparringExecutor* executor, const int64_t
   keys_.reserve(size_ + count);
   gradients_.reserve((size_ + count) * dim_);
   if (size_ == 0) {
-    append(executor, keys, gradients, count);
+    append(executor, nullptr, keys, gradients, count);
     return;
   }
 
@@ -62,13 +62,37 @@ void GradientAccumulator<T>::add(const SparringExecutor* executor, const int64_t
 }
 
 template <class T>
-void GradientAccumulator<T>::append(const SparringExecutor* executor, const int64_t* keys,
-                                    const T* gradients, int64_t count) {
-  std::memcpy(keys_.data(), keys, static_cast<size_t>(count) * sizeof(int64_t));
+void GradientAccumulator<T>::add_at(const SparringExecutor* executor, const int64_t* places,
+                                    int64_t count, const int64_t* keys, const T* gradients) {
+  if (count == 0) return;
+  if (size_ == 0) {
+    keys_.reserve(count);
+    gradients_.reserve(count * dim_);
+    append(executor, places, keys, gradients, count);
+    return;
+  }
+  GradientAccumulator part(dim_);
+  part.add_at(executor, places, count, keys, gradients);
+  add(executor, part.keys_.data(), part.gradients_.data(), count);
+}
+
+template <class T>
+void GradientAccumulator<T>::append(const SparringExecutor* executor, const int64_t* places,
+                                    const int64_t* keys, const T* gradients, int64_t count) {
   const int64_t row_bytes = dim_ * static_cast<int64_t>(sizeof(T));
   parallel_for(executor, count, grain_for(2 * row_bytes), [&](int64_t begin, int64_t end) {
-    std::memcpy(gradients_.data() + begin * dim_, gradients + begin * dim_,
-                static_cast<size_t>((end - begin) * row_bytes));
+    if (places == nullptr) {
+      std::memcpy(keys_.data() + begin, keys + begin,
+                  static_cast<size_t>(end - begin) * sizeof(int64_t));
+      std::memcpy(gradients_.data() + begin * dim_, gradients + begin * dim_,
+                  static_cast<size_t>((end - begin) * row_bytes));
+      return;
+    }
+    for (int64_t i = begin; i < end; ++i) {
+      keys_.data()[i] = keys[places[i]];
+      std::memcpy(gradients_.data() + i * dim_, gradients + places[i] * dim_,
+                  static_cast<size_t>(row_bytes));
+    }
   });
   size_ = count;
 }

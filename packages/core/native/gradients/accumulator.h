@@ -49,6 +49,11 @@ class GradientAccumulator {
            const T* gradients,   // (u, dim)
            int64_t count);       // u
 
+  // Adds the keys and gradients at `places` (u), copied directly into an empty accumulator.
+  void add_at(const SparringExecutor* executor, const int64_t* places, int64_t count,
+              const int64_t* keys,  // int64, by place
+              const T* gradients);  // (dim), by place
+
   // Returns the sums, and resets the accumulator.
   Sums take();
 
@@ -56,8 +61,9 @@ class GradientAccumulator {
   void clear();
 
  private:
-  void append(const SparringExecutor* executor, const int64_t* keys, const T* gradients,
-              int64_t count);
+  // `places` NULL: in the order of the arrays. REQUIRES: size() is 0, and there is room.
+  void append(const SparringExecutor* executor, const int64_t* places, const int64_t* keys,
+              const T* gradients, int64_t count);
 
   int64_t dim_;
   int64_t size_ = 0;

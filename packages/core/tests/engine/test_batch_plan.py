@@ -305,3 +305,27 @@ def test_embeddings_that_do_not_fit_their_keys_are_rejected() -> None:
         batch.set_embeddings([np.zeros((3, 3), np.float32)])
     batch.set_embeddings([np.array([[1, 1, 1], [2, 2, 2]], np.float32)])
     np.testing.assert_array_equal(batch.gather()[0][:, 0], [1, 2, 1])
+
+
+@pytest.mark.parametrize("is_pooled", [True, False])
+def test_gradients_may_be_columns_of_a_larger_array(is_pooled: bool) -> None:
+    container = made({})
+    view = container.state.tables.entry("t").view
+    ids = np.array([4, 9, 4, -3])
+    collection = container.collection([("t", "sum")])
+    plan = (
+        collection.plan_bags(ids, np.array([0, 2, 4]), (0,), 2, None)
+        if is_pooled
+        else collection.plan_ids(ids, [(0, 4)])
+    )
+    wide = np.full((2 if is_pooled else 4, 7), np.nan, np.float32)
+    columns = wide[:, 2:5]
+    columns[...] = np.random.default_rng(0).random(columns.shape)
+    found, expected = plan.gradients([columns]), plan.gradients([columns.copy()])
+    for one, other in zip(found.summed(view), expected.summed(view), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert found.is_finite
+    columns[-1, 0] = np.inf
+    assert not plan.gradients([columns]).is_finite
+    with pytest.raises(InvalidArgumentError, match="gradient must be"):
+        plan.gradients([wide[:, ::2][:, :3]])

@@ -230,7 +230,7 @@ class DevicePull:
         with stager.kernels.arrays.using(stager.finding.handle):
             for part in planned.outgoing.slices:
                 request = self.requests[part.table]
-                rows, found = self._empty(part.count, request.width, request.table.dtype)
+                rows, found = self._empty(part.num_keys, request.width, request.table.dtype)
                 keys = self._requested_keys[peer][part.table][part.begin : part.end]
                 self._find(part.table, keys, rows, found)
                 found_arrays += [rows, found]

@@ -15,7 +15,7 @@ A table slice is the part of a chunk that belongs to one table. It is aligned to
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -31,7 +31,7 @@ from sparring.contracts.storage.storage import Storage
 from sparring.contracts.tables.table import TableConfig
 from sparring.errors import PeerFailure
 from sparring.exchange.headers import header_bytes
-from sparring.exchange.routing import Chunk, RoutedKeys, split_into_chunks
+from sparring.exchange.routing import Chunk, split_into_chunks
 from sparring.kernels import functions as kernels
 from sparring.kernels.admission_filters import Decision
 from sparring.kernels.cpu import HOST
@@ -46,13 +46,10 @@ __all__ = [
     "PullRequest",
     "PullResult",
     "PushRequest",
-    "find_into",
     "find_rows",
     "gradient_bytes",
-    "pack_gradients",
     "align_bytes",
     "compute_memory_bytes",
-    "unpack_reply",
     "make_storage_failure",
     "write_failure",
     "reply_bytes",
@@ -92,24 +89,20 @@ class Codec:
     dtype: np.dtype[Any]
     width: int
     wire_dtype: WireDtype
+    effective: WireDtype = field(init=False)
+    """Dtype of this table's numbers on the wire."""
+    row_bytes: int = field(init=False)
+    """Bytes of one row on the wire."""
 
-    @property
-    def effective(self) -> WireDtype:
-        """Dtype of this table's numbers on the wire."""
-        bits = _BITS.get(self.wire_dtype)
-        if bits is None or bits >= self.dtype.itemsize * 8:
-            return WireDtype.EXACT
-        return self.wire_dtype
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row on the wire."""
-        effective = self.effective
-        if effective is WireDtype.EXACT:
-            return self.width * self.dtype.itemsize
-        if effective is WireDtype.INT8:
-            return 4 + self.width
-        return self.width * _BITS[effective] // 8
+    def __post_init__(self) -> None:
+        effective, bits = self.wire_dtype, self.dtype.itemsize * 8
+        if effective is not WireDtype.EXACT and _BITS[effective] >= bits:
+            effective = WireDtype.EXACT
+        if effective is not WireDtype.EXACT:
+            bits = _BITS[effective]
+        scale_bytes = 4 if effective is WireDtype.INT8 else 0
+        object.__setattr__(self, "effective", effective)
+        object.__setattr__(self, "row_bytes", scale_bytes + self.width * bits // 8)
 
     def view(self, wire: Bytes, count: int) -> Rows | None:
         """Returns the rows in a message as an array, or None if they must be decoded.
@@ -228,7 +221,8 @@ class PushRequest:
         """Creates an empty accumulator for these gradients."""
         if self.make_accumulator is not None:
             return self.make_accumulator()
-        return _native.GradientAccumulator(self.table.dim, self.table.computing_dtype.name)
+        dtype = "float64" if self.table.computing_dtype.itemsize == 8 else "float32"
+        return _native.GradientAccumulator(self.table.dim, dtype)
 
     def codec(self, wire_dtype: WireDtype) -> Codec:
         return Codec(self.table.computing_dtype, self.table.dim, wire_dtype)
@@ -267,7 +261,7 @@ def compute_memory_bytes(codecs: Sequence[Codec], num_rows: npt.NDArray[np.int64
 def reply_bytes(chunk: Chunk, codecs: Sequence[Codec]) -> int:
     """Returns the bytes of the reply to a chunk of keys."""
     return sum(
-        align_bytes(part.count * (codecs[part.table].row_bytes + 1)) for part in chunk.slices
+        align_bytes(part.num_keys * (codecs[part.table].row_bytes + 1)) for part in chunk.slices
     )
 
 
@@ -299,37 +293,6 @@ def find_rows(
     return PullResult(rows, found)
 
 
-def find_into(
-    message: Bytes,
-    chunk: Chunk,
-    keys: Keys,
-    requests: Sequence[PullRequest],
-    codecs: Sequence[Codec],
-) -> None:
-    """Finds the rows of a chunk and writes the reply.
-
-    Args:
-        message: ``(reply_bytes,)``, completely written.
-        chunk: the chunk.
-        keys: ``(n,)`` keys of the chunk.
-        requests: requests of the exchange.
-        codecs: codecs of the requests.
-    """
-    at = 0
-    for part in chunk.slices:
-        request, codec = requests[part.table], codecs[part.table]
-        end = at + part.count * codec.row_bytes
-        wire = message[at:end]
-        out = codec.view(wire, part.count)
-        wanted = keys[part.at : part.at + part.count]
-        result = find_rows(request.storage, request.table, wanted, request.columns, out)
-        if out is None:
-            codec.encode(result.rows, wire)
-        message[end : end + part.count] = result.found
-        at += align_bytes(part.count * (codec.row_bytes + 1))
-        message[end + part.count : at] = 0
-
-
 def write_failure(message: Bytes) -> None:
     """Writes a reply that reports that a storage failed."""
     message[...] = FAILED
@@ -346,72 +309,12 @@ def make_storage_failure(owner: int) -> PeerFailure:
     )
 
 
-def unpack_reply(
-    message: Bytes,
-    chunk: Chunk,
-    owner: int,
-    routed: RoutedKeys,
-    codecs: Sequence[Codec],
-    results: Sequence[PullResult],
-) -> None:
-    """Copies the rows of a reply to the positions of their keys in the request.
-
-    Raises:
-        PeerFailure: the owner's storage failed; the owner raises the error of the storage.
-    """
-    at = 0
-    for part in chunk.slices:
-        codec, result = codecs[part.table], results[part.table]
-        end = at + part.count * codec.row_bytes
-        flags = message[end : end + part.count]
-        if flags[0] == FAILED:
-            raise make_storage_failure(owner)
-        positions = routed.positions(owner, part)
-        _native.place_rows(codec.decode(message[at:end], part.count), positions, result.rows)
-        result.found[positions] = flags.view(np.bool_)
-        at += align_bytes(part.count * (codec.row_bytes + 1))
-
-
 def gradient_bytes(chunk: Chunk, codecs: Sequence[Codec]) -> int:
     """Returns the bytes of a message of gradients and their keys."""
     return sum(
-        align_bytes(part.count * (KEY_BYTES + codecs[part.table].row_bytes))
+        align_bytes(part.num_keys * (KEY_BYTES + codecs[part.table].row_bytes))
         for part in chunk.slices
     )
-
-
-def pack_gradients(
-    message: Bytes,
-    chunk: Chunk,
-    owner: int,
-    routed: RoutedKeys,
-    requests: Sequence[PushRequest],
-    codecs: Sequence[Codec],
-) -> None:
-    """Writes the message that sends a chunk of gradients to its owner.
-
-    Args:
-        message: ``(gradient_bytes,)``, completely written.
-        chunk: the chunk.
-        owner: rank of the owner.
-        routed: grouped keys of the requests.
-        requests: requests of the exchange.
-        codecs: codecs of the requests.
-    """
-    stream = routed.streams[owner][chunk.begin : chunk.end]
-    at = 0
-    for part in chunk.slices:
-        codec, request = codecs[part.table], requests[part.table]
-        middle = at + part.count * KEY_BYTES
-        end = middle + part.count * codec.row_bytes
-        message[at:middle].view(np.int64)[:] = stream[part.at : part.at + part.count]
-        wire = message[middle:end]
-        out = codec.view(wire, part.count)
-        taken = _native.gather(request.gradients, routed.positions(owner, part), out)
-        if out is None:
-            codec.encode(taken, wire)
-        at += align_bytes(end - at)
-        message[end:at] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -475,7 +378,7 @@ class MessageSizes:
         """
         for chunk in split_into_chunks(counts, chunk_rows or max(1, int(counts.sum()))):
             yield ChunkSizes(
-                tuple((part.table, part.count) for part in chunk.slices),
+                tuple((part.table, part.num_keys) for part in chunk.slices),
                 chunk.count * KEY_BYTES,
                 reply_bytes(chunk, self._rows),
                 gradient_bytes(chunk, self._gradients),

@@ -24,22 +24,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparring import _native
 from sparring.contracts.storage.results import Keys
 from sparring.errors import PeerFailure
 from sparring.exchange.messages import (
     Codec,
     PullRequest,
     PullResult,
-    find_into,
-    find_rows,
     reply_bytes,
-    unpack_reply,
     write_failure,
 )
 from sparring.exchange.messenger import Buffers, MessageKind, Messenger, Transfer
 from sparring.exchange.refresh import PullRecord
 from sparring.exchange.routing import ChunkTransfer, RoutedKeys, chunk_transfers
+from sparring.exchange.table_rows import TableRows
 from sparring.runtime.threads import InlineExecutor, Job, SerialExecutor
 
 __all__ = ["MAX_FINDS", "RingPull"]
@@ -99,6 +96,7 @@ class RingPull:
     _outgoing: deque[_Outgoing] = field(default_factory=deque)
     _incoming: deque[_Incoming] = field(default_factory=deque)
     _own: list[Job] = field(default_factory=list)
+    _rows: TableRows = field(init=False)
     _num_finding: int = 0
     _error: BaseException | None = None
 
@@ -114,6 +112,7 @@ class RingPull:
             count, width = len(request.keys), request.columns.end - request.columns.begin
             rows = np.empty((count, width), request.table.numpy_dtype)
             self.results.append(PullResult(rows, np.empty(count, np.bool_)))
+        self._rows = TableRows(self.requests, self.codecs, self.routed, self.results)
         to_ask = chunk_transfers(self.messenger.later_ranks, self.routed.counts, self.chunk_rows)
         to_serve = chunk_transfers(
             self.messenger.earlier_ranks, self.served_counts, self.chunk_rows
@@ -182,7 +181,9 @@ class RingPull:
             keys = self.routed.streams[planned.peer][planned.chunk.begin : planned.chunk.end]
             going.append(messenger.send(_KEYS, keys, planned.peer, planned.label))
         for planned in to_find:
-            self._ended(self._submit(partial(self._find_own, planned)), "hop 0")
+            self._ended(
+                self._submit(partial(self._rows.find_own, planned.chunk, planned.peer)), "hop 0"
+            )
         lent = []
         for planned, coming in zip(to_serve, keys_coming, strict=True):
             messenger.wait(coming)
@@ -191,9 +192,7 @@ class RingPull:
             message = self.buffers.take(reply_bytes(planned.chunk, self.codecs))
             lent.append(message)
             served = _Incoming(planned, coming.buffer, None, message)
-            find = partial(
-                find_into, message, planned.chunk, coming.buffer, self.requests, self.codecs
-            )
+            find = partial(self._rows.find, message, planned.chunk, coming.buffer)
             self._send(served, self._submit(find))
             assert served.rows_going is not None
             going.append(served.rows_going)
@@ -288,25 +287,17 @@ class RingPull:
             chunk = served.planned.chunk
             served.message = self.buffers.take(reply_bytes(chunk, self.codecs))
             served.finding = self._submit(
-                partial(find_into, served.message, chunk, served.keys, self.requests, self.codecs)
+                partial(self._rows.find, served.message, chunk, served.keys)
             )
             moved = True
         # Only if the executor is idle, because rows for other ranks, which must be sent, come first.
         planned = None if self._num_finding else next(waiting, None)
         if planned is not None:
-            self._own.append(self._submit(partial(self._find_own, planned)))
+            self._own.append(
+                self._submit(partial(self._rows.find_own, planned.chunk, planned.peer))
+            )
             moved = True
         return moved
-
-    def _find_own(self, planned: ChunkTransfer) -> None:
-        keys = self.routed.streams[planned.peer][planned.chunk.begin : planned.chunk.end]
-        for part in planned.chunk.slices:
-            request, result = self.requests[part.table], self.results[part.table]
-            wanted = keys[part.at : part.at + part.count]
-            found = find_rows(request.storage, request.table, wanted, request.columns)
-            positions = self.routed.positions(planned.peer, part)
-            _native.place_rows(found.rows, positions, result.rows)
-            result.found[positions] = found.found
 
     def _submit(self, call: Any) -> Job:
         self._num_finding += 1
@@ -330,9 +321,7 @@ class RingPull:
 
     def _place(self, message: npt.NDArray[np.uint8], planned: ChunkTransfer) -> None:
         try:
-            unpack_reply(
-                message, planned.chunk, planned.peer, self.routed, self.codecs, self.results
-            )
+            self._rows.place(message, planned.chunk, planned.peer)
         except BaseException as error:
             # The other ranks still need this rank, so it continues to the end.
             self._error = self._error or error

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import _native
+from sparring.contracts.ranks.exchange_options import WireDtype
 from sparring.contracts.storage.results import Columns, Keys, Rows
 from sparring.exchange.messages import (
     KEY_BYTES,
@@ -30,7 +31,6 @@ from sparring.exchange.messages import (
     align_bytes,
     find_rows,
     gradient_bytes,
-    pack_gradients,
 )
 from sparring.exchange.messenger import Buffers, MessageKind, Messenger
 from sparring.exchange.request_replies import IncomingRequest, OutgoingRequest, RequestReplies
@@ -55,37 +55,94 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(slots=True)
 class GradientSums:
-    """Sums of the gradients for this rank, per table."""
+    """Gradients of a push: messages to their owners, and the sums for this rank, per table.
+
+    If gradients are not converted for the wire, each message takes one native call for all tables, and
+    this rank's own gradients are copied once, to where those of other ranks are added.
+
+    Args:
+        requests: one request per table.
+        codecs: codec of each table's gradients.
+        routed: keys of all requests, grouped by owner.
+    """
 
     requests: Sequence[PushRequest]
     codecs: Sequence[Codec]
+    routed: RoutedKeys
     accumulators: list[Any] = field(default_factory=list)
+    _tables: Any = None
 
     def __post_init__(self) -> None:
         self.accumulators = [request.accumulator() for request in self.requests]
+        if all(codec.effective is WireDtype.EXACT for codec in self.codecs) and all(
+            isinstance(each, _native.GradientAccumulator) for each in self.accumulators
+        ):
+            self._tables = _native.PushedTables(
+                self.accumulators,
+                [each.keys for each in self.requests],
+                [each.gradients for each in self.requests],
+                self.routed.orders,
+                self.routed.ends,
+            )
+
+    def pack(self, message: Bytes, chunk: Chunk, owner: int) -> None:
+        """Writes the message that sends a chunk of gradients to its owner.
+
+        Args:
+            message: ``(gradient_bytes,)``, completely written.
+            chunk: the chunk.
+            owner: rank of the owner.
+        """
+        stream = self.routed.streams[owner][chunk.begin : chunk.end]
+        if self._tables is not None:
+            self._tables.pack(chunk.slices, owner, stream, message)
+            return
+        at = 0
+        for part in chunk.slices:
+            codec, request = self.codecs[part.table], self.requests[part.table]
+            middle = at + part.num_keys * KEY_BYTES
+            end = middle + part.num_keys * codec.row_bytes
+            message[at:middle].view(np.int64)[:] = stream[part.at : part.at + part.num_keys]
+            wire = message[middle:end]
+            out = codec.view(wire, part.num_keys)
+            taken = _native.gather(request.gradients, self.routed.positions(owner, part), out)
+            if out is None:
+                codec.encode(taken, wire)
+            at += align_bytes(end - at)
+            message[end:at] = 0
 
     def add_message(self, message: Bytes, chunk: Chunk) -> None:
         """Adds the gradients of another rank's message."""
+        if self._tables is not None:
+            self._tables.add(chunk.slices, message)
+            return
         at = 0
         for part in chunk.slices:
             codec = self.codecs[part.table]
-            middle = at + part.count * KEY_BYTES
-            end = middle + part.count * codec.row_bytes
+            middle = at + part.num_keys * KEY_BYTES
+            end = middle + part.num_keys * codec.row_bytes
             keys = message[at:middle].view(np.int64)
-            self.accumulators[part.table].add(keys, codec.decode(message[middle:end], part.count))
+            self.accumulators[part.table].add(
+                keys, codec.decode(message[middle:end], part.num_keys)
+            )
             at += align_bytes(end - at)
 
-    def add_own(self, rank: int, routed: RoutedKeys) -> None:
+    def add_own(self, rank: int) -> None:
         """Adds this rank's gradients of its own keys, which are not rounded."""
+        if self._tables is not None:
+            self._tables.add_own(rank)
+            return
         for table, request in enumerate(self.requests):
-            offsets = routed.offsets[table]
-            mine = routed.orders[table][offsets[rank] : offsets[rank + 1]]
+            offsets = self.routed.offsets[table]
+            mine = self.routed.orders[table][offsets[rank] : offsets[rank + 1]]
             if len(mine):
                 gradients: Rows = _native.gather(request.gradients, mine)
                 self.accumulators[table].add(request.keys[mine], gradients)
 
     def take(self) -> list[OwnedGradients]:
         """Returns the sums, one per request."""
+        if self._tables is not None:
+            return [OwnedGradients(*each) for each in self._tables.take()]
         return [OwnedGradients(*each.take()) for each in self.accumulators]
 
 
@@ -128,7 +185,7 @@ class RingPush:
         to_receive = chunk_transfers(
             self.messenger.earlier_ranks, self.coming_counts, self.chunk_rows
         )
-        sums = GradientSums(self.requests, self.codecs)
+        sums = GradientSums(self.requests, self.codecs, self.routed)
         ahead = RowPrefetch(self.requests, sums.accumulators, self.find_executor)
         counts = np.concatenate([self.routed.counts, self.coming_counts])
         is_short = int(counts.sum(axis=1).max()) <= self.chunk_rows
@@ -138,7 +195,7 @@ class RingPush:
         try:
             if is_short and is_inline:
                 rank = self.messenger.collective.rank
-                own = self.executor.submit(partial(sums.add_own, rank, self.routed))
+                own = self.executor.submit(partial(sums.add_own, rank))
                 self._ended(own, "hop 0")
                 self._run_in_order(list(to_send), list(to_receive), sums, ahead)
             else:
@@ -171,14 +228,16 @@ class RingPush:
             ahead.advance,
         ).run(
             (
-                OutgoingRequest(each.peer, each.label, self._bytes(each), partial(self._pack, each))
+                OutgoingRequest(
+                    each.peer, each.label, self._bytes(each), partial(_pack, sums, each)
+                )
                 for each in to_send
             ),
             (
                 IncomingRequest(each.peer, each.label, self._bytes(each), partial(_add, sums, each))
                 for each in to_receive
             ),
-            partial(sums.add_own, self.messenger.collective.rank, self.routed),
+            partial(sums.add_own, self.messenger.collective.rank),
         )
         while not ahead.is_done:
             self.find_executor.pause(_MAX_PAUSE)
@@ -200,7 +259,7 @@ class RingPush:
         going = []
         for planned in to_send:
             message = self.buffers.take(self._bytes(planned))
-            self._pack(planned, message)
+            sums.pack(message, planned.chunk, planned.peer)
             going.append(messenger.send(_GRADIENTS, message, planned.peer, planned.label))
         ahead.advance()
         for planned, transfer in zip(to_receive, coming, strict=True):
@@ -216,11 +275,6 @@ class RingPush:
     def _bytes(self, planned: ChunkTransfer) -> int:
         return gradient_bytes(planned.chunk, self.codecs)
 
-    def _pack(self, planned: ChunkTransfer, message: Bytes) -> None:
-        pack_gradients(
-            message, planned.chunk, planned.peer, self.routed, self.requests, self.codecs
-        )
-
     def _ended(self, job: Job, label: str) -> None:
         self._error = self._error or job.error
         if self.messenger.trace is not None:
@@ -228,6 +282,10 @@ class RingPush:
             self.messenger.trace.add(
                 "add up", job.begin_ns, job.end_ns, details, thread_id=job.thread_id
             )
+
+
+def _pack(sums: GradientSums, planned: ChunkTransfer, message: Bytes) -> None:
+    sums.pack(message, planned.chunk, planned.peer)
 
 
 def _add(sums: GradientSums, planned: ChunkTransfer, message: Bytes, _: Bytes) -> None:
@@ -322,6 +380,7 @@ def push_to_replicas(
         PeerFailure: a rank is gone or does not respond.
     """
     rank = messenger.collective.rank
+    sums = GradientSums(requests, codecs, _to_one_owner(requests))
     counts = coming.copy()
     counts[rank] = [len(each.keys) for each in requests]
     chunks = [whole_stream(each) for each in counts]
@@ -336,14 +395,13 @@ def push_to_replicas(
     ]
     chunk, mine = chunks[rank], messages[rank]
     if chunk is not None and mine is not None:
-        pack_gradients(mine, chunk, 0, _to_one_owner(requests), requests, codecs)
+        sums.pack(mine, chunk, 0)
         transfers += [
             messenger.send(MessageKind.GRADIENTS, mine, peer, "replicas")
             for peer in messenger.later_ranks
         ]
     for transfer in transfers:
         messenger.wait(transfer)
-    sums = GradientSums(requests, codecs)
     for chunk, message in zip(chunks, messages, strict=True):
         if chunk is not None and message is not None:
             sums.add_message(message, chunk)

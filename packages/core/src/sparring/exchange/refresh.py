@@ -20,14 +20,13 @@ from sparring.exchange.messages import (
     Codec,
     PullRequest,
     PullResult,
-    find_into,
     find_rows,
     reply_bytes,
-    unpack_reply,
     write_failure,
 )
 from sparring.exchange.messenger import MessageKind, Messenger, Transfer
 from sparring.exchange.routing import RoutedKeys, whole_stream
+from sparring.exchange.table_rows import TableRows
 
 __all__ = ["ChangedKeys", "PullRecord", "RefreshResult", "StaleRows", "refresh", "refresh_own"]
 
@@ -184,6 +183,8 @@ def refresh(
         )
         for each, total in zip(requests, counts.sum(axis=0).tolist(), strict=True)
     ]
+    pulled = [PullResult(each.rows, each.found) for each in results]
+    rows = TableRows(requests, codecs, compact, pulled)
     arriving = {
         owner: _receive(messenger, owner, counts[owner], codecs)
         for owner in messenger.later_ranks
@@ -199,7 +200,7 @@ def refresh(
         message = np.empty(reply_bytes(chunk, codecs), np.uint8)
         try:
             with messenger.span("find", peer):
-                find_into(message, chunk, stale.keys[peer], requests, codecs)
+                rows.find(message, chunk, stale.keys[peer])
         except BaseException as failure:
             error = error or failure
             write_failure(message)
@@ -217,19 +218,18 @@ def refresh(
         there = slice(int(offsets[rank]), int(offsets[rank + 1]))
         result.positions[there], result.rows[there] = positions, found.rows
         result.found[there] = found.found
-    pulled = [PullResult(each.rows, each.found) for each in results]
     for owner, (places_coming, rows_coming) in arriving.items():
         messenger.wait(places_coming)
         messenger.wait(rows_coming)
         chunk = whole_stream(counts[owner])
         assert chunk is not None
         try:
-            unpack_reply(rows_coming.buffer, chunk, owner, compact, codecs, pulled)
+            rows.place(rows_coming.buffer, chunk, owner)
         except BaseException as failure:
             error = error or failure
         for part in chunk.slices:
             first = int(routed.offsets[part.table][owner])
-            theirs = places_coming.buffer[part.at : part.at + part.count]
+            theirs = places_coming.buffer[part.at : part.at + part.num_keys]
             there_at = compact.positions(owner, part)
             results[part.table].positions[there_at] = routed.orders[part.table][first + theirs]
     for transfer in going:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,8 +42,7 @@ __all__ = [
 Counts = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class TableSlice:
+class TableSlice(NamedTuple):
     """A range of one table's keys in a stream."""
 
     table: int
@@ -54,7 +54,7 @@ class TableSlice:
     """Number of keys before the slice in its chunk."""
 
     @property
-    def count(self) -> int:
+    def num_keys(self) -> int:
         return self.end - self.begin
 
 
@@ -151,8 +151,9 @@ class RoutedKeys:
         streams: list[Keys] | None = None,
     ) -> None:
         self.orders, self.offsets, self.keys = orders, offsets, keys
-        ends = np.array(offsets, np.int64).reshape(len(offsets), world_size + 1)
-        self.counts: Counts = np.ascontiguousarray(np.diff(ends).T)
+        self.ends = np.array(offsets, np.int64).reshape(len(offsets), world_size + 1)
+        """`offsets` as an array ``(tables, world_size + 1)``."""
+        self.counts: Counts = np.ascontiguousarray(np.diff(self.ends).T)
         """``(world_size, tables)``: number of keys per owner and table."""
         self._streams = streams
 

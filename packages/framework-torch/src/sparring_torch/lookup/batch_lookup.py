@@ -97,7 +97,7 @@ class DirectBatch:
 
     def accumulate_sources(self, gradients: Sequence[Tensor]) -> None:
         """Hands the gradients of the outputs to the step."""
-        kept = list(map(Tensor.contiguous, gradients))
+        kept = [each if _has_contiguous_rows(each) else each.contiguous() for each in gradients]
         # They are not copied, so they must not change before the step.
         versions = list(map(_version_of, kept))
 
@@ -115,6 +115,15 @@ class DirectBatch:
         # A compiler may create an object without calling __init__ while it traces.
         if hasattr(self, "_shadow_id"):
             self._resources.release(self._shadow_id)
+
+
+def _has_contiguous_rows(gradient: Tensor) -> bool:
+    """Whether native code can read a gradient without a copy. Models often concatenate embeddings with
+    other values, and then get a range of the columns of a larger gradient."""
+    return gradient.dim() == 2 and (
+        gradient.is_contiguous()
+        or (gradient.stride(1) == 1 and gradient.stride(0) >= gradient.shape[1])
+    )
 
 
 def with_gradient(batch: DirectBatch, outputs: Sequence[npt.NDArray[Any]]) -> tuple[Tensor, ...]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sparring import _native
 from sparring.collective.coordinator import Coordinator
 from sparring.contracts.device.kernel_set import KernelSet, TableBags
 from sparring.contracts.ranks.collective import Reduction
@@ -221,12 +222,16 @@ def check_and_average(state: EngineState, owned: Mapping[str, OwnedGradients]) -
     world_size = state.collective.world_size
     if state.reduction is not Reduction.MEAN or world_size == 1:
         return
+    divisors = dict[tuple[str, Any], Any]()
     for each in owned.values():
         gradients: Any = each.gradients
-        dtype = str(gradients.dtype).rsplit(".", 1)[-1]
-        # An array, because PyTorch multiplies by the reciprocal of a Python number, which rounds
-        # differently.
-        gradients /= each.kernels.arrays.from_host(np.array([world_size], dtype))
+        kind = each.kernels.device, gradients.dtype
+        if kind not in divisors:
+            dtype = str(gradients.dtype).rsplit(".", 1)[-1]
+            # An array, because PyTorch multiplies by the reciprocal of a Python number, which rounds
+            # differently.
+            divisors[kind] = each.kernels.arrays.from_host(np.array([world_size], dtype))
+        gradients /= divisors[kind]
 
 
 class _OwnGradients(NamedTuple):
@@ -254,18 +259,24 @@ def sum_own_gradients(
     """
     together = _sum_together(taken, kernels)
     defers_finite_check = defers_finite_check and len(together) == len(taken)
+    on_host = _sum_on_host(state, taken, kernels)
+    is_host_finite = _native.are_finite([each.gradients for each in on_host.values()])
     summed, num_skipped = dict[str, SummedByKey](), 0
     looked_at: dict[int, bool] = {}  # whether each `num_bad` is 0
     for name, works in kernels.items():
         if name not in taken:
             continue
-        found = together.get(name) or _sum_by_key(state, name, taken[name], works)
+        found = on_host.get(name) or together.get(name)
+        if found is None:
+            found = _sum_by_key(state, name, taken[name], works)
+        is_finite = is_host_finite and name in on_host
         bad = found.num_bad
         if bad is None or not defers_finite_check:
             if bad is not None and id(bad) not in looked_at:
                 looked_at[id(bad)] = not works.arrays.to_host(bad)[0]
             found = found._replace(num_bad=None)
-            if not looked_at.get(id(bad)) and not works.is_finite(found.gradients):
+            is_finite = is_finite or looked_at.get(id(bad), False)
+            if not is_finite and not works.is_finite(found.gradients):
                 found, skipped = _keep_finite(state, name, works, found)
                 num_skipped += skipped
         if len(found.keys):
@@ -298,6 +309,25 @@ def _sum_together(
         )
         for name, keys, gradients in zip(bags, sums.keys, sums.gradients, strict=True):
             summed[name] = SummedByKey(keys, gradients, num_bad=sums.num_bad)
+    return summed
+
+
+def _sum_on_host(
+    state: EngineState, taken: Mapping[str, Any], kernels: Mapping[str, KernelSet]
+) -> dict[str, SummedByKey]:
+    """Sums the gradients of all tables that are updated in host memory, in one native call."""
+    names = [
+        name
+        for name, works in kernels.items()
+        if works is HOST and isinstance(taken.get(name), _native.GradientSources)
+    ]
+    views = [state.tables.entry(name).view for name in names]
+    sums = _native.sum_tables([taken[name] for name in names], views)
+    summed = {name: SummedByKey(*each) for name, each in zip(names, sums, strict=True)}
+    if state.collective.world_size == 1:
+        for name, view in zip(names, views, strict=True):
+            handles = taken[name].row_handles(view)
+            summed[name] = summed[name]._replace(row_handles=handles)
     return summed
 
 
