@@ -145,7 +145,7 @@ class NcclCollective(Collective):
     ) -> None:
         super().__init__(host.rank, host.world_size, deadline_seconds=host.deadline_seconds)
         self._host = host
-        self.within_host = host.within_host
+        self.within_host, self.hosts = host.within_host, host.hosts
         self._view = view
         self._nccl, self._cuda = nccl, cuda
         self._context = cuda.retain_context(device)

@@ -61,6 +61,7 @@ class ShmCollective(Collective):
             deadline_seconds=between_hosts.deadline_seconds,
         )
         self.devices = between_hosts.devices
+        self.hosts = between_hosts.hosts
         self.endpoint = endpoint
         self._between_hosts = between_hosts
         self._ranks = list(local)

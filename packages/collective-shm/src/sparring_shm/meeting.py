@@ -102,6 +102,10 @@ def _connect(collective: Collective, options: ShmOptions, host: str | None) -> C
             ranks = [json.loads(each.tobytes()) for each in gathered]
             hosts = [each["host"] for each in ranks]
             local = [rank for rank, each in enumerate(hosts) if each == host]
+            collective.hosts = [
+                [rank for rank, each in enumerate(hosts) if each == other]
+                for other in dict.fromkeys(hosts)
+            ]
             if len(local) == 1:
                 if len(set(hosts)) < len(hosts):
                     collective.barrier()

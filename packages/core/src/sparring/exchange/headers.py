@@ -34,6 +34,7 @@ __all__ = [
     "Header",
     "Headers",
     "HeaderInbox",
+    "NUM_LEVEL_COUNTS",
     "Phase",
     "Settings",
     "check_headers",
@@ -50,6 +51,11 @@ __all__ = [
 HEADER_BYTES = 512
 _NUM_FIELDS = 7
 _NUM_COUNTS = HEADER_BYTES // 8 - _NUM_FIELDS
+NUM_LEVEL_COUNTS = 3
+"""Counts before those of tables, if ranks exchange messages in two levels: the keys of the longest stream
+of the rank, and the bytes of the message that follows and of its reply."""
+
+_MESSAGE_SIZES = slice(_NUM_FIELDS + 1, _NUM_FIELDS + NUM_LEVEL_COUNTS)
 _NOTICE_SHARE, _MAX_NOTICE_SECONDS = 0.02, 1.0
 """How long a rank waits until its shutdown notice is sent: a share of the deadline, but at most
 this many seconds. Some transports send the notice only when the receiver polls, and a receiver that
@@ -174,7 +180,7 @@ class HeaderInbox:
                 if is_over and self._messenger.silent_seconds(peer) > _ENDED_SECONDS:
                     raise make_peer_failure(self._messenger.collective, peer, header)
                 continue
-            if peer == rank:
+            if peer == rank or not self._messenger.sends_directly(peer):
                 continue
             if peer not in self._coming:
                 buffer = np.empty(HEADER_BYTES // 8, np.int64)
@@ -265,22 +271,34 @@ def exchange_headers(
     Raises:
         PeerFailure: a rank is gone or does not respond.
     """
-    world_size = messenger.collective.world_size
-    going = []
-    for peer in messenger.later_ranks:
-        message = mine.pack(counts[peer, :_NUM_COUNTS])
-        going.append(messenger.send(MessageKind.HEADERS, message, peer, "header"))
+    world_size, levels = messenger.collective.world_size, messenger.levels
+    messages = {peer: mine.pack(counts[peer, :_NUM_COUNTS]) for peer in messenger.later_ranks}
+    going = [
+        messenger.send(MessageKind.HEADERS, message, peer, "header")
+        for peer, message in messages.items()
+        if messenger.sends_directly(peer)
+    ]
+    sources = [peer for peer in messenger.earlier_ranks if messenger.sends_directly(peer)]
+    if levels is None:
+        received = {peer: inbox.take(peer) for peer in sources}
+    else:
+        received = levels.exchange_headers(
+            messages, sources, inbox.take, _has_ended, _MESSAGE_SIZES
+        )
     headers = [mine] * world_size
     theirs = np.zeros((world_size, min(mine.num_tables, _NUM_COUNTS)), np.int64)
-    for peer in messenger.earlier_ranks:
-        message = inbox.take(peer)
+    for peer, message in received.items():
         headers[peer] = Header.unpack(message)
         theirs[peer] = message[_NUM_FIELDS : _NUM_FIELDS + theirs.shape[1]]
-    for transfer in going:
+    for transfer in going if len(received) == world_size - 1 else ():
         # A rank that has ended receives no more messages.
         if headers[transfer.peer].phase is not Phase.ENDED:
             messenger.wait(transfer)
     return Headers(headers, theirs)
+
+
+def _has_ended(message: Counts) -> bool:
+    return Header.unpack(message).phase is Phase.ENDED
 
 
 def exchange_more_counts(messenger: Messenger, counts: Counts, first: Counts) -> Counts:
@@ -422,7 +440,7 @@ def send_shutdown_notice(messenger: Messenger, step: int, culprit: int | None) -
     mine = Header(Phase.ENDED, step, 0, 0, False, 0, -1 if culprit is None else culprit)
     going = []
     for peer in messenger.later_ranks:
-        if peer == culprit:
+        if peer == culprit or not messenger.sends_directly(peer):
             continue
         try:
             message = mine.pack(np.empty(0, np.int64))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,9 @@ from sparring.contracts.ranks.collective import Collective, Work, WorkContext
 from sparring.errors import PeerFailure
 from sparring.runtime.threads import SerialExecutor
 from sparring.runtime.trace import Trace
+
+if TYPE_CHECKING:
+    from sparring.exchange.two_levels import TwoLevels
 
 __all__ = [
     "Buffers",
@@ -137,6 +140,8 @@ class Messenger:
         """The other ranks in the order in which this rank sends requests: hop 1, hop 2, ..."""
         self.earlier_ranks = self.later_ranks[::-1]
         """The other ranks in the order in which this rank serves their requests."""
+        self.levels: TwoLevels | None = None
+        """Routes of messages in two levels; None: all ranks send messages to each other."""
         self.trace: Trace | None = None
         self.on_stall: Callable[[], None] = _nothing
         """Called repeatedly while no message makes progress; may raise `PeerFailure`."""
@@ -147,6 +152,10 @@ class Messenger:
         self._pause = _MIN_PAUSE
         self._moved = 0.0
         self._waits_since_ns = 0
+
+    def sends_directly(self, peer: int) -> bool:
+        """Whether this rank and another one exchange headers themselves, not only through leaders."""
+        return self.levels is None or peer in self.levels.direct_ranks
 
     def begin(self, operation: str, table: str | None, step: int | None) -> None:
         """Sets the operation that errors name."""
@@ -163,10 +172,12 @@ class Messenger:
         label: str = "",
         *,
         stream: int | None = None,
+        tag: int | None = None,
     ) -> Transfer:
-        """Starts sending an array. An array in device memory is sent after the stream's current work."""
+        """Starts sending an array. An array in device memory is sent after the stream's current work.
+        By default, the tag depends on the kind."""
         on = {} if stream is None else {"stream": stream}
-        work = self.collective.send(buffer, peer, _TAGS[kind], **on)
+        work = self.collective.send(buffer, peer, _TAGS[kind] if tag is None else tag, **on)
         self.counters.wire_bytes_sent.add(kind, buffer.nbytes)
         self.counters.num_messages_sent += 1
         return self._register(Transfer(work, buffer, peer, kind, True, 0, label))
@@ -179,10 +190,12 @@ class Messenger:
         label: str = "",
         *,
         stream: int | None = None,
+        tag: int | None = None,
     ) -> Transfer:
-        """Starts receiving an array. Device memory is written after the stream's current work."""
+        """Starts receiving an array. Device memory is written after the stream's current work.
+        By default, the tag depends on the kind."""
         on = {} if stream is None else {"stream": stream}
-        work = self.collective.receive(buffer, peer, _TAGS[kind], **on)
+        work = self.collective.receive(buffer, peer, _TAGS[kind] if tag is None else tag, **on)
         return self._register(Transfer(work, buffer, peer, kind, False, 0, label))
 
     @contextmanager

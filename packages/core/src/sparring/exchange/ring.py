@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,8 +41,9 @@ from sparring.errors import (
 from sparring.exchange.device_pull import DevicePull
 from sparring.exchange.device_push import DevicePush
 from sparring.exchange.device_stager import DeviceStager
-from sparring.exchange.headers import Phase, Settings
+from sparring.exchange.headers import NUM_LEVEL_COUNTS, Phase, Settings
 from sparring.exchange.messages import (
+    KEY_BYTES,
     Codec,
     OwnedGradients,
     PullRequest,
@@ -49,6 +51,7 @@ from sparring.exchange.messages import (
     PushRequest,
     compute_memory_bytes,
     find_rows,
+    stream_bytes,
 )
 from sparring.exchange.messenger import Buffers
 from sparring.exchange.pooled import OwnerPooling
@@ -57,6 +60,7 @@ from sparring.exchange.push import RingPush, push_to_replicas
 from sparring.exchange.refresh import ChangedKeys, PullRecord, RefreshResult, refresh, refresh_own
 from sparring.exchange.routing import Counts, RoutedKeys, route
 from sparring.exchange.session import ExchangeSession
+from sparring.exchange.two_levels import TwoLevelPull, TwoLevelPush, TwoLevels
 from sparring.kernels.cpu import HOST
 from sparring.runtime.lifecycle import Closable
 from sparring.runtime.threads import InlineExecutor, SerialExecutor, Threads
@@ -183,10 +187,11 @@ class RingExchange(Closable):
         phase = Phase.LOOKUP if is_training else Phase.READ
         with self.session.guard("pull", [each.name for each in tables]):
             mine = self._route(kernels, requests, error)
-            counts = self.session.agree(phase, mine.counts, names, mine.error)
+            counts, longest = self._agree(phase, mine.counts, mine.routed, codecs, names, mine.error)
             if record is not None:
                 record.begin(mine.routed, counts)
-            return self._pull_sharded(requests, codecs, mine.routed, counts, record, kernels)
+            levels = self._levels(codecs, longest, kernels)
+            return self._pull_sharded(requests, codecs, mine.routed, counts, record, kernels, levels)
 
     def _pull_sharded(
         self,
@@ -196,6 +201,7 @@ class RingExchange(Closable):
         served_counts: Counts,
         record: PullRecord | None,
         kernels: KernelSet,
+        levels: TwoLevels | None,
     ) -> list[PullResult]:
         chunk_rows, in_flight = self.session.chunk_rows(codecs), self.options.chunks_in_flight
         if kernels is not HOST:
@@ -204,9 +210,11 @@ class RingExchange(Closable):
             with self._report_own_failure(pull):
                 return pull.run()
         num_bytes = self._bytes(codecs, routed, served_counts)
-        return RingPull(
+        storages = [each.storage for each in requests]
+        pull_with = RingPull if levels is None else partial(TwoLevelPull, levels=levels)
+        return pull_with(
             self.session.messenger,
-            self._executor([each.storage for each in requests], num_bytes),
+            self._executor(storages, num_bytes) if levels is None else InlineExecutor(),
             requests,
             codecs,
             routed,
@@ -318,9 +326,10 @@ class RingExchange(Closable):
             counts = np.empty((self._world_size, len(requests)), np.int64)
             counts[:, ~is_replicated] = mine.counts
             counts[:, is_replicated] = [len(each.keys) for each in replicated]
-            coming = self.session.agree(Phase.PUSH, counts, names, mine.error)
+            coming, longest = self._agree(Phase.PUSH, counts, mine.routed, codecs, names, mine.error)
+            levels = self._levels(codecs, longest, kernels)
             sums = self._push_sharded(
-                sharded, codecs, mine.routed, coming[:, ~is_replicated], kernels
+                sharded, codecs, mine.routed, coming[:, ~is_replicated], kernels, levels
             )
             owned = iter(sums)
             everywhere = iter(
@@ -342,6 +351,7 @@ class RingExchange(Closable):
         routed: RoutedKeys,
         coming: Counts,
         kernels: KernelSet,
+        levels: TwoLevels | None,
     ) -> list[OwnedGradients]:
         chunk_rows, in_flight = self.session.chunk_rows(codecs), self.options.chunks_in_flight
         if kernels is not HOST:
@@ -351,10 +361,12 @@ class RingExchange(Closable):
             with self._report_own_failure():
                 return push.run()
         num_bytes = self._bytes(codecs, routed, coming)
-        return RingPush(
+        storages = [each.storage for each in requests]
+        push_with = RingPush if levels is None else partial(TwoLevelPush, levels=levels)
+        return push_with(
             self.session.messenger,
-            self._executor([], num_bytes),
-            self._executor([each.storage for each in requests], num_bytes),
+            self._executor([], num_bytes) if levels is None else InlineExecutor(),
+            self._executor(storages, num_bytes) if levels is None else InlineExecutor(),
             requests,
             codecs,
             routed,
@@ -363,6 +375,45 @@ class RingExchange(Closable):
             in_flight,
             self._buffers,
         ).run()
+
+    def _agree(
+        self,
+        phase: Phase,
+        counts: Counts,
+        routed: RoutedKeys,
+        codecs: Sequence[Codec],
+        names: Sequence[str],
+        error: BaseException | None,
+    ) -> tuple[Counts, int | None]:
+        """Begins an exchange, as `ExchangeSession.agree`.
+
+        Returns:
+            The counts of the other ranks, and the number of keys of the longest stream of all ranks;
+            None if ranks do not exchange messages in two levels.
+        """
+        if self.session.messenger.levels is None:
+            return self.session.agree(phase, counts, names, error), None
+        longest = int(routed.counts.sum(axis=1).max(initial=0))
+        # Without keys if this rank has an error.
+        codecs = codecs if error is None else ()
+        sizes = stream_bytes(routed.counts, codecs, is_push=phase is Phase.PUSH)
+        mine = np.column_stack([np.full(self._world_size, longest), sizes, counts])
+        theirs = self.session.agree(phase, mine, names, error)
+        longest = max(longest, int(theirs[:, 0].max()))
+        return np.ascontiguousarray(theirs[:, NUM_LEVEL_COUNTS:]), longest
+
+    def _levels(
+        self, codecs: Sequence[Codec], longest: int | None, kernels: KernelSet
+    ) -> TwoLevels | None:
+        """Returns the routes in two levels if they are the faster way for the longest stream, which is
+        the same decision on all ranks; otherwise None."""
+        levels = self.session.messenger.levels
+        if levels is None or longest is None or kernels is not HOST or not codecs:
+            return None
+        row_bytes = max(each.row_bytes for each in codecs) + KEY_BYTES
+        is_short = longest <= self.session.chunk_rows(codecs)
+        is_faster = levels.max_part_bytes is None or longest * row_bytes <= levels.max_part_bytes
+        return levels if is_short and is_faster else None
 
     def stager(self, kernels: KernelSet) -> DeviceStager:
         """Returns the stager of a device, which is created once and closed with this exchange.

@@ -18,7 +18,7 @@ from sparring.contracts.ranks.collective import Collective, WorkContext
 from sparring.contracts.ranks.exchange_options import ExchangeOptions, WireDtype
 from sparring.contracts.ranks.shard_map import ShardMap
 from sparring.contracts.tables.table import TableConfig
-from sparring.errors import ClosedError, PeerFailure
+from sparring.errors import ClosedError, InvalidArgumentError, PeerFailure
 from sparring.exchange.headers import (
     Header,
     HeaderInbox,
@@ -35,6 +35,7 @@ from sparring.exchange.headers import (
 )
 from sparring.exchange.messages import Codec
 from sparring.exchange.messenger import ExchangeCounters, Messenger
+from sparring.exchange.two_levels import choose_levels
 
 __all__ = [
     "ExchangeSession",
@@ -60,7 +61,8 @@ class ExchangeSession:
         layout_of: returns the layout of a table by its name; if None, all tables use the shard map.
 
     Raises:
-        InvalidArgumentError: `collective` was already used by another exchange.
+        InvalidArgumentError: `collective` was already used by another exchange, or does not know the
+            hosts that the options require.
     """
 
     def __init__(
@@ -84,6 +86,12 @@ class ExchangeSession:
         self.messenger = Messenger(collective, self.counters)
         self._inbox = HeaderInbox(self.messenger)
         self.messenger.on_stall = self._inbox.poll
+        if options.two_levels and self.world_size > 1 and collective.hosts is None:
+            raise InvalidArgumentError(
+                "exchange.two_levels is true, but the collective does not know which ranks share a host; "
+                "set it to auto, or use the collective shm (pip install \"sparring[shm]\")"
+            )
+        self._has_chosen_levels = False
         self._settings = settings
         self._chunk_rows = options.chunk_rows
         self._known: tuple[Settings, int] | None = None
@@ -145,7 +153,11 @@ class ExchangeSession:
         seen = exchange_headers(self.messenger, self._inbox, mine, counts)
         check_headers(self.collective, seen.headers, settings, requests)
         raise_on_all(self.collective, seen.headers, error)
-        return exchange_more_counts(self.messenger, counts, seen.counts)
+        theirs = exchange_more_counts(self.messenger, counts, seen.counts)
+        if not self._has_chosen_levels:
+            self._has_chosen_levels = True
+            self.messenger.levels = choose_levels(self.messenger, self.options.two_levels)
+        return theirs
 
     @contextmanager
     def guard(self, operation: str, tables: Sequence[str]) -> Iterator[None]:
@@ -222,6 +234,7 @@ class ExchangeSession:
             "chunk_rows": options.chunk_rows or "auto",
             "row_wire_dtype": WireDtype(options.row_wire_dtype).value,
             "gradient_wire_dtype": WireDtype(options.gradient_wire_dtype).value,
+            "two_levels": "auto" if options.two_levels is None else options.two_levels,
             "world_size": self.world_size,
             "shard_map": self._map_digest,
         }

@@ -214,6 +214,10 @@ class Collective(Closable):
     within_host: str | None = None
     """Name of the collective that sends messages within this host, if it is another one."""
 
+    hosts: Sequence[Sequence[int]] | None = None
+    """Ranks of each host in ascending order, the same on all ranks, if messages within a host are faster
+    than between hosts; otherwise None."""
+
     def __init__(self, rank: int, world_size: int, *, deadline_seconds: float = 60.0) -> None:
         if not 0 <= rank < world_size:
             raise InvalidArgumentError(

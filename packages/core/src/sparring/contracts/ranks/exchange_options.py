@@ -81,3 +81,12 @@ class ExchangeOptions:
         _GivenDtype,
         Field(description="Dtype of gradients in messages; see `row_wire_dtype`."),
     ] = WireDtype.EXACT
+    two_levels: Annotated[
+        bool | None,
+        BeforeValidator(_auto_is_none),
+        Field(
+            description="Whether ranks of one host send short messages to other hosts together: one per pair "
+            "of hosts instead of one per pair of ranks. `auto` or null: if a measurement shows that they "
+            "arrive earlier, when the first exchange begins. Results do not change."
+        ),
+    ] = None

@@ -1,0 +1,153 @@
+"""Steps of the ring in one and in two levels, over gloo on TCP links between hosts.
+
+Each host is a network namespace with some ranks, which share memory, and one link whose bandwidth the
+kernel limits. Both ways alternate in one run, with the same container.
+
+    python -m benchmarks.two_levels ROUNDS KEYS,… MEETING      one rank; rank 0 prints JSON
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from benchmarks.measuring import Figure
+from benchmarks.rank_exchange import slowest_of_each_round
+from benchmarks.scale import Scale
+from sparring import ExchangeOptions, StepContainer, TableConfig, make_plugin_manager
+from sparring.adapter import EnvironmentRendezvous
+from sparring.contracts import Collective, EnvironmentOptions, Rendezvous, validate_options
+from sparring_testing.faults.isolated_links import (
+    INTERFACE,
+    IsolatedLinks,
+    why_isolation_is_unavailable,
+)
+
+__all__ = ["measure"]
+
+HOSTS = ((2, 2), (2, 4), (4, 4))
+"""Numbers of hosts, and of ranks per host."""
+NUM_KEYS, ROUNDS = (64, 1024, 8192, 65_536), 20
+BITS_PER_SECOND = 10**9
+SECONDS = 300
+TABLE = TableConfig("item", 64)
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def measure(scale: Scale) -> list[Figure]:
+    """Returns the median step of the slowest rank, for several numbers of ranks and of ids."""
+    reason = why_isolation_is_unavailable()
+    if reason is not None:
+        return [Figure(what="steps in two levels", value="not measured", detail=reason)]
+    figures = []
+    for num_hosts, per_host in HOSTS[: 1 if scale.is_quick else None]:
+        found = _steps(num_hosts, per_host, scale.rounds(ROUNDS), scale.rows(max(NUM_KEYS)))
+        for num_keys, seconds in found["seconds"].items():
+            one, two = (median(seconds[name]) for name in ("one", "two"))
+            figures.append(
+                Figure(
+                    what=f"a step of {int(num_keys):,} ids x {TABLE.dim} per rank, {num_hosts} hosts x "
+                    f"{per_host} ranks, links of 1 Gbit/s",
+                    value=f"two levels take {two / one:.2f} x the time of the ring",
+                    detail=f"ring {one * 1e3:.2f} ms, two levels {two * 1e3:.2f} ms; auto chooses "
+                    f"{found['choice']}",
+                )
+            )
+    return figures
+
+
+def _steps(num_hosts: int, per_host: int, rounds: int, most_keys: int) -> dict[str, dict]:
+    """Returns the seconds of each round, by number of keys and way, and the choice of `auto`."""
+    sizes = ",".join(str(each) for each in NUM_KEYS if each <= most_keys)
+    world_size = num_hosts * per_host
+    with tempfile.TemporaryDirectory() as folder, IsolatedLinks(num_hosts, BITS_PER_SECOND) as links:
+        rank_command = [sys.executable, "-m", "benchmarks.two_levels", str(rounds), sizes]
+        processes = [
+            subprocess.Popen(
+                links.command(rank // per_host, [*rank_command, f"{folder}/meeting"]),
+                cwd=ROOT,
+                env={
+                    **os.environ,
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(world_size),
+                    "GLOO_SOCKET_IFNAME": INTERFACE,
+                    "OMP_NUM_THREADS": "1",
+                },
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(world_size)
+        ]
+        try:
+            said = [process.communicate(timeout=SECONDS)[0] for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+    return json.loads(said[0])
+
+
+def _measure_rank(
+    collective: Collective, rendezvous: Rendezvous, rounds: int, sizes: list[int]
+) -> dict[str, object]:
+    with StepContainer(
+        collective=collective, rendezvous=rendezvous, exchange=ExchangeOptions(chunk_rows=65_536)
+    ) as container:
+        container.declare(TABLE)
+        messenger = container.exchange.session.messenger
+
+        def step(num_keys: int) -> None:
+            keys = np.arange(num_keys) * 1_000_003
+            with container.step(_descend) as one:
+                found = one.lookup(TABLE.name, keys)
+                one.accumulate(found, np.ones_like(found.rows))
+
+        step(1)
+        choice = "one level"
+        if messenger.levels is not None:
+            choice = f"two levels up to {messenger.levels.max_part_bytes:,.0f} bytes"
+        from sparring.exchange.two_levels import choose_levels
+
+        ways = {"one": None, "two": choose_levels(messenger, True)}
+
+        def run(way: str, num_keys: int) -> None:
+            messenger.levels = ways[way]
+            step(num_keys)
+
+        seconds = {
+            num_keys: slowest_of_each_round(
+                collective, {way: lambda way=way: run(way, num_keys) for way in ways}, rounds
+            )
+            for num_keys in sizes
+        }
+        return {"seconds": seconds, "choice": choice}
+
+
+def _descend(updates) -> None:
+    for each in updates:
+        each.rows[:, : TABLE.dim] -= 0.25 * each.gradients
+
+
+def _main(rounds: str, sizes: str, meeting: str) -> None:
+    rendezvous = EnvironmentRendezvous(EnvironmentOptions())
+    membership = rendezvous.membership()
+    manager = make_plugin_manager()
+    descriptor = manager.collective("torch")
+    options = validate_options("collective", descriptor, {"init_method": f"file://{meeting}"})
+    joined = descriptor.factory(membership, options, 60.0)
+    local = manager.collective("shm").local_factory
+    with local(joined) as collective:
+        found = _measure_rank(collective, rendezvous, int(rounds), [int(each) for each in sizes.split(",")])
+        if collective.rank == 0:
+            print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
