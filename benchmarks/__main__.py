@@ -35,6 +35,7 @@ BENCHMARKS = (
     "transfers",
     "ranks",
     "links",
+    "two_levels",
     "saving",
     "snapshots",
     "rocksdb",
@@ -54,7 +55,15 @@ BENCHMARKS = (
     "tensorflow_adapter",
     "jax_dlrm",
 )
-_OF_ONE_SIZE = {"parity", "step_overhead", "movielens", "table", "links", "tensorflow_adapter"}
+_OF_ONE_SIZE = {
+    "parity",
+    "step_overhead",
+    "movielens",
+    "table",
+    "links",
+    "two_levels",
+    "tensorflow_adapter",
+}
 QUICK = tuple(name for name in BENCHMARKS if name not in _OF_ONE_SIZE)
 """Benchmarks with reduced sizes in a quick run."""
 

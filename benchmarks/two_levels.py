@@ -13,8 +13,11 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -22,8 +25,10 @@ from benchmarks.measuring import Figure
 from benchmarks.rank_exchange import slowest_of_each_round
 from benchmarks.scale import Scale
 from sparring import ExchangeOptions, StepContainer, TableConfig, make_plugin_manager
-from sparring.adapter import EnvironmentRendezvous
+from sparring.adapter import EnvironmentRendezvous, TableUpdate
 from sparring.contracts import Collective, EnvironmentOptions, Rendezvous, validate_options
+from sparring.exchange.two_levels import choose_levels
+from sparring_shm.meeting import connect_local_ranks
 from sparring_testing.faults.isolated_links import (
     INTERFACE,
     IsolatedLinks,
@@ -63,11 +68,14 @@ def measure(scale: Scale) -> list[Figure]:
     return figures
 
 
-def _steps(num_hosts: int, per_host: int, rounds: int, most_keys: int) -> dict[str, dict]:
+def _steps(num_hosts: int, per_host: int, rounds: int, most_keys: int) -> Any:
     """Returns the seconds of each round, by number of keys and way, and the choice of `auto`."""
     sizes = ",".join(str(each) for each in NUM_KEYS if each <= most_keys)
     world_size = num_hosts * per_host
-    with tempfile.TemporaryDirectory() as folder, IsolatedLinks(num_hosts, BITS_PER_SECOND) as links:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        IsolatedLinks(num_hosts, BITS_PER_SECOND) as links,
+    ):
         rank_command = [sys.executable, "-m", "benchmarks.two_levels", str(rounds), sizes]
         processes = [
             subprocess.Popen(
@@ -101,7 +109,7 @@ def _measure_rank(
         collective=collective, rendezvous=rendezvous, exchange=ExchangeOptions(chunk_rows=65_536)
     ) as container:
         container.declare(TABLE)
-        messenger = container.exchange.session.messenger
+        session = container.exchange.session
 
         def step(num_keys: int) -> None:
             keys = np.arange(num_keys) * 1_000_003
@@ -111,26 +119,24 @@ def _measure_rank(
 
         step(1)
         choice = "one level"
-        if messenger.levels is not None:
-            choice = f"two levels up to {messenger.levels.max_part_bytes:,.0f} bytes"
-        from sparring.exchange.two_levels import choose_levels
-
-        ways = {"one": None, "two": choose_levels(messenger, True)}
+        if session.levels is not None:
+            choice = f"two levels up to {session.levels.max_part_bytes:,.0f} bytes"
+        ways = {"one": None, "two": choose_levels(session.messenger, True)}
 
         def run(way: str, num_keys: int) -> None:
-            messenger.levels = ways[way]
+            session.use_levels(ways[way])
             step(num_keys)
 
-        seconds = {
-            num_keys: slowest_of_each_round(
-                collective, {way: lambda way=way: run(way, num_keys) for way in ways}, rounds
-            )
-            for num_keys in sizes
-        }
+        seconds = {}
+        for num_keys in sizes:
+            contenders: dict[str, Callable[[], object]] = {
+                way: partial(run, way, num_keys) for way in ways
+            }
+            seconds[num_keys] = slowest_of_each_round(collective, contenders, rounds)
         return {"seconds": seconds, "choice": choice}
 
 
-def _descend(updates) -> None:
+def _descend(updates: Iterable[TableUpdate]) -> None:
     for each in updates:
         each.rows[:, : TABLE.dim] -= 0.25 * each.gradients
 
@@ -138,13 +144,13 @@ def _descend(updates) -> None:
 def _main(rounds: str, sizes: str, meeting: str) -> None:
     rendezvous = EnvironmentRendezvous(EnvironmentOptions())
     membership = rendezvous.membership()
-    manager = make_plugin_manager()
-    descriptor = manager.collective("torch")
+    descriptor = make_plugin_manager().collective("torch")
     options = validate_options("collective", descriptor, {"init_method": f"file://{meeting}"})
     joined = descriptor.factory(membership, options, 60.0)
-    local = manager.collective("shm").local_factory
-    with local(joined) as collective:
-        found = _measure_rank(collective, rendezvous, int(rounds), [int(each) for each in sizes.split(",")])
+    with connect_local_ranks(joined) as collective:
+        found = _measure_rank(
+            collective, rendezvous, int(rounds), [int(each) for each in sizes.split(",")]
+        )
         if collective.rank == 0:
             print(json.dumps(found), flush=True)
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparring import LocalGroup
+from sparring import ExchangeOptions, LocalGroup, StepContainer, TableConfig
 from sparring.contracts import Collective, validate_options
 from sparring.errors import DeadlineError, InvalidArgumentError, PeerFailure
 from sparring_shm import _native, meeting, plugin
@@ -28,6 +28,7 @@ from sparring_shm.meeting import connect_local_ranks
 from sparring_shm.options import ShmOptions
 from sparring_testing.processes.deadlines import check_with_deadlines
 from sparring_testing.processes.mpi_launcher import MPIEXEC, needs_mpi
+from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 WORLD_SIZE = 3
 
@@ -149,6 +150,68 @@ def test_hosts_with_one_rank_use_the_other_collective() -> None:
     assert kinds == ["LocalCollective"] * 2
     kinds = run_threads(["a", "a", "b"], lambda collective: type(collective).__name__)
     assert kinds == ["ShmCollective", "ShmCollective", "LocalCollective"]
+
+
+@pytest.mark.parametrize("hosts", ["aabb", "abacb"])
+def test_steps_in_two_levels_have_the_bits_of_the_ring(hosts: str) -> None:
+    def rows(is_chosen: bool) -> dict[int, bytes]:
+        def body(collective: Collective) -> dict[int, bytes]:
+            found = {}
+            options = ExchangeOptions(two_levels=is_chosen)
+            rendezvous = ThreadRendezvous(len(hosts))
+            with StepContainer(
+                collective=collective, rendezvous=rendezvous, exchange=options
+            ) as made:
+                made.declare(TableConfig("item", 4))
+                random = np.random.default_rng(collective.rank)
+                for _ in range(3):
+                    with made.step(descend) as step:
+                        rows = step.lookup("item", random.integers(0, 50, 30))
+                        gradient = random.random(rows.rows.shape, np.float32)
+                        step.accumulate(rows, gradient)
+                for chunk in made.storage("item").scan():
+                    found.update(
+                        {
+                            int(key): row.tobytes()
+                            for key, row in zip(chunk.keys, chunk.rows, strict=True)
+                        }
+                    )
+            return found
+
+        shards = run_threads(list(hosts), body)
+        return {key: row for shard in shards for key, row in shard.items()}
+
+    two_levels = rows(True)
+    assert len(two_levels) == 50
+    assert two_levels == rows(False)
+
+
+def descend(updates: Any) -> None:
+    for each in updates:
+        each.rows[:, :4] -= 0.25 * each.gradients
+
+
+@pytest.mark.parametrize("failed", range(5))
+def test_a_rank_that_fails_is_named_on_all_hosts(failed: int) -> None:
+    def body(collective: Collective) -> Any:
+        options = ExchangeOptions(two_levels=True)
+        made = StepContainer(
+            collective=collective, rendezvous=ThreadRendezvous(5), exchange=options
+        )
+        made.declare(TableConfig("item", 4))
+        made.lookup("item", np.arange(20))
+        if collective.rank == failed:
+            collective.close()
+            return None
+        begin = time.monotonic()
+        with pytest.raises(PeerFailure) as raised:
+            made.lookup("item", np.arange(20))
+        assert time.monotonic() - begin < 3
+        return raised.value.rank
+
+    results = run_threads(list("aabab"), body)
+    assert results.pop(failed) is None
+    assert results == [failed] * 4
 
 
 def fail_on_rank_two(collective: Collective) -> Any:

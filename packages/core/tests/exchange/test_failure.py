@@ -64,10 +64,10 @@ def descend(updates: Any) -> None:
         each.rows[:, :4] -= 0.25 * each.gradients
 
 
-def step(made: StepContainer, keys: Any) -> None:
+def step(made: StepContainer, keys: Any, gradient: float = 1.0) -> None:
     with made.step(descend) as one:
         found = one.lookup("item", keys)
-        one.accumulate(found, np.ones((len(found.keys), 4), np.float32))
+        one.accumulate(found, np.full((len(found.keys), 4), gradient, np.float32))
 
 
 def held(made: StepContainer, name: str = "item") -> dict[int, bytes]:
@@ -101,6 +101,10 @@ def error_of(call: Callable[[], Any]) -> SparringError:
         ({"reduction": Reduction.SUM}, ["reduction", "mean", "sum"]),
         ({"non_finite_gradients": "skip"}, ["non_finite_gradients", "raise", "skip"]),
         ({"exchange": ExchangeOptions(chunk_rows=3)}, ["exchange.chunk_rows", "auto", "3"]),
+        (
+            {"exchange": ExchangeOptions(two_levels=False)},
+            ["exchange.two_levels", '"auto"', "false"],
+        ),
         ({"config": {"training": {"steps": 7}}}, ["config.training", "missing", "7"]),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",

@@ -360,6 +360,14 @@ def _(runs: Runs) -> None:
     assert most(1) < most(8)
 
 
+@EFFECTS.of("exchange.two_levels")
+def _(runs: Runs) -> None:
+    # Core tests the messages. These ranks do not know which of them share a host.
+    runs.ranks("exchange.two_levels=false")
+    with pytest.raises(InvalidArgumentError, match=r"exchange\.two_levels is true"):
+        runs.ranks("exchange.two_levels=true")
+
+
 # -- metrics and report -------------------------------------------------------------------
 
 

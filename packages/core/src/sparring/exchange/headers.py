@@ -29,6 +29,7 @@ from sparring.collective.coordinator import Coordinator
 from sparring.contracts.ranks.collective import Collective, Work
 from sparring.errors import ClosedError, PeerFailure
 from sparring.exchange.messenger import MessageKind, Messenger, find_tag
+from sparring.exchange.two_levels import TwoLevels
 
 __all__ = [
     "Header",
@@ -171,8 +172,7 @@ class HeaderInbox:
     def poll(self) -> None:
         """Raises `PeerFailure` if a rank has aborted, or has ended although messages of it are missing.
         Stores the headers of ranks that are ahead."""
-        rank, world_size = self._messenger.collective.rank, self._messenger.collective.world_size
-        for peer in range(world_size):
+        for peer in range(self._messenger.collective.world_size):
             if peer in self._arrived:
                 header = Header.unpack(self._arrived[peer])
                 # Messages that it sent before it ended may still arrive.
@@ -180,7 +180,7 @@ class HeaderInbox:
                 if is_over and self._messenger.silent_seconds(peer) > _ENDED_SECONDS:
                     raise make_peer_failure(self._messenger.collective, peer, header)
                 continue
-            if peer == rank or not self._messenger.sends_directly(peer):
+            if peer not in self._messenger.direct_ranks:
                 continue
             if peer not in self._coming:
                 buffer = np.empty(HEADER_BYTES // 8, np.int64)
@@ -257,7 +257,11 @@ def make_peer_failure(collective: Collective, peer: int, theirs: Header) -> Peer
 
 
 def exchange_headers(
-    messenger: Messenger, inbox: HeaderInbox, mine: Header, counts: Counts
+    messenger: Messenger,
+    inbox: HeaderInbox,
+    mine: Header,
+    counts: Counts,
+    levels: TwoLevels | None = None,
 ) -> Headers:
     """Sends this rank's header to all ranks, and receives theirs.
 
@@ -267,18 +271,19 @@ def exchange_headers(
         mine: header of this rank.
         counts: ``(world_size, tables)``: rows of each table that this rank requests from each rank,
             or sends to it.
+        levels: routes of messages in two levels; None: one level.
 
     Raises:
         PeerFailure: a rank is gone or does not respond.
     """
-    world_size, levels = messenger.collective.world_size, messenger.levels
+    world_size = messenger.collective.world_size
     messages = {peer: mine.pack(counts[peer, :_NUM_COUNTS]) for peer in messenger.later_ranks}
     going = [
         messenger.send(MessageKind.HEADERS, message, peer, "header")
         for peer, message in messages.items()
-        if messenger.sends_directly(peer)
+        if peer in messenger.direct_ranks
     ]
-    sources = [peer for peer in messenger.earlier_ranks if messenger.sends_directly(peer)]
+    sources = [peer for peer in messenger.earlier_ranks if peer in messenger.direct_ranks]
     if levels is None:
         received = {peer: inbox.take(peer) for peer in sources}
     else:
@@ -440,7 +445,7 @@ def send_shutdown_notice(messenger: Messenger, step: int, culprit: int | None) -
     mine = Header(Phase.ENDED, step, 0, 0, False, 0, -1 if culprit is None else culprit)
     going = []
     for peer in messenger.later_ranks:
-        if peer == culprit or not messenger.sends_directly(peer):
+        if peer == culprit or peer not in messenger.direct_ranks:
             continue
         try:
             message = mine.pack(np.empty(0, np.int64))

@@ -53,7 +53,6 @@ __all__ = [
     "make_storage_failure",
     "write_failure",
     "reply_bytes",
-    "stream_bytes",
 ]
 
 KEY_BYTES = 8
@@ -264,26 +263,6 @@ def reply_bytes(chunk: Chunk, codecs: Sequence[Codec]) -> int:
     return sum(
         align_bytes(part.num_keys * (codecs[part.table].row_bytes + 1)) for part in chunk.slices
     )
-
-
-def stream_bytes(
-    counts: npt.NDArray[np.int64], codecs: Sequence[Codec], *, is_push: bool
-) -> npt.NDArray[np.int64]:
-    """Returns the bytes of the messages of whole streams, ``(world_size, 2)``: of keys and of the rows in
-    reply, or, in a push, of gradients and 0.
-
-    Args:
-        counts: ``(world_size, tables)``: number of keys per rank and table.
-        codecs: codec of each table.
-        is_push: whether gradients are sent.
-    """
-    found = np.zeros((len(counts), 2), np.int64)
-    per_key = KEY_BYTES if is_push else 1
-    for column, codec in zip(counts.T, codecs, strict=True):
-        found[:, 0 if is_push else 1] += -(-column * (codec.row_bytes + per_key) // 8) * 8
-    if not is_push:
-        found[:, 0] = counts.sum(axis=1) * KEY_BYTES
-    return found
 
 
 def find_rows(

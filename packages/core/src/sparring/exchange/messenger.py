@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +17,6 @@ from sparring.contracts.ranks.collective import Collective, Work, WorkContext
 from sparring.errors import PeerFailure
 from sparring.runtime.threads import SerialExecutor
 from sparring.runtime.trace import Trace
-
-if TYPE_CHECKING:
-    from sparring.exchange.two_levels import TwoLevels
 
 __all__ = [
     "Buffers",
@@ -140,8 +137,8 @@ class Messenger:
         """The other ranks in the order in which this rank sends requests: hop 1, hop 2, ..."""
         self.earlier_ranks = self.later_ranks[::-1]
         """The other ranks in the order in which this rank serves their requests."""
-        self.levels: TwoLevels | None = None
-        """Routes of messages in two levels; None: all ranks send messages to each other."""
+        self.direct_ranks = frozenset(self.later_ranks)
+        """The other ranks with which this rank exchanges headers itself: all, or with two levels some."""
         self.trace: Trace | None = None
         self.on_stall: Callable[[], None] = _nothing
         """Called repeatedly while no message makes progress; may raise `PeerFailure`."""
@@ -152,10 +149,6 @@ class Messenger:
         self._pause = _MIN_PAUSE
         self._moved = 0.0
         self._waits_since_ns = 0
-
-    def sends_directly(self, peer: int) -> bool:
-        """Whether this rank and another one exchange headers themselves, not only through leaders."""
-        return self.levels is None or peer in self.levels.direct_ranks
 
     def begin(self, operation: str, table: str | None, step: int | None) -> None:
         """Sets the operation that errors name."""

@@ -51,7 +51,6 @@ from sparring.exchange.messages import (
     PushRequest,
     compute_memory_bytes,
     find_rows,
-    stream_bytes,
 )
 from sparring.exchange.messenger import Buffers
 from sparring.exchange.pooled import OwnerPooling
@@ -60,7 +59,8 @@ from sparring.exchange.push import RingPush, push_to_replicas
 from sparring.exchange.refresh import ChangedKeys, PullRecord, RefreshResult, refresh, refresh_own
 from sparring.exchange.routing import Counts, RoutedKeys, route
 from sparring.exchange.session import ExchangeSession
-from sparring.exchange.two_levels import TwoLevelPull, TwoLevelPush, TwoLevels
+from sparring.exchange.two_level_ring import TwoLevelPull, TwoLevelPush, stream_bytes
+from sparring.exchange.two_levels import TwoLevels
 from sparring.kernels.cpu import HOST
 from sparring.runtime.lifecycle import Closable
 from sparring.runtime.threads import InlineExecutor, SerialExecutor, Threads
@@ -187,11 +187,15 @@ class RingExchange(Closable):
         phase = Phase.LOOKUP if is_training else Phase.READ
         with self.session.guard("pull", [each.name for each in tables]):
             mine = self._route(kernels, requests, error)
-            counts, longest = self._agree(phase, mine.counts, mine.routed, codecs, names, mine.error)
+            counts, longest = self._agree(
+                phase, mine.counts, mine.routed, codecs, names, mine.error
+            )
             if record is not None:
                 record.begin(mine.routed, counts)
             levels = self._levels(codecs, longest, kernels)
-            return self._pull_sharded(requests, codecs, mine.routed, counts, record, kernels, levels)
+            return self._pull_sharded(
+                requests, codecs, mine.routed, counts, record, kernels, levels
+            )
 
     def _pull_sharded(
         self,
@@ -326,7 +330,9 @@ class RingExchange(Closable):
             counts = np.empty((self._world_size, len(requests)), np.int64)
             counts[:, ~is_replicated] = mine.counts
             counts[:, is_replicated] = [len(each.keys) for each in replicated]
-            coming, longest = self._agree(Phase.PUSH, counts, mine.routed, codecs, names, mine.error)
+            coming, longest = self._agree(
+                Phase.PUSH, counts, mine.routed, codecs, names, mine.error
+            )
             levels = self._levels(codecs, longest, kernels)
             sums = self._push_sharded(
                 sharded, codecs, mine.routed, coming[:, ~is_replicated], kernels, levels
@@ -391,7 +397,7 @@ class RingExchange(Closable):
             The counts of the other ranks, and the number of keys of the longest stream of all ranks;
             None if ranks do not exchange messages in two levels.
         """
-        if self.session.messenger.levels is None:
+        if self.session.levels is None:
             return self.session.agree(phase, counts, names, error), None
         longest = int(routed.counts.sum(axis=1).max(initial=0))
         # Without keys if this rank has an error.
@@ -407,7 +413,7 @@ class RingExchange(Closable):
     ) -> TwoLevels | None:
         """Returns the routes in two levels if they are the faster way for the longest stream, which is
         the same decision on all ranks; otherwise None."""
-        levels = self.session.messenger.levels
+        levels = self.session.levels
         if levels is None or longest is None or kernels is not HOST or not codecs:
             return None
         row_bytes = max(each.row_bytes for each in codecs) + KEY_BYTES

@@ -35,7 +35,7 @@ from sparring.exchange.headers import (
 )
 from sparring.exchange.messages import Codec
 from sparring.exchange.messenger import ExchangeCounters, Messenger
-from sparring.exchange.two_levels import choose_levels
+from sparring.exchange.two_levels import TwoLevels, choose_levels
 
 __all__ = [
     "ExchangeSession",
@@ -89,8 +89,10 @@ class ExchangeSession:
         if options.two_levels and self.world_size > 1 and collective.hosts is None:
             raise InvalidArgumentError(
                 "exchange.two_levels is true, but the collective does not know which ranks share a host; "
-                "set it to auto, or use the collective shm (pip install \"sparring[shm]\")"
+                'set it to auto, or use the collective shm (pip install "sparring[shm]")'
             )
+        self.levels: TwoLevels | None = None
+        """Routes of messages in two levels, after the first exchange; None: one level."""
         self._has_chosen_levels = False
         self._settings = settings
         self._chunk_rows = options.chunk_rows
@@ -116,6 +118,12 @@ class ExchangeSession:
             typical = sum(each.row_bytes for each in codecs) // max(1, len(codecs))
             self._chunk_rows = measure_chunk_rows(self.collective, typical)
         return self._chunk_rows
+
+    def use_levels(self, levels: TwoLevels | None) -> None:
+        """Sets the routes of messages. All ranks must call it between the same exchanges."""
+        self.levels = levels
+        ranks = self.messenger.later_ranks if levels is None else levels.direct_ranks
+        self.messenger.direct_ranks = frozenset(ranks)
 
     def agree(
         self,
@@ -150,13 +158,13 @@ class ExchangeSession:
             error is not None,
             counts.shape[1],
         )
-        seen = exchange_headers(self.messenger, self._inbox, mine, counts)
+        seen = exchange_headers(self.messenger, self._inbox, mine, counts, self.levels)
         check_headers(self.collective, seen.headers, settings, requests)
         raise_on_all(self.collective, seen.headers, error)
         theirs = exchange_more_counts(self.messenger, counts, seen.counts)
         if not self._has_chosen_levels:
             self._has_chosen_levels = True
-            self.messenger.levels = choose_levels(self.messenger, self.options.two_levels)
+            self.use_levels(choose_levels(self.messenger, self.options.two_levels))
         return theirs
 
     @contextmanager

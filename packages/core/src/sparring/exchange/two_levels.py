@@ -5,10 +5,10 @@ with each other rank. In two levels, a rank hands its messages for another host 
 the leader for that host. The leader sends those of all its ranks together, and the leader there
 distributes them. Hosts are divided among the ranks of a host, so each of them leads for some.
 
-    host 0                                                host 1
-    rank 0 ──┐                                         ┌──► rank 3
-    rank 1 ──┼──► rank 0 ═════ all, together ═════► rank 3 ──┼──► rank 4
-    rank 2 ──┘    leader for host 1     leader for host 0    └──► rank 5
+    rank 0 ──┐                                                   ┌──► rank 4
+    rank 1 ──┼──► leader for host 1 ═══ all, together ═══► leader for host 0
+    rank 2 ──┘                                                   └──► rank 5
+    host 0                                                            host 1
 
 Messages between ranks of one host are sent as usual. Contents, and the order in which gradients are
 added, do not depend on the way of a message, so all bits are equal. All ranks take part in each round.
@@ -21,21 +21,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sparring.contracts.ranks.collective import WorkContext
-from sparring.exchange.messages import KEY_BYTES, find_into, reply_bytes, write_failure
 from sparring.exchange.messenger import ExchangeCounters, MessageKind, Messenger, Transfer
-from sparring.exchange.pull import RingPull
-from sparring.exchange.push import GradientSums, RingPush, RowPrefetch
-from sparring.exchange.routing import ChunkTransfer
 
-__all__ = ["Relay", "TwoLevelPull", "TwoLevelPush", "TwoLevels", "choose_levels", "compute_max_part_bytes"]
+__all__ = ["Relay", "TwoLevels", "choose_levels", "compute_max_part_bytes"]
 
 _log = logging.getLogger(__name__)
 
@@ -165,9 +160,7 @@ class TwoLevels:
         """
         num_bytes = next(iter(outgoing.values())).nbytes
         incoming = dict.fromkeys(self.far_ranks, num_bytes)
-        relay = Relay(
-            self, MessageKind.HEADERS, outgoing, incoming, self._equal_sizes(num_bytes)
-        )
+        relay = Relay(self, MessageKind.HEADERS, outgoing, incoming, self._equal_sizes(num_bytes))
         headers: dict[int, Sizes] = {}
         # This host's ranks first, so that their messages are sent before waiting for other hosts.
         for is_near in (True, False):
@@ -287,9 +280,7 @@ class Relay:
         begin = 0
         for partner, ranks in led:
             end = begin + len(ranks)
-            parts = [
-                each[at[begin] : at[end]] for each, at in zip(self.handed, ends, strict=True)
-            ]
+            parts = [each[at[begin] : at[end]] for each, at in zip(self.handed, ends, strict=True)]
             self._send(np.concatenate(parts), partner, _JOINED)
             begin = end
 
@@ -359,84 +350,6 @@ class Relay:
             self._going.append(self._messenger.send(self._kind, buffer, peer, tag=tag))
 
 
-@dataclass(slots=True)
-class TwoLevelPull(RingPull):
-    """A pull in two levels, for streams of at most one chunk on all ranks, and an inline executor."""
-
-    levels: TwoLevels = field(kw_only=True)
-
-    def _run_in_order(
-        self,
-        to_ask: Sequence[ChunkTransfer],
-        to_serve: Sequence[ChunkTransfer],
-        to_find: Sequence[ChunkTransfer],
-    ) -> None:
-        def find_own() -> None:
-            for planned in to_find:
-                self._ended(self._submit(partial(self._find_own, planned)), "hop 0")
-
-        keys = self.levels.exchange(
-            MessageKind.KEYS,
-            {each.peer: self.routed.streams[each.peer] for each in to_ask},
-            {each.peer: each.chunk.count * KEY_BYTES for each in to_serve},
-            meanwhile=find_own,
-        )
-        replies = {}
-        for planned in to_serve:
-            theirs = keys[planned.peer].view(np.int64)
-            if self.record is not None:
-                self.record.add(planned.peer, theirs)
-            message = self.buffers.take(reply_bytes(planned.chunk, self.codecs))
-            job = self._submit(
-                partial(find_into, message, planned.chunk, theirs, self.requests, self.codecs)
-            )
-            self._ended(job, planned.label)
-            if job.error is not None:
-                write_failure(message)
-            replies[planned.peer] = message
-        rows = self.levels.exchange(
-            MessageKind.ROWS,
-            replies,
-            {each.peer: reply_bytes(each.chunk, self.codecs) for each in to_ask},
-        )
-        for planned in to_ask:
-            self._place(rows[planned.peer], planned)
-        for message in replies.values():
-            self.buffers.give_back(message)
-
-
-@dataclass(slots=True)
-class TwoLevelPush(RingPush):
-    """A push in two levels, for streams of at most one chunk on all ranks, and inline executors."""
-
-    levels: TwoLevels = field(kw_only=True)
-
-    def _run_in_order(
-        self,
-        to_send: Sequence[ChunkTransfer],
-        to_receive: Sequence[ChunkTransfer],
-        sums: GradientSums,
-        ahead: RowPrefetch,
-    ) -> None:
-        messages = {}
-        for planned in to_send:
-            messages[planned.peer] = self.buffers.take(self._bytes(planned))
-            self._pack(planned, messages[planned.peer])
-        received = self.levels.exchange(
-            MessageKind.GRADIENTS,
-            messages,
-            {each.peer: self._bytes(each) for each in to_receive},
-            meanwhile=ahead.advance,
-        )
-        # In the order of hops, as in the ring.
-        for planned in to_receive:
-            add = partial(sums.add_message, received[planned.peer], planned.chunk)
-            self._ended(self.executor.submit(add), planned.label)
-            ahead.advance()
-        for message in messages.values():
-            self.buffers.give_back(message)
-
-
 def choose_levels(messenger: Messenger, is_chosen: bool | None) -> TwoLevels | None:
     """Returns the routes of messages in two levels, or None for messages between all pairs of ranks.
     All ranks must call it.
@@ -463,11 +376,11 @@ def choose_levels(messenger: Messenger, is_chosen: bool | None) -> TwoLevels | N
     limit = compute_max_part_bytes(slowest.tolist())
     if collective.rank == 0:
         _log.info(
-            "messages between %d hosts take %s: %.0f µs instead of %.0f µs per round; choose with "
-            "exchange.two_levels",
+            "messages between %d hosts use %s: a round takes %.0f µs in one level, and %.0f µs in two "
+            "levels; choose with exchange.two_levels",
             len(hosts),
             "one level" if limit is None else "two levels",
-            *(slowest[0, ::1 if limit is None else -1] * 1e6),
+            *(slowest[0] * 1e6),
         )
     return None if limit is None else TwoLevels(messenger, hosts, limit)
 

@@ -21,8 +21,9 @@ class SimulatedSchedule(Enum):
     """The ring exchange, as in `sparring.exchange`."""
     SEQUENTIAL = "sequential"
     """Finds everything, then one all-to-all, as in `benchmarks/sequential.py`."""
-    HIERARCHICAL = "hierarchical"
-    """First within machines, then a ring of machines. Exists only in the simulation."""
+    TWO_LEVELS = "two_levels"
+    """The ring exchange if messages between machines are sent in two levels, as in
+    `sparring.exchange.two_levels`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +88,6 @@ class Workload:
         wire_dtype: Data type of rows and gradients in messages.
         chunk_rows: Maximum number of keys per message of a ring.
         chunks_in_flight: Maximum number of chunks in flight in each direction.
-        shared_share: Share of a rank's keys that another rank of its machine also has, so that they
-            need not be requested again, from 0 to 1; only the hierarchical exchange benefits.
     """
 
     ids_per_rank: int = 262_144
@@ -97,7 +96,6 @@ class Workload:
     wire_dtype: str = "exact"
     chunk_rows: int = 4096
     chunks_in_flight: int = 8
-    shared_share: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("ids_per_rank", "dim", "chunk_rows", "chunks_in_flight"):
@@ -105,11 +103,10 @@ class Workload:
                 raise InvalidArgumentError(
                     f"simulation: {name} must be at least 1, found {getattr(self, name)}"
                 )
-        for name in ("unique_share", "shared_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InvalidArgumentError(
-                    f"simulation: {name} must be from 0 to 1, found {getattr(self, name)}"
-                )
+        if not 0 <= self.unique_share <= 1:
+            raise InvalidArgumentError(
+                f"simulation: unique_share must be from 0 to 1, found {self.unique_share}"
+            )
         ExchangeOptions(
             row_wire_dtype=self.wire_dtype
         )  # raises if the exchange does not support it

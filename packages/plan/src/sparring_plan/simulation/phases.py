@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from sparring_plan.simulation.cluster import Group, Message, Phase, Rank
 
-__all__ = ["AllToAll", "Computing"]
+__all__ = ["AllToAll", "Computing", "Peers"]
 
 
 class Computing(Phase):
@@ -23,6 +24,17 @@ class Computing(Phase):
         raise AssertionError(f"nothing is sent while computing, found {message}")
 
 
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """The ranks to which one rank sends: the rank at each hop, from hop 1."""
+
+    ranks: Sequence[int]
+
+    def peer(self, _rank: int, hop: int) -> int:
+        """Returns the rank at a hop."""
+        return self.ranks[hop - 1]
+
+
 class AllToAll(Phase):
     """Each rank of a group sends one message to each other rank, and waits for all of theirs.
 
@@ -30,21 +42,24 @@ class AllToAll(Phase):
         group: Participating ranks.
         message_bytes: Size of the message at each hop, from hop 1.
         hop_seconds: Time of the driving thread to pack or place the message of a hop.
+        num_incoming: Number of messages to this rank, if it is not the number of messages from it.
     """
 
     def __init__(
         self,
         rank: Rank,
         number: int,
-        group: Group,
+        group: Group | Peers,
         message_bytes: Sequence[int],
         hop_seconds: Callable[[int], float] | None = None,
+        num_incoming: int | None = None,
     ) -> None:
         super().__init__(rank, number)
         self._group = group
         self._message_bytes = message_bytes
         self._hop_seconds = hop_seconds
-        self._num_open = 2 * len(message_bytes)
+        self._num_open = len(message_bytes)
+        self._num_open += len(message_bytes) if num_incoming is None else num_incoming
 
     def start(self) -> None:
         if not self._num_open:

@@ -12,7 +12,7 @@ from sparring.adapter import MessageSizes
 from sparring.contracts import TableConfig
 from sparring_plan.simulation.cluster import Group, Phase, Rank
 from sparring_plan.simulation.model import Compute, Network, SimulatedSchedule, Workload
-from sparring_plan.simulation.phases import AllToAll, Computing
+from sparring_plan.simulation.phases import AllToAll, Computing, Peers
 from sparring_plan.simulation.ring import PullPhase, PushPhase, Stream, split_row_parts
 
 __all__ = ["make_phases"]
@@ -37,7 +37,7 @@ def make_phases(
     {
         SimulatedSchedule.RING: plan.add_ring,
         SimulatedSchedule.SEQUENTIAL: plan.add_sequential,
-        SimulatedSchedule.HIERARCHICAL: plan.add_hierarchical,
+        SimulatedSchedule.TWO_LEVELS: plan.add_two_levels,
     }[schedule]()
     return plan.phases
 
@@ -58,10 +58,8 @@ class _Plan:
         wire_dtype = workload.wire_dtype
         options = ExchangeOptions(row_wire_dtype=wire_dtype, gradient_wire_dtype=wire_dtype)
         self._sizes = MessageSizes([TableConfig("simulated", workload.dim)], options)
-        per_machine = network.ranks_per_machine
+        self._per_machine = network.ranks_per_machine
         self._whole = Group(world_size, 1, world_size)
-        self._inside = Group(per_machine, 1, per_machine)
-        self._across = Group(world_size // per_machine, per_machine, world_size)
 
     def add_ring(self) -> None:
         stream = self._stream(self._whole, self._workload.num_keys)
@@ -84,39 +82,84 @@ class _Plan:
         self._add(Computing, rows * self._compute.add_seconds_per_row)
         self._add_headers(self._whole)
 
-    def add_hierarchical(self) -> None:
-        """Adds the hierarchical exchange.
+    def add_two_levels(self) -> None:
+        """Adds the exchange in two levels, which does not overlap finds with transfers."""
+        if self._per_machine in (1, self._whole.size):
+            self.add_ring()
+            return
+        compute, num_keys = self._compute, self._workload.num_keys
+        counts = _spread(num_keys, self._whole.size)
+        rows_per_part = num_keys / self._whole.size
 
-        Each rank exchanges messages only with the ranks of its machine, and with the ranks at its own
-        position in other machines. From the ranks of its machine, it
-        collects the keys that the latter own. It requests these keys, and distributes the rows.
-        Gradients take the same path."""
-        workload = self._workload
-        inside = _spread(workload.num_keys, self._inside.size)
-        collected = round(workload.num_keys * (1 - workload.shared_share))
-        stream = self._stream(self._across, max(1, collected))
-        seconds = self._compute.add_seconds_per_row if self._inside.size > 1 else 0.0
-        combining = workload.num_keys * seconds
-        self._add_both_headers()
-        self._add_all_to_all(self._inside, self._key_bytes(inside))
-        self._add(Computing, combining)
-        self._add(PullPhase, stream)
-        self._add_all_to_all(self._inside, self._row_bytes(inside), self._moving(inside))
-        self._add_both_headers()
-        self._add_all_to_all(self._inside, self._gradient_bytes(inside), self._moving(inside))
-        self._add(Computing, combining)
-        self._add(PushPhase, stream)
-        self._add_both_headers()
+        def add_round(sizes: Sequence[int]) -> None:
+            self._add_round(sum(sizes) / len(sizes), rows_per_part)
+
+        self._add_header_round()
+        add_round(self._key_bytes(counts))
+        self._add(Computing, num_keys * compute.find_seconds_per_row)
+        add_round(self._row_bytes(counts))
+        self._add(Computing, num_keys * compute.move_seconds_per_row)
+        self._add_header_round()
+        self._add(Computing, num_keys * compute.move_seconds_per_row)
+        add_round(self._gradient_bytes(counts))
+        self._add(Computing, num_keys * compute.add_seconds_per_row)
+        self._add_header_round()
+
+    def _add_header_round(self) -> None:
+        # Leaders also exchange their own headers.
+        self._add_round(_HEADER_BYTES, 0.0, [_HEADER_BYTES])
+
+    def _add_round(
+        self, part_bytes: float, rows_per_part: float, between_leaders: Sequence[int] = ()
+    ) -> None:
+        """Adds one message from each rank to each other rank.
+
+        Args:
+            part_bytes: Mean size of a message.
+            rows_per_part: Rows in a message, which leaders copy.
+            between_leaders: Sizes of further messages between leaders.
+        """
+        number, local = self._rank.number, self._per_machine
+        first, own = number - number % local, number % local
+        num_machines = self._whole.size // local
+        # The rank with this number of a machine leads for machines at these distances.
+        led = [range(1 + each, num_machines, local) for each in range(local)]
+        others = [each for each in range(local) if each != own]
+        leaders = [each for each in others if led[each]]
+        move = rows_per_part * self._compute.move_seconds_per_row
+        handed = local * len(led[own])
+        self._add(
+            AllToAll,
+            Peers([first + each for each in [*others, *leaders]]),
+            [round(part_bytes)] * len(others)
+            + [round(part_bytes * local * len(led[each])) for each in leaders],
+            lambda hop: move * handed if hop > len(others) else 0.0,
+            len(others) * (2 if led[own] else 1),
+        )
+        partners = [
+            (first + distance * local) % self._whole.size + (num_machines - distance - 1) % local
+            for distance in led[own]
+        ]
+        sizes = [*between_leaders, round(part_bytes * local * local)]
+        self._add(
+            AllToAll,
+            Peers([each for each in partners for _ in sizes]),
+            sizes * len(partners),
+            lambda _: move * local * local,
+        )
+        self._add(
+            AllToAll,
+            Peers([first + each for each in others] if led[own] else []),
+            [round(part_bytes * handed)] * (len(others) if led[own] else 0),
+            None,
+            len(leaders),
+        )
 
     def _add(self, phase: Callable[..., Phase], *arguments: object) -> None:
         self.phases.append(phase(self._rank, len(self.phases), *arguments))
 
     def _add_headers(self, group: Group) -> None:
         self._add(AllToAll, group, [_HEADER_BYTES] * (group.size - 1))
-
-    def _add_both_headers(self) -> None:
-        self._add_headers(self._inside)
-        self._add_headers(self._across)
 
     def _add_all_to_all(
         self,

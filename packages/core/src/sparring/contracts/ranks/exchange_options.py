@@ -85,8 +85,8 @@ class ExchangeOptions:
         bool | None,
         BeforeValidator(_auto_is_none),
         Field(
-            description="Whether ranks of one host send short messages to other hosts together: one per pair "
-            "of hosts instead of one per pair of ranks. `auto` or null: if a measurement shows that they "
-            "arrive earlier, when the first exchange begins. Results do not change."
+            description="Whether ranks of one host send short messages to other hosts together: one "
+            "per pair of hosts instead of one per pair of ranks. `auto` or null: if they arrive "
+            "earlier, which is measured when the first exchange begins. Results do not change."
         ),
     ] = None
