@@ -13,13 +13,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from sparring.exchange.messages import (
-    KEY_BYTES,
-    Codec,
-    find_into,
-    reply_bytes,
-    write_failure,
-)
+from sparring.exchange.messages import KEY_BYTES, Codec, reply_bytes, write_failure
 from sparring.exchange.messenger import MessageKind
 from sparring.exchange.pull import RingPull
 from sparring.exchange.push import GradientSums, RingPush, RowPrefetch
@@ -43,7 +37,8 @@ class TwoLevelPull(RingPull):
     ) -> None:
         def find_own() -> None:
             for planned in to_find:
-                self._ended(self._submit(partial(self._find_own, planned)), "hop 0")
+                find = partial(self._rows.find_own, planned.chunk, planned.peer)
+                self._ended(self._submit(find), "hop 0")
 
         keys = self.levels.exchange(
             MessageKind.KEYS,
@@ -57,9 +52,7 @@ class TwoLevelPull(RingPull):
             if self.record is not None:
                 self.record.add(planned.peer, theirs)
             message = self.buffers.take(reply_bytes(planned.chunk, self.codecs))
-            job = self._submit(
-                partial(find_into, message, planned.chunk, theirs, self.requests, self.codecs)
-            )
+            job = self._submit(partial(self._rows.find, message, planned.chunk, theirs))
             self._ended(job, planned.label)
             if job.error is not None:
                 write_failure(message)
@@ -91,7 +84,7 @@ class TwoLevelPush(RingPush):
         messages = {}
         for planned in to_send:
             messages[planned.peer] = self.buffers.take(self._bytes(planned))
-            self._pack(planned, messages[planned.peer])
+            sums.pack(messages[planned.peer], planned.chunk, planned.peer)
         received = self.levels.exchange(
             MessageKind.GRADIENTS,
             messages,
