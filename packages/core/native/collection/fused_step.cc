@@ -105,7 +105,7 @@ class Changer {
       }
       make_new(keys, rows + at, is_new + at, part, gradients);
       loops_.sum_by_key({grouped_.sources.get(), grouped_.plan->scales.get(), grouped_.plan->starts.get(),
-                         positions + at, gradients, part, dim_});
+                         positions + at, gradients, part, dim_, grouped_.plan->num_sources()});
       kernels::update_rows(prepared_, {keys, rows + at, gradients, part});
     }
   }

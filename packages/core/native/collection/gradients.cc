@@ -19,7 +19,7 @@ template <class T>
 GroupedGradients<T> lay_out(const SparringExecutor* executor,
                             std::shared_ptr<const TablePlan<T>> plan,
                             const std::vector<FeatureGradient<T>>& gradients) {
-  const int64_t count = plan->starts[static_cast<size_t>(plan->num_keys)];
+  const int64_t count = plan->num_sources();
   auto sources = std::make_unique_for_overwrite<const T*[]>(static_cast<size_t>(count));
   const uint32_t* const slots = plan->slots.get();
   std::vector<uint32_t> first_slots;
@@ -68,7 +68,7 @@ void sum(const SparringExecutor* executor, const GroupedGradients<T>& grouped, i
       const int64_t part = std::min(kBlock, end - at);
       std::iota(positions, positions + part, at);
       loops.sum_by_key({grouped.sources.get(), grouped.plan->scales.get(), grouped.plan->starts.get(), positions,
-                        out + at * dim, part, dim});
+                        out + at * dim, part, dim, grouped.plan->num_sources()});
     }
   };
   const int64_t grain = kernels::grain_for(2 * dim * static_cast<int64_t>(sizeof(T)));

@@ -33,7 +33,7 @@ bool has_scales(const FeatureIds<T>& input) {
 struct Work {
   std::vector<uint32_t> places;   // of the part's ids in the batch
   std::vector<uint32_t> numbers;  // of their keys
-  // Open addressing, at most half full. A slot is 0, or 32 bits of the hash and the
+  // Open addressing, at most two thirds full. A slot is 0, or 32 bits of the hash and the
   // number of the key plus one: 8 bytes, so that the slots of a large batch stay in
   // the nearest caches. If the bits are equal, the keys are compared.
   std::vector<uint64_t> slots;
@@ -54,7 +54,7 @@ void make_room(std::vector<T>& memory, int64_t n) {
 // thread reads all ids to find its own ones.
 constexpr int64_t kLeastDividedIds = 16'384;
 constexpr int64_t kMostParts = 8;
-constexpr int64_t kAhead = 12;
+constexpr int64_t kAhead = 24;
 
 int64_t num_parts_for(const SparringExecutor* executor, int64_t count) {
   if (kernels::is_serial(executor) || count < kLeastDividedIds) return 1;
@@ -83,7 +83,7 @@ class Part {
   // Numbers the keys from 0 in the order of the batch, and counts the ids of each.
   void number(const int64_t* ids) {
     make_room(work_->numbers, count_);
-    const uint64_t num_slots = std::bit_ceil(static_cast<uint64_t>(2 * count_) | 1);
+    const uint64_t num_slots = std::bit_ceil(static_cast<uint64_t>(count_ + count_ / 2) | 1);
     work_->slots.assign(num_slots, 0);
     uint64_t* const slots = work_->slots.data();
     const uint64_t mask = num_slots - 1;

@@ -40,6 +40,9 @@ struct TablePlan {
   // (u) of `generation`, or NULL if the storage has no handles; see SparringVisit.
   std::unique_ptr<const void*[]> handles;
   uint64_t generation = 0;
+
+  // n
+  int64_t num_sources() const { return starts[static_cast<size_t>(num_keys)]; }
 };
 
 // `is_looked_up`: with `inverse`. REQUIRES: a feature. Throws std::bad_alloc.

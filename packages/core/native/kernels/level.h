@@ -126,6 +126,7 @@ struct SumArguments {
   T* out;                    // (count, dim), all written
   int64_t count;
   int64_t dim;
+  int64_t num_sources;       // n
 };
 
 using updates::UpdateConstants;
