@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.inputs import Batch
+from sparring.contracts import write_embeddings, write_state
 from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
 from sparring_torch.modules.embedding_bag_collection import EmbeddingBagCollection
 from sparring_torch.modules.table_configs import EmbeddingBagConfig
@@ -52,12 +53,8 @@ class OurBags:
         for begin in range(0, len(dense), _FILL_ROWS):
             keys = np.arange(begin, min(begin + _FILL_ROWS, len(dense)))
             rows = np.zeros((len(keys), table.width), table.numpy_dtype)
-            embeddings = torch.from_numpy(dense[keys])
-            if table.is_16_bit:
-                embeddings = embeddings.to(getattr(torch, dtype)).view(torch.int16)
-            shown = table.embeddings(rows)
-            shown[...] = embeddings.numpy().view(shown.dtype)
-            table.state(rows)[...] = state
+            write_embeddings(table, rows, dense[keys])
+            write_state(table, rows, state)
             storage.upsert(keys, rows)
 
     def pooled(self, batch: Batch) -> Tensor:

@@ -204,9 +204,10 @@ def test_a_closed_table_raises_inside_a_jitted_function() -> None:
         tables.lookup({"user": FAR})
 
 
-def test_tables_of_16_bits_train(tables: Tables) -> None:
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_narrow_tables_train(tables: Tables, dtype: str) -> None:
     with StepContainer() as container:
-        narrow = Tables(TableConfig("narrow", 4, "bfloat16"), storage="memory", container=container)
+        narrow = Tables(TableConfig("narrow", 4, dtype), storage="memory", container=container)
         optimizer = Optimizer(narrow, optax.adam(0.1))
         for _ in range(3):
             batch = narrow.lookup({"narrow": FAR})

@@ -1,4 +1,4 @@
-"""Tables with 16-bit rows: outputs, gradients and state are float32."""
+"""Tables with 16-bit and int8 rows: outputs and gradients are float32."""
 
 from __future__ import annotations
 
@@ -38,9 +38,12 @@ IDS = torch.arange(NUM_IDS)
         ("bfloat16", "bfloat16"),
         ("FP16", "float16"),
         ("BF16", "bfloat16"),
+        (DataType.INT8, "int8"),
+        (torch.int8, "int8"),
+        ("int8", "int8"),
     ],
 )
-def test_16_bit_tables_are_declared_in_many_ways_and_give_float32(said: Any, dtype: str) -> None:
+def test_narrow_tables_are_declared_in_many_ways_and_give_float32(said: Any, dtype: str) -> None:
     config = EmbeddingBagConfig(name="t", embedding_dim=3, data_type=said)
     collection = EmbeddingBagCollection([config])
     features = KeyedJaggedTensor(["t"], torch.tensor([5, 6, 5]), lengths=torch.tensor([2, 0, 1]))
@@ -187,7 +190,7 @@ def test_flushing_of_subnormal_numbers_changes_no_conversion(dtype: str) -> None
         torch.set_flush_denormal(False)
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("dtype", [*HALVES, torch.int8], ids=str)
 def test_a_model_of_16_bit_tables_learns(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     embedding = EmbeddingBag(8, mode="mean", dtype=dtype)
@@ -209,9 +212,9 @@ def test_a_model_of_16_bit_tables_learns(dtype: torch.dtype) -> None:
 
 
 def test_other_data_types_are_rejected_with_the_supported_ones() -> None:
-    for wrong in (torch.int8, torch.float8_e4m3fn, "INT8", DataType):
+    for wrong in (torch.uint8, torch.float8_e4m3fn, "INT4", DataType):
         with pytest.raises(
-            InvalidArgumentError, match="one of float32, float64, float16, bfloat16, found"
+            InvalidArgumentError, match="one of float32, float64, float16, bfloat16, int8, found"
         ):
             EmbeddingBagCollection(
                 [EmbeddingBagConfig(name="t", embedding_dim=2, data_type=wrong)]  # type: ignore[arg-type]

@@ -146,7 +146,7 @@ def test_export_writes_the_contents_of_the_snapshot(tmp_path: Path, dtype: str) 
     assert found["key"].to_pylist() == chunk.keys.tolist()
     assert found["score"].to_pylist() == chunk.scores.tolist()
     embeddings = config.embeddings(chunk.rows)
-    wide = kernels.decode(embeddings) if config.is_16_bit else embeddings
+    wide = kernels.decode(embeddings) if config.is_narrow else embeddings
     assert found["embedding"].to_pylist() == wide.tolist()
     assert found["state"].to_pylist() == config.state(chunk.rows).tolist()
     assert main(command) == 2

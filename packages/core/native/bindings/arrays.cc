@@ -66,13 +66,14 @@ kernels::RowType row_type_of(const py::array& array, const char* name) {
   if (order == '=' || order == '|') {
     if (has_dtype<float>(array)) return kernels::RowType::float32;
     if (has_dtype<double>(array)) return kernels::RowType::float64;
+    if (dtype.itemsize() == 1 && dtype.kind() == 'i') return kernels::RowType::int8;
     if (dtype.itemsize() == 2) {
       if (dtype.kind() == 'f') return kernels::RowType::float16;
       // A dtype of the package ml_dtypes, which is identified only by its name.
       if (dtype.attr("name").cast<std::string>() == "bfloat16") return kernels::RowType::bfloat16;
     }
   }
-  refuse_dtype(array, name, "float32, float64, float16 or bfloat16");
+  refuse_dtype(array, name, "float32, float64, float16, bfloat16 or int8");
 }
 
 }  // namespace sparring::bindings

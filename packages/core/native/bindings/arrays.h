@@ -49,6 +49,11 @@ struct DtypeOf<int32_t> {
   static constexpr const char* name = "int32";
 };
 template <>
+struct DtypeOf<int8_t> {
+  static constexpr char kind = 'i';
+  static constexpr const char* name = "int8";
+};
+template <>
 struct DtypeOf<uint8_t> {
   static constexpr char kind = 'b';
   static constexpr const char* name = "bool";

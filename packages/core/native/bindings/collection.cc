@@ -573,7 +573,8 @@ kernels::RowType row_type_named(const std::string& dtype) {
   if (dtype == "float64") return kernels::RowType::float64;
   if (dtype == "float16") return kernels::RowType::float16;
   if (dtype == "bfloat16") return kernels::RowType::bfloat16;
-  refuse("dtype must be float32, float64, float16 or bfloat16, found '" + dtype + "'");
+  if (dtype == "int8") return kernels::RowType::int8;
+  refuse("dtype must be float32, float64, float16, bfloat16 or int8, found '" + dtype + "'");
 }
 
 PyTableView::PyTableView(const std::string& dtype, const kernels::InitializerSpec& initializer)

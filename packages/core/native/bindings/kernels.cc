@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <string_view>
 
 #include "bindings/arrays.h"
 #include "execution/pool.h"
+#include "kernels/bytes.h"
 #include "kernels/check.h"
 #include "kernels/dedup.h"
 #include "kernels/finite.h"
@@ -304,8 +306,14 @@ kernels::InitializerSpec make_spec(std::string_view kind, std::pair<double, doub
   return spec;
 }
 
-// Rows of `row_bytes`; everything after the embedding is state.
-kernels::RowLayout layout_of_rows(kernels::RowType type, int64_t dim, int64_t row_bytes) {
+// Rows of `row_bytes`; everything after the embedding is state, of `known_width` elements in int8 rows,
+// or zeros.
+kernels::RowLayout layout_of_rows(kernels::RowType type, int64_t dim, int64_t row_bytes,
+                                  std::optional<int64_t> known_width) {
+  if (type == kernels::RowType::int8) {
+    if (known_width) return kernels::make_row_layout(type, dim, *known_width);
+    return {type, dim, 0, row_bytes, row_bytes};
+  }
   const int64_t begin = kernels::make_row_layout(type, dim, 1).state_begin;
   const int64_t state_width = std::max<int64_t>(0, row_bytes - begin) / kernels::computing_bytes(type);
   return kernels::make_row_layout(type, dim, state_width);
@@ -319,14 +327,18 @@ void initialize(py::array& rows, const py::array& keys, const py::array& found,
   arguments.found = input<uint8_t>(found, "found", {arguments.count});
   const kernels::RowType type = row_type_of(rows, "rows");
   check_layout(rows, "rows", {arguments.count, kAny}, true);
-  if (rows.shape(1) < spec.dim) {
-    refuse("rows must be at least " + std::to_string(spec.dim) + " wide, found " +
+  const int64_t least = kernels::embedding_bytes(type, spec.dim) / kernels::element_bytes(type);
+  if (rows.shape(1) < least) {
+    refuse("rows must be at least " + std::to_string(least) + " wide, found " +
            std::to_string(rows.shape(1)));
   }
-  arguments.layout = layout_of_rows(type, spec.dim, rows.shape(1) * rows.itemsize());
+  std::optional<int64_t> known_width;
+  if (!state.is_none()) known_width = state.cast<py::array>().size();
+  arguments.layout =
+      layout_of_rows(type, spec.dim, rows.shape(1) * rows.itemsize(), known_width);
   if (arguments.layout.row_bytes != rows.shape(1) * rows.itemsize()) {
     refuse("rows that are " + std::to_string(rows.shape(1)) +
-           " wide cannot end with a state of float32; pass the width of the table");
+           " wide cannot end with such a state; pass the width of the table");
   }
   const int64_t state_width = arguments.layout.state_width;
   if (type == kernels::RowType::float64) {
@@ -339,23 +351,25 @@ void initialize(py::array& rows, const py::array& keys, const py::array& found,
   kernels::initialize(process_executor(), spec, arguments);
 }
 
-// An array (n, at least dim) of a 16-bit type whose rows need not be contiguous.
-kernels::HalfRows half_rows(const py::array& rows, int64_t dim, bool is_written) {
+// An array of embeddings of a 16-bit type or int8 whose rows need not be contiguous.
+kernels::NarrowRows narrow_rows(const py::array& rows, bool is_written) {
   const kernels::RowType type = row_type_of(rows, "rows");
-  if (!kernels::is_half(type)) refuse_dtype(rows, "rows", "float16 or bfloat16");
+  if (!kernels::is_narrow(type)) refuse_dtype(rows, "rows", "float16, bfloat16 or int8");
   // NumPy gives empty arrays any strides.
   const bool is_apart = rows.ndim() == 2 && rows.size() > 0 && rows.shape(1) > 1 &&
-                        rows.strides(1) != 2;
-  if (rows.ndim() != 2 || rows.shape(1) < dim || is_apart) {
-    refuse("rows must have two dimensions, " + std::to_string(dim) +
+                        rows.strides(1) != rows.itemsize();
+  const int64_t scale = type == kernels::RowType::int8 ? kernels::kScaleBytes : 0;
+  if (rows.ndim() != 2 || rows.shape(1) < scale || is_apart) {
+    refuse("rows must have two dimensions, at least " + std::to_string(scale) +
            " columns, and contiguous rows; copy them first");
   }
+  const int64_t dim = rows.shape(1) - scale;
   if (is_written && !rows.writeable()) refuse("rows must be writable; pass a copy");
   return {type, const_cast<void*>(rows.data()), rows.strides(0), rows.shape(0), dim};
 }
 
 py::array decode(const py::array& rows) {
-  const kernels::HalfRows from = half_rows(rows, rows.ndim() == 2 ? rows.shape(1) : 0, false);
+  const kernels::NarrowRows from = narrow_rows(rows, false);
   py::array_t<float> out({from.count, from.dim});
   float* const to = out.mutable_data();
   sparring::bindings::GilRelease release;
@@ -369,11 +383,48 @@ void encode(const py::array& embeddings, py::array& out, const py::object& keys,
   const int64_t count = embeddings.shape(0);
   const int64_t dim = embeddings.shape(1);
   const float* from = input<float>(embeddings, "embeddings", {count, dim});
-  const kernels::HalfRows to = half_rows(out, dim, true);
-  if (to.count != count || out.shape(1) != dim) refuse("out must have the shape of embeddings");
+  const kernels::NarrowRows to = narrow_rows(out, true);
+  if (to.count != count || to.dim != dim) {
+    refuse("out must have room for " + std::to_string(count) + " embeddings of dim " +
+           std::to_string(dim) + ", found " + std::to_string(to.count) + " of dim " +
+           std::to_string(to.dim));
+  }
   kernels::Rounding rounding{optional_input<int64_t>(keys, "keys", {count}), seed, step};
   sparring::bindings::GilRelease release;
   if (dim > 0) kernels::encode(process_executor(), from, rounding, to);
+}
+
+// Complete int8 rows (n, row_bytes), and their layout.
+kernels::RowLayout byte_layout(const py::array& rows, int64_t dim, int64_t state_width,
+                               bool is_written) {
+  if (dim < 1 || state_width < 0) refuse("dim must be at least 1, and state_width at least 0");
+  const auto layout = kernels::make_row_layout(kernels::RowType::int8, dim, state_width);
+  input<int8_t>(rows, "rows", {kAny, layout.row_bytes});
+  if (is_written && !rows.writeable()) refuse("rows must be writable; pass a copy");
+  return layout;
+}
+
+py::array decode_states(const py::array& rows, int64_t dim, int64_t state_width) {
+  const kernels::RowLayout layout = byte_layout(rows, dim, state_width, false);
+  py::array_t<float> out({static_cast<int64_t>(rows.shape(0)), state_width});
+  float* const to = out.mutable_data();
+  const int64_t count = rows.shape(0);
+  const void* const from = rows.data();
+  sparring::bindings::GilRelease release;
+  kernels::decode_states(process_executor(), layout, from, count, to);
+  return out;
+}
+
+void encode_states(const py::array& states, py::array& rows, int64_t dim, const py::object& keys,
+                   uint64_t seed, int64_t step) {
+  if (states.ndim() != 2) refuse("states must have two dimensions");
+  const kernels::RowLayout layout = byte_layout(rows, dim, states.shape(1), true);
+  const int64_t count = rows.shape(0);
+  const float* from = input<float>(states, "states", {count, layout.state_width});
+  const kernels::Rounding rounding{optional_input<int64_t>(keys, "keys", {count}), seed, step};
+  void* const to = rows.mutable_data();
+  sparring::bindings::GilRelease release;
+  kernels::encode_states(process_executor(), layout, from, rounding, count, to);
 }
 
 bool is_finite(const py::array& values) {
@@ -459,6 +510,11 @@ void bind_kernels(py::module_& module) {
   module.def("decode", decode, py::arg("rows"));
   module.def("encode", encode, py::arg("embeddings"), py::arg("out"), py::arg("keys") = none,
              py::arg("seed") = 0, py::arg("step") = 0);
+
+  module.def("decode_states", decode_states, py::arg("rows"), py::arg("dim"),
+             py::arg("state_width"));
+  module.def("encode_states", encode_states, py::arg("states"), py::arg("rows"), py::arg("dim"),
+             py::arg("keys") = none, py::arg("seed") = 0, py::arg("step") = 0);
 
   module.def("is_finite", is_finite, py::arg("values"));
   module.def("are_finite", are_finite, py::arg("arrays"));

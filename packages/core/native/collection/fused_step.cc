@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "execution/senders.h"
+#include "kernels/bytes.h"
 #include "kernels/simd.h"
 
 namespace sparring::collection {
@@ -52,6 +53,7 @@ class Changer {
         grouped_(grouped),
         keys_(grouped.plan->keys.get()),
         prepared_(update.spec),
+        initial_state_(kernels::stored_state(update.table->layout, update.initial_state)),
         loops_(kernels::row_kernels<T>()),
         dim_(update.table->layout.dim) {}
 
@@ -125,7 +127,7 @@ class Changer {
                         {kernels::make_row_layout(layout.type, dim_, 0), new_keys, found, num_new,
                          nullptr, made});
     const auto embedding_bytes =
-        static_cast<size_t>(layout.dim * kernels::element_bytes(layout.type));
+        static_cast<size_t>(kernels::embedding_bytes(layout.type, layout.dim));
     const auto* from = reinterpret_cast<const std::byte*>(made);
     for (int64_t i = 0; i < count; ++i) {
       if (is_new[i] == 0) continue;
@@ -135,10 +137,7 @@ class Changer {
       // Padding is written too, so that equal rows have equal bytes.
       std::memset(row + embedding_bytes, 0,
                   static_cast<size_t>(layout.row_bytes) - embedding_bytes);
-      if (update_.initial_state != nullptr) {
-        std::memcpy(row + layout.state_begin, update_.initial_state,
-                    static_cast<size_t>(layout.row_bytes - layout.state_begin));
-      }
+      std::copy(initial_state_.begin(), initial_state_.end(), row + layout.state_begin);
     }
   }
 
@@ -146,6 +145,7 @@ class Changer {
   const GroupedGradients<T>& grouped_;
   const int64_t* const keys_;
   const kernels::PreparedUpdate prepared_;
+  const std::vector<std::byte> initial_state_;  // empty: zeros
   const kernels::RowKernels<T>& loops_;
   const int64_t dim_;
 };

@@ -56,8 +56,8 @@ struct ShownLoops {
 
   static ShownLoops of(kernels::RowType type) {
     if constexpr (std::is_same_v<T, float>) {
-      if (kernels::is_half(type)) {
-        const kernels::HalfKernels& loops = kernels::half_kernels(type);
+      if (kernels::is_narrow(type)) {
+        const kernels::NarrowKernels& loops = kernels::narrow_kernels(type);
         return {loops.pool_shown, loops.gather_shown};
       }
     }
@@ -81,7 +81,7 @@ class Reader {
                    ? ShownLoops<T>::of_embeddings()
                    : ShownLoops<T>::of(feature.input.table->layout.type)),
         dim_(feature.input.table->layout.dim),
-        embedding_bytes_(dim_ * kernels::element_bytes(feature.input.table->layout.type)),
+        embedding_bytes_(kernels::embedding_bytes(feature.input.table->layout.type, dim_)),
         begin_(piece.begin),
         first_id_(first_id(feature.input, piece.begin)),
         bag_(piece.begin) {}
@@ -192,7 +192,7 @@ void read(const FeatureLookup<T>& feature, const Piece& piece) {
       SparringVisit visit{};
       visit.count = count;
       visit.keys = input.ids + first;
-      visit.columns = {0, static_cast<uint64_t>(layout.dim * kernels::element_bytes(layout.type))};
+      visit.columns = {0, static_cast<uint64_t>(kernels::embedding_bytes(layout.type, layout.dim))};
       visit.show = &Reader<T>::show;
       visit.context = &reader;
       std::unique_ptr<const void*[]> handles;

@@ -14,7 +14,7 @@ namespace sparring::exchange {
 namespace {
 
 using kernels::grain_for;
-using kernels::HalfRows;
+using kernels::NarrowRows;
 using kernels::parallel_for;
 using kernels::RowType;
 

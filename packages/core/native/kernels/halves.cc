@@ -12,7 +12,7 @@ constexpr int64_t kBlock = 64;
 
 // Calls body(first row, pointers, count) for blocks of [begin, end).
 template <class Body>
-void each_block(const HalfRows& rows, int64_t begin, int64_t end, const Body& body) {
+void each_block(const NarrowRows& rows, int64_t begin, int64_t end, const Body& body) {
   auto* const first = static_cast<char*>(rows.first);
   void* pointers[kBlock];
   for (int64_t at = begin; at < end; at += kBlock) {
@@ -24,12 +24,14 @@ void each_block(const HalfRows& rows, int64_t begin, int64_t end, const Body& bo
 
 }  // namespace
 
-const HalfKernels& half_kernels(RowType type) {
-  return type == RowType::float16 ? active_kernels().float16 : active_kernels().bfloat16;
+const NarrowKernels& narrow_kernels(RowType type) {
+  const LevelKernels& kernels = active_kernels();
+  if (type == RowType::int8) return kernels.int8;
+  return type == RowType::float16 ? kernels.float16 : kernels.bfloat16;
 }
 
-void decode(const SparringExecutor* executor, const HalfRows& rows, float* out) {
-  const HalfKernels& loops = half_kernels(rows.type);
+void decode(const SparringExecutor* executor, const NarrowRows& rows, float* out) {
+  const NarrowKernels& loops = narrow_kernels(rows.type);
   parallel_for(executor, rows.count, grain_for(6 * rows.dim), [&](int64_t begin, int64_t end) {
     each_block(rows, begin, end, [&](int64_t at, void* const* pointers, int64_t part) {
       loops.gather_shown(pointers, part, rows.dim, out + at * rows.dim, rows.dim);
@@ -38,8 +40,8 @@ void decode(const SparringExecutor* executor, const HalfRows& rows, float* out) 
 }
 
 void encode(const SparringExecutor* executor, const float* embeddings, const Rounding& rounding,
-            const HalfRows& rows) {
-  const HalfKernels& loops = half_kernels(rows.type);
+            const NarrowRows& rows) {
+  const NarrowKernels& loops = narrow_kernels(rows.type);
   parallel_for(executor, rows.count, grain_for(6 * rows.dim), [&](int64_t begin, int64_t end) {
     each_block(rows, begin, end, [&](int64_t at, void* const* pointers, int64_t part) {
       loops.encode({embeddings + at * rows.dim, pointers,

@@ -35,24 +35,25 @@
 
 namespace sparring::kernels {
 
-constexpr bool is_half(RowType type) {
-  return type == RowType::float16 || type == RowType::bfloat16;
+// Whether embeddings must be decoded for computations, which use float32.
+constexpr bool is_narrow(RowType type) {
+  return type == RowType::float16 || type == RowType::bfloat16 || type == RowType::int8;
 }
 
-// The loops for rows of `type`. REQUIRES: is_half(type).
-const HalfKernels& half_kernels(RowType type);
+// The loops for rows of `type`. REQUIRES: is_narrow(type).
+const NarrowKernels& narrow_kernels(RowType type);
 
 // Embeddings in an array, each optionally at the beginning of a wider row.
-struct HalfRows {
-  RowType type;    // a 16-bit one
-  void* first;     // the first embedding (dim)
+struct NarrowRows {
+  RowType type;    // a 16-bit one, or int8
+  void* first;     // the first embedding
   int64_t stride;  // bytes from one to the next
   int64_t count;   // n
   int64_t dim;
 };
 
 // out (n, dim)
-void decode(const SparringExecutor* executor, const HalfRows& rows, float* out);
+void decode(const SparringExecutor* executor, const NarrowRows& rows, float* out);
 
 struct Rounding {
   const int64_t* keys = nullptr;  // (n), or NULL: round to nearest
@@ -62,7 +63,7 @@ struct Rounding {
 
 // embeddings (n, dim)
 void encode(const SparringExecutor* executor, const float* embeddings, const Rounding& rounding,
-            const HalfRows& rows);
+            const NarrowRows& rows);
 
 }  // namespace sparring::kernels
 

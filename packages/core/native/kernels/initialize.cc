@@ -10,6 +10,7 @@ namespace {
 InitialValues values_of(const Initializer& spec, RowType type) {
   switch (type) {
     case RowType::float32:
+    case RowType::int8:  // rounded afterwards
       return initial_values<float>(spec);
     case RowType::float64:
       return initial_values<double>(spec);
@@ -31,7 +32,8 @@ InitializeLoop loop_of(RowType type) {
       return row_kernels<double>().initialize;
     case RowType::float16:
     case RowType::bfloat16:
-      return half_kernels(type).initialize;
+    case RowType::int8:
+      return narrow_kernels(type).initialize;
   }
   return nullptr;
 }
@@ -43,8 +45,8 @@ void initialize(const SparringExecutor* executor, const InitializerSpec& spec,
   const RowLayout& layout = rows.layout;
   const InitializeLoop loop = loop_of(layout.type);
   const InitializeArguments arguments{values_of(spec, layout.type), rows.keys,  rows.found,
-                                      rows.state, rows.rows, layout.dim, layout.state_begin,
-                                      layout.row_bytes};
+                                      rows.state, rows.rows, layout.dim, layout.state_width,
+                                      layout.state_begin, layout.row_bytes};
   // A value costs about as much time as moving 16 bytes.
   const int64_t grain = grain_for(16 * (layout.dim + layout.state_width));
   parallel_for(executor, rows.count, grain,

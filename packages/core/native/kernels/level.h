@@ -92,9 +92,10 @@ struct InitializeArguments {
   InitialValues values;
   const int64_t* keys;   // (n)
   const uint8_t* found;  // (n): rows where it is not 0 stay as they are
-  const void* state;     // (row_bytes - state_begin) bytes, or NULL: zeros
+  const void* state;     // (state_width) of the computing type, or NULL: zeros
   void* rows;            // (n, row_bytes) bytes
   int64_t dim;
+  int64_t state_width;
   int64_t state_begin;   // bytes; the bytes between embedding and state are zeroed
   int64_t row_bytes;
 };
@@ -142,18 +143,33 @@ struct UpdateArguments {
   int64_t dim;
   int64_t state_begin;  // bytes
   UpdateConstants<T> constants;
+  T* states = nullptr;  // (count, state_width), or NULL: in the rows, from state_begin
+  int64_t state_width = 0;
 };
 
-// float32 embeddings to 16 bits. Without keys they are rounded to nearest, ties to even; with
-// keys stochastically, see halves.h.
+// float32 embeddings to 16 or 8 bits. Without keys they are rounded to nearest; with keys
+// stochastically. See halves.h and bytes.h.
 struct EncodeArguments {
   const float* embeddings;  // (count, dim)
-  void* const* rows;        // (count): each gets (dim) elements
+  void* const* rows;        // (count): each gets an embedding
   const int64_t* keys;      // (count), or NULL
   uint64_t rounding_seed;
   int64_t step;
   int64_t count;
   int64_t dim;
+};
+
+// The states of int8 rows; see bytes.h.
+struct StateArguments {
+  void* const* rows;        // (count)
+  float* states;            // (count, state_width)
+  const int64_t* keys;      // (count), or NULL: round to nearest
+  uint64_t rounding_seed;
+  int64_t step;
+  int64_t count;
+  int64_t dim;
+  int64_t state_width;
+  int64_t state_begin;      // bytes
 };
 
 // The loops of one level for one dtype. Ranges are half-open, and over n unless specified
@@ -182,8 +198,8 @@ struct RowKernels {
   void (*update)(UpdateMethod method, const UpdateArguments<T>&);
 };
 
-// The loops of one level for rows of a 16-bit type; computations use float32.
-struct HalfKernels {
+// The loops of one level for rows of a 16-bit or 8-bit type; computations use float32.
+struct NarrowKernels {
   void (*initialize)(const InitializeArguments&, int64_t begin, int64_t end);
   int64_t (*pool_shown)(const ShownPoolArguments<float>&);
   void (*gather_shown)(const void* const* rows, int64_t count, int64_t dim, float* out,
@@ -204,8 +220,11 @@ struct BloomArguments {
 struct LevelKernels {
   RowKernels<float> float32;
   RowKernels<double> float64;
-  HalfKernels float16;
-  HalfKernels bfloat16;
+  NarrowKernels float16;
+  NarrowKernels bfloat16;
+  NarrowKernels int8;
+  void (*decode_states)(const StateArguments&);
+  void (*encode_states)(const StateArguments&);
   void (*bloom_contains)(const BloomArguments&, int64_t begin, int64_t end);  // over count
   void (*bloom_add)(const BloomArguments&);
 };

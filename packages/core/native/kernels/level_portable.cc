@@ -11,6 +11,7 @@
 #include "kernels/level_bloom.inc"
 #include "kernels/level_philox.inc"
 #include "kernels/level_halves.inc"
+#include "kernels/level_bytes.inc"
 #include "kernels/level_normal.inc"
 #include "kernels/level_initialize.inc"
 #include "kernels/level_shown.inc"

@@ -15,7 +15,7 @@ from pydantic import Field, field_validator
 
 from sparring import Columns, StorageChoice, TableConfig, make_plugin_manager, open_storage
 from sparring.adapter import dedup
-from sparring.contracts import validate_options
+from sparring.contracts import read_embeddings, validate_options
 from sparring.errors import ConfigError, InvalidArgumentError, SparringError, UnsupportedError
 from sparring_cli import DocumentModel
 from sparring_serve.declaration import StorageDeclaration
@@ -155,9 +155,10 @@ class BackendTables:
         for name, ids in asked:
             once = dedup(ids)
             table = self._tables[name]
-            read = self._storages[name].find_available(once.keys, Columns(0, table.dim))
+            read = self._storages[name].find_available(once.keys, Columns(0, table.embedding_width))
             failed = read.failed if read.failure else None
-            found = FoundRows(read.rows, read.found, failed)
+            rows = read_embeddings(table, read.rows)
+            found = FoundRows(rows, read.found, failed)
             tables.append(in_order_of_ids(once, found, table, missing))
             if read.failure:
                 failures.append(read.failure)

@@ -21,6 +21,7 @@ from sparring import (
     count_rows,
     scan_rows,
 )
+from sparring.contracts import read_embeddings, read_state
 from sparring.errors import InvalidArgumentError, SnapshotError, SnapshotIOError, UnsupportedError
 
 __all__ = ["read_embedding_parts", "export_tables"]
@@ -164,13 +165,13 @@ class _Table:
 
     def _columns_of(self, chunk: ScanChunk) -> Columns:
         config = self.described.config
-        embeddings = config.embeddings(chunk.rows).astype(config.computing_dtype, copy=False)
+        embeddings = read_embeddings(config, chunk.rows)
         columns: Columns = {"key": chunk.keys}
         for name, part in self.parts.items():
             is_number = name != "embedding" and part.stop - part.start == 1
             columns[name] = embeddings[:, part.start] if is_number else embeddings[:, part]
         if self.has_state:
-            columns["state"] = config.state(chunk.rows)
+            columns["state"] = read_state(config, chunk.rows)
         if self.described.has_scores:
             columns["score"] = chunk.scores
         return {name: np.ascontiguousarray(column) for name, column in columns.items()}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparring import Snapshot, TableConfig, TableDescription, scan_rows
-from sparring.contracts import Rows
+from sparring.contracts import Rows, read_embeddings
 
 __all__ = ["TableSummary", "summarize"]
 
@@ -73,7 +73,7 @@ def summarize(snapshot: Snapshot, table: str) -> TableSummary:
 
 def _norms(config: TableConfig, rows: Rows) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     # Use float64, because squares of float32 could overflow.
-    wide = config.embeddings(rows).astype(np.float64)
+    wide = read_embeddings(config, rows).astype(np.float64)
     squares: np.ndarray[tuple[int], np.dtype[np.float64]] = np.einsum("ij,ij->i", wide, wide)
     norms: np.ndarray[tuple[int], np.dtype[np.float64]] = np.sqrt(squares)
     return norms

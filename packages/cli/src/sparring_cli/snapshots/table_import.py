@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import ScanChunk, Snapshot, SnapshotWriter, TableConfig, TableDescription
+from sparring.contracts import write_embeddings
 from sparring.errors import DataError, InvalidArgumentError, UnsupportedError
 
 __all__ = ["import_table"]
@@ -94,9 +95,7 @@ def _rows(
                 f"{source}: found NaN or infinity, embeddings must be finite; remove these rows"
             )
         rows = np.zeros((len(keys), table.width), table.numpy_dtype)
-        # Values beyond the range of a 16-bit type become infinity, as in training.
-        with np.errstate(over="ignore"):
-            table.embeddings(rows)[...] = values
+        write_embeddings(table, rows, values)
         checked = keys.astype(np.int64)
         seen.append(checked)
         yield ScanChunk(checked, rows, np.zeros(len(keys), np.uint64))

@@ -108,6 +108,10 @@ from sparring.contracts.tables.table import TableConfig as TableConfig
 from sparring.kernels.functions import initializer_spec as initializer_spec
 from sparring.kernels.functions import partition as partition
 from sparring.kernels.functions import rounding_seed as rounding_seed
+from sparring.kernels.mixed_precision import read_embeddings as read_embeddings
+from sparring.kernels.mixed_precision import read_state as read_state
+from sparring.kernels.mixed_precision import write_embeddings as write_embeddings
+from sparring.kernels.mixed_precision import write_state as write_state
 from sparring.plugins.option_checks import validate_options as validate_options
 from sparring.rendezvous.environment import EnvironmentOptions as EnvironmentOptions
 from sparring.rendezvous.environment import read_membership as read_membership

@@ -288,12 +288,12 @@ def find_embeddings(request: BagRequest, keys: Keys) -> Rows:
     """Returns the embeddings ``(u, dim)`` of keys of this rank's shard, in the computing dtype. Missing
     rows get their initial values."""
     table = request.table
-    pulled = find_rows(request.storage, table, keys, Columns(0, table.dim))
+    pulled = find_rows(request.storage, table, keys, Columns(0, table.embedding_width))
     if len(keys) and request.initialize is not None:
         request.initialize(pulled.rows, keys, pulled.found)
     elif len(keys):
         HOST.initialize(pulled.rows, keys, pulled.found, table)
-    return decode(pulled.rows) if table.is_16_bit else pulled.rows
+    return decode(pulled.rows) if table.is_narrow else pulled.rows
 
 
 def _native_take(values: npt.NDArray[Any], positions: Index, out: npt.NDArray[Any]) -> None:

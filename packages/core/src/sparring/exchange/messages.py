@@ -180,7 +180,7 @@ class PullRequest:
     def codec(self, wire_dtype: WireDtype) -> Codec:
         """Returns the codec of the rows. Optimizer state is not converted: only embeddings have the
         table's dtype."""
-        is_embedding = self.columns.end <= self.table.dim
+        is_embedding = self.columns.end <= self.table.embedding_width
         return Codec(
             self.table.numpy_dtype,
             self.width,

@@ -211,13 +211,13 @@ class CpuKernels(KernelSet):
     def _pool_storage_impl(self, lookup: StorageLookup) -> DeviceArray:
         table, dedup = lookup.table, self.dedup(lookup.ids)
         if lookup.storage is None:
-            rows = np.zeros((len(dedup.keys), table.dim), table.numpy_dtype)
+            rows = np.zeros((len(dedup.keys), table.embedding_width), table.numpy_dtype)
             found = np.zeros(len(dedup.keys), np.bool_)
         else:
-            stored = self.find_storage(lookup.storage, dedup.keys, table.dim)
+            stored = self.find_storage(lookup.storage, dedup.keys, table.embedding_width)
             rows, found = stored.rows, stored.found
         self.initialize(rows, dedup.keys, found, table)
-        if table.is_16_bit:
+        if table.is_narrow:
             rows = self.decode(rows)
         return self.pool(
             rows, dedup.inverse, lookup.offsets, mode=lookup.mode, weights=lookup.weights

@@ -6,7 +6,7 @@ directly. It checks dtypes, shapes and layout at constant cost, but not whether 
 range. An index out of range then accesses invalid memory.
 
 Shapes: ``n`` ids of a batch, ``u`` keys, ``b`` bags. Ids, keys, inverse, segments and offsets are
-int64; rows, values, gradients and weights are float32 or float64, with one dtype per call. 16-bit rows
+int64; rows, values, gradients and weights are float32 or float64, with one dtype per call. Narrower rows
 must be converted with `decode` before and `encode` after; `initialize` accepts all table dtypes.
 Results are bit-identical for any number of threads and any SIMD level.
 
@@ -324,10 +324,10 @@ def initial_rows(keys: npt.ArrayLike, table: TableConfig) -> Values:
         table: the table; its initializer, seed, name, dim and dtype are used.
 
     Returns:
-        ``(n, dim)`` of the table's dtype.
+        ``(n, embedding_width)`` of the table's dtype.
     """
     keys = _indices(keys, "keys")
-    rows = np.empty((len(keys), table.dim), table.numpy_dtype)
+    rows = np.empty((len(keys), table.embedding_width), table.numpy_dtype)
     _native.initialize(rows, keys, np.zeros(len(keys), np.bool_), initializer_spec(table), None)
     return rows
 
@@ -342,11 +342,11 @@ def rounding_seed(table: TableConfig) -> int:
 
 
 def decode(rows: Values) -> Values:
-    """Converts 16-bit numbers to float32, exactly.
+    """Converts 16-bit and 8-bit embeddings to float32, exactly.
 
     Args:
-        rows: ``(n, dim)`` float16 or bfloat16, each row contiguous, such as the result of
-            `TableConfig.embeddings`.
+        rows: ``(n, dim)`` float16 or bfloat16, or ``(n, dim + 2)`` int8 with scales, each row
+            contiguous, such as the result of `TableConfig.embeddings`.
 
     Returns:
         ``(n, dim)`` float32.
@@ -359,15 +359,16 @@ def decode(rows: Values) -> Values:
 
 
 def encode(values: npt.ArrayLike, out: Values, rounding: Rounding | None = None) -> None:
-    """Rounds float32 to 16 bits.
+    """Rounds float32 to 16 or 8 bits.
 
-    Without `rounding`, numbers are rounded to nearest, ties to even, and numbers beyond the range
-    become infinite. With it, numbers are rounded stochastically: up or down, so that the expected value
-    is exact; numbers beyond the range become the largest finite number. NaN and infinity are kept.
+    Without `rounding`, numbers are rounded to nearest, and 16-bit numbers beyond the range become
+    infinite. With it, numbers are rounded stochastically: up or down, so that the expected value
+    is exact; numbers beyond the range become the largest finite number. 16 bits keep NaN and infinity;
+    an int8 embedding that contains them becomes NaN.
 
     Args:
         values: ``(n, dim)`` float32.
-        out: ``(n, dim)`` float16 or bfloat16, each row contiguous; filled.
+        out: ``(n, dim)`` float16 or bfloat16, or ``(n, dim + 2)`` int8, each row contiguous; filled.
         rounding: the keys, seed and step that determine the random bits, together with the column.
 
     Raises:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from sparring.contracts.ranks.layout import Layout, LayoutRequest, ShardingPlan
 from sparring.contracts.ranks.rendezvous import Rendezvous
 from sparring.contracts.tables.table import TableConfig
-from sparring.errors import InvalidArgumentError
+from sparring.errors import InvalidArgumentError, UnsupportedError
 from sparring.plugins.registry import PluginManager
 from sparring.runtime.suggestions import format_suggestion
 
@@ -84,6 +84,13 @@ class Layouts:
                 f"sharding kind {kind!r} must split all {table.dim} columns of table {table.name!r}, "
                 f"found blocks that end at {layout.columns[-1]}; report this to the authors of "
                 "the plugin",
+                table=table.name,
+            )
+        if layout.columns and table.dtype == "int8":
+            raise UnsupportedError(
+                f"sharding plan: table {table.name!r} is {kind}, which splits rows by columns, but the "
+                "elements of an int8 row share a scale; choose a kind that does not split rows: "
+                "row_wise, table_wise or table_row_wise; or declare another dtype",
                 table=table.name,
             )
         if table.is_replicated and not layout.is_replicated:

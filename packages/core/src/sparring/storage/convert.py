@@ -15,6 +15,7 @@ from sparring.contracts.storage.results import Columns
 from sparring.contracts.storage.storage import Storage, read_note, write_note
 from sparring.contracts.tables.table import TableConfig
 from sparring.errors import InvalidArgumentError
+from sparring.kernels.mixed_precision import write_state
 
 __all__ = ["format_conversion_command", "copy_embeddings"]
 
@@ -94,13 +95,13 @@ def copy_embeddings(source: Storage, target: Storage, state: npt.NDArray[Any]) -
             write_note(target, name, text)
     takes_scores = target.capabilities.scores == "given"
     count = 0
-    for chunk in source.scan(columns=Columns(0, found.dim)):
+    for chunk in source.scan(columns=Columns(0, found.embedding_width)):
         if not len(chunk):
             continue
         # Zeros, because a row may have padding before its state.
         rows = np.zeros((len(chunk), asked.width), asked.numpy_dtype)
         asked.embeddings(rows)[...] = chunk.rows
-        asked.state(rows)[...] = state
+        write_state(asked, rows, state)
         target.upsert(chunk.keys, rows, chunk.scores if takes_scores else None)
         count += len(chunk)
     return count

@@ -64,6 +64,7 @@ _BY_TYPE = {
     DataType.FP64: "float64",
     DataType.FP16: "float16",
     DataType.BF16: "bfloat16",
+    DataType.INT8: "int8",
 }
 _DTYPE_NAMES: dict[object, str] = {
     said: name
@@ -83,9 +84,10 @@ class EmbeddingConfig:
             table's name.
         num_embeddings: maximum number of rows in the storage; None sets no limit. It does not limit
             the values of ids, which may be any int64.
-        data_type: dtype of stored embeddings: float32, float64, float16 or bfloat16, as a `DataType`, a
-            torch dtype, or a name. For 16-bit tables, outputs, gradients and optimizer state are
-            float32, and updates round stochastically.
+        data_type: dtype of stored embeddings: float32, float64, float16, bfloat16 or int8, as a
+            `DataType`, a torch dtype, or a name. For 16-bit and int8 tables, outputs and gradients are
+            float32, and updates round stochastically. Optimizer state is float32; int8 tables store
+            it in 8 bits, too.
         initializer: initial value of embeddings: a `sparring.Initializer`, its name, or
             ``{"kind": name, parameter: value}``. None means `init_fn`, or a uniform distribution
             between `weight_init_min` and `weight_init_max`.
@@ -178,7 +180,7 @@ def declare_table(config: EmbeddingConfig, storage: StorageLike) -> TableDeclara
         raise InvalidArgumentError(
             f"data_type of table {config.name!r} must be one of {', '.join(_BY_TYPE.values())}, "
             f"found {config.data_type!r}; to quantize a table after training, use "
-            "quantize_embeddings(module, torch.qint8)",
+            "quantize_embeddings(module, torch.quint4x2)",
             table=config.name,
         )
     initializer = config.initializer

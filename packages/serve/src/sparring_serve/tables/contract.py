@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from sparring import Columns, Storage
 from sparring.adapter import dedup, initial_rows
-from sparring.contracts import Dedup, Initializer, TableConfig
+from sparring.contracts import Dedup, Initializer, TableConfig, read_embeddings
 from sparring.errors import SparringError
 from sparring_serve.wire.messages import InitialValues, Missing, RowDtype
 
@@ -186,8 +186,9 @@ def found_rows(storage: Storage, table: TableConfig, ids: Ids, missing: Missing)
     if not len(ids):
         return FoundRows(np.empty((0, table.dim), np.float32), np.empty(0, np.bool_))
     once = dedup(ids)
-    result = storage.find(once.keys, Columns(0, table.dim))
-    return in_order_of_ids(once, FoundRows(result.rows, result.found), table, missing)
+    result = storage.find(once.keys, Columns(0, table.embedding_width))
+    rows = read_embeddings(table, result.rows)
+    return in_order_of_ids(once, FoundRows(rows, result.found), table, missing)
 
 
 def in_order_of_ids(
@@ -205,7 +206,7 @@ def in_order_of_ids(
     has_none = ~read.found if read.failed is None else ~(read.found | read.failed)
     unseen = np.flatnonzero(has_none)
     if missing == Missing.INITIAL and len(unseen):
-        rows[unseen] = initial_rows(once.keys[unseen], table)
+        rows[unseen] = read_embeddings(table, initial_rows(once.keys[unseen], table))
     if len(once.keys) == len(once.inverse):
         # If no id repeats, the keys have the order of the ids.
         return FoundRows(rows, read.found, read.failed)

@@ -153,7 +153,7 @@ class CachedStorage(Storage):
         self._hits = self._misses = self._filtered = 0
         self._failed_until = 0.0
         self._failure = ""
-        self._embedding = Columns(0, table.dim)
+        self._embedding = Columns(0, table.embedding_width)
         self._follower = Follower(table, backend, self._fills, log, options)
 
     # -- reading ------------------------------------------------------------

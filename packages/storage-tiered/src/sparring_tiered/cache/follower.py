@@ -69,7 +69,7 @@ class Follower:
     ) -> None:
         self._table, self._backend = table, backend
         self._fills, self._log, self._options = fills, log, options
-        self._embedding = Columns(0, table.dim)
+        self._embedding = Columns(0, table.embedding_width)
         self.run, self.step, self.published = "", 0, 0.0
         self.num_notes = self.num_missed = self.num_reread = self.num_erased = self.num_failed = 0
         self.refresh_seconds = 0.0

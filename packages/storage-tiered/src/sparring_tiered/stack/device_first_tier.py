@@ -70,7 +70,7 @@ class DeviceFirstTier:
         stored = self.find(kernels, dedup.keys, table.dim)
         rows = stored.rows
         kernels.initialize(rows, dedup.keys, stored.found, table)
-        if table.is_16_bit:
+        if table.is_narrow:
             rows = kernels.decode(rows)
         return kernels.pool(
             rows, dedup.inverse, lookup.offsets, mode=lookup.mode, weights=lookup.weights

@@ -56,7 +56,10 @@ def distinct_keys(rng: np.random.Generator, count: int) -> Keys:
 
 def random_rows(rng: np.random.Generator, count: int, table: TableConfig) -> Rows:
     """Returns ``(count, width)`` finite rows without zeros."""
-    return rng.uniform(0.5, 1.5, (count, table.width)).astype(table.numpy_dtype)
+    shape = (count, table.width)
+    if table.dtype == "int8":
+        return rng.integers(1, 128, shape, np.int8)
+    return rng.uniform(0.5, 1.5, shape).astype(table.numpy_dtype)
 
 
 def row_bytes(rows: Rows) -> list[bytes]:

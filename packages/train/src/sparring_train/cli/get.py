@@ -10,7 +10,7 @@ import numpy.typing as npt
 import typer
 
 from sparring import PluginManager, Snapshot, latest_snapshot, open_snapshot, scan_rows
-from sparring.contracts import TableConfig, partition
+from sparring.contracts import TableConfig, partition, read_embeddings, read_state
 from sparring.errors import SnapshotError
 from sparring_cli import (
     ExitCode,
@@ -135,13 +135,13 @@ def _find_in_storages(
 
 
 def _row(table: TableConfig, row: npt.NDArray[Any], parts: Mapping[str, slice]) -> dict[str, Any]:
-    embedding = table.embeddings(row)[0].astype(table.computing_dtype)
+    embedding = read_embeddings(table, row)[0]
     return {
         "found": True,
         "dtype": table.dtype,
         "parts": {name: embedding[where].tolist() for name, where in parts.items()},
         "state_method": table.state_method,
-        "state": table.state(row)[0].tolist(),
+        "state": read_state(table, row)[0].tolist(),
     }
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring import Snapshot, hash_strings, scan_rows
-from sparring.contracts import partition
+from sparring.contracts import partition, read_embeddings
 from sparring.errors import NotFoundError
 from sparring_cli import read_embedding_parts
 
@@ -73,7 +73,7 @@ def embeddings(
     config = snapshot.tables[table].config
     part = read_embedding_parts(snapshot, table, config.dim)["embedding"]
     for chunk in scan_rows(snapshot, table, range(4096) if partitions is None else partitions):
-        rows = config.embeddings(chunk.rows).astype(config.computing_dtype)
+        rows = np.array(read_embeddings(config, chunk.rows))
         yield chunk.keys, rows[:, part]
 
 

@@ -41,8 +41,9 @@ class ColumnBlock:
 
     @staticmethod
     def divides_state(table: TableConfig) -> bool:
-        """Whether the optimizer state of a table can be split by columns."""
-        return table.state_width % table.dim == 0
+        """Whether the rows of a table, with their optimizer state, can be split by columns."""
+        # The elements of an int8 row share a scale.
+        return table.dtype != "int8" and table.state_width % table.dim == 0
 
     def table_of(self, table: TableConfig) -> TableConfig:
         """Returns the table of this block, with the same name.

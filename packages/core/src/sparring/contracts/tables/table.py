@@ -10,8 +10,16 @@ gradients and computations use float64 for float64 tables and float32 for all ot
     └─────────────────┴────────────────┘      └───────────┴ ─ ─ ┴────────────────────┘
     0                 state_begin  row_bytes   16 bits each  0 or 2 bytes, zero
 
+    int8
+
+    ┌──────────────┬───────┬──────────────────────┐
+    │ codes (dim)  │ scale │ state, also 8 bits   │
+    └──────────────┴───────┴──────────────────────┘
+    0                      state_begin   row_bytes
+
 Storages do not interpret rows: for them, a row is `width` elements of the table's dtype,
-``row_bytes / itemsize``. ``native/kernels/row_layout.h`` defines the same layout in C++.
+``row_bytes / itemsize``. ``native/kernels/row_layout.h`` defines the same layout in C++, and
+``native/kernels/bytes.h`` the codes and scales of int8 rows.
 """
 
 from __future__ import annotations
@@ -33,13 +41,17 @@ __all__ = ["CONVERT_HELP", "DTYPES", "PLACEMENTS", "TableConfig"]
 CONVERT_HELP = "sparring convert --help"
 """Command that error messages name if they cannot construct the complete command line."""
 
-DTYPES = ("float32", "float64", "float16", "bfloat16")
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int8")
 
 PLACEMENTS = ("sharded", "replicated")
 
-_DTYPES_OF_16_BITS = ("float16", "bfloat16")
+_NARROW_DTYPES = ("float16", "bfloat16", "int8")
+
+_SCALE_BYTES = 2
+"""Bytes of the scale of an int8 embedding, and of each vector of its state."""
 
 _LARGEST = {
+    "int8": 127.0 * 448.0,
     "float16": 65_504.0,
     "bfloat16": (2 - 2**-7) * 2.0**127,
     "float32": float(np.finfo(np.float32).max),
@@ -60,8 +72,9 @@ class TableConfig:
     Args:
         name: letters, digits, ``_``, ``.``, ``-``; it is part of file names in snapshots.
         dim: number of elements of an embedding, 1 to 65,536.
-        dtype: dtype of embeddings: ``float32``, ``float64``, ``float16`` or ``bfloat16``. 16-bit
-            embeddings are rounded stochastically after an update.
+        dtype: dtype of embeddings: ``float32``, ``float64``, ``float16``, ``bfloat16`` or ``int8``.
+            16-bit and 8-bit embeddings are rounded stochastically after an update. int8 rows have a
+            scale per embedding, and optimizer state of 8 bits per element.
         initializer: initial value of keys without a row: an `Initializer`, its name, or
             ``{"kind": …}``.
         state_width: number of elements of optimizer state after the embedding. Set by the engine.
@@ -103,8 +116,11 @@ class TableConfig:
     """Dtype of optimizer state, gradients and the results of lookups."""
     is_replicated: bool = field(init=False, repr=False, compare=False)
     """Whether every rank keeps all rows."""
-    is_16_bit: bool = field(init=False, repr=False, compare=False)
-    """Whether elements of embeddings have 16 bits, fewer than the computing dtype."""
+    is_narrow: bool = field(init=False, repr=False, compare=False)
+    """Whether elements of embeddings have fewer bits than the computing dtype, so that rows must be
+    decoded."""
+    embedding_width: int = field(init=False, repr=False, compare=False)
+    """Length of a stored embedding in elements of the table's dtype: `dim`, and the scale of int8."""
     state_begin: int = field(init=False, repr=False, compare=False)
     """Offset of the state in a row, in bytes; the length of the row if there is no state."""
     row_bytes: int = field(init=False, repr=False, compare=False)
@@ -145,17 +161,23 @@ class TableConfig:
 
     def _derive(self) -> None:
         """Computes the derived fields once, because every step reads them."""
-        is_16_bit = self.dtype in _DTYPES_OF_16_BITS
         computing = np.dtype(np.float64 if self.dtype == "float64" else np.float32)
-        itemsize = 2 if is_16_bit else computing.itemsize
-        unit = computing.itemsize if self.state_width else 1
-        state_begin = -(-self.dim * itemsize // unit) * unit
-        row_bytes = state_begin + self.state_width * computing.itemsize
+        numpy_dtype = _numpy_dtype(self.dtype)
+        itemsize, embedding_width = numpy_dtype.itemsize, self.dim
+        if self.dtype == "int8":
+            state_begin = embedding_width = self.dim + _SCALE_BYTES
+            num_vectors, num_numbers = divmod(self.state_width, self.dim)
+            row_bytes = (1 + num_vectors) * state_begin + 2 * num_numbers
+        else:
+            unit = computing.itemsize if self.state_width else 1
+            state_begin = -(-self.dim * itemsize // unit) * unit
+            row_bytes = state_begin + self.state_width * computing.itemsize
         derived = {
-            "numpy_dtype": _numpy_dtype(self.dtype),
+            "numpy_dtype": numpy_dtype,
             "computing_dtype": computing,
             "is_replicated": self.placement == "replicated",
-            "is_16_bit": is_16_bit,
+            "is_narrow": self.dtype in _NARROW_DTYPES,
+            "embedding_width": embedding_width,
             "state_begin": state_begin,
             "row_bytes": row_bytes,
             "width": row_bytes // itemsize,
@@ -170,9 +192,9 @@ class TableConfig:
             rows: ``(n, width)`` of the table's dtype, each row contiguous.
 
         Returns:
-            ``(n, dim)`` of the table's dtype.
+            ``(n, embedding_width)`` of the table's dtype. `read_embeddings` decodes it.
         """
-        return rows[:, : self.dim]
+        return rows[:, : self.embedding_width]
 
     def state(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Returns a view of the optimizer state in an array of rows.
@@ -182,8 +204,18 @@ class TableConfig:
 
         Returns:
             ``(n, state_width)`` of `computing_dtype`.
+
+        Raises:
+            InvalidArgumentError: the dtype is int8, whose state is encoded.
         """
-        if not self.is_16_bit:
+        if self.dtype == "int8":
+            raise InvalidArgumentError(
+                f"state of table {self.name!r}: rows of int8 contain no state of "
+                f"{self.computing_dtype}, but codes of 8 bits; call "
+                "sparring.contracts.read_state(table, rows) or write_state(table, rows, state)",
+                table=self.name,
+            )
+        if not self.is_narrow:
             return rows[:, self.dim :]
         return rows[:, self.state_begin // 2 :].view(self.computing_dtype)
 

@@ -128,7 +128,7 @@ def _gather(state: EngineState, name: str, owned: OwnedGradients, step: int) -> 
     if not len(keys):
         return GatheredRows(kernels, None, decision)
     fill_new_rows(entry, rows, keys, found, kernels)
-    if entry.config.is_16_bit:
+    if entry.config.is_narrow:
         rows = to_computing_rows(kernels, entry.config, rows)
     update = TableUpdate(entry.config, keys, rows, gradients, step)
     return GatheredRows(kernels, update, decision, row_handles)

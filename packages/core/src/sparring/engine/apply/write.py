@@ -66,7 +66,7 @@ def write_rows(
 
 def _upsert(state: EngineState, name: str, gathered: GatheredRows, update: TableUpdate) -> None:
     entry, kernels, rows = state.tables.entries[name], gathered.kernels, update.rows
-    if update.table.is_16_bit:
+    if update.table.is_narrow:
         rows = round_rows(entry, update.keys, rows, update.step, kernels)
     assert entry.storage is not None
     if gathered.row_handles is None:

@@ -213,7 +213,7 @@ def fill_and_decode(
             kernels.initialize(pulled.rows, keys, found, entry.config)
         else:
             fill_new_rows(entry, pulled.rows, keys, found, kernels)
-    return kernels.decode(pulled.rows) if entry.config.is_16_bit else pulled.rows
+    return kernels.decode(pulled.rows) if entry.config.is_narrow else pulled.rows
 
 
 def pulls_on_device(state: EngineState, tables: Iterable[str]) -> bool:

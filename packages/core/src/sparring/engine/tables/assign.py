@@ -13,6 +13,7 @@ from sparring.engine.state import EngineState, Purpose, try_quiesce
 from sparring.engine.tables.entry import TableEntry
 from sparring.errors import InvalidArgumentError
 from sparring.kernels import functions as kernels
+from sparring.kernels.mixed_precision import write_embeddings, write_state
 
 __all__ = ["assign"]
 
@@ -120,11 +121,8 @@ def _routed(
 def _write(state: EngineState, entry: TableEntry, keys: Keys, embeddings: Rows) -> None:
     config, storage = entry.config, state.tables.storage(entry.config.name)
     rows = np.zeros((len(keys), config.width), config.numpy_dtype)
-    if config.is_16_bit:
-        kernels.encode(embeddings, config.embeddings(rows))
-    else:
-        config.embeddings(rows)[...] = embeddings
+    write_embeddings(config, rows, embeddings)
     if entry.initial_state is not None:
-        config.state(rows)[...] = entry.initial_state
+        write_state(config, rows, entry.initial_state)
     storage.upsert(keys, rows)
     state.prefetches.note(config.name, keys)

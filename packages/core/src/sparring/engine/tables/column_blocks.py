@@ -108,7 +108,7 @@ def fill_new_rows(
         kernels: kernels of the arrays.
     """
     config, initial = entry.config, entry.initial_state
-    has_state = rows.shape[1] > config.dim
+    has_state = rows.shape[1] > config.embedding_width
     if initial is not None and has_state:
         initial = kernels.arrays.from_host(initial) if len(initial) else None
     else:
@@ -129,7 +129,7 @@ def fill_new_rows(
 
 
 def round_rows(entry: TableEntry, keys: Keys, rows: Rows, step: int, kernels: KernelSet) -> Rows:
-    """Converts computed rows to stored rows; rows of 16-bit tables are rounded stochastically.
+    """Converts computed rows to stored rows; narrow rows are rounded stochastically.
 
     Args:
         entry: entry of the rows.
@@ -139,7 +139,7 @@ def round_rows(entry: TableEntry, keys: Keys, rows: Rows, step: int, kernels: Ke
         kernels: kernels of the arrays.
     """
     config, rounding = entry.config, Rounding(keys, entry.initializer.rounding_seed, step)
-    if entry.block is None or not config.is_16_bit:
+    if entry.block is None or not config.is_narrow:
         whole_rows: Rows = to_stored_rows(kernels, config, rows, rounding)
         return whole_rows
     whole, columns = entry.block.whole.config, entry.block.columns

@@ -110,7 +110,7 @@ class TableEntry:
         and its columns."""
         own = self.initializer if block is None else kernels.initializer_spec(config)
         self.view = _native.TableView(config.dtype, own)
-        self.embedding = Columns(0, config.dim)
+        self.embedding = Columns(0, config.embedding_width)
         self.whole = Columns(0, config.width)
         expiry = parse_expiry(config.expire)
         self.visits = None if expiry is None else LastAccesses(expiry)

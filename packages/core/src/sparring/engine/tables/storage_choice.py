@@ -121,6 +121,7 @@ def check_declaration(table: object, storage: object) -> None:
     Raises:
         InvalidArgumentError: `table` is not a `TableConfig`, or `storage` is neither a choice nor a
             storage.
+        UnsupportedError: rows of int8 would be on a device.
     """
     if not isinstance(table, TableConfig):
         raise InvalidArgumentError(
@@ -131,6 +132,13 @@ def check_declaration(table: object, storage: object) -> None:
         raise InvalidArgumentError(
             f"declare of table {table.name!r}: storage must be a StorageChoice or an open "
             f"Storage, found {type(storage).__name__}; pass StorageChoice(backend, options)",
+            table=table.name,
+        )
+    device = find_storage_device(storage)
+    if table.dtype == "int8" and device != "cpu":
+        raise UnsupportedError(
+            f"declare table {table.name!r}: rows of int8 are in host memory, found a storage on "
+            f"{device!r}; choose device 'cpu', or declare the table as bfloat16",
             table=table.name,
         )
 

@@ -314,7 +314,7 @@ class TableEntry(_Entry):
 
     name: str
     dim: int
-    dtype: Literal["float32", "float64", "float16", "bfloat16"]
+    dtype: Literal["float32", "float64", "float16", "bfloat16", "int8"]
     state_width: int
     state_method: str
     has_scores: bool

@@ -101,7 +101,7 @@ class TablesConfig(Section):
     the tables `user` and `item`, and a model of kind `dlrm` has one table per categorical column.
     """
 
-    dtype: Literal["float32", "float64", "float16", "bfloat16"] = Field(
+    dtype: Literal["float32", "float64", "float16", "bfloat16", "int8"] = Field(
         "float32",
         description="Type of embeddings. Optimizer state and computations are `float64` for `float64`, "
         "otherwise `float32`. Updated embeddings of 16 bits are rounded stochastically.",
