@@ -1,5 +1,5 @@
 """Conformance kits for storage backends, collectives, framework adapters and sharding kinds, and for the
-kinds of data and of models of `sparring train`.
+kinds of data, streams and models of `sparring train`.
 
     class TestMyStorage(StorageTests):
         @pytest.fixture
@@ -20,6 +20,11 @@ kinds of data and of models of `sparring train`.
         @pytest.fixture
         def open_dataset(self):
             return lambda request: MyDataset(section, request)
+
+    class TestMySource(StreamSourceTests):
+        @pytest.fixture
+        def stream(self):
+            return MyWritableStream()
 
     class TestMyModel(ModelKindTests):
         @pytest.fixture
@@ -45,6 +50,7 @@ if TYPE_CHECKING:
     from sparring_testing.frameworks.dataset_tests import DatasetRequest, DatasetTests
     from sparring_testing.frameworks.framework_tests import FrameworkTests
     from sparring_testing.frameworks.model_kind_tests import ModelKindTests
+    from sparring_testing.frameworks.stream_source_tests import StreamSourceTests, WritableStream
     from sparring_testing.guard import overrides_kit
     from sparring_testing.processes.rank_processes import RankProcesses
     from sparring_testing.storages.storage_tests import StorageTests
@@ -58,6 +64,8 @@ __all__ = [
     "RankProcesses",
     "ShardingKindTests",
     "StorageTests",
+    "StreamSourceTests",
+    "WritableStream",
     "overrides_kit",
 ]
 
@@ -70,7 +78,12 @@ def __getattr__(name: str) -> object:
     try:
         from sparring_testing import guard
         from sparring_testing.collectives import collective_tests, sharding_kind_tests
-        from sparring_testing.frameworks import dataset_tests, framework_tests, model_kind_tests
+        from sparring_testing.frameworks import (
+            dataset_tests,
+            framework_tests,
+            model_kind_tests,
+            stream_source_tests,
+        )
         from sparring_testing.processes import rank_processes
         from sparring_testing.storages import storage_tests
     except ModuleNotFoundError as error:
@@ -87,5 +100,7 @@ def __getattr__(name: str) -> object:
     globals()["RankProcesses"] = rank_processes.RankProcesses
     globals()["ShardingKindTests"] = sharding_kind_tests.ShardingKindTests
     globals()["StorageTests"] = storage_tests.StorageTests
+    globals()["StreamSourceTests"] = stream_source_tests.StreamSourceTests
+    globals()["WritableStream"] = stream_source_tests.WritableStream
     globals()["overrides_kit"] = guard.overrides_kit
     return globals()[name]

@@ -19,12 +19,18 @@ if TYPE_CHECKING:
     from sparring_train.config.sections.kinds import DataSection, ModelSection, Ranking
     from sparring_train.data.dataset import Dataset, LabelRange, OpenRequest
     from sparring_train.data.table.strings import find_strings
-    from sparring_train.hookspecs import DataDescriptor, ModelDescriptor, ModelRequest
+    from sparring_train.hookspecs import (
+        DataDescriptor,
+        ModelDescriptor,
+        ModelRequest,
+        StreamDescriptor,
+    )
     from sparring_train.loop.saved_model import evaluate_model
     from sparring_train.metrics_files.writer import MetricsWriter
     from sparring_train.registered_kinds import find_trainer
     from sparring_train.run.result import TrainResult
     from sparring_train.run.saved_run import open_run
+    from sparring_train.streams import OffsetGoneError, StreamMessage, StreamRead, StreamSource
 
 __all__ = [
     "CollectiveConfig",
@@ -39,11 +45,16 @@ __all__ = [
     "ModelDescriptor",
     "ModelRequest",
     "ModelSection",
+    "OffsetGoneError",
     "OpenRequest",
     "Ranking",
     "RendezvousConfig",
     "RunConfig",
     "Schema",
+    "StreamDescriptor",
+    "StreamMessage",
+    "StreamRead",
+    "StreamSource",
     "TrainResult",
     "config_as_yaml",
     "evaluate_model",
@@ -67,11 +78,16 @@ _HOMES = {
     "ModelDescriptor": "hookspecs",
     "ModelRequest": "hookspecs",
     "ModelSection": "config.sections.kinds",
+    "OffsetGoneError": "streams",
     "OpenRequest": "data.dataset",
     "Ranking": "config.sections.kinds",
     "RendezvousConfig": "config.run",
     "RunConfig": "config.run",
     "Schema": "columns",
+    "StreamDescriptor": "hookspecs",
+    "StreamMessage": "streams",
+    "StreamRead": "streams",
+    "StreamSource": "streams",
     "TrainResult": "run.result",
     "config_as_yaml": "config.reading.printer",
     "evaluate_model": "loop.saved_model",

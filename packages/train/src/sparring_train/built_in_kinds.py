@@ -9,11 +9,18 @@ from sparring.contracts import API_VERSION
 from sparring_train.config.sections.data import SyntheticCriteoData
 from sparring_train.config.sections.model import DeepFmModel, DlrmModel, MatrixFactorizationModel
 from sparring_train.config.sections.ranking_models import SequenceModel, TwoTowersModel
+from sparring_train.config.sections.stream import StreamData
 from sparring_train.config.sections.table import TableData
-from sparring_train.hookspecs import DataDescriptor, ModelDescriptor, ModelRequest
+from sparring_train.data.stream.redis_streams import RedisStreamOptions
+from sparring_train.hookspecs import (
+    DataDescriptor,
+    ModelDescriptor,
+    ModelRequest,
+    StreamDescriptor,
+)
 from sparring_train.lazy_import import lazy_import
 
-__all__ = ["data_kinds", "model_kinds"]
+__all__ = ["data_kinds", "model_kinds", "stream_kinds"]
 
 
 def data_kinds() -> list[DataDescriptor]:
@@ -33,6 +40,36 @@ def data_kinds() -> list[DataDescriptor]:
             section=TableData,
             open=lazy_import("data.table.dataset:open_table"),
             read=lazy_import("data.table.dataset:read_table"),
+        ),
+        DataDescriptor(
+            name="stream",
+            api_version=API_VERSION,
+            summary="Events of a message broker, or of files that are added to a folder.",
+            section=StreamData,
+            open=lazy_import("data.stream.dataset:StreamDataset"),
+            read=lazy_import("data.stream.dataset:read_files"),
+        ),
+    ]
+
+
+def stream_kinds() -> list[StreamDescriptor]:
+    """Returns the built-in kinds of streams."""
+    return [
+        StreamDescriptor(
+            name="folder",
+            api_version=API_VERSION,
+            summary="A folder to which Parquet files are added.",
+            open=lazy_import("data.stream.folder:FolderSource"),
+        ),
+        *(
+            StreamDescriptor(
+                name=scheme,
+                api_version=API_VERSION,
+                summary="Redis Streams.",
+                options=RedisStreamOptions,
+                open=lazy_import("data.stream.redis_streams:RedisSource"),
+            )
+            for scheme in ("redis", "rediss")
         ),
     ]
 

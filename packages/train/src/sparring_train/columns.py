@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Column", "ColumnBatch", "Feature", "Label", "Origin", "Schema"]
+__all__ = ["Column", "ColumnBatch", "Cut", "CutRange", "Feature", "Label", "Origin", "Schema"]
 
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -141,6 +141,32 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
+class CutRange:
+    """Events of one partition of a stream that one step trains."""
+
+    partition: str
+    begin: int
+    """Offset of the first message, or an earlier one."""
+    end: int
+    """Offset after the last message."""
+    num_events: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Events of a stream that one step trains, over all ranks."""
+
+    ranges: tuple[CutRange, ...]
+    """Ranges of the partitions from which the step has events."""
+    positions: Mapping[str, int]
+    """Partition → offset of the first event after the cut, for all partitions."""
+
+    @property
+    def num_events(self) -> int:
+        return sum(each.num_events for each in self.ranges)
+
+
+@dataclass(frozen=True, slots=True)
 class ColumnBatch:
     """Examples of a step by column: all of them, or one rank's part.
 
@@ -167,6 +193,8 @@ class ColumnBatch:
     a batch."""
     total: int | None = field(default=None, kw_only=True)
     """Number of examples of the step over all ranks, if this batch is one rank's part."""
+    cut: Cut | None = field(default=None, kw_only=True)
+    """Events of the step, if the examples are a stream."""
 
     def __len__(self) -> int:
         return len(self.numbers)

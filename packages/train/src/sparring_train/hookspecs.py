@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sparring_train.config.sections.kinds import DataSection, ModelSection
     from sparring_train.data.dataset import Dataset, LabelRange, OpenRequest
     from sparring_train.run.result import Progress, TrainResult
+    from sparring_train.streams import StreamSource
 
 __all__ = [
     "DataDescriptor",
@@ -32,9 +33,11 @@ __all__ = [
     "OpenedModel",
     "ProgramRequest",
     "SavedModel",
+    "StreamDescriptor",
     "TrainerDescriptor",
     "sparring_register_data",
     "sparring_register_models",
+    "sparring_register_streams",
     "sparring_register_trainers",
 ]
 
@@ -112,6 +115,18 @@ class DataDescriptor(Descriptor):
     read: Callable[[Any, str], Iterator[ColumnBatch]] | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class StreamDescriptor(Descriptor):
+    """A kind of stream, selected by the scheme of `data.url`: ``<name>://...``. Other URLs and paths are
+    opened by the stream ``folder``.
+
+    `open(url, options)` opens the stream on one rank. `options` is an instance of the descriptor's class
+    of options.
+    """
+
+    open: Callable[[str, Any], StreamSource]
+
+
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
     """Inputs for building a model."""
@@ -158,3 +173,8 @@ def sparring_register_data() -> Sequence[DataDescriptor]:
 @hookspec
 def sparring_register_models() -> Sequence[ModelDescriptor]:
     """Returns the kinds of models that this plugin can build."""
+
+
+@hookspec
+def sparring_register_streams() -> Sequence[StreamDescriptor]:
+    """Returns the kinds of streams that this plugin can read."""

@@ -10,7 +10,12 @@ from sparring_train.lazy_import import lazy_import
 
 if TYPE_CHECKING:
     from sparring_serve import EvaluatorDescriptor
-    from sparring_train.hookspecs import DataDescriptor, ModelDescriptor, TrainerDescriptor
+    from sparring_train.hookspecs import (
+        DataDescriptor,
+        ModelDescriptor,
+        StreamDescriptor,
+        TrainerDescriptor,
+    )
 
 
 @hookimpl
@@ -18,6 +23,11 @@ def sparring_register_commands() -> Sequence[CommandDescriptor]:
     return [
         _command("train", "cli.train", "Train and evaluate the model of a configuration."),
         _command("init", "cli.init", "Write a configuration for files of examples."),
+        _command(
+            "replay",
+            "cli.replay",
+            "Train the recorded cuts of a run on a stream again, and compare the result.",
+        ),
         _command("config", "cli.config", "Show or check a configuration."),
         _command("report", "cli.report", "Compare two runs."),
         _command("get", "cli.get", "Show the row of one key."),
@@ -85,6 +95,13 @@ def sparring_register_models() -> Sequence[ModelDescriptor]:
     from sparring_train.built_in_kinds import model_kinds
 
     return model_kinds()
+
+
+@hookimpl(optionalhook=True)
+def sparring_register_streams() -> Sequence[StreamDescriptor]:
+    from sparring_train.built_in_kinds import stream_kinds
+
+    return stream_kinds()
 
 
 @hookimpl(optionalhook=True)

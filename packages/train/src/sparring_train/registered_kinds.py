@@ -6,12 +6,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sparring_train import built_in_kinds, hookspecs
-from sparring_train.hookspecs import DataDescriptor, ModelDescriptor, TrainerDescriptor
+from sparring_train.hookspecs import (
+    DataDescriptor,
+    ModelDescriptor,
+    StreamDescriptor,
+    TrainerDescriptor,
+)
 
 if TYPE_CHECKING:
     from sparring import PluginManager
 
-__all__ = ["data_kinds", "model_kinds", "trainer_names", "find_trainer"]
+__all__ = ["data_kinds", "model_kinds", "stream_kinds", "trainer_names", "find_trainer"]
 
 
 def find_trainer(framework: str, manager: PluginManager) -> TrainerDescriptor:
@@ -52,6 +57,12 @@ def model_kinds(manager: PluginManager | None = None) -> dict[str, ModelDescript
     return {each.name: each for each in found if isinstance(each, ModelDescriptor)}
 
 
+def stream_kinds(manager: PluginManager | None = None) -> dict[str, StreamDescriptor]:
+    """Returns scheme → descriptor; the built-in kinds if the manager has none."""
+    found = _found(manager, "streams") or built_in_kinds.stream_kinds()
+    return {each.name: each for each in found if isinstance(each, StreamDescriptor)}
+
+
 def _found(manager: PluginManager | None, kind: str) -> Sequence[object]:
     every = () if manager is None else _extended(manager).descriptors()
     return [each.descriptor for each in every if each.kind == kind]
@@ -59,6 +70,11 @@ def _found(manager: PluginManager | None, kind: str) -> Sequence[object]:
 
 def _extended(manager: PluginManager) -> PluginManager:
     """Adds the hooks of this package to the manager."""
-    kinds = {"data": DataDescriptor, "models": ModelDescriptor, "trainers": TrainerDescriptor}
+    kinds = {
+        "data": DataDescriptor,
+        "models": ModelDescriptor,
+        "streams": StreamDescriptor,
+        "trainers": TrainerDescriptor,
+    }
     manager.extend(hookspecs, kinds)
     return manager

@@ -10,7 +10,7 @@ from itertools import chain, count
 from typing import TYPE_CHECKING
 
 from sparring_train.cli.init_words import quote_yaml_name
-from sparring_train.config.sections.table import is_table_name
+from sparring_train.config.sections.columns import is_table_name
 from sparring_train.data.table.sample import Sample
 from sparring_train.data.table.summary import ColumnSummary, TableSummary
 

@@ -210,6 +210,12 @@ def _check_data(model: ModelSection, data: DataSection) -> Iterator[PydanticCust
         )
         return
     ranking, is_either = model.ranking(schema), {"binary", "number"} <= set(data.labels)
+    if ranking is not None and data.has_test and not data.has_epochs:
+        yield PydanticCustomError(
+            "test_of_stream",
+            "is not supported by models that rank items, because the test requires all earlier events",
+            {"path": ("data", "test_path"), "found": "files", "expected": "null"},
+        )
     if ranking is not None and is_either and ranking.positive is None:
         yield PydanticCustomError(
             "model_data",
@@ -241,6 +247,15 @@ def _check_micro_batches(
                 "found": str(training.micro_batches),
                 "expected": f"at most data.batch_size, {data.batch_size}",
             },
+        )
+
+
+def _check_epochs(training: TrainingConfig, data: DataSection) -> Iterator[PydanticCustomError]:
+    if training.epochs > 1 and not data.has_epochs:
+        yield PydanticCustomError(
+            "epochs_of_stream",
+            "must be 1, because a stream is read once",
+            {"path": ("training", "epochs"), "found": str(training.epochs), "expected": "1"},
         )
 
 
@@ -352,6 +367,7 @@ def _check_change_notes(chosen: ChangeNotesConfig) -> Iterator[PydanticCustomErr
 _CHECKS: tuple[tuple[tuple[str, ...], Callable[..., Iterator[PydanticCustomError]]], ...] = (
     (("model", "data"), _check_data),
     (("training", "data"), _check_micro_batches),
+    (("training", "data"), _check_epochs),
     (("training", "model", "data"), _check_validation),
     (("training", "model"), _check_loss),
     (("model", "data", "tables"), _check_table_names),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sparring_train.columns import ColumnBatch, Label, Schema
 
-__all__ = ["Dataset", "LabelRange", "OpenRequest"]
+if TYPE_CHECKING:
+    from sparring import PluginManager
+
+__all__ = ["Dataset", "LabelRange", "OpenRequest", "StreamedDataset"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,11 @@ class OpenRequest:
     """Folder of the run's snapshots; None if it saves none."""
     is_saved: bool = False
     """Whether the data belong to a saved run that is open for predictions: nothing may be written."""
+    gather: Callable[[bytes], list[bytes]] | None = None
+    """Returns the bytes that each rank passes, in the order of ranks. All ranks call it at the same time.
+    None: there is one rank."""
+    plugin_manager: PluginManager | None = None
+    """Finds parts that plugins register."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,4 +88,24 @@ class Dataset(Protocol):
         """Returns further results to show to a user, such as ``best_auc``, as JSON types.
 
         ``rows_skipped`` is the number of bad rows that this rank left out; it is summed over ranks.
+        """
+
+
+class StreamedDataset(Dataset, Protocol):
+    """Examples of a stream, whose section has `has_epochs` = False.
+
+    `batches` starts at the current positions. It yields batches with `ColumnBatch.cut`, and None, on all
+    ranks, if there is no event yet.
+    """
+
+    def resume(self, step: int, positions: Mapping[str, int]) -> None:
+        """Continues at the positions of a snapshot.
+
+        Args:
+            step: number of steps before these positions.
+            positions: partition → offset of the next event; empty if the snapshot was saved before the
+                run had a stream. Other partitions start at their first event.
+
+        Raises:
+            DataError: a partition is missing, or no longer contains the event at its position.
         """

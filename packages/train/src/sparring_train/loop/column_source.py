@@ -66,6 +66,7 @@ class ColumnSource:
         is_saved: bool = False,
     ) -> None:
         self._config, self.container, self._is_saved = config, container, is_saved
+        self._manager = manager
         self._kind = data_kinds(manager)[config.data.kind]
         self.schema: Schema = config.data.columns
         self._ranking = config.model.ranking(self.schema)
@@ -88,6 +89,8 @@ class ColumnSource:
             collective.world_size,
             snapshots_url=config.snapshots.url,
             is_saved=self._is_saved,
+            gather=Ranks(collective, self.container.quiesce).gathered_bytes,
+            plugin_manager=self._manager,
         )
         return self._kind.open(config.data, request)
 
@@ -129,13 +132,16 @@ class ColumnSource:
             seed=config.seed,
         )
 
-    def batches(self, epoch: int) -> Iterator[ColumnBatch]:
-        """Yields all training examples once."""
-        batches, ranking = self.data.batches(epoch), self._ranking
+    def batches(self, epoch: int) -> Iterator[ColumnBatch | None]:
+        """Yields all training examples once, and None if a stream has no event yet."""
+        batches: Iterator[ColumnBatch | None] = self.data.batches(epoch)
+        ranking = self._ranking
         if ranking is None:
             return batches
-        whole = (drop_incomplete_examples(each, ranking) for each in batches)
-        return (each for each in whole if each.num_examples)
+        whole = (
+            None if each is None else drop_incomplete_examples(each, ranking) for each in batches
+        )
+        return (each for each in whole if each is None or each.num_examples)
 
     def evaluate(
         self,
@@ -146,7 +152,7 @@ class ColumnSource:
         part: HeldOut = "test",
     ) -> dict[str, float]:
         """Computes metrics on the test or validation examples: AUC and log loss of probabilities, RMSE
-        of numbers, or the metrics of `RankingEvaluation`.
+        of numbers, or the metrics of `RankingEvaluation`; none if the data have no test examples.
 
         Args:
             predict: computes predictions for a rank's part of a batch.
@@ -155,6 +161,8 @@ class ColumnSource:
                 called by a ranking evaluation.
             part: the examples to evaluate.
         """
+        if not self._config.data.has_test:
+            return {}
         if self._ranking is not None:
             metrics = self._rankings.metrics(predict, ranks, part)
             self.explain_undefined = self._rankings.explain_undefined
@@ -217,14 +225,18 @@ class ColumnSource:
     def make_slice_metrics(self, ranks: Ranks) -> SliceMetrics | None:
         """Creates empty metrics of slices of the test examples; None if no feature defines slices."""
         features = [each.name for each in self.data.schema.features if not each.is_list]
-        if not features or self._config.model.label is None:
+        if not features or self._config.model.label is None or not self._config.data.has_test:
             return None
         return SliceMetrics(features, self.quality, ranks)
 
     @property
     def is_binary(self) -> bool:
-        """Whether predictions are probabilities of a binary label."""
-        return self._ranking is None and self._config.model.label == "binary"
+        """Whether predictions for test examples are probabilities of a binary label."""
+        return (
+            self._config.data.has_test
+            and self._ranking is None
+            and self._config.model.label == "binary"
+        )
 
     @property
     def popularity(self) -> dict[str, float]:
@@ -234,8 +246,11 @@ class ColumnSource:
     def baselines(self, ranks: Ranks) -> Baselines | None:
         """Creates metrics of predictions without a model; None if the best possible metrics are
         known."""
-        if self._config.model.label is None or any(
-            name.startswith("best_") for name in self.data.extra()
+        data = self._config.data
+        if (
+            self._config.model.label is None
+            or not data.has_test
+            or any(name.startswith("best_") for name in self.data.extra())
         ):
             return None
         features = [each.name for each in self.data.schema.features if not each.is_list]

@@ -8,20 +8,24 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import replace
 from itertools import chain, islice, repeat
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from sparring import PluginManager, Snapshot, State, StepContainer, join_job
 from sparring.adapter import configure_pool
-from sparring.errors import ConfigError, DataError, SnapshotError
+from sparring.errors import ConfigError, DataError
+from sparring_train.columns import ColumnBatch
 from sparring_train.config.run import RunConfig
+from sparring_train.data.dataset import StreamedDataset
+from sparring_train.data.stream.cut_log import CutLog
 from sparring_train.loop.best_step import BestStep
 from sparring_train.loop.column_source import ColumnSource
 from sparring_train.loop.kept_best import BestStepSnapshots, kept_best, make_best_step
 from sparring_train.loop.model import Trainer
+from sparring_train.loop.position import POSITION, Position, mark_epoch_ends, read_position
 from sparring_train.loop.run_metrics import metrics_output, trace_output
 from sparring_train.loop.run_report import RunReport
 from sparring_train.report.host import peak_memory_bytes
@@ -39,8 +43,8 @@ __all__ = ["run_training"]
 _VALIDATION = "validation"
 """Name of the state that contains the best step so far."""
 
-_POSITION = "position"
-"""Name of the state that contains the position of the run in its data."""
+_END: Any = object()
+"""Marks the end of batches."""
 
 MakeTrainer = Callable[[StepContainer], "tuple[ColumnSource, Trainer]"]
 
@@ -104,43 +108,6 @@ def run_training(
                 return run.to_end()
 
 
-@dataclass(frozen=True, slots=True)
-class _Position:
-    """Position of a run in its data."""
-
-    step: int = 0
-    """Number of completed steps."""
-    epoch: int = 0
-    """Index of the current epoch."""
-    batch: int = 0
-    """Number of batches of this epoch that were trained on."""
-
-
-def _position(url: str, values: Mapping[str, Any]) -> _Position:
-    """Returns the position of the run that wrote the snapshot at `url`.
-
-    Raises:
-        SnapshotError: the snapshot does not contain a valid position.
-    """
-    counts: list[Any] = [values.get(each.name) for each in fields(_Position)]
-    if not all(type(count) is int and count >= 0 for count in counts):
-        raise SnapshotError(
-            f"snapshot {url}: found no valid step, epoch and batch in its state {_POSITION!r}; resume "
-            "from a snapshot of `sparring train`, or load only the rows of this one with container.load",
-            url=url,
-        )
-    return _Position(*counts)
-
-
-def _mark_epoch_ends(batches: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
-    """Yields each batch, and whether it is the last one."""
-    batch = next(batches, None)
-    while batch is not None:
-        after = next(batches, None)
-        yield batch, after is None
-        batch = after
-
-
 class _Run:
     """State and steps of one run."""
 
@@ -166,10 +133,12 @@ class _Run:
             self._ranks,
         )
         self._progress = self._report.progress
-        self._at = _Position()
+        self._at = Position()
         # Positions of batches that were requested, but whose steps are not yet made.
-        self._coming: deque[tuple[_Position, bool]] = deque()
+        self._coming: deque[tuple[Position, bool]] = deque()
         self._ready: Iterator[Any] | None = None
+        self._stop = threading.Event()
+        self._is_stopped = False
         self._resumed_steps = 0
         self._metrics: dict[str, float] = {}
         self._metrics_step = -1
@@ -179,6 +148,8 @@ class _Run:
         self._kept: BestStepSnapshots | None = None
         self._snapshots = RunSnapshots(self._container, config, self._progress.on_message)
         self._notes = notes
+        url = config.snapshots.url if self._ranks.is_first else None
+        self._cuts = CutLog(url, self._ranks.world_size, self._progress.on_message)
 
     @contextmanager
     def best_kept(self, is_one_host: bool) -> Iterator[None]:
@@ -206,7 +177,7 @@ class _Run:
 
     def _end(self, *, is_terminated: bool) -> TrainResult:
         """Evaluates and reports, except after SIGTERM, and saves the run."""
-        if not self._step:
+        if not self._step and not is_terminated:
             raise DataError(
                 "found no sample to train on, expected at least one; add data, or reduce the test and "
                 "validation parts"
@@ -230,12 +201,15 @@ class _Run:
     def _train(self, stop: threading.Event) -> bool:
         """Trains until the run is complete, or `stop` is set on any rank. Returns whether it was set."""
         interval = self._config.training.evaluation_interval_steps
+        self._stop = stop
         if self._best is not None and self._best.is_over:
             return False
         for trained in self._trainer.steps(self._ready or self._batches(), stop):
             self._at, ends_epoch = self._coming.popleft()
             if self._kept is not None:
                 self._kept.is_current = False
+            if trained.batch.cut is not None:
+                self._cuts.add(self._step, trained.batch.cut)
             self._report.on_batch(trained.batch, is_first_epoch=self._at.epoch == 0)
             self._progress.on_step(self._step, trained.loss, trained.num_examples)
             if self._report.wants_rows(self._step):
@@ -259,7 +233,7 @@ class _Run:
                     f"evaluations did not improve validation {self._best.metric} (training.patience)"
                 )
                 return False
-        return False
+        return self._is_stopped
 
     def _validate(self, best: BestStep) -> None:
         """Evaluates the validation examples, and saves the step if it is the best one."""
@@ -340,15 +314,18 @@ class _Run:
         return min(per_epoch * training.epochs, training.steps or per_epoch * training.epochs)
 
     def _batches(self) -> Iterator[Any]:
+        if not self._config.data.has_epochs:
+            yield from self._stream_batches()
+            return
         limit = self._config.training.steps
         begin = self._at
         step = begin.step
         for epoch in range(begin.epoch, self._config.training.epochs):
             skipped = begin.batch if epoch == begin.epoch else 0
             batches = self._measured(islice(self._source.batches(epoch), skipped, None))
-            # `_mark_epoch_ends` reads one batch ahead, so it is used only if ends of epochs matter.
+            # `mark_epoch_ends` reads one batch ahead, so it is used only if ends of epochs matter.
             marked = (
-                _mark_epoch_ends(batches) if self._best is not None else zip(batches, repeat(False))
+                mark_epoch_ends(batches) if self._best is not None else zip(batches, repeat(False))
             )
             for number, (batch, is_end) in enumerate(marked, start=skipped + 1):
                 # The limit may have been reduced before the run was resumed.
@@ -356,15 +333,31 @@ class _Run:
                     return
                 self._snapshots.check()
                 step += 1
-                self._coming.append((_Position(step, epoch, number), is_end))
+                self._coming.append((Position(step, epoch, number), is_end))
                 yield batch
+
+    def _stream_batches(self) -> Iterator[ColumnBatch]:
+        """Yields batches of a stream, until it ends or the run is stopped."""
+        limit, step = self._config.training.steps, self._at.step
+        batches = self._measured(self._source.batches(0))
+        while (limit is None or step < limit) and (batch := next(batches, _END)) is not _END:
+            self._snapshots.check()
+            if batch is None:
+                # Other ranks learn of a stop by a step, and there is none.
+                if self._ranks.largest(int(self._stop.is_set())):
+                    self._is_stopped = True
+                    return
+                continue
+            step += 1
+            self._coming.append((Position(step, 0, 0, batch.cut.positions), False))
+            yield batch
 
     def _measured(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yields batches, and records the time to read each one."""
         while True:
             with self._container.span("read batch"):
-                batch = next(batches, None)
-            if batch is None:
+                batch = next(batches, _END)
+            if batch is _END:
                 return
             yield batch
 
@@ -374,8 +367,9 @@ class _Run:
 
     def _states(self) -> dict[str, State]:
         """Returns the state that is needed to resume, except the state that the container saves."""
+        self._cuts.flush()
         counted = {"metrics": self._metrics, "metrics_step": self._metrics_step}
-        own = {_POSITION: State(asdict(self._at) | counted)}
+        own = {POSITION: State(self._at.values() | counted)}
         if self._best is not None:
             kept = {} if self._kept is None else self._kept.values()
             more = {"metrics": self._validation, "validated_step": self._validated_step}
@@ -397,12 +391,15 @@ class _Run:
                 f"{loaded.url} was not written with {framework}: rows and their optimizer state are "
                 "used; ordinary parameters start from initial values"
             )
-        values = loaded.states[_POSITION].values
-        position = _position(loaded.url, values)
+        values = loaded.states[POSITION].values
+        position = read_position(loaded.url, values)
         if self._at != position:
             self._at, self._ready = position, None
             self._coming.clear()
         self._resumed_steps = self._step
+        if not self._config.data.has_epochs:
+            data = cast(StreamedDataset, self._source.data)
+            data.resume(position.step, position.stream or {})
         self._report.resume(loaded.states, loaded.url)
         self._metrics = dict(values.get("metrics", {}))
         self._metrics_step = values.get("metrics_step", -1)
@@ -425,8 +422,10 @@ class _Run:
     def _seek(self, snapshot: Snapshot) -> None:
         """Moves the data to the position of a snapshot, while its rows are loaded."""
         check_same_origins(snapshot, self._source.data.schema.origins)
-        self._at = _position(snapshot.url, snapshot.state(_POSITION).values)
+        self._at = read_position(snapshot.url, snapshot.state(POSITION).values)
         self._coming.clear()
+        if not self._config.data.has_epochs:
+            return
         batches = self._batches()
         # Reading the first batch skips those before it.
         self._ready = chain(list(islice(batches, 1)), batches)
@@ -439,6 +438,8 @@ class _Run:
         if self._metrics_step != self._step:
             self._metrics_step = self._step
             step = self._step
+            if not self._metrics:
+                return
             if self._best is not None and self._kept is not None and self._kept.is_current:
                 step = self._best.step or step
             self._progress.on_metrics(step, self._metrics)

@@ -54,6 +54,15 @@ class Ranks:
         self._wait()
         return np.concatenate(self._collective.all_gather(values))
 
+    def gathered_bytes(self, value: bytes) -> list[bytes]:
+        """Returns the bytes of each rank, in the order of ranks."""
+        if self.world_size == 1:
+            return [value]
+        self._wait()
+        return [
+            each.tobytes() for each in self._collective.all_gather(np.frombuffer(value, np.uint8))
+        ]
+
     def means(self, arrays: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
         """Returns the means over ranks of arrays of any shapes and float dtypes, in one exchange.
 

@@ -16,6 +16,9 @@ from sparring_train.config.names import short_name
 from sparring_train.config.reading.former_kinds import upgrade_sections
 from sparring_train.config.run import RunConfig
 from sparring_train.config.section import Section
+from sparring_train.config.sections.columns import ColumnSettings
+from sparring_train.config.sections.kinds import DataSection
+from sparring_train.config.sections.stream import StreamData
 
 __all__ = [
     "ORIGINS",
@@ -75,7 +78,10 @@ def check_same_run(snapshot: Snapshot, config: RunConfig) -> list[str]:
     for name in _EXACT:
         if name not in saved:
             continue
-        before, wanted = (_upgrade_values(values[name], config, name) for values in (saved, now))
+        if name == "data" and _has_other_kind(saved[name], config):
+            before, wanted = (_shared_columns(values[name]) for values in (saved, now))
+        else:
+            before, wanted = (_upgrade_values(each[name], config, name) for each in (saved, now))
         if before != wanted:
             keys = _first_difference(before, wanted)
             old, new = (_value_at(keys, values) for values in (before, wanted))
@@ -104,6 +110,8 @@ def _describe_moved_data(snapshot: Snapshot, saved: Any, config: RunConfig) -> l
         return found
 
     if not isinstance(config.data, Section) or saved is None:
+        return []
+    if _has_other_kind(saved, config):
         return []
     before = paths_of(type(config.data).model_validate(saved))
     return [
@@ -147,10 +155,23 @@ def _upgrade_values(values: Any, config: RunConfig, name: str) -> Any:
         today = checked.model_dump(mode="json")
     except ValidationError:
         return values  # The section is of another kind.
+    if issubclass(section, DataSection):
+        today = {key: value for key, value in today.items() if key not in section.changeable}
     if name == "tables":
         for each in (today, *today["overrides"].values()):
             del each["expire"]
     return today
+
+
+def _has_other_kind(saved: Mapping[str, Any], config: RunConfig) -> bool:
+    """Returns whether the run of a snapshot had files with columns, and this one has a stream."""
+    return saved.get("kind") == "table" and isinstance(config.data, StreamData)
+
+
+def _shared_columns(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the columns of the examples and their meaning, without the source of the examples."""
+    keys = ColumnSettings.model_fields.keys() - {"kind", "batch_size", "bad_rows"}
+    return {key: values[key] for key in sorted(keys) if key in values}
 
 
 def _first_difference(before: Any, now: Any) -> tuple[str, ...]:

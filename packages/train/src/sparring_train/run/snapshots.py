@@ -301,41 +301,62 @@ class RunSnapshots:
             InvalidArgumentError: its tables differ.
         """
         chosen = self._chosen
-        if chosen.url is None or not chosen.resume:
-            return None
+        loaded = None
+        if chosen.url is not None and chosen.resume:
+            loaded = self._load_newest(chosen.url, meanwhile)
+            if loaded is not None:
+                self._report_damaged(loaded)
+                self._since_full = len(open_snapshot(loaded.url).chain)
+                self._saved_step = loaded.step
+        if loaded is None and chosen.start_from is not None:
+            loaded = self._load_newest(chosen.start_from, meanwhile, is_own=False)
+        if loaded is not None:
+            self.last_url = loaded.url
+            self._tell(f"resumed from {loaded.url}, after step {loaded.step}")
+        elif chosen.url is not None and chosen.resume:
+            self._tell(
+                f"there is no snapshot in {chosen.url} yet; training starts from the beginning"
+            )
+            left = self._rows_left()
+            if left is not None:
+                self._tell(f"{left}; training starts from them")
+        return loaded
+
+    def _load_newest(
+        self, root: str, meanwhile: Callable[[Snapshot], None], *, is_own: bool = True
+    ) -> LoadResult | None:
+        """Loads the newest readable snapshot in a folder; None if there is no snapshot.
+
+        Args:
+            root: the folder; or a snapshot, if not `is_own`.
+            meanwhile: see `resume`.
+            is_own: whether the snapshots belong to this run, so that deltas to them can be saved.
+        """
+        chosen = self._chosen
         damaged: SnapshotError | None = None
-        for url, reason in self._candidates(chosen.url):
+        for url, reason in self._candidates(root) or ([] if is_own else [(root, "")]):
             if reason:
                 self._tell(f"snapshot {url} is unreadable ({reason}); trying the one before it")
                 damaged = SnapshotDamagedError(reason)
                 continue
             try:
                 changes = self._changes(url)
-                loaded = self._loaded(url, meanwhile)
+                loaded = self._loaded(url, meanwhile, is_base=is_own and chosen.full_every > 1)
             except SnapshotError as error:
                 self._tell(f"snapshot {url} is unreadable ({error}); trying the one before it")
-                if isinstance(error, SnapshotDamagedError):
+                if is_own and isinstance(error, SnapshotDamagedError):
                     self._damaged.append(url)
                 damaged = error
                 continue
             for change in changes:
                 self._tell(change)
-            self._report_damaged(loaded)
-            self._since_full = len(open_snapshot(url).chain)
-            self._saved_step = loaded.step
-            self.last_url = url
-            self._tell(f"resumed from {url}, after step {loaded.step}")
             return loaded
         if damaged is not None:
             raise SnapshotError(
-                f"no snapshot in {chosen.url} is readable; repair or remove them, or train again with "
+                f"no snapshot in {root} is readable; repair or remove them, or train again with "
                 "another folder",
-                url=chosen.url,
+                url=root,
             ) from damaged
-        self._tell(f"there is no snapshot in {chosen.url} yet; training starts from the beginning")
-        left = self._rows_left()
-        if left is not None:
-            self._tell(f"{left}; training starts from them")
         return None
 
     def _changes(self, url: str) -> list[str]:
@@ -362,9 +383,11 @@ class RunSnapshots:
         before = [place.url_of(name) for name in names]
         self._damaged = list(dict.fromkeys([*before, *self._damaged]))
 
-    def _loaded(self, url: str, meanwhile: Callable[[Snapshot], None]) -> LoadResult:
+    def _loaded(
+        self, url: str, meanwhile: Callable[[Snapshot], None], *, is_base: bool
+    ) -> LoadResult:
         container = self._container
-        loading = container.load(url, is_base=self._chosen.full_every > 1, blocking=False)
+        loading = container.load(url, is_base=is_base, blocking=False)
         try:
             # The load raises the same error, and reports it to all ranks.
             with suppress(SnapshotError):

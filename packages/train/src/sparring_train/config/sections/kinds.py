@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from sparring.contracts import TableConfig
 from sparring_train.columns import Label, Schema
@@ -58,6 +58,9 @@ class DataSection(Section):
     kind: str
     batch_size: PositiveInt
 
+    changeable: ClassVar[frozenset[str]] = frozenset()
+    """Keys that may change when a run is resumed."""
+
     @property
     @abstractmethod
     def columns(self) -> Schema:
@@ -67,6 +70,17 @@ class DataSection(Section):
     def has_validation(self) -> bool:
         """Whether `Dataset.validation_batches` returns examples."""
         return False
+
+    @property
+    def has_test(self) -> bool:
+        """Whether `Dataset.test_batches` returns examples. If not, the run has no metrics."""
+        return True
+
+    @property
+    def has_epochs(self) -> bool:
+        """Whether the examples can be read again in further epochs. If not, they are a stream; see
+        `sparring_train.data.dataset.StreamedDataset`."""
+        return True
 
     @property
     def labels(self) -> tuple[Label | None, ...]:

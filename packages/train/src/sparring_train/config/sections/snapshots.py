@@ -43,6 +43,13 @@ class SnapshotsConfig(Section):
     deadline_seconds: SaveSeconds = Field(
         600.0, description="Maximum time that a snapshot waits for the data of other ranks."
     )
+    start_from: LocalPath | None = Field(
+        None,
+        min_length=1,
+        description="Snapshot of another run, or the folder of its snapshots, from which this run starts "
+        "if it does not resume from `url`. Rows, parameters and the number of steps continue. A run on "
+        "a stream can start from a run on files with the same columns.",
+    )
     resume: bool = Field(
         False,
         description="Resume from the newest readable snapshot in the folder; start from the beginning if "

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from dataclasses import replace
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
-from sparring import TableConfig
 from sparring.contracts import LocalPath
-from sparring.errors import InvalidArgumentError
-from sparring_train.columns import Feature, Label, Schema
+from sparring_train.columns import Feature, Schema
 from sparring_train.config.section import OpenFraction, PositiveInt, Section
-from sparring_train.config.sections.kinds import DataSection
+from sparring_train.config.sections.columns import (
+    ColumnSettings,
+    IdType,
+    Name,
+    Names,
+    Problem,
+    Text,
+)
 
-__all__ = ["SplitConfig", "SplitRule", "TableData", "ValidationConfig", "is_table_name"]
-
-_Name = Annotated[str, Field(min_length=1)]
-_Names = Annotated[tuple[_Name, ...], Field(strict=False, max_length=10_000)]
-
-
-def _as_text(value: Any) -> Any:
-    """Converts a number or a truth value to the text that is compared with a column."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value) if isinstance(value, (int, float)) else value
-
-
-_Text = Annotated[str, BeforeValidator(_as_text)]
+__all__ = ["SplitConfig", "SplitRule", "TableData", "ValidationConfig"]
 
 
 class SplitRule(Section):
@@ -45,17 +37,17 @@ class SplitRule(Section):
     time: OpenFraction | None = Field(
         None, description="Fraction of the rows: those with the latest `data.time`."
     )
-    time_from: _Text | None = Field(
+    time_from: Text | None = Field(
         None,
         description="Rows with this `data.time` or a later one: `2024-01-31 12:00`, or a number "
         "if times are numbers.",
     )
-    column: _Name | None = Field(None, description="The column whose value chooses rows.")
-    files: _Name | None = Field(
+    column: Name | None = Field(None, description="The column whose value chooses rows.")
+    files: Name | None = Field(
         None,
         description="All rows of the files in `data.path` whose names match this pattern: `day_23*`.",
     )
-    leave_one_out: _Name | None = Field(
+    leave_one_out: Name | None = Field(
         None,
         description="The column of users. Chooses the last row by `data.time` of each user that has at "
         "least two rows; without `data.time`, the last row in the files.",
@@ -78,7 +70,7 @@ class SplitRule(Section):
 class SplitConfig(SplitRule):
     """Rows that are kept for the test. Set at most one of the seven ways; default: `fraction: 0.1`."""
 
-    test: _Text = Field("test", description="Value of `column` in rows that are kept for the test.")
+    test: Text = Field("test", description="Value of `column` in rows that are kept for the test.")
 
     @property
     def chosen_value(self) -> str:
@@ -95,7 +87,7 @@ class ValidationConfig(SplitRule):
     """Rows that are kept for validation, chosen among those that are not for the test. Set one of
     the seven ways."""
 
-    value: _Text = Field(
+    value: Text = Field(
         "validation", description="Value of `column` in rows that are kept for validation."
     )
 
@@ -108,15 +100,15 @@ class ValidationConfig(SplitRule):
 class HistoryConfig(Section):
     """A list feature that is added to each row: the ids of the user's earlier rows, oldest first."""
 
-    of: _Name = Field("item", description="The column of `data.categorical` whose ids are listed.")
-    by: _Name = Field("user", description="The column of users.")
+    of: Name = Field("item", description="The column of `data.categorical` whose ids are listed.")
+    by: Name = Field("user", description="The column of users.")
     length: PositiveInt = Field(
         50, description="Maximum length of a list; it keeps the latest ids."
     )
-    name: _Name = Field("history", description="The name of the feature.")
+    name: Name = Field("history", description="The name of the feature.")
 
 
-class TableData(DataSection):
+class TableData(ColumnSettings):
     """Rows of CSV or Parquet files. Integers are used as ids unchanged. Strings are hashed to ids by
     `sparring.hash_strings`. Null and the empty string mean that a row has no id."""
 
@@ -128,25 +120,6 @@ class TableData(DataSection):
         "optionally with `.gz`. `.txt` files in a folder are ignored. Relative paths start at the "
         "folder of the configuration file.",
     )
-    label: _Name | None = Field(
-        None,
-        description="The column of labels: 0 and 1 (or false and true) for a log loss, numbers for "
-        "a squared error.",
-    )
-    categorical: _Names = Field(
-        description="Columns of ids. Each is a feature with a table of the same name."
-    )
-    numeric: _Names = Field((), description="Columns of numbers; null is read as 0.")
-    lists: _Names = Field(
-        (),
-        description="Columns of `categorical` that contain any number of ids per row: lists in Parquet, "
-        "ids separated by `separator` in CSV.",
-    )
-    required: _Names = Field(
-        (),
-        description="Columns of `categorical` in which each row must have an id; a row without one is a "
-        "bad row. Models of users and items require their user and item columns to be listed.",
-    )
     separator: str | None = Field(
         None, min_length=1, max_length=8, description="Separator between the ids of a list in CSV."
     )
@@ -157,7 +130,7 @@ class TableData(DataSection):
         description="Separator between the values of a row in CSV. Default: a comma; a tab in files "
         "whose name ends in `.tsv`.",
     )
-    column_names: _Names | None = Field(
+    column_names: Names | None = Field(
         None,
         description="Names of all columns of CSV files that have no header, in order. Null: the first "
         "row of each file is a header with the names.",
@@ -167,28 +140,13 @@ class TableData(DataSection):
         description="Decimal separator of numbers in CSV. With `,`, points between groups of three "
         "digits are accepted: `1.234,5`.",
     )
-    missing_values: Annotated[tuple[_Text, ...], Field(strict=False, max_length=100)] = Field(
+    missing_values: Annotated[tuple[Text, ...], Field(strict=False, max_length=100)] = Field(
         (),
         description="Texts in CSV that mean a missing value, in every column: `[NA, '-', '?']`. The "
         "empty text is always a missing value; in columns of numbers `NA`, `N/A`, `NULL` and `NaN` are, "
         "too.",
     )
-    label_values: dict[str, Annotated[float, Field(strict=False)]] = Field(
-        default_factory=dict,
-        description="The number that each text of `label` means: `{yes: 1, no: 0}`. A row with another "
-        "text is a bad row. Default: labels are numbers, `true` and `false`.",
-    )
-    share_tables: dict[_Name, _Name] = Field(
-        default_factory=dict,
-        description="Table that a column of `categorical` uses, if its name is not the name of the "
-        "column: `{last_item: item}`.",
-    )
-    missing_ids: dict[_Name, Annotated[int, Field(ge=-(2**63), lt=2**63)]] = Field(
-        default_factory=dict,
-        description="Id of the rows that have no id in a column of `categorical`, which gives missing "
-        "ids an embedding: `{city: -1}`. Choose an id that does not occur in the column.",
-    )
-    types: dict[_Name, Literal["integer", "unsigned", "hexadecimal", "string"]] = Field(
+    types: dict[Name, IdType] = Field(
         default_factory=dict,
         description="Type of a column of `categorical`. Default in CSV: derived from the first 1,000 "
         "rows; `string` also hashes text that looks like a number. Parquet files contain the type, and a "
@@ -196,21 +154,7 @@ class TableData(DataSection):
         "2^63 becomes the key n - 2^64, which has the same 64 bits. `hexadecimal` reads 1 to 16 "
         "hexadecimal digits as an unsigned number, without hashing.",
     )
-    minimum: dict[_Name, Annotated[float, Field(strict=False, allow_inf_nan=False)]] = Field(
-        default_factory=dict,
-        description="Minimum of a column of `numeric`: `{price: 0}`. Smaller numbers are replaced by it, "
-        "before `log1p` is applied.",
-    )
-    log1p: _Names = Field(
-        (),
-        description="Columns of `numeric` that are transformed to sign(x) · log(1 + |x|), for numbers "
-        "that span several orders of magnitude.",
-    )
-    weight: _Name | None = Field(
-        None,
-        description="The column of sample weights in the loss, at least 0. Default: 1 for each row.",
-    )
-    time: _Name | None = Field(
+    time: Name | None = Field(
         None,
         description="The column of times or increasing numbers, for `split` and `history`.",
     )
@@ -243,11 +187,6 @@ class TableData(DataSection):
         description="Number of row groups that are read at a time, over all ranks. More ranks than this "
         "share row groups. The rows of a step depend on it.",
     )
-    bad_rows: Literal["refuse", "skip"] = Field(
-        "refuse",
-        description="Handling of rows with an invalid value: `refuse` raises an error, `skip` leaves the "
-        "row out and counts it.",
-    )
     dictionary: bool = Field(
         False,
         description="Store the string of each hashed id in the folder `strings` of `snapshots.url`; see "
@@ -258,73 +197,36 @@ class TableData(DataSection):
     )
 
     @property
+    def id_types(self) -> dict[Name, IdType]:
+        return self.types
+
+    @property
+    def time_column(self) -> str | None:
+        return self.time
+
+    @property
     def columns(self) -> Schema:
-        features = [
-            Feature(
-                name,
-                self.share_tables.get(name, ""),
-                is_list=name in self.lists,
-                may_be_missing=name not in self.required and name not in self.missing_ids,
-            )
-            for name in self.categorical
-        ]
-        if self.history is not None:
-            of = self.history.of
-            table = self.share_tables.get(of, of)
-            features.append(Feature(self.history.name, table, is_list=True, may_be_missing=True))
-        return Schema(
-            tuple(features),
-            numbers=self.numeric,
-            label=None if self.label is None else "number",
-            has_weights=self.weight is not None,
-        )
+        schema = super().columns
+        if self.history is None:
+            return schema
+        of = self.history.of
+        table = self.share_tables.get(of, of)
+        history = Feature(self.history.name, table, is_list=True, may_be_missing=True)
+        return replace(schema, features=(*schema.features, history))
 
     @property
     def has_validation(self) -> bool:
         return self.validation is not None
 
-    @property
-    def labels(self) -> tuple[Label | None, ...]:
-        return (None,) if self.label is None else ("binary", "number", None)
-
-    @model_validator(mode="after")
-    def _names_fit(self) -> TableData:
-        for key, message, found, expected in _problems(self):
-            context = {"path": ("data", key), "found": found, "expected": expected}
-            raise PydanticCustomError("table_columns", message, context)
-        return self
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        yield from _csv_problems(self)
+        if self.history is not None:
+            yield from _history_problems(self, self.history)
+        yield from _split_problems(self)
 
 
-def _problems(data: TableData) -> Iterator[tuple[str, str, str, str]]:
-    """Yields for each problem: the key, the problem, the value found and the values expected."""
-    if not data.categorical:
-        yield "categorical", "has no column", "an empty list", "one column of ids or more"
-    singles = tuple(name for name in data.categorical if name not in data.lists)
-    for key, columns, allowed in (
-        ("lists", data.lists, data.categorical),
-        ("required", data.required, singles),
-        ("missing_ids", tuple(data.missing_ids), singles),
-        ("share_tables", tuple(data.share_tables), data.categorical),
-        ("types", tuple(data.types), data.categorical),
-        ("log1p", data.log1p, data.numeric),
-        ("minimum", tuple(data.minimum), data.numeric),
-    ):
-        for name in columns:
-            if name not in allowed:
-                section = "numeric" if allowed is data.numeric else "categorical"
-                message = f"contains a column that is not in data.{section}"
-                yield key, message, name, ", ".join(allowed) or "none"
-    for key, names in (("categorical", data.categorical), ("numeric", data.numeric)):
-        twice = [name for name in names if names.count(name) > 1]
-        if twice:
-            yield key, "contains a column twice", twice[0], "each column once"
-    if data.label is not None and data.label in (*data.categorical, *data.numeric):
-        yield "label", "is also an input column", data.label, "a column that is used only as label"
-    yield from _csv_problems(data)
-    yield from _missing_id_problems(data)
-    yield from _table_name_problems(data)
-    if data.history is not None:
-        yield from _history_problems(data, data.history)
+def _split_problems(data: TableData) -> Iterator[Problem]:
     for key, ways, fewest in (("split", data.split, 0), ("validation", data.validation, 1)):
         if ways is None:
             continue
@@ -340,35 +242,7 @@ def _problems(data: TableData) -> Iterator[tuple[str, str, str, str]]:
             yield "time", f"is required by data.{key}", "null", "the column of times"
 
 
-def is_table_name(name: str) -> bool:
-    """Returns whether a table may have this name."""
-    try:
-        TableConfig(name, 1)
-    except InvalidArgumentError:
-        return False
-    return True
-
-
-def _missing_id_problems(data: TableData) -> Iterator[tuple[str, str, str, str]]:
-    for name in data.missing_ids:
-        if name in data.required:
-            expected = "one of data.required and data.missing_ids"
-            yield "missing_ids", "contains a column that is also in data.required", name, expected
-
-
-def _table_name_problems(data: TableData) -> Iterator[tuple[str, str, str, str]]:
-    for name in data.categorical:
-        table = data.share_tables.get(name, name)
-        if not is_table_name(table):
-            yield (
-                "categorical" if table == name else "share_tables",
-                "contains a column that is not a valid table name; set its table in data.share_tables",
-                table,
-                "ASCII letters, digits, and _ . -, starting with a letter or underscore",
-            )
-
-
-def _csv_problems(data: TableData) -> Iterator[tuple[str, str, str, str]]:
+def _csv_problems(data: TableData) -> Iterator[Problem]:
     if data.delimiter is not None and data.delimiter in '"\r\n':
         yield "delimiter", "has a special meaning in CSV", repr(data.delimiter), "another character"
     names = data.column_names
@@ -381,13 +255,9 @@ def _csv_problems(data: TableData) -> Iterator[tuple[str, str, str, str]]:
                 twice[0] if twice else "an empty list",
                 "the name of each column, in the order of the file",
             )
-    if data.label_values and data.label is None:
-        yield "label_values", "requires a label column", "data.label: null", "the column of labels"
 
 
-def _history_problems(
-    data: TableData, history: HistoryConfig
-) -> Iterator[tuple[str, str, str, str]]:
+def _history_problems(data: TableData, history: HistoryConfig) -> Iterator[Problem]:
     if data.time is None:
         yield "time", "is required by data.history", "null", "the column of times"
     if history.of not in data.categorical or history.of in data.lists:

@@ -15,6 +15,7 @@ from pyarrow import types
 from sparring import hash_strings
 from sparring.errors import DataError
 from sparring_train.columns import Column, ColumnBatch, Feature, Label
+from sparring_train.config.sections.columns import ColumnSettings
 from sparring_train.config.sections.table import TableData
 from sparring_train.data.table.hexadecimal import HEXADECIMAL, parse_hexadecimal
 
@@ -114,7 +115,7 @@ class Decoder:
 
     def __init__(
         self,
-        data: TableData,
+        data: ColumnSettings,
         label: Label | None,
         strings: StringReceiver | None = None,
         histories: HistorySource | None = None,
@@ -135,11 +136,11 @@ class Decoder:
         """
         problems = _Problems(rows, self._skips)
         data = self._data
-        if data.time is not None and data.time in rows.columns:
-            times = rows.columns[data.time]
+        if data.time_column is not None and data.time_column in rows.columns:
+            times = rows.columns[data.time_column]
             if times.null_count:
                 is_given = times.is_valid().to_numpy(zero_copy_only=False)
-                problems.check(is_given, times, data.time, "a time")
+                problems.check(is_given, times, data.time_column, "a time")
         ids = {
             each.name: self._column(rows.columns[each.name], each, problems)
             for each in self._features
@@ -248,7 +249,7 @@ class Decoder:
             problems: receives invalid elements.
             rows: ``(n,)``, the row of each element; None: one element per row.
         """
-        if self._data.types.get(name) == "hexadecimal" and not types.is_null(array.type):
+        if self._data.id_types.get(name) == "hexadecimal" and not types.is_null(array.type):
             return self._of_hexadecimal(array, name, problems, rows)
         if types.is_dictionary(array.type):
             if not _is_text(array.type.value_type):
@@ -274,7 +275,7 @@ class Decoder:
             raise problems.wrong_type(array.type, name, "strings, or whole numbers")
         found = array.fill_null(0) if array.null_count else array
         values = found.to_numpy(zero_copy_only=False)
-        if array.type == pyarrow.uint64() and self._data.types.get(name) == "unsigned":
+        if array.type == pyarrow.uint64() and self._data.id_types.get(name) == "unsigned":
             return np.ascontiguousarray(values).view(np.int64), has_id
         if array.type == pyarrow.uint64():
             problems.check(values <= np.uint64(2**63 - 1), array, name, _EXPECTED_ID, rows)

@@ -1,0 +1,129 @@
+"""``sparring replay``: trains the recorded cuts of a run on a stream again."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+
+from sparring import open_snapshot
+from sparring.errors import ConfigError
+from sparring_cli import (
+    ExitCode,
+    JsonOption,
+    add_command,
+    get_command_context,
+    make_console,
+    print_json,
+    print_warning,
+)
+from sparring_train.cli.progress import make_progress
+from sparring_train.cli.train import ConfigArgument, OverridesArgument
+from sparring_train.config.reading.loader import load_config
+from sparring_train.registered_kinds import find_trainer
+from sparring_train.run.replay import list_differences, plan_replay
+
+__all__ = ["add_replay"]
+
+
+def add_replay(application: typer.Typer) -> None:
+    add_command(
+        application,
+        "replay",
+        replay,
+        group="Train",
+        examples=[
+            "sparring replay run.yaml",
+            "sparring replay run.yaml --start 5000 --until 9000 --output replayed --json",
+        ],
+    )
+
+
+def replay(
+    context: typer.Context,
+    config: ConfigArgument,
+    overrides: OverridesArgument = None,
+    start: Annotated[
+        int | None,
+        typer.Option(
+            metavar="STEP",
+            help="Start from the newest snapshot with at most this number of steps. Default: from the "
+            "beginning of the run, or from its oldest snapshot if the first cuts are not recorded.",
+        ),
+    ] = None,
+    until: Annotated[
+        int | None,
+        typer.Option(
+            metavar="STEP",
+            help="Number of steps at the end. Default: those of the newest snapshot.",
+        ),
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FOLDER",
+            help="Folder for the snapshot of the result. Default: the result is only compared.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train the recorded cuts of a run on a stream again, and compare the result.
+
+    The result is compared with the snapshot of the run after the same step, if there is one. Exits with 1
+    if a bit differs. The run's rows and snapshots stay as they are.
+    """
+    manager = get_command_context(context).plugin_manager
+    run = load_config(config, overrides or [], plugin_manager=manager)
+    if output is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(
+            "replay: several ranks need a common folder for the result; give one by --output"
+        )
+    with ExitStack() as stack:
+        folder = output or stack.enter_context(TemporaryDirectory(prefix="sparring-replay-"))
+        plan = plan_replay(run, folder, start, until)
+        progress = make_progress(make_console(is_error=True), run.training.log_interval_seconds)
+        try:
+            result = find_trainer(run.framework, manager).train(plan.config, manager, progress)
+        finally:
+            progress.on_end()
+        if result.is_terminated:
+            raise typer.Exit(ExitCode.TERMINATED)
+        if result.rank > 0:
+            return
+        found = open_snapshot(f"{folder.rstrip('/')}/step-{plan.until:012d}")
+        differences = None
+        if plan.expected is not None:
+            differences = list_differences(open_snapshot(plan.expected), found)
+    sizes = {cut.world_size for cut in plan.cuts}
+    if differences and len(sizes) > 1:
+        print_warning(
+            f"the cuts were trained by {' and '.join(map(str, sorted(sizes)))} ranks, so the results can "
+            "differ by rounding; replay the steps of each number of ranks with --start and --until"
+        )
+    if as_json:
+        print_json(
+            {
+                "start_step": plan.start_step,
+                "steps": plan.until,
+                "events": sum(each.num_events for cut in plan.cuts for each in cut.ranges),
+                "compared_with": plan.expected,
+                "differences": differences,
+                "output": output,
+            }
+        )
+    else:
+        steps = f"steps {plan.start_step + 1:,} to {plan.until:,}"
+        if plan.expected is None:
+            outcome = f"the run has no snapshot after step {plan.until:,} to compare with"
+        elif differences:
+            outcome = f"differs from {plan.expected}: {', '.join(differences)}"
+        else:
+            outcome = f"identical to {plan.expected}"
+        typer.echo(f"{steps}: {outcome}")
+    if differences:
+        raise typer.Exit(ExitCode.FAILURE)

@@ -1,0 +1,119 @@
+"""Data of kind `stream`: events of a message broker, or of files that are added to a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from sparring.contracts import LocalPath
+from sparring_train.config.section import BackendOptions, PositiveInt
+from sparring_train.config.sections.columns import ColumnSettings, IdType, Name, Problem
+from sparring_train.config.sections.table import TableData
+
+__all__ = ["StreamData"]
+
+
+class StreamData(ColumnSettings):
+    """Events of a stream, in the order of their offsets. The columns have the same keys as in data of
+    kind `table`. A step trains the events of a cut: a range of offsets of each partition."""
+
+    kind: Literal["stream"]
+    url: LocalPath = Field(
+        min_length=1,
+        description="The stream: a folder of Parquet files or a URL of fsspec, or "
+        "`redis://host:6379/0/stream`. Plugins add more. Relative paths start at the folder of the "
+        "configuration file.",
+    )
+    options: BackendOptions = Field(
+        default_factory=dict, description="Options of the client for the stream."
+    )
+    format: Literal["arrow", "json"] = Field(
+        "arrow",
+        description="Payload of a message: an Arrow IPC stream; or a JSON object per event, or a list of "
+        "them. Has no effect on files.",
+    )
+    types: dict[Name, IdType] = Field(
+        default_factory=dict,
+        description="Type of a column of `categorical`, as in data of kind `table`. Default: `integer`.",
+    )
+    start: Literal["earliest", "latest"] = Field(
+        "earliest",
+        description="First event of a run that does not resume: the first one that exists, or the first "
+        "one after the start.",
+    )
+    stop_at_end: bool = Field(
+        False,
+        description="Whether training ends after the events that existed when it started. If false, it "
+        "waits for more events until `training.steps` or SIGTERM.",
+    )
+    batch_size: PositiveInt = Field(
+        4096,
+        description="Maximum number of events per step, over all ranks and micro-batches. A message is "
+        "not divided, so a larger one makes a larger step.",
+    )
+    max_milliseconds: Annotated[int, Field(ge=1, le=30_000)] = Field(
+        200, description="Maximum time that a step waits for its events after the previous step."
+    )
+    dead_letters: LocalPath | None = Field(
+        None,
+        min_length=1,
+        description="Folder for the messages and rows that `bad_rows: skip` skips, with partition, "
+        "offset and reason, as lines of JSON per rank. Null: they are only counted.",
+    )
+    test_path: LocalPath | None = Field(
+        None,
+        min_length=1,
+        description="CSV or Parquet files with rows for the test, as in `path` of data of kind `table`. "
+        "Null: no test.",
+    )
+    cuts_from: LocalPath | None = Field(
+        None,
+        min_length=1,
+        description="Folder of snapshots of a run whose recorded cuts are trained again; "
+        "`sparring replay` sets it. Null: new cuts.",
+    )
+
+    changeable: ClassVar[frozenset[str]] = frozenset(
+        {
+            "url", "options", "format", "start", "stop_at_end", "batch_size", "max_milliseconds",
+            "bad_rows", "dead_letters", "test_path", "cuts_from",
+        }
+    )  # fmt: skip
+
+    @property
+    def id_types(self) -> dict[Name, IdType]:
+        return {name: self.types.get(name, "integer") for name in self.categorical}
+
+    @property
+    def has_test(self) -> bool:
+        return self.test_path is not None
+
+    @property
+    def has_epochs(self) -> bool:
+        return False
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        for name in self.types:
+            if name not in self.categorical:
+                expected = ", ".join(self.categorical)
+                yield "types", "contains a column that is not in data.categorical", name, expected
+        if self.dead_letters is not None and self.bad_rows != "skip":
+            expected = "data.bad_rows: skip"
+            yield (
+                "dead_letters",
+                "requires that bad rows are skipped",
+                "data.bad_rows: refuse",
+                expected,
+            )
+
+    def as_table(self, path: str) -> TableData:
+        """Returns the section for files with the same columns.
+
+        Args:
+            path: the files.
+        """
+        shared = {name: getattr(self, name) for name in ColumnSettings.model_fields}
+        return TableData(**{**shared, "kind": "table", "path": path, "types": self.id_types})

@@ -1,0 +1,1 @@
+"""Data of kind `stream`: sources, payloads and cuts."""

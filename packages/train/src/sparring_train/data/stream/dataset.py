@@ -1,0 +1,284 @@
+"""A stream as a data set, whose steps train cuts."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from sparring.errors import DataError, UnsupportedError
+from sparring_train.columns import Column, ColumnBatch, Cut, CutRange, Origin, Schema
+from sparring_train.config.sections.stream import StreamData
+from sparring_train.data.dataset import OpenRequest
+from sparring_train.data.stream.cut_log import read_cuts
+from sparring_train.data.stream.events import Events, MessageDecoder
+from sparring_train.data.stream.partitions import PartitionReader, owned_partitions
+from sparring_train.data.table.csv_rows import CsvRows
+from sparring_train.data.table.dataset import read_table
+from sparring_train.data.table.decode import Decoder
+from sparring_train.data.table.files import find_files
+from sparring_train.data.table.parquet_rows import ParquetRows
+from sparring_train.registered_kinds import stream_kinds
+from sparring_train.streams import OffsetGoneError, StreamSource
+
+__all__ = ["StreamDataset", "open_source", "read_files"]
+
+_FOLDER = "folder"
+"""The stream that opens URLs without a scheme of a stream."""
+_TEST_ROWS = 8192
+
+
+def open_source(data: StreamData, request: OpenRequest) -> StreamSource:
+    """Opens the stream of a section.
+
+    Raises:
+        DataError: the stream cannot be opened.
+        PluginError: a client library is missing.
+    """
+    kinds = stream_kinds(request.plugin_manager)
+    scheme = data.url.partition("://")[0] if "://" in data.url else _FOLDER
+    kind = kinds.get(scheme, kinds[_FOLDER])
+    return kind.open(data.url, kind.options.model_validate(data.options))
+
+
+def read_files(data: StreamData, path: str) -> Iterator[ColumnBatch]:
+    """Yields all rows of files with the columns of a stream; see `read_table`."""
+    return read_table(data.as_table(path), path)
+
+
+class StreamDataset:
+    """Events of a stream. Each rank reads some of the partitions, and yields its part of each step.
+
+    Args:
+        data: the section of the configuration.
+        request: properties of the run.
+
+    Raises:
+        DataError: the stream cannot be opened.
+    """
+
+    label_range = None
+    steps_per_epoch = None
+
+    def __init__(self, data: StreamData, request: OpenRequest) -> None:
+        self._data, self._request = data, request
+        label = request.label if data.label is not None else None
+        origins: dict[str, Origin] = {
+            name: "string" if kind == "string" else "integer"
+            for name, kind in data.id_types.items()
+        }
+        self.schema: Schema = replace(data.columns.with_origins(origins), label=label)
+        self._decoder = MessageDecoder(data, label, request.rank)
+        self._source: StreamSource | None = None
+        self._reader: PartitionReader | None = None
+        self._positions: dict[str, int] = {}
+        self._ends: dict[str, int] | None = None
+        self._step = 0
+        if not request.is_saved:
+            self._source = open_source(data, request)
+            self._begin_at(None)
+
+    def resume(self, step: int, positions: Mapping[str, int]) -> None:
+        """See `StreamedDataset.resume`."""
+        self._step = step
+        self._begin_at(positions or None)
+
+    def _begin_at(self, resumed: Mapping[str, int] | None) -> None:
+        """Sets the positions, equally on all ranks."""
+        assert self._source is not None
+        # Ends differ between ranks, because events arrive meanwhile; all ranks use those of the first.
+        own = [dict(self._source.earliest_offsets()), dict(self._source.end_offsets())]
+        earliest, ends = self._gathered(own)[0]
+        if resumed is None:
+            self._positions = ends if self._data.start == "latest" else earliest
+        else:
+            self._check_positions(resumed, earliest, ends)
+            self._positions = {**earliest, **resumed}
+        if self._data.cuts_from is not None:
+            cuts = [each for each in read_cuts(self._data.cuts_from) if each.step > self._step]
+            begins = {each.partition: each.begin for cut in reversed(cuts) for each in cut.ranges}
+            self._positions.update(begins)
+        self._positions = dict(sorted(self._positions.items()))
+        self._ends = ends if self._data.stop_at_end else None
+        request = self._request
+        mine = owned_partitions(list(self._positions), request.rank, request.world_size)
+        positions = {name: self._positions[name] for name in mine}
+        self._reader = PartitionReader(self._source, self._decoder, positions, self._ends)
+
+    def _check_positions(
+        self, resumed: Mapping[str, int], earliest: Mapping[str, int], ends: Mapping[str, int]
+    ) -> None:
+        for name, position in resumed.items():
+            if name not in ends:
+                raise DataError(
+                    f"resuming from {self._data.url} failed: partition {name} does not exist, found "
+                    f"{', '.join(sorted(ends))}; restore it, or use the original data.url",
+                    partition=name,
+                    offset=position,
+                )
+            if position < earliest[name]:
+                raise OffsetGoneError(self._data.url, name, position, earliest[name])
+            if position > ends[name]:
+                raise DataError(
+                    f"resuming from {self._data.url} failed: partition {name} ends at offset "
+                    f"{ends[name]}, but the run has trained the events before {position}, so this is "
+                    "another stream; use the original one, or another folder for snapshots",
+                    partition=name,
+                    offset=position,
+                )
+
+    def batches(self, epoch: int) -> Iterator[ColumnBatch | None]:
+        """Yields this rank's part of each cut, and None if there is no event yet.
+
+        Raises:
+            DataError: a message is bad, or was removed.
+            UnsupportedError: the run is open for predictions.
+        """
+        if self._request.is_saved:
+            raise UnsupportedError(
+                f"reading all events of {self._data.url} again is not supported; use files with the same "
+                "columns: data.kind=table data.path=events"
+            )
+        if self._data.cuts_from is not None:
+            yield from self._recorded_batches(self._data.cuts_from)
+            return
+        while self._ends is None or any(
+            self._positions[name] < end for name, end in self._ends.items()
+        ):
+            yield self._next_batch(None)
+
+    def _recorded_batches(self, url: str) -> Iterator[ColumnBatch]:
+        """Yields the recorded cuts after the current step."""
+        step = self._step
+        for cut in read_cuts(url):
+            if cut.step <= step:
+                continue
+            if cut.step != step + 1:
+                raise DataError(
+                    f"the cuts of the run in {url}: found step {cut.step} after step {step}, expected "
+                    f"{step + 1}; start from a later snapshot",
+                    path=url,
+                )
+            step = cut.step
+            batch = self._next_batch({each.partition: each for each in cut.ranges})
+            assert batch is not None
+            yield batch
+
+    def _next_batch(self, recorded: Mapping[str, CutRange] | None) -> ColumnBatch | None:
+        """Returns this rank's part of the next step. All ranks call it.
+
+        Args:
+            recorded: partition → events of the step; None: those that arrive.
+        """
+        error: Exception | None = None
+        taken: dict[str, list[Events]] = {}
+        batch = None
+        try:
+            taken = self._take() if recorded is None else self._take_recorded(recorded)
+            batch = self._decoder.decode([each for every in taken.values() for each in every])
+        except Exception as failure:  # All ranks must raise.
+            error = failure
+        assert self._reader is not None
+        counts = {name: sum(map(len, events)) for name, events in taken.items()}
+        text = None if error is None else f"{type(error).__name__}: {error}"
+        every = self._gathered([self._reader.positions, counts, text])
+        if error is not None:
+            raise error
+        for rank, (_, _, problem) in enumerate(every):
+            if problem is not None:
+                raise DataError(f"rank {rank}: {problem}")
+        positions = {name: at for each, _, _ in every for name, at in each.items()}
+        events = {name: count for _, each, _ in every for name, count in each.items()}
+        return self._as_step(batch, positions, events)
+
+    def _take(self) -> dict[str, list[Events]]:
+        assert self._reader is not None
+        size, request = self._data.batch_size, self._request
+        owners = min(request.world_size, len(self._positions))
+        share = size * (request.rank + 1) // owners - size * request.rank // owners
+        deadline = time.monotonic() + self._data.max_milliseconds / 1000
+        return self._reader.take(max(share, 1), deadline)
+
+    def _take_recorded(self, recorded: Mapping[str, CutRange]) -> dict[str, list[Events]]:
+        assert self._reader is not None
+        mine = [name for name in self._reader.positions if name in recorded]
+        taken = {name: self._reader.take_range(name, recorded[name].end) for name in mine}
+        for name, events in taken.items():
+            found, expected = sum(map(len, events)), recorded[name].num_events
+            if found != expected:
+                raise DataError(
+                    f"partition {name}, offsets {recorded[name].begin} to {recorded[name].end - 1}: "
+                    f"found {found} events, expected {expected}, which the run has trained; restore them",
+                    partition=name,
+                    offset=recorded[name].begin,
+                )
+        return taken
+
+    def _as_step(
+        self, batch: ColumnBatch | None, positions: Mapping[str, int], events: Mapping[str, int]
+    ) -> ColumnBatch | None:
+        """Returns the batch with its cut; None if the step has no event on any rank."""
+        if not any(events.values()):
+            # Messages that were skipped are part of the next cut.
+            return None
+        ranges = tuple(
+            CutRange(name, begin, positions[name], events[name])
+            for name, begin in self._positions.items()
+            if positions[name] > begin
+        )
+        self._positions = {name: positions[name] for name in self._positions}
+        cut = Cut(ranges, dict(self._positions))
+        batch = self._empty if batch is None else batch
+        return replace(batch, total=cut.num_events, cut=cut)
+
+    def _gathered(self, value: Any) -> list[Any]:
+        """Returns the values of all ranks, which are JSON values."""
+        gather = self._request.gather
+        if gather is None:
+            return [value]
+        return [json.loads(each) for each in gather(json.dumps(value).encode())]
+
+    @property
+    def _empty(self) -> ColumnBatch:
+        """A batch without examples."""
+        none = np.empty(0, np.float32)
+        return ColumnBatch(
+            {each.name: Column(np.empty(0, np.int64)) for each in self.schema.features},
+            np.empty((0, len(self.schema.numbers)), np.float32),
+            None if self.schema.label is None else none,
+            none if self.schema.has_weights else None,
+        )
+
+    def test_batches(self) -> Iterator[ColumnBatch]:
+        """Yields the rows of `test_path`, the same on all ranks."""
+        path = self._data.test_path
+        if path is None:
+            return
+        data = self._data.as_table(path)
+        label = data.label if self.schema.label is not None else None
+        names = (*data.categorical, *data.numeric, label, data.weight)
+        columns = tuple(dict.fromkeys(name for name in names if name is not None))
+        files = find_files(path)
+        if files[0].format == "parquet":
+            parquet = ParquetRows(files, columns)
+            parquet.check_origins(data.types)
+            rows = parquet.read(parquet.groups, columns, _TEST_ROWS)
+        else:
+            rows = CsvRows(files, data, columns).read(columns)
+        decoder = Decoder(data, self.schema.label)
+        for each in rows:
+            batch, is_good = decoder.decode(each)
+            yield batch if is_good is None else batch.take(is_good)
+
+    def validation_batches(self) -> Iterator[ColumnBatch]:
+        """Yields nothing."""
+        return iter(())
+
+    def extra(self) -> Mapping[str, Any]:
+        """Returns ``rows_skipped``, the number of rows and undecodable messages that this rank skipped,
+        if they are skipped."""
+        return {"rows_skipped": self._decoder.num_skipped} if self._data.bad_rows == "skip" else {}

@@ -1,0 +1,161 @@
+"""Replays of runs on streams: their configuration, and the comparison of the result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparring import Snapshot, list_snapshots, open_snapshot, scan_rows
+from sparring.contracts import NUM_PARTITIONS
+from sparring.errors import ConfigError, DataError
+from sparring_train.config.run import ReportConfig, RunConfig, StorageConfig
+from sparring_train.config.sections.change_notes import ChangeNotesConfig
+from sparring_train.config.sections.metrics import MetricsConfig
+from sparring_train.config.sections.snapshots import SnapshotsConfig
+from sparring_train.config.sections.stream import StreamData
+from sparring_train.data.stream.cut_log import RecordedCut, read_cuts
+
+__all__ = ["Replay", "list_differences", "plan_replay"]
+
+_PARTITIONS_PER_SCAN = 256
+_STATES_OF_RUN = {"run", "position", "report"}
+"""States that describe the run, and therefore differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Plan of a replay."""
+
+    config: RunConfig
+    start: str | None
+    """URL of the snapshot to start from; None: the beginning of the run."""
+    start_step: int
+    until: int
+    """Number of steps at the end."""
+    expected: str | None
+    """URL of the run's snapshot after `until` steps, if it exists."""
+    cuts: list[RecordedCut]
+    """Cuts to train."""
+
+
+def plan_replay(config: RunConfig, output: str, start: int | None, until: int | None) -> Replay:
+    """Returns the plan of a replay.
+
+    Args:
+        config: configuration of the run.
+        output: folder for the snapshot of the result.
+        start: the replay starts from the newest snapshot with at most this number of steps. None: from
+            the first recorded cut if the log has one of step 1, otherwise from the oldest snapshot.
+        until: number of steps at the end. None: those of the newest snapshot.
+
+    Raises:
+        ConfigError: the run has no stream or no snapshots.
+        DataError: cuts or snapshots are missing.
+    """
+    url = config.snapshots.url
+    if not isinstance(config.data, StreamData) or url is None:
+        raise ConfigError(
+            f"replay: found data.kind: {config.data.kind} and snapshots.url: {url or 'null'}, expected a "
+            "run with data.kind: stream and a folder in snapshots.url; give its configuration",
+            setting="data.kind" if url else "snapshots.url",
+        )
+    snapshots = {snapshot.step: snapshot for snapshot in map(open_snapshot, list_snapshots(url))}
+    cuts = read_cuts(url)
+    if not snapshots or not cuts:
+        raise DataError(
+            f"replay: found {len(snapshots)} snapshots and {len(cuts)} cuts in {url}, expected at least "
+            "one of each; train the run first",
+            path=url,
+        )
+    until = max(snapshots) if until is None else until
+    is_complete = cuts[0].step == 1
+    candidates = ([0] if is_complete else []) + [step for step in snapshots if step < until]
+    chosen = [step for step in candidates if start is None or step <= start]
+    if not chosen:
+        raise DataError(
+            f"replay: found snapshots of the steps {', '.join(map(str, sorted(snapshots)))} in {url}, "
+            f"expected one before step {until if start is None else start + 1}; choose other steps with "
+            "--start and --until",
+            path=url,
+        )
+    first = min(chosen) if start is None else max(chosen)
+    wanted = [each for each in cuts if first < each.step <= until]
+    if [each.step for each in wanted] != [*range(first + 1, until + 1)]:
+        raise DataError(
+            f"replay: found {len(wanted)} recorded cuts after step {first}, expected those of the steps "
+            f"{first + 1} to {until}; choose other steps with --start and --until",
+            path=url,
+        )
+    begin, end = snapshots.get(first), snapshots.get(until)
+    changes: dict[str, Any] = {
+        "data": config.data.model_copy(update={"cuts_from": url, "dead_letters": None}),
+        "training": config.training.model_copy(update={"steps": until}),
+        "snapshots": SnapshotsConfig(url=output, start_from=None if begin is None else begin.url),
+        # The rows of the run stay as they are, and no other storage changes a bit.
+        "storage": StorageConfig(backend="memory"),
+        "change_notes": ChangeNotesConfig(),
+        "metrics": MetricsConfig(),
+        "report": ReportConfig(),
+    }
+    return Replay(
+        config.model_copy(update=changes),
+        None if begin is None else begin.url,
+        first,
+        until,
+        None if end is None else end.url,
+        wanted,
+    )
+
+
+def list_differences(expected: Snapshot, found: Snapshot) -> list[str]:
+    """Returns the names of tables and states whose bits differ."""
+    differences = [
+        f"table {name}" for name in expected.tables if not _has_same_rows(expected, found, name)
+    ]
+    for name in expected.state_names():
+        if name not in _STATES_OF_RUN and not _is_same_state(expected, found, name):
+            differences.append(f"state {name}")
+    return differences
+
+
+def _is_same_state(one: Snapshot, other: Snapshot, name: str) -> bool:
+    if name not in other.state_names():
+        return False
+    states = one.state(name), other.state(name)
+    values, arrays = [each.values for each in states], [each.arrays for each in states]
+    return (
+        values[0] == values[1]
+        and arrays[0].keys() == arrays[1].keys()
+        and all(_has_same_bits(arrays[0][key], arrays[1][key]) for key in arrays[0])
+    )
+
+
+def _has_same_rows(one: Snapshot, other: Snapshot, table: str) -> bool:
+    # Storages yield rows in different orders, so some partitions are sorted at a time.
+    return all(
+        _has_same_bits(mine, its)
+        for begin in range(0, NUM_PARTITIONS, _PARTITIONS_PER_SCAN)
+        for mine, its in zip(
+            _sorted_rows(one, table, begin), _sorted_rows(other, table, begin), strict=True
+        )
+    )
+
+
+def _sorted_rows(snapshot: Snapshot, table: str, begin: int) -> Iterator[Any]:
+    """Yields keys and rows of some partitions, sorted by key."""
+    chunks = list(scan_rows(snapshot, table, range(begin, begin + _PARTITIONS_PER_SCAN)))
+    if not chunks:
+        yield from (np.empty(0), np.empty(0))
+        return
+    keys = np.concatenate([each.keys for each in chunks])
+    order = np.argsort(keys)
+    yield keys[order]
+    yield np.concatenate([each.rows for each in chunks])[order]
+
+
+def _has_same_bits(one: Any, other: Any) -> bool:
+    shapes = (one.dtype, one.shape) == (other.dtype, other.shape)
+    return shapes and one.tobytes() == other.tobytes()

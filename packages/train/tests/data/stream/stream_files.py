@@ -1,0 +1,99 @@
+"""Streams that tests write."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+from pyarrow import parquet
+
+__all__ = ["WritableFolder", "WritableRedis", "as_arrow"]
+
+
+def as_arrow(table: Any) -> bytes:
+    """Returns a table as an Arrow IPC stream."""
+    sink = io.BytesIO()
+    with pyarrow.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+class WritableFolder:
+    """A folder of Parquet files with the column `number`.
+
+    Args:
+        path: the folder.
+        partitions: subfolders; none for one partition.
+        is_numbered: whether names of files are the offsets of their first rows.
+    """
+
+    def __init__(self, path: Path, partitions: Sequence[str] = (), *, is_numbered: bool) -> None:
+        self.path, self.is_numbered = path, is_numbered
+        self.partitions = partitions or ["."]
+        self._counts = dict.fromkeys(self.partitions, 0)
+        for name in self.partitions:
+            (path / name).mkdir(parents=True)
+
+    def open(self) -> Any:
+        from sparring_train.data.stream.folder import FolderSource
+
+        return FolderSource(str(self.path))
+
+    def append(self, partition: str, numbers: Sequence[int]) -> None:
+        self.append_table(partition, pyarrow.table({"number": list(numbers)}))
+
+    def append_table(self, partition: str, table: Any) -> None:
+        count = self._counts[partition]
+        self._counts[partition] += table.num_rows
+        name = f"{count:06d}" if self.is_numbered else f"part-{count:06d}"
+        folder = self.path / partition
+        parquet.write_table(table, folder / f".{name}", row_group_size=5)
+        (folder / f".{name}").rename(folder / f"{name}.parquet")
+
+    def numbers(self, message: Any) -> list[int]:
+        numbers: list[int] = message.value.column("number").to_pylist()
+        return numbers
+
+    def remove(self, partition: str, count: int) -> bool:
+        """Removes the first file."""
+        if self.is_numbered:
+            min((self.path / partition).glob("*.parquet")).unlink()
+        return self.is_numbered
+
+
+class WritableRedis:
+    """Redis Streams whose entries contain a number as text.
+
+    Args:
+        address: `host:port` of the server.
+        names: names of the streams.
+    """
+
+    def __init__(self, address: str, names: Sequence[str]) -> None:
+        import redis
+
+        self.partitions = names
+        self.url = f"redis://{address}/0/{','.join(names)}"
+        self.client = redis.Redis.from_url(f"redis://{address}/0")
+
+    def open(self) -> Any:
+        from sparring_train.data.stream.redis_streams import RedisSource, RedisStreamOptions
+
+        return RedisSource(self.url, RedisStreamOptions())
+
+    def append(self, partition: str, numbers: Sequence[int]) -> None:
+        self.append_payloads(partition, [str(each).encode() for each in numbers])
+
+    def append_payloads(self, partition: str, payloads: Sequence[bytes]) -> None:
+        for each in payloads:
+            self.client.xadd(partition, {"value": each})
+
+    def numbers(self, message: Any) -> list[int]:
+        return [int(message.value)]
+
+    def remove(self, partition: str, count: int) -> bool:
+        self.client.xtrim(partition, maxlen=self.client.xlen(partition) - count, approximate=False)
+        return True

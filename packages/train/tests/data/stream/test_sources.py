@@ -1,0 +1,141 @@
+"""Built-in streams pass the kit, and their errors name the partition, the offset and the fix."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparring.errors import DataError
+from sparring_testing import StreamSourceTests
+from sparring_train.data.stream import redis_streams
+
+from .stream_files import WritableFolder, WritableRedis
+
+
+class TestFolder(StreamSourceTests):
+    @pytest.fixture
+    def stream(self, tmp_path: Path) -> Any:
+        return WritableFolder(tmp_path / "events", is_numbered=False)
+
+
+class TestNumberedFolders(StreamSourceTests):
+    @pytest.fixture
+    def stream(self, tmp_path: Path) -> Any:
+        return WritableFolder(tmp_path / "events", ["0", "1"], is_numbered=True)
+
+
+class TestRedis(StreamSourceTests):
+    @pytest.fixture
+    def stream(
+        self, new_redis_streams: Callable[..., WritableRedis], monkeypatch: pytest.MonkeyPatch
+    ) -> Any:
+        # Offsets are found in several pages.
+        monkeypatch.setattr(redis_streams, "_PAGE", 4)
+        return new_redis_streams(2)
+
+
+def test_a_file_between_others_is_rejected(tmp_path: Path) -> None:
+    stream = WritableFolder(tmp_path / "events", is_numbered=False)
+    stream.append(".", range(4))
+    stream.append(".", range(4, 6))
+    source = stream.open()
+    assert source.end_offsets() == {".": 6}
+    first, between = (
+        tmp_path / "events/part-000000.parquet",
+        tmp_path / "events/part-000002.parquet",
+    )
+    shutil.copy(first, between)
+    with pytest.raises(DataError, match=r"part-000004.parquet with the first row 4, expected 8"):
+        source.end_offsets()
+    between.unlink()
+    first.unlink()
+    with pytest.raises(DataError, match=r"part-000000.parquet was removed.*restore it"):
+        source.end_offsets()
+
+
+def test_a_gap_between_numbered_files_is_rejected(tmp_path: Path) -> None:
+    stream = WritableFolder(tmp_path / "events", is_numbered=True)
+    for begin in (0, 4, 8):
+        stream.append(".", range(begin, begin + 4))
+    (tmp_path / "events/000004.parquet").unlink()
+    with pytest.raises(DataError, match=r"000008.parquet with the first row 8, expected 4"):
+        stream.open().end_offsets()
+
+
+def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
+    from sparring_train.data.stream.folder import FolderSource
+
+    with pytest.raises(
+        DataError, match=r"nowhere failed: found no folder; create it, or set data.url"
+    ):
+        FolderSource(str(tmp_path / "nowhere"))
+    with pytest.raises(DataError, match=r"nats://x/y failed: .*plugin for this kind of stream"):
+        FolderSource("nats://x/y")
+
+
+def test_a_folder_without_rows_of_a_file_continues_with_the_next(tmp_path: Path) -> None:
+    stream = WritableFolder(tmp_path / "events", is_numbered=False)
+    for numbers in ([1], [], [2]):
+        stream.append(".", numbers)
+    read = stream.open().read(".", 1, 5, time.monotonic())
+    assert stream.numbers(read.messages[0]) == [2]
+
+
+def test_an_entry_removed_from_the_middle_is_reported(
+    new_redis_streams: Callable[..., WritableRedis],
+) -> None:
+    stream = new_redis_streams()
+    [name] = stream.partitions
+    stream.append(name, range(3))
+    second = stream.client.xrange(name)[1][0]
+    stream.client.xdel(name, second)
+    with pytest.raises(DataError, match=rf"partition {name}: an entry was removed by XDEL"):
+        stream.open().end_offsets()
+    stream.client.xtrim(name, maxlen=1, approximate=False)
+    assert stream.open().earliest_offsets() == {name: 2}
+
+
+def test_entries_that_are_trimmed_between_reads_are_reported(
+    new_redis_streams: Callable[..., WritableRedis],
+) -> None:
+    stream = new_redis_streams()
+    [name] = stream.partitions
+    stream.append(name, range(9))
+    source = stream.open()
+    assert source.read(name, 0, 2, time.monotonic()).next_offset == 2
+    stream.remove(name, 5)
+    with pytest.raises(DataError, match=r"offsets 2 to 4 are missing.*now starts at 5"):
+        source.read(name, 2, 2, time.monotonic())
+
+
+def test_a_deleted_stream_is_reported(new_redis_streams: Callable[..., WritableRedis]) -> None:
+    stream = new_redis_streams()
+    [name] = stream.partitions
+    stream.append(name, range(2))
+    with pytest.raises(DataError, match=r"found 2 entries, expected at least 5.*was deleted"):
+        stream.open().read(name, 5, 1, time.monotonic())
+
+
+def test_wrong_use_of_redis_is_reported(
+    new_redis_streams: Callable[..., WritableRedis], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = new_redis_streams()
+    [name] = stream.partitions
+    stream.client.xadd(name, {"body": b"x"})
+    with pytest.raises(DataError, match=r"offset 0: the entry has no field 'value', found body"):
+        stream.open().read(name, 0, 1, time.monotonic())
+    stream.client.set("text", "x")
+    stream.url = stream.url.replace(name, "text")
+    with pytest.raises(DataError, match=r"WRONGTYPE.*check that the server runs"):
+        stream.open().end_offsets()
+    stream.url = "redis://127.0.0.1/clicks"
+    with pytest.raises(DataError, match=r"expected redis://host:6379/0/clicks"):
+        stream.open()
+    stream.url = "redis://127.0.0.1:1/0/clicks"
+    with pytest.raises(DataError, match=r"reading redis://127.0.0.1:1/0/clicks failed: .*111"):
+        stream.open().end_offsets()
