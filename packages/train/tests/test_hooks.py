@@ -12,7 +12,12 @@ from sparring import make_plugin_manager
 from sparring.contracts import Descriptor
 from sparring.errors import PluginError
 from sparring_train import hookspecs
-from sparring_train.hookspecs import DataDescriptor, ModelDescriptor, TrainerDescriptor
+from sparring_train.hookspecs import (
+    DataDescriptor,
+    ModelDescriptor,
+    StreamDescriptor,
+    TrainerDescriptor,
+)
 from sparring_train.registered_kinds import find_trainer
 
 PAGE = (Path(__file__).parents[3] / "docs/reference/hooks.md").read_text()
@@ -54,6 +59,7 @@ def test_the_reference_page_has_every_field_of_every_descriptor() -> None:
     fields = {
         "trainers": (TrainerDescriptor, {"train", "open", "export"}),
         "data": (DataDescriptor, {"section", "open", "read"}),
+        "streams": (StreamDescriptor, {"open"}),
         "models": (ModelDescriptor, {"section", "build"}),
     }
     for kind, (descriptor, expected) in fields.items():

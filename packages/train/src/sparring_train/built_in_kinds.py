@@ -9,9 +9,8 @@ from sparring.contracts import API_VERSION
 from sparring_train.config.sections.data import SyntheticCriteoData
 from sparring_train.config.sections.model import DeepFmModel, DlrmModel, MatrixFactorizationModel
 from sparring_train.config.sections.ranking_models import SequenceModel, TwoTowersModel
-from sparring_train.config.sections.stream import StreamData
+from sparring_train.config.sections.stream import RedisStreamOptions, StreamData
 from sparring_train.config.sections.table import TableData
-from sparring_train.data.stream.redis_streams import RedisStreamOptions
 from sparring_train.hookspecs import (
     DataDescriptor,
     ModelDescriptor,

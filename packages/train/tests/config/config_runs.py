@@ -41,6 +41,7 @@ from sparring_train.hookspecs import TrainerDescriptor
 from sparring_train.registered_kinds import find_trainer
 from sparring_train.run.result import SilentProgress, TrainResult
 
+from ..data.stream.lines import LinesPlugin
 from ..data.visits import VisitsPlugin
 
 __all__ = [
@@ -206,6 +207,7 @@ class Runs:
         self.manager = make_plugin_manager()
         self.manager.load(PluginSource("effects", "sparring-effects", "1", lambda: self.parts))
         self.manager.load(PluginSource("visits", "sparring-visits", "1", VisitsPlugin))
+        self.manager.load(PluginSource("lines", "sparring-lines", "1", LinesPlugin))
         self._made: dict[tuple[str, ...], list[Ran]] = {}
         random = np.random.default_rng(5)
         self._write("ratings.csv", random.integers(0, 10, 60), random.integers(0, 12, 60))

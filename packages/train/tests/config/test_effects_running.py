@@ -239,6 +239,21 @@ def _(runs: Runs) -> None:
         assert saved(runs, "in time", *more, "training.steps=2") == [1, 2]
 
 
+@EFFECTS.of("snapshots.start_from")
+def _(runs: Runs) -> None:
+    assert saved(runs, "first", "training.steps=3") == [3]
+    forked = runs.ratings("snapshots.url=second", "snapshots.start_from=first")
+    assert (forked.end.resumed_steps, forked.end.steps) == (3, 4)
+    assert forked.end.metrics == runs.ratings().end.metrics
+    # The run's own snapshots take precedence.
+    again = runs.ratings(
+        "snapshots.url=second", "snapshots.start_from=first", "snapshots.resume=true"
+    )
+    assert again.end.resumed_steps == 4
+    from_one = runs.ratings("snapshots.start_from=first/step-000000000003")
+    assert from_one.end.metrics == forked.end.metrics
+
+
 @EFFECTS.of("snapshots.resume")
 def _(runs: Runs) -> None:
     assert saved(runs, "again", "training.steps=3") == [3]

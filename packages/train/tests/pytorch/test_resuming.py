@@ -38,6 +38,7 @@ from sparring_cli.application import main
 from sparring_train.config.run import ReportConfig, RunConfig
 from sparring_train.config.run_type import run_type
 from sparring_train.loop import loop
+from sparring_train.loop.position import read_position
 from sparring_train.loop.column_source import ColumnSource
 from sparring_train.pytorch import trainer as torch_training
 from sparring_train.pytorch.trainer import train
@@ -461,7 +462,7 @@ def test_a_run_with_other_data_is_rejected(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrong", [{}, {"step": "3", "epoch": 0, "batch": 0}])
 def test_an_invalid_position_is_rejected(wrong: dict[str, Any]) -> None:
     with pytest.raises(SnapshotError, match="found no valid step, epoch and batch"):
-        loop._position("runs/films/step-000000000003", wrong)
+        read_position("runs/films/step-000000000003", wrong)
 
 
 def test_a_rejected_run_has_changed_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

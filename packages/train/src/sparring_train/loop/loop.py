@@ -398,8 +398,7 @@ class _Run:
             self._coming.clear()
         self._resumed_steps = self._step
         if not self._config.data.has_epochs:
-            data = cast(StreamedDataset, self._source.data)
-            data.resume(position.step, position.stream or {})
+            cast(StreamedDataset, self._source.data).resume(position.step, position.stream or {})
         self._report.resume(loaded.states, loaded.url)
         self._metrics = dict(values.get("metrics", {}))
         self._metrics_step = values.get("metrics_step", -1)

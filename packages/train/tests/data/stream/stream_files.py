@@ -80,7 +80,8 @@ class WritableRedis:
         self.client = redis.Redis.from_url(f"redis://{address}/0")
 
     def open(self) -> Any:
-        from sparring_train.data.stream.redis_streams import RedisSource, RedisStreamOptions
+        from sparring_train.config.sections.stream import RedisStreamOptions
+        from sparring_train.data.stream.redis_streams import RedisSource
 
         return RedisSource(self.url, RedisStreamOptions())
 

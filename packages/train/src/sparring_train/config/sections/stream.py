@@ -7,12 +7,18 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from sparring.contracts import LocalPath
+from sparring.contracts import LocalPath, Options
 from sparring_train.config.section import BackendOptions, PositiveInt
 from sparring_train.config.sections.columns import ColumnSettings, IdType, Name, Problem
 from sparring_train.config.sections.table import TableData
 
-__all__ = ["StreamData"]
+__all__ = ["RedisStreamOptions", "StreamData"]
+
+
+class RedisStreamOptions(Options):
+    """Options of `redis://` in `data.options`. The password is in the variable REDISCLI_AUTH."""
+
+    field: str = Field("value", description="Field of an entry that contains the payload.")
 
 
 class StreamData(ColumnSettings):

@@ -13,24 +13,16 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from pydantic import Field
-
-from sparring.contracts import Options
 from sparring.errors import DataError, PluginError
+from sparring_train.config.sections.stream import RedisStreamOptions
 from sparring_train.streams import OffsetGoneError, StreamMessage, StreamRead
 
-__all__ = ["RedisSource", "RedisStreamOptions"]
+__all__ = ["RedisSource"]
 
 _PAGE = 1000
 """Number of entries that are read at a time to find an offset."""
 _TIMEOUT_SECONDS = 60
 """Longer than the longest wait for an entry."""
-
-
-class RedisStreamOptions(Options):
-    """Options of `redis://` in `data.options`. The password is in the variable REDISCLI_AUTH."""
-
-    field: str = Field("value", description="Field of an entry that contains the payload.")
 
 
 class RedisSource:

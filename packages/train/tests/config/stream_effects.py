@@ -1,0 +1,154 @@
+"""Effects of the keys of `data` of kind `stream`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from sparring.errors import DataError
+from sparring_train.data.stream.cut_log import read_cuts
+
+from .config_runs import Effects, Ran, Runs
+
+__all__ = ["register"]
+
+_STREAM = """
+seed: 3
+threads: 1
+data:
+  kind: stream
+  url: events
+  label: clicked
+  categorical: [user, item, tags]
+  types: {user: string}
+  lists: [tags]
+  numeric: [price]
+  batch_size: 16
+  max_milliseconds: 20000
+  stop_at_end: true
+  test_path: shown.parquet
+model: {kind: dlrm, embedding_dim: 2, bottom_mlp: [3], top_mlp: [3]}
+storage: {backend: memory}
+"""
+"""48 events in two files, of 10 users and 12 items; 16 rows for the test."""
+
+_FACTORS = "model={kind: matrix_factorization, dim: 2}"
+
+
+def _events(count: int, seed: int) -> Any:
+    random = np.random.default_rng(seed)
+    return pyarrow.table(
+        {
+            "user": [f"{n}" for n in random.integers(0, 10, count)],
+            "item": random.integers(0, 12, count),
+            "tags": [random.integers(0, 9, n).tolist() for n in random.integers(0, 3, count)],
+            "price": random.normal(0, 3, count),
+            "clicked": random.integers(0, 2, count),
+            "answer": random.choice(["yes", "no"], count),
+            "w": random.gamma(2, 1, count),
+        }
+    )
+
+
+def _ran(runs: Runs, *overrides: str) -> Ran:
+    if not Path("events").exists():
+        Path("events").mkdir()
+        events = _events(48, 7)
+        parquet.write_table(events.slice(0, 30), "events/0.parquet")
+        parquet.write_table(events.slice(30), "events/30.parquet")
+        parquet.write_table(_events(16, 8), "shown.parquet")
+        rows = events.to_pylist()
+        Path("events.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+        rows[3]["user"], rows[4]["price"] = None, "cheap"
+        Path("bad.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    return runs._run(_STREAM, overrides)[0]
+
+
+_LINES = ("data.url=lines://events.jsonl", "data.format=json")
+_BAD = ("data.url=lines://bad.jsonl", "data.format=json", "data.bad_rows=skip")
+
+
+def register(effects: Effects) -> None:  # noqa: PLR0915 (one function for each key)
+    """Shows them."""
+
+    @effects.of("data:stream.kind", "data:stream.url", "data:stream.batch_size")
+    def _(runs: Runs) -> None:
+        assert _ran(runs).samples == [16, 16, 16]
+        assert _ran(runs, "data.batch_size=40").samples == [40, 8]
+        assert _ran(runs, *_LINES).losses == _ran(runs).losses
+
+    @effects.of("data:stream.format", "data:stream.options")
+    def _(runs: Runs) -> None:
+        with pytest.raises(DataError, match="offset 0"):
+            _ran(runs, _LINES[0])
+        assert _ran(runs, *_LINES, "data.options={skip: 40}").samples == [8]
+
+    @effects.of("data:stream.start", "data:stream.stop_at_end", "data:stream.max_milliseconds")
+    def _(runs: Runs) -> None:
+        with pytest.raises(DataError, match="found no sample to train on"):
+            _ran(runs, "data.start=latest")
+        # It does not end before the limit of steps, and the last step does not wait for 16 events.
+        limits = ("data.stop_at_end=false", "data.max_milliseconds=300", "data.batch_size=47")
+        assert _ran(runs, *limits, "training.steps=2").samples == [47, 1]
+
+    @effects.of("data:stream.test_path")
+    def _(runs: Runs) -> None:
+        assert _ran(runs).end.metrics.keys() == {"auc", "log_loss"}
+        without = _ran(runs, "data.test_path=null", "report.path=stream.html")
+        assert (without.end.metrics, without.evaluate_model) == ({}, [])
+        assert without.losses == _ran(runs).losses
+
+    @effects.of("data:stream.bad_rows", "data:stream.dead_letters", "data:stream.required")
+    def _(runs: Runs) -> None:
+        with pytest.raises(DataError, match="offset 4"):
+            _ran(runs, *_BAD, "data.bad_rows=refuse")
+        skipped = _ran(runs, *_BAD, "data.dead_letters=letters")
+        assert skipped.end.skipped == {"rows_skipped": 1}
+        assert len(Path("letters/rank-0.jsonl").read_text().splitlines()) == 1
+        required = _ran(runs, *_BAD, "data.required=[user, item]")
+        assert required.end.skipped == {"rows_skipped": 2}
+
+    @effects.of("data:stream.cuts_from")
+    def _(runs: Runs) -> None:
+        own = _ran(runs, "data.batch_size=20", "snapshots.url=recorded")
+        assert _ran(runs, "data.cuts_from=recorded").samples == own.samples == [20, 20, 8]
+        assert len(read_cuts("recorded")) == 3
+
+    @effects.of("data:stream.label", "data:stream.numeric")
+    def _(runs: Runs) -> None:
+        pairs = ("data.categorical=[user, item]", "data.lists=[]", "data.required=[user, item]")
+        prices = (*pairs, "data.label=price", "data.numeric=[]", _FACTORS)
+        assert _ran(runs, *prices).end.metrics.keys() == {"rmse"}
+
+    @effects.of("data:stream.categorical", "data:stream.share_tables", "data:stream.types")
+    def _(runs: Runs) -> None:
+        assert set(_ran(runs).rows) == {"user", "item", "tags"}
+        some = ("data.categorical=[user, item]", "data.lists=[]")
+        assert set(_ran(runs, *some, "data.share_tables={user: item}").rows) == {"item"}
+        with pytest.raises(DataError, match=r"'user': found strings, expected whole numbers"):
+            _ran(runs, "data.types={}")
+
+    @effects.of(
+        "data:stream.weight", "data:stream.log1p", "data:stream.minimum", "data:stream.missing_ids"
+    )
+    def _(runs: Runs) -> None:
+        without = _ran(runs).losses
+        for given in ("weight=w", "log1p=[price]", "minimum={price: 0}"):
+            assert _ran(runs, f"data.{given}").losses != without, given
+        skipping = _ran(runs, *_BAD)
+        missing = _ran(runs, *_BAD, "data.missing_ids={user: -1}")
+        assert missing.rows["user"] == skipping.rows["user"] + 1
+
+    @effects.of("data:stream.lists", "data:stream.label_values")
+    def _(runs: Runs) -> None:
+        with pytest.raises(DataError, match=r"column 'tags': found list.*; add it to data.lists"):
+            _ran(runs, "data.lists=[]")
+        values = ("data.label=answer", "data.label_values={yes: 1, no: 0}")
+        assert _ran(runs, *values).losses != _ran(runs).losses
+        assert _ran(runs, *values, *_LINES).losses == _ran(runs, *values).losses
