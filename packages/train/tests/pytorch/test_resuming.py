@@ -37,9 +37,8 @@ from sparring.snapshot.retention import latest_snapshot
 from sparring_cli.application import main
 from sparring_train.config.run import ReportConfig, RunConfig
 from sparring_train.config.run_type import run_type
-from sparring_train.loop import loop
-from sparring_train.loop.position import read_position
 from sparring_train.loop.column_source import ColumnSource
+from sparring_train.loop.position import read_position
 from sparring_train.pytorch import trainer as torch_training
 from sparring_train.pytorch.trainer import train
 from sparring_train.report.run_data import SnapshotOfRun, read_report

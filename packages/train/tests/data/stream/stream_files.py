@@ -48,7 +48,7 @@ class WritableFolder:
     def append_table(self, partition: str, table: Any) -> None:
         count = self._counts[partition]
         self._counts[partition] += table.num_rows
-        name = f"{count:06d}" if self.is_numbered else f"part-{count:06d}"
+        name = f"{count}" if self.is_numbered else f"part-{count:06d}"
         folder = self.path / partition
         parquet.write_table(table, folder / f".{name}", row_group_size=5)
         (folder / f".{name}").rename(folder / f"{name}.parquet")

@@ -60,10 +60,12 @@ def test_a_file_between_others_is_rejected(tmp_path: Path) -> None:
 
 def test_a_gap_between_numbered_files_is_rejected(tmp_path: Path) -> None:
     stream = WritableFolder(tmp_path / "events", is_numbered=True)
-    for begin in (0, 4, 8):
+    for begin in (0, 4, 8, 12):
         stream.append(".", range(begin, begin + 4))
-    (tmp_path / "events/000004.parquet").unlink()
-    with pytest.raises(DataError, match=r"000008.parquet with the first row 8, expected 4"):
+    # In the order of numbers, 8 is before 12.
+    assert stream.open().end_offsets() == {".": 16}
+    (tmp_path / "events/4.parquet").unlink()
+    with pytest.raises(DataError, match=r"8.parquet with the first row 8, expected 4"):
         stream.open().end_offsets()
 
 

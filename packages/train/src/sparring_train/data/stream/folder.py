@@ -12,6 +12,7 @@ row. Then the oldest files may be removed, because a missing row is detected.
 
 from __future__ import annotations
 
+import sys
 import time
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -133,13 +134,14 @@ class FolderSource:
     def _listed(self, partition: str) -> list[_File]:
         """Lists the files of a partition again."""
         path = self._path if partition == _ROOT else f"{self._path}/{partition}"
-        paths = sorted(
+        paths = [
             each["name"]
             for each in self._list(path)
             if each["type"] == "file"
             and each["name"].endswith(_ENDING)
             and each["name"].rpartition("/")[2][0] not in "._"
-        )
+        ]
+        paths.sort(key=_order)
         known = {each.file.path: each for each in self._files.get(partition, [])}
         files: list[_File] = []
         for each in paths:
@@ -174,6 +176,13 @@ class FolderSource:
             end += footer.row_group(group).num_rows
             ends.append(end)
         return _File(file, name, first, end, tuple(ends))
+
+
+def _order(path: str) -> tuple[int, str]:
+    """Returns the key by which files are sorted: numbers by value, other names after them."""
+    name = path.rpartition("/")[2]
+    number = _number(name)
+    return (sys.maxsize if number is None else number, name)
 
 
 def _number(name: str) -> int | None:
