@@ -132,7 +132,7 @@ typedef struct SparringPackedTable {
   int32_t table;         /* 0 to num_tables - 1                                      */
   int32_t dim;           /* out: number of elements of an embedding                  */
   int32_t dtype;         /* out: dtype of stored rows                                */
-  int32_t trained_dtype; /* out: in training: FLOAT32, FLOAT16 or BFLOAT16           */
+  int32_t trained_dtype; /* out: in training: FLOAT32, FLOAT16, BFLOAT16 or INT8     */
   int64_t row_bytes;     /* out: size of a stored row, including its scale and bias  */
   int64_t num_rows;      /* out: number of rows; an upper bound for several layers   */
   const char* name;      /* out: UTF-8; valid until close                            */
@@ -261,9 +261,10 @@ typedef struct SparringPackedPack {
   const char* table;       /* name of the table                                    */
   int64_t count;           /* n                                                    */
   const int64_t* ids;      /* (n) int64, unique                                    */
-  const void* embeddings;  /* (n, dim) of `source_dtype`; NULL: only erased keys   */
+  const void* embeddings;  /* (n, dim) of `source_dtype`, INT8: (n, dim + 2) bytes of
+                              rows of core; NULL: only erased keys                 */
   uint64_t source_stride;  /* distance between embeddings in bytes                 */
-  int32_t source_dtype;    /* FLOAT32, FLOAT16 or BFLOAT16                         */
+  int32_t source_dtype;    /* FLOAT32, FLOAT16, BFLOAT16 or INT8                   */
   int32_t dtype;           /* dtype of stored rows                                 */
   int32_t dim;
   int32_t partition_begin; /* partitions of the ids, [begin, end)                  */

@@ -176,7 +176,7 @@ def test_inconsistent_manifests_are_rejected_P8(small: Any) -> None:
         files("partitions", [0]), files("partitions", [5, 6]), files("num_keys", -1),
         files("num_keys", 2**40), files("num_keys", 1.5), files("hash", "0"),
         files("size_bytes", 2**63), tables("dim", 0), tables("dim", 2**30), tables("dtype", "int2"),
-        tables("trained_dtype", "int8"), tables("seed", 2**70), tables("name", "a/b"),
+        tables("trained_dtype", "int4"), tables("seed", 2**70), tables("name", "a/b"),
         tables("initializer", {"kind": "magic", "first": 0, "second": 0}),
         tables("initializer", None), lambda plain: plain.pop("tables"),
         lambda plain: plain["tables"].clear(), lambda plain: plain["tables"].append(plain["tables"][0]),

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import gc
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import sparring_packed
-from sparring import TableConfig, open_storage
+from sparring import StepContainer, TableConfig, open_storage
 from sparring.adapter import initial_rows
-from sparring.errors import ClosedError, InvalidArgumentError, UnknownTableError
+from sparring.errors import (
+    ClosedError,
+    InvalidArgumentError,
+    UnknownTableError,
+    UnsupportedError,
+)
 from sparring_packed.library import set_simd_level, simd_level
 
 LEVELS = ("portable", "avx2", "avx512")
@@ -191,6 +197,31 @@ def test_sums_of_ids_with_rows_are_in_their_order_P9(
         assert (bits(sums[bag]) == bits(expected)).all(), bag
         mean = expected / np.float32(max(end - begin, 1))
         assert (bits(means[bag]) == bits(mean)).all(), bag
+
+
+def test_int8_tables_are_served_as_they_were_trained(tmp_path: Path) -> None:
+    """Codes and scales are copied, and initial values are rounded as in training."""
+    ids = np.arange(-20, 400)
+    with StepContainer() as container:
+        container.declare(TableConfig("item", 17, "int8", initializer="normal"))
+        rows = np.random.default_rng(0).normal(size=(300, 17)).astype(np.float32)
+        scales = np.float32(10.0) ** np.random.default_rng(1).integers(-7, 4, (300, 1))
+        container.set_state("item", np.zeros(1, np.float32), "rowwise_adagrad")
+        container.assign("item", np.arange(300), rows * scales)
+        container.save(str(tmp_path / "trained"))
+        expected = container.lookup("item", ids, is_registered=False).rows
+    result = sparring_packed.write(tmp_path / "trained", tmp_path / "served" / "1")
+    assert (result.row_bytes, result.relative_error) == ({"item": 21}, {"item": 0.0})
+    with sparring_packed.open(tmp_path / "served") as tables:
+        assert (bits(tables.lookup("item", ids)) == bits(expected)).all()
+    options = {"path": str(tmp_path / "served")}
+    with pytest.raises(UnsupportedError, match=r"not return rows of int8.*training snapshot"):
+        open_storage("packed", TableConfig("item", 17, "int8", initializer="normal"), **options)
+    wide = {"item": "fp32"}
+    result = sparring_packed.write(tmp_path / "trained", tmp_path / "wide" / "1", quantize=wide)
+    assert result.row_bytes == {"item": 68}
+    with sparring_packed.open(tmp_path / "wide") as tables:
+        assert (bits(tables.lookup("item", ids)) == bits(expected)).all()
 
 
 def test_a_call_gives_rows_of_several_tables_of_one_version(training: Any) -> None:

@@ -191,10 +191,13 @@ def test_all_kinds_and_both_transfers_are_planned_unless_fewer_are_requested(
     assert {(shape.kind, shape.transfer) for shape in options.shapes} == {("row_wise", "rows")}
 
 
-def test_coupled_columns_and_sequences_have_fewer_options(calibration: Calibration) -> None:
+@pytest.mark.parametrize("coupled", [{"method": "rowwise_adagrad"}, {"dtype": "int8"}])
+def test_coupled_columns_and_sequences_have_fewer_options(
+    calibration: Calibration, coupled: dict[str, str]
+) -> None:
     value = random_inputs(3).model_dump()
     value["kinds"] = list(KINDS)
-    value["tables"]["t0"] |= {"method": "rowwise_adagrad", "dim": 64}
+    value["tables"]["t0"] |= {"method": "sgd", "dim": 64} | coupled
     value["tables"]["t1"] |= {"method": "adam", "dim": 64}
     value["tables"]["t1"]["features"]["f"]["pooling"] = "none"
     options = compute_option_costs(PlanInputs.model_validate(value), calibration)

@@ -436,6 +436,33 @@ SPARRING_FORMAT_FUNCTION typename V::Double scaled(const InitialValues& values,
   return value > values.upper ? Double{} + values.upper : value;
 }
 
+// ---- int8 embeddings -----------------------------------------------------------------------------------
+//
+// Initial embeddings of int8 tables are float32 ones, rounded to codes with a common scale. core's
+// native/kernels/bytes.h describes the format.
+
+inline constexpr float kMostInt8Code = 127.0f;
+inline constexpr float kLargestInt8Scale = 448.0f;
+
+// The scale of an embedding whose largest magnitude is `largest`, a finite number: largest / 127,
+// rounded up to 2 bits of mantissa, which float16 represents exactly.
+SPARRING_FORMAT_FUNCTION float int8_scale(float largest) {
+  constexpr uint32_t kCut = (uint32_t{1} << 21) - 1;
+  constexpr float kLeast = 0x1p-22f;
+  const auto scale =
+      bits_as<float>((bits_as<uint32_t>(largest / kMostInt8Code) + kCut) & ~kCut);
+  return scale < kLeast ? kLeast : scale > kLargestInt8Scale ? kLargestInt8Scale : scale;
+}
+
+// The nearest code of a number whose magnitude is at most 127 * scale.
+SPARRING_FORMAT_FUNCTION int32_t int8_code(float value, float scale) {
+  // Adding it rounds to an integer in the low bits.
+  constexpr float kRounding = 0x1.8p23f;
+  const float units = value * (0x1p14f / scale);
+  const float rounded_units = units + kRounding;
+  return static_cast<int32_t>(bits_as<uint32_t>(rounded_units) - 0x4b400000u + 0x2000u) >> 14;
+}
+
 template <class T>
 struct InitialColumns {
   T values[4];

@@ -8,8 +8,8 @@
 //
 // Embedding: element i is codes[i] * scale, with int8 codes from -127 to 127 and a float16 scale.
 //   1. The scale is the largest magnitude m of the embedding divided by 127, rounded up to a
-//      number with kScaleBits bits of mantissa, from 2^-22 to 448. It is a function of the
-//      new embedding only. It seldom changes from step to step, so that elements that change
+//      number with 2 bits of mantissa, from 2^-22 to 448: see sparring/initial_value.h. It is a
+//      function of the new embedding only. It seldom changes from step to step, so that elements that change
 //      little keep their codes.
 //   2. The quotient x of an element and the scale is rounded to a multiple of 2^-14. Its code
 //      is floor(x + r / 2^14). To nearest, r = 2^13. Stochastically, r is the upper 14 bits of

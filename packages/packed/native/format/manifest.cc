@@ -59,7 +59,9 @@ TableEntry table_of(const Json& value) {
   table.dim = value.at("dim").whole("dim", 1, kMostDim);
   table.dtype = dtype_named(value.at("dtype").text("dtype"), "dtype");
   table.trained_dtype = dtype_named(value.at("trained_dtype").text("trained_dtype"), "trained_dtype");
-  if (is_quantized(table.trained_dtype)) refuse("trained_dtype must be fp32, fp16 or bf16");
+  if (table.trained_dtype == SPARRING_PACKED_INT4) {
+    refuse("trained_dtype must be fp32, fp16, bf16 or int8");
+  }
   table.seed = value.at("seed").whole("seed", INT64_MIN, INT64_MAX);
   const Json& initializer = value.at("initializer");
   table.initializer = initializer.at("kind").text("kind");

@@ -2,6 +2,7 @@
 #include "rows/initial_values.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "format/manifest.h"
 #include "rows/halves.h"
@@ -16,7 +17,8 @@ float to_float(Bfloat16 value) { return float_of_bfloat16(value.bits); }
 
 template <class Body>
 auto with_dtype(int32_t dtype, const Body& body) {
-  if (dtype == SPARRING_PACKED_FLOAT32) return body(float{});
+  // Values of int8 tables are rounded afterwards.
+  if (dtype == SPARRING_PACKED_FLOAT32 || dtype == SPARRING_PACKED_INT8) return body(float{});
   if (dtype == SPARRING_PACKED_FLOAT16) return body(Float16{});
   return body(Bfloat16{});
 }
@@ -32,6 +34,18 @@ TableInitializer initializer_of(const TableEntry& table) {
 }
 
 void initial_embedding(const TableInitializer& initializer, int64_t id, int64_t dim, float* out) {
+  if (initializer.dtype == SPARRING_PACKED_INT8) {
+    initial_embedding({initializer.values, SPARRING_PACKED_FLOAT32}, id, dim, out);
+    float largest = 0;
+    for (int64_t i = 0; i < dim; ++i) largest = std::max(largest, std::fabs(out[i]));
+    const float scale = int8_scale(largest);
+    const float most = kMostInt8Code * scale;
+    for (int64_t i = 0; i < dim; ++i) {
+      const int32_t code = int8_code(std::clamp(out[i], -most, most), scale);
+      out[i] = static_cast<float>(code) * scale;
+    }
+    return;
+  }
   with_dtype(initializer.dtype, [&]<class T>(T) {
     for (int64_t column = 0; column < dim; column += 4) {
       const auto columns =

@@ -157,12 +157,32 @@ bool encode_row(int32_t dtype, const float* embedding, int64_t dim, uint8_t* row
   return true;
 }
 
+bool convert_int8_row(const uint8_t* source, int64_t dim, uint8_t* row) {
+  uint16_t scale;
+  std::memcpy(&scale, source + dim, 2);
+  if ((scale & 0x7c00) == 0x7c00) return false;
+  for (int64_t i = 0; i < dim; ++i) row[i] = static_cast<uint8_t>(source[i] ^ 0x80u);
+  const uint16_t bias = float16_of_float(-128.0f * float_of_float16(scale));
+  std::memcpy(row + dim, &scale, 2);
+  std::memcpy(row + dim + 2, &bias, 2);
+  return true;
+}
+
 void decode_source(int32_t source_dtype, const void* embedding, int64_t dim, float* out) {
   if (source_dtype == SPARRING_PACKED_FLOAT32) {
     std::memcpy(out, embedding, static_cast<size_t>(4 * dim));
     return;
   }
   const auto* from = static_cast<const uint8_t*>(embedding);
+  if (source_dtype == SPARRING_PACKED_INT8) {
+    uint16_t bits;
+    std::memcpy(&bits, from + dim, 2);
+    const float scale = float_of_float16(bits);
+    for (int64_t i = 0; i < dim; ++i) {
+      out[i] = static_cast<float>(static_cast<int8_t>(from[i])) * scale;
+    }
+    return;
+  }
   for (int64_t column = 0; column < dim; ++column) {
     uint16_t bits;
     std::memcpy(&bits, from + 2 * column, 2);

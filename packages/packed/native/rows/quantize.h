@@ -20,8 +20,13 @@ namespace sparring::packed {
 // these and for fp16.
 bool encode_row(int32_t dtype, const float* embedding, int64_t dim, uint8_t* row);
 
-// Converts an embedding (dim) to float32. REQUIRES: `source_dtype` is not quantized.
+// Converts a trained embedding (dim) to float32. The source of int8 is a row of core: dim signed codes
+// and a float16 scale. REQUIRES: `source_dtype` is not int4.
 void decode_source(int32_t source_dtype, const void* embedding, int64_t dim, float* out);
+
+// Converts an int8 row of core to a stored int8 row, exactly: the codes are shifted by 128, and the
+// bias is -128 scales. Returns false if the scale is NaN.
+bool convert_int8_row(const uint8_t* source, int64_t dim, uint8_t* row);
 
 }  // namespace sparring::packed
 

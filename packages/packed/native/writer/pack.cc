@@ -87,8 +87,9 @@ void check(const SparringPackedPack& arguments) {
   border::check(arguments.dim >= 1 && arguments.dim <= kMostDim, "dim must be from 1 to 65536",
                 arguments.dim);
   border::check(is_dtype(arguments.dtype), "dtype must be a stored one, 0 to 4", arguments.dtype);
-  border::check(is_dtype(arguments.source_dtype) && !is_quantized(arguments.source_dtype),
-                "source_dtype must be one of FLOAT32, FLOAT16 and BFLOAT16", arguments.source_dtype);
+  border::check(
+      is_dtype(arguments.source_dtype) && arguments.source_dtype != SPARRING_PACKED_INT4,
+      "source_dtype must be one of FLOAT32, FLOAT16, BFLOAT16 and INT8", arguments.source_dtype);
   if (arguments.partition_begin < 0 || arguments.partition_begin >= arguments.partition_end ||
       arguments.partition_end > kNumPartitions) {
     refuse("partitions must be a range within [0, 4096); found [" +
@@ -141,14 +142,18 @@ class RowWriter {
                          static_cast<uint64_t>(at) * arguments_.source_stride;
     const int64_t dim = arguments_.dim;
     decode_source(arguments_.source_dtype, source, dim, values_.data());
-    if (!encode_row(arguments_.dtype, values_.data(), dim, row_.data())) {
+    const bool is_copied = arguments_.dtype == arguments_.source_dtype;
+    const bool is_encoded = is_copied && arguments_.dtype == SPARRING_PACKED_INT8
+                                ? convert_int8_row(source, dim, row_.data())
+                                : encode_row(arguments_.dtype, values_.data(), dim, row_.data());
+    if (!is_encoded) {
       refuse("the embedding of id " + std::to_string(arguments_.ids[at]) + " of table " +
              arguments_.table + " is not finite, or exceeds 65504: " +
              std::string(kDtypeNames[arguments_.dtype]) +
              " cannot represent it; store the table as fp32 or bf16");
     }
     std::memcpy(row, row_.data(), row_.size());
-    if (arguments_.dtype == arguments_.source_dtype) return;
+    if (is_copied) return;
     const void* const stored = row_.data();
     kPortableLoops.widen[arguments_.dtype]({&stored, 1, dim, stored_.data(), dim, false});
     for (int64_t i = 0; i < dim; ++i) {

@@ -77,7 +77,7 @@ class ServingTable(_Entry):
     name: _Name
     dim: Annotated[int, Field(ge=1, le=65_536)]
     dtype: _Dtype
-    trained_dtype: Literal["fp32", "fp16", "bf16"]
+    trained_dtype: Literal["fp32", "fp16", "bf16", "int8"]
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)]
     initializer: InitialValueSpec
 

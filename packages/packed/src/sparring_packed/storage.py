@@ -25,7 +25,7 @@ from sparring_packed.tables import PackedTables
 
 __all__ = ["PackedStorage", "found_table"]
 
-_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8"}
 
 
 class PackedStorage(Storage):
@@ -112,6 +112,12 @@ class PackedStorage(Storage):
                 f"table {table.name!r}: a serving snapshot is read-only and has no optimizer state, but "
                 f"{table.row_label!r} was requested. Freeze its module and pass only the other modules "
                 "to the optimizer; or train with another storage, save, and publish",
+                table=table.name,
+            )
+        if table.dtype == "int8":
+            raise UnsupportedError(
+                f"table {table.name!r}: the storage 'packed' does not return rows of int8, found a "
+                "table of int8; load the training snapshot instead",
                 table=table.name,
             )
         if (found.dim, _DTYPES[found.trained_dtype]) != (table.dim, table.dtype):

@@ -77,7 +77,7 @@ class PackedTable:
         number: number of the table in the C library.
         dim: number of elements of an embedding.
         dtype: dtype of stored rows: ``fp32``, ``fp16``, ``bf16``, ``int8`` or ``int4``.
-        trained_dtype: dtype of embeddings in training: ``fp32``, ``fp16`` or ``bf16``.
+        trained_dtype: dtype of embeddings in training: ``fp32``, ``fp16``, ``bf16`` or ``int8``.
         row_bytes: size of a stored row, including its scale and bias.
         num_rows: number of ids that have a row; an upper bound for a chain of deltas.
     """

@@ -43,7 +43,13 @@ from sparring_packed.manifest import (
 __all__ = ["WriteOptions", "WriteResult", "write"]
 
 _NUM_PARTITIONS = 4096
-_DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp32"}
+_DTYPES = {
+    "float32": "fp32",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float64": "fp32",
+    "int8": "int8",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +348,8 @@ class _Writer:
     def _num_windows(self, table: ServingTable) -> int:
         snapshots = self._snapshot.chain if self._base is None else self._base.newer
         keys = sum(entry.num_keys for each in snapshots for entry in each.files(table.name, "rows"))
-        trained = 4 * table.dim if table.trained_dtype == "fp32" else 2 * table.dim
+        config = self._snapshot.tables[table.name].config
+        trained = config.embedding_width * min(4, config.numpy_dtype.itemsize)
         wanted = keys * (trained + 16) / self._options.file_bytes
         return int(min(_NUM_PARTITIONS, 2 ** math.ceil(math.log2(max(wanted, 1.0)))))
 
@@ -491,7 +498,7 @@ def _create_window(
     dtype = np.dtype(np.float32) if table.dtype == "float64" else table.numpy_dtype
     return _Window(
         np.concatenate([none, *keys]),
-        np.concatenate([np.empty((0, table.dim), dtype), *embeddings]),
+        np.concatenate([np.empty((0, table.config.embedding_width), dtype), *embeddings]),
         np.unique(np.concatenate([none, *erased])),
     )
 

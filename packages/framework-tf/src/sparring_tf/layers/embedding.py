@@ -40,7 +40,7 @@ class Embedding(TableLayer):
         initializer: initial embeddings; None means uniform in ±0.05. Keras's initializers are accepted,
             except those that depend on the shape of a matrix.
         embeddings_initializer: Keras's name of `initializer`.
-        table_dtype: dtype of stored rows: float32, float64, float16 or bfloat16.
+        table_dtype: dtype of stored rows: float32, float64, float16, bfloat16 or int8.
         admission: filter that decides which new ids get a row; see `TableConfig`. None admits all.
         seed: determines initial embeddings, together with the table name and the id.
         placement: which ranks store the rows; see `TableConfig`.

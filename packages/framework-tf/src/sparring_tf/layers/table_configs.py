@@ -43,7 +43,7 @@ class TableConfig:
         max_ids_per_partition: rejected unless it is keras-rs' default of 256, because buffers have no
             fixed size here.
         max_unique_ids_per_partition: see `max_ids_per_partition`.
-        dtype: dtype of stored embeddings: float32, float64, float16 or bfloat16. For 16-bit tables,
+        dtype: dtype of stored embeddings: float32, float64, float16, bfloat16 or int8. For narrow tables,
             outputs, gradients and optimizer state are computed in float32.
         admission: filter that decides which new ids get a row: an `Admission` of `sparring.contracts` or
             ``{"kind": name, parameter: value}``. None admits all.

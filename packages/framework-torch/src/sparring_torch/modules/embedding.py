@@ -35,7 +35,7 @@ class Embedding(SingleTable):
         padding_idx: an id that reads as zeros and gets no gradient and no row.
         name: name of the table. Set it for tables that are saved, or whose initial rows must be the
             same in every run. None selects the first free name of ``embedding``, ``embedding_1``, ….
-        dtype: dtype of stored rows: float32, float64, float16 or bfloat16. The output is float32
+        dtype: dtype of stored rows: float32, float64, float16, bfloat16 or int8. The output is float32
             for 16-bit rows.
         initializer: initial value of embeddings; None means uniform in ±0.05.
         num_embeddings: maximum number of rows in the storage; None sets no limit.

@@ -39,7 +39,7 @@ class EmbeddingBag(SingleTable):
         padding_idx: an id that is excluded from its bag and from the count of the mean.
         include_last_offset: whether offsets end with the number of ids.
         name: name of the table; see `Embedding`.
-        dtype: dtype of stored rows: float32, float64, float16 or bfloat16. The output is float32
+        dtype: dtype of stored rows: float32, float64, float16, bfloat16 or int8. The output is float32
             for 16-bit rows.
         initializer: initial value of embeddings; None means uniform in ±0.05.
         num_embeddings: maximum number of rows in the storage; None sets no limit.

@@ -89,7 +89,7 @@ def _describe_table(
     if "pooled" in inputs.transfers and not spec.is_pooled:
         because += f"; rows are transferred, because {_pooling(spec)}: owners pool sums and means"
     if spec.couples_columns and {"column_wise", "grid", "table_column_wise"} & set(inputs.kinds):
-        because += f"; no column blocks, because {spec.method} couples columns"
+        because += f"; no column blocks, because {spec.why_coupled}"
     ranks = placement.ranks(table)
     row_bytes = TableConfig("planned", spec.dim, spec.dtype, state_width=spec.state_width).row_bytes
     memory = (options.base_memory + options.shard_memory)[option]

@@ -70,7 +70,7 @@ WHOLE_ROW_KINDS: tuple[Kind, ...] = ("data_parallel", "row_wise", "table_row_wis
 
 Transfer = Literal["rows", "pooled"]
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-_ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+_ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 _COUPLED = frozenset({"group_ftrl", "lamb", "partial_rowwise_adam", "rowwise_adagrad"})
 
 
@@ -240,7 +240,7 @@ class TableSpec(DocumentModel):
     """A table: its rows, its update method, and its ids per sample."""
 
     dim: int = Field(gt=0, le=1 << 16)
-    dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
+    dtype: Literal["float64", "float32", "bfloat16", "float16", "int8"] = "float32"
     method: str = "sgd"
     state_elements: int | None = Field(default=None, ge=0)
     """Number of state elements per row; by default, determined by the update method."""
@@ -287,8 +287,15 @@ class TableSpec(DocumentModel):
 
     @property
     def couples_columns(self) -> bool:
-        """Whether the update of a column needs other columns, which excludes column blocks."""
-        return self.method in _COUPLED
+        """Whether a column cannot be updated without other columns, which excludes column blocks."""
+        return bool(self.why_coupled)
+
+    @property
+    def why_coupled(self) -> str:
+        """Reason why columns cannot be updated separately; empty if they can."""
+        if self.dtype == "int8":
+            return "the columns of an int8 row share a scale"
+        return f"{self.method} couples columns" if self.method in _COUPLED else ""
 
     @property
     def ids_per_sample(self) -> float:

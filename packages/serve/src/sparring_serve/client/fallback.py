@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from sparring import Uniform, Xavier
 from sparring.adapter import initial_rows
-from sparring.contracts import INITIALIZERS, Initializer, TableConfig
+from sparring.contracts import INITIALIZERS, Initializer, TableConfig, read_embeddings
 from sparring.errors import InvalidArgumentError, SparringError
 from sparring_serve.client.answer import RowStatus
 from sparring_serve.client.pull_calls import PullCalls, TableResult
@@ -116,7 +116,8 @@ class Fallback:
         config = self._tables.get(table.name)
         if config is not None:
             is_left = status == RowStatus.FAILED
-            rows[is_left] = initial_rows(part.keys[is_left], config)
+            initial = initial_rows(part.keys[is_left], config)
+            rows[is_left] = read_embeddings(config, initial)
             status[is_left] = RowStatus.INITIAL
         table.rows[part.positions] = rows
         table.found[part.positions] = status == RowStatus.STALE

@@ -33,7 +33,7 @@ __all__ = ["PackedServingTables", "open_packed_tables"]
 _log = logging.getLogger(__name__)
 
 _CURSOR = struct.Struct("<QQ")
-_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8"}
 
 
 def open_packed_tables(config: ServingConfig, position: ShardPosition) -> PackedServingTables:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparring.adapter import initial_rows
-from sparring.contracts import TableConfig
+from sparring.contracts import TableConfig, read_embeddings
 from sparring.errors import SparringError
 from sparring_serve.tables.contract import (
     FoundRows,
@@ -106,7 +106,7 @@ class MemoryTables:
         table = self._tables[name]
         out = np.zeros((len(ids), table.dim), np.float32)
         if missing == Missing.INITIAL and len(ids):
-            out[:] = initial_rows(ids, table)
+            out[:] = read_embeddings(table, initial_rows(ids, table))
         found = np.array([int(each) in rows for each in ids], np.bool_)
         for position in np.flatnonzero(found):
             out[position] = rows[int(ids[position])]

@@ -256,7 +256,7 @@ def _no_option(
     offered = [shape for shape in unpooled if model.offers(shape)[table]]
     if not offered:
         if spec.couples_columns:
-            why = f"{spec.method} couples columns"
+            why = spec.why_coupled
         else:
             why = (
                 f"its {spec.dim} columns do not divide into equal blocks of at least {_MIN_COLUMNS}"

@@ -104,7 +104,8 @@ class TablesConfig(Section):
     dtype: Literal["float32", "float64", "float16", "bfloat16", "int8"] = Field(
         "float32",
         description="Type of embeddings. Optimizer state and computations are `float64` for `float64`, "
-        "otherwise `float32`. Updated embeddings of 16 bits are rounded stochastically.",
+        "otherwise `float32`. Updated embeddings of 16 and 8 bits are rounded stochastically. `int8` "
+        "tables also store optimizer state in 8 bits, and must be in host memory.",
     )
     initializer: _InitializerChoice | None = Field(
         None,
