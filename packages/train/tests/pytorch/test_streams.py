@@ -280,7 +280,7 @@ def test_a_replay_is_identical(events: Events, capsys: pytest.CaptureFixture[str
     parquet.write_table(events.train.slice(0, 90), events.folder / "events/1/0.parquet")
     assert main(["replay", str(config), *words]) == 1
     assert main(["replay", str(config), *words, "--until=99"]) == 2
-    assert "expected those of the steps 1 to 99" in capsys.readouterr().err
+    assert "expected the steps 1 to 99" in capsys.readouterr().err
 
 
 def test_a_retention_gap_ends_a_resumed_run(events: Events) -> None:

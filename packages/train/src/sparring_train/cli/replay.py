@@ -58,7 +58,7 @@ def replay(
         int | None,
         typer.Option(
             metavar="STEP",
-            help="Number of steps at the end. Default: those of the newest snapshot.",
+            help="Number of steps at the end. Default: the step of the newest snapshot.",
         ),
     ] = None,
     output: Annotated[

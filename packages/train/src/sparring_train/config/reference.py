@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from enum import Enum
 from typing import Any, Literal, Union, get_args, get_origin
@@ -51,15 +51,40 @@ _MACHINE_LIMITS = (2**31 - 1, 2**32 - 1, 2**40, 2**50, 2**63 - 1, threading.TIME
 """Upper bounds that the page omits, because no user reaches them."""
 
 
+_FEWEST_SHARED = 4
+"""Smallest number of equal rows that a section does not repeat."""
+
+
 def render_reference_page() -> str:
     """Returns the page in Markdown."""
     lines = [_INTRODUCTION]
+    known: dict[str, dict[str, str]] = {}
     for title, model in _sections():
+        rows = {name: _row(name, field) for name, field in get_fields(model).items()}
         lines += [f"## {title}", "", _paragraph(model), ""]
+        earlier, shared = _find_shared(rows, known)
         lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
-        lines += [_row(name, field) for name, field in get_fields(model).items()]
+        lines += [row for name, row in rows.items() if name not in shared]
+        if shared:
+            names = ", ".join(f"`{name}`" for name in shared)
+            lines += ["", f"Further keys, described at {earlier}: {names}."]
         lines.append("")
+        known[title] = rows
     return "\n".join(lines)
+
+
+def _find_shared(
+    rows: Mapping[str, str], known: Mapping[str, Mapping[str, str]]
+) -> tuple[str, list[str]]:
+    """Returns the title of the earlier section that has the most equal rows, and their keys; no keys if
+    there are only a few."""
+    shared = {
+        title: [name for name, row in rows.items() if earlier.get(name) == row]
+        for title, earlier in known.items()
+    }
+    title = max(shared, key=lambda each: len(shared[each]), default="")
+    keys = shared.get(title, [])
+    return (title, keys) if len(keys) >= _FEWEST_SHARED else (title, [])
 
 
 def _sections() -> Iterator[tuple[str, type[Any]]]:

@@ -49,7 +49,7 @@ def plan_replay(config: RunConfig, output: str, start: int | None, until: int | 
         output: folder for the snapshot of the result.
         start: the replay starts from the newest snapshot with at most this number of steps. None: from
             the first recorded cut if the log has one of step 1, otherwise from the oldest snapshot.
-        until: number of steps at the end. None: those of the newest snapshot.
+        until: number of steps at the end. None: the step of the newest snapshot.
 
     Raises:
         ConfigError: the run has no stream or no snapshots.
@@ -85,7 +85,7 @@ def plan_replay(config: RunConfig, output: str, start: int | None, until: int | 
     wanted = [each for each in cuts if first < each.step <= until]
     if [each.step for each in wanted] != [*range(first + 1, until + 1)]:
         raise DataError(
-            f"replay: found {len(wanted)} recorded cuts after step {first}, expected those of the steps "
+            f"replay: found {len(wanted)} recorded cuts after step {first}, expected the steps "
             f"{first + 1} to {until}; choose other steps with --start and --until",
             path=url,
         )

@@ -90,7 +90,7 @@ class StreamDataset:
     def _begin_at(self, resumed: Mapping[str, int] | None) -> None:
         """Sets the positions, equally on all ranks."""
         assert self._source is not None
-        # Ends differ between ranks, because events arrive meanwhile; all ranks use those of the first.
+        # Ends differ between ranks, because events arrive meanwhile; all ranks use the first rank's.
         own = [dict(self._source.earliest_offsets()), dict(self._source.end_offsets())]
         earliest, ends = self._gathered(own)[0]
         if resumed is None:

@@ -138,7 +138,7 @@ class MessageDecoder:
             self._check_types(rows.schema)
 
     def _check_types(self, schema: Any) -> None:
-        """Raises if strings would be read as other ids than those of the configured type."""
+        """Raises if strings would be read as other ids than the configured type gives."""
         for name, kind in self._data.id_types.items():
             found = find_type_family(schema.field(name).type)
             is_text = kind in ("string", "hexadecimal")
