@@ -38,6 +38,7 @@ from sessions.environments import (
     install_family,
     install_local,
     install_made,
+    install_optional_packages,
     install_programs,
     system_packages,
 )
@@ -151,6 +152,7 @@ def run_tests(session: nox.Session, *, at_length: bool = False) -> Path:
     )
     session.install("--no-deps", *LIGHTNING, silent=True)
     family = system_packages(session, *FAMILY)
+    install_optional_packages(session)
     packages = (*family, *TEMPLATES)
     wheels = Path(session.virtualenv.location) / "wheels"
     options = {name for names in TEST_MODULES.values() for name in names}

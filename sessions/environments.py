@@ -65,12 +65,19 @@ GIVEN_WHEELS = "--wheels="
 # met, and the package of Debian and Ubuntu that contains it.
 SYSTEM_PACKAGES = {"backend-rocksdb": {"/usr/include/rocksdb/db.h": "librocksdb-dev"}}
 
+# System packages for optional parts of packages, which are built without them otherwise: as above.
+OPTIONAL_SYSTEM_PACKAGES = {
+    "/usr/include/grpcpp/grpcpp.h": "libgrpc++-dev",
+    "/usr/bin/pkg-config": "pkg-config",
+}
+
 # CMake options that build the C++ tests of packages.
 CXX_TESTS = {
     "core": "SPARRING_TESTS",
     "backend-hkv": "SPARRING_HKV_TESTS",
     "backend-rocksdb": "SPARRING_ROCKSDB_TESTS",
     "packed": "SPARRING_PACKED_TESTS",
+    "serve": "SPARRING_SERVE_TESTS",
 }
 
 # CMake options for modules that only tests need: GPU kernels on the host.
@@ -141,6 +148,18 @@ def system_packages(session: nox.Session, *packages: str) -> list[str]:
                 f"{' '.join(some)}"
             )
     return [package for package in packages if not missing[package]]
+
+
+def install_optional_packages(session: nox.Session) -> None:
+    """Installs the system packages of optional parts if the user is root; otherwise logs how to."""
+    files = OPTIONAL_SYSTEM_PACKAGES.items()
+    missing = [name for file, name in files if not Path(file).exists()]
+    if missing and not apt_install(session, missing):
+        names = " ".join(missing)
+        session.warn(
+            f"the native server of sparring-serve is not built, and its tests are skipped; to build "
+            f"it: sudo apt install {names}"
+        )
 
 
 def install_programs(session: nox.Session) -> None:

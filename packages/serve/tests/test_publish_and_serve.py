@@ -553,13 +553,14 @@ def check_stale_or_initial(client: LookupClient) -> None:
     assert np.array_equal(answer.rows["user"], initial_rows(unseen, USER))
 
 
+@pytest.mark.parametrize("front_end", ["python", "auto"])
 def test_a_server_stops_on_sigterm_and_loads_newer_versions_by_itself(
-    run: Run, start_replica: StartReplica
+    run: Run, start_replica: StartReplica, front_end: str
 ) -> None:
     run.save(KEYS[:9], is_delta=True)
     run.publish()
     # Two processes on one port.
-    replica = start_replica("--workers", "2")
+    replica = start_replica(f"server.front_end={front_end}", "--workers", "2")
     assert "item (at most 509 rows)" in replica.ready
     with LookupClient(replica.address, LONG) as client:
         client.pull({"item": KEYS})
@@ -655,7 +656,7 @@ def test_a_server_listens_on_the_address_of_its_replica(
     monkeypatch.setattr(
         "sparring_serve.cli.serve._run", lambda *arguments: opened.append(arguments[3])
     )
-    assert main(["serve", str(config), "--replica", replica]) == 0
+    assert main(["serve", str(config), "server.front_end=python", "--replica", replica]) == 0
     assert opened == [address]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import socket
 import subprocess
 import threading
@@ -35,9 +34,7 @@ from sparring_serve.testing import MemoryTables
 from sparring_serve.wire.fields import decode, encode
 from sparring_serve.wire.messages import (
     SERVICE,
-    PullRequest,
     RefreshReply,
-    TableIds,
     VersionMessage,
 )
 from sparring_serve.wire.open_inference import (
@@ -124,12 +121,6 @@ def test_a_message_of_many_megabytes_is_sent_in_both_directions(serve: Serve) ->
     assert not answer.rows["wide"].any()
 
 
-def test_a_call_without_a_deadline_is_rejected(serve: Serve) -> None:
-    request = PullRequest((TableIds("item", bytes(8)),))
-    assert code_of(serve(), f"{SERVICE}/Pull", request, timeout=None) == "INVALID_ARGUMENT"
-    assert code_of(serve(), f"{SERVICE}/Pull", request, timeout=60) == "INVALID_ARGUMENT"
-
-
 def test_bytes_that_are_not_a_message_are_rejected_by_all_methods(serve: Serve) -> None:
     server = serve()
     for method in (
@@ -197,29 +188,6 @@ def test_a_table_is_a_model_of_the_open_inference_protocol(serve: Serve) -> None
     )
     assert (described.versions, described.outputs[0].shape) == ((version,), (-1, 4))
     assert decode(ServerMetadata, call(server, f"{INFERENCE}/ServerMetadata")).name == "sparring"
-
-
-@pytest.mark.parametrize(
-    ("fields", "code"),
-    [
-        ({"model_name": "itm"}, "NOT_FOUND"),
-        ({"model_version": "7"}, "NOT_FOUND"),
-        ({"inputs": ()}, "INVALID_ARGUMENT"),
-        ({"inputs": (InferTensor("ids", "INT32", (1,)),)}, "INVALID_ARGUMENT"),
-        ({"inputs": (InferTensor("ids", "INT64", (2,)),)}, "INVALID_ARGUMENT"),
-        ({"inputs": (InferTensor("ids", "INT64", (-1, -1)),)}, "INVALID_ARGUMENT"),
-        ({"outputs": (RequestedOutput("row"),)}, "INVALID_ARGUMENT"),
-        ({"raw_input_contents": (b"123",)}, "INVALID_ARGUMENT"),
-    ],
-)
-def test_wrong_inferences_are_rejected(serve: Serve, fields: dict[str, Any], code: str) -> None:
-    whole = {
-        "model_name": "item",
-        "inputs": (InferTensor("ids", "INT64", (1,)),),
-        "raw_input_contents": (bytes(8),),
-    }
-    request = InferRequest(**{**whole, **fields})
-    assert code_of(serve(), f"{INFERENCE}/ModelInfer", request) == code
 
 
 def test_a_hint_loads_the_newer_version_and_reports_rejected_ones(
@@ -433,33 +401,6 @@ def make_certificate(folder: Path, name: str, authority: Path | None = None) -> 
         check=True, capture_output=True,
     )  # fmt: skip
     return made
-
-
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
-def test_tls_authenticates_both_sides_and_files_are_read_again(
-    serve: Serve, tmp_path: Path
-) -> None:
-    mine = make_certificate(tmp_path, "server")
-    theirs = make_certificate(tmp_path, "client")
-    files = TlsFiles(certificate_file=mine, key_file=mine.with_suffix(".key"), ca_file=theirs)
-    server = serve(tls=files)
-
-    def config(ca: Path, own: Path | None) -> ClientConfig:
-        key = None if own is None else own.with_suffix(".key")
-        tls = TlsFiles(ca_file=ca, certificate_file=own, key_file=key)
-        return ClientConfig(deadline_seconds=20, tls=tls)
-
-    with LookupClient(server.address, config(mine, theirs)) as client:
-        assert client.pull({"item": [1]}).found["item"].all()
-    for wrong in (config(theirs, theirs), config(mine, None), config(mine, mine), ClientConfig()):
-        with LookupClient(server.address, wrong) as client, pytest.raises(ReplicasFailedError):
-            client.pull({"item": [1]}, deadline_seconds=1)
-    # A replaced certificate is used for later connections.
-    other = make_certificate(tmp_path / "new", "server")
-    other.with_suffix(".key").replace(mine.with_suffix(".key"))
-    other.replace(mine)
-    with LookupClient(server.address, config(mine, theirs)) as client:
-        assert client.pull({"item": [1]}).found["item"].all()
 
 
 def test_a_certificate_without_its_key_is_rejected() -> None:

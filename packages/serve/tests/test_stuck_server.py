@@ -96,7 +96,7 @@ def test_the_process_of_a_stuck_server_ends_with_70(tmp_path: Path) -> None:
     writer.commit()
     publish_newest(tmp_path / "run", tmp_path / "served", PublisherOptions({}))
     path = tmp_path / "serving.yaml"
-    server = {"address": "127.0.0.1:0", "threads": 2}
+    server = {"address": "127.0.0.1:0", "threads": 2, "front_end": "python"}
     path.write_text(yaml.safe_dump({"snapshots": str(tmp_path / "served"), "server": server}))
     process = subprocess.Popen(
         [sys.executable, "-c", SERVER, str(path)], stderr=subprocess.PIPE, text=True

@@ -31,7 +31,7 @@ def test_workers_receive_the_verbosity_and_the_role(
     given: list[str], expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tmp_path / "serving.yaml"
-    config.write_text("snapshots: served\nserver: {address: '127.0.0.1:0'}\n")
+    config.write_text("snapshots: served\nserver: {address: '127.0.0.1:0', front_end: python}\n")
     commands: list[list[str]] = []
 
     def start(command: list[str]) -> Ended:

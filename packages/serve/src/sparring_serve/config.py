@@ -92,11 +92,21 @@ class ServerConfig(DocumentModel):
         None,
         description="host:port to listen on; null: the address of the shard and replica in `shards`.",
     )
+    front_end: Literal["auto", "native", "python"] = Field(
+        "auto",
+        description="Server of the role inference. `native`: a process without Python, which uses a "
+        "third of the processor time. `auto`: native if it was built and supports the configuration; "
+        "otherwise `python`.",
+    )
     threads: Annotated[int, Field(ge=1, le=256)] = Field(
-        4, description="Number of calls that a process answers at the same time."
+        4,
+        description="Number of calls that a process answers at the same time. The native server "
+        "answers small calls on its own threads, and only large ones on these.",
     )
     workers: Annotated[int, Field(ge=1, le=64)] = Field(
-        1, description="Processes that share the port and the pages of the tables."
+        1,
+        description="Processes that share the port and the pages of the tables. The native server is "
+        "one process, with the threads of all workers.",
     )
     verify: Literal["all", "open"] = Field(
         "all",

@@ -19,8 +19,9 @@ import typer
 from sparring.errors import ConfigError, StorageIOError
 from sparring_cli import ExitCode, add_command, get_command_context
 from sparring_serve.config import ServingConfig, read_serving_config, split_address
+from sparring_serve.server import native_front_end
 from sparring_serve.server.heap import keep_freed_memory
-from sparring_serve.server.lookup_server import LookupServer, open_server
+from sparring_serve.server.lookup_server import LookupServer, check_access, open_server
 from sparring_serve.service import ShardPosition
 
 __all__ = ["EXIT_STUCK", "add_serve"]
@@ -90,10 +91,28 @@ def serve(
 
         _run(open_parameter_server, read, position, address, 0)
         return
+    if worker is None and _uses_native_server(read):
+        check_access(read.server, address)
+        native_front_end.execute(read, position, address, level)
     if read.server.workers > 1 and worker is None:
         options = ["--shard", shard, "--role", role]
         raise typer.Exit(_run_workers(config, given, options, address, _VERBOSITY[level]))
     _run(open_server, read, position, address, worker or 0)
+
+
+def _uses_native_server(read: ServingConfig) -> bool:
+    """Returns whether the native server serves a configuration, and logs why not."""
+    chosen = read.server.front_end
+    if chosen == "python":
+        return False
+    obstacle = native_front_end.find_obstacle(read)
+    if obstacle and chosen == "native":
+        raise ConfigError(
+            f"server.front_end: native is not possible: {obstacle}; or set server.front_end=auto"
+        )
+    if obstacle:
+        _log.info("the server in Python answers calls: %s", obstacle)
+    return not obstacle
 
 
 def _find_role(read: ServingConfig, config: Path) -> str:

@@ -12,6 +12,7 @@ import grpc
 from sparring.errors import StorageIOError
 from sparring_cli import MetricsExporter
 from sparring_serve.config import (
+    ServerConfig,
     ServingConfig,
     TlsFiles,
     check_plain_text,
@@ -31,7 +32,7 @@ from sparring_serve.service import LookupService, ShardPosition
 from sparring_serve.tables.contract import ServingTables
 from sparring_serve.transport_options import CHANNEL_OPTIONS, server_options
 
-__all__ = ["LookupServer", "open_server"]
+__all__ = ["LookupServer", "check_access", "open_server"]
 
 _log = logging.getLogger(__name__)
 
@@ -70,12 +71,7 @@ class LookupServer:
     ) -> None:
         server = config.server
         host, _ = split_address(address)
-        is_encrypted = server.tls.certificate_file is not None
-        check_plain_text(
-            host, is_encrypted=is_encrypted, insecure=server.insecure, what="server address"
-        )
-        tokens = None if server.token_file is None else Tokens(server.token_file)
-        credentials = _credentials(server.tls) if is_encrypted else None
+        tokens, credentials = check_access(server, address)
         self.metrics = ServingMetrics()
         self.service = LookupService(
             tables,
@@ -202,6 +198,27 @@ class LookupServer:
             "refresh_seconds": self.refresher.last_seconds,
             "bytes_in_flight": float(self.service.admission.bytes_in_flight),
         }
+
+
+def check_access(
+    server: ServerConfig, address: str
+) -> tuple[Tokens | None, grpc.ServerCredentials | None]:
+    """Reads the files of tokens and TLS, and returns the tokens and credentials of a server, if any.
+
+    Args:
+        server: Settings of the server.
+        address: ``host:port`` to listen on.
+
+    Raises:
+        ConfigError: Plain text on a non-loopback address, or a TLS or token file is invalid.
+    """
+    host, _ = split_address(address)
+    is_encrypted = server.tls.certificate_file is not None
+    check_plain_text(
+        host, is_encrypted=is_encrypted, insecure=server.insecure, what="server address"
+    )
+    tokens = None if server.token_file is None else Tokens(server.token_file)
+    return tokens, _credentials(server.tls) if is_encrypted else None
 
 
 def open_server(

@@ -28,12 +28,24 @@ from sparring_serve.tables.contract import (
 from sparring_serve.tables.recent_ids import RecentIds
 from sparring_serve.wire.messages import InitialValues, Missing, RowDtype
 
-__all__ = ["PackedServingTables", "open_packed_tables"]
+__all__ = ["PackedServingTables", "initial_values_of", "open_packed_tables"]
 
 _log = logging.getLogger(__name__)
 
 _CURSOR = struct.Struct("<QQ")
 _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8"}
+
+
+def initial_values_of(table: sparring_packed.ServingTable) -> InitialValues:
+    """Returns a description of the initial values of a table in a manifest."""
+    initializer = table.initializer
+    return InitialValues(
+        initializer.kind,
+        initializer.first,
+        initializer.second,
+        table.seed,
+        _DTYPES[table.trained_dtype],
+    )
 
 
 def open_packed_tables(config: ServingConfig, position: ShardPosition) -> PackedServingTables:
@@ -182,13 +194,7 @@ class PackedServingTables:
         self._recent = RecentIds()
         # All versions have the same initializers.
         self._initial = {
-            each.name: InitialValues(
-                each.initializer.kind,
-                each.initializer.first,
-                each.initializer.second,
-                each.seed,
-                _DTYPES[each.trained_dtype],
-            )
+            each.name: initial_values_of(each)
             for each in sparring_packed.read_manifest(packed.snapshot_url).tables
         }
         self._remember()
