@@ -9,7 +9,7 @@ import pytest
 
 from sparring import Normal, Xavier
 from sparring.adapter import initial_rows
-from sparring.contracts import TableConfig
+from sparring.contracts import TableConfig, read_embeddings
 from sparring.errors import ConfigError, InvalidArgumentError, StorageIOError
 from sparring_serve import (
     ClientConfig,
@@ -26,7 +26,7 @@ from sparring_serve.wire.messages import InitialValues
 
 ITEM = TableConfig("item", 4, seed=-3)
 USER = TableConfig("user", 2, "float16", initializer=Xavier(2.0), seed=5)
-TAG = TableConfig("tag", 3, "bfloat16", initializer=Normal(1.0, 0.5))
+TAG = TableConfig("tag", 3, "int8", initializer=Normal(1.0, 0.5))
 TABLES = (ITEM, USER, TAG)
 IDS = np.arange(-20, 120)
 FRESH, ABSENT, STALE, INITIAL, FAILED = RowStatus
@@ -143,7 +143,7 @@ def test_initial_values_equal_training_bit_by_bit(table: TableConfig) -> None:
     lost = cluster.lost(2)
     expected = np.where(lost, INITIAL, np.where(had_row(), FRESH, ABSENT))
     assert np.array_equal(answer.status[table.name], expected)
-    initial = np.asarray(initial_rows(IDS[lost], table), np.float32)
+    initial = read_embeddings(table, initial_rows(IDS[lost], table))
     assert np.array_equal(answer.rows[table.name][lost], initial)
     assert not answer.found[table.name][lost].any()
     assert cluster.client.metrics.value("degraded_rows_total", given="initial") == lost.sum()

@@ -44,6 +44,7 @@ TABLES = [
     TableConfig("item", 2, "bfloat16", Uniform(-1, 1), admission=Frequency(2)),
     TableConfig("tag", 3, "float64", Uniform(-1, 1), admission=Bloom(2, expected_keys=1000)),
     TableConfig("word", 1, "float32", Uniform(-1, 1), admission=Probability(0.5)),
+    TableConfig("brand", 5, "int8", Uniform(-1, 1)),
 ]
 
 
@@ -444,7 +445,7 @@ def test_other_tables_are_rejected_before_anything_changes(tmp_path: Path) -> No
     with StepContainer() as other:
         other.declare(TableConfig("user", 5), StorageChoice("memory"))
         other.storage("user").upsert([1], np.ones((1, 5), np.float32))
-        with pytest.raises(InvalidArgumentError, match="not declared: item, tag, word"):
+        with pytest.raises(InvalidArgumentError, match="not declared: brand, item, tag, word"):
             other.load(url)
         with pytest.raises(InvalidArgumentError, match="dim 4 in the snapshot, 5 declared"):
             other.load(url, tables=["user"])

@@ -263,7 +263,7 @@ def test_a_plan_accepts_one_gradient_of_its_shape() -> None:
         plan.gradients([np.zeros((3, 3), np.float32)])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int8"])
 @pytest.mark.parametrize("num_ids", [0, 40, 40_000])
 def test_given_embeddings_are_read_as_rows_of_the_storage(dtype: str, num_ids: int) -> None:
     container = StepContainer()

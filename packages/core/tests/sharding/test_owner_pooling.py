@@ -434,9 +434,10 @@ def test_nan_among_sums_before_a_step_is_found() -> None:
     assert set(joined([each for _, each in results])["user"]) == {3}
 
 
-def test_16_bit_rows_are_pooled_as_they_are_read() -> None:
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_narrow_rows_are_pooled_as_they_are_read(dtype: str) -> None:
     def body(collective: Collective) -> None:
-        with opened(collective, 2, dtype="bfloat16") as container:
+        with opened(collective, 2, dtype=dtype) as container:
             ids, offsets, _ = bags_of(1, collective.rank, "item")
             (found,) = container.lookup_all([("item", ids)], is_registered=False)
             expected = pool(found.rows, found.inverse, offsets, mode="sum")

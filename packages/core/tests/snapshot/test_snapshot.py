@@ -172,7 +172,7 @@ def test_a_writer_may_pause_after_each_mib(tmp_path: Path) -> None:
     assert len(hashed) >= 4_000 * 1032 >> 20
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int8"])
 @pytest.mark.parametrize("options", [None, small_files()], ids=["one file", "many files"])
 def test_rows_and_scores_are_restored_bit_for_bit(
     tmp_path: Path, dtype: str, options: SnapshotOptions | None
@@ -193,7 +193,7 @@ def test_rows_and_scores_are_restored_bit_for_bit(
 
 def test_the_safetensors_library_reads_the_files(tmp_path: Path) -> None:
     """S3"""
-    for dtype in ("float32", "bfloat16"):
+    for dtype in ("float32", "bfloat16", "int8"):
         table = TableDescription.of(TableConfig("item", 4, dtype), has_scores=True)
         chunk = make_chunk(range(1_000), table=table)
         snapshot = save(tmp_path / dtype, 1, chunk, table=table, options=small_files())
