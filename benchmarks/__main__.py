@@ -42,6 +42,7 @@ BENCHMARKS = (
     "redis",
     "cache_refresh",
     "serving",
+    "serving_native",
     "serving_processes",
     "tiers",
     "serving_lookup",

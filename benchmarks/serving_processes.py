@@ -149,7 +149,8 @@ def _serving(folder: str, workers: int) -> Iterator[_Service]:
     """Runs a service in a block. The kernel distributes the clients' connections to the workers."""
     path = Path(folder) / f"serving-{workers}.yaml"
     path.write_text(
-        f"snapshots: {folder}/served\nserver: {{address: '127.0.0.1:0', workers: {workers}}}\n"
+        f"snapshots: {folder}/served\n"
+        f"server: {{address: '127.0.0.1:0', workers: {workers}, front_end: python}}\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-m", "sparring", "serve", str(path)], stderr=subprocess.PIPE, text=True

@@ -271,6 +271,10 @@ def test_tls_authenticates_both_sides_and_files_are_read_again(
     other.replace(mine)
     with LookupClient(server.address, config(mine, theirs)) as client:
         assert client.pull({"item": [1]}).found["item"].all()
+    # Without a file of trusted certificates, clients need no certificate.
+    open_to_all = serve(tls=files.model_copy(update={"ca_file": None}))
+    with LookupClient(open_to_all.address, config(mine, None)) as client:
+        assert client.pull({"item": [1]}).found["item"].all()
     # The health port is in plain text, and answers nothing else.
     assert call(server.health_address, f"{HEALTH}/Check")[3] == b"\x08\x01"
     for path in (f"{SERVICE}/Pull", f"{SERVICE}/Describe", f"{INFERENCE}/ModelInfer"):

@@ -44,7 +44,8 @@ grpc_ssl_certificate_config_reload_status ReloadedCredentials::read(
   last_key_ = key;
   last_ca_ = ca;
   const grpc_ssl_pem_key_cert_pair pair{key->c_str(), certificate->c_str()};
-  *config = grpc_ssl_server_certificate_config_create(ca == nullptr ? nullptr : ca->c_str(), &pair, 1);
+  // gRPC requires certificates to trust even if clients are not asked for one, and ignores them then.
+  *config = grpc_ssl_server_certificate_config_create((ca == nullptr ? certificate : ca)->c_str(), &pair, 1);
   return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_NEW;
 }
 

@@ -1,0 +1,152 @@
+// Sends the same call again and again, and prints one line: the number of calls, calls per second, the
+// median and the 99th percentile of the latency in µs, and the number of errors.
+//
+//   load ADDRESS METHOD REQUEST_FILE RATE SECONDS TOKEN [CA]
+//
+// RATE is the number of calls per second, sent at fixed times whether or not others are complete; the
+// latency then starts at the planned time. 0: 8 calls are in progress at all times. TOKEN may be empty.
+#include <grpcpp/channel.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/security/credentials.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kChannels = 4;
+constexpr int kInProgress = 8;
+constexpr std::chrono::seconds kDeadline{5};
+
+std::string read_file(const char* path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+class Load {
+ public:
+  Load(const std::string& address, std::string method, const std::string& request, std::string token,
+       const std::string& ca)
+      : method_(std::move(method)), token_(std::move(token)) {
+    const grpc::Slice slice(request);
+    request_ = grpc::ByteBuffer(&slice, 1);
+    for (int i = 0; i < kChannels; ++i) {
+      grpc::ChannelArguments arguments;
+      arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+      arguments.SetMaxReceiveMessageSize(-1);
+      const auto credentials =
+          ca.empty() ? grpc::InsecureChannelCredentials() : grpc::SslCredentials({ca, "", ""});
+      stubs_.push_back(std::make_unique<grpc::GenericStub>(
+          grpc::CreateCustomChannel(address, credentials, arguments)));
+    }
+  }
+
+  void run(double rate, double seconds) {
+    const auto begin = Clock::now();
+    end_ = begin + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+    if (rate > 0) {
+      const auto num_calls = static_cast<int64_t>(rate * seconds);
+      for (int64_t i = 0; i < num_calls; ++i) {
+        const auto planned = begin + std::chrono::duration_cast<Clock::duration>(
+                                         std::chrono::duration<double>(static_cast<double>(i) / rate));
+        std::this_thread::sleep_until(planned);
+        send(planned, false);
+      }
+    } else {
+      for (int i = 0; i < kInProgress; ++i) send(Clock::now(), true);
+    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [this] { return in_progress_ == 0; });
+    elapsed_ = std::chrono::duration<double>(Clock::now() - begin).count();
+  }
+
+  // Forgets what was measured.
+  void forget() {
+    latencies_.clear();
+    num_errors_ = 0;
+  }
+
+  void print() {
+    std::sort(latencies_.begin(), latencies_.end());
+    const auto at = [&](double share) {
+      return latencies_.empty() ? 0.0 : latencies_[static_cast<size_t>(share * static_cast<double>(latencies_.size() - 1))];
+    };
+    std::printf("%zu %.1f %.1f %.1f %lld\n", num_calls_,
+                static_cast<double>(latencies_.size()) / elapsed_, at(0.5), at(0.99),
+                static_cast<long long>(num_errors_));
+  }
+
+ private:
+  struct Sent {
+    grpc::ClientContext context;
+    grpc::ByteBuffer reply;
+    Clock::time_point planned;
+  };
+
+  void send(Clock::time_point planned, bool repeats) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      ++in_progress_;
+    }
+    auto* const sent = new Sent;
+    sent->planned = planned;
+    sent->context.set_deadline(std::chrono::system_clock::now() + kDeadline);
+    if (!token_.empty()) sent->context.AddMetadata("authorization", "Bearer " + token_);
+    const size_t stub = next_.fetch_add(1) % stubs_.size();
+    stubs_[stub]->UnaryCall(&sent->context, method_, {}, &request_, &sent->reply,
+                            [this, sent, repeats](const grpc::Status& status) {
+                              const auto now = Clock::now();
+                              if (repeats && now < end_) send(now, true);
+                              done(*sent, status, now);
+                              delete sent;
+                            });
+  }
+
+  void done(const Sent& sent, const grpc::Status& status, Clock::time_point now) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    num_errors_ += status.ok() ? 0 : 1;
+    ++num_calls_;
+    latencies_.push_back(std::chrono::duration<double, std::micro>(now - sent.planned).count());
+    if (--in_progress_ == 0) changed_.notify_all();
+  }
+
+  const std::string method_;
+  const std::string token_;
+  grpc::ByteBuffer request_;
+  std::vector<std::unique_ptr<grpc::GenericStub>> stubs_;
+  std::atomic<size_t> next_{0};
+  Clock::time_point end_;
+  double elapsed_ = 0;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<double> latencies_;
+  int64_t num_errors_ = 0;
+  size_t num_calls_ = 0;  // including those that were forgotten
+  int in_progress_ = 0;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 7 && argc != 8) return 2;
+  Load load(argv[1], argv[2], read_file(argv[3]), argv[6], argc == 8 ? read_file(argv[7]) : "");
+  load.run(0, 0.05);  // connects
+  load.forget();
+  load.run(std::atof(argv[4]), std::atof(argv[5]));
+  load.print();
+  return 0;
+}
