@@ -9,7 +9,11 @@ from sparring.contracts import API_VERSION
 from sparring_train.config.sections.data import SyntheticCriteoData
 from sparring_train.config.sections.model import DeepFmModel, DlrmModel, MatrixFactorizationModel
 from sparring_train.config.sections.ranking_models import SequenceModel, TwoTowersModel
-from sparring_train.config.sections.stream import RedisStreamOptions, StreamData
+from sparring_train.config.sections.stream import (
+    KafkaStreamOptions,
+    RedisStreamOptions,
+    StreamData,
+)
 from sparring_train.config.sections.table import TableData
 from sparring_train.hookspecs import (
     DataDescriptor,
@@ -59,6 +63,13 @@ def stream_kinds() -> list[StreamDescriptor]:
             api_version=API_VERSION,
             summary="A folder to which Parquet files are added.",
             open=lazy_import("data.stream.folder:FolderSource"),
+        ),
+        StreamDescriptor(
+            name="kafka",
+            api_version=API_VERSION,
+            summary="Topics of Kafka.",
+            options=KafkaStreamOptions,
+            open=lazy_import("data.stream.kafka:KafkaSource"),
         ),
         *(
             StreamDescriptor(

@@ -55,7 +55,8 @@ class StreamSource(Protocol):
     def read(self, partition: str, offset: int, max_events: int, deadline: float) -> StreamRead:
         """Returns the messages from `offset`, which may be fewer than exist.
 
-        Waits for the first message, but not for more.
+        Waits for the first message, but not for more. At the deadline it may return none although there
+        are some, for example because the client has only started to request them.
 
         Args:
             partition: one of `partitions`.

@@ -25,14 +25,21 @@ from pyarrow import parquet
 from sparring import list_snapshots, make_plugin_manager, open_snapshot
 from sparring.errors import ConfigError, DataError
 from sparring_cli.application import main
+from sparring_train.columns import CutRange
 from sparring_train.config.reading.loader import parse_config
 from sparring_train.data.stream.cut_log import read_cuts
 from sparring_train.pytorch.trainer import train
 from sparring_train.run.replay import list_differences
 from sparring_train.run.result import SilentProgress, TrainResult
 
-from ..data.stream.conftest import new_redis_streams, redis_server  # noqa: F401 (fixtures)
-from ..data.stream.stream_files import WritableFolder, WritableRedis, as_arrow
+from ..config.config_runs import Runs
+from ..data.stream.conftest import (  # noqa: F401 (fixtures)
+    kafka_broker,
+    new_redis_streams,
+    new_topic,
+    redis_server,
+)
+from ..data.stream.stream_files import WritableFolder, WritableRedis, WritableTopic, as_arrow
 
 CONFIG = """
 seed: 3
@@ -73,7 +80,10 @@ class Events:
         return train(self.config(url, snapshots, *overrides), make_plugin_manager(), Quiet())
 
     def config(self, url: str, snapshots: str, *overrides: str) -> Any:
-        """A run on a stream, or with an empty URL on files, whose steps end only at 64 events."""
+        return parse_config(CONFIG, self.words(url, snapshots, *overrides))
+
+    def words(self, url: str, snapshots: str, *overrides: str) -> list[str]:
+        """Overrides for a run on a stream, or with an empty URL on files. Steps end at 64 events."""
         kind = [
             "data.kind=stream",
             f"data.url={url}",
@@ -89,7 +99,7 @@ class Events:
                 "data.shuffle=false",
             ]
         place = f"snapshots.url={self.folder / snapshots}"
-        return parse_config(CONFIG, [*kind, place, *overrides])
+        return [*kind, place, *overrides]
 
     def write_folder(self, partitions: int = 1) -> str:
         names = [] if partitions == 1 else [str(each) for each in range(partitions)]
@@ -157,6 +167,18 @@ def test_redis_trains_like_files(
     events.check_same_bits("files", "stream")
 
 
+def test_kafka_trains_like_files(
+    events: Events,
+    new_topic: Callable[[], WritableTopic],  # noqa: F811 (a fixture)
+) -> None:
+    stream = new_topic()
+    stream.append_payloads(stream.partitions[1], payloads(events.train, "arrow"))
+    expected = events.run("", "files")
+    found = events.run(stream.url, "stream")
+    assert (found.metrics, found.rows) == (expected.metrics, expected.rows)
+    events.check_same_bits("files", "stream")
+
+
 def test_several_partitions_are_trained_in_the_recorded_order(events: Events) -> None:
     url = events.write_folder(partitions=2)
     result = events.run(url, "stream")
@@ -171,6 +193,36 @@ def test_several_partitions_are_trained_in_the_recorded_order(events: Events) ->
     parquet.write_table(table, events.folder / "log.parquet")
     assert events.run("", "files").metrics == result.metrics
     events.check_same_bits("files", "stream")
+
+
+def test_two_ranks_divide_the_partitions_and_agree_on_cuts(events: Events, runs: Runs) -> None:
+    url = events.write_folder(partitions=3)
+    # Ranks that are threads share torch's random numbers, so this model has no layers.
+    pairs = ("data.numeric=[]", "data.required=[user, item]")
+    own = (*pairs, "model={kind: matrix_factorization, dim: 3}")
+    two, other = runs.ranks(*events.words(url, "two", *own), text=CONFIG)
+    cuts = read_cuts(str(events.folder / "two"))
+    assert {cut.world_size for cut in cuts} == {2}
+    # Both ranks have 32 events of each step, of which one has two partitions.
+    assert cuts[0].ranges == (CutRange("0", 0, 32, 32), CutRange("2", 0, 32, 32))
+    for name in ("0", "1", "2"):
+        ranges = [each for cut in cuts for each in cut.ranges if each.partition == name]
+        assert [each.begin for each in ranges] == [0, *(each.end for each in ranges[:-1])]
+        assert sum(each.num_events for each in ranges) == 133
+    assert other.end.metrics == two.end.metrics
+    replayed = runs._run(
+        CONFIG, (*events.words(url, "one", *own), f"data.cuts_from={events.folder / 'two'}")
+    )[0]
+    assert (replayed.samples, replayed.end.rows) == (two.samples, two.end.rows)
+    np.testing.assert_allclose(replayed.losses, two.losses, rtol=1e-5)
+    # A rank that has no partition takes part, and an error of one rank ends all.
+    assert (
+        sum(runs.ranks(*events.words(url, "four", *own), text=CONFIG, world_size=4)[0].samples)
+        == 399
+    )
+    Path(url, "2/0.parquet").write_bytes(b"no Parquet")
+    with pytest.raises(DataError, match=r"as Parquet failed"):
+        runs.ranks(*events.words(url, "bad", *own), text=CONFIG)
 
 
 class Interrupting(Quiet):

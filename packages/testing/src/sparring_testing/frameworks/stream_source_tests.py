@@ -84,7 +84,7 @@ class StreamSourceTests:
         source = stream.open()
         places = [source.earliest_offsets()[name]]
         while places[-1] < source.end_offsets()[name]:
-            places.append(source.read(name, places[-1], 1, time.monotonic()).next_offset)
+            places.append(source.read(name, places[-1], 1, _long()).next_offset)
         source.close()
         for done in (0, 1, 14, 29, 30):
             # A resumed run opens the source again.
@@ -97,7 +97,7 @@ class StreamSourceTests:
         stream.append(name, range(9))
         source = stream.open()
         begin = source.earliest_offsets()[name]
-        read = source.read(name, begin, 4, time.monotonic() + _LONG_SECONDS)
+        read = source.read(name, begin, 4, _long())
         numbers = [each for message in read.messages for each in stream.numbers(message)]
         assert 1 <= len(numbers) <= 4
         assert begin < read.next_offset <= source.end_offsets()[name]
@@ -142,11 +142,16 @@ class StreamSourceTests:
         earliest = source.earliest_offsets()[name]
         assert earliest > begin
         with pytest.raises(DataError, match="missing") as error:
-            source.read(name, begin, 5, time.monotonic())
+            source.read(name, begin, 5, _long())
         assert error.value.details["offset"] == begin
         assert error.value.details["earliest"] == earliest
         assert _read_all(stream, source, name, 8, begin=earliest)[0] == [*range(10, 20)]
         source.close()
+
+
+def _long() -> float:
+    """Returns a deadline of a read that should return earlier."""
+    return time.monotonic() + _LONG_SECONDS
 
 
 def _read_all(
@@ -157,7 +162,7 @@ def _read_all(
     numbers: list[int] = []
     offsets: list[int] = []
     while at < source.end_offsets()[name]:
-        read = source.read(name, at, max_events, time.monotonic() + _LONG_SECONDS)
+        read = source.read(name, at, max_events, _long())
         assert read.next_offset > at
         at = read.next_offset
         offsets += [message.offset for message in read.messages]

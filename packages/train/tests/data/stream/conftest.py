@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from .stream_files import WritableRedis
+from .stream_files import WritableRedis, WritableTopic
 
 _NUMBERS = count()
 
@@ -31,5 +31,27 @@ def new_redis_streams(redis_server: Any) -> Callable[..., WritableRedis]:
     def make(number: int = 1) -> WritableRedis:
         names = [f"clicks{next(_NUMBERS)}" for _ in range(number)]
         return WritableRedis(redis_server.address, names)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def kafka_broker() -> tuple[Any, str]:
+    """A simulated broker in this process: its producer and its address."""
+    kafka = pytest.importorskip("confluent_kafka", reason='pip install "sparring-train[kafka]"')
+    producer = kafka.Producer({"bootstrap.servers": "unused", "test.mock.num.brokers": 1})
+    [broker] = producer.list_topics(timeout=10).brokers.values()
+    return producer, f"{broker.host}:{broker.port}"
+
+
+@pytest.fixture
+def new_topic(kafka_broker: tuple[Any, str]) -> Callable[[], WritableTopic]:
+    """Returns a new topic, which a request for it creates."""
+
+    def make() -> WritableTopic:
+        producer, address = kafka_broker
+        topic = f"clicks{next(_NUMBERS)}"
+        numbers = producer.list_topics(topic, 10).topics[topic].partitions
+        return WritableTopic(producer, address, topic, len(numbers))
 
     return make

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow
 from pyarrow import parquet
 
-__all__ = ["WritableFolder", "WritableRedis", "as_arrow"]
+__all__ = ["WritableFolder", "WritableRedis", "WritableTopic", "as_arrow"]
 
 
 def as_arrow(table: Any) -> bytes:
@@ -98,3 +98,40 @@ class WritableRedis:
     def remove(self, partition: str, count: int) -> bool:
         self.client.xtrim(partition, maxlen=self.client.xlen(partition) - count, approximate=False)
         return True
+
+
+class WritableTopic:
+    """A topic of a broker that the Kafka client simulates. Messages contain a number as text.
+
+    Args:
+        producer: producer of the broker.
+        address: `host:port` of the broker.
+        topic: name of the topic, which is created with the partitions.
+        num_partitions: number of partitions.
+    """
+
+    def __init__(self, producer: Any, address: str, topic: str, num_partitions: int) -> None:
+        self.producer, self.topic = producer, topic
+        self.url = f"kafka://{address}/{topic}"
+        self.partitions = [f"{topic}/{number}" for number in range(num_partitions)]
+
+    def open(self) -> Any:
+        from sparring_train.config.sections.stream import KafkaStreamOptions
+        from sparring_train.data.stream.kafka import KafkaSource
+
+        return KafkaSource(self.url, KafkaStreamOptions())
+
+    def append(self, partition: str, numbers: Sequence[int]) -> None:
+        self.append_payloads(partition, [str(each).encode() for each in numbers])
+
+    def append_payloads(self, partition: str, payloads: Sequence[bytes]) -> None:
+        number = int(partition.rpartition("/")[2])
+        for each in payloads:
+            self.producer.produce(self.topic, each, partition=number)
+        assert self.producer.flush(30) == 0
+
+    def numbers(self, message: Any) -> list[int]:
+        return [int(message.value)]
+
+    def remove(self, partition: str, count: int) -> bool:
+        return False

@@ -14,7 +14,7 @@ from sparring.errors import DataError
 from sparring_testing import StreamSourceTests
 from sparring_train.data.stream import redis_streams
 
-from .stream_files import WritableFolder, WritableRedis
+from .stream_files import WritableFolder, WritableRedis, WritableTopic
 
 
 class TestFolder(StreamSourceTests):
@@ -37,6 +37,32 @@ class TestRedis(StreamSourceTests):
         # Offsets are found in several pages.
         monkeypatch.setattr(redis_streams, "_PAGE", 4)
         return new_redis_streams(2)
+
+
+class TestKafka(StreamSourceTests):
+    @pytest.fixture
+    def stream(self, new_topic: Callable[[], WritableTopic]) -> Any:
+        return new_topic()
+
+
+def test_offsets_that_kafka_does_not_have_are_reported(
+    new_topic: Callable[[], WritableTopic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = new_topic()
+    name = stream.partitions[0]
+    stream.append(name, range(3))
+    source = stream.open()
+    deadline = time.monotonic() + 20
+    with pytest.raises(DataError, match=rf"{name}: found messages before offset 3, expected 9"):
+        source.read(name, 9, 1, deadline)
+    # The simulated broker removes no messages.
+    monkeypatch.setattr(source, "_range", lambda partition: (12, 20))
+    with pytest.raises(DataError, match=r"offsets 9 to 11 are missing.*now starts at 12"):
+        source.read(name, 9, 1, deadline)
+    source.close()
+    stream.url = "kafka://127.0.0.1:9092"
+    with pytest.raises(DataError, match=r"expected kafka://host:9092/clicks"):
+        stream.open()
 
 
 def test_a_file_between_others_is_rejected(tmp_path: Path) -> None:

@@ -12,13 +12,23 @@ from sparring_train.config.section import BackendOptions, PositiveInt
 from sparring_train.config.sections.columns import ColumnSettings, IdType, Name, Problem
 from sparring_train.config.sections.table import TableData
 
-__all__ = ["RedisStreamOptions", "StreamData"]
+__all__ = ["KafkaStreamOptions", "RedisStreamOptions", "StreamData"]
 
 
 class RedisStreamOptions(Options):
     """Options of `redis://` in `data.options`. The password is in the variable REDISCLI_AUTH."""
 
     field: str = Field("value", description="Field of an entry that contains the payload.")
+
+
+class KafkaStreamOptions(Options):
+    """Options of `kafka://` in `data.options`. The variable SPARRING_KAFKA_PASSWORD contains the
+    password."""
+
+    settings: dict[str, str | int | bool] = Field(
+        default_factory=dict,
+        description="Settings of librdkafka, such as `security.protocol`. They must not contain secrets.",
+    )
 
 
 class StreamData(ColumnSettings):
@@ -28,9 +38,9 @@ class StreamData(ColumnSettings):
     kind: Literal["stream"]
     url: LocalPath = Field(
         min_length=1,
-        description="The stream: a folder of Parquet files or a URL of fsspec, or "
-        "`redis://host:6379/0/stream`. Plugins add more. Relative paths start at the folder of the "
-        "configuration file.",
+        description="The stream: a folder of Parquet files or a URL of fsspec, "
+        "`redis://host:6379/0/stream`, or `kafka://host:9092/topic`. Plugins add more. Relative paths "
+        "start at the folder of the configuration file.",
     )
     options: BackendOptions = Field(
         default_factory=dict, description="Options of the client for the stream."

@@ -80,7 +80,6 @@ class StreamDataset:
         self._step = 0
         if not request.is_saved:
             self._source = open_source(data, request)
-            self._begin_at(None)
 
     def resume(self, step: int, positions: Mapping[str, int]) -> None:
         """See `StreamedDataset.resume`."""
@@ -90,9 +89,13 @@ class StreamDataset:
     def _begin_at(self, resumed: Mapping[str, int] | None) -> None:
         """Sets the positions, equally on all ranks."""
         assert self._source is not None
+        own, error = None, None
+        try:
+            own = [dict(self._source.earliest_offsets()), dict(self._source.end_offsets())]
+        except Exception as failure:  # All ranks must raise.
+            error = failure
         # Ends differ between ranks, because events arrive meanwhile; all ranks use the first rank's.
-        own = [dict(self._source.earliest_offsets()), dict(self._source.end_offsets())]
-        earliest, ends = self._gathered(own)[0]
+        earliest, ends = self._agreed(own, error)[0]
         if resumed is None:
             self._positions = ends if self._data.start == "latest" else earliest
         else:
@@ -143,6 +146,8 @@ class StreamDataset:
                 f"reading all events of {self._data.url} again is not supported; use files with the same "
                 "columns: data.kind=table data.path=events"
             )
+        if self._reader is None:
+            self._begin_at(None)
         if self._data.cuts_from is not None:
             yield from self._recorded_batches(self._data.cuts_from)
             return
@@ -184,15 +189,9 @@ class StreamDataset:
             error = failure
         assert self._reader is not None
         counts = {name: sum(map(len, events)) for name, events in taken.items()}
-        text = None if error is None else f"{type(error).__name__}: {error}"
-        every = self._gathered([self._reader.positions, counts, text])
-        if error is not None:
-            raise error
-        for rank, (_, _, problem) in enumerate(every):
-            if problem is not None:
-                raise DataError(f"rank {rank}: {problem}")
-        positions = {name: at for each, _, _ in every for name, at in each.items()}
-        events = {name: count for _, each, _ in every for name, count in each.items()}
+        every = self._agreed([self._reader.positions, counts], error)
+        positions = {name: at for each, _ in every for name, at in each.items()}
+        events = {name: count for _, each in every for name, count in each.items()}
         return self._as_step(batch, positions, events)
 
     def _take(self) -> dict[str, list[Events]]:
@@ -235,12 +234,24 @@ class StreamDataset:
         batch = self._empty if batch is None else batch
         return replace(batch, total=cut.num_events, cut=cut)
 
-    def _gathered(self, value: Any) -> list[Any]:
-        """Returns the values of all ranks, which are JSON values."""
-        gather = self._request.gather
-        if gather is None:
-            return [value]
-        return [json.loads(each) for each in gather(json.dumps(value).encode())]
+    def _agreed(self, value: Any, error: Exception | None) -> list[Any]:
+        """Returns the values of all ranks, which are JSON values. All ranks call it.
+
+        Raises:
+            DataError: another rank has an error.
+            Exception: `error`, if this rank has one.
+        """
+        text = None if error is None else f"{type(error).__name__}: {error}"
+        gather, own = self._request.gather, [value, text]
+        every = [own]
+        if gather is not None:
+            every = [json.loads(each) for each in gather(json.dumps(own).encode())]
+        if error is not None:
+            raise error
+        for rank, (_, problem) in enumerate(every):
+            if problem is not None:
+                raise DataError(f"rank {rank} failed: {problem}")
+        return [each for each, _ in every]
 
     @property
     def _empty(self) -> ColumnBatch:

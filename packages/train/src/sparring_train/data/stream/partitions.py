@@ -16,6 +16,8 @@ __all__ = ["PartitionReader", "owned_partitions"]
 
 _FIRST_READ = 16
 """Number of messages of the first read, when the number of events per message is unknown."""
+_RECORDED_SECONDS = 30.0
+"""Maximum time to read the recorded events of a step, which exist."""
 _TURN_SECONDS = 0.01
 """Maximum wait for one of several partitions."""
 
@@ -160,7 +162,8 @@ class PartitionReader:
             DataError: the stream ends before.
         """
         partition, found = self._partitions[name], []
-        while events := partition.peek(end - partition.position, time.monotonic(), end):
+        deadline = time.monotonic() + _RECORDED_SECONDS
+        while events := partition.peek(end - partition.position, deadline, end):
             partition.pop()
             found.append(events)
         if partition.position < end:
