@@ -50,8 +50,8 @@ def replay(
         int | None,
         typer.Option(
             metavar="STEP",
-            help="Start from the newest snapshot with at most this number of steps. Default: from the "
-            "beginning of the run, or from its oldest snapshot if the first cuts are not recorded.",
+            help="Start from the newest snapshot with at most this number of steps. Default: the "
+            "beginning or, if its cuts are not recorded, the oldest snapshot.",
         ),
     ] = None,
     until: Annotated[
@@ -67,15 +67,15 @@ def replay(
             "--output",
             "-o",
             metavar="FOLDER",
-            help="Folder for the snapshot of the result. Default: the result is only compared.",
+            help="Folder for the snapshot of the result.",
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train the recorded cuts of a run on a stream again, and compare the result.
 
-    The result is compared with the snapshot of the run after the same step, if there is one. Exits with 1
-    if a bit differs. The run's rows and snapshots stay as they are.
+    Compares with the run's snapshot of the same step. Exits with 1 if a bit differs. The run is not
+    changed.
     """
     manager = get_command_context(context).plugin_manager
     run = load_config(config, overrides or [], plugin_manager=manager)

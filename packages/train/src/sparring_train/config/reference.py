@@ -51,7 +51,7 @@ _MACHINE_LIMITS = (2**31 - 1, 2**32 - 1, 2**40, 2**50, 2**63 - 1, threading.TIME
 """Upper bounds that the page omits, because no user reaches them."""
 
 
-_FEWEST_SHARED = 4
+_FEWEST_SHARED = 2
 """Smallest number of equal rows that a section does not repeat."""
 
 

@@ -47,8 +47,7 @@ class SnapshotsConfig(Section):
         None,
         min_length=1,
         description="Snapshot of another run, or the folder of its snapshots, from which this run starts "
-        "if it does not resume from `url`. Rows, parameters and the number of steps continue. A run on "
-        "a stream can start from a run on files with the same columns.",
+        "if it does not resume from `url`. A stream can continue files with the same columns.",
     )
     resume: bool = Field(
         False,

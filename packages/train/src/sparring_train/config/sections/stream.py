@@ -32,15 +32,13 @@ class KafkaStreamOptions(Options):
 
 
 class StreamData(ColumnSettings):
-    """Events of a stream, in the order of their offsets. The columns have the same keys as in data of
-    kind `table`. A step trains the events of a cut: a range of offsets of each partition."""
+    """Events of a stream. The columns have the same keys as in data of kind `table`."""
 
     kind: Literal["stream"]
     url: LocalPath = Field(
         min_length=1,
         description="The stream: a folder of Parquet files or a URL of fsspec, "
-        "`redis://host:6379/0/stream`, or `kafka://host:9092/topic`. Plugins add more. Relative paths "
-        "start at the folder of the configuration file.",
+        "`redis://host:6379/0/stream`, or `kafka://host:9092/topic`. Plugins add more.",
     )
     options: BackendOptions = Field(
         default_factory=dict, description="Options of the client for the stream."
@@ -56,18 +54,16 @@ class StreamData(ColumnSettings):
     )
     start: Literal["earliest", "latest"] = Field(
         "earliest",
-        description="First event of a run that does not resume: the first one that exists, or the first "
-        "one after the start.",
+        description="First event of a run that does not resume: the first or the next one.",
     )
     stop_at_end: bool = Field(
         False,
-        description="Whether training ends after the events that existed when it started. If false, it "
-        "waits for more events until `training.steps` or SIGTERM.",
+        description="Whether training ends after the events that existed when it started.",
     )
     batch_size: PositiveInt = Field(
         4096,
         description="Maximum number of events per step, over all ranks and micro-batches. A message is "
-        "not divided, so a larger one makes a larger step.",
+        "not divided.",
     )
     max_milliseconds: Annotated[int, Field(ge=1, le=30_000)] = Field(
         200, description="Maximum time that a step waits for its events after the previous step."
@@ -75,20 +71,18 @@ class StreamData(ColumnSettings):
     dead_letters: LocalPath | None = Field(
         None,
         min_length=1,
-        description="Folder for the messages and rows that `bad_rows: skip` skips, with partition, "
-        "offset and reason, as lines of JSON per rank. Null: they are only counted.",
+        description="Folder for skipped messages and rows, with partition, offset and reason, as "
+        "lines of JSON per rank.",
     )
     test_path: LocalPath | None = Field(
         None,
         min_length=1,
-        description="CSV or Parquet files with rows for the test, as in `path` of data of kind `table`. "
-        "Null: no test.",
+        description="CSV or Parquet files with rows for the test. Null: no test.",
     )
     cuts_from: LocalPath | None = Field(
         None,
         min_length=1,
-        description="Folder of snapshots of a run whose recorded cuts are trained again; "
-        "`sparring replay` sets it. Null: new cuts.",
+        description="Snapshots of a run whose recorded cuts are trained again, for `sparring replay`.",
     )
 
     changeable: ClassVar[frozenset[str]] = frozenset(
