@@ -60,13 +60,18 @@ class Ranks:
         self.processes: list[subprocess.Popen[str]] = []
 
     def start_gloo(
-        self, deadline_seconds: float, placed: Placed | None = None, interface: str = "lo"
+        self,
+        deadline_seconds: float,
+        placed: Placed | None = None,
+        interface: str = "lo",
+        hosts: Sequence[Sequence[int]] | None = None,
     ) -> None:
         """Ends earlier ranks, starts all ranks, and waits until they train."""
         self._begin_anew(deadline_seconds)
         options = json.dumps({"init_method": f"file://{self.folder}/meeting"})
         for rank in range(WORLD_SIZE):
             command = [*MODULE, "torch", options, str(deadline_seconds), str(self.folder)]
+            command.append(json.dumps(hosts))
             environment = {
                 **os.environ,
                 **importing(__name__),
@@ -171,12 +176,16 @@ def check_survivors(ranks: Ranks, victim: int, since: float, seconds: float) -> 
         assert failed["rows"] == undisturbed[failed["steps_applied"]][rank]
 
 
+TWO_HOSTS = [[0, 2], [1]]
+
+
 @needs_gloo
 @pytest.mark.parametrize("trial", range(TRIALS))
+@pytest.mark.parametrize("hosts", [None, TWO_HOSTS], ids=["one level", "two levels"])
 def test_survivors_name_a_rank_killed_during_training(
-    ranks: Ranks, rng: random.Random, trial: int
+    ranks: Ranks, rng: random.Random, trial: int, hosts: Sequence[Sequence[int]] | None
 ) -> None:
-    ranks.start_gloo(FAR_DEADLINE_SECONDS)
+    ranks.start_gloo(FAR_DEADLINE_SECONDS, hosts=hosts)
     time.sleep(rng.random() * 0.3)
     victim = rng.randrange(WORLD_SIZE)
     killed = ranks.send(victim, signal.SIGKILL)
@@ -186,9 +195,16 @@ def test_survivors_name_a_rank_killed_during_training(
 
 
 @needs_gloo
-def test_survivors_name_a_rank_stopped_during_training(ranks: Ranks, rng: random.Random) -> None:
+@pytest.mark.parametrize(
+    "hosts",
+    [None, pytest.param(TWO_HOSTS, marks=pytest.mark.long)],
+    ids=["one level", "two levels"],
+)
+def test_survivors_name_a_rank_stopped_during_training(
+    ranks: Ranks, rng: random.Random, hosts: Sequence[Sequence[int]] | None
+) -> None:
     def check(deadline: float) -> None:
-        ranks.start_gloo(deadline)
+        ranks.start_gloo(deadline, hosts=hosts)
         victim = rng.randrange(WORLD_SIZE)
         stopped = ranks.send(victim, signal.SIGSTOP)
         check_survivors(ranks, victim, stopped, deadline * 1.1)

@@ -1,8 +1,9 @@
 """A rank that trains endlessly, for tests that kill, stop or disconnect it.
 
-    python -m …train_until_failure BACKEND OPTIONS DEADLINE FOLDER
+    python -m …train_until_failure BACKEND OPTIONS DEADLINE FOLDER [HOSTS]
 
-The launcher's variables set the rank; OPTIONS is JSON. After a few steps, the program writes its process
+The launcher's variables set the rank; OPTIONS is JSON, and so is HOSTS, the ranks of each host. If HOSTS
+are given, messages between them take two levels. After a few steps, the program writes its process
 id to ``RANK.started`` in FOLDER. At a failure, it writes the message of `PeerFailure`, the time and its
 rows to ``RANK.failed``, and the uncaught exception ends it.
 
@@ -55,7 +56,9 @@ class _Training:
             collective=collective,
             rendezvous=rendezvous,
             # Many messages, so that a random moment finds each kind of them in flight.
-            exchange=ExchangeOptions(chunk_rows=32, chunks_in_flight=2),
+            exchange=ExchangeOptions(chunk_rows=32, chunks_in_flight=2)
+            if collective.hosts is None
+            else ExchangeOptions(two_levels=True),
         )
         self._rank = collective.rank
         for table in TABLES:
@@ -136,13 +139,16 @@ def _write(path: Path, text: str) -> None:
     unfinished.rename(path)
 
 
-def _main(backend: str, options: str, deadline_seconds: str, folder: str) -> None:
+def _main(
+    backend: str, options: str, deadline_seconds: str, folder: str, hosts: str = "null"
+) -> None:
     rendezvous = EnvironmentRendezvous(EnvironmentOptions())
     descriptor = make_plugin_manager().collective(backend)
     checked = validate_options("collective", descriptor, json.loads(options))
     with descriptor.factory(
         rendezvous.membership(), checked, float(deadline_seconds)
     ) as collective:
+        collective.hosts = json.loads(hosts)
         train_until_failure(collective, rendezvous, Path(folder))
 
 

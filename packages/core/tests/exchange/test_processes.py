@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from sparring.contracts.ranks.collective import Collective, Reduction
+from sparring.contracts.ranks.exchange_options import ExchangeOptions
 from sparring_testing.processes.rank_launchers import BACKENDS, launch_ranks
 from sparring_testing.processes.rank_processes import RankProcesses
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
@@ -41,6 +42,8 @@ CheckRanks = Callable[[Scenario], None]
 
 def train_as_rank(collective: Collective, scenario: Scenario) -> dict[str, Shard]:
     """Runs a scenario in each process."""
+    if scenario.exchange.two_levels:
+        collective.hosts = [[0, 2], [1]]
     return train(scenario, collective, ThreadRendezvous(scenario.world_size))
 
 
@@ -105,3 +108,7 @@ def test_native_tables_of_processes_train_like_one(check_ranks: CheckRanks, is_f
 
 def test_sums_of_processes_are_also_exact(check_ranks: CheckRanks) -> None:
     check_ranks(Scenario(3, "adagrad", reduction=Reduction.SUM, num_steps=30))
+
+
+def test_processes_in_two_levels_train_like_one(check_ranks: CheckRanks) -> None:
+    check_ranks(Scenario(3, "adam", exchange=ExchangeOptions(two_levels=True)))

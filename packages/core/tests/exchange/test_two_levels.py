@@ -169,8 +169,8 @@ def test_a_rejected_step_changes_no_row_and_training_continues() -> None:
         ([[10.0, 9.5], [20.0, 19.0]], None),
         ([[10.0, 12.0], [20.0, 15.0]], None),
         ([[10.0, 4.0], [20.0, 14.0]], float("inf")),
-        ([[10.0, 4.0], [20.0, 20.0]], 16_384),
-        ([[10.0, 4.0], [20.0, 26.0]], 512 + (16_384 - 512) / 2),
+        ([[10.0, 4.0], [20.0, 20.0]], 8192),
+        ([[10.0, 4.0], [20.0, 26.0]], 512 + (8192 - 512) / 2),
     ],
     ids=["little gain", "slower", "always", "up to the larger size", "up to a size between"],
 )

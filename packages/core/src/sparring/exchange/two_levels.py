@@ -22,6 +22,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -40,8 +41,8 @@ Sizes = npt.NDArray[np.int64]
 _HANDED, _JOINED, _DISTRIBUTED, _DIRECT = range(32, 36)
 """Tags of the messages of a round."""
 
-_MEASURED_BYTES = (512, 16_384)
-_REPEATS = 5
+_MEASURED_BYTES = (512, 8192)
+_REPEATS = 7
 _LEAST_GAIN = 0.1
 """Share of the time that two levels must save for the smaller size."""
 
@@ -404,7 +405,7 @@ def compute_max_part_bytes(seconds: Sequence[Sequence[float]]) -> float | None:
 
 
 def _round_seconds(levels: TwoLevels, num_bytes: int) -> tuple[float, float]:
-    """Returns the minimum time of a round between all pairs of ranks, and of one in two levels."""
+    """Returns the median time of a round between all pairs of ranks, and of one in two levels."""
     messenger = levels.messenger
     peers = messenger.later_ranks
     message = np.zeros(num_bytes, np.uint8)
@@ -427,4 +428,4 @@ def _round_seconds(levels: TwoLevels, num_bytes: int) -> tuple[float, float]:
         )
         direct.append(middle - start)
         two_levels.append(time.perf_counter() - middle)
-    return min(direct), min(two_levels)
+    return median(direct), median(two_levels)
