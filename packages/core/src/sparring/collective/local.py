@@ -125,6 +125,8 @@ class _ReceiveWork(Work):
             inquiry = Inquiry(self._owner.rank, self._owner.deadline_seconds)
             for rank, peer in self._owner.group.waiting.items():
                 inquiry.note(rank, Notice(NoticeKind.ANSWER, peer))
+            for rank, failure in self._owner.group.gone.items():
+                inquiry.note(rank, Notice(NoticeKind.ANSWER, failure.culprit))
             self._fail(inquiry.verdict(self._source))
         return self._error is not None
 
