@@ -120,8 +120,10 @@ def _on_own_threads(step: Callable[[], object]) -> Callable[[], object]:
     return run
 
 
-def batch_of(random: np.random.Generator, num_rows: int, num_samples: int) -> Batch:
-    ids = np.minimum(random.zipf(1.2, NUM_TABLES * num_samples) - 1, num_rows - 1)
+def batch_of(
+    random: np.random.Generator, num_rows: int, num_samples: int, bag_size: int = 1
+) -> Batch:
+    ids = np.minimum(random.zipf(1.2, NUM_TABLES * num_samples * bag_size) - 1, num_rows - 1)
     integers = random.standard_normal((num_samples, NUM_INTEGERS), np.float32)
     labels = (random.random(num_samples) < 0.3).astype(np.float32)
     return torch.from_numpy(ids), torch.from_numpy(integers), torch.from_numpy(labels)
@@ -129,7 +131,8 @@ def batch_of(random: np.random.Generator, num_rows: int, num_samples: int) -> Ba
 
 def features_of(kind: Any, batch: Batch) -> Any:
     names = [f"f{i}" for i in range(NUM_TABLES)]
-    lengths = torch.ones(len(batch[0]), dtype=torch.int64)
+    num_bags = NUM_TABLES * len(batch[1])
+    lengths = torch.full((num_bags,), len(batch[0]) // num_bags, dtype=torch.int64)
     return kind(keys=names, values=batch[0], lengths=lengths)
 
 

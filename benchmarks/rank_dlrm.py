@@ -22,7 +22,7 @@ from benchmarks.dlrm import DIM, EPS, LR, NUM_TABLES, Batch, Dense, batch_of, fe
 from benchmarks.rank_exchange import join, slowest_of_each_round
 from sparring import StepContainer, _native
 from sparring.adapter import EnvironmentRendezvous
-from sparring.contracts import Collective, EnvironmentOptions
+from sparring.contracts import EnvironmentOptions, TableSharding
 from sparring_torch.jagged.keyed_jagged_tensor import KeyedJaggedTensor
 from sparring_torch.modules.embedding_bag_collection import EmbeddingBagCollection
 from sparring_torch.modules.table_configs import EmbeddingBagConfig
@@ -47,9 +47,18 @@ def main() -> None:
             random.standard_normal(shape, np.float32) * np.float32(0.05) for _ in range(NUM_TABLES)
         ]
         random = np.random.default_rng(1 + meeting.rank)
-        batches = [batch_of(random, asked["num_rows"], asked["num_samples"]) for _ in range(4)]
+        sizes = asked["num_rows"], asked["num_samples"], asked.get("bag_size", 1)
+        batches = [batch_of(random, *sizes) for _ in range(4)]
         collective = join(asked["collective"], rendezvous)
-        ours = _ours(weights, batches, rendezvous, collective, closing)
+        container = StepContainer(
+            collective=collective,
+            rendezvous=rendezvous,
+            plan=make_plan(
+                asked.get("kind", "row_wise"), asked.get("transfer", "rows"), meeting.world_size
+            ),
+        )
+        closing.enter_context(container)
+        ours = _ours(weights, batches, container)
         theirs = _theirs(weights, batches)
         losses = []
         for _ in range(4):
@@ -92,15 +101,19 @@ def _loss(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
     return nn.functional.binary_cross_entropy_with_logits(logits, batch[2])
 
 
+def make_plan(kind: str, transfer: Any, world_size: int) -> dict[str, TableSharding]:
+    """Returns the sharding of all tables; `table_wise` distributes them as for TorchRec."""
+    return {
+        name: TableSharding(
+            kind, (i * world_size // NUM_TABLES,) if kind == "table_wise" else (), transfer
+        )
+        for i, name in enumerate(NAMES)
+    }
+
+
 def _ours(
-    weights: Weights,
-    batches: list[Batch],
-    rendezvous: EnvironmentRendezvous,
-    collective: Collective,
-    closing: ExitStack,
+    weights: Weights, batches: list[Batch], container: StepContainer
 ) -> Callable[[], float]:
-    container = StepContainer(collective=collective, rendezvous=rendezvous)
-    closing.enter_context(container)
     module = EmbeddingBagCollection(
         [
             EmbeddingBagConfig(name=name, embedding_dim=DIM, feature_names=[f"f{i}"])
@@ -110,9 +123,9 @@ def _ours(
     )
     optimizer = Optimizer(module, "rowwise_adagrad", lr=LR, eps=EPS)
     rank, world_size = container.collective.rank, container.collective.world_size
-    owners = rendezvous.shard_map().owners
     for name, weight in zip(NAMES, weights, strict=True):
         keys = np.arange(len(weight), dtype=np.int64)
+        owners = container.state.tables.layout_of(name).owners
         order, offsets = _native.route(keys, owners, world_size)
         mine = np.ascontiguousarray(keys[order[offsets[rank] : offsets[rank + 1]]])
         rows = np.zeros((len(mine), DIM + 1), np.float32)
