@@ -62,7 +62,7 @@ class Routes {
   const int64_t* firsts_;
 };
 
-// Checks a message and returns its bytes, aligned for int64. `num_bytes`: those of its slices.
+// Checks a message and returns its bytes, aligned for int64. `num_bytes`: size of its slices.
 inline std::byte* message_bytes(const pybind11::array& message, int64_t num_bytes) {
   if ((message.flags() & pybind11::array::c_style) == 0 || message.nbytes() < num_bytes ||
       reinterpret_cast<uintptr_t>(message.data()) % 8 != 0) {

@@ -65,7 +65,7 @@ def chunks_of(routed: RoutedKeys, owner: int) -> list[Chunk]:
 
 
 def pull(backend: str, keys: list[np.ndarray]) -> tuple[list[np.ndarray], list[PullResult]]:
-    """Pulls as both ranks: the rows of rank 1 through messages, those of rank 0 directly."""
+    """Pulls as both ranks: the rows of rank 1 through messages, its own rows directly."""
     requests = [
         PullRequest(make_storage(backend, table), table, each, Columns(0, table.dim))
         for table, each in zip(TABLES, keys, strict=True)

@@ -58,7 +58,7 @@ class GradientSums:
     """Gradients of a push: messages to their owners, and the sums for this rank, per table.
 
     If gradients are not converted for the wire, each message takes one native call for all tables, and
-    this rank's own gradients are copied once, to where those of other ranks are added.
+    this rank's own gradients are copied once, to where other gradients are added.
 
     Args:
         requests: one request per table.
