@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -107,21 +108,22 @@ def test_hosts_exchange_one_message_per_kind_and_direction(
 @pytest.mark.parametrize("hosts", [EVEN, [[0, 1], [2]]], ids=["even", "alone"])
 @pytest.mark.parametrize("ended", [0, 1, 2])
 def test_a_rank_that_has_ended_is_named_on_all_hosts(hosts: Hosts, ended: int) -> None:
-    has_ended = []
+    have_failed = threading.Barrier(sum(map(len, hosts)))
 
     def body(collective: Collective) -> Any:
         made = container_of(collective, exchange=two_levels())
         step(made, np.arange(20))
         if collective.rank == ended:
-            made.close()
-            has_ended.append(True)
-            time.sleep(0.5)
+            # The collective stays open, so only the headers tell.
+            made.exchange.end()
+            have_failed.wait(20)
             return None
         begin = time.monotonic()
         error = error_of(lambda: step(made, np.arange(20)))
         assert time.monotonic() - begin < 5
         assert isinstance(error, PeerFailure)
         assert error.details["steps_applied"] == 1
+        have_failed.wait(20)
         return error.rank
 
     results = run_on_hosts(hosts, body)
