@@ -120,6 +120,19 @@ def test_finish_returns_the_rows_of_a_lookup_after_the_step(world_size: int, way
         assert 0 < sum(again for _, again in counts) < sum(rows for rows, _ in counts)
 
 
+def test_ranks_exchange_rows_while_their_calling_threads_are_busy() -> None:
+    def body(made: StepContainer) -> None:
+        declare(made)
+        ahead = made.prefetch([("user", np.arange(40))])
+        (running,) = made.prefetches.unfinished
+        running.future.result(30)  # no call of the container, as during a backward pass
+        assert made.exchange.counters.wire_bytes_received.rows > 0
+        ahead.finish()
+        assert made.prefetches.counters.wait_seconds == 0
+
+    on_ranks(2, body)
+
+
 def test_nothing_is_read_again_without_a_step_in_between() -> None:
     def body(made: StepContainer) -> None:
         declare(made)
