@@ -1,6 +1,7 @@
-"""One rank of the benchmark `ranks`: a DLRM over gloo or shared memory, and TorchRec over gloo.
+"""One rank of a DLRM over gloo or shared memory: compared with TorchRec over gloo, or with other plans.
 
-Started by `benchmarks.ranks` with one argument, JSON. Rank 0 writes JSON to the file `output`.
+Started by `benchmarks.ranks` and `benchmarks.planned_steps` with one argument, JSON. Rank 0 writes JSON
+to the file `output`.
 """
 
 from __future__ import annotations
@@ -50,27 +51,28 @@ def main() -> None:
         random = np.random.default_rng(1 + meeting.rank)
         sizes = asked["num_rows"], asked["num_samples"], asked.get("bag_size", 1)
         batches = [batch_of(random, *sizes) for _ in range(4)]
-        collective = join(asked["collective"], rendezvous)
-        container = StepContainer(
-            collective=collective,
-            rendezvous=rendezvous,
-            plan=make_plan(
+        plans = {
+            name: {table: TableSharding(**each) for table, each in plan.items()}
+            for name, plan in asked.get("plans", {}).items()
+        } or {
+            "ours": make_plan(
                 asked.get("kind", "row_wise"), asked.get("transfer", "rows"), meeting.world_size
-            ),
-        )
-        closing.enter_context(container)
-        ours = _ours(weights, batches, container)
-        theirs = _theirs(weights, batches)
+            )
+        }
+        contenders: dict[str, Callable[[], Any]] = {}
+        for name, plan in plans.items():
+            collective = join(asked["collective"], rendezvous)
+            container = StepContainer(collective=collective, rendezvous=rendezvous, plan=plan)
+            closing.enter_context(container)
+            contenders[name] = _ours(weights, batches, container)
+        if "plans" not in asked:
+            contenders["theirs"] = _theirs(weights, batches)
         losses = []
         for _ in range(4):
-            pair = torch.tensor([ours(), theirs()])
-            dist.all_reduce(pair)
-            losses.append((pair / meeting.world_size).tolist())
-        contenders: dict[str, Callable[[], object]] = {
-            "ours": ours,
-            "theirs": theirs,
-            "dense": _dense_alone(batches),
-        }
+            found = torch.tensor([step() for step in contenders.values()])
+            dist.all_reduce(found)
+            losses.append((found / meeting.world_size).tolist())
+        contenders["dense"] = _dense_alone(batches)
         seconds = slowest_of_each_round(meeting, contenders, asked["rounds"])
         cpu_seconds = {name: _cpu_seconds(run) for name, run in contenders.items()}
     if rendezvous.membership().rank == 0:
@@ -136,9 +138,10 @@ def _ours(weights: Weights, batches: list[Batch], container: StepContainer) -> C
     rank, world_size = container.collective.rank, container.collective.world_size
     for name, weight in zip(NAMES, weights, strict=True):
         keys = np.arange(len(weight), dtype=np.int64)
-        owners = container.state.tables.layout_of(name).owners
-        order, offsets = _native.route(keys, owners, world_size)
-        mine = np.ascontiguousarray(keys[order[offsets[rank] : offsets[rank + 1]]])
+        layout = container.state.tables.layout_of(name)
+        order, offsets = _native.route(keys, layout.owners, world_size)
+        mine = keys if layout.is_replicated else order[offsets[rank] : offsets[rank + 1]]
+        mine = np.ascontiguousarray(mine)
         rows = np.zeros((len(mine), DIM + 1), np.float32)
         rows[:, :DIM] = weight[mine]
         container.storage(name).upsert(mine, rows)

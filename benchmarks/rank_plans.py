@@ -1,6 +1,7 @@
 """One rank of the benchmark `planned_steps`: steps of several plans, alternately, and their traffic.
 
 Started by `benchmarks.planned_steps` with one argument, JSON. Rank 0 writes JSON to the file `output`.
+Without plans, the ranks measure the costs of this machine.
 """
 
 from __future__ import annotations
@@ -11,9 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -21,22 +20,15 @@ import numpy as np
 from benchmarks.rank_exchange import join
 from sparring import ExchangeOptions, StepContainer, make_plugin_manager
 from sparring.adapter import EnvironmentRendezvous
-from sparring.contracts import Collective, EnvironmentOptions, TableConfig
-from sparring_plan import Plan
-from sparring_plan.planning.calibration.step_timings import (
-    NUM_BATCHES,
-    make_step,
-    measure_step_costs,
+from sparring.contracts import (
+    Collective,
+    EnvironmentOptions,
+    ShardingPlan,
+    TableConfig,
+    TableSharding,
 )
-from sparring_plan.planning.calibration.storage_timings import (
-    MeasuredStorage,
-    measure_storage_costs,
-    pool_ns_per_byte,
-)
-from sparring_plan.planning.inputs import Calibration, ExchangeCosts
-from sparring_plan.simulation.calibration import calibrate
-
-MESSAGES, DIM, LARGE = 50, 64, 1 << 20
+from sparring_plan.planning.calibration.calibrate import CalibrateOptions, measure
+from sparring_plan.planning.calibration.step_timings import NUM_BATCHES, make_step
 
 
 def _batches(tables: dict[str, Any], samples: int, rank: int) -> list[list[tuple[str, Any]]]:
@@ -82,13 +74,12 @@ def _plans(
         ]
         for name, each in containers.items()
     }
-    costs = _costs(given, meeting)
     seconds, processor = _rounds(meeting, contenders, given["rounds"])
     gathered = {
         name: np.asarray(meeting.all_gather(np.asarray(each, np.float64))).tolist()
         for name, each in sent.items()
     }
-    return {"seconds": seconds, "processor": processor, "sent": gathered, "costs": costs}
+    return {"seconds": seconds, "processor": processor, "sent": gathered}
 
 
 def _rounds(
@@ -122,7 +113,7 @@ def _container(
         collective=join(given["collective"], rendezvous),
         rendezvous=rendezvous,
         exchange=ExchangeOptions(given["chunk_rows"], given["chunks_in_flight"]),
-        plan=Plan.model_validate(plan).sharding(rendezvous.membership().world_size),
+        plan=ShardingPlan({name: TableSharding(**each) for name, each in plan.items()}),
     )
     closing.enter_context(container)
     for name, each in given["tables"].items():
@@ -137,63 +128,20 @@ def _counted(container: StepContainer) -> list[int]:
     return [sent.headers, sent.keys, sent.rows, sent.gradients, counters.num_messages_sent]
 
 
-def _costs(given: dict[str, Any], meeting: Collective) -> dict[str, Any]:
-    """Measures the costs of this machine; all ranks measure at the same time, as they step.
-
-    `calibration`: as `sparring plan calibrate` measures it. `small`, `large`: processor seconds for a
-    message in each direction of 64 bytes, and of 1 MiB.
-    """
-    meeting.barrier()
-    calibration = _calibration(given)
-    meeting.barrier()
-    small, large = (_median(partial(_pass_message, meeting, size)) for size in (64, LARGE))
-    return {"calibration": calibration.model_dump(), "small": small, "large": large}
-
-
-def _calibration(given: dict[str, Any]) -> Calibration:
-    manager = make_plugin_manager()
-    storage = MeasuredStorage("hkv", "host", {}, {}, 200_000, 16_384, (given["method"],))
-    found = calibrate(DIM, "hkv", manager)
-    exchange = ExchangeCosts(
-        memory="host",
-        add_ns=found.add_seconds_per_row * 1e9,
-        pool_ns_per_byte=pool_ns_per_byte(),
-        chunk_rows=given["chunk_rows"],
-        chunks_in_flight=given["chunks_in_flight"],
-    )
-    measured = Calibration(
-        name="measured",
-        storages={"hkv": measure_storage_costs(storage, manager)},
-        exchange=exchange,
-    )
-    steps = measure_step_costs(measured, found.message_seconds, manager)
-    return measured.model_copy(update={"exchange": exchange.model_copy(update={"steps": steps})})
-
-
-def _pass_message(meeting: Collective, size: int) -> None:
-    outgoing, incoming = np.zeros(size, np.uint8), np.empty(size, np.uint8)
-    peer = (meeting.rank + 1) % meeting.world_size
-    before = (meeting.rank - 1) % meeting.world_size
-    works = [meeting.receive(incoming, before), meeting.send(outgoing, peer)]
-    for work in works:
-        work.wait()
-
-
-def _median(call: Callable[[], object]) -> float:
-    """Returns processor time: a rank has one core, and other processes should not count."""
-    call()
-    times = []
-    for _ in range(MESSAGES):
-        begin = time.process_time()
-        call()
-        times.append(time.process_time() - begin)
-    return median(times)
+def _calibrate(output: Path) -> None:
+    """Measures the costs of this machine, as `sparring plan calibrate` does."""
+    measured = measure(CalibrateOptions(), make_plugin_manager()).calibration
+    if measured is not None:
+        output.write_text(measured.model_dump_json())
 
 
 def main() -> None:
     """Runs the measurements that the argument specifies."""
     asked = json.loads(sys.argv[1])
     rendezvous = EnvironmentRendezvous(EnvironmentOptions())
+    if "plans" not in asked:
+        _calibrate(Path(asked["output"]))
+        return
     # Before the pool creates threads: one core per rank, as in the simulation.
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rendezvous.membership().rank % len(cores)]})

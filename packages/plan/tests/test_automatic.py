@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.resources import as_file, files
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +15,11 @@ from sparring.contracts import (
     TableConfig,
     TableWorkload,
 )
-from sparring.errors import CapacityError, InvalidArgumentError
+from sparring.errors import CapacityError, ConfigError, InvalidArgumentError
+from sparring_cli import read_document
 from sparring_plan.planning import automatic
+from sparring_plan.planning.calibration.calibrate import write_calibration
+from sparring_plan.planning.inputs import Calibration
 
 GIB = 1 << 30
 
@@ -47,7 +52,7 @@ def test_the_summary_has_a_line_for_each_table_and_the_gap(
     assert head.startswith(
         "plan auto: 2 tables on 4 ranks, 2 per node; batches of 77 samples per rank"
     )
-    assert head.endswith("above its bound")
+    assert "above its bound; row_wise, because no other plan" in head
     assert [each.split()[:2] for each in (first, second)] == [
         ["item", made.sharding.sharding_of("item").kind],  # type: ignore[union-attr]
         ["user", made.sharding.sharding_of("user").kind],  # type: ignore[union-attr]
@@ -189,6 +194,57 @@ def test_owners_pool_if_modules_support_it() -> None:
     assert (transfer(True), transfer(False)) == ("pooled", "rows")
 
 
+def test_another_plan_than_row_wise_needs_a_larger_gain_than_the_error_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with as_file(files("sparring_plan.planning") / "calibration.yaml") as default:
+        known = read_document(default).as_model(Calibration)
+    path = tmp_path / "mine.yaml"
+    monkeypatch.setenv("SPARRING_CALIBRATION", str(path))
+    bags = TableWorkload(
+        TableConfig("seen", 64), (FeatureWorkload("sum", 60.0),), 10**7, "adagrad",
+        supports_pooling=True,
+    )  # fmt: skip
+    asked = request(bags, memory_bytes=64 * GIB, far_gbit=1)
+
+    def made(error: float) -> tuple[str, str, str]:
+        steps = known.exchange.steps.model_copy(update={"error": error})
+        exchange = known.exchange.model_copy(update={"steps": steps})
+        write_calibration(known.model_copy(update={"exchange": exchange}), path)
+        found = automatic.plan_from_request(asked)
+        sharding = found.sharding.sharding_of("seen")
+        assert sharding is not None
+        return sharding.kind, sharding.transfer, found.summary
+
+    *trusted, summary = made(error=0.0)
+    assert trusted != ["row_wise", "rows"]
+    assert "because no other plan" not in summary
+    kind, transfer, summary = made(error=9.0)
+    assert (kind, transfer) == ("row_wise", "rows")
+    assert (
+        "row_wise, because no other plan has a step that is predicted to be shorter by more than 90%"
+    ) in summary
+
+
+def test_a_calibration_that_cannot_be_used_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARRING_CALIBRATION", str(tmp_path / "none.yaml"))
+    with pytest.raises(
+        ConfigError, match=r"there is no file .*; create one with sparring plan cal"
+    ):
+        automatic.plan_from_request(request(table("user", rows=100)))
+    path = tmp_path / "redis.yaml"
+    path.write_text(
+        "{name: redis, storages: {redis: {memory: remote, find_ns: 1, find_ns_per_byte: 1, "
+        "update_ns: 1, update_ns_per_element: 1, key_bytes: 8, overhead: 1}}, exchange: {memory: host, "
+        "add_ns: 1, pool_ns_per_byte: 1, chunk_rows: 9, chunks_in_flight: 2}}"
+    )
+    monkeypatch.setenv("SPARRING_CALIBRATION", str(path))
+    with pytest.raises(ConfigError, match="contains no costs of hkv, only of redis; install"):
+        automatic.plan_from_request(request(table("user", rows=100)))
+
+
 def test_the_same_request_gives_the_same_plan() -> None:
     tables = [table(f"t{each}", 8 * each + 8, rows=10 ** (each % 6 + 1)) for each in range(9)]
     first, again = (automatic.plan_from_request(request(*tables)) for _ in range(2))
@@ -207,4 +263,4 @@ def test_columns_are_divided_only_if_a_table_allows_it() -> None:
         return sharding.kind
 
     assert kind_of(supports_column_split=True, supports_replication=False) == "column_wise"
-    assert kind_of(supports_replication=False) == "table_wise"
+    assert kind_of(supports_replication=False) == "row_wise"

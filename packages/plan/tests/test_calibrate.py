@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -105,6 +106,8 @@ def test_measurements_are_written_and_missing_ones_are_reported(
     assert found.exchange.add_ns > 0
     assert found.exchange.pool_ns_per_byte > 0
     assert found.exchange.steps.step_us > 0
+    assert found.exchange.steps.error > 0
+    assert found.machine.cores == len(os.sched_getaffinity(0))
 
 
 def test_disk_and_server_are_measured_if_given_and_left_unchanged(tmp_path: Path) -> None:
@@ -204,6 +207,17 @@ def test_missing_values_of_the_topology_are_measured_ones(
     assert found.machine is not None
     assert topology.message_us == found.machine.message_us
     assert topology.near.gbit == found.machine.link_gbit
+    # A core that also computes transfers at its own speed.
+    busy = {"cores": 3, "transfer_ns_per_byte": 2, "message_us": 5}
+    machine = found.machine.model_copy(update=busy)
+    write_calibration(found.model_copy(update={"machine": machine}), tmp_path / "calibration.yaml")
+    topology = read_inputs(path)[0].topology
+    assert (topology.cores, topology.near.gbit, topology.message_us) == (3, 4, 5)
+    assert topology.has_one_core
+    path.write_text(INPUTS.replace("nodes: 2", "nodes: 2, cores: 4"))
+    topology = read_inputs(path)[0].topology
+    assert (topology.cores, topology.near.gbit) == (4, found.machine.link_gbit)
+    assert not topology.has_one_core
     path.write_text(INPUTS.replace("nodes: 2", "nodes: 2, message_us: 7, near: {gbit: 3}"))
     topology = read_inputs(path)[0].topology
     assert (topology.message_us, topology.near.gbit) == (7, 3)
@@ -248,6 +262,8 @@ def test_messages_between_ranks_are_timed_around_the_ring() -> None:
         times = list(pool.map(lambda rank: calibrate._between_ranks(group.join(rank)), range(3)))
     for each in times:
         assert each.over.startswith("3 ranks")
+        assert each.processor_seconds.keys() == each.seconds.keys()
+        assert each.transfer_seconds_per_byte >= 0
         assert each.gbit > 0
         assert np.isfinite(each.latency_seconds)
 
@@ -279,7 +295,8 @@ def test_measured_costs_of_steps_are_used_by_the_simulation(
         step_us=500, table_us=70, way_us=300,
         ids=RowCosts(ns=9, ns_per_byte=0.1), rows=RowCosts(ns=40, ns_per_byte=0.9),
         replicas=RowCosts(ns=20, ns_per_byte=0.3), bags=RowCosts(ns=150, ns_per_byte=1),
-        blocks=RowCosts(ns=30, ns_per_byte=0.4),
+        bag_ids=RowCosts(ns=90, ns_per_byte=0.4), blocks=RowCosts(ns=30, ns_per_byte=0.4),
+        separate_us=25, pooled_us=35,
     )  # fmt: skip
 
     def measured(cases: Any, _manager: Any) -> list[float]:
@@ -290,6 +307,9 @@ def test_measured_costs_of_steps_are_used_by_the_simulation(
     found = step_timings.measure_step_costs(before, 3e-6, make_plugin_manager())
     assert simulated(found) == pytest.approx(simulated(slow), rel=0.05)
     assert found.table_us == pytest.approx(slow.table_us, rel=0.1)
-    for part in ("rows", "replicas", "bags", "blocks"):
+    assert found.pooled_us == pytest.approx(slow.pooled_us, rel=0.1)
+    # No prediction of this machine is wrong.
+    assert found.error < 0.05
+    for part in ("rows", "replicas", "bags", "bag_ids", "blocks"):
         mine, theirs = getattr(found, part), getattr(slow, part)
         assert mine.seconds(256) == pytest.approx(theirs.seconds(256), rel=0.1), part

@@ -78,8 +78,13 @@ Place = Callable[..., Placement]
 def place(calibration: Calibration) -> Place:
     """The placement of the tables by the given kinds: a number is the rank of a table_wise one."""
 
-    def made(inputs: PlanInputs, transfer: str = "rows", **choices: Any) -> Placement:
-        plan = make_plan(inputs, calibration)
+    def made(
+        inputs: PlanInputs,
+        transfer: str = "rows",
+        costs: Calibration = calibration,
+        **choices: Any,
+    ) -> Placement:
+        plan = make_plan(inputs, costs)
         changed = {}
         for name, table in plan.tables.items():
             choice = choices.get(name, "row_wise")
@@ -88,7 +93,7 @@ def place(calibration: Calibration) -> Place:
             update = {"kind": kind, "ranks": ranks, "transfer": travels, "next_best": None}
             changed[name] = table.model_copy(update=update)
         plan = plan.model_copy(update={"tables": changed})
-        return make_placement(plan, compute_option_costs(inputs, calibration))
+        return make_placement(plan, compute_option_costs(inputs, costs))
 
     return made
 
@@ -182,6 +187,43 @@ def test_overlap_and_imbalance_are_visible_in_a_replayed_step(
     # One core works sequentially: it needs at least the sum of its work.
     assert slow.seconds > even.seconds >= placement.load.max(axis=1).max() * 0.99
     assert slow.compute_share == slow.message_share
+    # By default, the cores of the topology decide.
+    few = inputs_of(samples=4096, topology=NODES | {"cores": 3})
+    one_core = place(few)
+    assert simulate_plan(one_core, few, calibration) == replace(slow, bound_by="compute")
+    assert one_core.seconds > placement.seconds
+    enough = inputs_of(samples=4096, topology=NODES | {"cores": 4})
+    assert simulate_plan(place(enough), enough, calibration) == simulate_plan(
+        placement, inputs, calibration
+    )
+
+
+@pytest.mark.parametrize(
+    ("cost", "transfer", "seconds"),
+    [
+        # Per table; per table, owner and requester; per id on both.
+        ("separate_us", "pooled", 3 * 1e-3),
+        ("pooled_us", "pooled", 3 * 4 * 1e-3),
+        ("bag_ids", "pooled", 256 * 22 * 1e-6),
+        ("separate_us", "rows", 0),
+        ("pooled_us", "rows", 0),
+        ("bag_ids", "rows", 0),
+    ],
+)
+def test_costs_of_owner_pooling_apply_only_to_pooled_tables(
+    cost: str, transfer: str, seconds: float, place: Place, calibration: Calibration
+) -> None:
+    inputs = inputs_of(transfers=["rows", "pooled"])
+    found = []
+    for value in (0.0, 1_000.0):
+        changed = {"ns": value} if cost == "bag_ids" else value
+        steps = calibration.exchange.steps.model_dump() | {cost: changed}
+        exchange = calibration.exchange.model_copy(update={"steps": StepCosts(**steps)})
+        costs = calibration.model_copy(update={"exchange": exchange})
+        placement = place(inputs, transfer, costs)
+        step = simulate_plan(placement, inputs, costs, has_one_core=True)
+        found.append((step.seconds, placement.load[:, 0].max()))
+    assert np.subtract(*found[::-1]) == pytest.approx([seconds, seconds], rel=0.02, abs=1e-9)
 
 
 def test_a_step_of_too_many_messages_is_summed(place: Place, calibration: Calibration) -> None:

@@ -128,8 +128,9 @@ def test_costs_equal_a_manual_computation(calibration: Calibration) -> None:
     assert options.shard[each, compute] == pytest.approx(owning)
     # Half of a part of a bag belongs to the requesting rank, half to the owner.
     each = costs["table_wise", "pooled"]
-    half = 1000 * steps.bags.seconds(row) / 2
-    assert options.base[each, compute] == pytest.approx(half)
+    each_id = steps.bags.seconds(row) + steps.bag_ids.seconds(row)
+    half = (1000 * each_id + steps.pooled_us * 1e-6) / 2
+    assert options.base[each, compute] == pytest.approx(half + steps.separate_us * 1e-6)
     assert options.shard[each, compute] == pytest.approx(owning + 4 * (half + 1000 * pooling))
     held = estimate_bytes("hkv", TableConfig("t", 16), 4 * 10**9, make_plugin_manager())
     assert held is not None

@@ -24,11 +24,15 @@ from sparring_plan.planning.inputs import (
     TableSpec,
     Topology,
     Transfer,
+    with_machine,
 )
 from sparring_plan.planning.plan import Plan, read_plan
 from sparring_plan.planning.planner import make_plan
 
 __all__ = ["plan_from_file", "plan_from_request"]
+
+CALIBRATION_VARIABLE = "SPARRING_CALIBRATION"
+"""Environment variable with the path of a calibration, which `sparring plan calibrate` wrote."""
 
 _SAMPLES = 1024
 _GROWTH = Growth(per_day=10_000, horizon_days=100)
@@ -44,11 +48,15 @@ _MAX_NAMED = 3
 def plan_from_request(request: PlanRequest) -> PlanResult:
     """Creates a plan for the tables and ranks of a job.
 
+    The tables are row_wise unless another plan is predicted to be faster by more than the error of the
+    cost model, or the rows do not fit in memory.
+
     Raises:
+        ConfigError: The calibration cannot be read.
         CapacityError: The tables do not fit in memory, and the user specified the rows of all tables.
         InvalidArgumentError: No kind is possible for a table.
     """
-    calibration = _calibration()
+    calibration = _read_calibration()
     allowed = {each.table.name: _list_kinds(each) for each in request.tables}
     inputs, assumptions = _make_inputs(request, calibration, allowed)
     try:
@@ -62,7 +70,38 @@ def plan_from_request(request: PlanRequest) -> PlanResult:
             ShardingPlan(chosen),
             assumptions=(*assumptions, f"all tables are row_wise, because {why}"),
         )
-    return PlanResult(plan.sharding(request.world_size), _summary(plan, inputs), tuple(assumptions))
+    reason = ""
+    plain = _make_plain_plan(inputs, calibration, allowed)
+    margin = calibration.exchange.steps.error
+    if plain is not None and _compare_steps(plan, plain) * (1 + margin) >= 1:
+        plan = plain
+        reason = (
+            "; row_wise, because no other plan has a step that is predicted to be shorter by more than "
+            f"{margin / (1 + margin):.0%}, the error of the cost model"
+        )
+    summary = _summary(plan, inputs, reason)
+    return PlanResult(plan.sharding(request.world_size), summary, tuple(assumptions))
+
+
+def _make_plain_plan(
+    inputs: PlanInputs, calibration: Calibration, allowed: Mapping[str, Sequence[str]]
+) -> Plan | None:
+    """Returns the plan without choices: row_wise, except for tables that do not allow it. None if it
+    does not fit in memory."""
+    kinds = {
+        name: ("row_wise",) if "row_wise" in kinds else kinds for name, kinds in allowed.items()
+    }
+    try:
+        return make_plan(inputs.model_copy(update={"transfers": ["rows"]}), calibration, kinds)
+    except CapacityError:
+        return None
+
+
+def _compare_steps(plan: Plan, plain: Plan) -> float:
+    """Returns the predicted step of a plan, relative to the step of `plain`."""
+    if plan.simulated_ms is None or plain.simulated_ms is None:
+        return plan.step_ms / plain.step_ms
+    return plan.simulated_ms / plain.simulated_ms
 
 
 def plan_from_file(path: str, request: PlanRequest) -> ShardingPlan:
@@ -141,6 +180,7 @@ def _make_inputs(
         nodes=max(1, request.world_size // per_node),
         ranks_per_node=per_node,
         memory={calibration.storages[_STORAGE].memory: memory},
+        cores=len(os.sched_getaffinity(0)),
         **near,
         **far,
     )
@@ -156,7 +196,7 @@ def _make_inputs(
         kinds=[kind for kind in KINDS if kind in WHOLE_ROW_KINDS or kind in offered],
         transfers=transfers,
     )
-    return inputs, assumptions
+    return with_machine(inputs, calibration.machine), assumptions
 
 
 def _spec(workload: TableWorkload) -> TableSpec:
@@ -196,7 +236,22 @@ def _find_method(workload: TableWorkload) -> str | None:
     return name
 
 
-def _calibration() -> Calibration:
+def _read_calibration() -> Calibration:
+    """Reads the file that `CALIBRATION_VARIABLE` names, or the default costs."""
+    path = os.environ.get(CALIBRATION_VARIABLE)
+    if path:
+        if not Path(path).is_file():
+            raise ConfigError(
+                f"{CALIBRATION_VARIABLE}: there is no file {path}; create one with sparring plan "
+                "calibrate, or unset the variable to use the default costs"
+            )
+        found = read_document(path).as_model(Calibration)
+        if _STORAGE not in found.storages:
+            raise ConfigError(
+                f"{CALIBRATION_VARIABLE}: {path} contains no costs of {_STORAGE}, only of "
+                f"{', '.join(found.storages)}; install sparring-hkv, and calibrate again"
+            )
+        return found
     with as_file(files("sparring_plan.planning") / "calibration.yaml") as default:
         return read_document(default).as_model(Calibration)
 
@@ -217,13 +272,13 @@ def _names(names: Sequence[str]) -> str:
     return f"{len(names)} tables ({', '.join(names[:_MAX_NAMED])}, …)"
 
 
-def _summary(plan: Plan, inputs: PlanInputs) -> str:
-    """Formats the plan as a text table."""
+def _summary(plan: Plan, inputs: PlanInputs, reason: str) -> str:
+    """Formats the plan as a text table. `reason` is appended to its first line."""
     topology = inputs.topology
     lines = [
         f"plan auto: {len(plan.tables)} tables on {plan.ranks} ranks, {topology.ranks_per_node} per "
         f"node; batches of {inputs.samples:,} samples per rank; a step of "
-        f"{plan.step_ms:g} ms in the cost model, {plan.gap:.1%} above its bound"
+        f"{plan.step_ms:g} ms in the cost model, {plan.gap:.1%} above its bound{reason}"
     ]
     shown = list(plan.tables.items())[:_MAX_SHOWN]
     width = max(len(name) for name, _ in shown)

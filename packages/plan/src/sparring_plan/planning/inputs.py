@@ -42,6 +42,7 @@ __all__ = [
     "Topology",
     "UpdateCosts",
     "read_inputs",
+    "with_machine",
 ]
 
 Kind = Literal[
@@ -113,10 +114,18 @@ class Topology(DocumentModel):
     """Time per message at each of its ends."""
     price_per_hour: float = Field(default=0, ge=0)
     """Price per node."""
+    cores: float | None = Field(default=None, gt=0)
+    """Processor cores of a node. With fewer than two per rank, a rank transfers its messages with the
+    core that computes. If it is unknown, both overlap."""
 
     @property
     def num_ranks(self) -> int:
         return self.nodes * self.ranks_per_node
+
+    @property
+    def has_one_core(self) -> bool:
+        """Whether a rank has fewer than two cores."""
+        return self.cores is not None and self.cores < 2 * self.ranks_per_node
 
 
 class Feature(DocumentModel):
@@ -366,6 +375,13 @@ class StepCosts(DocumentModel):
     """There are three ways to transfer rows: as rows, as replicas, or pooled by their owners. A
     step has these costs for each way that its tables use in addition to the first.
     """
+    separate_us: float = Field(default=0, ge=0)
+    """Costs per table if owners pool the bags of any table. Otherwise, calls are made for all tables
+    together.
+    """
+    pooled_us: float = Field(default=0, ge=0)
+    """Costs per table whose owners pool its bags, and per owner: its messages. Half of it is spent on
+    the requesting rank and half on the owner."""
     ids: RowCosts = RowCosts()
     """Costs per id on the requesting rank: deduplication, copy of its row, sum of its gradient."""
     rows: RowCosts = RowCosts()
@@ -377,12 +393,29 @@ class StepCosts(DocumentModel):
     bags: RowCosts = RowCosts()
     """Costs per part of a bag that an owner pools. Half of it is spent on the requesting rank and
     half on the owner."""
+    bag_ids: RowCosts = RowCosts()
+    """Costs per id of these bags, also in halves: routing and deduplication, sum of its gradient."""
     blocks: RowCosts = RowCosts()
     """Costs per gradient of a column block on its owner, because such rows are updated in arrays."""
+    error: float = Field(default=0.25, ge=0)
+    """Largest relative difference between the measured and the predicted ratio of two steps.
+    ``plan="auto"`` uses a plan other than row_wise only if it is predicted to be faster by more.
+    """
 
     def seconds(self, num_tables: int) -> float:
         """Returns the seconds of a step with `num_tables` tables, for any plan."""
         return (self.step_us + num_tables * self.table_us) * 1e-6
+
+    def pooling_seconds(self, bags: Any, ids: Any, row_bytes: Any) -> Any:
+        """Returns the seconds of a table whose owners pool, for one requester and one owner.
+
+        Args:
+            bags: Number of bags with an id of the owner.
+            ids: Number of these ids.
+            row_bytes: Bytes of a gradient.
+        """
+        rows = bags * self.bags.seconds(row_bytes) + ids * self.bag_ids.seconds(row_bytes)
+        return self.pooled_us * 1e-6 + rows
 
 
 class ExchangeCosts(DocumentModel):
@@ -402,6 +435,11 @@ class MachineCosts(DocumentModel):
     measured_over: str
     """Transport of messages and links: ``loopback``, or the ranks and the collective."""
     message_us: float = Field(ge=0)
+    """Processor time per message at each of its ends."""
+    transfer_ns_per_byte: float = Field(default=0, ge=0)
+    """Processor time per byte at each of its ends; 0 if it was not measured."""
+    cores: float | None = Field(default=None, gt=0)
+    """Processor cores that this machine's ranks may use."""
     link_gbit: float = Field(gt=0)
     link_latency_us: float = Field(ge=0)
     memory_gigabytes_per_second: float = Field(gt=0)
@@ -468,7 +506,7 @@ def read_inputs(path: str | Path) -> tuple[PlanInputs, Calibration]:
     else:
         with as_file(files("sparring_plan.planning") / "calibration.yaml") as default:
             calibration = read_document(default).as_model(Calibration)
-    inputs = _with_machine(inputs, calibration.machine)
+    inputs = with_machine(inputs, calibration.machine)
     inputs = _with_sketches(inputs, Path(path).parent, document)
     _check_storages(inputs, calibration, document)
     held = inputs.topology.memory
@@ -481,13 +519,18 @@ def read_inputs(path: str | Path) -> tuple[PlanInputs, Calibration]:
     return inputs, calibration
 
 
-def _with_machine(inputs: PlanInputs, machine: MachineCosts | None) -> PlanInputs:
-    """Fills in settings that the topology does not specify: messages, and the link within a node."""
+def with_machine(inputs: PlanInputs, machine: MachineCosts | None) -> PlanInputs:
+    """Fills in settings that the topology does not specify: messages, the link within a node, cores."""
     if machine is None:
         return inputs
     topology = inputs.topology
-    link = Link(gbit=machine.link_gbit, latency_us=machine.link_latency_us)
-    measured = {"message_us": machine.message_us, "near": link}
+    cores = machine.cores if topology.cores is None else topology.cores
+    gbit = machine.link_gbit
+    if machine.transfer_ns_per_byte and cores is not None and cores < 2 * topology.ranks_per_node:
+        # The core that computes also transfers, at each end.
+        gbit = 8 / machine.transfer_ns_per_byte
+    link = Link(gbit=gbit, latency_us=machine.link_latency_us)
+    measured = {"message_us": machine.message_us, "near": link, "cores": machine.cores}
     missing = {
         name: each for name, each in measured.items() if name not in topology.model_fields_set
     }

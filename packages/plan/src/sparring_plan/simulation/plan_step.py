@@ -59,7 +59,7 @@ def simulate_plan(
     inputs: PlanInputs,
     calibration: Calibration,
     *,
-    has_one_core: bool = False,
+    has_one_core: bool | None = None,
     max_messages: int = _MAX_MESSAGES,
 ) -> PlanStep:
     """Simulates a step: headers, pull, pooling, headers, push, headers, update.
@@ -69,7 +69,8 @@ def simulate_plan(
     deterministic.
 
     Args:
-        has_one_core: Whether a rank computes and transfers its messages on one core, without overlap.
+        has_one_core: Whether a rank computes and transfers its messages on one core, without overlap;
+            by default, according to the cores of the topology.
         max_messages: Maximum number of messages to replay.
     """
     traffic = compute_traffic(placement, inputs, calibration)
@@ -86,6 +87,8 @@ def simulate_plan(
     )
     if not _is_affordable(traffic, max_messages):
         return step
+    if has_one_core is None:
+        has_one_core = inputs.topology.has_one_core
     return _replay(step, traffic, inputs.topology, has_one_core=has_one_core)
 
 

@@ -228,9 +228,10 @@ def compute_traffic(
             bags = np.zeros(ranks)
             for owner in np.flatnonzero(shares):
                 bags[owner] = pooled.num_bags(int(owner))
-            bag = steps.bags.seconds(width * _GRADIENT_BYTES)
-            local += bags.sum() * bag / 2
-            update += bags * ranks * bag / 2
+            half = steps.pooling_seconds(bags, ids * shares, width * _GRADIENT_BYTES) / 2
+            half *= shares > 0
+            local += half.sum()
+            update += half * ranks
             continue
         local += ids * pool * shape.num_columns
         local += keys * shape.num_columns * steps.rows.seconds(width * spec.element_bytes)
@@ -239,6 +240,8 @@ def compute_traffic(
         found.asked_tables.append(_columns(spec, width))
     ways = bool(found.asked) + bool(found.replicated) + bool(found.pooled)
     local += max(ways - 1, 0) * steps.way_us * 1e-6
+    if found.pooled:
+        local += len(costs.specs) * steps.separate_us * 1e-6
     return PlanTraffic(
         num_keys=round(float(costs.unique.sum())),
         num_tables=len(costs.specs),

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from sparring import PluginManager, join_job
-from sparring.adapter import AUTO
+from sparring.adapter import AUTO, resolve_backends
 from sparring.contracts import Collective
 from sparring.errors import ConfigError, InvalidArgumentError, SparringError
 from sparring_cli import as_yaml
@@ -38,6 +38,8 @@ _SIZES = (4 << 10, 1 << 20, 16 << 20)
 _TRIAD_ELEMENTS = 8 << 20
 _ROUNDS = 5
 _DEADLINE_SECONDS = 120.0
+_FRAMEWORK = "torch"
+"""Its collective connects the ranks of torchrun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +93,15 @@ def measure(options: CalibrateOptions, manager: PluginManager) -> CalibrateResul
     """
     begin = time.perf_counter()
     dense = None if options.model is None else _dense_step(options.model)
-    if int(os.environ.get("WORLD_SIZE", os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))) < 2:
+    if resolve_backends(AUTO, AUTO, framework=_FRAMEWORK).rendezvous == "single":
         link = _loopback()
         return _measured(options, manager, dense, link, begin, 0)
     with join_job(
-        _Auto(), _Auto(), framework="torch", deadline_seconds=_DEADLINE_SECONDS,
+        _Auto(), _Auto(), framework=_FRAMEWORK, deadline_seconds=_DEADLINE_SECONDS,
         plugin_manager=manager,
     ) as job:  # fmt: skip
         rank = job.membership.rank
-        link = _between_ranks(job.collective)
+        link = _between_ranks(job.collective) if job.collective.world_size > 1 else _loopback()
         measured = _measured(options, manager, dense, link, begin, rank) if rank == 0 else None
         job.collective.barrier()
     return measured or CalibrateResult(None, rank, (), time.perf_counter() - begin)
@@ -110,6 +112,8 @@ class _LinkTimes:
     over: str
     seconds: Mapping[int, float]
     """Bytes of a message → seconds from one end to the other."""
+    processor_seconds: Mapping[int, float] = field(default_factory=dict)
+    """Bytes of a message → processor seconds at each of its ends; empty if it was not measured."""
 
     @property
     def latency_seconds(self) -> float:
@@ -120,6 +124,15 @@ class _LinkTimes:
         small, large = _SIZES[1:]
         seconds = self.seconds[large] - self.seconds[small]
         return (large - small) * 8e-9 / max(seconds, 1e-9)
+
+    @property
+    def transfer_seconds_per_byte(self) -> float:
+        """Processor seconds at each end; 0 if they were not measured."""
+        if not self.processor_seconds:
+            return 0.0
+        small, large = _SIZES[1:]
+        seconds = self.processor_seconds[large] - self.processor_seconds[small]
+        return max(seconds, 0.0) / (large - small)
 
 
 def _measured(
@@ -154,9 +167,12 @@ def _measured(
             "the dense model: not measured; specify it with --model package.module:function"
         )
     found = calibrate(32, next(iter(storages)) if "hkv" not in storages else "hkv", manager)
+    message_seconds = link.processor_seconds.get(_SIZES[0], found.message_seconds)
     machine = MachineCosts(
         measured_over=link.over,
-        message_us=_rounded(found.message_seconds * 1e6),
+        message_us=_rounded(message_seconds * 1e6),
+        transfer_ns_per_byte=_rounded(link.transfer_seconds_per_byte * 1e9),
+        cores=len(os.sched_getaffinity(0)),
         link_gbit=_rounded(link.gbit),
         link_latency_us=_rounded(link.latency_seconds * 1e6),
         memory_gigabytes_per_second=_rounded(_triad_bytes_per_second() * 1e-9),
@@ -252,24 +268,25 @@ def _received(connection: socket.socket, size: int) -> bytearray:
 
 def _between_ranks(collective: Collective) -> _LinkTimes:
     """Measures messages in a ring of all ranks: each sends to the next while it receives from the
-    previous."""
+    previous. The processor time of a round is for a message sent and a message received."""
     after = (collective.rank + 1) % collective.world_size
     before = (collective.rank - 1) % collective.world_size
-    seconds = {}
+    seconds, processor_seconds = {}, {}
     for size in _SIZES:
         outgoing, incoming = np.zeros(size, np.uint8), np.empty(size, np.uint8)
-        times = []
+        times, busy = [], []
         for _ in range(_ROUNDS):
             collective.barrier()
-            begin = time.perf_counter()
+            begin = time.perf_counter(), time.process_time()
             coming = collective.receive(incoming, before)
             going = collective.send(outgoing, after)
             coming.wait()
             going.wait()
-            times.append(time.perf_counter() - begin)
-        seconds[size] = min(times)
-    over = f"{collective.world_size} ranks, {type(collective).__name__}"
-    return _LinkTimes(over, seconds)
+            times.append(time.perf_counter() - begin[0])
+            busy.append(time.process_time() - begin[1])
+        seconds[size], processor_seconds[size] = min(times), min(busy) / 2
+    over = f"{collective.world_size} ranks, {collective.within_host or type(collective).__name__}"
+    return _LinkTimes(over, seconds, processor_seconds)
 
 
 def _triad_bytes_per_second() -> float:

@@ -3,7 +3,8 @@
 Two ranks, which are threads of this process, execute steps of one table with each kind of sharding.
 They use the real exchange, with messages that copy memory. The simulation of the same step explains
 a part of the measured processor time. The rest is divided by the number of rows. Measuring two
-widths separates costs per row from costs per byte.
+widths separates costs per row from costs per byte. Finally, plans that were not used for these costs show
+how much predictions differ from measurements.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ from sparring import ExchangeOptions, LocalGroup, PluginManager, StepContainer
 from sparring.adapter import (
     BagLookup,
     SingleRendezvous,
+    look_up,
     look_up_bags,
     parse_hyper,
     pool,
@@ -35,22 +38,31 @@ from sparring_plan.planning.inputs import Calibration, PlanInputs, RowCosts, Ste
 from sparring_plan.planning.plan import Plan
 from sparring_plan.planning.planned_placement import make_placement
 from sparring_plan.planning.planner import make_plan
-from sparring_plan.simulation.plan_step import simulate_plan
+from sparring_plan.simulation.plan_step import PlanStep, simulate_plan
 
 __all__ = ["NUM_BATCHES", "measure_step_costs", "make_step"]
 
 NUM_BATCHES = 3
-_RANKS, _METHOD, _IDS_OF_BAG = 2, "sgd", 2
+_RANKS, _METHOD, _IDS_OF_BAG, _IDS_OF_LONG_BAG = 2, "sgd", 2, 16
 _SAMPLES, _ROWS, _FEW_ROWS = 8_192, 200_000, 500
 _TINY_SAMPLES, _MANY_TABLES = 16, 16
 _WIDTHS = (16, 128)
-_STEPS, _ROUNDS = 2, 9
-_MIXED = (("row_wise", "rows"), ("data_parallel", "rows"), ("row_wise", "pooled"))
+_STEPS, _ROUNDS, _REPETITIONS = 2, 9, 4
+_ROWS_OF_ALL, _POOLED = ("row_wise", "rows"), ("row_wise", "pooled")
+_MIXED = (_ROWS_OF_ALL, ("data_parallel", "rows"), _POOLED)
+_CHECKED: Sequence[Mapping[str, Any]] = (
+    {}, {"kind": "table_wise"}, {"kind": "data_parallel"},
+    {"transfer": "pooled"}, {"transfer": "pooled", "ids": 6, "samples": 700},
+    {"ways": (_ROWS_OF_ALL, _ROWS_OF_ALL, ("data_parallel", "rows"), ("data_parallel", "rows"))},
+)  # fmt: skip
+"""Settings of the cases that check predictions."""
+_CHECKED_TABLES, _CHECKED_DIM, _CHECKED_SAMPLES = 4, 32, 2_048
 _PARTS: Mapping[str, Mapping[str, Any]] = {
     "ids": {"rows": _FEW_ROWS},
     "rows": {},
     "replicas": {"kind": "data_parallel"},
     "bags": {"transfer": "pooled"},
+    "bag_ids": {"transfer": "pooled", "ids": _IDS_OF_LONG_BAG, "samples": 1_024},
     "blocks": {"kind": "column_wise"},
 }
 """For each part of `StepCosts`, the settings of the case that measures it. The costs of a part are
@@ -66,9 +78,10 @@ class _Case:
     dim: int = 16
     rows: int = _ROWS
     samples: int = _SAMPLES
+    ids: int = _IDS_OF_BAG
     tables: int = 1
-    is_mixed: bool = False
-    """Whether one table transfers rows, one is replicated, and one is pooled by its owners."""
+    ways: tuple[tuple[str, str], ...] = ()
+    """Kinds and transfers of the tables, if they differ."""
 
 
 def measure_step_costs(
@@ -83,9 +96,22 @@ def measure_step_costs(
     """
     few, many = _Case(samples=_TINY_SAMPLES), _Case(samples=_TINY_SAMPLES, tables=_MANY_TABLES)
     parts = {name: [_Case(dim=dim, **asked) for dim in _WIDTHS] for name, asked in _PARTS.items()}
-    alike = _Case(samples=_TINY_SAMPLES, tables=len(_MIXED))
-    mixed = replace(alike, is_mixed=True)
-    cases = [few, many, alike, mixed, *itertools.chain.from_iterable(parts.values())]
+    # Tables with few rows, of which one, all, or one of three ways is pooled by owners.
+    one_pooled = replace(many, ways=(_POOLED, *[_ROWS_OF_ALL] * (_MANY_TABLES - 1)))
+    all_pooled = replace(many, transfer="pooled")
+    alike = replace(few, tables=len(_MIXED))
+    mixed = replace(alike, ways=_MIXED)
+    checked = [
+        _Case(
+            **{"dim": _CHECKED_DIM, "samples": _CHECKED_SAMPLES, "tables": _CHECKED_TABLES, **asked}
+        )
+        for asked in _CHECKED
+    ]
+    cases = [
+        *(few, many, one_pooled, all_pooled, alike, mixed),
+        *itertools.chain.from_iterable(parts.values()),
+        *checked,
+    ]
     inputs = {case: _inputs(case, message_seconds) for case in cases}
     without = calibration.model_copy(update={"machine": None})
     plans = {case: _plan(case, inputs[case], without) for case in cases}
@@ -93,40 +119,68 @@ def measure_step_costs(
     times = dict(zip(cases, measured, strict=True))
     found = StepCosts()
 
-    def lacking(case: _Case) -> tuple[float, float]:
-        """Returns the seconds per rank that the simulation does not explain, and the distinct keys of
-        its batch."""
+    def predicted(case: _Case) -> PlanStep:
         exchange = calibration.exchange.model_copy(update={"steps": found})
         known = without.model_copy(update={"exchange": exchange})
         placement = make_placement(plans[case], compute_option_costs(inputs[case], known))
-        step = simulate_plan(placement, inputs[case], known, has_one_core=True)
+        return simulate_plan(placement, inputs[case], known, has_one_core=True)
+
+    def lacking(case: _Case) -> tuple[float, float]:
+        """Returns the seconds per rank that the simulation does not explain, and the distinct keys of
+        its batch."""
+        step = predicted(case)
         return max(times[case] - step.seconds, 0.0), float(step.num_keys)
 
     one, several = lacking(few)[0], lacking(many)[0]
     table = max(several - one, 0.0) / (_MANY_TABLES - 1)
-    found = StepCosts(step_us=_rounded(max(one - table, 0.0) * 1e6), table_us=_rounded(table * 1e6))
     # These cases have few rows, whose costs are not separated from the costs of their tables.
-    ways = max(times[mixed] - times[alike], 0.0) / (len(_MIXED) - 1)
-    found = found.model_copy(update={"way_us": _rounded(ways * 1e6)})
-    # All parts are computed twice, because the few keys of the case of `ids` also have costs of
-    # `rows`, which are known only after the first time.
-    for name, of_part in [*parts.items(), *parts.items()]:
+    ways = _solve_ways(
+        times[one_pooled] - times[many],
+        times[all_pooled] - times[many],
+        times[mixed] - times[alike],
+    )
+    found = StepCosts(
+        step_us=_rounded(max(one - table, 0.0) * 1e6), table_us=_rounded(table * 1e6), **ways
+    )
+    # All parts are computed several times, because cases also have costs of later parts: the case of
+    # `ids` has few keys, and short bags have ids.
+    for name, of_part in list(parts.items()) * _REPETITIONS:
         found = found.model_copy(update={name: RowCosts()})
         points = []
         for case in of_part:
             seconds, keys = lacking(case)
             width = case.dim // _RANKS if name == "blocks" else case.dim
-            points.append((4.0 * width, seconds / _count(name, keys)))
+            points.append((4.0 * width, seconds / _count(name, case, keys)))
         found = found.model_copy(update={name: _line(points)})
-    return found
+    # How much two plans may differ from the predicted ratio of their steps.
+    ratios = [times[case] / predicted(case).seconds for case in checked]
+    return found.model_copy(update={"error": _rounded(max(ratios) / min(ratios) - 1)})
 
 
-def _count(part: str, keys: float) -> float:
+def _solve_ways(one_pooled: float, all_pooled: float, mixed: float) -> dict[str, float]:
+    """Returns `separate_us`, `pooled_us` and `way_us`.
+
+    Args:
+        one_pooled: Additional seconds of many tables if owners pool one of them.
+        all_pooled: Additional seconds if owners pool all of them.
+        mixed: Additional seconds of three tables with all three ways.
+    """
+    counts = [
+        [_MANY_TABLES, _RANKS, 1],
+        [_MANY_TABLES, _RANKS * _MANY_TABLES, 0],
+        [len(_MIXED), _RANKS, len(_MIXED) - 1],
+    ]
+    solved = np.linalg.solve(counts, [one_pooled, all_pooled, mixed]).tolist()
+    names = ("separate_us", "pooled_us", "way_us")
+    return {name: _rounded(max(each, 0.0) * 1e6) for name, each in zip(names, solved, strict=True)}
+
+
+def _count(part: str, case: _Case, keys: float) -> float:
     """Returns the number of rows that the costs of a part are divided by."""
-    ids = _SAMPLES * _IDS_OF_BAG
-    # Each owner has an id of three out of four bags. Each rank has half of the columns of all keys.
-    bags = _SAMPLES * _RANKS * (1 - 0.5**_IDS_OF_BAG)
-    return {"ids": ids, "rows": keys, "bags": bags}.get(part, keys * _RANKS)
+    ids = case.samples * case.ids
+    # Each owner has an id of three out of four short bags. Each rank has half of the columns of all keys.
+    bags = case.samples * _RANKS * (1 - 0.5**case.ids)
+    return {"ids": ids, "rows": keys, "bags": bags, "bag_ids": ids}.get(part, keys * _RANKS)
 
 
 def _line(points: Sequence[tuple[float, float]]) -> RowCosts:
@@ -141,9 +195,9 @@ def _line(points: Sequence[tuple[float, float]]) -> RowCosts:
 def _inputs(case: _Case, message_seconds: float) -> PlanInputs:
     table = {
         "dim": case.dim, "rows": case.rows, "skew": 0.0, "method": _METHOD,
-        "features": {"f": {"ids": _IDS_OF_BAG}},
+        "features": {"f": {"ids": case.ids}},
     }  # fmt: skip
-    ways = _MIXED if case.is_mixed else ((case.kind, case.transfer),)
+    ways = case.ways or ((case.kind, case.transfer),)
     topology = {
         "nodes": 1, "ranks_per_node": _RANKS, "memory": {"host": 1 << 40},
         # Threads copy each other's memory, which is part of the measurement.
@@ -162,11 +216,11 @@ def _inputs(case: _Case, message_seconds: float) -> PlanInputs:
 
 def _plan(case: _Case, inputs: PlanInputs, calibration: Calibration) -> Plan:
     plan = make_plan(inputs, calibration)
-    if not case.is_mixed:
+    if not case.ways:
         return plan
     tables = {
-        name: each.model_copy(update={"kind": kind, "transfer": transfer})
-        for (name, each), (kind, transfer) in zip(plan.tables.items(), _MIXED, strict=True)
+        name: each.model_copy(update={"kind": kind, "transfer": transfer, "ranks": "all"})
+        for (name, each), (kind, transfer) in zip(plan.tables.items(), case.ways, strict=True)
     }
     return plan.model_copy(update={"tables": tables})
 
@@ -179,7 +233,8 @@ class _Threads(SingleRendezvous):
 
 
 def _measured(asked: Sequence[tuple[PlanInputs, Plan]], manager: PluginManager) -> list[float]:
-    """Returns the processor seconds per rank and step for each case: the median of several rounds."""
+    """Returns the processor seconds per rank and step for each case: the minimum of several rounds,
+    because other processes of the machine only add to it."""
     barrier = threading.Barrier(_RANKS)
     groups = [LocalGroup(_RANKS) for _ in asked]
     times = np.zeros((_ROUNDS, len(asked)))
@@ -209,7 +264,7 @@ def _measured(asked: Sequence[tuple[PlanInputs, Plan]], manager: PluginManager) 
 
     with ThreadPoolExecutor(_RANKS) as threads:
         list(threads.map(guarded, range(_RANKS)))
-    found: list[float] = np.median(times, axis=0).tolist()
+    found: list[float] = times.min(axis=0).tolist()
     return found
 
 
@@ -230,15 +285,15 @@ def _step(
         container.declare(TableConfig(name, each.dim))
         container.set_state(name, np.empty(0, np.float32), _METHOD)
     random = np.random.default_rng(collective.rank)
-    num_ids = inputs.samples * _IDS_OF_BAG
+    ids = {name: int(each.ids_per_sample) for name, each in inputs.tables.items()}
     batches = [
         [
-            (name, random.integers(0, each.expected_rows, num_ids))
+            (name, random.integers(0, each.expected_rows, inputs.samples * ids[name]))
             for name, each in inputs.tables.items()
         ]
         for _ in range(NUM_BATCHES)
     ]
-    tables = {name: {"dim": each.dim, "ids": _IDS_OF_BAG} for name, each in inputs.tables.items()}
+    tables = {name: {"dim": each.dim, "ids": ids[name]} for name, each in inputs.tables.items()}
     step = make_step(container, batches, tables, _METHOD)
     for _ in range(NUM_BATCHES):
         step()
@@ -253,6 +308,9 @@ def make_step(
 ) -> Callable[[], None]:
     """Returns a step: pools bags of every table, and sends back gradients of ones.
 
+    It makes the calls of the PyTorch adapter: one lookup of all tables, or one per table if owners pool
+    the bags of any table.
+
     Args:
         batches: Batches, used in turn: ids of each table.
         tables: Table → its `dim` and its `ids` per bag.
@@ -261,36 +319,78 @@ def make_step(
     choice = MethodChoice(resolved, parse_hyper(resolved, {"lr": 0.1}), 1)
     choices = dict.fromkeys(tables, choice)
     pooled = [name for name in tables if container.transfer(name)[0] == "pooled"]
+    take = (
+        partial(_look_up_each, container, tables, pooled) if pooled else _joint(container, tables)
+    )
+    turns = itertools.cycle(batches)
+
+    def step() -> None:
+        take(next(turns))
+        container.apply_methods(choices)
+
+    return step
+
+
+_Batch = Sequence[tuple[str, Any]]
+
+
+def _joint(
+    container: StepContainer, tables: Mapping[str, Mapping[str, Any]]
+) -> Callable[[_Batch], None]:
+    """Returns a function that looks up a batch and accumulates its gradients in calls for all
+    tables."""
+    names = list(tables)
+    collection = container.collection([(name, "sum") for name in names])
+
+    def take(batch: _Batch) -> None:
+        ids = dict(batch)
+        num_bags = len(ids[names[0]]) // tables[names[0]]["ids"]
+        lengths = np.repeat([tables[name]["ids"] for name in names], num_bags)
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        joined = np.concatenate([ids[name] for name in names])
+        plan = collection.plan_bags(
+            joined, offsets, list(range(len(names))), num_bags, finds_rows=False
+        )
+        requests = list(zip(names, plan.keys(), strict=True))
+        found = look_up(container.state, requests, is_training=True, are_distinct=True)
+        plan.set_embeddings([each.rows for each in found])
+        sources = plan.gradients([np.ones_like(plan.pool())])
+        shadow_id = container.resources.register_direct(names)
+        container.resources.accumulate_sources(shadow_id, sources)
+
+    return take
+
+
+def _look_up_each(
+    container: StepContainer,
+    tables: Mapping[str, Mapping[str, Any]],
+    pooled: Sequence[str],
+    batch: _Batch,
+) -> None:
+    """Looks up a batch and accumulates its gradients in calls for each table.
+
+    Args:
+        pooled: Tables whose owners pool.
+    """
     offsets = {
-        name: np.arange(0, len(ids) + 1, tables[name]["ids"], dtype=np.int64)
-        for name, ids in batches[0]
+        name: np.arange(0, len(ids) + 1, tables[name]["ids"], dtype=np.int64) for name, ids in batch
     }
     ones = {
         name: np.ones((len(offsets[name]) - 1, tables[name]["dim"]), np.float32) for name in tables
     }
-    turns = itertools.cycle(batches)
-
-    def step() -> None:
-        batch = next(turns)
-        by_rows = [each for each in batch if each[0] not in pooled]
-        if by_rows:
-            found = container.lookup_all(by_rows)
-            for (name, _), each in zip(by_rows, found, strict=True):
-                pool(each.rows, each.inverse, offsets[name], "sum")
-                gradient = pool_backward(
-                    ones[name], each.inverse, offsets[name], len(each.keys), "sum"
-                )
-                assert each.shadow_id is not None
-                container.resources.accumulate(each.shadow_id, gradient)
-        if pooled:
-            wanted = [BagLookup(name, ids, offsets[name]) for name, ids in batch if name in pooled]
-            bags = look_up_bags(container.state, wanted, is_training=True)
-            for pools, request in zip(bags, wanted, strict=True):
-                assert pools.shadow_id is not None
-                container.resources.accumulate_bags(pools.shadow_id, ones[request.table])
-        container.apply_methods(choices)
-
-    return step
+    by_rows = [each for each in batch if each[0] not in pooled]
+    if by_rows:
+        found = container.lookup_all(by_rows)
+        for (name, _), each in zip(by_rows, found, strict=True):
+            pool(each.rows, each.inverse, offsets[name], "sum")
+            gradient = pool_backward(ones[name], each.inverse, offsets[name], len(each.keys), "sum")
+            assert each.shadow_id is not None
+            container.resources.accumulate(each.shadow_id, gradient)
+    wanted = [BagLookup(name, ids, offsets[name]) for name, ids in batch if name in pooled]
+    bags = look_up_bags(container.state, wanted, is_training=True)
+    for pools, request in zip(bags, wanted, strict=True):
+        assert pools.shadow_id is not None
+        container.resources.accumulate_bags(pools.shadow_id, ones[request.table])
 
 
 def _rounded(value: float) -> float:

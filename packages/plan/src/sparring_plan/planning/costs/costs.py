@@ -202,7 +202,10 @@ def compute_option_costs(inputs: PlanInputs, calibration: Calibration) -> Option
     fixed = np.full(len(RESOURCES), 6e-6 * max(links, default=0))
     fixed += model.dense_seconds + calibration.exchange.steps.seconds(len(names))
     # With each other rank, this rank sends and receives each of the six, as requester and as owner.
-    fixed[RESOURCES.index("messages")] += 12 * (topology.num_ranks - 1) * topology.message_us * 1e-6
+    messages = 12 * (topology.num_ranks - 1) * topology.message_us * 1e-6
+    fixed[RESOURCES.index("messages")] += messages
+    if topology.has_one_core:
+        fixed[RESOURCES.index("compute")] += messages
     capacity = np.asarray([topology.memory[each] for each in memories], np.float64)
     if calibration.exchange.memory in memories:
         widest = max(spec.dim * spec.element_bytes for spec in inputs.tables.values())
@@ -420,10 +423,10 @@ class _CostModel:
             width = _KEY_BYTES + self._weighted[tables] * _WEIGHT_BYTES
             there = ids * share * width + touched * (_LENGTH_BYTES + block * _GRADIENT_BYTES)
             back = touched * block * element
-            work = find(unique * share) + ids * share * (block * pool + add)
+            half = steps.pooling_seconds(touched, ids * share, block * _GRADIENT_BYTES) / 2
+            work = find(unique * share) + ids * share * (block * pool + add) + half
             chunks = ids * share / self._exchange.chunk_rows
-            half = touched * steps.bags.seconds(block * _GRADIENT_BYTES) / 2
-            work, asking = work + half, shape.num_shards * half
+            asking = shape.num_shards * half + steps.separate_us * 1e-6
         if blocks > 1:
             work = work + unique * share * steps.blocks.seconds(block * _GRADIENT_BYTES)
         count = shape.num_shards * (ranks - 1) / ranks
@@ -466,6 +469,8 @@ class _CostModel:
         far = (topology.num_ranks - topology.ranks_per_node) / peers
         far *= topology.ranks_per_node / (topology.far.gbit * 125e6)
         message = messages * topology.message_us * 1e-6
+        if topology.has_one_core:
+            compute = compute + (out + back) * near + message
         return np.stack([compute, out * far, back * far, out * near, back * near, message], axis=1)
 
 
