@@ -5,8 +5,9 @@
 // the order of rows, the number of threads or the SIMD level.
 //
 // All computations use the computing type of the rows (row_layout.h). An embedding of a
-// 16-bit type is rounded stochastically, up or down at random, so that the expected value
-// is exact. The randomness is a function of (seed, step, key, column); see halves.h.
+// 16-bit type, and embedding and state of int8 rows, are rounded stochastically, up or down at
+// random, so that the expected value is exact. The randomness is a function of (seed, step,
+// key, column); see halves.h and bytes.h.
 #ifndef SPARRING_KERNELS_UPDATE_H_
 #define SPARRING_KERNELS_UPDATE_H_
 
@@ -25,7 +26,7 @@ struct UpdateSpec {
   RowLayout layout;
   HyperParameters hyper;
   int64_t step;           // of this update, from 1
-  uint64_t rounding_seed;  // of 16-bit rows; see halves.h
+  uint64_t rounding_seed;  // of narrow rows; see halves.h
 };
 
 // A spec with its computed constants, for many calls.
