@@ -27,6 +27,7 @@ from sparring.exchange.refresh import PullRecord
 from sparring.exchange.ring import RingExchange
 from sparring.exchange.routing import RoutedKeys, whole_stream
 from sparring.exchange.table_rows import TableRows
+from sparring.exchange.two_levels import TwoLevels
 
 __all__ = ["EXCHANGES", "SequentialExchange"]
 
@@ -47,6 +48,7 @@ class SequentialExchange(RingExchange):
         served_counts: Counts,
         record: PullRecord | None,
         kernels: KernelSet,
+        levels: TwoLevels | None,
     ) -> list[PullResult]:
         messenger = self.session.messenger
         rank = messenger.collective.rank
@@ -103,6 +105,7 @@ class SequentialExchange(RingExchange):
         routed: RoutedKeys,
         coming: Counts,
         kernels: KernelSet,
+        levels: TwoLevels | None,
     ) -> list[OwnedGradients]:
         messenger = self.session.messenger
         rank, world_size = messenger.collective.rank, messenger.collective.world_size
