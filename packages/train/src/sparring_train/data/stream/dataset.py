@@ -146,15 +146,19 @@ class StreamDataset:
                 f"reading all events of {self._data.url} again is not supported; use files with the same "
                 "columns: data.kind=table data.path=events"
             )
-        if self._reader is None:
-            self._begin_at(None)
-        if self._data.cuts_from is not None:
-            yield from self._recorded_batches(self._data.cuts_from)
-            return
-        while self._ends is None or any(
-            self._positions[name] < end for name, end in self._ends.items()
-        ):
-            yield self._next_batch(None)
+        assert self._source is not None
+        try:
+            if self._reader is None:
+                self._begin_at(None)
+            if self._data.cuts_from is not None:
+                yield from self._recorded_batches(self._data.cuts_from)
+                return
+            while self._ends is None or any(
+                self._positions[name] < end for name, end in self._ends.items()
+            ):
+                yield self._next_batch(None)
+        finally:
+            self._source.close()
 
     def _recorded_batches(self, url: str) -> Iterator[ColumnBatch]:
         """Yields the recorded cuts after the current step."""

@@ -1,0 +1,49 @@
+"""The log of cuts contains the cuts of the steps that a run has kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sparring.errors import DataError
+from sparring_train.columns import Cut, CutRange
+from sparring_train.data.stream.cut_log import CutLog, read_cuts
+
+
+def write(url: str, steps: range, *, size: int) -> None:
+    log = CutLog(url, 2, lambda message: None)
+    for step in steps:
+        ranges = tuple(CutRange(name, step, step + size, size) for name in ("a", "b"))
+        log.add(step, Cut(ranges, {}))
+    log.flush()
+    log.flush()
+
+
+def test_a_resumed_run_replaces_the_cuts_of_steps_that_it_makes_again(tmp_path: Path) -> None:
+    write(str(tmp_path), range(1, 5), size=10)
+    write(str(tmp_path), range(3, 6), size=20)
+    found = read_cuts(str(tmp_path))
+    assert [(cut.step, cut.ranges[1].num_events, cut.world_size) for cut in found] == [
+        (1, 10, 2), (2, 10, 2), (3, 20, 2), (4, 20, 2), (5, 20, 2),
+    ]  # fmt: skip
+    assert len(list(tmp_path.glob("cuts/*.parquet"))) == 2
+
+
+def test_cuts_that_cannot_be_written_are_written_later(tmp_path: Path) -> None:
+    messages: list[str] = []
+    log = CutLog(str(tmp_path / "run"), 1, messages.append)
+    log.add(1, Cut((CutRange("a", 0, 5, 5),), {"a": 5}))
+    (tmp_path / "run").write_text("not a folder")
+    log.flush()
+    assert "writing the cuts of the run" in messages[0]
+    (tmp_path / "run").unlink()
+    log.flush()
+    assert [cut.step for cut in read_cuts(str(tmp_path / "run"))] == [1]
+
+
+def test_a_damaged_log_is_reported(tmp_path: Path) -> None:
+    write(str(tmp_path), range(1, 3), size=10)
+    next(tmp_path.glob("cuts/*.parquet")).write_bytes(b"PAR1")
+    with pytest.raises(DataError, match=r"reading the cuts of the run .*restore its folder cuts"):
+        read_cuts(str(tmp_path))
