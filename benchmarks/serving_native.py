@@ -96,8 +96,8 @@ def _compare(
     fast: dict[str, list[_Sample]] = {name: [] for name in servers}
     for _ in range(scale.rounds(ROUNDS)):
         for name, server in servers.items():
-            rate = RATE if name != "python" else RATE / 4  # more than it can answer
-            at_rate[name].append(_run(load, server, rate, scale))
+            # The server in Python cannot answer as many calls.
+            at_rate[name].append(_run(load, server, 0 if name == "python" else RATE, scale))
             fast[name].append(_run(load, server, 0, scale))
     micros = {name: median(each.micros for each in some) for name, some in at_rate.items()}
     p99 = {name: median(each.p99_ms for each in some) for name, some in at_rate.items()}
@@ -115,7 +115,7 @@ def _compare(
         Figure(f"{what}: processor time against a bare echo", f"{ratio:.2f} x", f"<= {ECHO_BAR}",
                ratio <= ECHO_BAR, shown, ratio),
         Figure(f"{what}: p99 at {RATE:,} calls/s", f"{p99['native']:.2f} ms", f"<= {P99_BAR:g}",
-               p99["native"] <= P99_BAR, f"{shown_p99}; python at {RATE // 4:,} calls/s"),
+               p99["native"] <= P99_BAR, f"{shown_p99}; python as fast as it can"),
         Figure(f"{what}: rate against the server in Python", f"{faster:.2f} x", f">= {PYTHON_BAR:g}",
                faster >= PYTHON_BAR, f"calls/s: {shown_rates}", faster),
     ]  # fmt: skip
@@ -164,8 +164,10 @@ def _echo(program: Path, request: Path, tls: str) -> Iterator[_Server]:
         assert process.stdout is not None
         assert process.stdin is not None
         port = int(process.stdout.readline())
-        yield _Server(process, f"127.0.0.1:{port}", request, tls)
-        process.stdin.close()
+        try:
+            yield _Server(process, f"127.0.0.1:{port}", request, tls)
+        finally:
+            process.stdin.close()
 
 
 @contextmanager
@@ -176,6 +178,8 @@ def _serve(folder: Path, front_end: str, request: Path, tls: str) -> Iterator[_S
     config.write_text(f"snapshots: {folder}/served\n")
     options = {"front_end": front_end, "address": "127.0.0.1:0", "metrics_port": "0"}
     options["token_file"] = str(tokens)
+    # A server with 4 threads rejects calls if a busy machine delays 64 of them.
+    options["threads"] = "16"
     if tls:
         options["tls"] = f"{{certificate_file: {tls}, key_file: {tls.replace('.pem', '.key')}}}"
     given = [f"server.{key}={value}" for key, value in options.items()]
@@ -190,5 +194,7 @@ def _serve(folder: Path, front_end: str, request: Path, tls: str) -> Iterator[_S
         else:
             raise AssertionError("".join(lines))
         ready = lines[-1]
-        yield _Server(process, ready.split("ready on ")[1].split(": step")[0], request, tls)
-        process.terminate()
+        try:
+            yield _Server(process, ready.split("ready on ")[1].split(": step")[0], request, tls)
+        finally:
+            process.terminate()
