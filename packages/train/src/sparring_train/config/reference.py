@@ -43,8 +43,7 @@ the same.
 Types are not converted: `8` is a number, `"8"` is text. A file can contain at most 256 KiB and
 20,000 values. Tags (`!!python/…`) are rejected.
 
-The tables below are generated from the code that validates the file, by
-`python -m sparring_train.config.reference`.
+`python -m sparring_train.config.reference` generates the tables below.
 """
 
 _MACHINE_LIMITS = (2**31 - 1, 2**32 - 1, 2**40, 2**50, 2**63 - 1, threading.TIMEOUT_MAX)

@@ -60,8 +60,8 @@ class ColumnSettings(DataSection):
     )
     label_values: dict[str, Annotated[float, Field(strict=False)]] = Field(
         default_factory=dict,
-        description="The number that each text of `label` means: `{yes: 1, no: 0}`. A row with another "
-        "text is a bad row. Default: labels are numbers, `true` and `false`.",
+        description="The number that each text of `label` means: `{yes: 1, no: 0}`. Other texts are bad "
+        "rows. Default: labels are numbers, `true` and `false`.",
     )
     share_tables: dict[Name, Name] = Field(
         default_factory=dict,
@@ -80,8 +80,7 @@ class ColumnSettings(DataSection):
     )
     log1p: Names = Field(
         (),
-        description="Columns of `numeric` that are transformed to sign(x) · log(1 + |x|), for numbers "
-        "that span several orders of magnitude.",
+        description="Columns of `numeric` that are transformed to sign(x) · log(1 + |x|).",
     )
     weight: Name | None = Field(
         None,

@@ -45,12 +45,11 @@ class StreamData(ColumnSettings):
     )
     format: Literal["arrow", "json"] = Field(
         "arrow",
-        description="Payload of a message: an Arrow IPC stream; or a JSON object per event, or a list of "
-        "them. Has no effect on files.",
+        description="Payload of a message: an Arrow IPC stream; or a JSON object, or a list of them.",
     )
     types: dict[Name, IdType] = Field(
         default_factory=dict,
-        description="Type of a column of `categorical`, as in data of kind `table`. Default: `integer`.",
+        description="Type of a column of `categorical`, see kind `table`. Default: `integer`.",
     )
     start: Literal["earliest", "latest"] = Field(
         "earliest",

@@ -151,7 +151,7 @@ class TableData(ColumnSettings):
         description="Type of a column of `categorical`. Default in CSV: derived from the first 1,000 "
         "rows; `string` also hashes text that looks like a number. Parquet files contain the type, and a "
         "different one is rejected. `unsigned` accepts integers up to 2^64 - 1; a number n of at least "
-        "2^63 becomes the key n - 2^64, which has the same 64 bits. `hexadecimal` reads 1 to 16 "
+        "2^63 becomes the key n - 2^64. `hexadecimal` reads 1 to 16 "
         "hexadecimal digits as an unsigned number, without hashing.",
     )
     time: Name | None = Field(
@@ -176,9 +176,8 @@ class TableData(ColumnSettings):
     read: Literal["same_steps", "own"] = Field(
         "same_steps",
         description="`same_steps`: a step has the same rows for every number of ranks. `own`: each rank "
-        "reads its own row groups one after the other, which is faster if the files are on a "
-        "device with slow random reads; steps then depend on the number of ranks, which the result "
-        "reports. Parquet only.",
+        "reads its own row groups, which is faster on devices with slow random reads; steps then depend "
+        "on the number of ranks. Parquet only.",
     )
     lanes: int = Field(
         24,
