@@ -6,6 +6,7 @@ import re
 import subprocess
 import threading
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,19 @@ class Folder:
         self.path = path
         self.served = str(path / "served")
 
-    def publish(self, step: int, *, base: int | None = None, dtype: str = "fp32") -> Path:
+    def publish(
+        self,
+        step: int,
+        *,
+        base: int | None = None,
+        dtype: str = "fp32",
+        tables: Sequence[TableConfig] = (ITEM, USER),
+    ) -> Path:
         run = f"{self.path}/run/step-{step}"
         over = None if base is None else f"{self.path}/run/step-{base}"
         writer = SnapshotWriter(run, step=step, base=over)
         keys = KEYS if base is None else KEYS[:50]
-        for table in (ITEM, USER):
+        for table in tables:
             rows = np.full((len(keys), table.dim), 0.5, np.float32)
             rows[:, 0], rows[:, 1], rows[:, 2] = step, keys, -keys
             chunk = ScanChunk(keys, rows, np.zeros(len(keys), np.uint64))

@@ -1,4 +1,7 @@
-"""Both servers of the role inference, over real ports: the one in Python, and the native process."""
+"""Both servers of the role inference, over real ports: the one in Python, and the native process.
+
+The file is long because each test runs with both servers, which share its fixtures.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparring.contracts import TableConfig
 from sparring_cli.application import main
 from sparring_serve import (
     AccessError,
@@ -37,7 +41,17 @@ from sparring_serve.wire.open_inference import (
     HealthReply,
 )
 
-from .front_ends import KEYS, Folder, FrontEnd, call, open_front_end, pull, read_metrics
+from .front_ends import (
+    ITEM,
+    KEYS,
+    USER,
+    Folder,
+    FrontEnd,
+    call,
+    open_front_end,
+    pull,
+    read_metrics,
+)
 from .test_server import make_certificate
 
 LONG = ClientConfig(deadline_seconds=20)
@@ -166,6 +180,21 @@ def test_the_newest_intact_version_is_served_until_a_newer_one_is(
         assert decode(RefreshReply, call(server.address, f"{SERVICE}/Refresh")[3]).is_new
         assert client.pull({"item": [7]}).rows["item"][0, 0] == 3
     assert read_metrics(server)["is_behind"] == 0
+
+
+def test_other_tables_are_rejected_after_a_damaged_version(serve: Serve, folder: Folder) -> None:
+    manifest = folder.publish(2) / "manifest.json"
+    manifest.chmod(0o644)
+    manifest.write_bytes(manifest.read_bytes()[:-2])
+    server = serve()
+    folder.publish(3, tables=(ITEM, USER, TableConfig("zone", 3)))
+    refused = decode(RefreshReply, call(server.address, f"{SERVICE}/Refresh")[3]).refused
+    assert refused == (
+        "serving snapshot step-3 has the tables item, user, zone, but item, user are served; restart "
+        "the server"
+    )
+    assert call(server.address, f"{SERVICE}/Pull", pull(("zone", [1])))[0] == "NOT_FOUND"
+    assert call(server.address, f"{SERVICE}/Pull", pull(("item", [1])))[0] == "OK"
 
 
 def test_a_newer_version_is_warmed_up_with_requested_ids(serve: Serve, folder: Folder) -> None:
@@ -300,6 +329,16 @@ def test_silent_calls_are_rejected_or_ended(serve: Serve, tmp_path: Path) -> Non
         ):  # fmt: skip
             assert connection.status(connection.begin(path, token=token), 10) == CANCELLED
         assert connection.status(connection.begin(f"/{SERVICE}/Pull", token=PULL), 10) == 3
+    assert is_healthy(server)
+
+
+@pytest.mark.parametrize("request_id", [b"a\x01b", b"\xc3\xa9", b"\xff"])
+def test_request_ids_that_grpc_cannot_send_are_replaced(serve: Serve, request_id: bytes) -> None:
+    server = serve()
+    with RawConnection(server.address) as connection:
+        stream = connection.begin(f"/{SERVICE}/Refresh", timeout="9S", request_id=request_id)
+        connection.send(stream, framed_message(b""), is_last=True)
+        assert connection.status(stream, 10) == OK
     assert is_healthy(server)
 
 

@@ -1,9 +1,12 @@
 #include "server/call.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <limits>
 #include <random>
 #include <utility>
+
+#include <grpc/grpc.h>
 
 #include "server/log.h"
 #include "server/reply_buffer.h"
@@ -29,6 +32,11 @@ std::string_view view_of(const grpc::string_ref& text) { return {text.data(), te
 std::string_view metadata_of(const grpc::GenericCallbackServerContext& context, const char* key) {
   const auto [first, last] = context.client_metadata().equal_range(key);
   return first == last ? std::string_view() : view_of(std::prev(last)->second);
+}
+
+// Whether gRPC accepts a value of metadata in a reply; it aborts the process if there is another one.
+bool is_printable(std::string_view text) {
+  return std::all_of(text.begin(), text.end(), [](char each) { return each >= ' ' && each <= '~'; });
 }
 
 std::string new_request_id() {
@@ -76,7 +84,9 @@ Call::Call(const CallEnvironment& environment, const Method* method,
   wait_for_message();
 }
 
-Call::~Call() = default;
+Call::~Call() {
+  if (cancelled_by_alarm_ != nullptr) grpc_call_unref(cancelled_by_alarm_);
+}
 
 void Call::check_caller() {
   if (method_->is_audited) {
@@ -85,7 +95,7 @@ void Call::check_caller() {
       caller_ += ", certificate of " + quoted(view_of(each));
     }
     request_id_ = metadata_of(*context_, kRequestId).substr(0, kMaxRequestId);
-    if (request_id_.empty()) request_id_ = new_request_id();
+    if (request_id_.empty() || !is_printable(request_id_)) request_id_ = new_request_id();
     context_->AddTrailingMetadata(kRequestId, request_id_);
   }
   if (method_->role == Role::kNone) return;
@@ -112,6 +122,9 @@ void Call::wait_for_message() {
                                ? kProbeMessageSeconds
                                : environment_.service.settings().max_deadline_seconds;
     num_references_ = 2;
+    // The alarm may ring while the call ends, after which `context_` is gone.
+    cancelled_by_alarm_ = context_->c_call();
+    grpc_call_ref(cancelled_by_alarm_);
     alarm_ = std::make_unique<grpc::Alarm>();
     const auto end = std::chrono::system_clock::now() +
                      std::chrono::duration_cast<std::chrono::system_clock::duration>(
@@ -119,7 +132,7 @@ void Call::wait_for_message() {
     alarm_->Set(end, [this](bool is_over) {
       if (is_over) {
         is_late_ = true;
-        context_->TryCancel();
+        grpc_call_cancel(cancelled_by_alarm_, nullptr);
       }
       release();
     });

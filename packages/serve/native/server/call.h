@@ -91,6 +91,7 @@ class Call final : public grpc::ServerGenericBidiReactor {
   CallLane* lane_ = nullptr;  // null: the call is not counted
   std::atomic<int> num_references_{1};  // of gRPC, and of the alarm
   std::unique_ptr<grpc::Alarm> alarm_;
+  grpc_call* cancelled_by_alarm_ = nullptr;  // a reference
   std::atomic<bool> is_late_{false};
   grpc::ByteBuffer request_;
   grpc::Slice request_bytes_;

@@ -106,8 +106,8 @@ void FrontEnd::close() {
   server_.reset();
   // Both may still answer a call that was cancelled at the end of the drain.
   work_.close();
+  metrics_port_.reset();  // reads gauges of the refresher
   refresher_.reset();
-  metrics_port_.reset();
   if (health_server_ != nullptr) health_server_->Shutdown(std::chrono::system_clock::now());
   health_server_.reset();
 }

@@ -20,6 +20,9 @@ namespace {
 constexpr std::chrono::seconds kConnection{2};
 constexpr size_t kMaxRequest = 16 << 10;
 
+// Time until a connection is accepted again if that failed, for example because too many files are open.
+constexpr int kRetryMilliseconds = 100;
+
 using Clock = std::chrono::steady_clock;
 
 // Waits until the socket is ready for `event`; returns false if the time is over.
@@ -75,7 +78,10 @@ void MetricsPort::serve() {
     if (poll(polled, 2, -1) < 0) continue;
     if (polled[1].revents != 0) return;
     const int connection = accept4(listening_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (connection < 0) continue;
+    if (connection < 0) {
+      poll(&polled[1], 1, kRetryMilliseconds);
+      continue;
+    }
     answer(connection);
     close(connection);
   }

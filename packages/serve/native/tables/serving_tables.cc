@@ -174,11 +174,28 @@ PackedLibrary::Handle ServingTables::retry_newest() {
   tried_names_ = std::move(names);
   tried_ = now;
   try {
-    return open(options_.folder, options_.verifies_all);
+    PackedLibrary::Handle newest = open(options_.folder, options_.verifies_all);
+    check_same_tables(*newest);
+    return newest;
   } catch (const PackedError& error) {
     refused_ = error.what();
     throw;
   }
+}
+
+// Rejects other tables, as the refresh of a handle does: metrics and recent ids are counted by number.
+void ServingTables::check_same_tables(SparringPacked& newest) const {
+  const auto listed = [](std::string text, const char* name) { return text + (text.empty() ? "" : ", ") + name; };
+  std::string found, served_names;
+  const SparringPackedVersion version = library_.version(&newest, 0);
+  for (int number = 0; number < version.num_tables; ++number) {
+    found = listed(found, library_.table(&newest, number).name);
+  }
+  for (const std::string& name : served()->names) served_names = listed(served_names, name.c_str());
+  if (found == served_names) return;
+  throw PackedError(SPARRING_INVALID_ARGUMENT, "serving snapshot " + std::string(version.name) +
+                                                   " has the tables " + found + ", but " + served_names +
+                                                   " are served; restart the server");
 }
 
 bool ServingTables::refresh() {
@@ -238,7 +255,7 @@ WarmUp ServingTables::warm(const Served& current) {
   }
   const auto state = std::make_shared<WarmUpState>();
   const std::string folder = options_.folder + "/" + version.name;
-  std::thread([state, newer, asked = std::move(asked), folder, &library = library_] {
+  std::thread([state, newer, asked = std::move(asked), folder, library = library_] {
     for (const Asked& each : asked) {
       std::vector<float> rows(static_cast<size_t>(kIdsAtOnce * each.dim));
       for (size_t at = 0; at < each.ids.size() && !state->is_stopped; at += kIdsAtOnce) {

@@ -90,6 +90,7 @@ class ServingTables {
   PackedLibrary::Handle open(const std::string& path, bool verifies_all) const;
   PackedLibrary::Handle open_older(const std::set<std::string>& names) const;
   PackedLibrary::Handle retry_newest();
+  void check_same_tables(SparringPacked& newest) const;
   void remember(PackedLibrary::Handle packed, std::string not_fresh, WarmUp warm_up);
   WarmUp warm(const Served& current);
 

@@ -38,7 +38,9 @@ class AuditLine:
         identities = [each.decode(errors="replace") for each in context.peer_identities() or ()]
         self._caller = f"{self._peer}{''.join(f', certificate of {each!r}' for each in identities)}"
         given = str(dict(context.invocation_metadata()).get(_REQUEST_ID, ""))
-        self._request_id = given[:_MAX_REQUEST_ID] or secrets.token_hex(8)
+        # gRPC does not send other characters.
+        is_valid = given.isascii() and given.isprintable()
+        self._request_id = (is_valid and given[:_MAX_REQUEST_ID]) or secrets.token_hex(8)
         context.set_trailing_metadata(((_REQUEST_ID, self._request_id),))
         self._what = ""
         self._is_wanted = True

@@ -283,7 +283,7 @@ class PackedServingTables:
             else:
                 # Calls in progress use the previous tables, which are closed when the last of these
                 # calls has ended.
-                self._packed, self._behind, is_new = self._behind.retry(), None, True
+                self._packed, self._behind, is_new = self._retry(self._behind), None, True
         except SparringError as error:
             self.not_fresh = str(error)
             raise
@@ -291,6 +291,19 @@ class PackedServingTables:
         if is_new:
             self._remember()
         return is_new
+
+    def _retry(self, behind: Behind) -> sparring_packed.PackedTables:
+        newest = behind.retry()
+        found, served = ", ".join(newest.tables), ", ".join(self._packed.tables)
+        if found != served:
+            name = newest.snapshot_url.rpartition("/")[2]
+            newest.close()
+            behind.refused = (
+                f"serving snapshot {name} has the tables {found}, but {served} are served; restart "
+                "the server"
+            )
+            raise InvalidArgumentError(behind.refused)
+        return newest
 
     def _refresh(self) -> bool:
         seconds = self._warm_up_seconds

@@ -65,7 +65,15 @@ class RawConnection:
         settings = struct.pack(">HI", _HEADER_TABLE_SIZE, 0)
         self._socket.sendall(_PREFACE + _framed(FrameKind.SETTINGS, 0, 0, settings))
 
-    def begin(self, path: str, *, timeout: str = "", token: str = "", is_last: bool = False) -> int:
+    def begin(
+        self,
+        path: str,
+        *,
+        timeout: str = "",
+        token: str = "",
+        request_id: bytes = b"",
+        is_last: bool = False,
+    ) -> int:
         """Sends the headers of a call and returns its stream.
 
         Args:
@@ -73,6 +81,7 @@ class RawConnection:
             timeout: Deadline in the format of gRPC, for example ``500m`` for half a second; empty
                 for no deadline.
             token: Token of the caller; empty for none.
+            request_id: Request id for the audit log; empty for none.
             is_last: Whether nothing follows, not even a message.
         """
         headers = {
@@ -85,9 +94,10 @@ class RawConnection:
             **({"grpc-timeout": timeout} if timeout else {}),
             **({"authorization": f"Bearer {token}"} if token else {}),
         }
-        block = b"".join(
-            b"\0" + _text(name.encode()) + _text(value.encode()) for name, value in headers.items()
-        )
+        pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+        if request_id:
+            pairs.append((b"x-request-id", request_id))
+        block = b"".join(b"\0" + _text(name) + _text(value) for name, value in pairs)
         stream = self._next_stream
         self._next_stream += 2
         self.send_frame(
