@@ -232,6 +232,24 @@ def test_a_failure_on_another_host_is_reported_within_this_host() -> None:
     assert run_threads(["a", "a", "b"], fail_on_rank_two) == [2, 2, None]
 
 
+@pytest.mark.parametrize("late", [0.0, 0.4])
+def test_a_rank_that_does_not_respond_is_named_by_the_ranks_of_other_hosts(late: float) -> None:
+    """Rank 0 waits for rank 1 of its host, which waits for rank 2 of another host, which waits for rank 3
+    of a third one. The deadline of rank 0 comes first."""
+    deadline = 1.0
+
+    def body(collective: Collective) -> Any:
+        if collective.rank == 3:
+            time.sleep(2.5 * deadline)
+            return None
+        time.sleep(collective.rank * late / 2 * deadline)
+        with pytest.raises(PeerFailure) as raised:
+            collective.receive(np.empty(3), collective.rank + 1).wait()
+        return raised.value.rank
+
+    assert run_threads(["a", "a", "b", "c"], body, deadline_seconds=deadline) == [3, 3, 3, None]
+
+
 def test_a_large_message_of_a_rank_that_left_is_not_read() -> None:
     has_left = threading.Event()
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from sparring.contracts import NOTICE_TAG, Failure, Notice, NoticeKind
+from sparring.contracts import NO_RANK, NOTICE_TAG, Failure, Notice, NoticeKind
 from sparring_torch.distributed.group_watch import GroupWatch
 
 
@@ -56,3 +56,9 @@ def test_ranks_that_miss_one_that_left_do_not_disturb_the_others(watch: GroupWat
     assert watch.poll_failure(3, limit) is None
     failure = watch.poll_failure(0, limit)
     assert failure == Failure(1, "rank 0 reports that rank 1 left the group", has_left=True)
+
+
+def test_a_rank_that_waits_in_another_collective_answers_for_which_rank(watch: GroupWatch) -> None:
+    assert watch._find_awaited_rank() == NO_RANK
+    watch.note_wait(3)
+    assert watch._find_awaited_rank() == 3

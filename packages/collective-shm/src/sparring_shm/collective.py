@@ -131,8 +131,12 @@ class ShmCollective(Collective):
             elif peer in self._gone:
                 self.fail(self._gone[peer])
             elif now >= limit:
-                self.fail(self._inquiry.verdict(peer, self._others()))
-            elif self._inquiry.is_due(limit, now):
+                verdict = self._inquiry.verdict(peer, self._others())
+                # Only the rank that waits for another host can query the ranks there; it reports the
+                # cause when its own wait ends.
+                if verdict.culprit in self._local or now >= limit + self.deadline_seconds:
+                    self.fail(verdict)
+            if self._failure is None and self._inquiry.is_due(limit, now):
                 question = Notice(NoticeKind.QUESTION, round=self._inquiry.round)
                 self._send_notices(question, self._others())
         if self._failure is None:

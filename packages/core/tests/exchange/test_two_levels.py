@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from sparring.collective.local import LocalCollective
 from sparring.contracts.ranks.collective import OPERATION_TAG, Collective
 from sparring.contracts.ranks.exchange_options import ExchangeOptions
 from sparring.engine.container import StepContainer
+from sparring.engine.tables.storage_choice import StorageChoice
 from sparring.errors import InvalidArgumentError, NonFiniteGradientError, PeerFailure
 from sparring.exchange.messenger import ExchangeCounters, MessageKind, Messenger
 from sparring.exchange.two_levels import TwoLevels, choose_levels, compute_max_part_bytes
@@ -23,7 +25,7 @@ from sparring_testing.processes.rank_threads import run_ranks
 from sparring_testing.processes.thread_rendezvous import ThreadRendezvous
 
 from .exchange_scenario import Scenario, Shard, train
-from .test_failure import container_of, error_of, held, step
+from .test_failure import TABLE, container_of, descend, error_of, held, step
 
 pytestmark = pytest.mark.alone
 
@@ -64,9 +66,20 @@ def test_bits_equal_those_of_the_ring(hosts: Hosts, chunk_rows: int | None) -> N
                 assert row.tobytes() == theirs[name].rows[key].tobytes()
 
 
-@pytest.mark.parametrize("chunk_rows", [None, 4], ids=["short", "long"])
+@pytest.mark.parametrize(
+    ("chunk_rows", "num_tables", "expected"),
+    [
+        # Three times the header of a leader and those of its host; keys, rows and gradients.
+        (None, 1, 9),
+        # Also the counts for which the three headers have no room.
+        (None, 60, 12),
+        # Streams that are longer than a chunk use the ring.
+        (4, 1, None),
+    ],
+    ids=["short", "many tables", "long"],
+)
 def test_hosts_exchange_one_message_per_kind_and_direction(
-    monkeypatch: pytest.MonkeyPatch, chunk_rows: int | None
+    monkeypatch: pytest.MonkeyPatch, chunk_rows: int | None, num_tables: int, expected: int | None
 ) -> None:
     hosts = MANY
     host_of = {rank: number for number, ranks in enumerate(hosts) for rank in ranks}
@@ -81,25 +94,31 @@ def test_hosts_exchange_one_message_per_kind_and_direction(
 
     monkeypatch.setattr(LocalCollective, "_send_impl", count)
 
+    names = [f"t{each}" for each in range(num_tables)]
+
     def body(collective: Collective) -> None:
+        def step_all() -> None:
+            with made.step(descend) as one:
+                found = made.lookup_all([(name, np.arange(300)) for name in names])
+                for each in found:
+                    one.accumulate(each, np.ones((300, 4), np.float32))
+
         with container_of(collective, exchange=two_levels(chunk_rows=chunk_rows)) as made:
-            step(made, np.arange(300))
+            for name in names:
+                made.declare(replace(TABLE, name=name), StorageChoice("memory"))
+            step_all()
             for act in (sent.clear, lambda: counted.append(sent.copy())):
                 collective.barrier()
                 if collective.rank == 0:
                     act()
                 collective.barrier()
-                step(made, np.arange(300))
+                step_all()
 
     run_on_hosts(hosts, body)
     [between] = counted
     for ends, number in between.items():
-        if ends[0] != ends[1] and chunk_rows is None:
-            # Three times the header of a leader and those of its host; keys, rows and gradients.
-            assert number == 9, ends
-        elif ends[0] != ends[1]:
-            # Streams that are longer than a chunk use the ring.
-            assert number > 9, ends
+        if ends[0] != ends[1]:
+            assert number == expected if expected is not None else number > 9, ends
 
 
 # -- failures ----------------------------------------------------------------------------

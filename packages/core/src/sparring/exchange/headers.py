@@ -306,7 +306,9 @@ def _has_ended(message: Counts) -> bool:
     return Header.unpack(message).phase is Phase.ENDED
 
 
-def exchange_more_counts(messenger: Messenger, counts: Counts, first: Counts) -> Counts:
+def exchange_more_counts(
+    messenger: Messenger, counts: Counts, first: Counts, levels: TwoLevels | None = None
+) -> Counts:
     """Exchanges the counts that do not fit into headers, and returns the counts of all tables.
 
     They are separate messages, because a rank that aborts may send a header at any time.
@@ -315,25 +317,28 @@ def exchange_more_counts(messenger: Messenger, counts: Counts, first: Counts) ->
         messenger: sends and receives messages.
         counts: ``(world_size, tables)``: counts of this rank.
         first: counts of the other ranks from their headers.
+        levels: routes of messages in two levels; None: one level.
     """
     if counts.shape[1] <= _NUM_COUNTS:
         return first
-    rank, world_size = messenger.collective.rank, messenger.collective.world_size
     theirs = np.zeros_like(counts)
     theirs[:, :_NUM_COUNTS] = first
-    transfers = []
-    more = {peer: np.empty(counts.shape[1] - _NUM_COUNTS, np.int64) for peer in range(world_size)}
-    for peer in range(world_size):
-        if peer == rank:
-            continue
-        transfers.append(messenger.receive(MessageKind.COUNTS, more[peer], peer, "counts"))
-        mine = np.ascontiguousarray(counts[peer, _NUM_COUNTS:])
-        transfers.append(messenger.send(MessageKind.COUNTS, mine, peer, "counts"))
-    for transfer in transfers:
-        messenger.wait(transfer)
+    peers = messenger.later_ranks
+    mine = {peer: np.ascontiguousarray(counts[peer, _NUM_COUNTS:]) for peer in peers}
+    num_bytes = 8 * (counts.shape[1] - _NUM_COUNTS)
+    if levels is not None:
+        sizes = dict.fromkeys(peers, num_bytes)
+        more = levels.exchange(MessageKind.COUNTS, mine, sizes, part_bytes=num_bytes)
+    else:
+        more = {peer: np.empty(num_bytes, np.uint8) for peer in peers}
+        transfers = []
+        for peer in peers:
+            transfers.append(messenger.receive(MessageKind.COUNTS, more[peer], peer, "counts"))
+            transfers.append(messenger.send(MessageKind.COUNTS, mine[peer], peer, "counts"))
+        for transfer in transfers:
+            messenger.wait(transfer)
     for peer, received in more.items():
-        if peer != rank:
-            theirs[peer, _NUM_COUNTS:] = received
+        theirs[peer, _NUM_COUNTS:] = received.view(np.int64)
     return theirs
 
 

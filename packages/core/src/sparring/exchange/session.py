@@ -161,7 +161,7 @@ class ExchangeSession:
         seen = exchange_headers(self.messenger, self._inbox, mine, counts, self.levels)
         check_headers(self.collective, seen.headers, settings, requests)
         raise_on_all(self.collective, seen.headers, error)
-        theirs = exchange_more_counts(self.messenger, counts, seen.counts)
+        theirs = exchange_more_counts(self.messenger, counts, seen.counts, self.levels)
         if not self._has_chosen_levels:
             self._has_chosen_levels = True
             self.use_levels(choose_levels(self.messenger, self.options.two_levels))

@@ -117,10 +117,15 @@ class GroupWatch:
     def end_wait(self) -> None:
         self._waiting = None
 
-    def poll_failure(self, peer: int, limit: float) -> Failure | None:
-        """Returns why a wait for `peer` until `limit` is in vain, or None. Does not block."""
+    def note_wait(self, peer: int) -> float:
+        """Records that the main thread polls for a message of `peer`, and returns the time."""
         now = time.monotonic()
         self._last_poll = (peer, now)
+        return now
+
+    def poll_failure(self, peer: int, limit: float) -> Failure | None:
+        """Returns why a wait for `peer` until `limit` is in vain, or None. Does not block."""
+        now = self.note_wait(peer)
         with self._lock:
             gone_at, reason = self._gone.get(peer, (now, None))
             is_due = self._failure is None and self._inquiry.is_due(limit, now)

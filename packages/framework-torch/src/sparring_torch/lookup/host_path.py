@@ -83,7 +83,9 @@ class PlannedBatch:
         """Returns a native batch with the same ids, and with the weights of `make`."""
         assert self.make is not None
         known, given = _weights_of(self.make), _weights_of(make)
-        if known is None or given is None or np.array_equal(known, given, equal_nan=True):
+        if known is given or (
+            known is not None and given is not None and np.array_equal(known, given, equal_nan=True)
+        ):
             return self.batch
         batch = make(finds_rows=False)
         batch.keys()
