@@ -266,26 +266,37 @@ def test_a_batch_that_fails_in_the_model_is_the_only_one_lost(
         assert one.rows == other.rows
 
 
-class Scaled(nn.Module):
-    """A model that changes the weights of a batch before it looks up its bags."""
+class Changing(nn.Module):
+    """A model that changes a batch before it looks up its bags."""
 
-    def __init__(self) -> None:
+    def __init__(self, change: Callable[[KeyedJaggedTensor], object]) -> None:
         super().__init__()
-        config = EmbeddingBagConfig(name="scaled", embedding_dim=2, feature_names=["a"])
+        config = EmbeddingBagConfig(name="changing", embedding_dim=2, feature_names=["a"])
         self.bags = EmbeddingBagCollection([config], is_weighted=True)
+        self.change = change
 
     def forward(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
-        features.weights().mul_(3)
+        self.change(features)
         output = self.bags(features).values()
         return output.sum(), output.detach()
 
 
-def test_weights_that_the_model_changes_are_used() -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda features: features.weights().mul_(3),
+        lambda features: features.values().remainder_(2),
+    ],
+    ids=["weights", "ids"],
+)
+def test_weights_and_ids_that_the_model_changes_are_used(
+    change: Callable[[KeyedJaggedTensor], object],
+) -> None:
     def batch() -> KeyedJaggedTensor:
         weights = torch.tensor([1, 2, 3], dtype=torch.float64)  # converted, so they are copied
         return KeyedJaggedTensor(["a"], torch.tensor([4, 4, 5]), weights, torch.tensor([2, 1]))
 
-    model = Scaled()
+    model = Changing(change)
     pipeline: TrainPipeline[Any, Tensor] = TrainPipeline(model, Optimizer(model, "sgd", lr=0))
     given = iter([batch() for _ in range(3)])
     first, *others = [pipeline.progress(given) for _ in range(3)]

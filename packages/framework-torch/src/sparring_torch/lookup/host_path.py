@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -226,6 +226,8 @@ class HostPath:
 
     def plan_ahead(self, looked_up: Bags | Ids) -> PlannedBatch:
         """Plans the lookups that `pool` or `gather` will make in a forward pass of training."""
+        # The model may change the ids of the batch before that pass.
+        looked_up = replace(looked_up, ids=looked_up.ids.copy())
         if self._dtype is None or (isinstance(looked_up, Bags) and _wants_rows(looked_up)):
             plan = self.plan(looked_up)
             return PlannedBatch(looked_up, [table for table, _ in plan.requests], plan=plan)
