@@ -52,8 +52,9 @@ class TableDeclaration(DocumentModel):
         description="Hyper-parameters of the method; omitted ones have its defaults. A push can "
         "set `lr` for its own gradients. The other hyper-parameters do not change.",
     )
-    dtype: Literal["float32", "float16", "bfloat16"] = Field(
-        "float32", description="Data type of embeddings. Optimizer state is float32."
+    dtype: Literal["float32", "float16", "bfloat16", "int8"] = Field(
+        "float32",
+        description="Data type of embeddings. Optimizer state is float32, and has 8 bits for int8.",
     )
     seed: int = Field(
         0, description="Determines initial values, together with the name of the table and the key."

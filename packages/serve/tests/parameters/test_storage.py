@@ -91,6 +91,35 @@ def test_lookups_before_an_optimizer_read_the_rows_of_the_service(server: Lookup
         assert np.array_equal(storage.find(KEYS).rows, rows)
 
 
+def test_a_service_trains_int8_rows_as_a_program_does() -> None:
+    gradients = np.random.default_rng(1).normal(size=(3, 20, 4)).astype(np.float32)
+    settings = {"dim": 4, "dtype": "int8", "update_method": "adam", "hyper": {"lr": 0.1}, "seed": 3}
+    config = ServingConfig.model_validate(
+        {"parameters": {"tables": {"item": settings}, "start": None}}
+    )
+    method = resolve_method("adam")
+    with open_parameter_server(config, address="127.0.0.1:0") as server:
+        with pytest.raises(InvalidArgumentError, match=r"no rows of int8.*declare it as float32"):
+            open_storage("remote", TableConfig("item", 4, "int8"), **choice(server).options)
+        found = {}
+        for name, dtype, storage in (
+            ("service", "float32", choice(server)),
+            ("program", "int8", StorageChoice("memory")),
+        ):
+            with StepContainer() as container:
+                container.declare(TableConfig("item", 4, dtype, seed=3), storage)
+                container.set_state("item", np.zeros(8, np.float32), "adam")
+                before = container.lookup("item", KEYS, is_registered=False).rows
+                for step, each in enumerate(gradients, start=1):
+                    container.resources.accumulate_by_key("item", KEYS, each)
+                    chosen = MethodChoice(method, parse_hyper(method, {"lr": 0.1}), step)
+                    container.apply_methods({"item": chosen})
+                after = container.lookup("item", np.arange(30), is_registered=False).rows
+                found[name] = np.concatenate([before, after])
+    np.testing.assert_array_equal(found["service"], found["program"])
+    assert (np.abs(found["program"][20:40] - found["program"][:20]) > 0.1).any()
+
+
 def test_a_flush_of_a_program_reports_failed_queued_pushes(
     server: LookupServer,
 ) -> None:

@@ -119,6 +119,12 @@ class ParameterStorage(RemoteStorage):
     def _check_dtype(self, served: str) -> None:
         table = self.table
         self.rows_dtype = served
+        if table.dtype == "int8":
+            raise InvalidArgumentError(
+                f"table {table.name!r}: a service returns no rows of int8, and the table is declared as "
+                "int8; declare it as float32 for the storage `remote`; the service can store int8",
+                table=table.name,
+            )
         if table.dtype not in ("float32", served):
             raise InvalidArgumentError(
                 f"table {table.name!r} is declared as {table.dtype}, but the service stores {served}; "
