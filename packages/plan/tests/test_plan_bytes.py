@@ -35,7 +35,7 @@ def calibration() -> Calibration:
     return default.model_copy(update={"exchange": exchange})
 
 
-def inputs_of(ranks: int) -> PlanInputs:
+def inputs_of(ranks: int, dtype: str) -> PlanInputs:
     return PlanInputs.model_validate(
         {
             "topology": {"nodes": 1, "ranks_per_node": ranks, "memory": {"host": 1 << 42}},
@@ -43,7 +43,13 @@ def inputs_of(ranks: int) -> PlanInputs:
             "kinds": ["row_wise", "data_parallel", "table_wise", "column_wise"],
             "transfers": ["rows", "pooled"],
             "tables": {
-                name: {"dim": dim, "features": {"f": {"ids": ids}}, "rows": 10**9, "skew": 0}
+                name: {
+                    "dim": dim,
+                    "dtype": dtype,
+                    "features": {"f": {"ids": ids}},
+                    "rows": 10**9,
+                    "skew": 0,
+                }
                 for name, (dim, ids) in TABLES.items()
             },
         }
@@ -59,7 +65,7 @@ def planned(inputs: PlanInputs, calibration: Calibration, choices: dict[str, Any
     return plan.model_copy(update={"tables": tables})
 
 
-def sent_by(collective: Collective, plan: Plan) -> list[int]:
+def sent_by(collective: Collective, plan: Plan, dtype: str) -> list[int]:
     """Bytes of headers, keys, rows and gradients, and messages, of one step of a rank."""
     world_size = collective.world_size
     random = np.random.default_rng(collective.rank)
@@ -73,7 +79,7 @@ def sent_by(collective: Collective, plan: Plan) -> list[int]:
     ) as container:
         batch = {}
         for name, (dim, ids) in TABLES.items():
-            container.declare(TableConfig(name, dim))
+            container.declare(TableConfig(name, dim, dtype))
             batch[name] = random.integers(0, 10**9, SAMPLES * ids)
         pooled = [name for name in TABLES if container.transfer(name)[0] == "pooled"]
         by_rows = [(name, ids) for name, ids in batch.items() if name not in pooled]
@@ -95,26 +101,35 @@ def sent_by(collective: Collective, plan: Plan) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "choices"),
+    ("ranks", "dtype", "choices"),
     [
-        (2, {}),
-        (2, {"a": ("table_wise", [1], 1, "rows"), "b": ("data_parallel", "all", 1, "rows")}),
-        (3, {"a": ("row_wise", "all", 1, "pooled"), "c": ("table_wise", [0], 1, "pooled")}),
-        (2, dict.fromkeys(TABLES, ("row_wise", "all", 1, "pooled"))),
-        (3, {"c": ("column_wise", [0, 2], 2, "rows")}),
-        (2, dict.fromkeys(TABLES, ("data_parallel", "all", 1, "rows"))),
+        (2, "float32", {}),
+        (2, "int8", {}),
+        (
+            2,
+            "float32",
+            {"a": ("table_wise", [1], 1, "rows"), "b": ("data_parallel", "all", 1, "rows")},
+        ),
+        (
+            3,
+            "float32",
+            {"a": ("row_wise", "all", 1, "pooled"), "c": ("table_wise", [0], 1, "pooled")},
+        ),
+        (2, "float32", dict.fromkeys(TABLES, ("row_wise", "all", 1, "pooled"))),
+        (3, "float32", {"c": ("column_wise", [0, 2], 2, "rows")}),
+        (2, "float32", dict.fromkeys(TABLES, ("data_parallel", "all", 1, "rows"))),
     ],
 )
 def test_ranks_send_the_predicted_bytes(
-    ranks: int, choices: dict[str, Any], calibration: Calibration
+    ranks: int, dtype: str, choices: dict[str, Any], calibration: Calibration
 ) -> None:
-    inputs = inputs_of(ranks)
+    inputs = inputs_of(ranks, dtype)
     plan = planned(inputs, calibration, choices)
     placement = make_placement(plan, compute_option_costs(inputs, calibration))
     sent = compute_traffic(placement, inputs, calibration).sent
     group = LocalGroup(ranks)
     with ThreadPoolExecutor(ranks) as threads:
-        found = list(threads.map(lambda rank: sent_by(group.join(rank), plan), range(ranks)))
+        found = list(threads.map(lambda rank: sent_by(group.join(rank), plan, dtype), range(ranks)))
     measured = np.asarray(found, np.float64)
     predicted = np.stack([sent.headers, sent.keys, sent.rows, sent.gradients, sent.messages], 1)
     # If a stream ends near the end of a chunk, the number of messages is off by one.

@@ -347,7 +347,7 @@ class MessageSizes:
 
     def __init__(self, tables: Sequence[TableConfig], options: ExchangeOptions) -> None:
         rows, gradients = WireDtype(options.row_wire_dtype), WireDtype(options.gradient_wire_dtype)
-        self._rows = [Codec(each.numpy_dtype, each.dim, rows) for each in tables]
+        self._rows = [Codec(each.numpy_dtype, each.embedding_width, rows) for each in tables]
         self._gradients = [Codec(each.computing_dtype, each.dim, gradients) for each in tables]
 
     @staticmethod
