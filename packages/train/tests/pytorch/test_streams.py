@@ -22,15 +22,11 @@ pytest.importorskip("sparring_torch", reason='pip install "sparring[torch]"')
 
 from pyarrow import parquet
 
-from sparring import list_snapshots, make_plugin_manager, open_snapshot
+from sparring import make_plugin_manager
 from sparring.errors import ConfigError, DataError
-from sparring_cli.application import main
 from sparring_train.columns import CutRange
-from sparring_train.config.reading.loader import parse_config
 from sparring_train.data.stream.cut_log import read_cuts
 from sparring_train.pytorch.trainer import train
-from sparring_train.run.replay import list_differences
-from sparring_train.run.result import SilentProgress, TrainResult
 
 from ..config.config_runs import Runs
 from ..data.stream.conftest import (  # noqa: F401 (fixtures)
@@ -38,93 +34,11 @@ from ..data.stream.conftest import (  # noqa: F401 (fixtures)
     new_redis_streams,
     new_topic,
     redis_server,
+    simulated_kafka,
+    tansu,
 )
 from ..data.stream.stream_files import WritableFolder, WritableRedis, WritableTopic, as_arrow
-
-CONFIG = """
-seed: 3
-threads: 1
-data: {label: clicked, categorical: [user, item], types: {user: string}, numeric: [price], batch_size: 64}
-model: {kind: dlrm, embedding_dim: 4, bottom_mlp: [8], top_mlp: [8]}
-storage: {backend: memory}
-"""
-NUM_EVENTS, NUM_TESTS = 400, 60
-
-
-def log() -> Any:
-    random = np.random.default_rng(5)
-    count = NUM_EVENTS + NUM_TESTS
-    users, items = random.integers(0, 50, count), random.integers(0, 80, count)
-    return pyarrow.table(
-        {
-            "user": [f"user {n}" for n in users],
-            "item": items,
-            "price": random.normal(size=count),
-            "clicked": (users + items + random.integers(0, 9, count)) % 2,
-            "part": ["train"] * NUM_EVENTS + ["test"] * NUM_TESTS,
-        }
-    )
-
-
-class Events:
-    """A folder with files for a run on a table, and the same events for streams."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        whole = log()
-        self.train, self.test = whole.slice(0, NUM_EVENTS), whole.slice(NUM_EVENTS)
-        parquet.write_table(whole, folder / "log.parquet", row_group_size=100)
-        parquet.write_table(self.test, folder / "test.parquet")
-
-    def run(self, url: str, snapshots: str, *overrides: str) -> TrainResult:
-        return train(self.config(url, snapshots, *overrides), make_plugin_manager(), Quiet())
-
-    def config(self, url: str, snapshots: str, *overrides: str) -> Any:
-        return parse_config(CONFIG, self.words(url, snapshots, *overrides))
-
-    def words(self, url: str, snapshots: str, *overrides: str) -> list[str]:
-        """Overrides for a run on a stream, or with an empty URL on files. Steps end at 64 events."""
-        kind = [
-            "data.kind=stream",
-            f"data.url={url}",
-            "data.stop_at_end=true",
-            "data.max_milliseconds=20000",
-            f"data.test_path={self.folder / 'test.parquet'}",
-        ]
-        if not url:
-            kind = [
-                "data.kind=table",
-                f"data.path={self.folder / 'log.parquet'}",
-                "data.split={column: part}",
-                "data.shuffle=false",
-            ]
-        place = f"snapshots.url={self.folder / snapshots}"
-        return [*kind, place, *overrides]
-
-    def write_folder(self, partitions: int = 1) -> str:
-        names = [] if partitions == 1 else [str(each) for each in range(partitions)]
-        stream = WritableFolder(self.folder / "events", names, is_numbered=True)
-        for number, name in enumerate(stream.partitions):
-            mine = self.train.slice(number * NUM_EVENTS // partitions, NUM_EVENTS // partitions)
-            for begin in range(0, mine.num_rows, 90):
-                stream.append_table(name, mine.slice(begin, 90))
-        return str(stream.path)
-
-    def newest(self, snapshots: str) -> Any:
-        return open_snapshot(list_snapshots(str(self.folder / snapshots))[-1])
-
-    def check_same_bits(self, one: str, other: str) -> None:
-        """Raises unless rows, parameters and optimizer state of two runs are equal."""
-        differences = list_differences(self.newest(one), self.newest(other))
-        assert [each for each in differences if each != "state origins"] == []
-
-
-class Quiet(SilentProgress):
-    def __init__(self) -> None:
-        self.messages: list[str] = []
-
-    def on_message(self, message: str) -> None:
-        self.messages.append(message)
+from .stream_runs import CONFIG, NUM_EVENTS, Events, Quiet
 
 
 @pytest.fixture
@@ -312,29 +226,6 @@ def test_a_run_on_files_continues_on_a_stream(events: Events) -> None:
         events.run(url, "other", start, "data.numeric=[]")
 
 
-def test_a_replay_is_identical(events: Events, capsys: pytest.CaptureFixture[str]) -> None:
-    url = events.write_folder(partitions=2)
-    # Steps of any size, as in a run that waits for events.
-    events.run(url, "run", "data.batch_size=50", "snapshots.every_steps=3", "training.steps=5")
-    events.run(url, "run", "snapshots.resume=true", "snapshots.every_steps=3", "snapshots.keep=4")
-    config = events.folder / "run.yaml"
-    config.write_text(CONFIG)
-    words = ["data.kind=stream", f"data.url={url}", f"snapshots.url={events.folder / 'run'}"]
-    assert main(["replay", str(config), *words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["start_step"], found["events"], found["differences"]) == (0, NUM_EVENTS, [])
-    assert main(["replay", str(config), *words, "--start=5", "--until=6"]) == 0
-    assert "steps 6 to 6: identical to" in capsys.readouterr().out
-    # A replay detects other events, and other parameters.
-    assert main(["replay", str(config), *words, "model.top_mlp=[9]", "--start=5"]) == 2
-    assert main(["replay", str(config), *words, "optimizer.sparse.lr=0.5", "--json"]) == 1
-    assert "table user" in json.loads(capsys.readouterr().out)["differences"]
-    parquet.write_table(events.train.slice(0, 90), events.folder / "events/1/0.parquet")
-    assert main(["replay", str(config), *words]) == 1
-    assert main(["replay", str(config), *words, "--until=99"]) == 2
-    assert "expected the steps 1 to 99" in capsys.readouterr().err
-
-
 def test_a_retention_gap_ends_a_resumed_run(events: Events) -> None:
     url = events.write_folder()
     events.run(url, "run", "training.steps=1")
@@ -401,6 +292,30 @@ def test_a_bad_message_is_named_or_becomes_a_dead_letter(
     assert (cut.ranges[0].begin, cut.ranges[0].end) == (0, 3)
 
 
+@pytest.mark.parametrize(
+    ("values", "steps"),
+    [(["good", "bad"], 1), (["bad", "bad"], 0), (["good", "2"], 2), (["[]"], 0)],
+)
+def test_a_stream_that_ends_with_bad_messages_ends(
+    values: list[str],
+    steps: int,
+    events: Events,
+    new_redis_streams: Callable[..., WritableRedis],  # noqa: F811 (a fixture)
+) -> None:
+    stream = new_redis_streams()
+    known = {"good": GOOD, "bad": {}, "2": {**GOOD, "clicked": 2}, "[]": []}
+    payloads = [json.dumps(known[each]).encode() for each in values]
+    stream.append_payloads(stream.partitions[0], payloads)
+    options = ["data.format=json", "data.bad_rows=skip", "data.batch_size=1"]
+    if steps == 0:
+        with pytest.raises(DataError, match="found no sample to train on"):
+            events.run(stream.url, "run", *options)
+        return
+    result = events.run(stream.url, "run", *options)
+    assert (result.steps, result.skipped) == (steps, {"rows_skipped": 1})
+    assert all(np.isfinite(list(result.metrics.values())))
+
+
 def test_arrow_of_another_type_is_rejected_and_a_new_column_is_ignored(
     events: Events,
     new_redis_streams: Callable[..., WritableRedis],  # noqa: F811 (a fixture)
@@ -414,9 +329,11 @@ def test_arrow_of_another_type_is_rejected_and_a_new_column_is_ignored(
     assert events.run(stream.url, "run").steps == 1
     assert caplog.text.count("new columns are ignored: city") == 1
     texts = one.set_column(1, "item", one["item"].cast("string"))
-    stream.append_payloads(name, [as_arrow(texts), b"no Arrow"])
+    double = one.append_column("item", one["item"])
+    stream.append_payloads(name, [as_arrow(texts), as_arrow(double), b"no Arrow"])
     with pytest.raises(DataError, match=r"offset 3: column 'item': found strings, expected whole"):
         events.run(stream.url, "other")
+    assert events.run(stream.url, "skipping", "data.bad_rows=skip").skipped == {"rows_skipped": 3}
 
 
 def test_wrong_settings_are_reported(events: Events) -> None:

@@ -43,6 +43,8 @@ from sparring_train.cli.train import OverridesArgument
 from sparring_train.columns import Origin
 from sparring_train.config.reading.loader import load_config
 from sparring_train.config.run import RunConfig
+from sparring_train.config.sections.stream import StreamData
+from sparring_train.data.stream.erased_keys import record_erased_keys
 from sparring_train.run.same_run import ORIGINS, RUN
 from sparring_train.run.saved_run import read_run_config
 from sparring_train.run.snapshot_rows import parse_candidate_keys
@@ -164,8 +166,7 @@ def erase(  # noqa: PLR0912, PLR0913, PLR0917 (each is an option of the command 
     wanted = np.array(sorted({key for each in meant.values() for key in each}), np.int64)
     if dry_run:
         found = preview_erasure(run, table, wanted, ranks, manager, folders, features)
-        places = [*_list_files(known), *folders, *(search or [])]
-        found["files"] = _find_files_with(listed, meant, places, folders)
+        found["files"] = _find_files_with(listed, meant, known, folders, search or [])
         if as_json:
             print_json({"dry_run": True, "table": table, "num_keys": len(meant), **found})
         else:
@@ -186,8 +187,8 @@ def erase(  # noqa: PLR0912, PLR0913, PLR0917 (each is an option of the command 
             _erase_from_folder(folder, table, wanted, traces, erased) for folder in folders
         ]
         strings = [_erase_from_dictionary(folder, wanted, features, erased) for folder in folders]
-        places = [*_list_files(known), *folders, *(search or [])]
-        files = _find_files_with(listed, meant, places, folders)
+        of_stream = _erase_from_replays(known, folders, table, wanted)
+        files = _find_files_with(listed, meant, known, folders, search or [])
     unknown = [number for number, each in meant.items() if erased.isdisjoint(each)]
     report = {
         "table": table,
@@ -200,7 +201,10 @@ def erase(  # noqa: PLR0912, PLR0913, PLR0917 (each is an option of the command 
         "strings": strings,
         "lines_without_a_row": unknown,
         "files": files,
-        "remains": _describe_remains(run),
+        "remains": [
+            {"place": place, "remedy": remedy}
+            for place, remedy in (_describe_remains(run) | of_stream).items()
+        ],
         "traces": [*traces, *_TRACES],
     }
     target.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
@@ -392,9 +396,39 @@ def _erase_from_dictionary(
     }  # fmt: skip
 
 
+def _erase_from_replays(
+    run: RunConfig | None, folders: list[str], table: str, keys: npt.NDArray[np.int64]
+) -> dict[str, str]:
+    """Adds the keys to those that replays of a stream leave out. Returns what remains."""
+    remains = {}
+    if run is not None and (letters := _dead_letters(run)):
+        remains[f"dead letters ({letters})"] = (
+            "delete them, because the search does not find ids in payloads that are encoded"
+        )
+    try:
+        recorded = [record_erased_keys(folder, table, keys.tolist()) for folder in folders]
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"erase: writing the keys that replays leave out failed: {error}; check free space and "
+            "access rights, and erase again"
+        ) from error
+    for each in filter(None, recorded):
+        remains[each] = (
+            "hashes of the erased keys, by which `sparring replay` leaves out their events; to remove "
+            "them, delete this folder with the recorded cuts"
+        )
+    return remains
+
+
+def _dead_letters(run: RunConfig) -> str | None:
+    return run.data.dead_letters if isinstance(run.data, StreamData) else None
+
+
 def _list_files(run: RunConfig | None) -> list[str]:
     """Returns the files that a run writes besides its snapshots."""
     paths = [] if run is None else [run.report.path, run.report.trace_path, run.metrics.path]
+    if run is not None and (letters := _dead_letters(run)):
+        paths.append(f"{letters}/rank-{{rank}}.jsonl")
     # Ranks may write separate files; this finds the files of all ranks.
     return [
         found
@@ -407,13 +441,15 @@ def _list_files(run: RunConfig | None) -> list[str]:
 def _find_files_with(
     listed: dict[int, str],
     meant: dict[int, list[int]],
-    places: list[str],
+    run: RunConfig | None,
     folders: list[str],
+    search: list[str],
 ) -> list[dict[str, Any]]:
     """Searches other files for the ids, except the snapshots from which they were removed."""
     wanted = SearchedIds({text: meant[number] for number, text in listed.items()})
     if not wanted:
         return []
+    places = [*_list_files(run), *folders, *search]
     snapshots = [url for folder in folders for url in list_snapshots(folder)]
     try:
         return [asdict(each) for each in search_files(places, wanted, snapshots)]
@@ -423,9 +459,11 @@ def _find_files_with(
         ) from error
 
 
-def _describe_remains(run: RunConfig | None) -> list[dict[str, str]]:
+def _describe_remains(run: RunConfig | None) -> dict[str, str]:
     """Returns the locations that were not searched, and how to remove ids from each."""
-    data = "the training data" if run is None else getattr(run.data, "path", run.data.kind)
+    data = "the training data"
+    if run is not None:
+        data = getattr(run.data, "path", getattr(run.data, "url", run.data.kind))
     notes = run is None or run.change_notes.is_on
     listed = {
         f"training data ({data})": "remove the rows, or the next training learns them again",
@@ -446,4 +484,4 @@ def _describe_remains(run: RunConfig | None) -> list[dict[str, str]]:
         listed["change notes"] = (
             "notes contain ids, without strings, until `change_notes.keep` newer ones are published"
         )
-    return [{"place": place, "remedy": remedy} for place, remedy in listed.items()]
+    return listed

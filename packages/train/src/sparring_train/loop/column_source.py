@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ColumnSource", "HeldOut", "Observe"]
 
-_SKIPPED = "rows_skipped"
+_SKIPPED = ("rows_skipped", "events_erased")
 
 
 Observe = Callable[[ColumnBatch, npt.NDArray[Any], npt.NDArray[Any]], None]
@@ -258,8 +258,8 @@ class ColumnSource:
 
     def extra(self) -> dict[str, Any]:
         """See `Dataset.extra`."""
-        return {name: each for name, each in self.data.extra().items() if name != _SKIPPED}
+        return {name: each for name, each in self.data.extra().items() if name not in _SKIPPED}
 
     def skipped(self) -> dict[str, int]:
-        """Returns the number of rows that this rank skipped, if they are counted."""
-        return {name: each for name, each in self.data.extra().items() if name == _SKIPPED}
+        """Returns the numbers of rows that this rank skipped, if they are counted."""
+        return {name: each for name, each in self.data.extra().items() if name in _SKIPPED}

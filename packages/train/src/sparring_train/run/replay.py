@@ -21,7 +21,7 @@ from sparring_train.data.stream.cut_log import RecordedCut, read_cuts
 __all__ = ["Replay", "list_differences", "plan_replay"]
 
 _PARTITIONS_PER_SCAN = 256
-_STATES_OF_RUN = {"run", "position", "report"}
+_STATES_OF_RUN = {"run", "position", "report", "erasure"}
 """States that describe the run, and therefore differ."""
 
 

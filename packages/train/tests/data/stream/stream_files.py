@@ -101,7 +101,7 @@ class WritableRedis:
 
 
 class WritableTopic:
-    """A topic of a broker that the Kafka client simulates. Messages contain a number as text.
+    """A topic of Kafka. Messages contain a number as text.
 
     Args:
         producer: producer of the broker.

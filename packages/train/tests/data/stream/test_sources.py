@@ -45,6 +45,8 @@ class TestKafka(StreamSourceTests):
         return new_topic()
 
 
+# Tansu does not report them.
+@pytest.mark.parametrize("kafka_broker", ["simulated_kafka"], indirect=True)
 def test_offsets_that_kafka_does_not_have_are_reported(
     new_topic: Callable[[], WritableTopic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,8 +147,14 @@ def test_a_deleted_stream_is_reported(new_redis_streams: Callable[..., WritableR
     stream = new_redis_streams()
     [name] = stream.partitions
     stream.append(name, range(2))
+    source = stream.open()
     with pytest.raises(DataError, match=r"found 2 entries, expected at least 5.*was deleted"):
-        stream.open().read(name, 5, 1, time.monotonic())
+        source.read(name, 5, 1, time.monotonic())
+    assert source.read(name, 0, 9, time.monotonic()).next_offset == 2
+    stream.client.delete(name)
+    stream.append(name, [0])
+    with pytest.raises(DataError, match=r"found 1 entries, expected at least 2.*was deleted"):
+        source.read(name, 2, 1, time.monotonic())
 
 
 def test_wrong_use_of_redis_is_reported(

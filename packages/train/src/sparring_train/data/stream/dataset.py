@@ -15,6 +15,7 @@ from sparring_train.columns import Column, ColumnBatch, Cut, CutRange, Origin, S
 from sparring_train.config.sections.stream import StreamData
 from sparring_train.data.dataset import OpenRequest
 from sparring_train.data.stream.cut_log import read_cuts
+from sparring_train.data.stream.erased_keys import ErasedKeys
 from sparring_train.data.stream.events import Events, MessageDecoder
 from sparring_train.data.stream.partitions import PartitionReader, owned_partitions
 from sparring_train.data.table.csv_rows import CsvRows
@@ -76,8 +77,12 @@ class StreamDataset:
         self._source: StreamSource | None = None
         self._reader: PartitionReader | None = None
         self._positions: dict[str, int] = {}
+        # Further than positions if messages were skipped after the last cut.
+        self._read: dict[str, int] = {}
         self._ends: dict[str, int] | None = None
         self._step = 0
+        self._erased: ErasedKeys | None = None
+        self._num_erased = 0
         if not request.is_saved:
             self._source = open_source(data, request)
 
@@ -105,7 +110,8 @@ class StreamDataset:
             cuts = [each for each in read_cuts(self._data.cuts_from) if each.step > self._step]
             begins = {each.partition: each.begin for cut in reversed(cuts) for each in cut.ranges}
             self._positions.update(begins)
-        self._positions = dict(sorted(self._positions.items()))
+            self._erased = ErasedKeys(self._data.cuts_from)
+        self._positions = self._read = dict(sorted(self._positions.items()))
         self._ends = ends if self._data.stop_at_end else None
         request = self._request
         mine = owned_partitions(list(self._positions), request.rank, request.world_size)
@@ -154,7 +160,7 @@ class StreamDataset:
                 yield from self._recorded_batches(self._data.cuts_from)
                 return
             while self._ends is None or any(
-                self._positions[name] < end for name, end in self._ends.items()
+                self._read[name] < end for name, end in self._ends.items()
             ):
                 yield self._next_batch(None)
         finally:
@@ -189,6 +195,10 @@ class StreamDataset:
         try:
             taken = self._take() if recorded is None else self._take_recorded(recorded)
             batch = self._decoder.decode([each for every in taken.values() for each in every])
+            if self._erased is not None and batch is not None:
+                is_kept = self._erased.find_kept(batch, self.schema)
+                self._num_erased += int((~is_kept).sum())
+                batch = batch.take(is_kept)
         except Exception as failure:  # All ranks must raise.
             error = failure
         assert self._reader is not None
@@ -225,6 +235,7 @@ class StreamDataset:
         self, batch: ColumnBatch | None, positions: Mapping[str, int], events: Mapping[str, int]
     ) -> ColumnBatch | None:
         """Returns the batch with its cut; None if the step has no event on any rank."""
+        self._read = dict(positions)
         if not any(events.values()):
             # Messages that were skipped are part of the next cut.
             return None
@@ -295,5 +306,10 @@ class StreamDataset:
 
     def extra(self) -> Mapping[str, Any]:
         """Returns ``rows_skipped``, the number of rows and undecodable messages that this rank skipped,
-        if they are skipped."""
-        return {"rows_skipped": self._decoder.num_skipped} if self._data.bad_rows == "skip" else {}
+        if they are skipped; and with recorded cuts ``events_erased``, the number of events that this rank
+        did not train, because they contain erased keys."""
+        skipped = (
+            {"rows_skipped": self._decoder.num_skipped} if self._data.bad_rows == "skip" else {}
+        )
+        erased = {} if self._erased is None else {"events_erased": self._num_erased}
+        return skipped | erased

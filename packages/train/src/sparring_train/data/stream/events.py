@@ -35,6 +35,7 @@ _ID_TYPES: dict[str, Any] = {
 _ERRORS = (
     DataError,
     pyarrow.ArrowException,
+    KeyError,
     OSError,
     OverflowError,
     RecursionError,

@@ -47,6 +47,8 @@ class _Partition:
             while self._messages:
                 message = self._messages[0]
                 if end is not None and message.offset >= end:
+                    # No message has an offset between the last one that was taken and the end.
+                    self.position = end
                     return None
                 if self._first is None:
                     self._first = self._decoder.parse(self.name, message)

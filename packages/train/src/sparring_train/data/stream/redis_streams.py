@@ -115,11 +115,10 @@ class RedisSource:
             pipeline.xinfo_stream(name)
             entries, info = pipeline.execute(raise_on_error=False)
         # In one transaction, because a later trim would shift the numbers of these entries.
-        earliest = self._range_of(name, info)[0]
+        earliest, end = self._range_of(name, info)
         if isinstance(entries, Exception):
             raise self._failed(entries)
-        if offset < earliest:
-            raise OffsetGoneError(self._url, name, offset, earliest)
+        self._check_offset(name, offset, earliest, end)
         found: list[Any] = entries
         return found
 
@@ -128,15 +127,7 @@ class RedisSource:
         with self._own_errors():
             info = self._raw_info(name)
         earliest, end = self._range_of(name, info)
-        if not earliest <= offset <= end:
-            if offset < earliest:
-                raise OffsetGoneError(self._url, name, offset, earliest)
-            raise DataError(
-                f"reading {self._url}, partition {name}: found {end} entries, expected at least "
-                f"{offset}, because the stream was deleted; use another folder for snapshots",
-                partition=name,
-                offset=offset,
-            )
+        self._check_offset(name, offset, earliest, end)
         if offset == end:
             # The last id that was given, also if its entry was trimmed.
             last = b"0-0" if isinstance(info, Exception) else info["last-generated-id"]
@@ -159,6 +150,17 @@ class RedisSource:
                 # The entry before the offset was trimmed, so the offset is the first one.
                 return self._found(name, offset) if at > offset else (offset, "0-0")
             before = f"({entries[-1][0].decode()}"
+
+    def _check_offset(self, name: str, offset: int, earliest: int, end: int) -> None:
+        if offset < earliest:
+            raise OffsetGoneError(self._url, name, offset, earliest)
+        if offset > end:
+            raise DataError(
+                f"reading {self._url}, partition {name}: found {end} entries, expected at least "
+                f"{offset}, because the stream was deleted; use another folder for snapshots",
+                partition=name,
+                offset=offset,
+            )
 
     def _info(self, name: str) -> tuple[int, int]:
         with self._own_errors():
