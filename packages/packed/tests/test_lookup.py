@@ -236,6 +236,13 @@ def test_a_call_gives_rows_of_several_tables_of_one_version(training: Any) -> No
         zeros = tables.pull({"item": [9]}, missing="zeros")
         assert not zeros.rows["item"].any()
         assert tables.pull({}).rows == {}
+        # Rows can be written to any memory, which need not be aligned.
+        dim = pulled.rows["item"].shape[1]
+        out = np.frombuffer(bytearray(1 + 8 * dim), np.float32, 2 * dim, 1).reshape(2, dim)
+        assert tables.pull({"item": [2, 9]}, out={"item": out}).rows["item"] is out
+        assert (bits(out.copy()) == bits(pulled.rows["item"])).all()
+        with pytest.raises(InvalidArgumentError, match=r"pull: out for table 'item' .*found float"):
+            tables.pull({"item": [2]}, out={"item": out})
 
 
 def test_large_results_have_the_same_rows(training: Any) -> None:

@@ -81,8 +81,10 @@ def get_fields(message: bytes) -> Fields:
     return fields
 
 
-def main(address: str, table: str, *given: str) -> None:
-    ids = [int(each) for each in given]
+def pull_rows(
+    address: str, table: str, ids: list[int]
+) -> tuple[list[list[float]], list[bool], str]:
+    """Returns the rows of ids of one shard, whether they were found, and their version."""
     token = os.environ.get("TOKEN")
     metadata = [("authorization", f"Bearer {token}")] if token else None
     with grpc.insecure_channel(address) as channel:
@@ -94,17 +96,34 @@ def main(address: str, table: str, *given: str) -> None:
     answer = get_fields(reply)
     rows, version = get_fields(answer[1][0]), get_fields(answer[2][0])
     dim, content, bits = rows[2][0], rows[3][0], rows[4][0]
+    rows_of_ids = [
+        list(struct.unpack_from(f"<{dim}f", content, 4 * dim * place)) for place in range(len(ids))
+    ]
+    found = [bool(bits[place >> 3] >> (place & 7) & 1) for place in range(len(ids))]
+    return rows_of_ids, found, version[3][0].decode()
+
+
+def main(servers: str, table: str, *given: str) -> None:
+    ids, addresses = [int(each) for each in given], servers.split(",")
+    shards = [shard_of(each, len(addresses)) for each in ids]
+    rows: list[list[float]] = [[] for _ in ids]
+    found, versions = [False for _ in ids], set()
+    for shard, address in enumerate(addresses):
+        places = [place for place, each in enumerate(shards) if each == shard]
+        if places:
+            answer = pull_rows(address, table, [ids[place] for place in places])
+            for place, row, is_found in zip(places, answer[0], answer[1], strict=True):
+                rows[place], found[place] = row, is_found
+            versions.add(answer[2])
+    partitions = [partition_of(each) for each in ids]
     print(
         json.dumps(
             {
-                "rows": [
-                    list(struct.unpack_from(f"<{dim}f", content, 4 * dim * place))
-                    for place in range(len(ids))
-                ],
-                "found": [bool(bits[place >> 3] >> (place & 7) & 1) for place in range(len(ids))],
-                "version": version[3][0].decode(),
-                "partitions": [partition_of(each) for each in ids],
-                "shards_of_3": [shard_of(each, 3) for each in ids],
+                "rows": rows,
+                "found": found,
+                "versions": sorted(versions),
+                "partitions": partitions,
+                "shards": shards,
             }
         )
     )

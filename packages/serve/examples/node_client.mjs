@@ -2,6 +2,7 @@
 //
 //   node node_client.mjs 127.0.0.1:7433 item 7 -1
 //
+// If a service has several shards, pass one address per shard, in the order of the shards, separated by commas.
 // The environment variable TOKEN is sent as the token. Prints one line of JSON. A program with more methods
 // should generate its messages from lookup.proto with @grpc/grpc-js and @grpc/proto-loader.
 
@@ -109,25 +110,41 @@ function call(address, method, message) {
   });
 }
 
-async function main(address, table, ...given) {
-  const ids = given.map(BigInt);
+/** Pulls rows from one shard. */
+async function pull(address, table, ids) {
   const answer = fieldsOf(await call(address, "Pull", pullRequest(table, ids)));
   const rows = fieldsOf(answer.get(1)[0]);
-  const version = fieldsOf(answer.get(2)[0]);
   const dim = rows.get(2)[0];
   const content = rows.get(3)[0];
   const bits = rows.get(4)[0];
-  const found = ids.map((_, place) => Boolean((bits[place >> 3] >> (place & 7)) & 1));
   const elements = (row) => Array.from({ length: dim }, (_, place) => content.readFloatLE(4 * (row * dim + place)));
-  console.log(
-    JSON.stringify({
-      rows: ids.map((_, row) => elements(row)),
-      found,
-      version: version.get(3)[0].toString(),
-      partitions: ids.map((id) => Number(partitionOf(id))),
-      shards_of_3: ids.map((id) => Number(shardOf(id, 3))),
-    }),
-  );
+  return {
+    rows: ids.map((_, row) => elements(row)),
+    found: ids.map((_, place) => Boolean((bits[place >> 3] >> (place & 7)) & 1)),
+    version: fieldsOf(answer.get(2)[0]).get(3)[0].toString(),
+  };
+}
+
+async function main(servers, table, ...given) {
+  const ids = given.map(BigInt);
+  const addresses = servers.split(",");
+  const shards = ids.map((id) => Number(shardOf(id, addresses.length)));
+  const rows = [];
+  const found = [];
+  const versions = new Set();
+  const pulls = addresses.map(async (address, shard) => {
+    const places = [...ids.keys()].filter((place) => shards[place] === shard);
+    if (places.length === 0) return;
+    const answer = await pull(address, table, places.map((place) => ids[place]));
+    places.forEach((place, row) => {
+      rows[place] = answer.rows[row];
+      found[place] = answer.found[row];
+    });
+    versions.add(answer.version);
+  });
+  await Promise.all(pulls);
+  const partitions = ids.map((id) => Number(partitionOf(id)));
+  console.log(JSON.stringify({ rows, found, versions: [...versions], partitions, shards }));
 }
 
 main(...process.argv.slice(2)).catch((error) => {

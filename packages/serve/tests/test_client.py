@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,8 @@ from sparring_serve.client.splitting import CallLimits, TableKeys, split_keys
 from sparring_serve.client.transport import Outcome, Send
 from sparring_serve.limits import Limits
 from sparring_serve.testing import FaultyTransport, MemoryTables, TransportClock
+from sparring_serve.wire.fields import decode
+from sparring_serve.wire.messages import PullRequest, RowDtype
 
 ITEM, USER = TableConfig("item", 4, seed=3), TableConfig("user", 2)
 
@@ -111,6 +114,34 @@ def test_a_pull_has_the_rows_of_all_shards_in_the_order_of_ids(
 def test_rows_may_be_sent_in_fewer_bytes(dtype: str) -> None:
     answer = Cluster(row_dtype=dtype).client.pull({"item": [7, 3]})
     assert np.allclose(answer.rows["item"], [[1, 7, -7, 0.5], [1, 3, -3, 0.5]], atol=0.03)
+
+
+@pytest.mark.parametrize(
+    ("stored", "tables", "sent"),
+    [
+        ({"item": "int8"}, ["item"], RowDtype.INT8),
+        ({"item": "int8"}, ["item", "user"], RowDtype.FLOAT32),
+        ({"item": "int8", "user": "int8"}, ["item", "user"], RowDtype.INT8),
+        ({}, ["item"], RowDtype.FLOAT32),
+    ],
+)
+@pytest.mark.parametrize("has_versions", [True, False])
+def test_rows_are_sent_as_int8_if_they_are_stored_so(
+    stored: dict[str, str], tables: list[str], sent: RowDtype, *, has_versions: bool
+) -> None:
+    cluster = Cluster()
+    for each in cluster.tables.values():
+        shapes = {
+            name: replace(shape, dtype=stored.get(name, "float32"))
+            for name, shape in each.shapes().items()
+        }
+        each.shapes = lambda found=shapes: found  # type: ignore[method-assign,misc]
+        if not has_versions:  # as tables that are trained
+            version = replace(each.versions()[0], hash="")
+            each.versions = lambda found=version: [found]  # type: ignore[method-assign,misc]
+    cluster.client.pull({each: [7] for each in tables})
+    last = cluster.transport.sent[-1].request
+    assert decode(PullRequest, last).row_dtype == (sent if has_versions else RowDtype.FLOAT32)
 
 
 def test_rows_of_keys_without_one_may_be_zeros() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,16 @@ from hypothesis import strategies as st
 
 from sparring_serve.wire import messages, open_inference
 from sparring_serve.wire.fields import MAX_BYTES, MessageError, decode, encode
-from sparring_serve.wire.messages import PullReply, PullRequest, RowDtype, TableIds, VersionMessage
+from sparring_serve.wire.messages import (
+    PullReply,
+    PullRequest,
+    RowDtype,
+    TableIds,
+    TableRows,
+    VersionMessage,
+)
 from sparring_serve.wire.open_inference import InferRequest, InferTensor, TensorContents
+from sparring_serve.wire.pull_reply import ReplyInPlace
 from sparring_serve.wire.rows import (
     as_bytes,
     encode_rows,
@@ -201,3 +210,16 @@ def test_rows_of_one_value_keep_it_as_int8() -> None:
     out = np.empty_like(rows)
     read_rows(encode_rows(rows, RowDtype.INT8), 2, RowDtype.INT8, out)
     assert np.array_equal(out, rows)
+
+
+@pytest.mark.parametrize("length", range(1, 70, 3))
+def test_rows_that_are_read_into_a_reply_begin_at_a_cache_line(length: int) -> None:
+    reply = ReplyInPlace([("i" * length, 2, 3), ("u", 1, 0)], RowDtype.FLOAT32)
+    first, second = reply.reserve_rows()
+    assert first.ctypes.data % 64 == 0
+    first[:], expected = [[1, 2], [3, 4], [5, 6]], np.arange(1, 7, dtype=np.float32).tobytes()
+    del first, second
+    rest = PullReply(newest="n" * 600)  # longer than expected
+    found = decode(PullReply, reply.finish([np.array([1, 0, 1], bool), np.array([], bool)], rest))
+    item = TableRows("i" * length, 2, expected, b"\5")
+    assert replace(found, padding=b"") == replace(rest, tables=(item, TableRows("u", 1)))

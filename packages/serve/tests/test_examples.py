@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from sparring_serve.testing import MemoryTables
 EXAMPLES = Path(__file__).parents[1] / "examples"
 NODE = shutil.which("node")
 ITEM = TableConfig("item", 4, seed=3)
-IDS = [7, -1, 99, 2**63 - 1, -(2**63)]
+IDS = [7, -1, 99, 0, 2**63 - 1, -(2**63)]
 TOKEN = "0123456789abcdef-of-a-client"
 
 COMMANDS = {
@@ -44,26 +45,32 @@ def run(command: list[str], *arguments: str, token: str = "") -> subprocess.Comp
     )  # fmt: skip
 
 
-def serve(**server: object) -> LookupServer:
+def serve(shard: int = 0, num_shards: int = 1, **server: object) -> LookupServer:
     tables = MemoryTables([ITEM], {"item": {key: [1, key, -key, 0.5] for key in range(100)}})
     config = ServingConfig(server=ServerConfig(poll_seconds=3600, **server))
-    return LookupServer(tables, config, ShardPosition(ShardReplicas((("a:1",),))), "127.0.0.1:0")
+    position = ShardPosition(ShardReplicas((("a:1",),) * num_shards), shard)
+    return LookupServer(tables, config, position, "127.0.0.1:0")
 
 
-def test_a_client_of_the_examples_pulls_rows(command: list[str]) -> None:
-    with serve() as server:
-        ran = run(command, server.address, "item", *map(str, IDS))
-        refused = run(command, server.address, "itm", "7")
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_a_client_of_the_examples_pulls_rows(command: list[str], num_shards: int) -> None:
+    with ExitStack() as closing:
+        servers = [closing.enter_context(serve(each, num_shards)) for each in range(num_shards)]
+        addresses = ",".join(each.address for each in servers)
+        ran = run(command, addresses, "item", *map(str, IDS))
+        refused = run(command, addresses, "itm", "7")
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)
     expected = initial_rows(np.array(IDS), ITEM)
-    expected[0], expected[2] = [1, 7, -7, 0.5], [1, 99, -99, 0.5]
+    for place in (0, 2, 3):
+        expected[place] = [1, IDS[place], -IDS[place], 0.5]
     assert np.array_equal(np.array(found["rows"], np.float32), expected)
-    assert found["found"] == [True, False, True, False, False]
-    assert found["version"] == f"{1:032x}"
+    assert found["found"] == [True, False, True, True, False, False]
+    assert found["versions"] == [f"{1:032x}"]
     assert found["partitions"] == partition(np.array(IDS)).tolist()
-    shards = ShardReplicas((("a:1",), ("b:1",), ("c:1",)))
-    assert found["shards_of_3"] == shards.shard_of(np.array(IDS)).tolist()
+    shards = ShardReplicas((("a:1",),) * num_shards)
+    assert found["shards"] == shards.shard_of(np.array(IDS)).tolist()
+    assert num_shards == 1 or set(found["shards"]) == {0, 1, 2}
     assert refused.returncode == 1
     assert "status 5: " in refused.stderr
     assert "table 'itm'" in refused.stderr

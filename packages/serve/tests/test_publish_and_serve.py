@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,8 @@ from sparring_serve import (
 from sparring_serve.client.circuit_breaker import CIRCUIT_SECONDS
 from sparring_serve.publishing.publisher import PublisherOptions, publish_newest
 from sparring_serve.tables.contract import VersionGoneError
+from sparring_serve.wire.fields import decode, encode
+from sparring_serve.wire.messages import Missing, PullReply, PullRequest, RowDtype, TableIds
 
 pytest.importorskip("sparring_packed")
 
@@ -213,7 +216,8 @@ def test_int8_rows_are_sent_as_stored(run: Run) -> None:
     assert 0 < error["item"] < 0.01
     assert error["user"] == 0
     with serve(run) as server:
-        with LookupClient(server.address, LONG) as client:
+        wide = ClientConfig(deadline_seconds=9.0, row_dtype="float32")
+        with LookupClient(server.address, wide) as client:
             stored = client.pull({"item": KEYS}).rows["item"]
             described = {each.name: each.dtype for each in client.describe().shards[0].tables}
             assert described == {"item": "int8", "user": "float32"}
@@ -223,6 +227,38 @@ def test_int8_rows_are_sent_as_stored(run: Run) -> None:
             assert np.array_equal(client.pull({"item": KEYS}).rows["item"], stored)
             both = client.pull({"item": KEYS, "user": KEYS})
             assert np.allclose(both.rows["user"][:, 1], KEYS, atol=2)
+            assert not np.array_equal(both.rows["user"][:, 1], KEYS)
+        with LookupClient(server.address, LONG) as client:  # auto
+            assert np.array_equal(client.pull({"item": KEYS}).rows["item"], stored)
+            both = client.pull({"item": KEYS, "user": KEYS})
+            assert np.array_equal(both.rows["user"][:, 1], KEYS)
+
+
+@pytest.mark.parametrize("dtype", [RowDtype.FLOAT32, RowDtype.INT8])
+def test_rows_are_read_into_the_reply(
+    run: Run, dtype: RowDtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.save()
+    run.publish(item="int8", user="int8") if dtype == RowDtype.INT8 else run.publish()
+    ids = np.append(KEYS, [-5, 2**40])
+    tables = (TableIds("user", ids[:9].tobytes()), TableIds("item", ids.tobytes()))
+    monkeypatch.setattr("sparring_serve.service.IN_PLACE_BYTES", 0)
+    with serve(run) as server:
+        service = server.service
+        service.clock = lambda: 2e9
+        requests = [
+            encode(PullRequest(asked, dtype, missing))
+            for asked in (tables, (TableIds("item"), tables[0]), (), tables[1:])
+            for missing in (Missing.INITIAL, Missing.ZERO)
+        ]
+        with monkeypatch.context() as patched:
+            patched.setattr("sparring_serve.service.encode_rows", None)  # copies are not made
+            patched.setattr("sparring_serve.service.as_bytes", None)
+            in_place = [service.pull(each, 1.0) for each in requests]
+        lookup = service.tables.lookup
+        monkeypatch.setattr(service.tables, "lookup", lambda *given: lookup(*given[:4]))
+        copied = [decode(PullReply, service.pull(each, 1.0)) for each in requests]
+        assert [replace(decode(PullReply, each), padding=b"") for each in in_place] == copied
 
 
 def test_shards_map_only_their_partitions(run: Run) -> None:

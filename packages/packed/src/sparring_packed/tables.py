@@ -300,6 +300,7 @@ class PackedTables(Closable):
         dtype: RowDtype = "fp32",
         missing: Missing = "initial",
         version: str | None = None,
+        out: Mapping[str, npt.NDArray[Any]] | None = None,
     ) -> PullResult:
         """Returns rows of several tables, all of one version.
 
@@ -308,6 +309,8 @@ class PackedTables(Closable):
             dtype: ``fp32``; or ``stored`` for the bytes that ``docs/format/packed.md`` describes.
             missing: value of ids without a row.
             version: the hash of one of `versions`. Defaults to the newest.
+            out: table → C-contiguous array for its rows, which need not be aligned: ``(n, dim)``
+                float32, or ``(n, row_bytes)`` uint8 for ``stored``. Defaults to new arrays.
 
         Raises:
             InvalidArgumentError: an argument is invalid, or the version is no longer kept.
@@ -322,11 +325,12 @@ class PackedTables(Closable):
             number = self._number(name)
             keys = _validate_ids(given, name)
             table = self._tables[number]
-            rows[name] = (
-                _aligned((len(keys), table.dim))
-                if code == 0
-                else np.empty((len(keys), table.row_bytes), np.uint8)
-            )
+            shape = (len(keys), table.dim if code == 0 else table.row_bytes)
+            kind = np.float32 if code == 0 else np.uint8
+            if out is not None:
+                rows[name] = _validate_out("pull", name, out[name], shape, kind)
+            else:
+                rows[name] = _aligned(shape) if code == 0 else np.empty(shape, kind)
             found[name] = np.empty(len(keys), np.bool_)
             kept.append(keys)
             request.table, request.count = number, len(keys)
@@ -619,15 +623,8 @@ class PackedTables(Closable):
         shape = (len(keys), self._tables[number].dim)
         if out is None:
             out = _aligned(shape)
-        elif (
-            out.shape != shape
-            or out.dtype != np.float32
-            or not (out.flags.c_contiguous and out.flags.writeable)
-        ):
-            raise InvalidArgumentError(
-                f"lookup: out for table {table!r} must be a writable C-contiguous {shape} array of "
-                f"float32, found {out.dtype} {out.shape}"
-            )
+        else:
+            _validate_out("lookup", table, out, shape, np.float32)
         found = np.empty(len(keys), np.bool_)
         request = native.Request(
             table=number,
@@ -669,6 +666,21 @@ def _aligned(shape: tuple[int, int]) -> Floats:
     room = np.empty(size + 15, np.float32)
     begin = -room.ctypes.data % 64 // 4
     return room[begin : begin + size].reshape(shape)
+
+
+def _validate_out(
+    operation: str, table: str, out: Stored, shape: tuple[int, int], dtype: npt.DTypeLike
+) -> Stored:
+    if (
+        out.shape != shape
+        or out.dtype != dtype
+        or not (out.flags.c_contiguous and out.flags.writeable)
+    ):
+        raise InvalidArgumentError(
+            f"{operation}: out for table {table!r} must be a writable C-contiguous {shape} array of "
+            f"{np.dtype(dtype)}, found {out.dtype} {out.shape}"
+        )
+    return out
 
 
 def _validate_ids(ids: npt.ArrayLike, table: str, what: str = "ids") -> Keys:

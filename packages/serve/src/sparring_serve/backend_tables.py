@@ -23,6 +23,7 @@ from sparring_serve.tables.contract import (
     FoundRows,
     Ids,
     LookupResult,
+    ReserveRows,
     ScanResult,
     TableShape,
     Version,
@@ -144,7 +145,12 @@ class BackendTables:
         return (Version(oldest.run, oldest.step, "", min(published, fresh)),)
 
     def lookup(
-        self, asked: Sequence[tuple[str, Ids]], dtype: RowDtype, missing: Missing, version: str
+        self,
+        asked: Sequence[tuple[str, Ids]],
+        dtype: RowDtype,
+        missing: Missing,
+        version: str,
+        reserve_rows: ReserveRows | None = None,
     ) -> LookupResult:
         if version:
             raise VersionGoneError(

@@ -189,8 +189,11 @@ class ClientConfig(DocumentModel):
         description="Deadline of a pull, including attempts with other replicas and retries after "
         "pauses.",
     )
-    row_dtype: Literal["float32", "float16", "int8"] = Field(
-        "float32", description="Data type of rows in replies."
+    row_dtype: Literal["auto", "float32", "float16", "int8"] = Field(
+        "auto",
+        description="Data type of rows in replies. `auto`: `int8` if all tables of the pull are stored "
+        "as int8 in serving snapshots, otherwise `float32`. Servers convert other rows for each call, which saves time only "
+        "on slow networks.",
     )
     push_deadline_seconds: Annotated[float, Field(gt=0, le=600)] = Field(
         10.0,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, TypeVar
 
@@ -23,6 +23,7 @@ from sparring_serve.tables.contract import (
     FoundRows,
     Ids,
     LookupResult,
+    ReserveRows,
     ScanResult,
     ServingTables,
     TableShape,
@@ -45,6 +46,7 @@ from sparring_serve.wire.messages import (
     TableRows,
     VersionMessage,
 )
+from sparring_serve.wire.pull_reply import IN_PLACE_BYTES, ReplyInPlace
 from sparring_serve.wire.rows import as_bytes, encode_rows, pack_found, read_ids, row_bytes
 
 __all__ = ["LookupService", "ShardPosition", "parse_ids", "decode_request", "version_message"]
@@ -144,9 +146,16 @@ class LookupService:
                 reason="max_bytes",
             )
         with self.admission.of(request_bytes + answer_bytes):
+            is_large = answer_bytes >= IN_PLACE_BYTES and missing != Missing.ONLY_FOUND
+            sizes = [
+                (shape.name, shape.dim, len(ids))
+                for shape, (_, ids) in zip(shapes, asked, strict=True)
+            ]
+            in_place = ReplyInPlace(sizes, dtype)
             looked = self.lookup(
-                asked, dtype, missing, request.version, accepts_partial=request.accepts_partial
-            )
+                asked, dtype, missing, request.version, accepts_partial=request.accepts_partial,
+                reserve_rows=in_place.reserve_rows if is_large else None,
+            )  # fmt: skip
             age = self.compute_age(looked)
             if request.max_staleness_seconds > 0 and age > request.max_staleness_seconds:
                 raise StatusError(
@@ -156,19 +165,24 @@ class LookupService:
                     "published, or increase max_staleness_seconds",
                     reason="stale",
                 )
+            num_found = sum(int(np.count_nonzero(each.found)) for each in looked.tables)
             answer = PullReply(
-                tuple(
-                    self._table_rows(shape, found, dtype, missing)
-                    for shape, found in zip(shapes, looked.tables, strict=True)
-                ),
+                (),
                 version_message(looked.version),
                 age,
                 self.tables.versions()[0].hash,
                 looked.failure,
                 self.parameters.incarnation,
             )
-            found = sum(int(np.count_nonzero(each.found)) for each in looked.tables)
-            return encode(answer), found
+            if in_place.is_used:
+                found = [each.found for each in looked.tables]
+                del looked  # its rows are in the reply
+                return in_place.finish(found, answer), num_found
+            tables = tuple(
+                self._table_rows(shape, found, dtype, missing)
+                for shape, found in zip(shapes, looked.tables, strict=True)
+            )
+            return encode(replace(answer, tables=tables)), num_found
 
     def lookup(
         self,
@@ -178,10 +192,11 @@ class LookupService:
         version: str,
         *,
         accepts_partial: bool = False,
+        reserve_rows: ReserveRows | None = None,
     ) -> LookupResult:
         """Reads rows of one version.
 
-        `asked`, `dtype`, `missing` and `version` are those of `ServingTables.lookup`.
+        `asked`, `dtype`, `missing`, `version` and `reserve_rows` are those of `ServingTables.lookup`.
 
         Args:
             accepts_partial: Whether some of the rows may be marked as failed.
@@ -192,7 +207,7 @@ class LookupService:
         """
         wanted = Missing.INITIAL if missing == Missing.INITIAL else Missing.ZERO
         try:
-            looked = self.tables.lookup(asked, dtype, wanted, version)
+            looked = self.tables.lookup(asked, dtype, wanted, version, reserve_rows)
         except VersionGoneError as error:
             raise StatusError(Status.NOT_FOUND, str(error), reason="version_gone") from None
         except (StorageIOError, DeadlineError) as error:

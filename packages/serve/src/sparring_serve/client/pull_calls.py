@@ -20,7 +20,7 @@ from sparring_serve.wire.messages import (
     TableIds,
     TableRows,
 )
-from sparring_serve.wire.rows import as_bytes, read_found, read_rows
+from sparring_serve.wire.rows import as_bytes, read_found, read_rows, view_rows
 
 __all__ = ["PullOptions", "PullCalls", "TableResult"]
 
@@ -137,6 +137,8 @@ class PullCalls:
         if isinstance(part.positions, slice) and not is_sparse:
             # Decode directly into the result, so that rows are copied once.
             read_rows(given.rows, dim, self._asked.row_dtype, table.rows[part.positions])
+        elif self._asked.row_dtype == RowDtype.FLOAT32 and not is_sparse:
+            table.rows[part.positions] = view_rows(given.rows, count, dim)
         else:
             rows = np.empty((int(found.sum()) if is_sparse else count, dim), np.float32)
             read_rows(given.rows, dim, self._asked.row_dtype, rows)

@@ -44,6 +44,7 @@ from sparring_serve.status import Status, StatusError
 from sparring_serve.tables.contract import (
     Ids,
     LookupResult,
+    ReserveRows,
     ScanResult,
     TableShape,
     Version,
@@ -233,7 +234,12 @@ class ParameterShard:
         return [Version("", self.steps, "", time.time())]
 
     def lookup(
-        self, asked: Sequence[tuple[str, Ids]], dtype: RowDtype, missing: Missing, version: str
+        self,
+        asked: Sequence[tuple[str, Ids]],
+        dtype: RowDtype,
+        missing: Missing,
+        version: str,
+        reserve_rows: ReserveRows | None = None,
     ) -> LookupResult:
         if version:
             raise VersionGoneError(

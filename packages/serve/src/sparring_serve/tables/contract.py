@@ -6,7 +6,7 @@ dictionaries. All methods must be thread-safe.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,6 +23,7 @@ __all__ = [
     "FoundRows",
     "Ids",
     "LookupResult",
+    "ReserveRows",
     "ScanResult",
     "ServingTables",
     "TableShape",
@@ -34,6 +35,7 @@ __all__ = [
 ]
 
 Ids = npt.NDArray[np.int64]
+ReserveRows = Callable[[], Sequence[npt.NDArray[Any]]]
 
 
 class VersionGoneError(SparringError):
@@ -128,7 +130,12 @@ class ServingTables(Protocol):
         """Returns the kept versions, newest first."""
 
     def lookup(
-        self, asked: Sequence[tuple[str, Ids]], dtype: RowDtype, missing: Missing, version: str
+        self,
+        asked: Sequence[tuple[str, Ids]],
+        dtype: RowDtype,
+        missing: Missing,
+        version: str,
+        reserve_rows: ReserveRows | None = None,
     ) -> LookupResult:
         """Reads rows of existing tables in one version, without side effects.
 
@@ -139,6 +146,9 @@ class ServingTables(Protocol):
             dtype: Hint: int8 rows may be returned as stored.
             missing: INITIAL or ZERO.
             version: Hash of a kept version; empty means the newest.
+            reserve_rows: Returns the places of the rows of each table in the reply, in the requested
+                dtype. Tables that can read rows into given memory call it, and do not keep the
+                arrays.
 
         Raises:
             VersionGoneError: The version is not kept.

@@ -20,6 +20,7 @@ from sparring_serve.tables.contract import (
     FoundRows,
     Ids,
     LookupResult,
+    ReserveRows,
     ScanResult,
     TableShape,
     Version,
@@ -234,7 +235,12 @@ class PackedServingTables:
         return self._versions
 
     def lookup(
-        self, asked: Sequence[tuple[str, Ids]], dtype: RowDtype, missing: Missing, version: str
+        self,
+        asked: Sequence[tuple[str, Ids]],
+        dtype: RowDtype,
+        missing: Missing,
+        version: str,
+        reserve_rows: ReserveRows | None = None,
     ) -> LookupResult:
         if self._warm_up_seconds:
             for name, ids in asked:
@@ -242,12 +248,16 @@ class PackedServingTables:
         is_stored = dtype == RowDtype.INT8 and all(
             self._shapes[name].dtype == "int8" for name, _ in asked
         )
+        out = None
+        if reserve_rows is not None and (is_stored or dtype == RowDtype.FLOAT32):
+            out = dict(zip([name for name, _ in asked], reserve_rows(), strict=True))
         try:
             pulled = self._packed.pull(
                 dict(asked),
                 dtype="stored" if is_stored else "fp32",
                 missing="initial" if missing == Missing.INITIAL else "zeros",
                 version=version or None,
+                out=out,
             )
         except InvalidArgumentError as error:
             if version and version not in [each.hash for each in self._packed.versions]:

@@ -15,6 +15,7 @@ from sparring_serve.tables.contract import (
     FoundRows,
     Ids,
     LookupResult,
+    ReserveRows,
     ScanResult,
     TableShape,
     Version,
@@ -89,7 +90,12 @@ class MemoryTables:
         return [version for version, _ in self._kept]
 
     def lookup(
-        self, asked: Sequence[tuple[str, Ids]], dtype: RowDtype, missing: Missing, version: str
+        self,
+        asked: Sequence[tuple[str, Ids]],
+        dtype: RowDtype,
+        missing: Missing,
+        version: str,
+        reserve_rows: ReserveRows | None = None,
     ) -> LookupResult:
         kept = self._kept
         chosen = [each for each in kept if not version or each[0].hash == version]

@@ -21,10 +21,12 @@ __all__ = [
     "MAX_BYTES",
     "Buffer",
     "MessageError",
+    "Space",
     "data",
     "datas",
     "decode",
     "encode",
+    "encode_pieces",
     "flag",
     "many",
     "number",
@@ -120,11 +122,28 @@ def numbers(number: int) -> Any:
 
 def encode(message: Any) -> bytes:
     """Encodes a message. Large fields are copied once."""
-    return b"".join(_pieces(message))
+    return b"".join(encode_pieces(message))
 
 
-def _pieces(message: Any) -> list[Buffer]:
-    pieces: list[Buffer] = []
+class Space:
+    """Bytes of a data field that are written after the message is encoded.
+
+    Args:
+        size: Number of bytes.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.view = memoryview(bytearray())
+        """The bytes, once they have a place."""
+
+    def __len__(self) -> int:
+        return self.size
+
+
+def encode_pieces(message: Any) -> list[Any]:
+    """Returns the parts of an encoded message: bytes, and the `Space` objects among its fields."""
+    pieces: list[Any] = []
     kind_of_message: Any = type(message)
     for name, kind in _fields(kind_of_message):
         value = getattr(message, name)
@@ -142,7 +161,7 @@ def _pieces(message: Any) -> list[Buffer]:
     return pieces
 
 
-def _put(pieces: list[Buffer], kind: _Kind, value: Any) -> None:
+def _put(pieces: list[Any], kind: _Kind, value: Any) -> None:
     form = kind.form
     if form == "data":
         pieces += (_tag(kind.number, _DELIMITED), _varint(len(value)), value)
@@ -150,7 +169,7 @@ def _put(pieces: list[Buffer], kind: _Kind, value: Any) -> None:
         content = value.encode()
         pieces += (_tag(kind.number, _DELIMITED), _varint(len(content)), content)
     elif form == "message":
-        inner = _pieces(value)
+        inner = encode_pieces(value)
         length = sum(map(len, inner))
         if length or kind.is_repeated:
             pieces += (_tag(kind.number, _DELIMITED), _varint(length))

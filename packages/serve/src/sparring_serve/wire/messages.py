@@ -111,6 +111,7 @@ class PullReply:
     newest: str = text(4)
     failure: str = text(5)
     incarnation: int = number(6)
+    padding: Buffer = data(7)
 
 
 @dataclass(frozen=True, slots=True)

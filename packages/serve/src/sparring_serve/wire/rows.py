@@ -20,6 +20,7 @@ __all__ = [
     "read_rows",
     "row_bytes",
     "encode_rows",
+    "view_rows",
 ]
 
 assert sys.byteorder == "little", "sparring-serve supports only little-endian machines"
@@ -123,11 +124,24 @@ def read_rows(content: Buffer, dim: int, dtype: int, out: Rows) -> None:
     Raises:
         MessageError: The number of bytes is wrong.
     """
-    count = len(out)
+    _check_size(content, len(out), dim, dtype)
+    widen_rows(content, _STORED[RowDtype(dtype)], out)
+
+
+def view_rows(content: Buffer, count: int, dim: int) -> Rows:
+    """Returns ``(count, dim)`` float32 rows as a view of their bytes, which may not be aligned.
+
+    Raises:
+        MessageError: The number of bytes is wrong.
+    """
+    _check_size(content, count, dim, RowDtype.FLOAT32)
+    return np.frombuffer(content, np.float32).reshape(count, dim)
+
+
+def _check_size(content: Buffer, count: int, dim: int, dtype: int) -> None:
     expected = count * row_bytes(dim, dtype)
     if len(content) != expected:
         raise MessageError(
             f"{count:,} rows of dim {dim} as {RowDtype(dtype).name.lower()}: found {len(content):,} "
             f"bytes, expected {expected:,}; client and server may be of incompatible releases"
         )
-    widen_rows(content, _STORED[RowDtype(dtype)], out)
