@@ -192,8 +192,8 @@ class ClientConfig(DocumentModel):
     row_dtype: Literal["auto", "float32", "float16", "int8"] = Field(
         "auto",
         description="Data type of rows in replies. `auto`: `int8` if all tables of the pull are stored "
-        "as int8 in serving snapshots, otherwise `float32`. Servers convert other rows for each call, which saves time only "
-        "on slow networks.",
+        "as int8 in serving snapshots, otherwise `float32`. Servers convert other rows for each call, "
+        "which saves time only on slow networks.",
     )
     push_deadline_seconds: Annotated[float, Field(gt=0, le=600)] = Field(
         10.0,
