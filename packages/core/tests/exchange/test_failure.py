@@ -44,6 +44,7 @@ from .late_transport import LateGroup
 pytestmark = pytest.mark.alone
 
 TABLE = TableConfig("item", 4, initializer=Uniform(-1, 1))
+LEVELS = [ExchangeOptions(chunk_rows=8, two_levels=False), ExchangeOptions(two_levels=True)]
 
 
 def container_of(
@@ -372,11 +373,13 @@ def test_a_background_failure_on_one_rank_stops_the_step_on_all() -> None:
     assert "snapshot" in theirs
 
 
+@pytest.mark.parametrize("exchange", LEVELS, ids=["one level", "two levels"])
 def test_a_storage_that_cannot_read_is_named_by_the_requesting_rank(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, exchange: ExchangeOptions
 ) -> None:
     def body(collective: Collective) -> SparringError | OSError:
-        made = container_of(collective, exchange=ExchangeOptions(chunk_rows=8))
+        collective.hosts = [[0, 1], [2]]
+        made = container_of(collective, exchange=exchange)
         step(made, np.arange(100))
         if collective.rank == 1:
 
@@ -398,9 +401,13 @@ def test_a_storage_that_cannot_read_is_named_by_the_requesting_rank(
         assert "its storage failed" in str(errors[rank])
 
 
-def test_a_storage_that_fails_before_the_update_stops_the_step_on_all() -> None:
+@pytest.mark.parametrize("exchange", LEVELS, ids=["one level", "two levels"])
+def test_a_storage_that_fails_before_the_update_stops_the_step_on_all(
+    exchange: ExchangeOptions,
+) -> None:
     def body(collective: Collective) -> str:
-        made = container_of(collective, exchange=ExchangeOptions(chunk_rows=8))
+        collective.hosts = [[0, 1], [2]]
+        made = container_of(collective, exchange=exchange)
         step(made, np.arange(100))
         before = held(made)
         storage = made.storage("item")
