@@ -123,6 +123,9 @@ def expected_state(values: Floats, random: npt.NDArray[np.int64] | None) -> byte
 @pytest.mark.parametrize("dim", DIMS)
 def test_state_has_the_bits_that_the_format_defines(dim: int) -> None:
     first, second = values_of(dim), np.abs(values_of(dim)) ** np.float32(1.2)
+    first[5] = np.finfo(np.float32).max
+    first[6] = 1.875 * 2.0**-100  # the largest magnitude of a scale; row 7 needs the next one
+    first[7] = np.nextafter(first[6], np.float32(1))
     numbers = values_of(dim)[:, : dim - 1]
     state = np.concatenate([first, second, numbers], 1)
     table = TableConfig("t", dim, "int8", state_width=state.shape[1])
