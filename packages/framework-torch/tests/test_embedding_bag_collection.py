@@ -153,7 +153,7 @@ def test_features_and_tables_must_match(place: Any) -> None:
             "repeated feature",
         ),
         ([EmbeddingBagConfig(name="t", embedding_dim=0)], "dim of table 't'"),
-        ([EmbeddingBagConfig(name="t", embedding_dim=2, data_type="int8")], "float16, bfloat16"),
+        ([EmbeddingBagConfig(name="t", embedding_dim=2, data_type="int4")], "float16, bfloat16"),
         ([EmbeddingBagConfig(name="t", embedding_dim=2, num_embeddings=0)], "positive integer"),
         (
             [EmbeddingBagConfig(name="t", embedding_dim=2, pooling="max")],  # type: ignore[arg-type]

@@ -337,14 +337,14 @@ def test_a_child_forked_while_a_thread_has_a_lock_is_rejected(
     def hold() -> None:
         with LOCKS[lock](stack):
             is_held.set()
-            may_let_go.wait(20)
+            may_let_go.wait(90)
 
     holder = threading.Thread(target=hold)
     holder.start()
     assert is_held.wait(10)
     child = os.fork()
     if not child:
-        signal.alarm(10)  # ends a child that hangs
+        signal.alarm(60)  # ends a child that hangs
         try:
             for refused in (
                 lambda: stack.find(KEYS[:20]),

@@ -77,7 +77,7 @@ WRONG: dict[str, tuple[str, list[str]]] = {
         RATINGS.replace("kind: table", "kind: tabel"),
         [
             "run.yaml:2:9: data.kind is wrong (found 'tabel', expected "
-            "synthetic_criteo or table; did you mean table?)"
+            "synthetic_criteo, table or stream; did you mean table?)"
         ],
     ),
     "wrong type": (
@@ -152,7 +152,7 @@ WRONG: dict[str, tuple[str, list[str]]] = {
         RATINGS + "exchange:\n  schedule: tree\n",
         [
             "run.yaml:10:3: unknown key 'schedule' in exchange (expected chunk_rows, "
-            "chunks_in_flight, row_wire_dtype or gradient_wire_dtype)"
+            "chunks_in_flight, row_wire_dtype, gradient_wire_dtype or two_levels)"
         ],
     ),
     "dtype on the wire": (
