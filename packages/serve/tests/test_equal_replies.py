@@ -83,6 +83,8 @@ REQUESTS: list[tuple[str, Any]] = [
     (f"{SERVICE}/Pull", pull(("item", range(3_000)))),
     (f"{SERVICE}/Pull", b"\x0a"),
     (f"{SERVICE}/Pull", b"\x0b"),
+    (f"{SERVICE}/Pull", b"\x0a" + b"\xff" * 8 + b"\x7f"),
+    (f"{SERVICE}/Pull", pull(("a\n\r\t\0'", [1]))),
     (f"{SERVICE}/Pull", b"\x0a\x05\x0a\x03\xff\xfe\xfd"),
     (f"{SERVICE}/Scan", ScanRequest("item", "", 30)),
     (f"{SERVICE}/Scan", ScanRequest("item", "", 30, bytes(8))),

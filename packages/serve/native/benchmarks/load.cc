@@ -1,5 +1,6 @@
 // Sends the same call again and again, and prints one line: the number of calls, calls per second, the
-// median and the 99th percentile of the latency in µs, and the number of errors.
+// median and the 99th percentile of the latency in µs, the 99th percentile of the time in µs by which calls
+// were sent too late, which is part of the latency, and the number of errors.
 //
 //   load ADDRESS METHOD REQUEST_FILE RATE SECONDS TOKEN [CA]
 //
@@ -37,6 +38,8 @@ std::string read_file(const char* path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
+double micros(Clock::duration time) { return std::chrono::duration<double, std::micro>(time).count(); }
+
 class Load {
  public:
   Load(const std::string& address, std::string method, const std::string& request, std::string token,
@@ -64,6 +67,7 @@ class Load {
         const auto planned = begin + std::chrono::duration_cast<Clock::duration>(
                                          std::chrono::duration<double>(static_cast<double>(i) / rate));
         std::this_thread::sleep_until(planned);
+        late_.push_back(micros(Clock::now() - planned));
         send(planned, false);
       }
     } else {
@@ -77,17 +81,19 @@ class Load {
   // Forgets what was measured.
   void forget() {
     latencies_.clear();
+    late_.clear();
     num_errors_ = 0;
   }
 
   void print() {
     std::sort(latencies_.begin(), latencies_.end());
-    const auto at = [&](double share) {
-      return latencies_.empty() ? 0.0 : latencies_[static_cast<size_t>(share * static_cast<double>(latencies_.size() - 1))];
+    std::sort(late_.begin(), late_.end());
+    const auto at = [](const std::vector<double>& sorted, double share) {
+      return sorted.empty() ? 0.0 : sorted[static_cast<size_t>(share * static_cast<double>(sorted.size() - 1))];
     };
-    std::printf("%zu %.1f %.1f %.1f %lld\n", num_calls_,
-                static_cast<double>(latencies_.size()) / elapsed_, at(0.5), at(0.99),
-                static_cast<long long>(num_errors_));
+    std::printf("%zu %.1f %.1f %.1f %.1f %lld\n", num_calls_,
+                static_cast<double>(latencies_.size()) / elapsed_, at(latencies_, 0.5),
+                at(latencies_, 0.99), at(late_, 0.99), static_cast<long long>(num_errors_));
   }
 
  private:
@@ -120,7 +126,7 @@ class Load {
     const std::lock_guard<std::mutex> lock(mutex_);
     num_errors_ += status.ok() ? 0 : 1;
     ++num_calls_;
-    latencies_.push_back(std::chrono::duration<double, std::micro>(now - sent.planned).count());
+    latencies_.push_back(micros(now - sent.planned));
     if (--in_progress_ == 0) changed_.notify_all();
   }
 
@@ -134,6 +140,7 @@ class Load {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<double> latencies_;
+  std::vector<double> late_;
   int64_t num_errors_ = 0;
   size_t num_calls_ = 0;  // including those that were forgotten
   int in_progress_ = 0;

@@ -53,7 +53,7 @@ void another_wire_type_is_rejected() {
 void messages_have_the_format_of_python() {
   CHECK(with_commas(0) == "0" && with_commas(-999) == "-999");
   CHECK(with_commas(1234567) == "1,234,567" && with_commas(-1000) == "-1,000");
-  CHECK(quoted("it's\n") == "\"it's\\x0a\"");
+  CHECK(quoted("it's\n\x01") == "\"it's\\n\\x01\"");
   CHECK(general(0.123456789, 3) == "0.123");
   CHECK(suggest("itm", {"item", "user"}) == "did you mean 'item'? known: 'item', 'user'");
   CHECK(suggest("zzz", {"item"}) == "known: 'item'");

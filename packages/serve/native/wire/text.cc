@@ -89,6 +89,8 @@ std::string quoted(std::string_view text) {
     if (each == mark || each == '\\') {
       found += '\\';
       found += each;
+    } else if (byte == '\n' || byte == '\r' || byte == '\t') {
+      found += byte == '\n' ? "\\n" : byte == '\r' ? "\\r" : "\\t";
     } else if (byte < 0x20 || byte == 0x7f) {
       char escaped[8];
       std::snprintf(escaped, sizeof escaped, "\\x%02x", byte);
