@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -69,6 +72,28 @@ def load_offering(manager: PluginManager, wheels: Callable[[], list[WheelDescrip
 @pytest.fixture
 def manager() -> PluginManager:
     return make_plugin_manager(entry_points=False)
+
+
+def test_threads_that_add_a_hook_at_once_find_all_of_its_descriptors(
+    manager: PluginManager,
+) -> None:
+    is_loading = threading.Event()
+
+    def wheels() -> list[WheelDescriptor]:
+        is_loading.set()
+        time.sleep(0.2)  # The other thread adds the hook meanwhile.
+        return [WHEEL]
+
+    def extend_second() -> WheelDescriptor:
+        assert is_loading.wait(10)
+        extend(manager)
+        return manager.find("wheels", "front", WheelDescriptor)
+
+    load_offering(manager, wheels)
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(extend_second)
+        extend(manager)
+    assert second.result() is WHEEL
 
 
 def test_a_plugin_with_a_trainer_loads_with_only_core_installed(

@@ -9,6 +9,7 @@ the name is requested. ``sparring plugins`` lists all plugins, errors and confli
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import TypeVar
@@ -99,6 +100,7 @@ class PluginManager:
         self._sources: dict[str, PluginSource] = {}
         self._registered: dict[tuple[str, str], list[Registration]] = {}
         self._load_errors: list[LoadError] = []
+        self._extends = threading.RLock()
 
     # -- loading ----------------------------------------------------------------
 
@@ -124,23 +126,26 @@ class PluginManager:
         self._take(registered)
 
     def extend(self, specs: ModuleType, kinds: Mapping[str, type[Descriptor]]) -> None:
-        """Adds hooks that another package declares. A second call does nothing.
+        """Adds hooks that another package declares. A second call does nothing. Threads may call it at
+        once.
 
         Args:
             specs: module with the hook specifications, named ``sparring_register_<kind>``.
             kinds: kind → class of the descriptors that its hook returns.
         """
-        if kinds.keys() <= self._kinds.keys():
-            return
-        self._pluggy.add_hookspecs(specs)
-        self._kinds.update(kinds)
-        for key, source in list(self._sources.items()):
-            names: list[tuple[str, str]] = []
-            try:
-                self._take(self._descriptors_of(source, key, kinds, names))
-            except (Exception, SystemExit) as error:
-                del self._sources[key]
-                self._reject(source, key, error, [*self._withdraw(source), *names])
+        # Another thread must not find the kinds before their descriptors.
+        with self._extends:
+            if kinds.keys() <= self._kinds.keys():
+                return
+            self._pluggy.add_hookspecs(specs)
+            self._kinds.update(kinds)
+            for key, source in list(self._sources.items()):
+                names: list[tuple[str, str]] = []
+                try:
+                    self._take(self._descriptors_of(source, key, kinds, names))
+                except (Exception, SystemExit) as error:
+                    del self._sources[key]
+                    self._reject(source, key, error, [*self._withdraw(source), *names])
 
     def _withdraw(self, source: PluginSource) -> Sequence[tuple[str, str]]:
         """Removes all descriptors of a plugin, and returns their kinds and names."""
