@@ -11,8 +11,10 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from benchmarks.link_rank import TABLE
 from benchmarks.measuring import Figure
@@ -24,7 +26,7 @@ from sparring_testing.faults.isolated_links import (
     why_isolation_is_unavailable,
 )
 
-__all__ = ["measure"]
+__all__ = ["measure", "run_on_hosts"]
 
 WORLD_SIZE, NUM_KEYS, ROUNDS = 4, 200_000, 5
 BITS_PER_SECOND = 10**9
@@ -75,27 +77,38 @@ def _seconds(
             *arguments,
             f"{folder}/meeting",
         ]
-        processes = [
-            subprocess.Popen(
-                links.command(rank, rank_command),
-                cwd=ROOT,
-                env={
-                    **os.environ,
-                    "RANK": str(rank),
-                    "WORLD_SIZE": str(WORLD_SIZE),
-                    "GLOO_SOCKET_IFNAME": INTERFACE,
-                    "OMP_NUM_THREADS": "1",
-                },
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(WORLD_SIZE)
-        ]
-        try:
-            said = [process.communicate(timeout=SECONDS)[0] for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-    times: dict[str, list[float]] = json.loads(said[0])
+        times: dict[str, list[float]] = run_on_hosts(links, range(WORLD_SIZE), rank_command)
     return {schedule: median(rounds) for schedule, rounds in times.items()}
+
+
+def run_on_hosts(links: IsolatedLinks, hosts: Sequence[int], command: Sequence[str]) -> Any:
+    """Runs one process per rank, and returns what the first rank prints as JSON.
+
+    Args:
+        links: the hosts.
+        hosts: host of each rank.
+        command: command of each rank.
+    """
+    processes = [
+        subprocess.Popen(
+            links.command(host, command),
+            cwd=ROOT,
+            env={
+                **os.environ,
+                "RANK": str(rank),
+                "WORLD_SIZE": str(len(hosts)),
+                "GLOO_SOCKET_IFNAME": INTERFACE,
+                "OMP_NUM_THREADS": "1",
+            },
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank, host in enumerate(hosts)
+    ]
+    try:
+        said = [process.communicate(timeout=SECONDS)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return json.loads(said[0])

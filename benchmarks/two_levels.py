@@ -9,18 +9,16 @@ kernel limits. Both ways alternate in one run, with the same container.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
+from benchmarks.links import run_on_hosts
 from benchmarks.measuring import Figure
 from benchmarks.rank_exchange import slowest_of_each_round
 from benchmarks.scale import Scale
@@ -29,11 +27,7 @@ from sparring.adapter import EnvironmentRendezvous, TableUpdate
 from sparring.contracts import Collective, EnvironmentOptions, Rendezvous, validate_options
 from sparring.exchange.two_levels import choose_levels
 from sparring_shm.meeting import connect_local_ranks
-from sparring_testing.faults.isolated_links import (
-    INTERFACE,
-    IsolatedLinks,
-    why_isolation_is_unavailable,
-)
+from sparring_testing.faults.isolated_links import IsolatedLinks, why_isolation_is_unavailable
 
 __all__ = ["measure"]
 
@@ -41,9 +35,7 @@ HOSTS = ((2, 2), (2, 4), (4, 4))
 """Numbers of hosts, and of ranks per host."""
 NUM_KEYS, ROUNDS = (64, 1024, 8192), 20
 BITS_PER_SECOND = 10**9
-SECONDS = 300
 TABLE = TableConfig("item", 64)
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def measure(scale: Scale) -> list[Figure]:
@@ -76,30 +68,15 @@ def _steps(num_hosts: int, per_host: int, rounds: int, most_keys: int) -> Any:
         tempfile.TemporaryDirectory() as folder,
         IsolatedLinks(num_hosts, BITS_PER_SECOND) as links,
     ):
-        rank_command = [sys.executable, "-m", "benchmarks.two_levels", str(rounds), sizes]
-        processes = [
-            subprocess.Popen(
-                links.command(rank // per_host, [*rank_command, f"{folder}/meeting"]),
-                cwd=ROOT,
-                env={
-                    **os.environ,
-                    "RANK": str(rank),
-                    "WORLD_SIZE": str(world_size),
-                    "GLOO_SOCKET_IFNAME": INTERFACE,
-                    "OMP_NUM_THREADS": "1",
-                },
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(world_size)
+        program = [
+            sys.executable,
+            "-m",
+            "benchmarks.two_levels",
+            str(rounds),
+            sizes,
+            f"{folder}/meeting",
         ]
-        try:
-            said = [process.communicate(timeout=SECONDS)[0] for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-    return json.loads(said[0])
+        return run_on_hosts(links, [rank // per_host for rank in range(world_size)], program)
 
 
 def _measure_rank(

@@ -13,8 +13,8 @@
 
 namespace sparring::serve {
 
-// gRPC's C++ interface reads the files of a server once; its C interface asks for them at each connection.
-// Must outlive the server, which does not keep it.
+// gRPC's C++ interface reads the files of a server once; its C interface requests them for each
+// connection. Must outlive the server, which does not keep it.
 class ReloadedCredentials final : public grpc::ServerCredentials {
  public:
   // Paths of PEM files. If `ca` is not empty, clients must present a certificate. Throws
