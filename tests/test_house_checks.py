@@ -35,6 +35,8 @@ def test_long_documentation_is_reported_with_count_and_limit(
     page.write_text("one two\n\n```sh\nnot counted at all\n```\n\nthree four\n")
     assert list(check_house.long_documentation(tmp_path)) == []
     (tmp_path / "docs/table.md").write_text("| - |\n")
+    (tmp_path / "docs/reference").mkdir()
+    (tmp_path / "docs/reference/config.md").write_text("a generated page with many words\n")
     assert list(check_house.long_documentation(tmp_path)) == []
     cells = [{"cell_type": "markdown", "source": ["five"]}, {"cell_type": "code", "source": ["x"]}]
     (tmp_path / "docs/other.ipynb").write_text(json.dumps({"cells": cells}))

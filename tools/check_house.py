@@ -34,7 +34,11 @@ MAX_LINES_WITHOUT_REASON = 500
 
 
 MAX_WORDS = 100_000
-"""Maximum number of words of pages and notebooks below `docs/`, without code and table marks."""
+"""Maximum number of words of written pages and notebooks below `docs/`, without code and table marks."""
+
+
+GENERATED_PAGES = ("reference/config.md", "reference/command-line.md")
+"""Pages that are generated from descriptions in the code; users look up single entries in them."""
 
 
 def main() -> int:
@@ -106,10 +110,13 @@ def conflict_markers(root: Path) -> Iterator[str]:
 
 
 def long_documentation(root: Path) -> Iterator[str]:
-    """Yields a finding if the documentation contains too many words, including generated pages."""
+    """Yields a finding if the documentation contains too many words."""
     number = 0
-    for path in sorted((root / "docs").rglob("*")):
+    docs = root / "docs"
+    for path in sorted(docs.rglob("*")):
         text = ""
+        if path.relative_to(docs).as_posix() in GENERATED_PAGES:
+            continue
         if path.suffix == ".md":
             text = path.read_text("utf-8")
             text = re.sub(r"^ *(```|~~~).*?^ *\1 *$", "", text, flags=re.M | re.S)
