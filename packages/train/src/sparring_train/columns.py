@@ -150,6 +150,8 @@ class CutRange:
     end: int
     """Offset after the last message."""
     num_events: int
+    read_time: float | None = field(default=None, compare=False)
+    """Time at which the messages were read, in seconds since 1970; None if it was not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,8 @@ class Cut:
     """Ranges of the partitions from which the step has events."""
     positions: Mapping[str, int]
     """Partition → offset of the first event after the cut, for all partitions."""
+    event_time: float | None = None
+    """Time of the newest event in seconds since 1970; None if it is unknown."""
 
     @property
     def num_events(self) -> int:
@@ -195,6 +199,8 @@ class ColumnBatch:
     """Number of examples of the step over all ranks, if this batch is one rank's part."""
     cut: Cut | None = field(default=None, kw_only=True)
     """Events of the step, if the examples are a stream."""
+    event_times: npt.NDArray[np.float64] | None = field(default=None, kw_only=True)
+    """``(b,)``, times of the events in seconds since 1970, if the examples are a stream."""
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -216,6 +222,7 @@ class ColumnBatch:
             numbers=self.numbers[selection],
             labels=None if self.labels is None else self.labels[selection],
             weights=None if self.weights is None else self.weights[selection],
+            event_times=None if self.event_times is None else self.event_times[selection],
             given={},
         )
 
@@ -267,13 +274,14 @@ class ColumnBatch:
                 return Column(ids)
             return Column(ids, np.concatenate([each.counts for each in parts]))
 
-        def floats(name: Literal["labels", "weights"]) -> Floats | None:
+        def floats(name: Literal["labels", "weights", "event_times"]) -> Any:
             parts = [getattr(batch, name) for batch in batches]
-            return None if parts[0] is None else np.concatenate(parts)
+            return None if any(each is None for each in parts) else np.concatenate(parts)
 
         return ColumnBatch(
             ids={name: column(name) for name in first.ids},
             numbers=np.concatenate([batch.numbers for batch in batches]),
             labels=floats("labels"),
             weights=floats("weights"),
+            event_times=floats("event_times"),
         )

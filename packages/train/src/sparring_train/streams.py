@@ -25,6 +25,8 @@ class StreamMessage:
     value: Any
     """The payload as `bytes`, which `data.format` describes; or the events as a
     `pyarrow.RecordBatch`."""
+    timestamp: float | None = None
+    """Time of the message in seconds since 1970, if the source knows it. It never changes."""
 
 
 @dataclass(frozen=True, slots=True)

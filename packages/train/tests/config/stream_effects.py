@@ -11,7 +11,8 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from sparring.errors import DataError
+from sparring import list_snapshots, open_snapshot
+from sparring.errors import ConfigError, DataError
 from sparring_train.data.stream.cut_log import read_cuts
 
 from .config_runs import Effects, Ran, Runs
@@ -52,6 +53,7 @@ def _events(count: int, seed: int) -> Any:
             "clicked": random.integers(0, 2, count),
             "answer": random.choice(["yes", "no"], count),
             "w": random.gamma(2, 1, count),
+            "at": 1_790_000_000_000 + 1000 * np.arange(count),
         }
     )
 
@@ -113,6 +115,22 @@ def register(effects: Effects) -> None:  # noqa: PLR0915 (one function for each 
         assert len(Path("letters/rank-0.jsonl").read_text().splitlines()) == 1
         required = _ran(runs, *_BAD, "data.required=[user, item]")
         assert required.end.skipped == {"rows_skipped": 2}
+
+    @effects.of(
+        "data:stream.event_time", "data:stream.event_time_unit", "data:stream.max_future_seconds"
+    )
+    def _(runs: Runs) -> None:
+        times = ("data.event_time=at", "data.event_time_unit=milliseconds", "data.batch_size=20")
+        _ran(runs, *times, "snapshots.url=timed")
+        found = [cut.event_time for cut in read_cuts("timed")]
+        assert found == [1_790_000_019, 1_790_000_039, 1_790_000_047]
+        newest = open_snapshot(list_snapshots("timed")[-1])
+        assert newest.state("position").values["event_time"] == 1_790_000_047
+        with pytest.raises(DataError, match=r"at most 60 s later .* check data.event_time_unit"):
+            _ran(runs, *times[:1])
+        assert _ran(runs, *times[:1], "data.max_future_seconds=1e13").samples == [16, 16, 16]
+        with pytest.raises(ConfigError, match="is also a column of ids or the label"):
+            _ran(runs, "data.event_time=item")
 
     @effects.of("data:stream.cuts_from")
     def _(runs: Runs) -> None:

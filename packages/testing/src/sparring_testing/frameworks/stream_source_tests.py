@@ -92,6 +92,18 @@ class StreamSourceTests:
             assert _read_all(stream, again, name, 8, begin=places[done])[0] == [*range(done, 30)]
             again.close()
 
+    def test_times_of_messages_do_not_change(self, stream: WritableStream) -> None:
+        name = stream.partitions[0]
+        before = time.time()
+        stream.append(name, range(3))
+        source = stream.open()
+        begin = source.earliest_offsets()[name]
+        first, second = (source.read(name, begin, 1, _long()).messages[0] for _ in range(2))
+        assert first.timestamp == second.timestamp
+        if first.timestamp is not None:
+            assert before - 1 < first.timestamp < time.time() + 1
+        source.close()
+
     def test_a_read_has_at_most_max_events(self, stream: WritableStream) -> None:
         name = stream.partitions[0]
         stream.append(name, range(9))

@@ -338,9 +338,9 @@ class _Run:
 
     def _stream_batches(self) -> Iterator[ColumnBatch]:
         """Yields batches of a stream, until it ends or the run is stopped."""
-        limit, step = self._config.training.steps, self._at.step
+        limit, at = self._config.training.steps, self._at
         batches = self._measured(self._source.batches(0))
-        while (limit is None or step < limit) and (batch := next(batches, _END)) is not _END:
+        while (limit is None or at.step < limit) and (batch := next(batches, _END)) is not _END:
             self._snapshots.check()
             if batch is None:
                 # Other ranks learn of a stop by a step, and there is none.
@@ -348,8 +348,8 @@ class _Run:
                     self._is_stopped = True
                     return
                 continue
-            step += 1
-            self._coming.append((Position(step, 0, 0, batch.cut.positions), False))
+            at = at.after(batch.cut)
+            self._coming.append((at, False))
             yield batch
 
     def _measured(self, batches: Iterator[Any]) -> Iterator[Any]:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sparring.errors import SnapshotError
+from sparring_train.columns import Cut
 
 __all__ = ["POSITION", "Position", "mark_epoch_ends", "read_position"]
 
@@ -26,6 +27,13 @@ class Position:
     """Number of batches of this epoch that were trained on."""
     stream: Mapping[str, int] | None = None
     """Partition → offset of the next event, if the examples are a stream."""
+    event_time: float | None = None
+    """Time of the newest event that was trained, in seconds since 1970; None if it is unknown."""
+
+    def after(self, cut: Cut) -> Position:
+        """Returns the position after a step on a stream."""
+        times = [each for each in (self.event_time, cut.event_time) if each is not None]
+        return Position(self.step + 1, 0, 0, cut.positions, max(times, default=None))
 
     def values(self) -> dict[str, Any]:
         """Returns the values to store."""
@@ -48,7 +56,7 @@ def read_position(url: str, values: Mapping[str, Any]) -> Position:
             url=url,
         )
     step, epoch, batch = counts
-    return Position(step, epoch, batch, stream)
+    return Position(step, epoch, batch, stream, values.get("event_time"))
 
 
 def mark_epoch_ends(batches: Iterator[Any]) -> Iterator[tuple[Any, bool]]:

@@ -12,7 +12,9 @@ from sparring_train.config.section import BackendOptions, PositiveInt
 from sparring_train.config.sections.columns import ColumnSettings, IdType, Name, Problem
 from sparring_train.config.sections.table import TableData
 
-__all__ = ["KafkaStreamOptions", "RedisStreamOptions", "StreamData"]
+__all__ = ["EventTimeUnit", "KafkaStreamOptions", "RedisStreamOptions", "StreamData"]
+
+EventTimeUnit = Literal["seconds", "milliseconds", "microseconds"]
 
 
 class RedisStreamOptions(Options):
@@ -51,6 +53,19 @@ class StreamData(ColumnSettings):
         default_factory=dict,
         description="Type of a column of `categorical`, see kind `table`. Default: `integer`.",
     )
+    event_time: Name | None = Field(
+        None,
+        description="The column of the time of an event: an Arrow timestamp, or a number since 1970. "
+        "Default: the time of its message, or the time at which it was read.",
+    )
+    event_time_unit: EventTimeUnit = Field(
+        "seconds", description="Unit of `event_time`, if it is a number."
+    )
+    max_future_seconds: Annotated[float, Field(ge=0, strict=False, allow_inf_nan=False)] = Field(
+        60.0,
+        description="An event whose `event_time` is later than the clock of the machine by more than "
+        "this is a bad row.",
+    )
     start: Literal["earliest", "latest"] = Field(
         "earliest",
         description="First event of a run that does not resume: the first or the next one.",
@@ -87,7 +102,8 @@ class StreamData(ColumnSettings):
     changeable: ClassVar[frozenset[str]] = frozenset(
         {
             "url", "options", "format", "start", "stop_at_end", "batch_size", "max_milliseconds",
-            "bad_rows", "dead_letters", "test_path", "cuts_from",
+            "bad_rows", "dead_letters", "test_path", "cuts_from", "event_time", "event_time_unit",
+            "max_future_seconds",
         }
     )  # fmt: skip
 
@@ -109,6 +125,9 @@ class StreamData(ColumnSettings):
             if name not in self.categorical:
                 expected = ", ".join(self.categorical)
                 yield "types", "contains a column that is not in data.categorical", name, expected
+        if self.event_time is not None and self.event_time in (*self.categorical, self.label):
+            expected = "a column of times"
+            yield "event_time", "is also a column of ids or the label", self.event_time, expected
         if self.dead_letters is not None and self.bad_rows != "skip":
             expected = "data.bad_rows: skip"
             yield (

@@ -1,7 +1,13 @@
 """Log of the cuts that a run has trained, in the folder of its snapshots.
 
-    <snapshots.url>/cuts/<number>-<first step>.parquet      columns: step, partition, begin, end,
-                                                            num_events int64; world_size int32
+    <snapshots.url>/cuts/<number>-<first step>.parquet
+
+One row per step and partition:
+
+    step, begin, end, num_events   int64, see `Cut`
+    partition                      string
+    world_size                     int32
+    event_time, read_time          float64, null if unknown. Logs of earlier versions lack these columns.
 
 A file is written before each snapshot, with the cuts since the previous one. If a run was interrupted
 and resumed, its next file replaces the cuts of the same and later steps in earlier files.
@@ -33,6 +39,8 @@ _SCHEMA = pyarrow.schema(
         "end": pyarrow.int64(),
         "num_events": pyarrow.int64(),
         "world_size": pyarrow.int32(),
+        "event_time": pyarrow.float64(),
+        "read_time": pyarrow.float64(),
     }
 )
 
@@ -44,6 +52,8 @@ class RecordedCut:
     step: int
     ranges: tuple[CutRange, ...]
     world_size: int
+    event_time: float | None = None
+    """See `Cut.event_time`."""
 
 
 class CutLog:
@@ -73,6 +83,8 @@ class CutLog:
                 "end": each.end,
                 "num_events": each.num_events,
                 "world_size": self._world_size,
+                "event_time": cut.event_time,
+                "read_time": each.read_time,
             }
             for each in cut.ranges
         ]
@@ -125,9 +137,9 @@ def read_cuts(snapshots_url: str) -> list[RecordedCut]:
 
 
 def _recorded(step: int, rows: list[dict[str, Any]]) -> RecordedCut:
-    names = ("partition", "begin", "end", "num_events")
+    names = ("partition", "begin", "end", "num_events", "read_time")
     ranges = tuple(CutRange(**{name: row[name] for name in names}) for row in rows)
-    return RecordedCut(step, ranges, rows[0]["world_size"])
+    return RecordedCut(step, ranges, rows[0]["world_size"], rows[0]["event_time"])
 
 
 def _folder_of(snapshots_url: str) -> tuple[Any, str]:

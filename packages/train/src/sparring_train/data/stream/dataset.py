@@ -14,7 +14,7 @@ from sparring.errors import DataError, UnsupportedError
 from sparring_train.columns import Column, ColumnBatch, Cut, CutRange, Origin, Schema
 from sparring_train.config.sections.stream import StreamData
 from sparring_train.data.dataset import OpenRequest
-from sparring_train.data.stream.cut_log import read_cuts
+from sparring_train.data.stream.cut_log import RecordedCut, read_cuts
 from sparring_train.data.stream.erased_keys import ErasedKeys
 from sparring_train.data.stream.events import Events, MessageDecoder
 from sparring_train.data.stream.partitions import PartitionReader, owned_partitions
@@ -179,22 +179,31 @@ class StreamDataset:
                     path=url,
                 )
             step = cut.step
-            batch = self._next_batch({each.partition: each for each in cut.ranges})
+            batch = self._next_batch(cut)
             assert batch is not None
             yield batch
 
-    def _next_batch(self, recorded: Mapping[str, CutRange] | None) -> ColumnBatch | None:
+    def _next_batch(self, recorded: RecordedCut | None) -> ColumnBatch | None:
         """Returns this rank's part of the next step. All ranks call it.
 
         Args:
-            recorded: partition → events of the step; None: those that arrive.
+            recorded: events of the step; None: those that arrive.
         """
         error: Exception | None = None
         taken: dict[str, list[Events]] = {}
+        # Recorded, so that a replay finds the same times and skips the same rows.
+        read_times: dict[str, float | None] = {}
         batch = None
         try:
-            taken = self._take() if recorded is None else self._take_recorded(recorded)
-            batch = self._decoder.decode([each for every in taken.values() for each in every])
+            if recorded is None:
+                taken = self._take()
+                read_times = dict.fromkeys(taken, time.time())
+            else:
+                own = {each.partition: each for each in recorded.ranges}
+                taken = self._take_recorded(own)
+                read_times = {name: own[name].read_time for name in taken}
+            events = [each for every in taken.values() for each in every]
+            batch = self._decoder.decode(events, read_times)
             if self._erased is not None and batch is not None:
                 is_kept = self._erased.find_kept(batch, self.schema)
                 self._num_erased += int((~is_kept).sum())
@@ -203,10 +212,27 @@ class StreamDataset:
             error = failure
         assert self._reader is not None
         counts = {name: sum(map(len, events)) for name, events in taken.items()}
-        every = self._agreed([self._reader.positions, counts], error)
-        positions = {name: at for each, _ in every for name, at in each.items()}
-        events = {name: count for _, each in every for name, count in each.items()}
-        return self._as_step(batch, positions, events)
+        every = self._agreed([self._reader.positions, counts, read_times, _newest_of(batch)], error)
+        # No partition is read by two ranks.
+        positions, counts, read_times = (
+            {name: each for parts in every for name, each in parts[at].items()} for at in range(3)
+        )
+        newest = max((parts[3] for parts in every if parts[3] is not None), default=None)
+        if recorded is not None and recorded.event_time is not None:
+            # Events with erased keys may have been newer.
+            newest = recorded.event_time
+        self._read = positions
+        if not any(counts.values()):
+            # Messages that were skipped are part of the next cut.
+            return None
+        ranges = tuple(
+            CutRange(name, begin, positions[name], counts[name], read_times.get(name))
+            for name, begin in self._positions.items()
+            if positions[name] > begin
+        )
+        self._positions = {name: positions[name] for name in self._positions}
+        cut = Cut(ranges, dict(self._positions), newest)
+        return replace(self._empty if batch is None else batch, total=cut.num_events, cut=cut)
 
     def _take(self) -> dict[str, list[Events]]:
         assert self._reader is not None
@@ -230,24 +256,6 @@ class StreamDataset:
                     offset=recorded[name].begin,
                 )
         return taken
-
-    def _as_step(
-        self, batch: ColumnBatch | None, positions: Mapping[str, int], events: Mapping[str, int]
-    ) -> ColumnBatch | None:
-        """Returns the batch with its cut; None if the step has no event on any rank."""
-        self._read = dict(positions)
-        if not any(events.values()):
-            # Messages that were skipped are part of the next cut.
-            return None
-        ranges = tuple(
-            CutRange(name, begin, positions[name], events[name])
-            for name, begin in self._positions.items()
-            if positions[name] > begin
-        )
-        self._positions = {name: positions[name] for name in self._positions}
-        cut = Cut(ranges, dict(self._positions))
-        batch = self._empty if batch is None else batch
-        return replace(batch, total=cut.num_events, cut=cut)
 
     def _agreed(self, value: Any, error: Exception | None) -> list[Any]:
         """Returns the values of all ranks, which are JSON values. All ranks call it.
@@ -277,6 +285,7 @@ class StreamDataset:
             np.empty((0, len(self.schema.numbers)), np.float32),
             None if self.schema.label is None else none,
             none if self.schema.has_weights else None,
+            event_times=np.empty(0),
         )
 
     def test_batches(self) -> Iterator[ColumnBatch]:
@@ -313,3 +322,9 @@ class StreamDataset:
         )
         erased = {} if self._erased is None else {"events_erased": self._num_erased}
         return skipped | erased
+
+
+def _newest_of(batch: ColumnBatch | None) -> float | None:
+    """Returns the time of the newest event; None if it is unknown."""
+    times = None if batch is None else batch.event_times
+    return None if times is None or not len(times) else float(times.max())

@@ -5,17 +5,19 @@ from __future__ import annotations
 import base64
 import json
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
 
 from sparring.errors import DataError
 from sparring_train.columns import ColumnBatch, Label
 from sparring_train.config.sections.stream import StreamData
+from sparring_train.data.stream.event_times import EventTimes
 from sparring_train.data.table.decode import SKIP_ADVICE, Decoder, RawRows
 from sparring_train.data.table.parquet_rows import find_type_family
 from sparring_train.streams import StreamMessage
@@ -75,11 +77,12 @@ class MessageDecoder:
     def __init__(self, data: StreamData, label: Label | None, rank: int) -> None:
         self._data = data
         self._label = data.label if label is not None else None
-        names = (*data.categorical, *data.numeric, self._label, data.weight)
+        names = (*data.categorical, *data.numeric, self._label, data.weight, data.event_time)
         self._columns = list(dict.fromkeys(name for name in names if name is not None))
         self._known: set[str] | None = None
         # Bad rows are found and skipped here, so that each is reported with its message.
         self._decoder = Decoder(data.model_copy(update={"bad_rows": "refuse"}), label)
+        self._times = EventTimes(data)
         self._skips = data.bad_rows == "skip"
         self._letters: Path | None = None
         if data.dead_letters is not None:
@@ -152,41 +155,54 @@ class MessageDecoder:
 
     # -- rows to batches --------------------------------------------------------------------
 
-    def decode(self, events: Sequence[Events]) -> ColumnBatch | None:
+    def decode(
+        self, events: Sequence[Events], read_times: Mapping[str, float | None]
+    ) -> ColumnBatch | None:
         """Returns one batch with the good events, in order; None if there are none.
+
+        Args:
+            events: messages in the order of their partitions and offsets.
+            read_times: partition → time at which its messages were read; None if it was not recorded.
 
         Raises:
             DataError: a row is bad, and bad rows are not skipped.
         """
         batches: list[ColumnBatch] = []
         for _, group in groupby(filter(len, events), lambda each: each.schema):
-            batches += self._decode_group(list(group))
+            batches += self._decode_group(list(group), read_times)
         return ColumnBatch.joined(batches) if batches else None
 
-    def _decode_group(self, events: list[Events]) -> Iterator[ColumnBatch]:
+    def _decode_group(
+        self, events: list[Events], read_times: Mapping[str, float | None]
+    ) -> Iterator[ColumnBatch]:
         """Yields the events of messages with one schema."""
         try:
-            yield self._decode_rows(self._label_of(events[0]), [each.rows for each in events])
+            yield self._decode_rows(events, read_times)
         except _ERRORS as error:
             if len(events) == 1:
-                yield from self._decode_rows_one_by_one(events[0], error)
+                yield from self._decode_rows_one_by_one(events[0], read_times, error)
                 return
             # The error may name the wrong message.
             for each in events:
-                yield from self._decode_group([each])
+                yield from self._decode_group([each], read_times)
 
-    def _decode_rows_one_by_one(self, events: Events, error: Exception) -> Iterator[ColumnBatch]:
+    def _decode_rows_one_by_one(
+        self, events: Events, read_times: Mapping[str, float | None], error: Exception
+    ) -> Iterator[ColumnBatch]:
         """Yields the good rows of a message that has bad ones."""
         if not self._skips:
             self._skip_or_raise(events.partition, events.message, None, error)
         for row in range(len(events)):
             chosen = events.rows.slice(row, 1) if events.schema else events.rows[row : row + 1]
             try:
-                yield self._decode_rows(self._label_of(events), [chosen], row)
+                yield self._decode_rows([replace(events, rows=chosen)], read_times, row)
             except _ERRORS as bad:
                 self._skip_or_raise(events.partition, events.message, row, bad)
 
-    def _decode_rows(self, label: str, parts: list[Any], first_row: int = 0) -> ColumnBatch:
+    def _decode_rows(
+        self, events: list[Events], read_times: Mapping[str, float | None], first_row: int = 0
+    ) -> ColumnBatch:
+        parts = [each.rows for each in events]
         if isinstance(parts[0], pyarrow.RecordBatch):
             selected = [each.select(self._columns) for each in parts]
             table = pyarrow.Table.from_batches(selected).unify_dictionaries().combine_chunks()
@@ -196,7 +212,13 @@ class MessageDecoder:
         else:
             objects = [row for part in parts for row in part]
             columns, count = self._json_columns(objects), len(objects)
-        return self._decoder.decode(RawRows(label, first_row + 1, 0, count, columns))[0]
+        rows = RawRows(self._label_of(events[0]), first_row + 1, 0, count, columns)
+        batch, _ = self._decoder.decode(rows)
+        lengths = [len(each) for each in parts]
+        stamps = np.array([each.message.timestamp for each in events], np.float64)
+        read = np.array([read_times[each.partition] for each in events], np.float64)
+        times = self._times.read(rows, np.repeat(stamps, lengths), np.repeat(read, lengths))
+        return replace(batch, event_times=times)
 
     def _json_columns(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         columns = {}

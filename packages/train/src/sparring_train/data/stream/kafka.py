@@ -93,7 +93,7 @@ class KafkaSource:
                 batch += consumer.consume(max_events - 1, 0)
             for each in batch:
                 if each.error() is None:
-                    messages.append(StreamMessage(each.offset(), each.value() or b""))
+                    messages.append(self._message(each))
                     after = each.offset() + 1
                 else:
                     after = max(after, self._handle(partition, after, each))
@@ -106,6 +106,12 @@ class KafkaSource:
         for each in (self._client, *self._consumers.values()):
             each.close()
         self._consumers.clear()
+
+    def _message(self, received: Any) -> StreamMessage:
+        kind, milliseconds = received.timestamp()
+        is_known = kind != self._kafka.TIMESTAMP_NOT_AVAILABLE
+        timestamp = milliseconds / 1000 if is_known else None
+        return StreamMessage(received.offset(), received.value() or b"", timestamp)
 
     def _handle(self, partition: str, offset: int, received: Any) -> int:
         """Raises for an error from which the client does not recover. Returns the next offset."""

@@ -85,8 +85,12 @@ class RedisSource:
                 self._client.xread({partition: place[1]}, count=1, block=block)
             entries = self._entries(partition, *place, max_events)
         messages = [
-            StreamMessage(offset + at, self._payload(partition, offset + at, fields))
-            for at, (_, fields) in enumerate(entries)
+            StreamMessage(
+                offset + at,
+                self._payload(partition, offset + at, fields),
+                _as_numbers(name)[0] / 1000,
+            )
+            for at, (name, fields) in enumerate(entries)
         ]
         if entries:
             place = offset + len(entries), entries[-1][0].decode()
