@@ -96,6 +96,16 @@ FileEntry file_of(const Json& value) {
   return file;
 }
 
+ModelEntry model_file_of(const Json& value) {
+  ModelEntry file;
+  file.name = name_of(value.at("name"), "file");
+  file.kind = value.at("kind").text("kind");
+  const auto least = static_cast<int64_t>(kLeastHashedBytes);
+  file.size_bytes = static_cast<uint64_t>(value.at("size_bytes").whole("size_bytes", least, kMostWhole));
+  file.hash = hash_of(value.at("hash"));
+  return file;
+}
+
 // Removes the last line, which contains the hash of the preceding text.
 std::string_view without_hash(std::string_view text, std::string* hash) {
   constexpr std::string_view kHead = "\n \"hash\": \"";
@@ -123,9 +133,9 @@ Manifest parse_manifest(std::string_view text) {
            "', expected 'sparring serving snapshot'; create one with sparring_packed.write");
   }
   const int64_t version = json.at("version").whole("version", 1, kMostWhole);
-  if (version != kFileVersion) {
-    refuse("its format has version " + std::to_string(version) + ", but this library reads version " +
-           std::to_string(kFileVersion) + "; use a later release of sparring-packed");
+  if (version > kModelVersion) {
+    refuse("its format has version " + std::to_string(version) + ", but this library reads versions up to " +
+           std::to_string(kModelVersion) + "; use a later release of sparring-packed");
   }
   manifest.step = json.at("step").whole("step", 0, kMostWhole);
   manifest.published = json.at("published").number("published");
@@ -151,6 +161,13 @@ Manifest parse_manifest(std::string_view text) {
     if (!is_known) refuse("file " + file.name + " belongs to table " + file.table + ", which is not listed");
     manifest.files.push_back(std::move(file));
   }
+  if (version < kModelVersion) return manifest;
+  for (const Json& value : json.at("model").array("model")) {
+    ModelEntry file = model_file_of(value);
+    if (!names.insert(file.name).second) refuse("file " + file.name + " is listed twice");
+    manifest.model.push_back(std::move(file));
+  }
+  if (manifest.model.empty()) refuse("it has version 2, but no files of the model");
   return manifest;
 }
 

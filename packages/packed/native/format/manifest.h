@@ -36,6 +36,17 @@ struct FileEntry {
   std::string hash;
 };
 
+// A file of the model that is not mapped: its parameters or its preprocessing.
+struct ModelEntry {
+  std::string name;
+  std::string kind;
+  uint64_t size_bytes = 0;
+  std::string hash;
+};
+
+// Version of a manifest with files of the model. Manifests without them have version 1.
+inline constexpr int64_t kModelVersion = 2;
+
 struct Manifest {
   std::string hash;
   int64_t step = 0;
@@ -44,6 +55,7 @@ struct Manifest {
   std::string base_hash;
   std::vector<TableEntry> tables;  // by name, ascending
   std::vector<FileEntry> files;
+  std::vector<ModelEntry> model;  // all files of the model, also in a delta
 };
 
 // Throws StatusError(SPARRING_CORRUPT) with the reason.

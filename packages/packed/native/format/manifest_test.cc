@@ -63,6 +63,39 @@ void a_text_without_its_hash_is_not_a_manifest() {
   CHECK_THROWS(parse_manifest(tail), StatusError);
 }
 
+std::string manifest_text(int version, const std::string& model) {
+  const std::string body =
+      R"({"format": "sparring serving snapshot", "version": )" + std::to_string(version) +
+      R"(, "step": 7, "published": 1.5, "source": {"name": "a", "hash": ")" + std::string(32, '0') +
+      R"("}, "base": null, "tables": [{"name": "item", "dim": 4, "dtype": "fp32", )"
+      R"("trained_dtype": "fp32", "seed": 0, "initializer": )"
+      R"({"kind": "zeros", "first": 0.0, "second": 0.0}}], "files": [])" +
+      model + ",";
+  return body + "\n \"hash\": \"" + xxh3_128(body.data(), body.size()) + "\"\n}\n";
+}
+
+std::string model_file(const std::string& name, int size_bytes) {
+  return R"({"name": ")" + name + R"(", "kind": "parameters", "size_bytes": )" +
+         std::to_string(size_bytes) + R"(, "hash": ")" + std::string(32, 'a') + R"("})";
+}
+
+void files_of_the_model_need_version_2() {
+  const std::string parameters = model_file("parameters.safetensors", 300);
+  const Manifest manifest = parse_manifest(manifest_text(2, ", \"model\": [" + parameters + "]"));
+  CHECK(manifest.model.size() == 1);
+  CHECK(manifest.model[0].name == "parameters.safetensors");
+  CHECK(manifest.model[0].kind == "parameters");
+  CHECK(manifest.model[0].size_bytes == 300);
+  CHECK(parse_manifest(manifest_text(1, "")).model.empty());
+  CHECK_THROWS(parse_manifest(manifest_text(2, "")), StatusError);
+  CHECK_THROWS(parse_manifest(manifest_text(2, ", \"model\": []")), StatusError);
+  CHECK_THROWS(parse_manifest(manifest_text(3, ", \"model\": [" + parameters + "]")), StatusError);
+  for (const std::string& bad :
+       {parameters + ", " + parameters, model_file("../a", 300), model_file("a", 10)}) {
+    CHECK_THROWS(parse_manifest(manifest_text(2, ", \"model\": [" + bad + "]")), StatusError);
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -72,5 +105,6 @@ int main() {
       {"invalid JSON is rejected", invalid_json_is_rejected},
       {"values of another type are rejected", values_of_another_type_are_rejected},
       {"a text without its hash is not a manifest", a_text_without_its_hash_is_not_a_manifest},
+      {"files of the model need version 2", files_of_the_model_need_version_2},
   });
 }

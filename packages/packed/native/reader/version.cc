@@ -36,6 +36,20 @@ size_t place_of(const std::vector<TableEntry>& tables, const std::string& name) 
       tables.begin());
 }
 
+// Compares the hash of a file that is not mapped.
+void verify_whole(const std::string& path, const std::string& name, uint64_t size_bytes,
+                  const std::string& hash) {
+  const MappedFile file(Folder(path), name, size_bytes);
+  const std::string found =
+      file.size() < kLeastHashedBytes ? "nothing: it is too short" : xxh3_128(file.data(), file.size());
+  if (found != hash) {
+    throw StatusError(SPARRING_CORRUPT, path + "/" + name + " is damaged: it has the hash " + found +
+                                            ", expected " + hash +
+                                            " according to the manifest; copy or publish the "
+                                            "serving snapshot again");
+  }
+}
+
 }  // namespace
 
 void FileSet::add(std::unique_ptr<PackedFile> file, int32_t begin, int32_t end) {
@@ -64,18 +78,13 @@ void Layer::for_files(const Body& body) const {
 
 void Layer::verify() const {
   for_files([](const PackedFile& file) { file.verify(); });
-  const Folder folder(path);
   for (const FileEntry& entry : manifest.files) {
-    if (is_mapped(entry) || !partitions.overlap(entry)) continue;
-    const MappedFile file(folder, entry.name, entry.size_bytes);
-    const std::string found =
-        file.size() < kLeastHashedBytes ? "nothing: it is too short" : xxh3_128(file.data(), file.size());
-    if (found != entry.hash) {
-      throw StatusError(SPARRING_CORRUPT, path + "/" + entry.name + " is damaged: it has the hash " +
-                                              found + ", expected " + entry.hash +
-                                              " according to the manifest; copy or publish the "
-                                              "serving snapshot again");
+    if (!is_mapped(entry) && partitions.overlap(entry)) {
+      verify_whole(path, entry.name, entry.size_bytes, entry.hash);
     }
+  }
+  for (const ModelEntry& entry : manifest.model) {
+    verify_whole(path, entry.name, entry.size_bytes, entry.hash);
   }
 }
 
@@ -108,6 +117,9 @@ std::shared_ptr<const Layer> map_layer(const std::string& path, Manifest manifes
   for (const FileEntry& entry : layer->manifest.files) {
     if (!is_mapped(entry) || !partitions.overlap(entry)) continue;
     mapped.emplace_back(&entry, std::make_unique<MappedFile>(folder, entry.name, entry.size_bytes));
+  }
+  for (const ModelEntry& entry : layer->manifest.model) {
+    const MappedFile file(folder, entry.name, entry.size_bytes);  // checks that it is complete
   }
   for (auto& [entry, bytes] : mapped) {
     const size_t place = place_of(tables, entry->table);

@@ -65,7 +65,8 @@ struct Layer {
   uint64_t mapped_bytes = 0;
   Partitions partitions;  // partitions whose files are mapped
 
-  // Compares the hash of every file of its partitions, including the filters, which are not mapped.
+  // Compares the hash of every file of its partitions, including filters and the files of the model,
+  // which are not mapped.
   void verify() const;
   void read_ahead() const;  // for all files; see MappedFile
 

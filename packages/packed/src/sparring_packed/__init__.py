@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from sparring_packed.faiss_index import FaissIndex
     from sparring_packed.library import include_path, library_path, widen_rows
     from sparring_packed.manifest import (
+        ModelFile,
         ServingFile,
         ServingManifest,
         ServingTable,
         read_manifest,
     )
+    from sparring_packed.model_files import decode_parameters, encode_parameters
     from sparring_packed.options import PackedOptions
     from sparring_packed.programs import (
         Program,
@@ -43,7 +45,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "sparring_packed.faiss_index": "FaissIndex",
     "sparring_packed.library": "include_path library_path set_simd_level simd_level widen_rows",
-    "sparring_packed.manifest": "ServingFile ServingManifest ServingTable read_manifest",
+    "sparring_packed.manifest": "ModelFile ServingFile ServingManifest ServingTable read_manifest",
+    "sparring_packed.model_files": "decode_parameters encode_parameters",
     "sparring_packed.options": "PackedOptions",
     "sparring_packed.programs": "Program ProgramLibrary new_bundle program_binding",
     "sparring_packed.storage": "PackedStorage",
@@ -55,6 +58,7 @@ _HOMES = {
 
 __all__ = [
     "FaissIndex",
+    "ModelFile",
     "PackedOptions",
     "PackedStorage",
     "PackedTable",
@@ -72,6 +76,8 @@ __all__ = [
     "WarmUpResult",
     "WriteOptions",
     "WriteResult",
+    "decode_parameters",
+    "encode_parameters",
     "include_path",
     "library_path",
     "new_bundle",

@@ -118,6 +118,7 @@ def _collect_facts(
                 "published": each.published,
                 "is_delta": each.base is not None,
                 "source": each.source.name,
+                "model": {file.kind: file.size_bytes for file in each.model},
                 "tables": {
                     table: {"rows": own.num_rows, "erased": own.num_erased, "bytes": own.size_bytes}
                     for table in tables
@@ -153,7 +154,7 @@ def _print(
         when = datetime.fromtimestamp(each.published, timezone.utc)
         console.print(
             f"{'  ' * depth}{kind} {name}, step {each.step:,}, version {each.hash}, published "
-            f"{when:%Y-%m-%d %H:%M:%S} UTC, {_mib(each.files)}",
+            f"{when:%Y-%m-%d %H:%M:%S} UTC, {_mib(each.files)}{_describe_model(each)}",
             soft_wrap=True, highlight=False,
         )  # fmt: skip
     shown = Table(
@@ -173,8 +174,12 @@ def _print(
         )  # fmt: skip
     console.print(shown)
     if is_verified:
-        num_files = sum(len(each.files) for each in layers)
+        num_files = sum(len(each.files) + len(each.model) for each in layers)
         console.print(Text(f"verified: {num_files:,} files, all as written", style="green"))
+
+
+def _describe_model(manifest: ServingManifest) -> str:
+    return "".join(f", {each.kind} {each.size_bytes / 2**20:,.2f} MiB" for each in manifest.model)
 
 
 def _mib(files: Sequence[Any]) -> str:

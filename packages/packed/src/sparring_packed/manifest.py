@@ -19,6 +19,7 @@ from sparring.errors import SnapshotDamagedError, SnapshotNotFoundError
 
 __all__ = [
     "FORMAT",
+    "ModelFile",
     "ServingBase",
     "ServingFile",
     "ServingManifest",
@@ -33,6 +34,9 @@ __all__ = [
 FORMAT: Literal["sparring serving snapshot"] = "sparring serving snapshot"
 
 MANIFEST_BYTES = 64 << 20
+
+LEAST_HASHED_BYTES = 241
+"""Minimum size of a file of the model. The C library does not hash shorter files."""
 
 _TAIL = re.compile(rb'\n "hash": "([0-9a-f]{32})"\n}\n\Z')
 
@@ -118,6 +122,22 @@ class ServingFile(_Entry):
         return self
 
 
+class ModelFile(_Entry):
+    """A file of the model, which is complete in each serving snapshot, also in a delta.
+
+    Attributes:
+        name: name in the snapshot's folder.
+        kind: ``parameters`` or ``preprocessing``.
+        size_bytes: size of the file, at least 241 bytes.
+        hash: xxh3-128 of the file.
+    """
+
+    name: _Name
+    kind: Literal["parameters", "preprocessing"]
+    size_bytes: Annotated[int, Field(ge=LEAST_HASHED_BYTES, le=2**62)]
+    hash: _Hash
+
+
 class ServingManifest(_Entry):
     """Contents of a committed serving snapshot.
 
@@ -128,17 +148,28 @@ class ServingManifest(_Entry):
         base: for a delta, the serving snapshot in the same folder that it is based on.
         tables: all tables, also in a delta.
         files: the data files.
+        model: the files of the model. A manifest with such files has version 2, others have version 1.
     """
 
     format: Literal["sparring serving snapshot"] = FORMAT
-    version: Literal[1] = 1
+    version: Literal[1, 2] = 1
     step: _Count
     published: float
     source: ServingBase
     base: ServingBase | None = None
     tables: tuple[ServingTable, ...] = Field(strict=False)
     files: tuple[ServingFile, ...] = Field(strict=False)
+    model: tuple[ModelFile, ...] = Field((), strict=False)
     _hash: str = ""
+
+    @model_validator(mode="after")
+    def _check_version(self) -> ServingManifest:
+        if (self.version == 2) != bool(self.model):
+            raise ValueError(
+                f"version {self.version} has {len(self.model)} files of the model, expected some in "
+                "version 2 and none in version 1"
+            )
+        return self
 
     @property
     def hash(self) -> str:
@@ -160,7 +191,9 @@ def encode_manifest(manifest: ServingManifest) -> bytes:
     plain = manifest.model_dump(mode="json")
     lines = ["{"]
     for name, value in plain.items():
-        if name in {"tables", "files"}:
+        if name == "model" and not value:
+            continue
+        if name in {"tables", "files", "model"}:
             entries = [f"  {json.dumps(each, allow_nan=False)}" for each in value]
             lines += [f' "{name}": [', ",\n".join(entries), " ],"]
         else:

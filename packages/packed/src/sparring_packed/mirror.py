@@ -23,6 +23,7 @@ import xxhash
 from sparring.adapter import locate, open_root
 from sparring.errors import SnapshotDamagedError, SnapshotError, SnapshotIOError
 from sparring_packed.manifest import (
+    ModelFile,
     ServingFile,
     ServingManifest,
     decode_manifest,
@@ -159,7 +160,10 @@ class Mirror:
         root = self.url if self._only is None else self.url.rpartition("/")[0]
         url = f"{root}/{name}"
         staging = self._folder / f".{name}-{secrets.token_hex(4)}"
-        files = [each for each in manifest.files if self._is_ours(each)]
+        files: list[ServingFile | ModelFile] = [
+            *(each for each in manifest.files if self._is_ours(each)),
+            *manifest.model,
+        ]
         try:
             staging.mkdir()
             _download(url, [each.name for each in files], staging)
@@ -239,7 +243,7 @@ def _download(url: str, names: list[str], folder: Path) -> None:
         raise OSError(f"{type(error).__name__}: {error}") from error
 
 
-def _check(url: str, path: Path, expected: ServingFile) -> None:
+def _check(url: str, path: Path, expected: ServingFile | ModelFile) -> None:
     hashed, size = xxhash.xxh3_128(), 0
     with path.open("rb", buffering=0) as file:
         while piece := file.read(_HASHED_AT_ONCE):

@@ -18,7 +18,7 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,9 @@ from sparring.errors import InvalidArgumentError, SnapshotError, SnapshotIOError
 from sparring_packed import library as native
 from sparring_packed.filters import read_filter
 from sparring_packed.manifest import (
+    LEAST_HASHED_BYTES,
     InitialValueSpec,
+    ModelFile,
     ServingBase,
     ServingFile,
     ServingManifest,
@@ -50,6 +52,7 @@ _DTYPES = {
     "float64": "fp32",
     "int8": "int8",
 }
+_MODEL_FILES = {"parameters": "parameters.safetensors", "preprocessing": "preprocessing.json"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +63,25 @@ class WriteOptions:
         file_bytes: approximate maximum size of a data file. Writing requires three times as much memory.
         filter_rate: false positive rate of the Bloom filters of existing and changed ids, or None to
             write no filters.
+        model: contents of the files of the model: ``parameters``, a safetensors file, and
+            ``preprocessing``, JSON. Each has at least 241 bytes; pad JSON with spaces.
     """
 
     file_bytes: int = 256 << 20
     filter_rate: float | None = 0.01
+    model: Mapping[str, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.file_bytes < 1 << 16:
             raise InvalidArgumentError(
                 f"WriteOptions: file_bytes must be at least 65536, found {self.file_bytes}"
             )
+        for kind, data in self.model.items():
+            if kind not in _MODEL_FILES or len(data) < LEAST_HASHED_BYTES:
+                raise InvalidArgumentError(
+                    f"WriteOptions: model must contain at least {LEAST_HASHED_BYTES} bytes for "
+                    f"{' or '.join(_MODEL_FILES)}, found {len(data)} bytes for {kind!r}"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,13 +170,16 @@ def write(
     try:
         for table in sorted(tables, key=lambda each: each.name):
             writer.write_table(table)
+        writer.write_model()
         manifest = ServingManifest(
+            version=2 if writer.model else 1,
             step=snapshot.step,
             published=time.time(),
             source=ServingBase(name=snapshot.name, hash=snapshot.manifest_hash),
             base=None if below is None else below.entry,
             tables=tuple(sorted(tables, key=lambda each: each.name)),
             files=tuple(writer.files),
+            model=tuple(writer.model),
         )
         text = encode_manifest(manifest)
         with _writing(url, "the manifest"):
@@ -299,6 +314,7 @@ class _Writer:
         self._snapshot, self._url, self._folder = snapshot, url, folder
         self._base, self._options = base, options
         self.files: list[ServingFile] = []
+        self.model: list[ModelFile] = []
         self._errors: dict[str, tuple[float, float]] = {}
 
     def write_table(self, table: ServingTable) -> None:
@@ -322,6 +338,18 @@ class _Writer:
                     each.add(changed.erased)
         for kind, each in filters.items():
             self._write_filter(table.name, kind, each)
+
+    def write_model(self) -> None:
+        for kind, data in self._options.model.items():
+            name, hashes = self._write_bytes(_MODEL_FILES[kind], memoryview(data))
+            self.model.append(
+                ModelFile(
+                    name=name,
+                    kind=kind,  # type: ignore[arg-type]
+                    size_bytes=hashes.size_bytes,
+                    hash=hashes.whole,
+                )
+            )
 
     def written(self, manifest_hash: str, row_bytes: Mapping[str, int]) -> WriteResult:
         def total(what: str, *kinds: str) -> dict[str, int]:
@@ -419,10 +447,7 @@ class _Writer:
         window: tuple[int, int],
         num_keys: int,
     ) -> None:
-        stored = self._folder.stored_name(name)
-        with _writing(self._url, stored), self._folder.create(stored) as file:
-            file.append([data])
-            hashes = file.seal(_no_pause)
+        stored, hashes = self._write_bytes(name, data)
         self.files.append(
             ServingFile(
                 name=stored,
@@ -434,6 +459,13 @@ class _Writer:
                 hash=hashes.whole,
             )
         )
+
+    def _write_bytes(self, name: str, data: memoryview) -> tuple[str, Any]:
+        """Writes a file, and returns its stored name, and its size and hash."""
+        stored = self._folder.stored_name(name)
+        with _writing(self._url, stored), self._folder.create(stored) as file:
+            file.append([data])
+            return stored, file.seal(_no_pause)
 
 
 def _full_window(snapshot: Snapshot, table: TableDescription, window: tuple[int, int]) -> _Window:

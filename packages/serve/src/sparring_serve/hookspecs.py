@@ -1,4 +1,4 @@
-"""Hooks of sparring-serve: evaluators that measure a model with the rows that will be served.
+"""Hooks of sparring-serve: evaluators that measure and read the models of a training program.
 
 Implement them with ``@hookimpl(optionalhook=True)``, so that the plugin also loads if sparring-serve
 is not installed.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from sparring.contracts import Descriptor, hookspec
 
 if TYPE_CHECKING:
-    from sparring import PluginManager
+    from sparring import PluginManager, Snapshot
 
 __all__ = ["EvaluatorDescriptor", "MetricValue", "sparring_register_evaluators"]
 
@@ -57,9 +57,14 @@ class EvaluatorDescriptor(Descriptor):
     `quality(config, snapshot_url, storage, plugin_manager)` builds the model of the configuration
     file `config`, with the dense parameters of the snapshot and the rows of `storage`, and evaluates
     it on the test samples of the configuration. It changes nothing.
+
+    `model_files(snapshot, plugin_manager)` returns the files of the model for a serving snapshot, by
+    kind: ``parameters`` and ``preprocessing``; nothing if the program did not save the snapshot. None:
+    not supported.
     """
 
     quality: Callable[[str, str, Mapping[str, Any], PluginManager], MetricValue]
+    model_files: Callable[[Snapshot, PluginManager], Mapping[str, bytes]] | None = None
 
 
 @hookspec

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from sparring.contracts import Descriptor, hookspec
 
 if TYPE_CHECKING:
-    from sparring import PluginManager, StepContainer, StorageChoice
+    import numpy.typing as npt
+
+    from sparring import PluginManager, State, StepContainer, StorageChoice
     from sparring.contracts import TableConfig
     from sparring_train.columns import ColumnBatch, Schema
     from sparring_train.config.run import RunConfig
@@ -90,6 +92,10 @@ class TrainerDescriptor(Descriptor):
 
     `export(config, plugin_manager, request)` exports a saved model as a program that runs without
     Python on serving snapshots. None: not supported.
+
+    `parameters(state)` returns the ordinary parameters of the model by the framework's names, from the
+    state that the trainer saved under its name. It must not import the framework. None: serving
+    snapshots contain only rows.
     """
 
     train: Callable[[RunConfig, PluginManager, Progress], TrainResult]
@@ -97,6 +103,7 @@ class TrainerDescriptor(Descriptor):
         Callable[[RunConfig, PluginManager, SavedModel], AbstractContextManager[OpenedModel]] | None
     ) = None
     export: Callable[[RunConfig, PluginManager, ProgramRequest], None] | None = None
+    parameters: Callable[[State], Mapping[str, npt.NDArray[Any]]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

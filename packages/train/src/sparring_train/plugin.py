@@ -71,6 +71,7 @@ def sparring_register_trainers() -> Sequence[TrainerDescriptor]:
             train=lazy_import("pytorch.trainer:train"),
             open=lazy_import("pytorch.trainer:open_model"),
             export=lazy_import("pytorch.trainer:export"),
+            parameters=lazy_import("run.served_model:torch_parameters"),
         ),
         TrainerDescriptor(
             name="tensorflow",
@@ -79,6 +80,7 @@ def sparring_register_trainers() -> Sequence[TrainerDescriptor]:
             train=lazy_import("keras.trainer:train"),
             open=lazy_import("keras.trainer:open_model"),
             export=lazy_import("keras.trainer:export"),
+            parameters=lazy_import("run.served_model:keras_parameters"),
         ),
     ]
 
@@ -114,5 +116,6 @@ def sparring_register_evaluators() -> Sequence[EvaluatorDescriptor]:
             api_version=API_VERSION,
             summary="Models of the configurations of `sparring train`.",
             quality=lazy_import("served_quality:served_quality"),
+            model_files=lazy_import("run.served_model:model_files"),
         )
     ]

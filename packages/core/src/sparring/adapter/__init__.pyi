@@ -92,6 +92,11 @@ from sparring.sharding.layouts import Layouts as Layouts
 from sparring.snapshot.chain import scan_own_rows as scan_own_rows
 from sparring.snapshot.erase import erase_from_snapshots as erase_from_snapshots
 from sparring.snapshot.erase import find_in_snapshots as find_in_snapshots
+from sparring.snapshot.format.data_file import DTYPE_CODES as DTYPE_CODES
+from sparring.snapshot.format.data_file import Tensor as Tensor
+from sparring.snapshot.format.data_file import decode_dtype as decode_dtype
+from sparring.snapshot.format.data_file import decode_header as decode_header
+from sparring.snapshot.format.data_file import encode_header as encode_header
 from sparring.snapshot.place.place import reading as reading
 from sparring.snapshot.reader import locate as locate
 from sparring.snapshot.reader import open_root as open_root

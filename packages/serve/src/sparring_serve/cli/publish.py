@@ -19,6 +19,7 @@ from sparring_cli import (
     print_warning,
 )
 from sparring_serve.publishing.evaluation import EvaluationCheck
+from sparring_serve.publishing.model_files import find_model_reader
 from sparring_serve.publishing.publisher import PublisherOptions, PublishResult, publish_newest
 
 __all__ = ["add_publish"]
@@ -95,8 +96,9 @@ def publish(  # noqa: PLR0913, PLR0917 - one for each option
     """Publish the newest snapshot of a run for `sparring serve`."""
     options = PublisherOptions(_quantize(quantize or []), full_every, keep)
     quality = _quality(context, evaluate, max_metric_loss)
+    read_model = find_model_reader(get_command_context(context).plugin_manager)
     if not watch:
-        published = publish_newest(run, output, options, quality)
+        published = publish_newest(run, output, options, quality, read_model)
         if published is None:
             print_note(f"{output} already contains the newest snapshot")
             if as_json:
@@ -110,7 +112,7 @@ def publish(  # noqa: PLR0913, PLR0917 - one for each option
     last = ""
     while True:
         try:
-            published = publish_newest(run, output, options, quality)
+            published = publish_newest(run, output, options, quality, read_model)
         except SnapshotError as error:
             # There is no snapshot yet, or a damaged one; the next one may be intact.
             if str(error) != last:

@@ -12,7 +12,9 @@ import sparring_packed
 from sparring import Snapshot, latest_snapshot, open_snapshot
 from sparring.adapter import open_root
 from sparring.errors import InvalidArgumentError, SnapshotError, SnapshotIOError, UnknownTableError
+from sparring_packed import WriteOptions
 from sparring_serve.publishing.evaluation import EvaluationCheck, EvaluationReport
+from sparring_serve.publishing.model_files import ReadModel
 
 __all__ = ["PublishResult", "PublisherOptions", "publish_newest"]
 
@@ -74,6 +76,7 @@ def publish_newest(
     out_url: str | os.PathLike[str],
     options: PublisherOptions,
     quality: EvaluationCheck | None = None,
+    read_model: ReadModel | None = None,
 ) -> PublishResult | None:
     """Publishes the newest snapshot of a run, unless it is already published with these data types.
 
@@ -85,6 +88,7 @@ def publish_newest(
         out_url: URL of the folder of serving snapshots; created if it does not exist.
         options: Options for writing.
         quality: Measures the model before anything is published; None skips the measurement.
+        read_model: Returns the files of the model, see `find_model_reader`; None publishes only rows.
 
     Returns:
         None if the newest snapshot is already published.
@@ -117,17 +121,18 @@ def publish_newest(
             {} if base is None else {each.name: each.dtype for each in existing[base].tables}
         )
         report = quality.check(snapshot, inherited | quantize)
+    write_options = WriteOptions(model={} if read_model is None else read_model(snapshot))
     written = None
     if base is not None:
         try:
             written = sparring_packed.write(
-                snapshot.url, url, quantize=quantize, base=f"{out}/{base}"
+                snapshot.url, url, quantize=quantize, base=f"{out}/{base}", options=write_options
             )
         except InvalidArgumentError as error:
             _log.info("writing a full serving snapshot instead of a delta: %s", error)
     is_delta = written is not None
     if written is None:
-        written = sparring_packed.write(snapshot.url, url, quantize=quantize)
+        written = sparring_packed.write(snapshot.url, url, quantize=quantize, options=write_options)
     if changes:
         _log.warning(
             "%s/%s was published with table %s; it was published again as %s. Running servers keep "
