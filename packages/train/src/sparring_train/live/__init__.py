@@ -1,0 +1,1 @@
+"""Evaluation of a stream while a run trains it."""
