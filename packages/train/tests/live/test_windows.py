@@ -159,5 +159,3 @@ def test_results_do_not_depend_on_ranks_or_on_a_resume(world_size: int) -> None:
         assert found[0][0] == expected
     for other in (Windows(60, "binary", ONE, [DEVICE]), Windows(30, "binary", ONE)):
         assert not other.restore(found[0][1])
-
-

@@ -101,8 +101,8 @@ class _Sums:
             self.sums[:, 0] += [len(values[0]), *(each.sum() for each in values)]
         else:
             self.sums[0] += np.bincount(at, minlength=size)
-            for row, each in zip(self.sums[1:], values, strict=True):
-                row += np.bincount(at, each, size)
+            for number, each in enumerate(values, 1):
+                self.sums[number] += np.bincount(at, each, size)
         if bins is not None:
             flat = bins if at is None else at * (2 * BINS) + bins
             np.add.at(self.counts.reshape(-1), flat, 1)
