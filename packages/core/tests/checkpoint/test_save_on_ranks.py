@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,10 @@ from sparring.contracts.storage.updates import MethodChoice
 from sparring.contracts.tables.admission import Bloom, Frequency
 from sparring.contracts.tables.initializers import Uniform
 from sparring.contracts.tables.table import TableConfig
+from sparring.engine.checkpoint import save_manager
 from sparring.engine.container import StepContainer
 from sparring.engine.tables.storage_choice import StorageChoice
-from sparring.errors import DeadlineError, SnapshotError, SnapshotIOError, SparringError
+from sparring.errors import DeadlineError, PeerFailure, SnapshotError, SnapshotIOError, SparringError
 from sparring.rendezvous.environment import SingleRendezvous
 from sparring.runtime.events import BackgroundError
 from sparring.snapshot.place import local as local_place
@@ -443,3 +446,35 @@ def test_ranks_that_load_read_only_the_rows_that_they_own(
     assert sum(run_ranks(4, body)) == 20_000
     # All ranks together read each file once, and each of them the manifest.
     assert num_bytes <= sum(found) < 1.5 * num_bytes
+
+
+@pytest.mark.parametrize("waiting", [0, 1])
+def test_a_rank_whose_peer_failed_soon_stops_waiting_for_its_part(
+    waiting: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The default deadline of a save is longer than this test may take."""
+    finish, ended = SnapshotWriter.finish, threading.Event()
+
+    def finish_or_hang(self: SnapshotWriter) -> None:
+        if self.rank != waiting:
+            ended.wait(30)
+            raise InterruptedError
+        finish(self)
+
+    monkeypatch.setattr(SnapshotWriter, "finish", finish_or_hang)
+    monkeypatch.setattr(save_manager, "GRACE_SECONDS", 0.1)
+
+    def body(collective: Collective) -> None:
+        if collective.rank != waiting:
+            with make(collective) as container, suppress(SparringError, InterruptedError):
+                container.save(str(tmp_path / "step"))
+            return
+        with pytest.raises(PeerFailure, match="rank is gone"), make(collective) as container:
+            task = container.save(str(tmp_path / "step"), blocking=False)
+            raise PeerFailure("a rank is gone")
+        with pytest.raises(DeadlineError, match="that remained after this rank had failed"):
+            task.result()
+        ended.set()
+
+    run_ranks(2, body)
+    assert list_snapshots(tmp_path) == []

@@ -16,6 +16,7 @@ documentation and overloads.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -49,6 +50,7 @@ from sparring.engine.table_container import TableContainer
 from sparring.engine.tables.assign import assign
 from sparring.engine.tables.entry import TableEntry
 from sparring.engine.tables.expiry import note_step
+from sparring.errors import SparringError
 from sparring.rendezvous.environment import SingleRendezvous
 from sparring.runtime.lifecycle import call_each
 from sparring.runtime.pool import Task
@@ -58,6 +60,8 @@ if TYPE_CHECKING:
     from sparring.plugins.registry import PluginManager
 
 __all__ = ["StepContainer"]
+
+_log = logging.getLogger(__name__)
 
 
 class StepContainer(TableContainer):
@@ -585,6 +589,12 @@ class StepContainer(TableContainer):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is not None and self.state.process.is_own:
-            self.loads.stop(error)  # its rows are no longer needed
-        self.close()
+        if error is None or not self.state.process.is_own:
+            self.close()
+            return
+        self.loads.stop(error)  # its rows are no longer needed
+        self.saves.limit_waits(error, self.collective.deadline_seconds)
+        try:
+            self.close()
+        except SparringError as failure:
+            _log.warning("closing after %s failed, too: %s", type(error).__name__, failure)

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import secrets
 import time
@@ -97,6 +98,9 @@ class Attempt:
     """Mark file of rank 0, if rank 0 has failed and not all other ranks have read it."""
     abort_reason: BaseException | None = None
     """Exception to raise on this rank, set by another thread; None to continue."""
+    waits_until: float = math.inf
+    """Time of `time.monotonic` at which waits for other ranks end, in addition to their deadline; set by
+    another thread."""
     _first: tuple[int, str] | None = None
     _next_poll: float = 0.0
     _watched: range = field(init=False)
@@ -179,7 +183,7 @@ class Attempt:
             SnapshotIOError: The file system failed.
         """
         parts: dict[int, Part] = {}
-        for is_late in _polls(deadline_seconds, longest=0.1):
+        for is_late in self._polls(deadline_seconds, longest=0.1):
             self.check()
             for rank in range(self.world_size):
                 part = parts.get(rank) or self._read_part(rank)
@@ -199,8 +203,8 @@ class Attempt:
             if is_late:
                 raise DeadlineError(
                     f"snapshot {self.url}: ranks {missing} did not write their parts within "
-                    f"{deadline_seconds} s; nothing was committed. Check these ranks, or increase "
-                    "deadline_seconds",
+                    f"{self._limit(deadline_seconds)}; nothing was committed. Check these ranks, or "
+                    "increase deadline_seconds",
                     ranks=tuple(missing),
                 )
         return self._merge([parts[rank] for rank in sorted(parts)])
@@ -261,7 +265,7 @@ class Attempt:
             SnapshotIOError: The file system failed.
         """
         mine = {(each.name, each.hash) for each in entries}
-        for is_late in _polls(deadline_seconds):
+        for is_late in self._polls(deadline_seconds):
             self.check()
             # In this order, because a commit renames the folder: if it is gone, the rename has happened.
             with writing(self.url, "the staging folder"):
@@ -275,10 +279,22 @@ class Attempt:
                 raise self._abandoned_error()
             if is_late:
                 raise DeadlineError(
-                    f"snapshot {self.url}: rank 0 did not commit it within {deadline_seconds} s after "
-                    "this rank finished its part; check rank 0, or increase deadline_seconds",
+                    f"snapshot {self.url}: rank 0 did not commit it within "
+                    f"{self._limit(deadline_seconds)} after this rank finished its part; check rank 0, or "
+                    "increase deadline_seconds",
                     ranks=(0,),
                 )
+
+    def _polls(self, seconds: float, longest: float = 0.25) -> Iterator[bool]:
+        """Like the function `_polls`, also ends at `waits_until`."""
+        for is_late in _polls(seconds, longest):
+            yield is_late or time.monotonic() > self.waits_until
+
+    def _limit(self, deadline_seconds: float) -> str:
+        """Describes the end of a wait."""
+        if self.waits_until < math.inf:
+            return "the time that remained after this rank had failed"
+        return f"{deadline_seconds} s"
 
     def _abandoned_error(self) -> SnapshotError:
         return SnapshotError(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
@@ -240,6 +241,14 @@ class SnapshotWriter:
             reason: The error to raise.
         """
         self._attempt.abort_reason = reason
+
+    def limit_waits(self, seconds: float) -> None:
+        """Ends waits for other ranks after `seconds`, on any thread.
+
+        Args:
+            seconds: Time in seconds from now.
+        """
+        self._attempt.waits_until = time.monotonic() + seconds
 
     def _check_unwritten(self, table: TableDescription, columns: ColumnBlock | None) -> None:
         self._check_state("writing")

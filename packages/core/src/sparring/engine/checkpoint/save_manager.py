@@ -25,9 +25,10 @@ from sparring.contracts.storage.column_block import ColumnBlock
 from sparring.contracts.storage.results import Keys, ScanChunk
 from sparring.engine.checkpoint.copy_on_write import CopyOnWriteView, UndoBudget
 from sparring.engine.tables.write_log import WriteLog
-from sparring.errors import DeadlineError, SnapshotError
+from sparring.errors import DeadlineError, PeerFailure, SnapshotError
 from sparring.runtime.events import EventLoop
 from sparring.runtime.pool import Task
+from sparring.snapshot.commit import GRACE_SECONDS
 from sparring.snapshot.format.manifest import TableDescription
 from sparring.snapshot.retention import retain
 from sparring.snapshot.writer import SnapshotWriter
@@ -275,6 +276,18 @@ class SaveManager:
         running = self.running
         if running is not None:
             running.throttle.unthrottle()
+
+    def limit_waits(self, error: BaseException, deadline_seconds: float) -> None:
+        """Limits how long a running save waits for other ranks, because this rank ends with an error.
+
+        Args:
+            error: the error of this rank.
+            deadline_seconds: limit if all other ranks may still write their parts.
+        """
+        running = self.running
+        if running is not None:
+            is_alone = isinstance(error, PeerFailure)
+            running.writer.limit_waits(GRACE_SECONDS if is_alone else deadline_seconds)
 
     def wait_for_capacity(self) -> None:
         """Waits until a running save has space for undo rows. Must be called before a step writes."""
