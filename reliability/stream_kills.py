@@ -15,13 +15,12 @@ import io
 import multiprocessing
 import os
 import random
-import signal
 import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -34,10 +33,10 @@ from reliability.report import Report
 from reliability.small_snapshots import scratch_folder
 from reliability.stream_brokers import Broker, brokers
 from sparring import list_snapshots, open_snapshot
-from sparring_train.data.stream.cut_log import read_cuts
-from sparring_train.run.replay import list_differences
 from sparring_redis.testing.server import free_port
 from sparring_testing.processes.rank_launchers import gloo_environment
+from sparring_train.data.stream.cut_log import read_cuts
+from sparring_train.run.replay import list_differences
 
 __all__ = ["TRIALS", "run"]
 
@@ -104,7 +103,9 @@ class _Events:
         self.folder = folder
         self.context: ForkServerContext = multiprocessing.get_context("forkserver")
         # Each start of a rank forks a process that has already imported torch.
-        self.context.set_forkserver_preload(["reliability.stream_kills", "sparring_train.pytorch.trainer"])
+        self.context.set_forkserver_preload(
+            ["reliability.stream_kills", "sparring_train.pytorch.trainer"]
+        )
         draw = np.random.default_rng(5)
         users, items = draw.integers(0, 500, _NUM_EVENTS), draw.integers(0, 800, _NUM_EVENTS)
         self.table = pyarrow.table(
@@ -214,7 +215,9 @@ class _Life:
         url = str(self.folder / "snapshots")
         found = open_snapshot(list_snapshots(url)[-1])
         expected = open_snapshot(self._events.expected(self._num_ranks))
-        differences = [each for each in list_differences(expected, found) if each != "state origins"]
+        differences = [
+            each for each in list_differences(expected, found) if each != "state origins"
+        ]
         assert not differences, f"differs from a training on files: {differences}"
         assert found.step == _NUM_EVENTS // _STEP, f"has {found.step} steps"
         cuts = read_cuts(url)
@@ -304,7 +307,8 @@ def _train_rank(
     from sparring_train.config.reading.loader import parse_config
     from sparring_train.pytorch.trainer import train
 
-    sys.stderr = open(f"{folder}/rank-{rank}.txt", "w", buffering=1)  # noqa: SIM115 (until the end)
+    log = Path(folder, f"rank-{rank}.txt")
+    sys.stderr = log.open("w", buffering=1)
     os.dup2(sys.stderr.fileno(), 2)
     faulthandler.dump_traceback_later(_END_SECONDS - 10, exit=False)
     if num_ranks > 1:

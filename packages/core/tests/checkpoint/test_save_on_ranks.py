@@ -22,7 +22,13 @@ from sparring.contracts.tables.table import TableConfig
 from sparring.engine.checkpoint import save_manager
 from sparring.engine.container import StepContainer
 from sparring.engine.tables.storage_choice import StorageChoice
-from sparring.errors import DeadlineError, PeerFailure, SnapshotError, SnapshotIOError, SparringError
+from sparring.errors import (
+    DeadlineError,
+    PeerFailure,
+    SnapshotError,
+    SnapshotIOError,
+    SparringError,
+)
 from sparring.rendezvous.environment import SingleRendezvous
 from sparring.runtime.events import BackgroundError
 from sparring.snapshot.place import local as local_place
@@ -469,8 +475,9 @@ def test_a_rank_whose_peer_failed_soon_stops_waiting_for_its_part(
             with make(collective) as container, suppress(SparringError, InterruptedError):
                 container.save(str(tmp_path / "step"))
             return
-        with pytest.raises(PeerFailure, match="rank is gone"), make(collective) as container:
-            task = container.save(str(tmp_path / "step"), blocking=False)
+        container = make(collective)
+        task = container.save(str(tmp_path / "step"), blocking=False)
+        with pytest.raises(PeerFailure, match="rank is gone"), container:
             raise PeerFailure("a rank is gone")
         with pytest.raises(DeadlineError, match="that remained after this rank had failed"):
             task.result()

@@ -280,8 +280,8 @@ class Attempt:
             if is_late:
                 raise DeadlineError(
                     f"snapshot {self.url}: rank 0 did not commit it within "
-                    f"{self._limit(deadline_seconds)} after this rank finished its part; check rank 0, or "
-                    "increase deadline_seconds",
+                    f"{self._limit(deadline_seconds)} after this rank finished its part; check rank 0, "
+                    "or increase deadline_seconds",
                     ranks=(0,),
                 )
 
