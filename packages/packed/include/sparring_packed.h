@@ -72,7 +72,8 @@ typedef struct SparringPacked SparringPacked; /* open serving snapshots of one f
 
 typedef struct SparringPackedOpen {
   SparringCall call;
-  const char* path;        /* of a serving snapshot, or of a folder, whose newest is used */
+  const char* path;        /* of a serving snapshot, or of a folder, whose newest is used
+                              unless its gate.json pins another one                      */
   int32_t verify;          /* SPARRING_PACKED_VERIFY_*                                   */
   int32_t keep_versions;   /* number of versions that a lookup may request, 1 to 8; 0: 2 */
   int32_t partition_begin; /* partitions to map, [begin, end); both 0: all. An id of     */
@@ -86,20 +87,35 @@ SPARRING_PACKED_API SparringStatus sparring_packed_open(SparringPackedOpen*);
 SPARRING_PACKED_API void sparring_packed_close(SparringPacked*);
 
 /*
- * Switches to a newer version. A full one replaces all files; a delta is added to the
+ * Switches to a newer version, or to the pinned one. A full one replaces all files; a delta is added to the
  * newest version of this handle, so that only its own files are mapped.
  * A delta with another base (a gap), other tables, and damage cause an error, and the
  * current version remains in use.
  */
 typedef struct SparringPackedRefresh {
   SparringCall call;
-  const char* path;   /* of a serving snapshot, or of a folder, whose newest is used;
+  const char* path;   /* of a serving snapshot, or of a folder, as when opening;
                          NULL: the path that was opened                               */
   int32_t verify;     /* SPARRING_PACKED_VERIFY_*                                     */
-  int32_t is_changed; /* out: 0 if the current version is already the newest          */
+  int32_t is_changed; /* out: 0 if the current version is already the requested one   */
 } SparringPackedRefresh;
 
 SPARRING_PACKED_API SparringStatus sparring_packed_refresh(SparringPacked*, SparringPackedRefresh*);
+
+/* State of the gate of a folder, its file gate.json. A damaged file is an error here, and has no effect
+ * on opening and refreshing. */
+typedef struct SparringPackedGate {
+  SparringCall call;
+  const char* path;   /* of a folder of serving snapshots                             */
+  int32_t exists;     /* out: 0 if there is no file                                   */
+  int32_t is_closed;  /* out: 1 if newer versions are withheld                        */
+  double since;       /* out: time of the last change, seconds since 1970             */
+  char pin[256];      /* out: name of the version to use; empty: the newest           */
+  char pinned_by[16]; /* out: gate or operator; empty without a pin                   */
+  char reason[1024];  /* out: UTF-8; empty: none                                      */
+} SparringPackedGate;
+
+SPARRING_PACKED_API SparringStatus sparring_packed_gate(SparringPackedGate*);
 
 /* Compares the hashes of all bytes of the newest version with its manifests. */
 typedef struct SparringPackedVerify {

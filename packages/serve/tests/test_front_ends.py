@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import sparring_packed
 from sparring.contracts import TableConfig
 from sparring_cli.application import main
 from sparring_serve import (
@@ -33,6 +34,7 @@ from sparring_serve.testing import RawConnection, framed_message
 from sparring_serve.wire.fields import decode, encode
 from sparring_serve.wire.messages import (
     SERVICE,
+    GateMessage,
     RefreshReply,
 )
 from sparring_serve.wire.open_inference import (
@@ -238,6 +240,88 @@ def test_replies_have_one_version_while_versions_arrive(serve: Serve, folder: Fo
         each.join()
     assert failures == []
     assert 5 in seen
+
+
+def pin(folder: Folder, name: str, by: Any = "gate") -> None:
+    gate = sparring_packed.Gate(True, "worse", 5.0, name, by if name else "")
+    sparring_packed.write_gate(folder.served, gate)
+
+
+def test_a_pinned_version_is_served_until_the_pin_is_removed(serve: Serve, folder: Folder) -> None:
+    folder.publish(2, base=1)
+    server = serve()
+
+    def refresh() -> tuple[RefreshReply, int]:
+        reply = decode(RefreshReply, call(server.address, f"{SERVICE}/Refresh")[3])
+        return reply, int(client.pull({"item": [7]}).rows["item"][0, 0])
+
+    with LookupClient(server.address, LONG) as client:
+        newest = client.pull({"item": [7]}).versions[0].hash
+        assert not client.describe().shards[0].gate.is_closed
+        pin(folder, "step-1")
+        reply, step = refresh()
+        assert (reply.is_new, reply.version.step, step) == (True, 1, 1)
+        shown = client.describe().shards[0].gate
+        assert shown == GateMessage(True, "worse", "step-1", "gate", 5.0)
+        # The version before the return is still kept, for calls that began with it.
+        assert client.pull({"item": [7]}, version=newest).rows["item"][0, 0] == 2
+        folder.publish(3)
+        assert (refresh()[1], read_metrics(server)["version_step"]) == (1, 1)
+        assert [read_metrics(server)[f"gate_is_{each}"] for each in ("closed", "pinned")] == [1, 1]
+        assert read_metrics(server)["is_behind"] == 0
+        # A pin that cannot be served changes nothing, and is reported.
+        pin(folder, "step-9", "operator")
+        reply, step = refresh()
+        assert step == 1
+        assert "gate.json pins step-9, which cannot be used" in reply.refused
+        assert client.describe().shards[0].not_fresh == reply.refused
+        assert client.describe().shards[0].gate.pinned_by == "operator"
+        assert read_metrics(server)["is_behind"] == 1
+        pin(folder, "")
+        assert refresh()[1] == 3
+        assert client.describe().shards[0].gate == GateMessage(True, "worse", since=5.0)
+        # A damaged file is ignored.
+        pin(folder, "step-2")
+        assert refresh()[1] == 2
+        (Path(folder.served) / "gate.json").write_text("{")
+        assert refresh()[1] == 3
+        assert client.describe().shards[0].gate == GateMessage()
+    assert [read_metrics(server)[f"gate_is_{each}"] for each in ("closed", "pinned")] == [0, 0]
+
+
+def test_replies_have_one_version_while_pins_change(serve: Serve, folder: Folder) -> None:
+    for step in (2, 3):
+        folder.publish(step, base=step - 1)
+    server = serve(poll_seconds=0.005)
+    seen: set[int] = set()
+    failures, done = [], threading.Event()
+
+    def ask() -> None:
+        with LookupClient(server.address, LONG) as client:
+            while not done.is_set():
+                try:
+                    answer = client.pull({"item": KEYS[:40], "user": KEYS[:40]})
+                    [step] = {*answer.rows["item"][:, 0], *answer.rows["user"][:, 0]}
+                    assert answer.versions[0].step == step
+                    seen.add(int(step))
+                except Exception as error:
+                    failures.append(error)
+                    return
+
+    asking = [threading.Thread(target=ask) for _ in range(2)]
+    for each in asking:
+        each.start()
+    for name in ("step-1", "step-2", "", "step-1"):
+        begin, wanted = time.monotonic(), int(name[-1:] or 3)
+        seen.clear()
+        pin(folder, name)
+        while wanted not in seen and not failures and time.monotonic() - begin < 20:
+            time.sleep(0.002)
+        assert wanted in seen
+    done.set()
+    for each in asking:
+        each.join()
+    assert failures == []
 
 
 PULL, ADMIN, OTHER = "p" * 16, "a" * 16, "o" * 16

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "format/gate.h"
 #include "sparring/storage_border.h"
 
 namespace sparring::packed {
@@ -45,11 +46,34 @@ bool has_entry(const std::string& folder, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// Returns the serving snapshot at `path`, or the one with the highest step in that folder. The step of a
-// snapshot with an unreadable manifest is unknown: it counts as newer if its name is greater, and fails.
+// Returns the name that gate.json pins; empty if it pins none or is damaged, which servers report.
+std::string pin_of(const std::string& folder) {
+  try {
+    return read_gate(Folder(folder)).pin;
+  } catch (const StatusError&) {
+    return {};
+  }
+}
+
+Found pinned(const std::string& folder, const std::string& name) {
+  Found found{folder + "/" + name, {}};
+  try {
+    found.manifest = read_manifest(found.path);
+  } catch (const StatusError& error) {
+    throw StatusError(error.status(), folder + "/" + kGateName + " pins " + name +
+                                          ", which cannot be used: " + error.what() +
+                                          "; pin another one, or remove the pin: sparring publish --unpin");
+  }
+  return found;
+}
+
+// Returns the serving snapshot at `path`; or in that folder the pinned one, or the one with the highest
+// step. The step of a snapshot with an unreadable manifest is unknown: it counts as newer if its name is
+// greater, and fails.
 Found newest(const std::string& path) {
   const std::string real = real_path(path);
   if (has_manifest(real)) return {real, read_manifest(real)};
+  if (const std::string pin = pin_of(real); !pin.empty()) return pinned(real, pin);
   Found best;
   std::string damaged;
   std::string damage;
@@ -96,11 +120,15 @@ Manifest base_of(const Found& delta, const std::string& folder) {
   return base;
 }
 
-const Version* version_of(const Versions& known, const std::string& hash) {
+// Returns the layers of the version with this hash: of a known version, or of one that a known version is
+// based on. Empty if there is none.
+std::vector<std::shared_ptr<const Layer>> known_layers(const Versions& known, const std::string& hash) {
   for (const auto& version : known) {
-    if (version->manifest().hash == hash) return version.get();
+    for (auto layer = version->layers.begin(); layer != version->layers.end(); ++layer) {
+      if ((*layer)->manifest.hash == hash) return {layer, version->layers.end()};
+    }
   }
-  return nullptr;
+  return {};
 }
 
 }  // namespace
@@ -112,24 +140,23 @@ std::shared_ptr<const Version> load_version(const std::string& path, const LoadO
     if (version->manifest().hash == found.manifest.hash) return version;
   }
   const std::string folder = found.path.substr(0, found.path.find_last_of('/'));
-  std::vector<std::shared_ptr<const Layer>> layers;
-  while (true) {
+  std::vector<std::shared_ptr<const Layer>> layers = known_layers(known, found.manifest.hash);
+  while (layers.empty() || !layers.back()->manifest.base_hash.empty()) {
     const std::string base_hash = found.manifest.base_hash;
-    const Version* const base = base_hash.empty() ? nullptr : version_of(known, base_hash);
+    const auto base = known_layers(known, base_hash);
     Found next;
-    if (!base_hash.empty() && base == nullptr) {
+    if (!base_hash.empty() && base.empty()) {
       next.path = folder + "/" + found.manifest.base_name;
       next.manifest = base_of(found, folder);
     }
     layers.push_back(map_layer(found.path, std::move(found.manifest), options.partitions));
     if (!known.empty()) layers.back()->read_ahead();  // its rows are requested immediately
     if (options.verifies_all) layers.back()->verify();
-    if (base != nullptr) layers.insert(layers.end(), base->layers.begin(), base->layers.end());
+    layers.insert(layers.end(), base.begin(), base.end());
     if (layers.size() > kMostLayers) {
       border::refuse("serving snapshot " + path + " is a delta over more than " +
                      std::to_string(kMostLayers - 1) + " deltas; publish a full one");
     }
-    if (next.path.empty()) break;
     found = std::move(next);
   }
   return make_version(std::move(layers), options.partitions);

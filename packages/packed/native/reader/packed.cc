@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "format/gate.h"
 #include "reader/chain.h"
 #include "reader/counted_state.h"
 #include "reader/lookup.h"
@@ -310,6 +311,17 @@ void scan(const Version& version, SparringPackedScan& arguments) {
   arguments.is_done = 1;
 }
 
+// Copies the beginning of a UTF-8 text, without a part of a character.
+template <size_t kSize>
+void copy_text(const std::string& text, char (&out)[kSize]) {
+  size_t count = std::min(text.size(), kSize - 1);
+  if (count < text.size()) {
+    while (count > 0 && (static_cast<unsigned char>(text[count]) & 0xc0u) == 0x80u) --count;
+  }
+  std::memcpy(out, text.data(), count);
+  std::memset(out + count, 0, kSize - count);
+}
+
 }  // namespace
 
 SparringStatus sparring_packed_open(SparringPackedOpen* arguments) {
@@ -349,6 +361,19 @@ SparringStatus sparring_packed_refresh(SparringPacked* packed, SparringPackedRef
     check_same_tables(*version, *known.front());
     keep(*packed, std::move(version), known);
     arguments->is_changed = 1;
+  });
+}
+
+SparringStatus sparring_packed_gate(SparringPackedGate* arguments) {
+  return guard(arguments, [&] {
+    check_given(arguments->path != nullptr, "path");
+    const Gate gate = read_gate(Folder(arguments->path));
+    arguments->exists = gate.exists ? 1 : 0;
+    arguments->is_closed = gate.is_closed ? 1 : 0;
+    arguments->since = gate.since;
+    copy_text(gate.pin, arguments->pin);
+    copy_text(gate.pinned_by, arguments->pinned_by);
+    copy_text(gate.reason, arguments->reason);
   });
 }
 

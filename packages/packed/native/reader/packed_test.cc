@@ -174,6 +174,56 @@ void a_matching_delta_is_loaded_and_another_one_rejected() {
   sparring_packed_close(open.packed);
 }
 
+void a_pinned_version_is_served_until_the_pin_is_removed() {
+  Served served;
+  const std::string first = served.write(1, 10, "");
+  served.write(2, 10, first);
+  const std::string gate = served.path() + "/gate.json";
+  const auto pin = [&](const std::string& name) {
+    std::ofstream(gate) << "{\"format\": 1, \"state\": \"closed\", \"reason\": \"worse\", \"since\": 2.5, "
+                           "\"pin\": " << name << ", \"pinned_by\": \"gate\"}";
+  };
+  auto open = new_arguments<SparringPackedOpen>();
+  open.path = served.path().c_str();
+  CHECK(sparring_packed_open(&open) == SPARRING_OK);
+  const auto step = [&] {
+    auto version = new_arguments<SparringPackedVersion>();
+    CHECK(sparring_packed_version(open.packed, &version) == SPARRING_OK);
+    return version.step;
+  };
+  auto refresh = new_arguments<SparringPackedRefresh>();
+  CHECK(step() == 2);
+  // The layers of step 1 are mapped as the base of step 2, so its files are not needed.
+  CHECK(std::system(("rm " + served.path() + "/step-1/rows.packed").c_str()) == 0);
+  pin("\"step-1\"");
+  CHECK(sparring_packed_refresh(open.packed, &refresh) == SPARRING_OK);
+  CHECK(refresh.is_changed == 1 && step() == 1);
+  CHECK(sparring_packed_refresh(open.packed, &refresh) == SPARRING_OK && refresh.is_changed == 0);
+  auto found = new_arguments<SparringPackedGate>();
+  found.path = served.path().c_str();
+  CHECK(sparring_packed_gate(&found) == SPARRING_OK);
+  CHECK(found.exists == 1 && found.is_closed == 1 && found.since == 2.5);
+  CHECK(std::string(found.pin) == "step-1" && std::string(found.pinned_by) == "gate" &&
+        std::string(found.reason) == "worse");
+  // A pin that cannot be served leaves the current version.
+  pin("\"step-9\"");
+  CHECK(sparring_packed_refresh(open.packed, &refresh) == SPARRING_IO);
+  CHECK(message_of(refresh).find("gate.json pins step-9, which cannot be used") != std::string::npos);
+  CHECK(step() == 1);
+  // A damaged file has no effect, but is reported.
+  for (const char* name : {"\"../x\"", "\".x\"", "7"}) {
+    pin("null");
+    CHECK(sparring_packed_refresh(open.packed, &refresh) == SPARRING_OK && step() == 2);
+    pin("\"step-1\"");
+    CHECK(sparring_packed_refresh(open.packed, &refresh) == SPARRING_OK && step() == 1);
+    pin(name);
+    CHECK(sparring_packed_refresh(open.packed, &refresh) == SPARRING_OK && step() == 2);
+    CHECK(sparring_packed_gate(&found) == SPARRING_CORRUPT);
+    CHECK(message_of(found).find("write it again with sparring publish") != std::string::npos);
+  }
+  sparring_packed_close(open.packed);
+}
+
 void wrong_arguments_are_rejected_with_a_message() {
   Served served;
   served.write(1, 10, "");
@@ -401,6 +451,8 @@ int main() {
        rows_are_looked_up_and_pooled_on_the_threads_of_an_executor},
       {"a matching delta is loaded and another one rejected",
        a_matching_delta_is_loaded_and_another_one_rejected},
+      {"a pinned version is served until the pin is removed",
+       a_pinned_version_is_served_until_the_pin_is_removed},
       {"wrong arguments are rejected with a message", wrong_arguments_are_rejected_with_a_message},
       {"ids of some partitions are spread over all buckets",
        ids_of_some_partitions_are_spread_over_all_buckets},

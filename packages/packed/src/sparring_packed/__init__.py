@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sparring_packed.faiss_index import FaissIndex
+    from sparring_packed.gate import Gate, read_gate, write_gate
     from sparring_packed.library import include_path, library_path, widen_rows
     from sparring_packed.manifest import (
         ModelFile,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "sparring_packed.faiss_index": "FaissIndex",
+    "sparring_packed.gate": "Gate read_gate write_gate",
     "sparring_packed.library": "include_path library_path set_simd_level simd_level widen_rows",
     "sparring_packed.manifest": "ModelFile ServingFile ServingManifest ServingTable read_manifest",
     "sparring_packed.model_files": "decode_parameters encode_parameters",
@@ -58,6 +60,7 @@ _HOMES = {
 
 __all__ = [
     "FaissIndex",
+    "Gate",
     "ModelFile",
     "PackedOptions",
     "PackedStorage",
@@ -83,10 +86,12 @@ __all__ = [
     "new_bundle",
     "open",
     "program_binding",
+    "read_gate",
     "read_manifest",
     "top_k",
     "widen_rows",
     "write",
+    "write_gate",
 ]
 
 __version__ = "0.1.0"

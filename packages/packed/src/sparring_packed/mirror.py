@@ -22,6 +22,7 @@ import xxhash
 
 from sparring.adapter import locate, open_root
 from sparring.errors import SnapshotDamagedError, SnapshotError, SnapshotIOError
+from sparring_packed.gate import Gate, read_gate, write_gate
 from sparring_packed.manifest import (
     ModelFile,
     ServingFile,
@@ -74,6 +75,7 @@ class Mirror:
                 "another cache folder",
                 url=self.url,
             ) from error
+        self._damaged_gate = ""
         self._only: str | None = None
         try:
             self._only = _find_snapshot_name(self.url)
@@ -102,18 +104,35 @@ class Mirror:
             manifests = self._list_manifests()
             if not manifests:
                 return
-            wanted = self._only or max(manifests, key=lambda name: (manifests[name].step, name))
+            gate = self._read_gate()
+            newest = max(manifests, key=lambda name: (manifests[name].step, name))
+            wanted = self._only or gate.pin or newest
             # The base of a delta is copied first.
             for name in reversed(_chain(wanted, manifests)):
                 if not (self._folder / name).exists():
                     self._copy(name, manifests[name])
-            self._remove_old()
+            if self._only is None:
+                # Readers of the copies report a pinned version that does not exist.
+                if gate != read_gate(self._folder):
+                    write_gate(self._folder, gate)
+                self._remove_old(gate.pin)
+            else:
+                self._remove_old(self._only)
 
     @contextmanager
     def _lock_cache(self) -> Iterator[None]:
         with (self._folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+    def _read_gate(self) -> Gate:
+        try:
+            return Gate() if self._only is not None else read_gate(self.url)
+        except SnapshotDamagedError as error:
+            if str(error) != self._damaged_gate:
+                _log.warning("the gate of %s is ignored: %s", self.url, error)
+            self._damaged_gate = str(error)
+            return Gate()
 
     def _list_manifests(self) -> Mapping[str, ServingManifest]:
         """Returns the manifests at the URL by name. Each is read once, because they do not change."""
@@ -190,8 +209,12 @@ class Mirror:
         begin, end = self._partitions
         return file.partitions[0] < end and begin < file.partitions[1]
 
-    def _remove_old(self) -> None:
-        """Removes copies that are no longer kept, and temporary folders of killed processes."""
+    def _remove_old(self, pinned: str) -> None:
+        """Removes copies that are no longer kept, and temporary folders of killed processes.
+
+        Args:
+            pinned: name of a copy that is kept; empty: none.
+        """
         copies = {}
         for path in self._folder.iterdir():
             if path.is_dir() and path.name.startswith("."):
@@ -199,9 +222,7 @@ class Mirror:
             elif path.is_dir():
                 copies[path.name] = decode_manifest((path / "manifest.json").read_bytes())
         newest = sorted(copies, key=lambda name: (copies[name].step, name))[-self._keep :]
-        if self._only is not None:
-            newest.append(self._only)
-        kept = {each for name in newest for each in _chain(name, copies)}
+        kept = {each for name in (*newest, pinned) for each in _chain(name, copies)}
         for name in copies.keys() - kept:
             # Renamed first, so that no process sees an incomplete copy.
             hidden = self._folder / f".{name}-{secrets.token_hex(4)}"

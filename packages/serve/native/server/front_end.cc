@@ -122,6 +122,8 @@ Metrics::Gauges FrontEnd::gauges() const {
     found.emplace_back("warm_up_bytes", served->warm_up.num_bytes);
   }
   found.emplace_back("is_behind", served->not_fresh.empty() ? 0 : 1);
+  found.emplace_back("gate_is_closed", served->gate.is_closed ? 1 : 0);
+  found.emplace_back("gate_is_pinned", served->gate.is_pinned ? 1 : 0);
   found.emplace_back("version_step", static_cast<double>(newest.step));
   found.emplace_back("staleness_seconds", LookupService::age_of(newest.published));
   found.emplace_back("refresh_seconds", refresher_->last_seconds());

@@ -241,6 +241,7 @@ std::string LookupService::describe(std::string_view content) {
   writer.real(8, settings_.max_deadline_seconds);
   writer.whole(9, is_ready() ? 1 : 0);
   writer.text(11, served->not_fresh);
+  if (!served->gate.encoded.empty()) writer.message(12, served->gate.encoded);
   return reply;
 }
 

@@ -37,6 +37,7 @@ PackedLibrary::PackedLibrary(const std::string& path) {
   find(library, "sparring_packed_open", open_);
   find(library, "sparring_packed_close", close_);
   find(library, "sparring_packed_refresh", refresh_);
+  find(library, "sparring_packed_gate", gate_);
   find(library, "sparring_packed_version", version_);
   find(library, "sparring_packed_table", table_);
   find(library, "sparring_packed_lookup", lookup_);
@@ -60,6 +61,13 @@ bool PackedLibrary::refresh(SparringPacked* packed, bool verifies_all) const {
   arguments.verify = verifies_all ? SPARRING_PACKED_VERIFY_ALL : SPARRING_PACKED_VERIFY_OPEN;
   check(refresh_(packed, &arguments), arguments.call);
   return arguments.is_changed != 0;
+}
+
+SparringPackedGate PackedLibrary::gate(const std::string& folder) const {
+  auto arguments = arguments_of<SparringPackedGate>();
+  arguments.path = folder.c_str();
+  check(gate_(&arguments), arguments.call);
+  return arguments;
 }
 
 SparringPackedVersion PackedLibrary::version(SparringPacked* packed, int back) const {

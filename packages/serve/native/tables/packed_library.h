@@ -35,6 +35,7 @@ class PackedLibrary {
   // All functions throw PackedError.
   Handle open(const Open& options) const;
   bool refresh(SparringPacked* packed, bool verifies_all) const;
+  SparringPackedGate gate(const std::string& folder) const;
   SparringPackedVersion version(SparringPacked* packed, int back) const;
   SparringPackedTable table(SparringPacked* packed, int number) const;
   void lookup(SparringPacked* packed, SparringPackedLookup& arguments) const;
@@ -45,6 +46,7 @@ class PackedLibrary {
   decltype(&sparring_packed_open) open_;
   decltype(&sparring_packed_close) close_;
   decltype(&sparring_packed_refresh) refresh_;
+  decltype(&sparring_packed_gate) gate_;
   decltype(&sparring_packed_version) version_;
   decltype(&sparring_packed_table) table_;
   decltype(&sparring_packed_lookup) lookup_;

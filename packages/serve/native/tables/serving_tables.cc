@@ -109,6 +109,7 @@ ServingTables::ServingTables(const PackedLibrary& library, TablesOptions options
                                 version.name + " serves no other");
   }
   remember(std::move(packed), refused_, {});
+  note_gate();
 }
 
 PackedLibrary::Handle ServingTables::open(const std::string& path, bool verifies_all) const {
@@ -163,6 +164,7 @@ void ServingTables::remember(PackedLibrary::Handle packed, std::string not_fresh
   made->packed = std::move(packed);
   made->not_fresh = std::move(not_fresh);
   made->warm_up = warm_up;
+  if (const auto previous = served()) made->gate = previous->gate;
   if (recent_.empty()) recent_ = std::vector<RecentIds>(made->tables.size());
   served_.store(std::move(made));
 }
@@ -198,7 +200,47 @@ void ServingTables::check_same_tables(SparringPacked& newest) const {
                                                    " are served; restart the server");
 }
 
+GateState ServingTables::read_gate() {
+  SparringPackedGate found{};
+  std::string damage;
+  try {
+    found = library_.gate(options_.folder);
+  } catch (const PackedError& error) {
+    damage = error.what();
+  }
+  if (damage != damaged_gate_ && !damage.empty()) {
+    log(LogLevel::kWarning, "the gate is ignored: " + damage);
+  }
+  damaged_gate_ = damage;
+  GateState state;
+  state.is_closed = found.is_closed != 0;
+  state.is_pinned = found.pin[0] != 0;
+  FieldWriter writer(state.encoded);
+  writer.whole(1, state.is_closed ? 1 : 0);
+  writer.text(2, found.reason);
+  writer.text(3, found.pin);
+  writer.text(4, found.pinned_by);
+  writer.real(5, found.since);
+  const std::string reason = found.reason;
+  state.text = std::string("the gate is ") + (state.is_closed ? "closed" : "open") + " (" +
+               (reason.empty() ? "no reason" : reason) + "); pin: " +
+               (state.is_pinned ? std::string(found.pin) + ", by the " + found.pinned_by : "none");
+  return state;
+}
+
+// Reads the state of the gate, which the library obeys, and logs changes.
+void ServingTables::note_gate() {
+  GateState state = read_gate();
+  const std::shared_ptr<const Served> current = served();
+  if (state.encoded == current->gate.encoded) return;
+  log(LogLevel::kWarning, state.text);
+  auto changed = std::make_shared<Served>(*current);
+  changed->gate = std::move(state);
+  served_.store(std::move(changed));
+}
+
 bool ServingTables::refresh() {
+  if (options_.pin.empty()) note_gate();
   const std::shared_ptr<const Served> current = served();
   try {
     if (is_behind_) {

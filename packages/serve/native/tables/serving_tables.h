@@ -43,6 +43,14 @@ struct WarmUp {
   double num_bytes = 0;
 };
 
+// State of the gate of the folder, as of the last refresh.
+struct GateState {
+  bool is_closed = false;
+  bool is_pinned = false;
+  std::string encoded;  // as a Gate message; empty: open without a pin
+  std::string text;     // for the log
+};
+
 struct Served {
   PackedLibrary::Handle packed;
   std::vector<Version> versions;  // newest first
@@ -53,6 +61,7 @@ struct Served {
   double mapped_bytes = 0;
   std::string not_fresh;  // reason for which an older version is served; empty: the newest is
   WarmUp warm_up;
+  GateState gate;
 
   bool has_version(std::string_view hash) const;
 };
@@ -92,6 +101,8 @@ class ServingTables {
   PackedLibrary::Handle retry_newest();
   void check_same_tables(SparringPacked& newest) const;
   void remember(PackedLibrary::Handle packed, std::string not_fresh, WarmUp warm_up);
+  GateState read_gate();
+  void note_gate();
   WarmUp warm(const Served& current);
 
   const PackedLibrary& library_;
@@ -105,6 +116,7 @@ class ServingTables {
   std::set<std::string> tried_names_;
   std::chrono::steady_clock::time_point tried_;
 
+  std::string damaged_gate_;  // reason for which gate.json is ignored
   std::set<std::string> warmed_names_;  // content of the folder at the last warm-up
 };
 

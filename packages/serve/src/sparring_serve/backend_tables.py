@@ -31,7 +31,7 @@ from sparring_serve.tables.contract import (
     describe_initial_values,
     in_order_of_ids,
 )
-from sparring_serve.wire.messages import Missing, RowDtype
+from sparring_serve.wire.messages import GateMessage, Missing, RowDtype
 from sparring_tiered import CachedStorage, NotesBase, open_change_log
 
 __all__ = ["BackendTableDeclaration", "BackendTables", "open_backend_tables"]
@@ -114,6 +114,7 @@ class BackendTables:
     """
 
     not_fresh = ""
+    gate = GateMessage()
 
     def __init__(
         self, tables: Mapping[str, TableConfig], storages: Mapping[str, CachedStorage]

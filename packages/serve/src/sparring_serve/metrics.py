@@ -26,6 +26,8 @@ HELP = {
     "warm_up_ids": "Ids that were looked up during the warm-up",
     "warm_up_bytes": "Bytes of directories that were read during the warm-up",
     "is_behind": "1 if a newer version was rejected and an older one is served",
+    "gate_is_closed": "1 if the gate withholds newer versions",
+    "gate_is_pinned": "1 if a pinned version is served instead of the newest",
     "layers": "Number of layers of the newest version: a full version and its deltas",
     "mapped_bytes": "Bytes of mapped files of the newest version",
     "bytes_in_flight": "Bytes of requests and replies of calls in progress",

@@ -308,6 +308,7 @@ class LookupService:
             self.is_ready,
             self.parameters,
             self.tables.not_fresh,
+            self.tables.gate,
         )
 
     def compute_age(self, looked: LookupResult) -> float:

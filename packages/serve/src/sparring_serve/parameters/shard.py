@@ -52,7 +52,13 @@ from sparring_serve.tables.contract import (
     describe_initial_values,
     found_rows,
 )
-from sparring_serve.wire.messages import Missing, ParametersMessage, RowDtype, TableMethod
+from sparring_serve.wire.messages import (
+    GateMessage,
+    Missing,
+    ParametersMessage,
+    RowDtype,
+    TableMethod,
+)
 
 __all__ = ["Gradients", "ParameterShard"]
 
@@ -97,6 +103,7 @@ class ParameterShard:
         self.began_with = ""
         """URL of the snapshot that the server started with; empty if it started without rows."""
         self.not_fresh = ""
+        self.gate = GateMessage()
         """Reason why the server did not start with the newest snapshot; empty if it did."""
         self.num_skipped = 0
         """Number of damaged snapshots that were skipped at the start."""

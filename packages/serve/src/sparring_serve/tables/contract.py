@@ -17,7 +17,7 @@ from sparring import Columns, Storage
 from sparring.adapter import dedup, initial_rows
 from sparring.contracts import Dedup, Initializer, TableConfig, read_embeddings
 from sparring.errors import SparringError
-from sparring_serve.wire.messages import InitialValues, Missing, RowDtype
+from sparring_serve.wire.messages import GateMessage, InitialValues, Missing, RowDtype
 
 __all__ = [
     "FoundRows",
@@ -122,6 +122,8 @@ class ServingTables(Protocol):
 
     not_fresh: str
     """Reason why an older version is served; empty if the newest is served."""
+    gate: GateMessage
+    """State of the gate of the folder, as of the last refresh."""
 
     def shapes(self) -> Mapping[str, TableShape]:
         """Returns the tables of the newest version by name."""
@@ -170,7 +172,7 @@ class ServingTables(Protocol):
         """
 
     def refresh(self) -> bool:
-        """Switches to the newest version; returns whether there was a newer one.
+        """Switches to the newest version, or to the pinned one; returns whether the version changed.
 
         Raises:
             SparringError: The newer version is rejected (missing delta, other base, damage); the old

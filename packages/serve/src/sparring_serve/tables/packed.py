@@ -27,7 +27,7 @@ from sparring_serve.tables.contract import (
     VersionGoneError,
 )
 from sparring_serve.tables.recent_ids import RecentIds
-from sparring_serve.wire.messages import InitialValues, Missing, RowDtype
+from sparring_serve.wire.messages import GateMessage, InitialValues, Missing, RowDtype
 
 __all__ = ["PackedServingTables", "initial_values_of", "open_packed_tables"]
 
@@ -83,7 +83,9 @@ def open_packed_tables(config: ServingConfig, position: ShardPosition) -> Packed
         return PackedServingTables(packed, warm_up_seconds=server.warm_up_seconds)
     try:
         return PackedServingTables(
-            open_at(config.snapshots), warm_up_seconds=server.warm_up_seconds
+            open_at(config.snapshots),
+            warm_up_seconds=server.warm_up_seconds,
+            folder=config.snapshots,
         )
     except (SnapshotError, InvalidArgumentError) as error:
         names = _names(folder)
@@ -102,7 +104,9 @@ def open_packed_tables(config: ServingConfig, position: ShardPosition) -> Packed
         "one is published; server.pin=%s serves no other",
         behind.refused, older.snapshot_url, older.version.step, Path(older.snapshot_url).name,
     )  # fmt: skip
-    return PackedServingTables(older, warm_up_seconds=server.warm_up_seconds, behind=behind)
+    return PackedServingTables(
+        older, warm_up_seconds=server.warm_up_seconds, behind=behind, folder=config.snapshots
+    )
 
 
 def _names(folder: str) -> frozenset[str]:
@@ -179,6 +183,7 @@ class PackedServingTables:
         packed: Opened serving snapshots; closed with this object.
         warm_up_seconds: Maximum time to read a newer version before it is served; 0 means no warm-up.
         behind: The newest version, if it could not be opened and `packed` is older.
+        folder: Folder of serving snapshots whose gate is reported; None: it has no effect.
     """
 
     def __init__(
@@ -187,8 +192,12 @@ class PackedServingTables:
         *,
         warm_up_seconds: float = 0.0,
         behind: Behind | None = None,
+        folder: str | None = None,
     ) -> None:
         self._packed = packed
+        self._folder = folder
+        self._damaged_gate = ""
+        self.gate = GateMessage()
         self._behind = behind
         self.not_fresh = "" if behind is None else behind.refused
         self._warm_up_seconds = warm_up_seconds
@@ -199,6 +208,7 @@ class PackedServingTables:
             for each in sparring_packed.read_manifest(packed.snapshot_url).tables
         }
         self._remember()
+        self._note_gate()
 
     def _remember(self) -> None:
         """Caches data that each lookup needs, which avoids a call of the library per table and
@@ -286,7 +296,26 @@ class PackedServingTables:
         following = b"" if chunk.cursor is None else _CURSOR.pack(*chunk.cursor)
         return ScanResult(chunk.ids, chunk.rows, following, versions[wanted])
 
+    def _note_gate(self) -> None:
+        """Reads the state of the gate, which the reader of the files obeys, and logs changes."""
+        if self._folder is None:
+            return
+        try:
+            read, damage = sparring_packed.read_gate(self._folder), ""
+        except SnapshotError as error:
+            read, damage = sparring_packed.Gate(), str(error)
+        if damage != self._damaged_gate and damage:
+            _log.warning("the gate is ignored: %s", damage)
+        self._damaged_gate = damage
+        gate = GateMessage(read.is_closed, read.reason, read.pin, read.pinned_by, read.since)
+        if gate != self.gate:
+            state = "closed" if gate.is_closed else "open"
+            pin = f"{gate.pin}, by the {gate.pinned_by}" if gate.pin else "none"
+            _log.warning("the gate is %s (%s); pin: %s", state, gate.reason or "no reason", pin)
+        self.gate = gate
+
     def refresh(self) -> bool:
+        self._note_gate()
         try:
             if self._behind is None:
                 is_new = self._refresh()
@@ -321,7 +350,12 @@ class PackedServingTables:
         return self._packed.refresh(warm_up=warm_up)
 
     def gauges(self) -> Mapping[str, float]:
-        return {**self._figures, "is_behind": float(bool(self.not_fresh))}
+        return {
+            **self._figures,
+            "is_behind": float(bool(self.not_fresh)),
+            "gate_is_closed": float(self.gate.is_closed),
+            "gate_is_pinned": float(bool(self.gate.pin)),
+        }
 
     def close(self) -> None:
         self._packed.close()

@@ -22,7 +22,7 @@ from sparring_serve.tables.contract import (
     VersionGoneError,
     describe_initial_values,
 )
-from sparring_serve.wire.messages import Missing, RowDtype
+from sparring_serve.wire.messages import GateMessage, Missing, RowDtype
 
 __all__ = ["MemoryTables"]
 
@@ -39,6 +39,7 @@ class MemoryTables:
     """
 
     not_fresh = ""
+    gate = GateMessage()
 
     def __init__(
         self,

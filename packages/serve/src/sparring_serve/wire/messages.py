@@ -201,6 +201,15 @@ class ParametersMessage:
 
 
 @dataclass(frozen=True, slots=True)
+class GateMessage:
+    is_closed: bool = flag(1)
+    reason: str = text(2)
+    pin: str = text(3)
+    pinned_by: str = text(4)
+    since: float = real(5)
+
+
+@dataclass(frozen=True, slots=True)
 class DescribeReply:
     tables: tuple[TableMessage, ...] = many(1, TableMessage)
     versions: tuple[VersionMessage, ...] = many(2, VersionMessage)
@@ -213,6 +222,7 @@ class DescribeReply:
     is_ready: bool = flag(9)
     parameters: ParametersMessage = one(10, ParametersMessage)
     not_fresh: str = text(11)
+    gate: GateMessage = one(12, GateMessage)
 
 
 @dataclass(frozen=True, slots=True)
