@@ -115,6 +115,29 @@ def test_full_snapshots_and_deltas_are_copied_mapped_and_removed(
     assert {each.name for each in cache.glob("*/.*")} == {".lock"}
 
 
+def test_a_pinned_snapshot_is_copied_and_kept(
+    remote: Remote, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = remote.publish(1)
+    expected = remote.training.expected(KEYS)
+    for seed in (2, 3, 4):
+        remote.publish(seed)
+    with sparring_packed.open(remote.url, cache=cache) as tables:
+        gate = sparring_packed.Gate(True, "worse", 5.0, first.rpartition("/")[2], "gate")
+        sparring_packed.write_gate(remote.url, gate)
+        assert sparring_packed.read_gate(remote.url) == gate
+        assert tables.refresh()
+        assert np.array_equal(tables.lookup("item", KEYS), expected)
+        remote.publish(5)
+        assert not tables.refresh()
+        assert "step-1" in copies(cache)
+        system, path = fsspec.core.url_to_fs(remote.url)
+        system.pipe_file(f"{path}/gate.json", b"{")
+        assert tables.refresh()
+        assert "the gate of" in caplog.text
+        remote.check(tables)
+
+
 def test_the_url_may_be_a_single_snapshot(remote: Remote, cache: Path) -> None:
     remote.publish(1)
     url = remote.publish(2, num_keys=100, over=1)

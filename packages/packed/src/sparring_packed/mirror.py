@@ -75,6 +75,7 @@ class Mirror:
                 "another cache folder",
                 url=self.url,
             ) from error
+        self._gate: Gate | None = None
         self._damaged_gate = ""
         self._only: str | None = None
         try:
@@ -113,8 +114,9 @@ class Mirror:
                     self._copy(name, manifests[name])
             if self._only is None:
                 # Readers of the copies report a pinned version that does not exist.
-                if gate != read_gate(self._folder):
+                if gate != self._gate:
                     write_gate(self._folder, gate)
+                self._gate = gate
                 self._remove_old(gate.pin)
             else:
                 self._remove_old(self._only)

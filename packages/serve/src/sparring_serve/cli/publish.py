@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Annotated
 
@@ -18,6 +19,7 @@ from sparring_cli import (
     print_note,
     print_warning,
 )
+from sparring_serve.publishing import publisher
 from sparring_serve.publishing.evaluation import EvaluationCheck
 from sparring_serve.publishing.model_files import find_model_reader
 from sparring_serve.publishing.publisher import PublisherOptions, PublishResult, publish_newest
@@ -34,15 +36,13 @@ def add_publish(application: typer.Typer) -> None:
         examples=[
             "sparring publish runs/films --output served/films --quantize int8",
             "sparring publish runs/films -o served/films --watch --keep 5",
+            "sparring publish --pin step-000000002500 -o served/films",
         ],
     )
 
 
 def publish(  # noqa: PLR0913, PLR0917 - one for each option
     context: typer.Context,
-    run: Annotated[
-        str, typer.Argument(metavar="RUN", help="A snapshot, or the folder of a run's snapshots.")
-    ],
     output: Annotated[
         str,
         typer.Option(
@@ -52,6 +52,14 @@ def publish(  # noqa: PLR0913, PLR0917 - one for each option
             help="Folder of serving snapshots; created if it does not exist.",
         ),
     ],
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN",
+            help="A snapshot, or the folder of a run's snapshots; none with --pin and --unpin.",
+            show_default=False,
+        ),
+    ] = None,
     quantize: Annotated[
         list[str] | None,
         typer.Option(
@@ -85,6 +93,19 @@ def publish(  # noqa: PLR0913, PLR0917 - one for each option
             help="With --evaluate: maximum loss, in units of the metric; above it, nothing is published."
         ),
     ] = None,
+    pin: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Make all servers of the folder serve this one of its serving snapshots.",
+        ),
+    ] = None,
+    unpin: Annotated[
+        bool,
+        typer.Option(
+            "--unpin", help="Open the gate and remove the pin; servers serve the newest version."
+        ),
+    ] = False,
     as_json: Annotated[
         bool,
         typer.Option(
@@ -93,7 +114,15 @@ def publish(  # noqa: PLR0913, PLR0917 - one for each option
         ),
     ] = False,
 ) -> None:
-    """Publish the newest snapshot of a run for `sparring serve`."""
+    """Publish the newest snapshot of a run for `sparring serve`, or select the served version."""
+    if (run is not None) + (pin is not None) + unpin != 1:
+        raise InvalidArgumentError(
+            f"publish: found {run or 'no run'}, --pin {pin or 'no name'} and "
+            f"{'--unpin' if unpin else 'no --unpin'}; specify exactly one of the three"
+        )
+    if run is None:
+        _select(output, pin, as_json=as_json)
+        return
     options = PublisherOptions(_quantize(quantize or []), full_every, keep)
     quality = _quality(context, evaluate, max_metric_loss)
     read_model = find_model_reader(get_command_context(context).plugin_manager)
@@ -106,15 +135,34 @@ def publish(  # noqa: PLR0913, PLR0917 - one for each option
         else:
             _print(published, as_json=as_json)
         return
+    _watch(
+        lambda: publish_newest(run, output, options, quality, read_model),
+        poll_seconds,
+        as_json=as_json,
+    )
+
+
+def _select(output: str, pin: str | None, *, as_json: bool) -> None:
+    gate = publisher.unpin(output) if pin is None else publisher.pin(output, pin)
+    state = "closed" if gate.is_closed else "open"
+    if as_json:
+        print_json({"state": state, "pin": gate.pin or None})
+    else:
+        typer.echo(f"{output}: the gate is {state}, and servers use {gate.pin or 'the newest'}")
+
+
+def _watch(
+    publish_once: Callable[[], PublishResult | None], poll_seconds: float, *, as_json: bool
+) -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     last = ""
     while True:
         try:
-            published = publish_newest(run, output, options, quality, read_model)
+            published = publish_once()
         except SnapshotError as error:
-            # There is no snapshot yet, or a damaged one; the next one may be intact.
+            # There is no snapshot yet, or a damaged one; the next one may be intact. Or the gate is closed.
             if str(error) != last:
                 print_warning(str(error))
             last = str(error)

@@ -5,20 +5,31 @@ from __future__ import annotations
 import logging
 import os
 import re
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sparring_packed
 from sparring import Snapshot, latest_snapshot, open_snapshot
 from sparring.adapter import open_root
-from sparring.errors import InvalidArgumentError, SnapshotError, SnapshotIOError, UnknownTableError
+from sparring.errors import (
+    InvalidArgumentError,
+    SnapshotDamagedError,
+    SnapshotError,
+    SnapshotIOError,
+    UnknownTableError,
+)
 from sparring_packed import WriteOptions
 from sparring_serve.publishing.evaluation import EvaluationCheck, EvaluationReport
 from sparring_serve.publishing.model_files import ReadModel
 
-__all__ = ["PublishResult", "PublisherOptions", "publish_newest"]
+__all__ = ["GateClosedError", "PublishResult", "PublisherOptions", "pin", "publish_newest", "unpin"]
 
 _log = logging.getLogger(__name__)
+
+
+class GateClosedError(SnapshotError):
+    """The gate of the folder is closed; nothing was published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +44,15 @@ class PublisherOptions:
         max_delta_share: A full serving snapshot is written if the deltas of a chain have more rows
             than this share of its full serving snapshot, because servers keep both in memory.
         keep: Number of newest serving snapshots to keep, with all their bases.
+        keep_steps: For each of these steps, the newest serving snapshot that is not after it is also
+            kept, as is a pinned one.
     """
 
     quantize: Mapping[str, str]
     full_every: int = 4
     keep: int = 3
     max_delta_share: float = 0.25
+    keep_steps: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name, value, most in (("full_every", self.full_every, 32), ("keep", self.keep, 10**6)):
@@ -97,8 +111,15 @@ def publish_newest(
         SnapshotError: There is no snapshot, or it is damaged.
         UnknownTableError: `quantize` contains a table that is not in the snapshot.
         InvalidArgumentError: A data type is unknown or not supported for the table.
+        GateClosedError: The gate of the folder is closed.
         MetricLossError: Quantization makes the metric worse by more than allowed; nothing was published.
     """
+    gate = _read_gate(out_url)
+    if gate.is_closed:
+        raise GateClosedError(
+            f"{os.fspath(out_url)}: the gate is closed ({gate.reason or 'no reason'}), so nothing is "
+            "published; to open it, run sparring publish --unpin --output with this folder"
+        )
     snapshot = _snapshot_at(run_url)
     quantize = _quantize(snapshot, options.quantize)
     existing = _existing(out_url)
@@ -139,7 +160,49 @@ def publish_newest(
             "their data types; restart them to use the new one",
             out, done[-1], changes, name,
         )  # fmt: skip
-    return PublishResult(written, is_delta, tuple(_retain(out, options.keep)), report)
+    return PublishResult(written, is_delta, tuple(_retain(out, options)), report)
+
+
+def pin(out_url: str | os.PathLike[str], name: str) -> sparring_packed.Gate:
+    """Makes the readers of a folder use one of its serving snapshots until `unpin`.
+
+    Args:
+        out_url: URL of the folder of serving snapshots.
+        name: Name of the serving snapshot.
+
+    Raises:
+        InvalidArgumentError: There is no such serving snapshot.
+        SnapshotError: It is damaged, or its bases do not exist.
+    """
+    existing = _existing(out_url)
+    missing = [each for each in _chain(name, existing) if each not in existing]
+    if missing:
+        raise InvalidArgumentError(
+            f"--pin {name}: {os.fspath(out_url)} does not contain the serving snapshot {missing[0]}; use "
+            f"one of {', '.join(existing) or 'none'}"
+        )
+    gate = replace(_read_gate(out_url), pin=name, pinned_by="operator", since=time.time())
+    sparring_packed.write_gate(out_url, gate)
+    return gate
+
+
+def unpin(out_url: str | os.PathLike[str]) -> sparring_packed.Gate:
+    """Opens the gate of a folder and removes its pin, so that readers use the newest serving snapshot.
+
+    Args:
+        out_url: URL of the folder of serving snapshots.
+    """
+    gate = sparring_packed.Gate(reason="opened by the operator", since=time.time())
+    sparring_packed.write_gate(out_url, gate)
+    return gate
+
+
+def _read_gate(out_url: str | os.PathLike[str]) -> sparring_packed.Gate:
+    try:
+        return sparring_packed.read_gate(out_url)
+    except SnapshotDamagedError as error:
+        _log.warning("the gate is ignored: %s", error)
+        return sparring_packed.Gate()
 
 
 def _snapshot_at(url: str | os.PathLike[str]) -> Snapshot:
@@ -238,11 +301,14 @@ def _chain(name: str, existing: Mapping[str, sparring_packed.ServingManifest]) -
         chain.append(manifest.base.name)
 
 
-def _retain(out_url: str, keep: int) -> list[str]:
-    """Removes all except the newest serving snapshots and their bases. Servers can still read mapped
-    files."""
+def _retain(out_url: str, options: PublisherOptions) -> list[str]:
+    """Removes all except the newest serving snapshots, those of `keep_steps`, the pinned one, and their
+    bases. Servers can still read mapped files."""
     existing = _existing(out_url)
-    kept = {each for name in list(existing)[-keep:] for each in _chain(name, existing)}
+    names = [*list(existing)[-options.keep :], _read_gate(out_url).pin]
+    for step in options.keep_steps:
+        names += [name for name in existing if existing[name].step <= step][-1:]
+    kept = {each for name in names for each in _chain(name, existing)}
     place = open_root(out_url)
     # Remove the newest first, so that no delta exists without its base.
     removed = [name for name in reversed(existing) if name not in kept]

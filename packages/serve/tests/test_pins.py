@@ -1,0 +1,68 @@
+"""The publisher obeys and changes the gate of a folder of serving snapshots."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import sparring_packed
+from sparring_cli.application import main
+from sparring_serve import LookupClient
+from sparring_serve.publishing.publisher import GateClosedError, PublisherOptions, publish_newest
+
+from .test_publish_and_serve import KEYS, LONG, Run, serve
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    made = Run(tmp_path)
+    yield made
+    made.container.close()
+
+
+def test_pins_select_the_served_version_and_are_kept(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.save()
+    run.publish(keep=2)
+    run.save(KEYS[:9], is_delta=True)
+    run.publish(keep=2)
+    with serve(run) as server, LookupClient(server.address, LONG) as client:
+        assert main(["publish", "--pin", "step-002", "--output", run.out]) == 0
+        assert f"{run.out}: the gate is open, and servers use step-002" in capsys.readouterr().out
+        for _ in range(3):
+            run.save()
+            run.publish(keep=2)
+            server.refresher.refresh()
+            assert client.pull({"item": KEYS}).version.step == 2
+        # The pinned version and its base are kept, and those of `keep_steps`.
+        names = {each.name for each in Path(run.out).iterdir()}
+        assert names == {"gate.json", "step-001", "step-002", "step-004", "step-005"}
+        assert main(["publish", "--unpin", "--output", run.out, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == {"state": "open", "pin": None}
+        assert server.refresher.refresh().is_new
+        assert client.pull({"item": KEYS}).version.step == 5
+    run.save()
+    options = PublisherOptions({}, keep=2, keep_steps=(1, 4, 4))
+    published = publish_newest(run.url, run.out, options)
+    assert published is not None
+    assert published.removed == ("step-002",)
+    for wrong in (["--pin", "step-009"], [], [run.url, "--unpin"]):
+        assert main(["publish", *wrong, "--output", run.out]) == 2
+    told = capsys.readouterr().err
+    assert "does not contain the serving snapshot step-009; use one of step-001, step-004" in told
+    assert "specify exactly one of the three" in told
+
+
+def test_nothing_is_published_while_the_gate_is_closed(run: Run) -> None:
+    run.save()
+    run.publish()
+    sparring_packed.write_gate(run.out, sparring_packed.Gate(True, "labels inverted"))
+    run.save()
+    with pytest.raises(GateClosedError, match=r"closed \(labels inverted\).*publish --unpin"):
+        run.publish()
+    (Path(run.out) / "gate.json").write_text("damaged")
+    assert run.publish() is not None
