@@ -22,7 +22,7 @@ import xxhash
 
 from sparring.adapter import locate, open_root
 from sparring.errors import SnapshotDamagedError, SnapshotError, SnapshotIOError
-from sparring_packed.gate import Gate, read_gate, write_gate
+from sparring_packed.gate import GATE_NAME, Gate, read_gate, write_gate
 from sparring_packed.manifest import (
     ModelFile,
     ServingFile,
@@ -114,7 +114,8 @@ class Mirror:
                     self._copy(name, manifests[name])
             if self._only is None:
                 # Readers of the copies report a pinned version that does not exist.
-                if gate != self._gate:
+                has_copy = (self._folder / GATE_NAME).exists()
+                if gate != self._gate and (has_copy or gate != Gate()):
                     write_gate(self._folder, gate)
                 self._gate = gate
                 self._remove_old(gate.pin)

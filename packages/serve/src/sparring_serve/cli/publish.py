@@ -162,7 +162,7 @@ def _watch(
         try:
             published = publish_once()
         except SnapshotError as error:
-            # There is no snapshot yet, or a damaged one; the next one may be intact. Or the gate is closed.
+            # There is no intact snapshot yet, or the gate is closed.
             if str(error) != last:
                 print_warning(str(error))
             last = str(error)
