@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -233,3 +234,35 @@ def test_retention_removes_dead_attempts_and_counts_no_damaged_snapshot(tmp_path
     retain(tmp_path, 2, stale_seconds=0)
     assert not list(tmp_path.glob(".*"))
     assert (tmp_path / "step-000000004").is_dir()
+
+
+@pytest.mark.parametrize("place", [0, -1])
+@pytest.mark.parametrize("change", ["flip", "remove manifest", "remove file", "remove"])
+def test_a_change_of_an_opened_chain_is_noticed(
+    chain: list[Snapshot], place: int, change: str
+) -> None:
+    time.sleep(0.11)  # Snapshots that were written just now are not remembered.
+    newest = chain[-1].url
+    assert open_snapshot(newest) is open_snapshot(newest)
+    folder = Path(chain[place].url)
+    manifest = folder / "manifest.json"
+    if change == "flip":
+        text = manifest.read_bytes()
+        manifest.write_bytes(text.replace(b'"step": ', b'"step":9', 1))
+    elif change == "remove manifest":
+        manifest.unlink()
+    elif change == "remove file":
+        next(folder.glob("rows.*")).unlink()
+    else:
+        shutil.rmtree(folder)
+    with pytest.raises(SnapshotError):
+        open_snapshot(newest)
+
+
+def test_a_base_with_the_same_name_is_not_used(chain: list[Snapshot]) -> None:
+    time.sleep(0.11)
+    assert open_snapshot(chain[-1].url).chain[-1].step == 1
+    shutil.rmtree(chain[0].url)
+    save(Path(chain[0].url).parent, 1, make_chunk(range(5)))
+    with pytest.raises(SnapshotError, match="the base was replaced"):
+        open_snapshot(chain[-1].url)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from sparring.errors import SnapshotError, SnapshotIOError
+from sparring.snapshot import reader
 from sparring.snapshot.place import local as local_place
 from sparring.snapshot.reader import open_snapshot
 from sparring.snapshot.retention import latest_snapshot, list_snapshots
@@ -109,9 +110,13 @@ def test_an_error_of_any_call_leaves_the_older_snapshot(tmp_path: Path, number: 
     assert acknowledged > 1
 
 
-def test_an_error_of_any_call_while_reading_is_typed(tmp_path: Path) -> None:
+def test_an_error_of_any_call_while_reading_is_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     snapshot = save(tmp_path, 1, make_chunk(range(500)), options=small_files())
     points: list[str] = []
+    monkeypatch.setattr(reader, "MAX_OPENED", 0)  # so that each call reads
+    reader._opened.clear()
 
     def read_all() -> None:
         found = open_snapshot(snapshot.url)

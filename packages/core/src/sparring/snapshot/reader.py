@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,7 +42,7 @@ from sparring.snapshot.format.manifest import (
 from sparring.snapshot.format.rows_file import BlockReader, read_segments
 from sparring.snapshot.place.place import SnapshotRoot, damaged_error, reading
 
-__all__ = ["Snapshot", "locate", "open_root", "open_snapshot"]
+__all__ = ["Snapshot", "locate", "open_chain", "open_root", "open_snapshot"]
 
 
 def open_root(root_url: str | os.PathLike[str]) -> SnapshotRoot:
@@ -118,6 +120,12 @@ def _reject_password(url: str) -> None:
 
 
 _PIECE_BYTES = 4 << 20
+MAX_OPENED = 1024
+"""Maximum number of snapshots that are remembered, more than the maximum length of a chain."""
+_opened: OrderedDict[tuple[str, str], tuple[tuple[int, ...], Snapshot]] = OrderedDict()
+"""Snapshots that were opened most recently: folder and name → identity and snapshot. A run that saves a
+delta per second would otherwise read the manifests of its whole chain several times per second."""
+_opened_lock = threading.Lock()
 _MANIFEST = re.compile(r"manifest(\.\d{1,9})?\.json\Z")
 
 
@@ -151,9 +159,9 @@ def open_snapshot(url: str | os.PathLike[str]) -> Snapshot:
     folder, _, last = text.rpartition("/")
     if folder and _MANIFEST.match(last):
         place, name = locate(folder)
-        return _open_chain(place, name, last)
+        return open_chain(place, name, last)
     place, name = locate(text)
-    return _open_chain(place, name)
+    return open_chain(place, name)
 
 
 class Snapshot:
@@ -368,15 +376,37 @@ class Snapshot:
             )
 
 
-def _open_chain(place: SnapshotRoot, name: str, manifest_name: str = MANIFEST_NAME) -> Snapshot:
-    """Opens a snapshot and all snapshots of its chain, without recursion."""
-    opened: list[tuple[str, Manifest, str]] = []
+def open_chain(
+    place: SnapshotRoot,
+    name: str,
+    manifest_name: str = MANIFEST_NAME,
+    known: Mapping[str, Snapshot] | None = None,
+) -> Snapshot:
+    """Opens a snapshot and all snapshots of its chain, without recursion.
+
+    Args:
+        place: Folder of the snapshot.
+        name: Name of the snapshot.
+        manifest_name: Name of its manifest.
+        known: Name → snapshot in the same folder that was opened just now, and is not opened again.
+    """
+    opened: list[tuple[str, tuple[int, ...] | None, Manifest, str]] = []
     expected: Base | None = None
+    snapshot: Snapshot | None = None
     while True:
         delta = opened[-1][0] if opened else ""
         file_name = MANIFEST_NAME if opened else manifest_name
+        if file_name == MANIFEST_NAME:
+            snapshot = (known or {}).get(name) or _find_unchanged(place, name, known or {})
+            if snapshot is not None and expected in {
+                None,
+                Base(name=name, hash=snapshot.manifest_hash),
+            }:
+                break
+            snapshot = None
+        identity = place.identity(name) if file_name == MANIFEST_NAME else None
         manifest, found = _read_manifest(place, name, file_name, expected=expected, delta=delta)
-        opened.append((name, manifest, found))
+        opened.append((name, identity, manifest, found))
         expected = manifest.base
         if expected is None:
             break
@@ -387,14 +417,44 @@ def _open_chain(place: SnapshotRoot, name: str, manifest_name: str = MANIFEST_NA
                 url=place.url_of(opened[0][0]),
             )
         name = expected.name
-    snapshot: Snapshot | None = None
-    for each, manifest, found in reversed(opened):
+    for each, identity, manifest, found in reversed(opened):
         older = snapshot
         snapshot = Snapshot(place, each, manifest, found, older)
         if older is not None:
             _check_same_tables(snapshot, older)
+        _remember(snapshot, identity)
     assert snapshot is not None
     return snapshot
+
+
+def _find_unchanged(
+    place: SnapshotRoot, name: str, known: Mapping[str, Snapshot]
+) -> Snapshot | None:
+    """Returns a snapshot that was opened before, if its chain has not changed since then."""
+    with _opened_lock:
+        identity, snapshot = _opened.get((place.url, name), (None, None))
+        if snapshot is not None:
+            _opened.move_to_end((place.url, name))
+    each = snapshot
+    while each is not None and known.get(each.name) is not each:
+        if identity is None or place.identity(each.name) != identity:
+            return None
+        each = each.base
+        if each is not None:
+            with _opened_lock:
+                identity, found = _opened.get((place.url, each.name), (None, None))
+            if found is not each:
+                return None
+    return snapshot
+
+
+def _remember(snapshot: Snapshot, identity: tuple[int, ...] | None) -> None:
+    if identity is None:
+        return
+    with _opened_lock:
+        _opened[snapshot.place.url, snapshot.name] = identity, snapshot
+        while len(_opened) > MAX_OPENED:
+            _opened.popitem(last=False)
 
 
 def _check_same_tables(snapshot: Snapshot, base: Snapshot) -> None:

@@ -12,7 +12,7 @@ from sparring.snapshot.chain import scan_rows
 from sparring.snapshot.format.data_file import SnapshotState
 from sparring.snapshot.format.manifest import JSON
 from sparring.snapshot.place.place import SnapshotRoot, reading, writing
-from sparring.snapshot.reader import Snapshot, locate, open_root, open_snapshot
+from sparring.snapshot.reader import Snapshot, locate, open_chain, open_root, open_snapshot
 from sparring.snapshot.writer import SnapshotWriter
 
 __all__ = [
@@ -208,15 +208,19 @@ def _list_readable(
             ) from error
         raise
     found = []
-    for name in names:
+    known: dict[str, Snapshot] = {}
+    for name in sorted(names):  # bases before their deltas, if their names contain the step
         try:
-            snapshot = open_snapshot(place.url_of(name))
+            opened, name_in = locate(place.url_of(name))
+            is_here = opened.url == place.url
+            snapshot = open_chain(opened, name_in, known=known if is_here else None)
         except SnapshotError as error:
             if others is not None:
                 others[place.url_of(name)] = error
             continue
         # A URL resolves symbolic links; a snapshot that is in another folder does not count.
-        if locate(snapshot.url)[0].url == place.url:
+        if is_here:
+            known[name] = snapshot
             found.append(snapshot)
     return sorted(found, key=lambda each: (each.step, each.name))
 

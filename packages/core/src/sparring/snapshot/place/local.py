@@ -23,6 +23,7 @@ __all__ = ["LocalRoot", "LocalWriteFile"]
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
 _WRITE_BEHIND_BYTES = 8 << 20
+_SAME_TIME_NANOSECONDS = 100_000_000
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -187,6 +188,18 @@ class LocalRoot(SnapshotRoot):
 
     def open(self, name: str) -> ReadFolder:
         return _LocalReadFolder(os.open(self.path / name, _FOLDER))
+
+    def identity(self, name: str) -> tuple[int, ...] | None:
+        folder = f"{self.url}/{name}"
+        try:
+            found = [os.lstat(folder), os.lstat(f"{folder}/{MANIFEST_NAME}")]
+        except OSError:
+            return None  # Reading it raises an error with the reason.
+        if time.time_ns() - max(each.st_mtime_ns for each in found) < _SAME_TIME_NANOSECONDS:
+            return None  # A change at the same time could not be recognized.
+        return tuple(
+            number for each in found for number in (each.st_ino, each.st_mtime_ns, each.st_size)
+        )
 
     def stage(self, name: str, token: str) -> WriteFolder:
         _make_folders(self.path)

@@ -129,6 +129,11 @@ class SnapshotRoot(ABC):
     @abstractmethod
     def open(self, name: str) -> ReadFolder: ...
 
+    def identity(self, name: str) -> tuple[int, ...] | None:
+        """Returns numbers that change if the manifest of a snapshot, or the set of its files, changes.
+        None: unknown."""
+        return None
+
     @abstractmethod
     def stage(self, name: str, token: str) -> WriteFolder:
         """Opens the staging folder of an attempt, and creates it if no rank has created it."""
