@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from sparring.errors import SnapshotError, SnapshotIOError
-from sparring.snapshot import reader
 from sparring.snapshot.place import local as local_place
 from sparring.snapshot.reader import open_snapshot
+from sparring.snapshot.remembered import RememberedSnapshots
 from sparring.snapshot.retention import latest_snapshot, list_snapshots
 from sparring.snapshot.writer import SnapshotWriter
 from sparring_cli.snapshots.verify import verify_snapshot
@@ -115,8 +115,7 @@ def test_an_error_of_any_call_while_reading_is_typed(
 ) -> None:
     snapshot = save(tmp_path, 1, make_chunk(range(500)), options=small_files())
     points: list[str] = []
-    monkeypatch.setattr(reader, "MAX_OPENED", 0)  # so that each call reads
-    reader._opened.clear()
+    monkeypatch.setattr(RememberedSnapshots, "find", lambda *_: None)  # so that each call reads
 
     def read_all() -> None:
         found = open_snapshot(snapshot.url)

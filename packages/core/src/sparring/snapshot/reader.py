@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -41,6 +39,7 @@ from sparring.snapshot.format.manifest import (
 )
 from sparring.snapshot.format.rows_file import BlockReader, read_segments
 from sparring.snapshot.place.place import SnapshotRoot, damaged_error, reading
+from sparring.snapshot.remembered import RememberedSnapshots
 
 __all__ = ["Snapshot", "locate", "open_chain", "open_root", "open_snapshot"]
 
@@ -120,12 +119,6 @@ def _reject_password(url: str) -> None:
 
 
 _PIECE_BYTES = 4 << 20
-MAX_OPENED = 1024
-"""Maximum number of snapshots that are remembered, more than the maximum length of a chain."""
-_opened: OrderedDict[tuple[str, str], tuple[tuple[int, ...], Snapshot]] = OrderedDict()
-"""Snapshots that were opened most recently: folder and name → identity and snapshot. A run that saves a
-delta per second would otherwise read the manifests of its whole chain several times per second."""
-_opened_lock = threading.Lock()
 _MANIFEST = re.compile(r"manifest(\.\d{1,9})?\.json\Z")
 
 
@@ -376,6 +369,9 @@ class Snapshot:
             )
 
 
+_remembered: RememberedSnapshots[Snapshot] = RememberedSnapshots()
+
+
 def open_chain(
     place: SnapshotRoot,
     name: str,
@@ -397,7 +393,7 @@ def open_chain(
         delta = opened[-1][0] if opened else ""
         file_name = MANIFEST_NAME if opened else manifest_name
         if file_name == MANIFEST_NAME:
-            snapshot = (known or {}).get(name) or _find_unchanged(place, name, known or {})
+            snapshot = (known or {}).get(name) or _remembered.find(place, name, known or {})
             if snapshot is not None and expected in {
                 None,
                 Base(name=name, hash=snapshot.manifest_hash),
@@ -422,39 +418,9 @@ def open_chain(
         snapshot = Snapshot(place, each, manifest, found, older)
         if older is not None:
             _check_same_tables(snapshot, older)
-        _remember(snapshot, identity)
+        _remembered.add(snapshot, identity)
     assert snapshot is not None
     return snapshot
-
-
-def _find_unchanged(
-    place: SnapshotRoot, name: str, known: Mapping[str, Snapshot]
-) -> Snapshot | None:
-    """Returns a snapshot that was opened before, if its chain has not changed since then."""
-    with _opened_lock:
-        identity, snapshot = _opened.get((place.url, name), (None, None))
-        if snapshot is not None:
-            _opened.move_to_end((place.url, name))
-    each = snapshot
-    while each is not None and known.get(each.name) is not each:
-        if identity is None or place.identity(each.name) != identity:
-            return None
-        each = each.base
-        if each is not None:
-            with _opened_lock:
-                identity, found = _opened.get((place.url, each.name), (None, None))
-            if found is not each:
-                return None
-    return snapshot
-
-
-def _remember(snapshot: Snapshot, identity: tuple[int, ...] | None) -> None:
-    if identity is None:
-        return
-    with _opened_lock:
-        _opened[snapshot.place.url, snapshot.name] = identity, snapshot
-        while len(_opened) > MAX_OPENED:
-            _opened.popitem(last=False)
 
 
 def _check_same_tables(snapshot: Snapshot, base: Snapshot) -> None:
