@@ -38,6 +38,8 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Any:
         ("parameter_faults", 200),
         ("parameter_kills", 1),
         pytest.param("parameter_kills", 3, marks=pytest.mark.long),
+        ("stream_crashes", 4),
+        pytest.param("stream_crashes", 300, marks=pytest.mark.long),
         pytest.param("stream_kills", 12, marks=pytest.mark.long),
         # It measures the latency of replies. Tests of sparring-serve also kill and stop replicas.
         pytest.param("serving_faults", 6, marks=[pytest.mark.alone, pytest.mark.long]),

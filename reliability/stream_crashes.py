@@ -1,0 +1,249 @@
+"""Crashes of training on a stream, simulated at each operation, in one process.
+
+A run reads a stream, trains, writes snapshots, deltas and its log of cuts, and publishes versions.
+Each
+trial chooses an operation: a read of the stream, the update of a step, or a call to the disk.
+From this operation on, every operation raises `Crash`, as if the process had died. Then the run is resumed
+without faults, in a third of the trials after a second crash. Its rows, parameters and cuts must equal
+those of a run without a crash.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pyarrow
+from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]  # no types
+
+from reliability.report import Report
+from reliability.small_snapshots import scratch_folder
+from sparring import StepContainer, list_snapshots, make_plugin_manager, open_snapshot
+from sparring.contracts import Options, hookimpl
+from sparring.plugins.registry import PluginSource
+from sparring_testing.faults.faulty_disk import faulty_disk
+from sparring_train.config.reading.loader import parse_config
+from sparring_train.data.stream.cut_log import read_cuts
+from sparring_train.hookspecs import StreamDescriptor
+from sparring_train.run.replay import list_differences
+from sparring_train.run.result import SilentProgress
+from sparring_train.streams import StreamMessage, StreamRead
+
+__all__ = ["TRIALS", "Crash", "run"]
+
+TRIALS = 3_000
+
+_PARTITIONS = ("a", "b")
+_MESSAGES = 24
+_ROWS = 8
+
+_CONFIG = f"""
+seed: 3
+threads: 1
+data: {{kind: stream, url: "simulated://events", stop_at_end: true, max_milliseconds: 20000,
+       label: clicked, categorical: [user, item], numeric: [], batch_size: {4 * _ROWS}}}
+model: {{kind: dlrm, embedding_dim: 2, bottom_mlp: [2], top_mlp: [2]}}
+storage: {{backend: memory}}
+snapshots: {{every_steps: 2, full_every: 3, resume: true}}
+"""
+
+
+class Crash(BaseException):
+    """The simulated process has died."""
+
+
+class _Faults:
+    """Counts operations, and raises `Crash` from one of them on."""
+
+    def __init__(self, crash_at: int | None) -> None:
+        self._crash_at = crash_at
+        self._lock = threading.Lock()
+        self.names: list[str] = []
+        self.crashed_at: str | None = None
+
+    def reach(self, name: str) -> None:
+        """Called before each operation, on any thread."""
+        with self._lock:
+            self.names.append(name)
+            if self.crashed_at is None and len(self.names) == self._crash_at:
+                self.crashed_at = name
+            if self.crashed_at is not None:
+                raise Crash
+
+
+class _Source:
+    """A stream in memory, see `StreamSource`."""
+
+    def __init__(self, faults: _Faults) -> None:
+        self._faults = faults
+
+    def partitions(self) -> Sequence[str]:
+        return _PARTITIONS
+
+    def earliest_offsets(self) -> Mapping[str, int]:
+        return dict.fromkeys(_PARTITIONS, 0)
+
+    def end_offsets(self) -> Mapping[str, int]:
+        return dict.fromkeys(_PARTITIONS, _MESSAGES)
+
+    def read(self, partition: str, offset: int, max_events: int, deadline: float) -> StreamRead:
+        self._faults.reach("read the stream")
+        end = min(offset + max(max_events, 1), _MESSAGES)
+        return StreamRead(
+            end, [StreamMessage(each, _payload(partition, each)) for each in range(offset, end)]
+        )
+
+    def close(self) -> None:
+        """Has nothing to release."""
+
+
+class _NoOptions(Options):
+    """The simulated stream has no options."""
+
+
+class _Plugin:
+    """Registers the stream of the current trial."""
+
+    def __init__(self) -> None:
+        self.faults = _Faults(None)
+
+    @hookimpl(optionalhook=True)
+    def sparring_register_streams(self) -> Sequence[StreamDescriptor]:
+        return [
+            StreamDescriptor(
+                name="simulated",
+                api_version=(1, 0),
+                options=_NoOptions,
+                open=lambda *_: _Source(self.faults),
+            )
+        ]
+
+
+def _payload(partition: str, offset: int) -> bytes:
+    draw = np.random.default_rng([_PARTITIONS.index(partition), offset])
+    users, items = draw.integers(0, 30, _ROWS), draw.integers(0, 40, _ROWS)
+    table = pyarrow.table({"user": users, "item": items, "clicked": (users + items) % 2})
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    payload: bytes = sink.getvalue().to_pybytes()
+    return payload
+
+
+class _World:
+    """The trials of one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._plugin = _Plugin()
+        self._manager = make_plugin_manager()
+        self._manager.load(
+            PluginSource("simulated", "sparring-simulated", "1", lambda: self._plugin)
+        )
+        whole = self.train(folder / "whole", None)
+        self.num_operations = len(whole.names)
+        self.places: dict[str, list[int]] = {}
+        """Name of an operation → its places among all operations of a run, counted from 1."""
+        for at, name in enumerate(whole.names, 1):
+            self.places.setdefault(name, []).append(at)
+        self.expected = folder / "whole"
+
+    def train(self, folder: Path, crash_at: int | None) -> _Faults:
+        """Runs or resumes a training, until its end or a crash."""
+        faults = self._plugin.faults = _Faults(crash_at)
+        overrides = [f"snapshots.url={folder / 'snapshots'}"]
+        config = parse_config(_CONFIG, overrides, plugin_manager=self._manager)
+        from sparring_train.pytorch.trainer import train
+
+        with _faulty(faults):
+            try:
+                train(config, self._manager, SilentProgress())
+            except BaseException:
+                # A crash can also arrive as the cause of another error, from a thread.
+                if faults.crashed_at is None:
+                    raise
+        return faults
+
+    def check(self, folder: Path) -> None:
+        """Raises AssertionError if the result differs from a run without a crash."""
+        url, expected = str(folder / "snapshots"), str(self.expected / "snapshots")
+        newest, wanted = (open_snapshot(list_snapshots(each)[-1]) for each in (url, expected))
+        assert newest.step == wanted.step, f"{newest.step} steps, expected {wanted.step}"
+        differences = list_differences(wanted, newest)
+        assert not differences, f"differs: {differences}"
+        # Without a column of times, events have the time at which they were read.
+        found, right = (
+            [(cut.step, cut.ranges, cut.world_size) for cut in read_cuts(each)]
+            for each in (url, expected)
+        )
+        assert found == right, "other cuts"
+
+
+@contextmanager
+def _faulty(faults: _Faults) -> Iterator[None]:
+    apply, opened, moved = StepContainer.apply, LocalFileSystem.open, LocalFileSystem.mv
+
+    def apply_or_crash(self: Any, *arguments: Any, **options: Any) -> Any:
+        faults.reach("apply a step")
+        return apply(self, *arguments, **options)
+
+    def open_or_crash(self: Any, path: str, mode: str = "rb", *rest: Any, **options: Any) -> Any:
+        if "w" in mode:
+            faults.reach("open the log of cuts")
+        return opened(self, path, mode, *rest, **options)
+
+    def move_or_crash(self: Any, *arguments: Any, **options: Any) -> Any:
+        faults.reach("rename the log of cuts")
+        return moved(self, *arguments, **options)
+
+    with (
+        faulty_disk(faults.reach),
+        mock.patch.object(StepContainer, "apply", apply_or_crash),
+        mock.patch.object(LocalFileSystem, "open", open_or_crash),
+        mock.patch.object(LocalFileSystem, "mv", move_or_crash),
+    ):
+        yield
+
+
+def run(trials: int) -> Report:
+    """Crashes at each kind of operation in turn."""
+    counts: Counter[str] = Counter()
+    failures: list[str] = []
+    logging.disable(logging.CRITICAL)
+    try:
+        with scratch_folder(in_memory=True) as scratch:
+            world = _World(scratch)
+
+            counts["kinds of operations"] = len(world.places)
+            counts["operations of a run"] = world.num_operations
+            names = sorted(world.places)
+            for trial in range(trials):
+                draw = random.Random(trial)
+                folder = scratch / f"trial-{trial}"
+                at = draw.choice(world.places[names[trial % len(names)]])
+                found = []
+                try:
+                    found.append(world.train(folder, at).crashed_at)
+                    if trial % 3 == 2:
+                        again = draw.randrange(1, world.num_operations)
+                        found.append(world.train(folder, again).crashed_at)
+                    world.train(folder, None)
+                    world.check(folder)
+                except Exception as error:
+                    failures.append(f"trial {trial}, crashes at {found}: {error}")
+                for name in filter(None, found):
+                    counts["crashes"] += 1
+                    counts[f"at {name}"] += 1
+                shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        logging.disable(logging.NOTSET)
+    return Report(trials, counts, failures)
