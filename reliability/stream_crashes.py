@@ -2,10 +2,10 @@
 
 A run reads a stream, trains, writes snapshots, deltas and its log of cuts, and publishes versions.
 Each
-trial chooses an operation: a read of the stream, the update of a step, or a call to the disk.
-From this operation on, every operation raises `Crash`, as if the process had died. Then the run is resumed
-without faults, in a third of the trials after a second crash. Its rows, parameters and cuts must equal
-those of a run without a crash.
+trial chooses an operation: a read of the stream, the end of a step, or a call to the disk.
+From this operation on, every operation raises `Crash`, as if the process had died. Then the run is
+resumed without faults, in a third of the trials after a second crash. Its rows, parameters and cuts must
+equal those of a run without a crash.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-
 
 from reliability.report import Report
 from reliability.small_snapshots import scratch_folder
-from sparring import StepContainer, list_snapshots, make_plugin_manager, open_snapshot
+from sparring import list_snapshots, make_plugin_manager, open_snapshot
 from sparring.contracts import Options, hookimpl
 from sparring.plugins.registry import PluginSource
 from sparring_testing.faults.faulty_disk import faulty_disk
@@ -139,6 +139,14 @@ def _payload(partition: str, offset: int) -> bytes:
     return payload
 
 
+class _Progress(SilentProgress):
+    def __init__(self, faults: _Faults) -> None:
+        self._faults = faults
+
+    def on_step(self, step: int, loss: float, samples: int) -> None:
+        self._faults.reach("end a step")
+
+
 class _World:
     """The trials of one folder."""
 
@@ -166,7 +174,7 @@ class _World:
 
         with _faulty(faults):
             try:
-                train(config, self._manager, SilentProgress())
+                train(config, self._manager, _Progress(faults))
             except BaseException:
                 # A crash can also arrive as the cause of another error, from a thread.
                 if faults.crashed_at is None:
@@ -190,11 +198,7 @@ class _World:
 
 @contextmanager
 def _faulty(faults: _Faults) -> Iterator[None]:
-    apply, opened, moved = StepContainer.apply, LocalFileSystem.open, LocalFileSystem.mv
-
-    def apply_or_crash(self: Any, *arguments: Any, **options: Any) -> Any:
-        faults.reach("apply a step")
-        return apply(self, *arguments, **options)
+    opened, moved = LocalFileSystem.open, LocalFileSystem.mv
 
     def open_or_crash(self: Any, path: str, mode: str = "rb", *rest: Any, **options: Any) -> Any:
         if "w" in mode:
@@ -207,7 +211,6 @@ def _faulty(faults: _Faults) -> Iterator[None]:
 
     with (
         faulty_disk(faults.reach),
-        mock.patch.object(StepContainer, "apply", apply_or_crash),
         mock.patch.object(LocalFileSystem, "open", open_or_crash),
         mock.patch.object(LocalFileSystem, "mv", move_or_crash),
     ):
