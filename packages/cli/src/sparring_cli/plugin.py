@@ -51,6 +51,12 @@ def sparring_register_commands() -> Sequence[CommandDescriptor]:
             register=_add_compact,
         ),
         CommandDescriptor(
+            name="diff",
+            api_version=API_VERSION,
+            summary="Compare the tables of two snapshots.",
+            register=_add_diff,
+        ),
+        CommandDescriptor(
             name="doctor",
             api_version=API_VERSION,
             summary="Report on this installation and this machine.",
@@ -81,6 +87,12 @@ def _add_inspect(app: typer.Typer) -> None:
     from sparring_cli.commands.inspect import add_inspect
 
     add_inspect(app)
+
+
+def _add_diff(app: typer.Typer) -> None:
+    from sparring_cli.commands.diff import add_diff
+
+    add_diff(app)
 
 
 def _add_export(app: typer.Typer) -> None:

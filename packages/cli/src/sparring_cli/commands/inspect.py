@@ -12,10 +12,10 @@ from rich.text import Text
 from sparring import (
     PluginManager,
     Snapshot,
-    list_snapshots,
     list_unreadable_snapshots,
     open_snapshot,
 )
+from sparring.adapter import open_snapshots
 from sparring.errors import SnapshotError
 from sparring_cli import hookspecs
 from sparring_cli.context import get_command_context
@@ -90,7 +90,7 @@ def _inspect_other(
         if isinstance(inspector, InspectorDescriptor) and inspector.recognizes(path):
             inspector.inspect(path, verify, as_json)
             return
-    found = [open_snapshot(url) for url in list_snapshots(path)]
+    found = open_snapshots(path)
     unreadable = {url: str(each) for url, each in list_unreadable_snapshots(path).items()}
     for url, reason in unreadable.items():
         print_warning(f"{url} is not listed, because it cannot be read: {reason}")
@@ -100,6 +100,7 @@ def _inspect_other(
         "kind": "run",
         "url": path,
         "snapshots": [_facts(each) for each in found],
+        "size_bytes": sum(map(count_own_bytes, found)),
         "unreadable": unreadable,
     }
     if not as_json:
@@ -144,6 +145,8 @@ def _print_run(console: Console, found: list[Snapshot]) -> None:
             format_bytes(count_own_bytes(snapshot)),
         )
     console.print(table)
+    size = format_bytes(sum(map(count_own_bytes, found)))
+    console.print(Text(f"{count_of(len(found), 'snapshot')}, {size}"))
 
 
 def _print(snapshot: Snapshot, summaries: list[TableSummary], report: VerifyReport | None) -> None:

@@ -16,7 +16,7 @@ from sparring_cli.snapshots.export import export_tables
 from sparring_cli.snapshots.formatting import count_of, count_own_bytes, format_bytes
 from sparring_cli.snapshots.table_import import import_table
 
-__all__ = ["add_compact", "add_export", "add_import"]
+__all__ = ["add_compact", "add_export", "add_import", "open_newest"]
 
 _PLACE = typer.Argument(
     metavar="SNAPSHOT", help="Snapshot, or folder of a run's snapshots; uses the newest."
@@ -62,8 +62,12 @@ def add_compact(application: typer.Typer) -> None:
     )
 
 
-def _snapshot_at(url: str) -> Snapshot:
-    """Returns the snapshot at a URL, or the newest one in that folder."""
+def open_newest(url: str) -> Snapshot:
+    """Returns the snapshot at a URL, or the newest one in that folder.
+
+    Raises:
+        SnapshotError: There is none, or it cannot be read.
+    """
     try:
         return open_snapshot(url)
     except SnapshotError:
@@ -84,7 +88,7 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     """Write the tables of a snapshot as files for other programs."""
-    snapshot = _snapshot_at(url)
+    snapshot = open_newest(url)
     with progress_bar("export", "rows", _count_stored_rows(snapshot), as_json=as_json) as advance:
         written = export_tables(snapshot, output, to=to, with_state=state, on_rows=advance)
     if as_json:
@@ -131,7 +135,7 @@ def compact_chain(
     as_json: JsonOption = False,
 ) -> None:
     """Merge a chain of deltas into one full snapshot."""
-    snapshot = _snapshot_at(url)
+    snapshot = open_newest(url)
     with progress_bar("compact", "rows", _count_stored_rows(snapshot), as_json=as_json) as advance:
         made = compact(snapshot.url, output, on_rows=advance)
     size = count_own_bytes(made)

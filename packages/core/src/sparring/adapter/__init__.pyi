@@ -90,6 +90,7 @@ from sparring.runtime.suggestions import format_suggestion as format_suggestion
 from sparring.runtime.trace import Trace as Trace
 from sparring.sharding.layouts import Layouts as Layouts
 from sparring.snapshot.chain import scan_own_rows as scan_own_rows
+from sparring.snapshot.changed_keys import has_changed as has_changed
 from sparring.snapshot.erase import erase_from_snapshots as erase_from_snapshots
 from sparring.snapshot.erase import find_in_snapshots as find_in_snapshots
 from sparring.snapshot.format.data_file import DTYPE_CODES as DTYPE_CODES
@@ -101,6 +102,7 @@ from sparring.snapshot.place.place import reading as reading
 from sparring.snapshot.reader import locate as locate
 from sparring.snapshot.reader import open_root as open_root
 from sparring.snapshot.retention import compact as compact
+from sparring.snapshot.retention import open_snapshots as open_snapshots
 from sparring.storage.convert import copy_embeddings as copy_embeddings
 from sparring.storage.load import begin_load as begin_load
 from sparring.storage.load import end_load as end_load

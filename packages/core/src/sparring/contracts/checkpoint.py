@@ -131,6 +131,14 @@ class SaveOptions:
             "its base. This takes at most 64 MiB per table and some time in each step.",
         ),
     ] = False
+    index_keys: Annotated[
+        bool,
+        Field(
+            strict=True,
+            description="Write a sorted copy of the changed keys into each delta, so that `sparring "
+            "blame` and `sparring get --at` find the versions of a row without reading all deltas.",
+        ),
+    ] = False
     report_failure: Annotated[
         bool,
         Field(

@@ -28,8 +28,8 @@ from sparring.kernels.functions import partition
 from sparring.snapshot.format.data_file import SnapshotState
 from sparring.snapshot.format.manifest import NUM_PARTITIONS
 from sparring.snapshot.place.place import writing
-from sparring.snapshot.reader import Snapshot, open_root, open_snapshot
-from sparring.snapshot.retention import list_snapshots, list_unreadable_snapshots, rewrite
+from sparring.snapshot.reader import Snapshot, open_root
+from sparring.snapshot.retention import list_unreadable_snapshots, open_snapshots, rewrite
 from sparring.snapshot.writer import SnapshotWriter
 
 __all__ = [
@@ -167,7 +167,7 @@ def _open_all(root_url: str | os.PathLike[str], table: str) -> list[Snapshot]:
             f"them: {url} ({why}); remove these snapshots, and erase again",
             url=url,
         )
-    found = [open_snapshot(url) for url in list_snapshots(root_url)]
+    found = open_snapshots(root_url)
     if found:
         tables = sorted({name for each in found for name in each.tables})
         if table not in tables:

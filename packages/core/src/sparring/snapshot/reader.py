@@ -191,6 +191,10 @@ class Snapshot:
         """Number of ranks that wrote it. Any number of ranks may read it."""
         self.base = base
         """Base of a delta; None for a full snapshot."""
+        self.full_name: str = name if base is None else base.full_name
+        """Name of the full snapshot at the end of the chain."""
+        self.num_bases: int = 0 if base is None else base.num_bases + 1
+        """Number of snapshots that a delta needs; 0 for a full snapshot."""
         self.manifest_hash = manifest_hash
         """Hash by which a delta identifies its base."""
         self.own_tables: Mapping[str, TableDescription] = {
@@ -407,20 +411,26 @@ def open_chain(
         if expected is None:
             break
         if len(opened) > MAX_CHAIN or any(expected.name == each[0] for each in opened):
-            raise SnapshotError(
-                f"snapshot {place.url_of(opened[0][0])}: its chain of bases does not end within "
-                f"{MAX_CHAIN} snapshots; load another snapshot",
-                url=place.url_of(opened[0][0]),
-            )
+            raise _long_chain_error(place.url_of(opened[0][0]))
         name = expected.name
     for each, identity, manifest, found in reversed(opened):
         older = snapshot
         snapshot = Snapshot(place, each, manifest, found, older)
         if older is not None:
             _check_same_tables(snapshot, older)
+        if snapshot.num_bases > MAX_CHAIN:  # Over a remembered chain.
+            raise _long_chain_error(snapshot.url)
         _remembered.add(snapshot, identity)
     assert snapshot is not None
     return snapshot
+
+
+def _long_chain_error(url: str) -> SnapshotError:
+    return SnapshotError(
+        f"snapshot {url}: its chain of bases does not end within {MAX_CHAIN} snapshots; load another "
+        "snapshot",
+        url=url,
+    )
 
 
 def _check_same_tables(snapshot: Snapshot, base: Snapshot) -> None:

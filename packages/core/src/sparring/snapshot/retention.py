@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from sparring.contracts.storage.results import ScanChunk
 from sparring.errors import InvalidArgumentError, SnapshotError
 from sparring.snapshot.chain import scan_rows
+from sparring.snapshot.changed_keys import CHANGED_KEYS
 from sparring.snapshot.format.data_file import SnapshotState
 from sparring.snapshot.format.manifest import JSON
 from sparring.snapshot.place.place import SnapshotRoot, reading, writing
@@ -19,6 +20,7 @@ __all__ = [
     "compact",
     "latest_snapshot",
     "list_snapshots",
+    "open_snapshots",
     "retain",
     "rewrite",
     "list_unreadable_snapshots",
@@ -51,7 +53,20 @@ def list_snapshots(root_url: str | os.PathLike[str]) -> list[str]:
         ...     list_snapshots(folder) == [saved.url]
         True
     """
-    return [snapshot.url for snapshot in _list_readable(open_root(root_url))]
+    return [snapshot.url for snapshot in open_snapshots(root_url)]
+
+
+def open_snapshots(root_url: str | os.PathLike[str]) -> list[Snapshot]:
+    """Opens the snapshots that `list_snapshots` lists, in the same order.
+
+    Args:
+        root_url: Folder of the snapshots.
+
+    Raises:
+        InvalidArgumentError: `root_url` is not a folder.
+        SnapshotIOError: The file system failed.
+    """
+    return _list_readable(open_root(root_url))
 
 
 def list_unreadable_snapshots(root_url: str | os.PathLike[str]) -> dict[str, SnapshotError]:
@@ -156,11 +171,12 @@ def retain(
     order = {name: number for number, name in enumerate(_find_names(place, newest))}
     # The sort is stable, so all others remain in the order of their steps.
     ranked = sorted(found, key=lambda each: order.get(each.name, -1))
-    counted = [each for each in ranked if unsound.isdisjoint(_names_of_chain(each))]
+    counted = [each for each in ranked if not unsound or unsound.isdisjoint(_names(each.chain))]
     kept = counted[-keep:] + _find_independent(counted, keep)
     pinned_names = set(_find_names(place, pinned))
-    kept += [each for each in ranked if each not in counted or each.name in pinned_names]
-    needed = {name for each in kept for name in _names_of_chain(each)}
+    others = _names(ranked) - _names(counted)
+    kept += [each for each in ranked if each.name in others or each.name in pinned_names]
+    needed = _find_needed(kept)
     removed = []
     # The newest first, so that no reader finds a delta without its base.
     for snapshot in reversed(found):
@@ -176,10 +192,21 @@ def retain(
 
 def _find_independent(counted: Sequence[Snapshot], keep: int) -> list[Snapshot]:
     """Returns the newest snapshot over another full snapshot, if the last `keep` are all over one."""
-    full = {each.chain[-1].name for each in counted[-keep:]}
+    full = {each.full_name for each in counted[-keep:]}
     if len(full) > 1:
         return []
-    return [each for each in counted if each.chain[-1].name not in full][-1:]
+    return [each for each in counted if each.full_name not in full][-1:]
+
+
+def _find_needed(kept: Iterable[Snapshot]) -> set[str]:
+    """Returns the names of snapshots and of all their bases."""
+    needed: set[str] = set()
+    for each in kept:
+        link: Snapshot | None = each
+        while link is not None and link.name not in needed:
+            needed.add(link.name)
+            link = link.base
+    return needed
 
 
 def _find_names(place: SnapshotRoot, urls: Iterable[str]) -> list[str]:
@@ -188,8 +215,8 @@ def _find_names(place: SnapshotRoot, urls: Iterable[str]) -> list[str]:
     return [name for its_place, name in found if its_place.url == place.url]
 
 
-def _names_of_chain(snapshot: Snapshot) -> set[str]:
-    return {each.name for each in snapshot.chain}
+def _names(snapshots: Iterable[Snapshot]) -> set[str]:
+    return {each.name for each in snapshots}
 
 
 def _list_readable(
@@ -303,7 +330,8 @@ def rewrite(
             writers[0].write_state(name, values)
         for writer in writers:
             for name in source.state_names(writer.rank):
-                if name not in (extra or {}):
+                is_useless = base is None and name == CHANGED_KEYS  # All keys have changed.
+                if name not in (extra or {}) and not is_useless:
                     state = (state_of or source.state)(name, writer.rank)
                     writer.write_state(name, state.values, state.arrays)
             writer.finish()

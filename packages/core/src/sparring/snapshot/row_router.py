@@ -46,6 +46,8 @@ class SnapshotOptions:
             memory completely.
         pause: Called by each writing thread after about 1 MiB of work. It may sleep to leave the CPU to
             other threads.
+        index_keys: Whether a delta gets an index of its changed and erased keys; see
+            `sparring.snapshot.changed_keys`.
 
     Raises:
         InvalidArgumentError: A value is out of range.
@@ -56,6 +58,7 @@ class SnapshotOptions:
     buffer_bytes: int = 36 << 20
     small_bytes: int = 24 << 20
     pause: Callable[[], None] = no_pause
+    index_keys: bool = False
 
     def __post_init__(self) -> None:
         ranges = self.num_ranges

@@ -27,6 +27,7 @@ from sparring.contracts.storage.column_block import ColumnBlock
 from sparring.contracts.storage.results import Keys, ScanChunk, check_keys, check_rows, check_scores
 from sparring.errors import ClosedError, InvalidArgumentError, SnapshotError, SnapshotIOError
 from sparring.runtime.threads import Threads
+from sparring.snapshot.changed_keys import CHANGED_KEYS, index_keys
 from sparring.snapshot.commit import (
     POLL_SECONDS,
     Attempt,
@@ -138,6 +139,9 @@ class SnapshotWriter:
         self._names: set[str] = set()
         self._files: list[str] = []
         self._sealing: list[Future[FileEntry]] = []
+        self._changed: dict[str, list[Keys]] | None = None
+        if self._options.index_keys and self._base is not None:
+            self._changed = {}
         self._state = "writing"
         with writing(self.url, "the staging folder"):
             if self._place.exists(self._name):
@@ -288,6 +292,7 @@ class SnapshotWriter:
                     check_scores(chunk.scores, len(keys), table.name) if table.has_scores else None
                 )
                 router.add(keys, rows, scores)
+                self._index(table, keys)
             router.finish()
         finally:
             router.close()
@@ -345,6 +350,9 @@ class SnapshotWriter:
             SnapshotIOError: The file system failed.
         """
         self._check_state("writing")
+        if self._changed is not None:
+            index = index_keys(self._changed)
+            self.write_state(CHANGED_KEYS, index.values, index.arrays)
         self._collect(0)
         part = Part(
             step=self.step,
@@ -485,9 +493,14 @@ class SnapshotWriter:
                         table=table.name,
                     )
                 router.add(keys, None, None)
+                self._index(table, keys)
             router.finish()
         finally:
             router.close()
+
+    def _index(self, table: TableDescription, keys: Keys) -> None:
+        if self._changed is not None:
+            self._changed.setdefault(table.name, []).append(keys.copy())
 
     def _router(
         self,

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
-from sparring import PluginManager, Snapshot, latest_snapshot, open_snapshot, scan_rows
-from sparring.contracts import TableConfig, partition, read_embeddings, read_state
-from sparring.errors import SnapshotError
+from sparring import PluginManager, Snapshot, latest_snapshot, open_snapshot
+from sparring.contracts import TableConfig, read_embeddings, read_state
+from sparring.errors import InvalidArgumentError, SnapshotError
 from sparring_cli import (
     ExitCode,
     JsonOption,
@@ -22,6 +22,8 @@ from sparring_cli import (
 )
 from sparring_train.cli.train import OverridesArgument
 from sparring_train.config.reading.loader import load_config
+from sparring_train.run.history import find_version
+from sparring_train.run.row_changes import find_row
 from sparring_train.run.snapshot_rows import parse_candidate_keys
 from sparring_train.run.storages import format_storage, open_run_storages
 
@@ -36,6 +38,7 @@ def add_get(application: typer.Typer) -> None:
         group="Operate",
         examples=[
             "sparring get runs/films item 7",
+            "sparring get runs/films item 7 --at 2026-11-27T18:30",
             "sparring get run.yaml user ann --ranks 2 --json",
         ],
         accepts_negative_numbers=True,
@@ -61,12 +64,28 @@ def get(
             help="Number of ranks of the run. Needed if the run saved no snapshot.", min=1
         ),
     ] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STEP|TIME",
+            help="Read the newest kept version at or before this step or time: ISO 8601 (UTC without an "
+            "offset), or @ and seconds since 1970.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the embedding and the optimizer state of one key. The exit code is 3 if it has no row."""
     manager = get_command_context(context).plugin_manager
     is_run = place.endswith((".yaml", ".yml"))
-    snapshot = None if is_run else open_newest_snapshot(place)
+    if is_run and at is not None:
+        raise InvalidArgumentError(
+            f"get: found --at {at} with the configuration {place}, but a storage has no versions; give "
+            "the folder of the run's snapshots"
+        )
+    if at is not None:
+        snapshot: Snapshot | None = find_version(place, at)
+    else:
+        snapshot = None if is_run else open_newest_snapshot(place)
     meant = parse_candidate_keys(key)
     for candidate in meant:
         if snapshot is None:
@@ -104,14 +123,12 @@ def _find_in_snapshot(snapshot: Snapshot, table: str, key: int) -> dict[str, Any
     snapshot.check_table(table)
     where = {"found": False, "place": snapshot.url, "step": snapshot.step}
     described = snapshot.tables[table]
-    its_partition = int(partition(np.array([key], np.int64))[0])
-    for chunk in scan_rows(snapshot, table, [its_partition]):
-        at = np.flatnonzero(chunk.keys == key)
-        if len(at):
-            score = {"score": int(chunk.scores[at[0]])} if described.has_scores else {}
-            parts = read_embedding_parts(snapshot, table, described.dim)
-            return where | _row(described.config, chunk.rows[at], parts) | score
-    return where
+    found = find_row(snapshot, table, key)
+    if found is None:
+        return where
+    score = {"score": int(found.scores[0])} if described.has_scores else {}
+    parts = read_embedding_parts(snapshot, table, described.dim)
+    return where | _row(described.config, found.rows, parts) | score
 
 
 def _find_in_storages(

@@ -331,9 +331,19 @@ def _check_table_names(
 
 
 def _check_snapshots(chosen: SnapshotsConfig) -> Iterator[PydanticCustomError]:
+    if chosen.history is not None and chosen.history.versions is chosen.history.days is None:
+        yield PydanticCustomError(
+            "history_limit",
+            "has no limit",
+            {
+                "path": ("snapshots", "history"),
+                "found": "neither versions nor days",
+                "expected": "one of them, for example {versions: 1000}",
+            },
+        )
     if chosen.url is not None:
         return
-    for name in ("every_steps", "every_minutes", "resume"):
+    for name in ("every_steps", "every_minutes", "resume", "history"):
         if getattr(chosen, name):
             yield PydanticCustomError(
                 "snapshots_url",

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from sparring import Snapshot, list_snapshots, open_snapshot, scan_rows
+from sparring import Snapshot, scan_rows
+from sparring.adapter import open_snapshots
 from sparring.contracts import NUM_PARTITIONS
 from sparring.errors import ConfigError, DataError
 from sparring_train.config.run import ReportConfig, RunConfig, StorageConfig
@@ -21,7 +22,7 @@ from sparring_train.data.stream.cut_log import RecordedCut, read_cuts
 __all__ = ["Replay", "list_differences", "plan_replay"]
 
 _PARTITIONS_PER_SCAN = 256
-_STATES_OF_RUN = {"run", "position", "report", "erasure"}
+_STATES_OF_RUN = {"run", "position", "report", "erasure", "changed_keys"}
 """States that describe the run, and therefore differ."""
 
 
@@ -62,7 +63,7 @@ def plan_replay(config: RunConfig, output: str, start: int | None, until: int | 
             "run with data.kind: stream and a folder in snapshots.url; give its configuration",
             setting="data.kind" if url else "snapshots.url",
         )
-    snapshots = {snapshot.step: snapshot for snapshot in map(open_snapshot, list_snapshots(url))}
+    snapshots = {snapshot.step: snapshot for snapshot in open_snapshots(url)}
     cuts = read_cuts(url)
     if not snapshots or not cuts:
         raise DataError(

@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,10 +22,11 @@ from sparring import (
     State,
     open_snapshot,
 )
-from sparring.adapter import Coordinator, locate, open_root, reading
+from sparring.adapter import Coordinator, locate, open_root, open_snapshots, reading
 from sparring.contracts import Collective, Reduction, interrupted_load
 from sparring.errors import ConfigError, SnapshotDamagedError, SnapshotError
 from sparring_train.config.run import RunConfig
+from sparring_train.run.history import History, describe_version
 from sparring_train.run.same_run import RUN, check_same_run, describe_run
 from sparring_train.run.storages import format_storage
 
@@ -61,9 +62,11 @@ class RunSnapshots:
         self._last_save = time.monotonic()
         self._since_full = 0
         self._saved_step = -1
+        self._previous: str | None = None
         self._has_failed = False
         self._damaged: list[str] = []
         self._pinned: list[str] = []
+        self._history = History(config.snapshots)
         self._task: Task[SaveResult] | None = None
         self.num_failed = 0
         """Number of saves that failed concurrently with steps."""
@@ -163,9 +166,13 @@ class RunSnapshots:
             self._report_failure(task.name, error)
 
     def _report_saved(self, saved: SaveResult) -> None:
-        self.last_url = saved.url
+        self.last_url = self._previous = saved.url
         if saved.url in self._pinned:
             self._pinned = [saved.url]
+
+    def measure_history(self) -> dict[str, Any]:
+        """Returns the number and the bytes of the snapshots, if `snapshots.history` is set."""
+        return self._history.measure(self._chosen.url)
 
     def pin(self, url: str) -> None:
         """Keeps a snapshot of this run until another pinned one has been committed."""
@@ -221,6 +228,7 @@ class RunSnapshots:
         url = _free_url(chosen.url, f"step-{step:012d}")
         if is_pinned:
             self.pin(url)
+        self._history.add(url)
         try:
             saved = self._container.save(
                 url,
@@ -230,9 +238,13 @@ class RunSnapshots:
                 options=SaveOptions(
                     deadline_seconds=chosen.deadline_seconds,
                     retention=Retention(
-                        chosen.url, chosen.keep, tuple(self._damaged), tuple(self._pinned)
+                        chosen.url,
+                        chosen.keep,
+                        tuple(self._damaged),
+                        (*self._pinned, *self._history.urls()),
                     ),
                     is_base=has_deltas,
+                    index_keys=chosen.history is not None,
                     report_failure=False,
                 ),
             )
@@ -257,7 +269,7 @@ class RunSnapshots:
         self._container.saves.join(self._chosen.deadline_seconds)
         self.check()
         loaded = self._container.load(url, is_base=self._chosen.full_every > 1)
-        self._since_full, self._saved_step = 0, -1
+        self._since_full, self._saved_step, self._previous = 0, -1, url
         return loaded
 
     def _embedding_parts(self) -> dict[str, State]:
@@ -270,7 +282,8 @@ class RunSnapshots:
     def _described(self) -> dict[str, object]:
         # Stores names, because folders may be moved.
         names = [locate(url)[1] for url in self._damaged]
-        return {**describe_run(self._config), _DAMAGED: names}
+        previous = None if self._previous is None else locate(self._previous)[1]
+        return {**describe_run(self._config), _DAMAGED: names, **describe_version(previous)}
 
     def _has_failed_anywhere(self) -> bool:
         self._container.quiesce()
@@ -307,7 +320,9 @@ class RunSnapshots:
             if loaded is not None:
                 self._report_damaged(loaded)
                 self._since_full = len(open_snapshot(loaded.url).chain)
-                self._saved_step = loaded.step
+                self._saved_step, self._previous = loaded.step, loaded.url
+                if self._container.collective.rank == 0:
+                    self._history.read(loaded.url)
         if loaded is None and chosen.start_from is not None:
             loaded = self._load_newest(chosen.start_from, meanwhile, is_own=False)
         if loaded is not None:
@@ -424,11 +439,13 @@ def _list_snapshots(root: str) -> list[tuple[str, str]]:
             names = [name for name in place.names() if place.is_committed(name)]
         except FileNotFoundError:
             return []
+    steps = {each.name: each.step for each in open_snapshots(root)}
     found = []
     for name in names:
-        url, reason = place.url_of(name), ""
+        url, reason, step = place.url_of(name), "", steps.get(name)
         try:
-            step = open_snapshot(url).step
+            if step is None:
+                step = open_snapshot(url).step
         except SnapshotError as error:
             reason = str(error)
             # `RunSnapshots.save` puts the step in the name.

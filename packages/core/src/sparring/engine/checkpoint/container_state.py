@@ -30,6 +30,7 @@ from sparring.engine.state import EngineState
 from sparring.engine.tables.entry import TableEntry
 from sparring.errors import CorruptDataError, UnsupportedError
 from sparring.kernels.admission_filters import make_native_filter
+from sparring.snapshot.changed_keys import CHANGED_KEYS, index_without
 from sparring.snapshot.erase import ERASURE
 from sparring.snapshot.format.data_file import SnapshotState
 from sparring.snapshot.reader import Snapshot
@@ -43,7 +44,7 @@ __all__ = [
 
 _CONTAINER, _ADMISSION, _VISITS = "container", "admission", "visits"
 
-RESERVED_STATES = (_CONTAINER, _ADMISSION, _VISITS, ERASURE)
+RESERVED_STATES = (_CONTAINER, _ADMISSION, _VISITS, ERASURE, CHANGED_KEYS)
 """Names of states that are reserved for the container."""
 
 
@@ -271,6 +272,8 @@ def state_without_keys(
         table: table of the keys.
         keys: keys to remove.
     """
+    if name == CHANGED_KEYS:
+        return index_without(state, table, keys)
     arrays = dict(state.arrays)
     if name == _VISITS and f"keys.{table}" in arrays:
         is_kept = ~np.isin(arrays[f"keys.{table}"], keys)

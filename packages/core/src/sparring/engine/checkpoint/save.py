@@ -145,7 +145,7 @@ def _begin(
             base=base,
             deadline_seconds=options.deadline_seconds,
             token=token,
-            options=SnapshotOptions(pause=throttle.pause),
+            options=SnapshotOptions(pause=throttle.pause, index_keys=options.index_keys),
         )
         writer.start_threads()
         for entry in entries:

@@ -10,7 +10,21 @@ from sparring.adapter import SaveSeconds
 from sparring.contracts import LocalPath
 from sparring_train.config.section import PositiveFloat, PositiveInt, Section
 
-__all__ = ["SnapshotsConfig"]
+__all__ = ["SnapshotHistory", "SnapshotsConfig"]
+
+
+class SnapshotHistory(Section):
+    """Older snapshots that are kept for `sparring get --at`, `sparring diff` and `sparring blame`.
+
+    Deltas also contain an index of their keys. If both limits are set, both apply.
+    """
+
+    versions: PositiveInt | None = Field(
+        None, description="Number of the newest snapshots to keep; null: no limit."
+    )
+    days: PositiveFloat | None = Field(
+        None, description="Number of days that a snapshot is kept; null: no limit."
+    )
 
 
 class SnapshotsConfig(Section):
@@ -34,6 +48,9 @@ class SnapshotsConfig(Section):
         3,
         description="Number of snapshots to keep, the newest ones. Snapshots that a kept delta needs are "
         "kept, too, and always two that share no file.",
+    )
+    history: SnapshotHistory | None = Field(
+        None, description="History of the tables; null keeps no more than `keep` snapshots."
     )
     full_every: PositiveInt = Field(
         1,

@@ -15,7 +15,7 @@ and resumed, its next file replaces the cuts of the same and later steps in earl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,8 +111,14 @@ class CutLog:
         self._rows = []
 
 
-def read_cuts(snapshots_url: str) -> list[RecordedCut]:
+def read_cuts(
+    snapshots_url: str, steps: Sequence[tuple[int, int]] | None = None
+) -> list[RecordedCut]:
     """Returns the recorded cuts of a run, in the order of steps.
+
+    Args:
+        snapshots_url: folder of the run's snapshots.
+        steps: half-open ranges of the steps that are needed; files without them are not read. None: all.
 
     Raises:
         DataError: the log cannot be read.
@@ -120,7 +126,12 @@ def read_cuts(snapshots_url: str) -> list[RecordedCut]:
     found: dict[int, list[dict[str, Any]]] = {}
     try:
         system, folder = _folder_of(snapshots_url)
-        for name in _list(system, folder):
+        names = _list(system, folder)
+        for name, begin, end in _list_steps(names):
+            if steps is not None and not any(
+                max(begin, each[0]) < min(end, each[1]) for each in steps
+            ):
+                continue
             with system.open(name, "rb") as file:
                 rows = parquet.read_table(file, schema=_SCHEMA).to_pylist()
             first = rows[0]["step"]
@@ -133,7 +144,22 @@ def read_cuts(snapshots_url: str) -> list[RecordedCut]:
             "its folder cuts",
             path=snapshots_url,
         ) from error
-    return [_recorded(step, rows) for step, rows in sorted(found.items())]
+    return [
+        _recorded(step, rows)
+        for step, rows in sorted(found.items())
+        if steps is None or any(begin <= step < end for begin, end in steps)
+    ]
+
+
+def _list_steps(names: Sequence[str]) -> Iterator[tuple[str, int, int]]:
+    """Yields each file with the half-open range of steps that no later file replaces."""
+    end = 2**63
+    found = []
+    for name in reversed(names):
+        first = int(name.removesuffix(_ENDING).rpartition("-")[2])
+        found.append((name, first, end))
+        end = min(end, first)
+    yield from reversed(found)
 
 
 def _recorded(step: int, rows: list[dict[str, Any]]) -> RecordedCut:
