@@ -62,7 +62,7 @@ def train(made: StepContainer, ids: Iterable[int]) -> None:
 
 def a_chain(root: Path) -> dict[int, dict[int, bytes]]:
     """Three snapshots, two of them deltas, and one on its own. Returns rows of `t` by step."""
-    options, rows, base = SaveOptions(is_base=True), {}, None
+    options, rows, base = SaveOptions(is_base=True, index_keys=True), {}, None
     with container() as made:
         for step, ids in enumerate(([*range(40), *GONE], [1, 2, COUNTED], [3, GONE[0]]), 1):
             train(made, ids)

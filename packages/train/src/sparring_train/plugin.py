@@ -31,7 +31,9 @@ def sparring_register_commands() -> Sequence[CommandDescriptor]:
         _command("config", "cli.config", "Show or check a configuration."),
         _command("report", "cli.report", "Compare two runs."),
         _command("get", "cli.get", "Show the row of one key."),
-        _command("blame", "cli.blame", "Show when the row of one key changed, and from which data."),
+        _command(
+            "blame", "cli.blame", "Show when the row of one key changed, and from which data."
+        ),
         _command("erase", "cli.erase", "Remove ids from all data that a run has stored."),
         _command(
             "evaluate",

@@ -215,6 +215,22 @@ def _(runs: Runs) -> None:
     assert saved(runs, "two", "snapshots.every_steps=1", "snapshots.keep=2") == [3, 4]
 
 
+@EFFECTS.of("snapshots.history.versions", "snapshots.history.days")
+def _(runs: Runs) -> None:
+    every = ("snapshots.every_steps=1", "snapshots.keep=2", "snapshots.full_every=2")
+    assert saved(runs, "no-history", *every) == [1, 2, 3, 4]  # Step 1 and 2 share no file with 3.
+    more = (*every, "snapshots.full_every=1")
+    assert saved(runs, "versions", *more, "snapshots.history.versions=3") == [2, 3, 4]
+    assert saved(runs, "days", *more, "snapshots.history.days=1") == [1, 2, 3, 4]
+    assert saved(runs, "moment", *more, "snapshots.history.days=1.0e-9") == [3, 4]
+    runs.ratings(
+        "snapshots.url=days", "snapshots.resume=true", "training.epochs=2", *more,
+        "snapshots.history.versions=5",
+    )  # fmt: skip
+    kept = [open_snapshot(url).step for url in list_snapshots("days")]
+    assert kept == [4, 5, 6, 7, 8]
+
+
 @EFFECTS.of("snapshots.full_every")
 def _(runs: Runs) -> None:
     for folder, every, lengths in (("full", 1, [1, 1, 1, 1]), ("delta", 3, [1, 2, 3, 1])):

@@ -82,7 +82,8 @@ def compare_tables(before: Snapshot, after: Snapshot, table: str, top: int) -> T
     if configs[0].dim != configs[1].dim:
         raise InvalidArgumentError(
             f"diff: table {table!r} has dim {configs[0].dim} in {before.url} and {configs[1].dim} in "
-            f"{after.url}, expected equal dims; compare snapshots of one run, or other tables with --table"
+            f"{after.url}, expected equal dims; compare snapshots of one run, or give other tables with "
+            "--table"
         )
     found = TableDifference(table)
     for window in _split(before, after, table):
@@ -112,8 +113,7 @@ class _Side:
         return found
 
     def bytes_of(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-        rows = np.ascontiguousarray(self.rows[places])
-        return rows.view(np.uint8).reshape(len(places), -1)
+        return np.ascontiguousarray(self.rows[places]).view(np.uint8)
 
 
 def _split(before: Snapshot, after: Snapshot, table: str) -> Iterator[range]:
@@ -145,9 +145,7 @@ def _read(snapshot: Snapshot, table: str, config: TableConfig, window: range) ->
 
 
 def _add(found: TableDifference, before: _Side, after: _Side, top: int) -> None:
-    _, old, new = np.intersect1d(
-        before.keys, after.keys, assume_unique=True, return_indices=True
-    )
+    _, old, new = np.intersect1d(before.keys, after.keys, assume_unique=True, return_indices=True)
     for number, side in enumerate((before, after)):
         found.num_rows[number] += len(side.keys)
         finite = side.norms[np.isfinite(side.norms)]

@@ -97,8 +97,8 @@ def _contains(snapshot: Snapshot, entry: FileEntry, table: str, key: int) -> boo
             )
         if number < 0:
             return False
-        offset = begin + tensor.begin + number * BLOCK_BYTES
-        end = min(offset + BLOCK_BYTES, begin + tensor.end)
+        offset = begin + tensor.begin + 8 * _RUN_KEYS * number
+        end = min(offset + 8 * _RUN_KEYS, begin + tensor.end)
         keys: Keys = np.frombuffer(reader.read(offset, end).tobytes(), np.int64)
         if keys[0] != firsts[number] or not (keys[1:] > keys[:-1]).all():
             raise reader.damaged_error(

@@ -55,9 +55,7 @@ def blame(
         candidate = meant[0]
     if as_json:
         found = [_facts(each) for each in changes]
-        print_json(
-            {"table": table, "key": candidate, "versions": len(versions), "changes": found}
-        )
+        print_json({"table": table, "key": candidate, "versions": len(versions), "changes": found})
     else:
         steps = f"steps {versions[0].step:,} to {versions[-1].step:,}"
         typer.echo(

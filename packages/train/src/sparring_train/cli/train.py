@@ -22,6 +22,7 @@ from sparring_cli import (
 from sparring_train.cli.progress import make_progress
 from sparring_train.config.reading.loader import load_config
 from sparring_train.registered_kinds import find_trainer
+from sparring_train.run.history import measure_history
 from sparring_train.run.result import TrainResult
 
 __all__ = ["ConfigArgument", "OverridesArgument", "add_train"]
@@ -119,6 +120,7 @@ def train(
             why = result.extra.get("undefined_metrics")
             reason = why or "the training diverged; lower the learning rate"
             print_warning(f"metric {name} is {value}{shown}; {reason}")
+    history = measure_history(run_config.snapshots)
     if as_json:
         not_admitted = {"not_admitted": result.not_admitted} if result.not_admitted else {}
         tiers = {"tiers": result.tiers} if result.tiers else {}
@@ -143,10 +145,14 @@ def train(
                 **resumed,
                 "seconds": result.seconds,
                 **memory,
+                **history,
             }
         )
     else:
         _print_result(make_console(), result)
+        for kept in history.values():
+            size = kept["size_bytes"] / 1e6
+            typer.echo(f"history: {kept['snapshots']:,} snapshots, {size:,.1f} MB")
 
 
 def _reject_memory_storage(url: str | None) -> None:

@@ -1,4 +1,4 @@
-"""Versions of a run's tables: the snapshots that led to the newest one, their times, and which to keep."""
+"""Versions of the tables of a run: the snapshots that led to the newest one, and which ones to keep."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ __all__ = [
     "find_version",
     "format_time",
     "list_versions",
+    "measure_history",
     "read_time",
 ]
 
@@ -27,8 +28,6 @@ _SAVED = "saved"
 """Key in the state `RUN`: the time of the save, and the name of the snapshot before it."""
 
 _DAY_SECONDS = 86_400.0
-_NUM_THREADS = 8
-"""Number of files that are read at a time."""
 
 _ENDING = re.compile(r"\.e[0-9]+\Z")
 """End of the name of a snapshot from which `sparring erase` has removed keys."""
@@ -71,17 +70,18 @@ class History:
             known.popleft()
         return [url for url, _ in known]
 
-    def measure(self, root: str | None) -> dict[str, Any]:
-        """Returns the number and the bytes of all snapshots in the folder, if there is a history."""
-        if self._chosen is None or root is None:
-            return {}
-        found = open_snapshots(root)
-        return {
-            "history": {
-                "versions": len(found),
-                "size_bytes": sum(entry.size_bytes for each in found for entry in each.files()),
-            }
-        }
+
+def measure_history(chosen: SnapshotsConfig) -> dict[str, Any]:
+    """Returns the number and the bytes of all snapshots of a run, if `snapshots.history` is set.
+
+    Raises:
+        SnapshotError: the folder cannot be read.
+    """
+    if chosen.history is None or chosen.url is None:
+        return {}
+    found = open_snapshots(chosen.url)
+    sizes = [entry.size_bytes for each in found for entry in each.files()]
+    return {"history": {"snapshots": len(found), "size_bytes": sum(sizes)}}
 
 
 def describe_version(previous: str | None) -> dict[str, Any]:
@@ -124,15 +124,15 @@ def list_versions(url: str) -> list[Snapshot]:
         root = locate(url)[0].url
     except SnapshotError:
         newest, root = None, url
-        every = open_snapshots(root, _NUM_THREADS)
+        every = open_snapshots(root)
         if not every:
             raise
     else:
-        every = open_snapshots(root, _NUM_THREADS)
+        every = open_snapshots(root)
     by_name = {_ENDING.sub("", each.name): each for each in every}
     by_name |= {each.name: each for each in every}
-    found = {}
-    last = newest or every[-1]
+    found: dict[str, Snapshot] = {}
+    last: Snapshot | None = newest or every[-1]
     while last is not None and last.name not in found:
         found[last.name] = last
         last = last.base or _find_previous(last, every, by_name)

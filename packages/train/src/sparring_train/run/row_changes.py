@@ -16,11 +16,13 @@ from sparring import ScanChunk, Snapshot
 from sparring.adapter import has_changed, locate, scan_own_rows
 from sparring.contracts import NUM_PARTITIONS, partition, read_embeddings
 from sparring_train.data.stream.cut_log import RecordedCut, read_cuts
-from sparring_train.loop.position import POSITION, read_position
 from sparring_train.run.history import list_versions, read_time
 from sparring_train.run.same_run import RUN
 
 __all__ = ["RowChange", "find_changes", "find_row"]
+
+_POSITION = "position"
+"""Name of the state that contains the epoch."""
 
 _NUM_THREADS = 8
 """Number of files that are read at a time."""
@@ -187,13 +189,13 @@ def _step(cut: RecordedCut) -> int:
 
 def _with_epochs(change: RowChange) -> RowChange:
     if change.since is None or not all(
-        {POSITION, RUN} <= {*each.state_names(0)} for each in (change.since, change.snapshot)
+        {_POSITION, RUN} <= {*each.state_names(0)} for each in (change.since, change.snapshot)
     ):
         return change
-    positions = [
-        read_position(each.url, each.state(POSITION).values)
+    first, last = (
+        int(each.state(_POSITION).values.get("epoch", 0)) + 1
         for each in (change.since, change.snapshot)
-    ]
+    )
     data = change.snapshot.state(RUN).values.get("data")
     path = data.get("path") if isinstance(data, dict) else None
-    return replace(change, epochs=(positions[0].epoch + 1, positions[1].epoch + 1), path=path)
+    return replace(change, epochs=(first, last), path=path)

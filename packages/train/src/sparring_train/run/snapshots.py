@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -169,10 +169,6 @@ class RunSnapshots:
         self.last_url = self._previous = saved.url
         if saved.url in self._pinned:
             self._pinned = [saved.url]
-
-    def measure_history(self) -> dict[str, Any]:
-        """Returns the number and the bytes of the snapshots, if `snapshots.history` is set."""
-        return self._history.measure(self._chosen.url)
 
     def pin(self, url: str) -> None:
         """Keeps a snapshot of this run until another pinned one has been committed."""
