@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+import math
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from sparring.contracts import partition
 from sparring.snapshot.row_router import SnapshotOptions
 from sparring_cli.application import main
 from sparring_cli.snapshots.difference import compare_tables
-from sparring_train.run.history import describe_version, find_version, list_versions
+from sparring_train.run.history import describe_version, list_versions
 from sparring_train.run.row_changes import find_changes, find_row
 from sparring_train.run.same_run import RUN
 
@@ -96,8 +96,10 @@ def build(root: str, steps: list[Step]) -> list[Rows]:
     every: list[Rows] = []
     last: Snapshot | None = None
     for number, (changes, is_full, world_size, is_indexed) in enumerate(steps, 1):
-        updated = {key: [value, 0.5, number] for key, value in changes.items() if value == value}
-        gone = {key for key, value in changes.items() if value != value} & rows.keys()
+        updated = {
+            key: [value, 0.5, number] for key, value in changes.items() if not math.isnan(value)
+        }
+        gone = {key for key, value in changes.items() if math.isnan(value)} & rows.keys()
         rows = {key: row for key, row in (rows | updated).items() if key not in gone}
         base = None if is_full else last
         last = write(
@@ -181,6 +183,38 @@ def test_commands_show_versions(root: str, capsys: pytest.CaptureFixture[str]) -
     found = output_of(capsys, "diff", f"{root}/step-001", root, "--top=1")["tables"]["item"]
     assert (found["rows"], found["erased"], found["changed"]) == ([2, 1], 1, 1)
     assert found["most_moved"] == [{"key": 7, "moved": np.hypot(2, 4), "norm": [1.0, 5.0]}]
+
+
+def test_an_erased_key_is_in_no_version(root: str, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = np.array([7], np.int64)
+    found = erase_from_snapshots(
+        root, "item", keys, lambda name, state: state_without_keys(name, state, "item", keys)
+    )
+    assert (found.num_rows, found.keys) == (4, {7})
+    versions = list_versions(root)
+    assert [each.name for each in versions] == ["step-001.e1", "step-002.e1", "step-004.e1"]
+    assert "changed_keys" in versions[1].state_names()
+    for at in ("1", "2", "4"):
+        assert not output_of(capsys, "get", root, "item", "7", "--at", at, code=3)["found"]
+    assert output_of(capsys, "blame", root, "item", "7", code=3)["changes"] == []
+    changes = output_of(capsys, "blame", root, "item", "8")["changes"]
+    assert [each["change"] for each in changes] == ["found", "removed"]
+    indexes = [each.state("changed_keys").arrays["keys.item"] for each in versions if each.base]
+    assert [each.tolist() for each in indexes] == [[8]]
+
+
+def test_a_receipt_lists_stored_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    writer = SnapshotWriter(f"{tmp_path}/run/step-1", step=1)
+    writer.write_table(ITEM, [])
+    writer.finish()
+    writer.commit()
+    (tmp_path / "run" / "open_impressions").mkdir()
+    (tmp_path / "ids.txt").write_text("7\n")
+    words = ["erase", "item", "--snapshots", f"{tmp_path}/run", "--yes"]
+    paths = [f"--keys={tmp_path}/ids.txt", f"--output={tmp_path}/receipt.json"]
+    found = output_of(capsys, *words, *paths)
+    assert any("run/open_impressions" in each["place"] for each in found["remains"])
+    assert any("recorded cuts" in each and "offsets" in each for each in found["traces"])
 
 
 @pytest.mark.parametrize(

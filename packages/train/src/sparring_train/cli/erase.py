@@ -17,6 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any
 
+import fsspec  # type: ignore[import-untyped]  # it ships no types
 import numpy as np
 import numpy.typing as npt
 import typer
@@ -37,7 +38,12 @@ from sparring_cli import (
     print_warning,
 )
 from sparring_tiered import TieredStorage
-from sparring_train.cli.erase_preview import confirm_erasure, preview_erasure, print_erasure
+from sparring_train.cli.erase_preview import (
+    confirm_erasure,
+    describe_remains,
+    preview_erasure,
+    print_erasure,
+)
 from sparring_train.cli.erase_search import SearchedIds, search_files
 from sparring_train.cli.train import OverridesArgument
 from sparring_train.columns import Origin
@@ -56,13 +62,13 @@ _BLOOM = 3
 """Number that stands for a Bloom filter in docs/format/admission.md."""
 
 _COMMENT = re.compile(r"(^|\s)#.*")
-_FIND = "search files and folders with --search, and delete those that contain ids"
 _TRACES = (
     "ordinary weights, and rows of other ids, were trained together with these ids; ids cannot be "
     "reconstructed from them",
     "copies that others made are unknown to this command: exports, backups, older versions that an "
     "object store or a file system keeps",
     "the report counts how often ids occurred, by sketches; ids cannot be reconstructed from them",
+    "recorded cuts and excluded ranges of a stream contain offsets of events, but no ids",
 )
 
 
@@ -203,7 +209,7 @@ def erase(  # noqa: PLR0912, PLR0913, PLR0917 (each is an option of the command 
         "files": files,
         "remains": [
             {"place": place, "remedy": remedy}
-            for place, remedy in (_describe_remains(run) | of_stream).items()
+            for place, remedy in (describe_remains(run) | of_stream).items()
         ],
         "traces": [*traces, *_TRACES],
     }
@@ -407,17 +413,29 @@ def _erase_from_replays(
         )
     try:
         recorded = [record_erased_keys(folder, table, keys.tolist()) for folder in folders]
+        impressions = [each for each in map(_open_impressions, folders) if each is not None]
     except OSError as error:
         raise InvalidArgumentError(
             f"erase: writing the keys that replays leave out failed: {error}; check free space and "
             "access rights, and erase again"
         ) from error
+    for each in impressions:
+        remains[f"open impressions ({each})"] = (
+            "they contain ids until their snapshots are removed, and a resumed run trains them when "
+            "their windows end; resume the run, stop it after the longest window, and erase again"
+        )
     for each in filter(None, recorded):
         remains[each] = (
             "hashes of the erased keys, by which `sparring replay` leaves out their events; to remove "
             "them, delete this folder with the recorded cuts"
         )
     return remains
+
+
+def _open_impressions(folder: str) -> str | None:
+    """Returns the folder of the events that wait for labels, if a run with `data.join` has saved any."""
+    system, path = fsspec.core.url_to_fs(f"{folder.rstrip('/')}/open_impressions")
+    return path if system.isdir(path) else None
 
 
 def _dead_letters(run: RunConfig) -> str | None:
@@ -457,31 +475,3 @@ def _find_files_with(
         raise InvalidArgumentError(
             f"erase: searching a file failed: {error}; fix the cause and run the command again"
         ) from error
-
-
-def _describe_remains(run: RunConfig | None) -> dict[str, str]:
-    """Returns the locations that were not searched, and how to remove ids from each."""
-    data = "the training data"
-    if run is not None:
-        data = getattr(run.data, "path", getattr(run.data, "url", run.data.kind))
-    notes = run is None or run.change_notes.is_on
-    listed = {
-        f"training data ({data})": "remove the rows, or the next training learns them again",
-        "serving snapshots": "publish again with `sparring publish`; older versions, and the lists of "
-        "removed ids in deltas, stay until they are deleted: `--keep` of `sparring publish` limits them",
-        "caches of servers and clients": "they follow the next published version or change notes; "
-        "restart them to be sure",
-        "push logs of servers that learn (`parameters.push_log`)": "save the service before you stop "
-        "its servers and erase, because a save empties the logs; delete its files that end with .unused",
-        "exported vectors and rows (`sparring export`, outputs of `predict` and `recommend`)": _FIND,
-        "logs on standard error, which quote values of bad rows": _FIND,
-    }
-    if run is None:
-        listed["report, metrics and traces of the run"] = (
-            "give its configuration with --everywhere, or the files with --search"
-        )
-    if notes:
-        listed["change notes"] = (
-            "notes contain ids, without strings, until `change_notes.keep` newer ones are published"
-        )
-    return listed

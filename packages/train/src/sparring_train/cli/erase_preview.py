@@ -15,7 +15,9 @@ from sparring.errors import InvalidArgumentError
 from sparring_train.config.run import RunConfig
 from sparring_train.run.storages import format_storage, open_run_storages
 
-__all__ = ["confirm_erasure", "preview_erasure", "print_erasure"]
+__all__ = ["confirm_erasure", "describe_remains", "preview_erasure", "print_erasure"]
+
+_FIND = "search files and folders with --search, and delete those that contain ids"
 
 
 def confirm_erasure(num_ids: int, table: str, places: list[str]) -> None:
@@ -90,3 +92,31 @@ def print_erasure(report: dict[str, Any], done: str) -> None:
             typer.echo(f"{each['path']}: still contains {each['num_ids']:,} of the ids; delete it")
         if each["problem"]:
             typer.echo(f"{each['path']}: could not be decoded ({each['problem']}); inspect it")
+
+
+def describe_remains(run: RunConfig | None) -> dict[str, str]:
+    """Returns the locations that were not searched, and how to remove ids from each."""
+    data = "the training data"
+    if run is not None:
+        data = getattr(run.data, "path", getattr(run.data, "url", run.data.kind))
+    notes = run is None or run.change_notes.is_on
+    listed = {
+        f"training data ({data})": "remove the rows, or the next training learns them again",
+        "serving snapshots": "publish again with `sparring publish`; older versions, and the lists of "
+        "removed ids in deltas, stay until they are deleted: `--keep` of `sparring publish` limits them",
+        "caches of servers and clients": "they follow the next published version or change notes; "
+        "restart them to be sure",
+        "push logs of servers that learn (`parameters.push_log`)": "save the service before you stop "
+        "its servers and erase, because a save empties the logs; delete its files that end with .unused",
+        "exported vectors and rows (`sparring export`, outputs of `predict` and `recommend`)": _FIND,
+        "logs on standard error, which quote values of bad rows": _FIND,
+    }
+    if run is None:
+        listed["report, metrics and traces of the run"] = (
+            "give its configuration with --everywhere, or the files with --search"
+        )
+    if notes:
+        listed["change notes"] = (
+            "notes contain ids, without strings, until `change_notes.keep` newer ones are published"
+        )
+    return listed
