@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparring.errors import SnapshotDamagedError
+from sparring.errors import SnapshotDamagedError, SnapshotError
 from sparring.snapshot import changed_keys
 from sparring.snapshot.changed_keys import CHANGED_KEYS, has_changed, index_keys, index_without
 from sparring.snapshot.reader import Snapshot
@@ -94,8 +94,7 @@ def test_an_inconsistent_index_is_reported(
         has_changed(writer.commit(), "item", 4)
 
 
-@pytest.mark.parametrize("num_threads", [1, 4])
-def test_a_folder_is_opened_like_each_of_its_snapshots(tmp_path: Path, num_threads: int) -> None:
+def test_a_folder_is_opened_like_each_of_its_snapshots(tmp_path: Path) -> None:
     """Also if a base is missing, was replaced, or describes the table differently."""
     base = save(tmp_path, 1, make_chunk([1]))
     for step in (2, 3):
@@ -106,7 +105,7 @@ def test_a_folder_is_opened_like_each_of_its_snapshots(tmp_path: Path, num_threa
     for path in (tmp_path / lost.name).iterdir():
         path.unlink()
     (tmp_path / lost.name).rmdir()
-    found = open_snapshots(tmp_path, num_threads)
+    found = open_snapshots(tmp_path)
     assert [each.step for each in found] == [1, 2, 3]
     assert [[link.step for link in each.chain] for each in found] == [[1], [2, 1], [3, 2, 1]]
     assert (found[2].full_name, found[2].num_bases) == ("step-000000001", 2)
@@ -118,3 +117,15 @@ def test_a_folder_is_opened_like_each_of_its_snapshots(tmp_path: Path, num_threa
     assert [each.step for each in open_snapshots(tmp_path)] == [1, 2, 3, 4]
     assert sorted(errors) == ["5", "6"]
     assert "the base was replaced" in errors["5"]
+
+
+def test_a_remembered_chain_is_not_extended_beyond_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparring.snapshot.reader.MAX_CHAIN", 2)
+    last = save(tmp_path, 1, make_chunk([1]))
+    for step in (2, 3):
+        last = save(tmp_path, step, make_chunk([step]), base=last.url)
+    with pytest.raises(SnapshotError, match="does not end within 2 snapshots"):
+        save(tmp_path, 4, make_chunk([4]), base=last.url)
+    assert [each.step for each in open_snapshots(tmp_path)] == [1, 2, 3]

@@ -191,10 +191,9 @@ class Snapshot:
         """Number of ranks that wrote it. Any number of ranks may read it."""
         self.base = base
         """Base of a delta; None for a full snapshot."""
-        self.full_name: str = name if base is None else base.full_name
-        """Name of the full snapshot at the end of the chain."""
-        self.num_bases: int = 0 if base is None else base.num_bases + 1
-        """Number of snapshots that a delta needs; 0 for a full snapshot."""
+        self.full_name: str = base.full_name if base else name
+        """Name of the last snapshot of the chain."""
+        self.num_bases: int = base.num_bases + 1 if base else 0
         self.manifest_hash = manifest_hash
         """Hash by which a delta identifies its base."""
         self.own_tables: Mapping[str, TableDescription] = {
@@ -426,11 +425,8 @@ def open_chain(
 
 
 def _long_chain_error(url: str) -> SnapshotError:
-    return SnapshotError(
-        f"snapshot {url}: its chain of bases does not end within {MAX_CHAIN} snapshots; load another "
-        "snapshot",
-        url=url,
-    )
+    text = f"its chain of bases does not end within {MAX_CHAIN} snapshots; load another snapshot"
+    return SnapshotError(f"snapshot {url}: {text}", url=url)
 
 
 def _check_same_tables(snapshot: Snapshot, base: Snapshot) -> None:

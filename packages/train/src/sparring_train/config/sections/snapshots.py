@@ -52,7 +52,7 @@ class SnapshotsConfig(Section):
     history: SnapshotHistory | None = Field(
         None, description="History of the tables; null keeps no more than `keep` snapshots."
     )
-    full_every: PositiveInt = Field(
+    full_every: Annotated[int, Field(ge=1, le=1001)] = Field(
         1,
         description="Number of snapshots of which one is full; the others are deltas to the previous "
         "one. 1: all snapshots are full.",
