@@ -156,6 +156,40 @@ typedef struct SparringPackedTable {
 
 SPARRING_PACKED_API SparringStatus sparring_packed_table(SparringPacked*, SparringPackedTable*);
 
+/*
+ * Creates a second handle that reads only the newest version of this one, also after a refresh. It
+ * reads no file. Close it with sparring_packed_close; it remains valid after this handle is closed.
+ */
+typedef struct SparringPackedPin {
+  SparringCall call;
+  SparringPacked* pinned; /* out */
+} SparringPackedPin;
+
+SPARRING_PACKED_API SparringStatus sparring_packed_pin(SparringPacked*, SparringPackedPin*);
+
+/*
+ * Describes one of the files of the model in a version, and reads a part of it. A version that
+ * contains only rows has no such file: then `num_files` is 0, and the other results are not set.
+ */
+typedef struct SparringPackedModel {
+  SparringCall call;
+  const char* version; /* as in a lookup                                         */
+  int32_t file;        /* 0 to num_files - 1                                     */
+  int32_t num_files;   /* out                                                    */
+  uint64_t begin;      /* offset of the first byte to read                       */
+  uint64_t capacity;   /* maximum number of bytes to read                        */
+  uint8_t* bytes;      /* out (count); or NULL                                   */
+  uint64_t count;      /* out: number of bytes that were read                    */
+  uint64_t size_bytes; /* out: size of the file                                  */
+  char kind[32];       /* out: "parameters" or "preprocessing"                   */
+  char name[256];      /* out: name of the file                                  */
+  char hash[33];       /* out: xxh3-128 of the file, hexadecimal                 */
+  int64_t step;        /* out: of the version                                    */
+  char version_hash[33]; /* out: of the version                                  */
+} SparringPackedModel;
+
+SPARRING_PACKED_API SparringStatus sparring_packed_model(SparringPacked*, SparringPackedModel*);
+
 /* ---- reading --------------------------------------------------------------- */
 
 /* Ids of one table to look up. */

@@ -36,7 +36,7 @@ struct FileEntry {
   std::string hash;
 };
 
-// A file of the model that is not mapped: its parameters or its preprocessing.
+// A file of the model: its parameters or its preprocessing.
 struct ModelEntry {
   std::string name;
   std::string kind;

@@ -232,6 +232,33 @@ void answer_all(SparringPacked& packed, SparringPackedLookup& arguments, bool ar
   note_version(arguments, version);
 }
 
+// Describes a file of the model, and reads a part of it.
+void read_model(const Version& version, SparringPackedModel& arguments) {
+  const Layer& layer = *version.layers.front();  // each layer contains all files of the model
+  arguments.num_files = static_cast<int32_t>(layer.model.size());
+  arguments.count = 0;
+  if (arguments.num_files == 0) return;
+  sparring::border::check(arguments.file >= 0 && arguments.file < arguments.num_files,
+                          "file must be below the number of files of the model", arguments.file);
+  const ModelEntry& entry = layer.manifest.model[static_cast<size_t>(arguments.file)];
+  const MappedFile& file = *layer.model[static_cast<size_t>(arguments.file)];
+  if (arguments.begin > file.size()) {
+    refuse("begin must be at most the " + std::to_string(file.size()) + " bytes of " + entry.name +
+           "; found " + std::to_string(arguments.begin));
+  }
+  if (arguments.bytes != nullptr) {
+    arguments.count = std::min(arguments.capacity, file.size() - arguments.begin);
+    std::memcpy(arguments.bytes, file.data() + arguments.begin, arguments.count);
+  }
+  arguments.size_bytes = file.size();
+  std::snprintf(arguments.kind, sizeof arguments.kind, "%s", entry.kind.c_str());
+  std::snprintf(arguments.name, sizeof arguments.name, "%s", entry.name.c_str());
+  std::snprintf(arguments.hash, sizeof arguments.hash, "%s", entry.hash.c_str());
+  arguments.step = version.manifest().step;
+  std::snprintf(arguments.version_hash, sizeof arguments.version_hash, "%s",
+                version.manifest().hash.c_str());
+}
+
 void widen_rows(const SparringPackedWiden& arguments) {
   sparring::border::check_count(arguments.count);
   sparring::border::check(is_dtype(arguments.dtype), "dtype must be a stored one, 0 to 4", arguments.dtype);
@@ -412,6 +439,29 @@ SparringStatus sparring_packed_table(SparringPacked* packed, SparringPackedTable
     arguments->row_bytes = table.row_bytes;
     arguments->num_rows = table.num_rows;
     arguments->name = packed->names[static_cast<size_t>(arguments->table)].c_str();
+  });
+}
+
+SparringStatus sparring_packed_pin(SparringPacked* packed, SparringPackedPin* arguments) {
+  return guard_open(packed, arguments, [&] {
+    arguments->pinned = nullptr;
+    auto pinned = std::make_unique<SparringPacked>();
+    pinned->keep_versions = 1;
+    pinned->names = packed->names;
+    pinned->single_reads = packed->single_reads.load();
+    const Hold state(packed->state);
+    const auto& newest = state->versions.front();
+    pinned->path = newest->layers.front()->path;  // a refresh finds the same version
+    pinned->options = {newest->partitions, false};
+    keep(*pinned, newest, {});
+    arguments->pinned = pinned.release();
+  });
+}
+
+SparringStatus sparring_packed_model(SparringPacked* packed, SparringPackedModel* arguments) {
+  return guard_open(packed, arguments, [&] {
+    const Hold state(packed->state);
+    read_model(named_version(*state, arguments->version), *arguments);
   });
 }
 

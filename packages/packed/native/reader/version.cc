@@ -119,7 +119,7 @@ std::shared_ptr<const Layer> map_layer(const std::string& path, Manifest manifes
     mapped.emplace_back(&entry, std::make_unique<MappedFile>(folder, entry.name, entry.size_bytes));
   }
   for (const ModelEntry& entry : layer->manifest.model) {
-    const MappedFile file(folder, entry.name, entry.size_bytes);  // checks that it is complete
+    layer->model.push_back(std::make_unique<MappedFile>(folder, entry.name, entry.size_bytes));
   }
   for (auto& [entry, bytes] : mapped) {
     const size_t place = place_of(tables, entry->table);

@@ -62,11 +62,11 @@ struct Layer {
   std::string path;
   std::string name;                           // name of its folder
   std::vector<std::unique_ptr<TableLayer>> tables;  // by table number; NULL if not in the delta
+  std::vector<std::unique_ptr<const MappedFile>> model;  // the files of manifest.model
   uint64_t mapped_bytes = 0;
   Partitions partitions;  // partitions whose files are mapped
 
-  // Compares the hash of every file of its partitions, including filters and the files of the model,
-  // which are not mapped.
+  // Compares the hash of every file of its partitions, including filters, which are not mapped.
   void verify() const;
   void read_ahead() const;  // for all files; see MappedFile
 
