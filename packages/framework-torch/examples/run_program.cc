@@ -6,9 +6,8 @@
 //
 //   run INPUTS OUTPUTS   runs the program. INPUTS is a file with a list of tensors, written by
 //                        torch.save; OUTPUTS becomes a file with a tuple, for torch.load
-//   refresh              switches to the newest version of the tables
+//   refresh              switches to the newest version of rows and parameters
 //   version              prints the current version
-#include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 #include <torch/serialize.h>
 
 #include <cstdint>
@@ -21,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-#include "sparring_program.h"
+#include "sparring_torch_program.h"
 
 namespace {
 
@@ -41,8 +40,7 @@ void write(const std::vector<at::Tensor>& tensors, const std::string& path) {
   std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<int64_t>(bytes.size()));
 }
 
-std::string answer(const std::string& line, const char* bundle,
-                   torch::inductor::AOTIModelPackageLoader& program) {
+std::string answer(const std::string& line, sparring::TorchProgram& program) {
   std::istringstream words(line);
   std::string command, inputs, outputs;
   words >> command >> inputs >> outputs;
@@ -50,15 +48,9 @@ std::string answer(const std::string& line, const char* bundle,
     write(program.run(tensors_of(inputs)), outputs);
     return "ran";
   }
-  if (command == "refresh") {
-    int32_t is_changed = 0;
-    if (sparring_program_refresh(bundle, &is_changed) != 0) return sparring_program_error();
-    return is_changed != 0 ? "refreshed" : "newest already";
-  }
-  char hash[33];
-  int64_t step = 0;
-  if (sparring_program_version(bundle, hash, &step) != 0) return sparring_program_error();
-  return std::string(hash) + " " + std::to_string(step);
+  if (command == "refresh") return program.refresh() ? "refreshed" : "newest already";
+  const auto version = program.version();
+  return version.hash + " " + std::to_string(version.step);
 }
 
 }  // namespace
@@ -68,19 +60,13 @@ int main(int count, char** words) {
     std::fprintf(stderr, "run_program BUNDLE SERVED\n");
     return 2;
   }
-  const char* bundle = words[1];
-  if (sparring_program_bind(bundle, words[2]) != 0) {
-    std::fprintf(stderr, "%s\n", sparring_program_error());
-    return 1;
-  }
   try {
-    torch::inductor::AOTIModelPackageLoader program(std::string(bundle) + "/program.pt2");
+    sparring::TorchProgram program(words[1], words[2]);
     for (std::string line; std::getline(std::cin, line);) {
-      std::cout << answer(line, bundle, program) << std::endl;
+      std::cout << answer(line, program) << std::endl;
     }
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;
   }
-  return sparring_program_release(bundle);
 }

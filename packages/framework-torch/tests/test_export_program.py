@@ -129,6 +129,9 @@ class Exported:
 
     def train_and_publish(self) -> None:
         self.model.train()
+        with torch.no_grad():  # as if an optimizer had trained the layer
+            self.model.top.weight += 0.25
+            self.model.top.bias -= 1
         for step in range(3):
             self.optimizer.zero_grad()
             found, again = self.model(*batch_of(16, 100 * self.num_saved + step))
@@ -138,7 +141,19 @@ class Exported:
         self.num_saved += 1
         saved = self.folder / f"saved-{self.num_saved}"
         self.optimizer.container.save(str(saved))
-        sparring_packed.write(str(saved), str(self.served / f"step-{self.num_saved}"))
+        self.write(saved, self.served, {"top.bias": self.model.top.bias})
+
+    def write(self, saved: Path, served: Path, parameters: dict[str, Tensor]) -> None:
+        """Writes a serving snapshot with the parameter `top.weight` of the model, and `parameters`."""
+        files = {}
+        if parameters:
+            parameters = {"top.weight": self.model.top.weight} | parameters
+            arrays = {name: each.detach().numpy() for name, each in parameters.items()}
+            files["parameters"] = sparring_packed.encode_parameters(arrays)
+        options = sparring_packed.WriteOptions(model=files)
+        sparring_packed.write(
+            str(saved), str(served / f"step-{self.num_saved}"), options=options
+        )
 
     def answers(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
         with torch.no_grad():
@@ -173,7 +188,7 @@ def bound_exactly(exported: Exported, folder: Path) -> Path:
     return copied
 
 
-def test_a_program_equals_the_model_and_loads_newer_rows(exported: Exported) -> None:
+def test_a_program_equals_the_model_and_loads_newer_rows_and_parameters(exported: Exported) -> None:
     with load_program(exported.bundle, exported.served) as program:
         first = program.version
         for size in (6, 1, 40):
@@ -187,7 +202,6 @@ def test_a_program_equals_the_model_and_loads_newer_rows(exported: Exported) -> 
         assert program.refresh()
         assert not program.refresh()
         assert program.version != first
-        # The layer was not trained, so only rows are newer.
         for found, expected in zip(program(*inputs), exported.answers(inputs), strict=True):
             assert torch.equal(found, expected)
     with pytest.raises(RuntimeError, match="call sparring_program_bind"):

@@ -12,29 +12,62 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from sparring.contracts import Closable
 from sparring.errors import InvalidArgumentError, ProgramError
 from sparring_packed.library import include_path, library_path
+from sparring_packed.model_files import encode_parameters
 
 __all__ = [
     "Program",
     "ProgramBinding",
     "ProgramLibrary",
+    "ProgramParameter",
     "new_bundle",
     "program_binding",
 ]
 
-_FORMAT = "sparring-program/2"
+_FORMAT = "sparring-program/3"
+_FORMATS = ("sparring-program/2", _FORMAT)
+"""The previous format has no parameters outside of the program."""
 _BINDING = "binding.txt"
 _DESCRIPTION = "bundle.json"
+_PARAMETERS = "parameters.txt"
+_EXPORTED_PARAMETERS = "parameters.safetensors"
 _FILES = "files.txt"
 _FILES_FORMAT = "sparring-program-files/1"
 _HEADERS = ("sparring_program.h", "sparring_packed.h", "sparring/storage_abi.h")
+
+
+class _Parameter(ctypes.Structure):
+    """`SparringProgramParameter` of ``sparring_program.h``."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("dtype", ctypes.c_char_p),
+        ("num_dims", ctypes.c_int32),
+        ("sizes", ctypes.POINTER(ctypes.c_int64)),
+        ("data", ctypes.c_void_p),
+        ("num_bytes", ctypes.c_uint64),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramParameter:
+    """A parameter of a model in the version that a run holds."""
+
+    dtype: str
+    """As in safetensors files, for example ``F32``."""
+    shape: tuple[int, ...]
+    data: npt.NDArray[np.uint8]
+    """Its bytes; must not be written, and valid until the run ends."""
 
 
 class ProgramLibrary:
@@ -99,6 +132,49 @@ class ProgramLibrary:
         """
         self._call("release", os.fsencode(bundle))
 
+    @contextmanager
+    def hold_version(self, handle: str) -> Iterator[int]:
+        """Holds the current version of a program during a run, and yields its number.
+
+        Args:
+            handle: handle of the program.
+
+        Raises:
+            ProgramError: the program is not bound.
+        """
+        version = ctypes.c_int64()
+        self._call("begin", handle.encode(), ctypes.byref(version))
+        try:
+            yield version.value
+        finally:
+            self._call("end", version)
+
+    def parameters(self, version: int) -> list[ProgramParameter]:
+        """Returns the parameters of a version that a run holds, in the order of the export.
+
+        Args:
+            version: number of the version.
+
+        Raises:
+            ProgramError: no run holds the version.
+        """
+        count = ctypes.c_int64()
+        self._call("num_parameters", ctypes.c_int64(version), ctypes.byref(count))
+        return [self._parameter(version, place) for place in range(count.value)]
+
+    def _parameter(self, version: int, place: int) -> ProgramParameter:
+        found = _Parameter()
+        size = ctypes.c_uint64(ctypes.sizeof(found))
+        self._call(
+            "parameter", ctypes.c_int64(version), ctypes.c_int64(place), ctypes.byref(found), size
+        )
+        data = np.ctypeslib.as_array(
+            ctypes.cast(found.data, ctypes.POINTER(ctypes.c_uint8)), (found.num_bytes,)
+        )
+        return ProgramParameter(
+            found.dtype.decode(), tuple(found.sizes[: found.num_dims]), data
+        )
+
     def describe(self, served: str) -> tuple[str, dict[str, int]]:
         """Returns the hash of the newest version, and table → dim.
 
@@ -122,14 +198,16 @@ class ProgramLibrary:
 class Program(Closable):
     """An exported program with its tables. The `load_program` function of an adapter creates it.
 
-    It is called with the inputs of the model, and returns the outputs of the model.
+    It is called with the inputs of the model, and returns the outputs of the model. A call reads all rows
+    and parameters from one version.
 
     Args:
         bundle: the folder that `export_program` wrote.
         served: a serving snapshot, or a folder of serving snapshots, of which the newest is used.
         framework: framework of the program, for example ``torch``.
         library: returns the functions of ``sparring_program.h`` for the operators in the bundle.
-        load: loads the framework's part of the bundle, and returns a function of the inputs.
+        load: loads the framework's part of the bundle, which has the given folder and library, and
+            returns a function of the inputs.
 
     Raises:
         InvalidArgumentError: there is no bundle, it belongs to another framework, or a file is damaged.
@@ -142,14 +220,14 @@ class Program(Closable):
         served: str | os.PathLike[str],
         framework: str,
         library: Callable[[Path], ProgramLibrary],
-        load: Callable[[Path], Callable[..., Any]],
+        load: Callable[[Path, ProgramLibrary], Callable[..., Any]],
     ) -> None:
         self._bundle = Path(bundle).absolute()
         self.description = _read_bundle(self._bundle, framework)
         self._library = library(self._bundle)
         self._library.bind(self._bundle, os.fspath(served))
         try:
-            self._call = load(self._bundle)
+            self._call = load(self._bundle, self._library)
         except BaseException:
             self._library.release(self._bundle)
             raise
@@ -163,7 +241,8 @@ class Program(Closable):
         return self._library.version(self._bundle)
 
     def refresh(self) -> bool:
-        """Loads the newest version of the tables, and returns whether it is newer than the current one.
+        """Switches to the newest version of rows and parameters, and returns whether it is newer than the
+        current one. Calls in progress finish on their version.
 
         Raises:
             ProgramError: the program is bound to one version, or the new version is invalid. The
@@ -231,13 +310,20 @@ def program_binding(
 
 
 @contextmanager
-def new_bundle(binding: ProgramBinding, framework: str, operators: Path) -> Iterator[Path]:
+def new_bundle(
+    binding: ProgramBinding,
+    framework: str,
+    operators: Path,
+    parameters: Mapping[str, npt.NDArray[Any]] | None = None,
+) -> Iterator[Path]:
     """Yields a folder to write a program to, which atomically becomes the bundle after the block.
 
     Args:
         binding: binding of the program.
         framework: name and release of the framework.
         operators: path of the library with the operators of the program.
+        parameters: parameters that the program reads from versions, by the names of serving snapshots,
+            in the order of the program. None if the program contains its parameters.
     """
     folder = binding.folder
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -255,12 +341,15 @@ def new_bundle(binding: ProgramBinding, framework: str, operators: Path) -> Iter
             *(f"{dim} {name}" for name, dim in sorted(binding.dims.items())),
         ]
         (made / _BINDING).write_text("\n".join(lines) + "\n")
+        if parameters is not None:
+            _write_parameters(made, parameters)
         description = {
             "format": _FORMAT,
             "framework": framework,
             "handle": binding.handle,
             "served": {"hash": binding.digest, "follow": binding.follow},
             "tables": binding.dims,
+            "parameters": None if parameters is None else list(parameters),
         }
         (made / _DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n")
         write_file_list(made)
@@ -269,6 +358,18 @@ def new_bundle(binding: ProgramBinding, framework: str, operators: Path) -> Iter
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
+
+
+def _write_parameters(folder: Path, parameters: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Writes what a program reads, and the values at the export; see ``sparring_program.h``."""
+    content = encode_parameters(parameters)
+    (folder / _EXPORTED_PARAMETERS).write_bytes(content)
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    lines = [
+        f"{header[name]['dtype']} {','.join(map(str, header[name]['shape'])) or '-'} {name}\n"
+        for name in parameters
+    ]
+    (folder / _PARAMETERS).write_text("".join(lines))
 
 
 def _read_bundle(folder: Path, framework: str) -> Mapping[str, Any]:
@@ -289,7 +390,7 @@ def _read_bundle(folder: Path, framework: str) -> Mapping[str, Any]:
             f"there is no bundle of a program at {folder} ({type(error).__name__}: {error}); pass the "
             "folder that export_program wrote"
         ) from None
-    if found != _FORMAT:
+    if found not in _FORMATS:
         raise InvalidArgumentError(
             f"the bundle {folder} has the format {found!r}, expected {_FORMAT!r}; export the program "
             "again with this release"

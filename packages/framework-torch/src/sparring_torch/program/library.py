@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sparring_packed import ProgramLibrary
 
 __all__ = [
+    "CPP_HEADER",
     "LIBRARY",
     "Library",
     "ProgramError",
@@ -33,6 +34,8 @@ __all__ = [
 
 LIBRARY = "libsparring_program.so"
 _SOURCE = Path(__file__).with_name("native") / "lookup_ops.cc"
+CPP_HEADER = _SOURCE.with_name("sparring_torch_program.h")
+"""Header for programs in C++ that run a bundle."""
 _NAMESPACE = "sparring_program"
 _OLDEST_TORCH = (2, 10)
 _ABI = "0x020a000000000000"
@@ -126,7 +129,7 @@ _loaded: list[Library] = []
 def _register_shapes() -> None:
     """Registers shapes of the operators' results, for exports."""
 
-    def lookup(_handle: str, _table: str, dim: int, *arguments: Any) -> Tensor:
+    def lookup(_source: Any, _table: str, dim: int, *arguments: Any) -> Tensor:
         ids = arguments[-1]
         made: Tensor = ids.new_empty((*ids.shape, dim), dtype=torch.float32)
         return made
@@ -142,4 +145,5 @@ def _register_shapes() -> None:
         return made
 
     for each in (lookup, pooled_lookup, flat_lookup):
-        torch.library.register_fake(f"{_NAMESPACE}::{each.__name__}")(each)
+        for name in (each.__name__, f"{each.__name__}_in"):
+            torch.library.register_fake(f"{_NAMESPACE}::{name}")(each)

@@ -122,6 +122,7 @@ def export(config: RunConfig, plugin_manager: PluginManager, request: ProgramReq
             served=request.served,
             follow=request.follow,
             dynamic_shapes=tuple({0: batch} for _ in example),
+            trained=task.model,
         )
 
 

@@ -4,6 +4,9 @@
 //   pooled_lookup  ids, bags, weights      → (bags, sum of dims) float32
 //   flat_lookup    ids, lengths            → (elements, 1) float32: rows, feature after feature
 //
+// lookup_in, pooled_lookup_in and flat_lookup_in look up in the version that a run holds. The first
+// argument is a tensor with the version's number instead of the handle.
+//
 // Uses torch's stable ABI, so that one library runs with torch 2.10 and all later releases.
 #include <sys/mman.h>
 #include <torch/csrc/stable/library.h>
@@ -33,18 +36,37 @@ enum Form : int64_t {
   kLengths = 3         // (features of the batch * bags)
 };
 
-using Read = decltype(&sparring_program_lookup);
+// Where to look up: the current version of the program with this handle, or a version by its number.
+struct Source {
+  std::string handle;
+  int64_t version = 0;
+};
 
-void read(Read function, const std::string& handle, const std::vector<std::string>& tables,
+Source source_of(const Tensor& version) {
+  if (version.numel() != 1 || version.scalar_type() != ScalarType::Long) {
+    throw std::runtime_error("lookup: the version must be one int64, from sparring_program_begin");
+  }
+  return {"", *static_cast<const int64_t*>(version.const_data_ptr())};
+}
+
+enum class Result { kRows, kPooled };
+
+void read(Result result, const Source& source, const std::vector<std::string>& tables,
           const std::vector<int64_t>& dims, std::vector<SparringPackedRequest>& requests) {
   if (tables.size() != dims.size()) throw std::runtime_error("lookup: each table must have a dim");
   std::vector<const char*> names;
   for (const std::string& each : tables) names.push_back(each.c_str());
   const auto count = static_cast<int64_t>(requests.size());
-  if (function(handle.c_str(), count, names.data(), dims.data(), requests.data(),
-               sizeof(SparringPackedRequest)) != 0) {
-    throw std::runtime_error(sparring_program_error());
-  }
+  const auto call = [&](auto function, auto where) {
+    return function(where, count, names.data(), dims.data(), requests.data(),
+                    sizeof(SparringPackedRequest));
+  };
+  const bool is_pooled = result == Result::kPooled;
+  const int32_t failed =
+      source.handle.empty()
+          ? call(is_pooled ? &sparring_program_pool_in : &sparring_program_lookup_in, source.version)
+          : call(is_pooled ? &sparring_program_pool : &sparring_program_lookup, source.handle.c_str());
+  if (failed != 0) throw std::runtime_error(sparring_program_error());
 }
 
 std::vector<int64_t> whole_numbers(const Tensor& tensor, const char* what) {
@@ -119,7 +141,7 @@ Kept without_padding(const int64_t* ids, const float* weights, std::vector<int64
   return kept;
 }
 
-Tensor lookup(std::string handle, std::string name, int64_t dim, bool has_padding,
+Tensor look_up(const Source& source, std::string name, int64_t dim, bool has_padding,
               int64_t padding, Tensor given) {
   const Ids ids(given);
   std::vector<int64_t> sizes(given.sizes().begin(), given.sizes().end());
@@ -130,7 +152,7 @@ Tensor lookup(std::string handle, std::string name, int64_t dim, bool has_paddin
   requests[0].count = ids.count();
   requests[0].ids = ids.data();
   requests[0].rows = to;
-  read(&sparring_program_lookup, handle, {name}, {dim}, requests);
+  read(Result::kRows, source, {name}, {dim}, requests);
   if (has_padding) {
     for (int64_t i = 0; i < ids.count(); ++i) {
       if (ids.data()[i] == padding) std::fill_n(to + i * dim, dim, 0.0F);
@@ -151,7 +173,7 @@ std::vector<std::string> lines(const std::string& text) {
 
 // `names` has one line per output, and `dims` and `means` one element; `places` are the positions in
 // the batch of the features of the outputs.
-Tensor pooled_lookup(std::string handle, std::string names, std::vector<int64_t> dims,
+Tensor pool(const Source& source, std::string names, std::vector<int64_t> dims,
                      std::vector<int64_t> means, bool has_padding, int64_t padding,
                      int64_t form, Tensor given, std::optional<Tensor> bags, std::optional<Tensor> weights,
                      std::vector<int64_t> places, int64_t num_bags) {
@@ -223,11 +245,11 @@ Tensor pooled_lookup(std::string handle, std::string names, std::vector<int64_t>
     request.weights = own_weights;
     to += dims[output];
   }
-  read(&sparring_program_pool, handle, of_outputs, dims, requests);
+  read(Result::kPooled, source, of_outputs, dims, requests);
   return pooled;
 }
 
-Tensor flat_lookup(std::string handle, std::string names, std::vector<int64_t> dims, Tensor given,
+Tensor flatten(const Source& source, std::string names, std::vector<int64_t> dims, Tensor given,
                    Tensor lengths, std::vector<int64_t> places, int64_t num_features,
                    int64_t num_elements) {
   const Ids ids(given);
@@ -262,26 +284,74 @@ Tensor flat_lookup(std::string handle, std::string names, std::vector<int64_t> d
     if (room < 0) throw std::runtime_error("lookup: there are more rows than num_elements");
     to += request.count * dims[output];
   }
-  read(&sparring_program_lookup, handle, of_outputs, dims, requests);
+  read(Result::kRows, source, of_outputs, dims, requests);
   return flat;
 }
+
+using Numbers = std::vector<int64_t>;
+
+Tensor lookup(std::string handle, std::string table, int64_t dim, bool has_padding, int64_t padding,
+              Tensor ids) {
+  return look_up({handle}, table, dim, has_padding, padding, ids);
+}
+
+Tensor lookup_in(Tensor version, std::string table, int64_t dim, bool has_padding, int64_t padding,
+                 Tensor ids) {
+  return look_up(source_of(version), table, dim, has_padding, padding, ids);
+}
+
+Tensor pooled_lookup(std::string handle, std::string tables, Numbers dims, Numbers means,
+                     bool has_padding, int64_t padding, int64_t form, Tensor ids,
+                     std::optional<Tensor> bags, std::optional<Tensor> weights, Numbers places,
+                     int64_t num_bags) {
+  return pool({handle}, tables, dims, means, has_padding, padding, form, ids, bags, weights, places,
+              num_bags);
+}
+
+Tensor pooled_lookup_in(Tensor version, std::string tables, Numbers dims, Numbers means,
+                        bool has_padding, int64_t padding, int64_t form, Tensor ids,
+                        std::optional<Tensor> bags, std::optional<Tensor> weights, Numbers places,
+                        int64_t num_bags) {
+  return pool(source_of(version), tables, dims, means, has_padding, padding, form, ids, bags, weights,
+              places, num_bags);
+}
+
+Tensor flat_lookup(std::string handle, std::string tables, Numbers dims, Tensor ids, Tensor lengths,
+                   Numbers places, int64_t num_features, int64_t num_elements) {
+  return flatten({handle}, tables, dims, ids, lengths, places, num_features, num_elements);
+}
+
+Tensor flat_lookup_in(Tensor version, std::string tables, Numbers dims, Tensor ids, Tensor lengths,
+                      Numbers places, int64_t num_features, int64_t num_elements) {
+  return flatten(source_of(version), tables, dims, ids, lengths, places, num_features, num_elements);
+}
+
+constexpr const char* kLookup =
+    "str table, int dim, bool has_padding, int padding, Tensor ids) -> Tensor";
+constexpr const char* kPooledLookup =
+    "str tables, int[] dims, int[] means, bool has_padding, int padding, int form, Tensor ids, "
+    "Tensor? bags, Tensor? weights, int[] places, SymInt num_bags) -> Tensor";
+constexpr const char* kFlatLookup =
+    "str tables, int[] dims, Tensor ids, Tensor lengths, int[] places, int num_features, "
+    "SymInt num_elements) -> Tensor";
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY(sparring_program, library) {
-  library.def(
-      "lookup(str handle, str table, int dim, bool has_padding, int padding, "
-      "Tensor ids) -> Tensor");
-  library.def(
-      "pooled_lookup(str handle, str tables, int[] dims, int[] means, bool has_padding, int padding, "
-      "int form, Tensor ids, Tensor? bags, Tensor? weights, int[] places, SymInt num_bags) -> Tensor");
-  library.def(
-      "flat_lookup(str handle, str tables, int[] dims, Tensor ids, Tensor lengths, int[] places, "
-      "int num_features, SymInt num_elements) -> Tensor");
+  const auto define = [&](const std::string& name, const char* arguments) {
+    library.def((name + "(str handle, " + arguments).c_str());
+    library.def((name + "_in(Tensor version, " + arguments).c_str());
+  };
+  define("lookup", kLookup);
+  define("pooled_lookup", kPooledLookup);
+  define("flat_lookup", kFlatLookup);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(sparring_program, CPU, library) {
   library.impl("lookup", TORCH_BOX(&lookup));
+  library.impl("lookup_in", TORCH_BOX(&lookup_in));
   library.impl("pooled_lookup", TORCH_BOX(&pooled_lookup));
+  library.impl("pooled_lookup_in", TORCH_BOX(&pooled_lookup_in));
   library.impl("flat_lookup", TORCH_BOX(&flat_lookup));
+  library.impl("flat_lookup_in", TORCH_BOX(&flat_lookup_in));
 }
